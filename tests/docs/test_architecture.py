@@ -72,7 +72,7 @@ def test_an_import_that_goes_up_is_found(line: str) -> None:
 
 
 def modules_imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
-    """Yields the modules of kernelgen that a module names in imports, those inside of functions too."""
+    """Yields the modules of a package that a module imports, also inside of functions and by a name in a text."""
     for node in ast.iter_child_nodes(tree):
         if is_for_types(node):
             continue
@@ -81,6 +81,8 @@ def modules_imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
             yield from (name if name in known else node.module for name in names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call):  # LazyModule("a.b"), importlib.import_module("a.b")
+            yield from (a.value for a in node.args if isinstance(a, ast.Constant) and a.value in known)
         yield from modules_imported(node, known)
 
 
@@ -94,26 +96,37 @@ def circle(texts: Mapping[str, str], known: Mapping[str, Path]) -> list[str]:
     return []
 
 
-def named(path: Path) -> str:
-    return ".".join(("kernelgen", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+def modules_of(package: Path) -> dict[str, Path]:
+    """Returns the files of a package by the names of their modules."""
+    return {
+        ".".join((package.name, *path.relative_to(package).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in package.rglob("*.py")
+    }
 
 
-# The interpreter of NKI becomes a package of its own.
-MODULES = {named(path): path for path in PACKAGE.rglob("*.py") if PACKAGE / "languages" / "nki" not in path.parents}
-TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+MODULES, OF_INTERPRETER = modules_of(PACKAGE), modules_of(PACKAGE.with_name("nki_interpreter"))
 
 
-def test_no_modules_import_each_other() -> None:
-    assert len(MODULES) > 200
-    assert circle(TEXTS, MODULES) == []
+def texts(modules: Mapping[str, Path]) -> dict[str, str]:
+    return {name: path.read_text(encoding="utf-8") for name, path in modules.items()}
 
 
-def test_a_circle_is_found_also_through_a_function_and_a_package() -> None:
+@pytest.mark.parametrize(("modules", "count"), [(MODULES, 200), (OF_INTERPRETER, 30)], ids=["kernelgen", "interpreter"])
+def test_no_modules_import_each_other(modules: Mapping[str, Path], count: int) -> None:
+    assert len(modules) > count
+    assert circle(texts(modules), modules) == []
+
+
+def test_a_circle_is_found_also_through_a_function_a_package_and_a_text() -> None:
+    of_kernelgen, of_interpreter = texts(MODULES), texts(OF_INTERPRETER)
     line = "def f():\n    from kernelgen.cli import doctor\n"
-    texts = TEXTS | {"kernelgen.cli.simulate": TEXTS["kernelgen.cli.simulate"] + line}
-    assert set(circle(texts, MODULES)) == {"kernelgen.cli.doctor", "kernelgen.cli.simulate"}
-    texts = TEXTS | {
+    changed = of_kernelgen | {"kernelgen.cli.simulate": of_kernelgen["kernelgen.cli.simulate"] + line}
+    assert set(circle(changed, MODULES)) == {"kernelgen.cli.doctor", "kernelgen.cli.simulate"}
+    changed = of_kernelgen | {
         "kernelgen.bundle.pack": "from kernelgen import bundle",
         "kernelgen.bundle": "import kernelgen.bundle.pack",
     }
-    assert set(circle(texts, MODULES)) == {"kernelgen.bundle", "kernelgen.bundle.pack"}
+    assert set(circle(changed, MODULES)) == {"kernelgen.bundle", "kernelgen.bundle.pack"}
+    line = 'indexing = LazyModule("nki_interpreter.indexing")\n'
+    changed = of_interpreter | {"nki_interpreter.tensors": of_interpreter["nki_interpreter.tensors"] + line}
+    assert set(circle(changed, OF_INTERPRETER)) == {"nki_interpreter.indexing", "nki_interpreter.tensors"}

@@ -157,6 +157,22 @@ REFUSED = {
         lambda x: nisa.select_reduce(sbuf(8, 8), psum(8, 8, dtype=np.uint8), psum(8, 8), 0.0),
         "err_unsupported_memory",
     ),
+    "tensor_scalar from PSUM": (
+        lambda x: nisa.tensor_scalar(sbuf(8, 8), psum(8, 8), nl.add, psum(8, 1)),
+        "err_unsupported_memory",
+    ),
+    "tensor_tensor_scan of PSUM from PSUM": (
+        lambda x: nisa.tensor_tensor_scan(sbuf(8, 8), psum(8, 8), sbuf(8, 8), psum(8, 1), nl.add, nl.add),
+        "err_unsupported_memory",
+    ),
+    "select_reduce of PSUM or PSUM": (
+        lambda x: nisa.select_reduce(sbuf(8, 8), sbuf(8, 8), psum(8, 8), psum(8, 8)),
+        "err_unsupported_memory",
+    ),
+    "range_select from PSUM": (
+        lambda x: nisa.range_select(sbuf(8, 8), psum(8, 8), nl.greater, nl.less, psum(8, 1), sbuf(8, 1)),
+        "err_unsupported_memory",
+    ),
     "power on GpSimd and PSUM": (
         lambda x: nisa.tensor_tensor(sbuf(8, 8), psum(8, 8), sbuf(8, 8), nl.power),
         "err_unsupported_memory",
@@ -444,7 +460,11 @@ def _sums(*steps):
         nisa.dma_copy(dst=result, src=copied)
         return result
 
-    return [note for note in kernel.record(function, [X], {}, older=False).notes if "accumulate" in note]
+    return [
+        note
+        for note in kernel.record(function, [X], {}, older=False).notes
+        if "sums share" in note or "accumulate" in note
+    ]
 
 
 STARTS = [(1, 96), (16, 64), (32, 32), (33, 64), (64, 64), (65, 0), (128, 0)]
@@ -480,16 +500,94 @@ def test_a_dma_reads_from_any_partition_and_the_older_compiler_places_tiles_itse
     kernel.record(older, [X], {}, older=True)
 
 
+def integers(*shape):
+    return sbuf(*shape, dtype=np.int32)
+
+
+def at_run_time(*shape):
+    """Returns a part of a tile that begins where a register says."""
+    rows, columns = shape
+    return sbuf(rows, 64).ap([[64, rows], [1, columns]], scalar_offset=nisa.register_alloc(3), indirect_dim=1)
+
+
+def half(*shape, buffer=None):
+    return nl.ndarray(shape, np.float16, buffer=buffer or nl.sbuf)
+
+
+def halves(rows=16, columns=8, dtype=np.float16, **options):
+    """Returns rows of a tensor in HBM."""
+    table = nl.ndarray((64, 256), dtype, buffer=nl.private_hbm)
+    return table.ap([[256, rows], [1, columns]], **options)
+
+
+DYNAMIC = "an address known at run time of {}, which is no DMA's,"
+GPSIMD = nisa.engine.gpsimd
 NEEDS = [
-    (lambda x: nisa.dma_copy(dst=sbuf(128, 512), src=x, dge_mode=nisa.dge_mode.hwdge), "dge_mode hwdge"),
-    (lambda x: nisa.tensor_copy(sbuf(8, 8), sbuf(8, 8), engine=nisa.engine.scalar), "tensor_copy on the scalar engine"),
-    (lambda x: nisa.rng(sbuf(8, 8, dtype=np.int32), engine=nisa.engine.gpsimd), "rng on GpSimd"),
-    (lambda x: matmul(k=32, tile_position=(0, 0), tile_size=(32, 128)), "a tile_size of 32 rows"),
+    (lambda x: nisa.dma_copy(dst=sbuf(128, 512), src=x, dge_mode=nisa.dge_mode.hwdge), "dge_mode hwdge", ""),
+    (
+        lambda x: nisa.tensor_copy(sbuf(8, 8), sbuf(8, 8), engine=nisa.engine.scalar),
+        "tensor_copy on the scalar engine",
+        "",
+    ),
+    (lambda x: nisa.rng(integers(8, 8), engine=GPSIMD), "rng on GpSimd", ""),
+    (lambda x: matmul(k=32, tile_position=(0, 0), tile_size=(32, 128)), "a tile_size of 32 rows", ""),
+    (lambda x: nisa.dma_transpose(sbuf(8, 16), sbuf(16, 8)), "dma_transpose from SBUF, not from HBM,", ""),
+    (
+        lambda x: nisa.dma_transpose(half(8, 16), halves(vector_offset=sbuf(16, 1, dtype=np.uint32))),
+        "dma_transpose of rows that a tile names .dma_gather_transpose.",
+        "",
+    ),
+    (
+        lambda x: nisa.range_select(
+            sbuf(8, 16), sbuf(8, 16), nl.greater_equal, nl.less, sbuf(8, 1), sbuf(8, 1), reduce_res=sbuf(8, 1)
+        ),
+        "range_select",
+        "NCC_IBIR530",
+    ),
+    (
+        lambda x: nisa.tensor_tensor(sbuf(8, 8), sbuf(8, 8), sbuf(8, 8), nl.add, engine=GPSIMD),
+        "tensor_tensor on GpSimd",
+        "NCC_IXCG965",
+    ),
+    (
+        lambda x: nisa.tensor_scalar(sbuf(8, 8), sbuf(8, 8), nl.rsqrt, 0.0, engine=GPSIMD),
+        "tensor_scalar on GpSimd",
+        "NCC_IXCG965",
+    ),
+    (lambda x: nisa.register_store(integers(1, 1), nisa.register_alloc(3)), "register_store to sbuf", ""),
+    (
+        lambda x: nisa.register_load(nisa.register_alloc(), at_run_time(1, 1)),
+        DYNAMIC.format("register_load"),
+        "NCC_IBIR829",
+    ),
+    (lambda x: nisa.tensor_scalar(sbuf(8, 4), at_run_time(8, 4), nl.add, 1.0), DYNAMIC.format("data"), "NCC_IBIR829"),
+    (lambda x: nisa.memset(at_run_time(8, 4), 1.0), DYNAMIC.format("dst"), "NCC_IBIR829"),
+    (
+        lambda x: nisa.nc_matmul(psum(4, 8), at_run_time(8, 4), sbuf(8, 8), accumulate=False),
+        DYNAMIC.format("stationary"),
+        "NCC_IBIR040",
+    ),
+    (
+        lambda x: nisa.activation(sbuf(8, 8), nl.copy, sbuf(8, 8), bias=sbuf(8, 1)),
+        "activation of nl.copy with a tile as bias, not a number,",
+        "NCC_IBVF043",
+    ),
+    (
+        lambda x: nisa.affine_select(sbuf(8, 8), [[1, 8]], 1, psum(8, 8), 0.0),
+        "affine_select, on GpSimd, of a tile in PSUM",
+        "",
+    ),
+    (lambda x: nisa.iota(psum(8, 8), [[1, 8]]), "iota, on GpSimd, of a tile in PSUM", ""),
+    (
+        lambda x: nisa.local_gather(sbuf(16, 16), psum(16, 8), sbuf(16, 1, dtype=np.uint16)),
+        "local_gather, on GpSimd, of a tile in PSUM",
+        "",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("act", "what"), NEEDS, ids=[what for _, what in NEEDS])
-def test_what_a_target_does_not_have(act, what):
+@pytest.mark.parametrize(("act", "what", "code"), NEEDS, ids=[what for _, what, _ in NEEDS])
+def test_what_a_target_does_not_have(act, what, code):
     def function(x):
         act(x)
         result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
@@ -497,7 +595,7 @@ def test_what_a_target_does_not_have(act, what):
         return result
 
     kernel.record(function, [X], {}, older=False, targets=("trn2", "trn3"))
-    with pytest.raises(NkiError, match=f"err_unsupported_on_target: {what} needs NeuronCore-v3 .* trn1 has v2"):
+    with pytest.raises(NkiError, match=f"err_unsupported_on_target: {what} needs NeuronCore-v3 .* trn1 has v2.*{code}"):
         kernel.record(function, [X], {}, older=False, targets=("trn2", "trn1"))
 
 
@@ -569,6 +667,20 @@ def test_a_product_that_leaves_accumulate_out_is_noted_where_a_device_may_add_to
 @pytest.mark.parametrize(
     "steps",
     [
+        [(LEFT, False), (RIGHT, False), (LEFT, True), (RIGHT, True)],
+        [(LEFT, False), (LEFT, True), (RIGHT, False), (RIGHT, True)],
+    ],
+)
+def test_sums_that_share_a_tensor_in_psum_are_noted_whatever_accumulate_says(steps):
+    (note,) = _sums(*steps)
+    assert note.startswith(f"{__file__}:")
+    assert "several sums share one tensor in PSUM, of which devices were seen to lose parts" in note
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(LEFT, False), (LEFT, True), None, (RIGHT, False), (RIGHT, True)],
         [(LEFT, None), (LEFT, None)],
         [(LEFT, False), (LEFT, True), None, (LEFT, False), (LEFT, True)],
         [(LEFT, False), (RIGHT, False)],
@@ -576,6 +688,73 @@ def test_a_product_that_leaves_accumulate_out_is_noted_where_a_device_may_add_to
 )
 def test_products_of_one_sum_or_with_accumulate_are_not_noted(steps):
     assert _sums(*steps) == []
+
+
+HWDGE, SWDGE = nisa.dge_mode.hwdge, nisa.dge_mode.swdge
+
+
+@pytest.mark.parametrize(
+    ("source", "mode", "missing"),
+    [
+        (lambda: halves(16, 128), HWDGE, None),
+        (lambda: halves(16, 256), HWDGE, None),
+        (lambda: halves(32, 128), HWDGE, "16 rows"),
+        (lambda: halves(16, 64), HWDGE, "a multiple of 128 elements in the last dimension"),
+        (lambda: halves(16, 128, np.float32), HWDGE, "a dtype of 2 bytes"),
+        (lambda: halves(32, 64, np.float32), None, None),
+        (lambda: halves(16, 128), SWDGE, "dge_mode unknown, none or hwdge"),
+        (lambda: halves(32, 64, vector_offset=sbuf(32, 1, dtype=np.uint32)), SWDGE, None),
+        (lambda: halves(32, 64, vector_offset=sbuf(32, 1, dtype=np.uint32)), HWDGE, "dge_mode unknown or swdge"),
+        (lambda: halves(32, 64, vector_offset=integers(32, 1)), None, "indices of uint32 in SBUF"),
+        (lambda: halves(24, 64, vector_offset=sbuf(24, 1, dtype=np.uint32)), None, "a multiple of 16 rows"),
+        (lambda: halves(16, 192, vector_offset=sbuf(16, 1, dtype=np.uint32)), None, "at most 128 elements in the last dimension"),
+        (lambda: halves(16, 64, np.float32, vector_offset=sbuf(16, 1, dtype=np.uint32)), None, "a dtype of 2 bytes"),
+        (
+            lambda: half(16, 64).ap([[64, 16], [1, 64]], vector_offset=sbuf(16, 1, dtype=np.uint32)),
+            None,
+            "a source in HBM",
+        ),
+    ],
+)  # fmt: skip
+def test_a_dma_transposes_what_its_documentation_says(source, mode, missing):
+    def function(x):
+        src = source()
+        result = nl.ndarray((src.shape[1], src.shape[0]), src.dtype, buffer=nl.shared_hbm)
+        nisa.dma_transpose(result, src, dge_mode=mode)
+        return result
+
+    if missing is None:
+        kernel.record(function, [X], {}, older=False)
+        return
+    with pytest.raises(NkiError, match=f"err_dma_transpose: dma_transpose .* takes {missing}; src is tensor"):
+        kernel.record(function, [X], {}, older=False)
+
+
+def test_what_is_in_hbm_is_loaded_before_the_older_generation_broadcasts_it():
+    def function(x):
+        return older_nl.load(x[0:1].broadcast_to((128, 512)))
+
+    with pytest.raises(NkiError, match="err_unsupported_memory: broadcast_to takes a tile in SBUF or PSUM"):
+        kernel.record(function, [X], {}, older=True)
+
+
+def test_a_scatter_that_adds_is_noted_as_what_devices_hang_in():
+    def scattered(x, add, older=False):
+        rows, index = sbuf(128, 512), integers(128, 1)
+        nisa.memset(rows, 1.0)
+        nisa.memset(index, 0)
+        result = nl.ndarray((256, 512), np.float32, buffer=nl.shared_hbm, name="partly_written")
+        place = result.ap([[512, 128], [1, 512]], vector_offset=index) if add != "in order" else result[0:128]
+        nisa.dma_copy(dst=place, src=rows, dst_rmw_op=nl.add if add else None, oob_mode=nisa.oob_mode.skip)
+        return result
+
+    notes = {
+        add: [n for n in kernel.record(lambda x, a=add: scattered(x, a), [X], {}, older=False).notes if "hang" in n]
+        for add in ("scattered", "in order", "")
+    }
+    assert notes["in order"] == notes[""] == []
+    (note,) = notes["scattered"]
+    assert note.startswith(f"{__file__}:") and "give it indices that are inside and unique" in note
 
 
 def _turns(body, older=True, loop="affine_range"):

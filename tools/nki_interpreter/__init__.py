@@ -2,7 +2,7 @@
 
 A kernel is run as Python code and recorded (`kernel`); the limits of the hardware and the rules of NKI are checked meanwhile
 (`checks`). What was recorded is lowered to JAX (`lower`), or run instruction by instruction (`steps`), and its cost is counted by
-the documented formulas (`cost`). `loading` finds kernels in files, `program` and `tensors` are what is recorded, `isa` the
+the documented formulas (`cost`). `loading` finds kernels in files, `program`, `tensors`, `written` are what is recorded, `isa` the
 instructions by engine, `language` the rest of what kernels import, `roll` makes loops of what was recorded, `access` plans how
 views become slices. Only lowering imports JAX. README.md has an example.
 """
@@ -29,4 +29,6 @@ def __getattr__(name: str) -> Any:
     # Imported when it is used: who stands in for modules alone (`standing_in`) needs no NumPy.
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _WHERE[name] == "kernel":
+        importlib.import_module(f"{__name__}.loading")  # what a kernel imports while it runs is found
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -17,6 +17,7 @@ from nki_interpreter.dtypes import float32, is_float
 from nki_interpreter.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from nki_interpreter.program import MOST_FOLLOWED, PSUM, SBUF, Buffer, NkiMemory, Recorder, current
 from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.written import flags
 
 PARTITIONS = devices.PARTITIONS
 PSUM_BANKS = devices.PSUM_BANKS
@@ -24,6 +25,31 @@ PSUM_BANK_BYTES = devices.PSUM_BANK_BYTES
 STATIONARY_FREE = 128
 MOVING_FREE = 512
 BN_STATS_FREE = 512
+
+
+GENERATIONS = {name: device.generation for name, device in devices.DEVICES.items()}
+
+
+def needs(version: devices.nc_version, what: str, code: str = "") -> None:
+    """What a generation of the hardware is the first to have; where no target is given, it is allowed.
+
+    Args:
+        version: the generation.
+        what: what needs it.
+        code: the error of AWS's compiler, where one is known ("NCC_IBIR530").
+
+    Raises:
+        NkiValueError: a target of the kernel is of an earlier one.
+    """
+    recorder = current()
+    if recorder.check and recorder.targets_given:
+        for target in recorder.targets:
+            if GENERATIONS[target] < version:
+                shown = f" ({code})" if code else ""
+                raise NkiValueError(
+                    "err_unsupported_on_target",
+                    f"{what} needs NeuronCore-v{int(version)} or newer, and {target} has v{int(GENERATIONS[target])}{shown}",
+                )
 
 
 def _devices() -> list[devices.Device]:
@@ -117,6 +143,8 @@ def operand_on_chip(tensor: NkiTensor, what: str) -> None:
             )
     elif tensor.offset:
         start_partition(tensor, what)
+    if tensor.dynamic and not current().older:
+        static_address(what)
 
 
 def start_partition(tensor: NkiTensor, what: str) -> None:
@@ -143,6 +171,12 @@ def start_partition(tensor: NkiTensor, what: str) -> None:
             f"{what} is on {count} partition{'s'[: count > 1]} from {start} on; an engine reads and writes that many from {starts} "
             "on; move it there with dma_copy",
         )
+
+
+def static_address(what: str) -> None:
+    """Engines of gen2 read and write at addresses that are known beforehand; only a DMA's may be known at run time."""
+    code = "NCC_IBIR040" if what == "stationary" else "NCC_IBIR829"
+    needs(devices.nc_version.gen3, f"an address known at run time of {what}, which is no DMA's,", code)
 
 
 def on_chip(tensor: Any, what: str) -> NkiTensor:
@@ -254,6 +288,18 @@ def engine(what: str, given: Any, *allowed: str) -> str:
     return name
 
 
+def gpsimd_arithmetic(what: str, engine: str) -> None:
+    """GpSimd of gen2 has no arithmetic on tiles in the newer NKI, though AWS's simulator has."""
+    if engine == "gpsimd" and not current().older:
+        needs(devices.nc_version.gen3, f"{what} on GpSimd", "NCC_IXCG965")
+
+
+def gpsimd_in_sbuf(what: str, *tiles: NkiTensor) -> None:
+    """An instruction that runs on GpSimd alone can't reach PSUM on gen2; the older NKI's compiler copies by itself."""
+    if not current().older and any(tile.buffer.kind == "psum" for tile in tiles):
+        needs(devices.nc_version.gen3, f"{what}, on GpSimd, of a tile in PSUM")
+
+
 def reachable(what: str, engine: str, tiles: Sequence[NkiTensor]) -> None:
     """GpSimd can't reach PSUM."""
     if current().check and engine == "gpsimd" and any(tile.buffer.kind == "psum" for tile in tiles):
@@ -267,6 +313,16 @@ def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
             "err_unsupported_memory",
             f"{first} and {second} of {what} are both in PSUM, of which the vector engine reads one tile at most; copy one to "
             "SBUF with tensor_copy",
+        )
+
+
+def operands_in_psum(what: str, operands: Sequence[NkiTensor]) -> None:
+    """As `one_in_psum`, with operands of one element per partition; the older NKI's compiler copies those by itself."""
+    inside = [t for t in operands if t.buffer.kind == "psum"]
+    if current().check and not current().older and len(inside) > 1:
+        raise NkiTypeError(
+            "err_unsupported_memory",
+            f"{what} reads {len(inside)} tiles of PSUM, and the vector engine one at most; copy others to SBUF with tensor_copy",
         )
 
 
@@ -312,8 +368,6 @@ UNWRITTEN = "partly_written"
 
 def written(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
     """A kernel writes all elements of what it returns, unless it names the memory `UNWRITTEN…`."""
-    from nki_interpreter.operators import flags
-
     for number, tensor in enumerate(returned):
         storage = tensor.storage
         if not recorder.check or storage.name.startswith(UNWRITTEN) or storage.written is True:

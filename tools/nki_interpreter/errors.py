@@ -53,7 +53,8 @@ class NkiValueError(NkiError, ValueError):
 
 
 @functools.cache
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
+    """Whether a file is the interpreter's, or Python's own."""
     return file.startswith((_HERE, "<frozen"))
 
 
@@ -67,7 +68,7 @@ def kernel_location() -> tuple[str, int]:
     while frame is not None:
         name = frame.f_code.co_filename
         if name not in _OWN:
-            if not _is_own(name):
+            if not is_own(name):
                 return name, frame.f_lineno
             _OWN.add(name)
         frame = frame.f_back

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +13,10 @@ from nki_interpreter.dtypes import float32
 from nki_interpreter.errors import NkiError, NkiIndexError
 from nki_interpreter.indices import Array, DynamicSlice
 from nki_interpreter.program import HBM, SBUF, NkiLoopIndex, NkiMemory
-from nki_interpreter.tensors import Dynamic, NkiTensor, Strided, in_register
+from nki_interpreter.tensors import Dynamic, NkiTensor, Strided, in_register, provides
 
 
+@provides("indexed")
 def indexed(tensor: NkiTensor, key: tuple[Any, ...]) -> NkiTensor:
     """Returns the view of a tensor that an index gives.
 
@@ -34,10 +36,24 @@ _NUMBER = frozenset((int, NkiLoopIndex))
 _PLAIN = _NUMBER | {type(None)}
 
 
-def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
-    """Returns what plain numbers and slices make of a view: what they add to the offset, the dimensions, the partitions' one.
+class _Affine(NamedTuple):
+    """An index array that is affine in its own indices."""
 
-    None for any other index, and for a slice that goes past the end.
+    start: int
+    steps: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def array(self) -> Array:
+        array = np.full(self.shape, self.start)
+        for axis, (step, n) in enumerate(zip(self.steps, self.shape, strict=True)):
+            array += (np.arange(n) * step).reshape([-1 if i == axis else 1 for i in range(len(self.shape))])
+        return array
+
+
+def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
+    """Returns what numbers, slices and affine arrays make of a view: what they add to the offset, the dimensions, the partitions'.
+
+    None for any other index, and for one that goes past the end.
     """
     plain: list[Any] = []
     for item in key:
@@ -54,6 +70,11 @@ def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, 
             if not _PLAIN.issuperset(map(type, part)):
                 return None
             plain.append(part)
+        elif _is_array(item) and item.dtype == np.int64:
+            found = indices.affine(np.asarray(item))
+            if found is None:
+                return None
+            plain.append(_Affine(*found, item.shape))
         else:
             return None
     return _plain_view(tensor.dims, tensor.partition, tensor.on_chip, tuple(plain))
@@ -61,10 +82,13 @@ def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, 
 
 @functools.lru_cache(1 << 15)
 def _plain_view(dims: Strided, partition: int, on_chip: bool, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
-    """As `_known_view`, for a key with (start, stop, step) for slices; a kernel makes the same views again and again."""
+    """As `_known_view`, for a key with (start, stop, step) for slices and `_Affine` for arrays; a kernel repeats its views."""
     storage = NkiMemory(0, (), float32, float32, SBUF if on_chip else HBM)
     whole_view = NkiTensor(storage, 0, dims, float32, partition)
-    made = _found_view(whole_view, tuple(item if isinstance(item, int) else slice(*item) for item in key))
+    items = (
+        item.array() if isinstance(item, _Affine) else item if isinstance(item, int) else slice(*item) for item in key
+    )
+    made = _found_view(whole_view, tuple(items))
     return None if made.valid is not None else (made.offset, made.dims, made.partition)
 
 
@@ -105,11 +129,7 @@ def _sliced(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
         if place == partition:
             new_partition = len(dims)
         if isinstance(item, int):
-            where = item + size if item < 0 else item
-            if not 0 <= where < size:
-                raise NkiIndexError(
-                    "err_index_out_of_bounds", f"index {item} is out of bounds for axis {place} with size {size}"
-                )
+            where = _place(item, place, size)
             offset += stride * where
             keep.append(where)
             if place == partition and tensor.on_chip:
@@ -121,9 +141,7 @@ def _sliced(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
             dynamic.append((index, stride, size))
             keep.append(slice(0, int(item.size)))
         else:
-            if isinstance(item, DynamicSlice):
-                item = slice(int(item.start), int(item.start) + int(item.size))
-            start, count, step = _bounds(item, size)
+            start, count, step = _bounds(_as_slice(item), size)
             offset += stride * start
             if start + step * (count - 1) >= size and count:
                 ok = start + step * np.arange(count) < size
@@ -173,130 +191,193 @@ def _bounds(item: slice, size: int) -> tuple[int, int, int]:
     return start, max(0, -(-(stop - start) // step)), step
 
 
-def _fancy(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
-    """Index arrays and tiles of indices beside integers and slices, as NumPy places their dimensions."""
-    shapes = []
-    for item in items:
-        if _is_array(item) or isinstance(item, NkiTensor):
-            shapes.append(tuple(item.shape))
+@dataclass
+class _Layout:
+    """Where the dimensions of a view are whose index has arrays, as NumPy places them.
+
+    All arrays, tiles and integers together give the dimensions `common`. Those stand where the first of them is if no slice
+    or new axis is between two of them, else first.
+
+    Attributes:
+        items: the index, an entry for each axis of the tensor and each new one.
+        axes: which axis of the tensor each entry is of; a new axis has that of the next one.
+        common: the shape that the arrays broadcast to.
+        advanced: the places in `items` of arrays, tiles and integers.
+        before, after: those of slices and new axes whose dimensions are before and after the common ones.
+    """
+
+    items: list[Any]
+    axes: list[int]
+    common: tuple[int, ...]
+    advanced: list[int]
+    before: list[int]
+    after: list[int]
+
+    @property
+    def rank(self) -> int:
+        return len(self.before) + len(self.common) + len(self.after)
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of an index array with the dimensions of the view."""
+        missing = len(self.before) + len(self.common) - len(shape)
+        return (1,) * missing + tuple(shape) + (1,) * len(self.after)
+
+
+def _layout(items: list[Any]) -> _Layout:
+    shapes = [tuple(item.shape) for item in items if _is_array(item) or isinstance(item, NkiTensor)]
     try:
         common = np.broadcast_shapes(*shapes)
     except ValueError:
         raise NkiIndexError("err_index_shapes", f"index shapes {shapes} can't be broadcast together") from None
     advanced = [i for i, item in enumerate(items) if _is_array(item) or isinstance(item, NkiTensor | int)]
     adjacent = advanced == list(range(advanced[0], advanced[-1] + 1))
-    before = [i for i in range(len(items)) if i not in advanced and (adjacent and i < advanced[0])]
-    after = [i for i in range(len(items)) if i not in advanced and i not in before]
-    rank = len(before) + len(common) + len(after)
-    axis_of, place = {}, 0
-    for number, item in enumerate(items):
-        if item is not None:
-            axis_of[number] = place
-            place += 1
-    offset = tensor.offset
-    steps = [0] * len(common)
+    others = [i for i in range(len(items)) if i not in advanced]
+    before = [i for i in others if adjacent and i < advanced[0]]
+    axes = [sum(item is not None for item in items[:i]) for i in range(len(items))]
+    return _Layout(items, axes, common, advanced, before, [i for i in others if i not in before])
+
+
+@dataclass
+class _Selection:
+    """What the entries of an index come to so far.
+
+    Attributes:
+        offset: what the first element's number is, without what is in `irregular`.
+        steps: the strides of the common dimensions.
+        irregular: what index arrays that are not affine add to the numbers of the elements.
+        valid: which elements are inside of the memory, None where all are.
+        dynamic: the tiles of indices.
+    """
+
+    offset: int
+    steps: list[int]
     irregular: Array | None = None
     valid: Array | None = None
-    mask_key: list[Any] = [slice(None)] * tensor.ndim
-    dynamic = []
+    dynamic: list[Dynamic] = field(default_factory=list)
 
-    def placed(array: Array) -> Array:
-        """Gives an array of the index arrays' dimensions the dimensions of the result."""
-        full = array.reshape((1,) * (len(common) - array.ndim) + array.shape)
-        return full.reshape((1,) * len(before) + full.shape + (1,) * len(after))
+    def inside(self, ok: Array) -> None:
+        self.valid = ok if self.valid is None else self.valid & ok
 
-    def also(ok: Array) -> None:
-        nonlocal valid
-        if not ok.all():
-            valid = ok if valid is None else valid & ok
 
-    for number in advanced:
-        item = items[number]
-        stride, size = tensor.dims[axis_of[number]]
-        if isinstance(item, int):
-            where = item + size if item < 0 else item
-            if not 0 <= where < size:
-                raise NkiIndexError(
-                    "err_index_out_of_bounds",
-                    f"index {item} is out of bounds for axis {axis_of[number]} with size {size}",
-                )
-            offset += where * stride
-            mask_key[axis_of[number]] = where
-        elif isinstance(item, NkiTensor):
-            dynamic.append((item, tuple(item.shape), stride, size))
-        else:
-            if item.dtype == np.bool_:
-                raise NkiIndexError("err_invalid_index", "a tensor can't be indexed with a mask; pass it as mask=")
-            array = np.asarray(item, np.int64)
-            mask_key[axis_of[number]] = np.clip(array, 0, size - 1)
-            also(placed((array >= 0) & (array < size)))
-            found = indices.affine(array)
-            if found is None:
-                part = placed(array * stride)
-                irregular = part if irregular is None else irregular + part
-            else:
-                offset += found[0] * stride
-                for axis, step in enumerate(found[1]):
-                    steps[len(common) - array.ndim + axis] += step * stride
+def _fancy(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
+    """Index arrays and tiles of indices beside integers and slices, as NumPy places their dimensions."""
+    if tensor.valid is not None:
+        raise NkiError("err_nested_index", "a slice that goes past the end can't be indexed by arrays again")
+    layout = _layout(items)
+    selection = _Selection(tensor.offset, [0] * len(layout.common))
+    for number in layout.advanced:
+        _select(selection, layout, number, *tensor.dims[layout.axes[number]])
+    dims, partition = _placed_dims(selection, layout, tensor)
+    valid, gather = selection.valid, _numbers(selection, dims)
+    if tensor.on_chip and len(dims) == 1:  # a tile has two dimensions at least
+        dims.append((1, 1))
+        gather = None if gather is None else gather[:, None]
+        valid = None if valid is None else valid[:, None]
+        selection.dynamic = [Dynamic(d.index, (*d.shape, 1), d.stride, d.limit) for d in selection.dynamic]
+    return tensor.replaced(
+        offset=selection.offset,
+        dims=tuple(dims),
+        partition=partition,
+        gather=gather,
+        valid=valid,
+        mask=_mask_of(tensor, layout, dims, bool(selection.dynamic)),
+        dynamic=tuple(selection.dynamic),
+    )
+
+
+def _select(selection: _Selection, layout: _Layout, number: int, stride: int, size: int) -> None:
+    """Adds an entry that is an integer, an index array or a tile of indices, of an axis of that stride and size."""
+    item = layout.items[number]
+    if isinstance(item, int):
+        selection.offset += stride * _place(item, layout.axes[number], size)
+        return
+    if isinstance(item, NkiTensor):
+        selection.dynamic.append(Dynamic(item, layout.shape_of(item.shape), stride, size))
+        return
+    if item.dtype == np.bool_:
+        raise NkiIndexError("err_invalid_index", "a tensor can't be indexed with a mask; pass it as mask=")
+    array = np.asarray(item, np.int64)
+    found = indices.affine(array)
+    if found is None:
+        part = (array * stride).reshape(layout.shape_of(array.shape))
+        selection.irregular = part if selection.irregular is None else selection.irregular + part
+        lowest, highest = (array.min(), array.max()) if array.size else (0, 0)
+    else:
+        start, steps = found
+        selection.offset += start * stride
+        first = len(layout.common) - array.ndim
+        for axis, step in enumerate(steps):
+            selection.steps[first + axis] += step * stride
+        reach = [step * (n - 1) for step, n in zip(steps, array.shape, strict=True)]
+        lowest, highest = start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0)
+    if lowest < 0 or highest >= size:
+        selection.inside(((array >= 0) & (array < size)).reshape(layout.shape_of(array.shape)))
+
+
+def _place(item: int, axis: int, size: int) -> int:
+    """Returns where an integer index is, from the end if it is negative."""
+    where = item + size if item < 0 else item
+    if not 0 <= where < size:
+        raise NkiIndexError(
+            "err_index_out_of_bounds", f"index {item} is out of bounds for axis {axis} with size {size}"
+        )
+    return where
+
+
+def _as_slice(item: Any) -> Any:
+    """Returns `nl.ds` with a known start as a slice, anything else as it is."""
+    return slice(int(item.start), int(item.start) + int(item.size)) if isinstance(item, DynamicSlice) else item
+
+
+def _placed_dims(selection: _Selection, layout: _Layout, tensor: NkiTensor) -> tuple[list[tuple[int, int]], int]:
+    """Adds the slices to a selection; returns the view's dimensions, and which of them is the partitions'."""
     dims: list[tuple[int, int]] = []
-    partition = None
-    for place_ in [*before, None, *after]:
-        if place_ is None:
-            dims += list(zip(steps, common, strict=True))
+    partition = 0
+    for number in [*layout.before, None, *layout.after]:
+        if number is None:
+            dims += zip(selection.steps, layout.common, strict=True)
             continue
-        number = place_
-        item = items[number]
+        item = layout.items[number]
         if item is None:
             dims.append((0, 1))
             continue
-        stride, size = tensor.dims[axis_of[number]]
-        if isinstance(item, DynamicSlice):
-            item = slice(int(item.start), int(item.start) + int(item.size))
-        start, count, step = _bounds(item, size)
-        mask_key[axis_of[number]] = slice(start, start + step * count, step)
-        offset += stride * start
+        stride, size = tensor.dims[layout.axes[number]]
+        start, count, step = _bounds(_as_slice(item), size)
+        selection.offset += stride * start
         if start + step * (count - 1) >= size and count:
-            also((start + step * np.arange(count) < size).reshape([-1 if i == len(dims) else 1 for i in range(rank)]))
-        if axis_of[number] == tensor.partition:
+            ok = start + step * np.arange(count) < size
+            selection.inside(ok.reshape([-1 if i == len(dims) else 1 for i in range(layout.rank)]))
+        if layout.axes[number] == tensor.partition:
             partition = len(dims)
         dims.append((stride * step, count))
-    gather = None
-    if irregular is not None:
-        total: Array = irregular + offset
-        for axis, (stride, size) in enumerate(dims):
-            total = total + (np.arange(size) * stride).reshape([-1 if i == axis else 1 for i in range(rank)])
-        gather = np.asarray(np.broadcast_to(total, tuple(n for _, n in dims)))
-    if tensor.on_chip and len(dims) == 1:
-        dims.append((1, 1))
-        rank = 2
-        gather = None if gather is None else gather[:, None]
-        valid = None if valid is None else valid[:, None]
-    mask = None
-    if tensor.mask is not None and not dynamic and None not in items:
-        mask = np.broadcast_to(tensor.mask, tensor.shape)[tuple(mask_key)]
-        mask = np.broadcast_to(mask.reshape((*mask.shape, *(1,) * (rank - mask.ndim))), tuple(n for _, n in dims))
-    if tensor.valid is not None:
-        raise NkiError("err_nested_index", "a slice that goes past the end can't be indexed by arrays again")
-    return tensor.replaced(
-        offset=offset,
-        dims=tuple(dims),
-        partition=partition or 0,
-        gather=gather,
-        valid=valid,
-        mask=mask,
-        dynamic=tuple(
-            Dynamic(
-                index,
-                (1,) * len(before)
-                + (1,) * (len(common) - len(shape))
-                + shape
-                + (1,) * (rank - len(before) - len(common)),
-                s,
-                n,
-            )
-            for index, shape, s, n in dynamic
-        ),
-    )
+    return dims, partition
+
+
+def _numbers(selection: _Selection, dims: list[tuple[int, int]]) -> Array | None:
+    """Returns the number of every element, None where offset and dimensions say that."""
+    if selection.irregular is None:
+        return None
+    total: Array = selection.irregular + selection.offset
+    for axis, (stride, size) in enumerate(dims):
+        total = total + (np.arange(size) * stride).reshape([-1 if i == axis else 1 for i in range(len(dims))])
+    return np.asarray(np.broadcast_to(total, tuple(n for _, n in dims)))
+
+
+def _mask_of(tensor: NkiTensor, layout: _Layout, dims: list[tuple[int, int]], dynamic: bool) -> Array | None:
+    """Returns what a tensor's mask shows of a view; None where it has none, or where the view is known at run time only."""
+    if tensor.mask is None or dynamic or None in layout.items:
+        return None
+    key: list[Any] = []
+    for item, size in zip(layout.items, tensor.shape, strict=True):
+        if isinstance(item, int):
+            key.append(item)
+        elif _is_array(item):
+            key.append(np.clip(np.asarray(item, np.int64), 0, size - 1))
+        else:
+            start, count, step = _bounds(_as_slice(item), size)
+            key.append(slice(start, start + step * count, step))
+    mask = np.broadcast_to(tensor.mask, tensor.shape)[tuple(key)]
+    return np.broadcast_to(mask.reshape((*mask.shape, *(1,) * (len(dims) - mask.ndim))), tuple(n for _, n in dims))
 
 
 def _is_array(item: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,19 +88,37 @@ def whole_array(values: Any) -> Array:
     return values.full() if isinstance(values, IndexArray) else np.asarray(values)
 
 
+_MOST_KNOWN = 512
+"""Elements of an array that is looked up by its values."""
+
+
 def affine(array: Array) -> tuple[int, tuple[int, ...]] | None:
     """Returns the start and the step per dimension of an array that is affine in its own indices, None for any other."""
     if array.size == 0:
         return None
     start = int(array.flat[0])
+    if array.size > _MOST_KNOWN or array.dtype != np.int64:
+        steps = _steps(array - start)
+    else:  # a kernel indexes by the same few ranges again and again, only from elsewhere
+        steps = _known_steps(array.shape, (array - start).tobytes())
+    return None if steps is None else (start, steps)
+
+
+@functools.lru_cache(1 << 12)
+def _known_steps(shape: tuple[int, ...], packed: bytes) -> tuple[int, ...] | None:
+    return _steps(np.frombuffer(packed, np.int64).reshape(shape))
+
+
+def _steps(array: Array) -> tuple[int, ...] | None:
+    """As `affine`, for an array that begins with 0."""
     steps = tuple(
-        int(array[tuple(1 if other == axis else 0 for other in range(array.ndim))]) - start if n > 1 else 0
+        int(array[tuple(1 if other == axis else 0 for other in range(array.ndim))]) if n > 1 else 0
         for axis, n in enumerate(array.shape)
     )
-    expected = np.full((), start, np.int64)
+    expected = np.zeros((), np.int64)
     for axis, (step, n) in enumerate(zip(steps, array.shape, strict=True)):
         expected = expected + (np.arange(n) * step).reshape([-1 if i == axis else 1 for i in range(array.ndim)])
-    return (start, steps) if np.array_equal(expected, array) else None
+    return steps if np.array_equal(expected, array) else None
 
 
 def box(mask: Array) -> tuple[tuple[int, int], ...] | None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nki_interpreter import checks, tensors
+from nki_interpreter import checks, tensors, tracer
+from nki_interpreter import indexing as indexing  # it registers what indexing a tensor does
 from nki_interpreter.devices import DEVICES
 from nki_interpreter.dtypes import dtype_of
 from nki_interpreter.errors import NkiError, NkiTypeError
@@ -30,6 +31,7 @@ from nki_interpreter.program import (
     recording,
 )
 from nki_interpreter.roll import BOUND, Roller
+from nki_interpreter.standing_in import interpreter
 from nki_interpreter.tensors import NkiTensor
 
 if TYPE_CHECKING:
@@ -105,8 +107,6 @@ def record(
     Raises:
         NkiError: the kernel breaks a rule.
     """
-    from nki_interpreter.loading import interpreter
-
     recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
     parameters: list[NkiMemory] = []
     names: list[str] = []
@@ -152,6 +152,8 @@ def record(
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
         checks.memory(recorder)
         checks.written(recorder, flat)
+        if check and not older:
+            recorder.notes += tracer.notes(function)
         block = _scheduled(recorder.before)
     roller = Roller(bound)
     keep = frozenset(s.number for s in (*parameters, *(t.storage for t in flat)))

@@ -30,6 +30,7 @@ from nki_interpreter.program import (
     recording,
 )
 from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.written import mark_written
 
 # Memory and dtypes
 
@@ -161,7 +162,7 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None, add
     checks.tile(made)
     if value is not None:
         made.storage.initial = np.full(made.shape, value).astype(made.dtype)
-        operators.mark_written(made)
+        mark_written(made)
         if made.storage.origin is not None:
             made.storage.origin = Origin.ZEROS if value == 0 else Origin.OTHER
     return made

@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nki_interpreter import modules as modules  # it registers what kernels' imports find
 from nki_interpreter.errors import LoadError
 from nki_interpreter.kernel import NkiKernel
-from nki_interpreter.standing_in import standing_in
-
-PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
-"""The packages that the interpreter stands for."""
+from nki_interpreter.standing_in import PACKAGES as PACKAGES
+from nki_interpreter.standing_in import absent as absent
+from nki_interpreter.standing_in import interpreter as interpreter
 
 _MOST_TEXT = 2000
 """Characters of what an exception says that are told."""
-
-_ACTIVE: set[str] = set()
-"""Those that it stands for now."""
-
-
-def absent(package: str) -> bool:
-    """Whether a package is not installed. The public index has empty placeholders, and a folder of that name is no package."""
-    if package in sys.modules:
-        return False
-    try:
-        spec = importlib.util.find_spec(package if package != "neuronxcc" else "neuronxcc.nki")
-    except (ImportError, ValueError):
-        return True
-    return spec is None or spec.origin is None
-
-
-@contextlib.contextmanager
-def interpreter(*, replaced: bool = True) -> Iterator[None]:
-    """While it is active, imports of NKI's packages resolve to the interpreter; afterwards they are what they were before.
-
-    Args:
-        replaced: whether that holds for packages that are installed or imported, too, of which nothing is seen then.
-    """
-    from nki_interpreter.modules import newer_modules, older_modules
-
-    wanted = {p for p in PACKAGES if p not in _ACTIVE and (replaced or absent(p))}
-    _ACTIVE.update(wanted)
-    try:
-        with standing_in(wanted, {**older_modules(), **newer_modules()}):
-            yield
-    finally:
-        _ACTIVE.difference_update(wanted)
 
 
 def load_file(path: Path) -> types.ModuleType:

@@ -14,7 +14,7 @@ from nki_interpreter.errors import NkiError
 from nki_interpreter.lazy import jnp, lax
 from nki_interpreter.program import Block, Exchange, Instruction, Loop, NkiMemory
 from nki_interpreter.roll import Rolled, Varying, checks_indices
-from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.tensors import NkiTensor, shown_of
 
 Lowering = Callable[["Context", Instruction], None]
 LOWERINGS: dict[str, Lowering] = {}
@@ -335,13 +335,6 @@ def _first_outside(checks: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], 
     return ((worst, place),)
 
 
-def shown_of(tensor: NkiTensor) -> Any:
-    """Returns which elements of a view are inside of the memory and not masked out, None for all."""
-    if tensor.mask is None:
-        return tensor.valid
-    return tensor.mask if tensor.valid is None else tensor.mask & tensor.valid
-
-
 def _boxed(tensor: NkiTensor, bounds: tuple[tuple[int, int], ...]) -> NkiTensor:
     offset = tensor.offset + sum(s * low for (s, _), (low, _) in zip(tensor.dims, bounds, strict=True))
     dims = tuple((s, high - low) for (s, _), (low, high) in zip(tensor.dims, bounds, strict=True))
@@ -363,6 +356,5 @@ __all__ = [
     "float32",
     "lowering",
     "masked",
-    "shown_of",
     "to_float",
 ]

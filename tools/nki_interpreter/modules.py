@@ -15,6 +15,7 @@ from nki_interpreter import checks, kernel, language
 from nki_interpreter.errors import NkiError, NkiTypeError
 from nki_interpreter.isa import constants, newer, older
 from nki_interpreter.program import PSUM, SBUF
+from nki_interpreter.standing_in import found_by_kernels
 from nki_interpreter.tensors import NkiTensor
 
 
@@ -148,6 +149,7 @@ def _named(function: types.FunctionType) -> Callable[..., Any]:
     return named
 
 
+@found_by_kernels
 def older_modules() -> dict[str, types.ModuleType]:
     """Returns the modules of `neuronxcc.nki`, by name."""
     root = "neuronxcc.nki"
@@ -187,6 +189,7 @@ def _as_dtype(value: Any) -> Any:
     return np.dtype(value) if isinstance(value, type) and issubclass(value, np.generic) else value
 
 
+@found_by_kernels
 def newer_modules() -> dict[str, types.ModuleType]:
     """Returns the modules of `nki`, by name."""
     isa = _module("nki.isa", {**_instructions(newer), "dma_engine": constants.dma_engine})

@@ -13,9 +13,10 @@ from nki_interpreter.dtypes import boolean, dtype_of, float32, int32, is_float, 
 from nki_interpreter.elementwise import BINARY, BITWISE, COMPARISONS, REDUCTIONS, UNARY, op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError, kernel_location
 from nki_interpreter.lazy import jnp, lax
-from nki_interpreter.lower import Context, bits, computes, lowering, masked, shown_of, to_float
-from nki_interpreter.program import PRODUCTS, PSUM, SBUF, Buffer, Instruction, NkiMemory, Origin, current
-from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.lower import Context, bits, computes, lowering, masked, to_float
+from nki_interpreter.program import PRODUCTS, PSUM, SBUF, Buffer, Instruction, Origin, current
+from nki_interpreter.tensors import NkiTensor, in_register, provides
+from nki_interpreter.written import flags, mark_written, put
 
 
 def emit(
@@ -31,7 +32,7 @@ def emit(
             checks.writable(tensor)
         mark_written(tensor)
         if tensor.storage.origin is not None and not current().older:
-            _put(tensor, "origin", _origin(op, attributes))
+            put(tensor, "origin", _origin(op, attributes))
     for tensor in reads:
         if tensor.valid is not None:
             checks.inside(tensor)
@@ -46,74 +47,6 @@ def _origin(op: str, attributes: Hashable) -> Origin:
     if op in PRODUCTS or op == "transpose":
         return Origin.TENSOR_ENGINE
     return Origin.ZEROS if op == "fill" and attributes == 0 else Origin.OTHER
-
-
-def flags(tensor: NkiTensor, what: str = "written") -> Any:
-    """Returns which of a tensor's elements were written, or their `origin`, in its shape.
-
-    Of a strided view of the memory's own dtype, it is a view that may be changed.
-    """
-    written = _each(tensor.storage, what)
-    if tensor.gather is not None or tensor.valid is not None or tensor.cast is not None:
-        return np.minimum.reduce([written[np.clip(part, 0, written.size - 1)] for part in _parts(tensor)])
-    strides = [s * written.itemsize for s in tensor.strides]
-    return np.lib.stride_tricks.as_strided(written[tensor.offset :], tensor.shape, strides)
-
-
-def _parts(tensor: NkiTensor) -> list[Any]:
-    """Returns the elements of the memory that a view has: arrays in its shape, several where it has another, wider dtype."""
-    grid = tensor.gather
-    if grid is None:
-        grid = np.full(tensor.shape, tensor.offset)
-        for axis, stride in enumerate(tensor.strides):
-            steps = np.arange(tensor.shape[axis]) * stride
-            grid += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
-    size, own = tensor.dtype.itemsize, tensor.storage.dtype.itemsize
-    return [grid * size // own + part for part in range(max(1, size // own))]
-
-
-def elements(tensor: NkiTensor) -> Any:
-    """Returns the numbers of the memory's elements that a view shows; its indices are known."""
-    shown = shown_of(tensor)
-    taken = [part if shown is None else part[np.broadcast_to(shown, tensor.shape)] for part in _parts(tensor)]
-    return np.concatenate([part.reshape(-1) for part in taken])
-
-
-def _each(storage: NkiMemory, what: str) -> Any:
-    """Returns which elements of memory were written, or their `origin`, as an array that may be changed."""
-    known = getattr(storage, what)
-    if not isinstance(known, np.ndarray):
-        dtype = np.bool_ if what == "written" else np.uint8
-        # Zeros take no memory before they are changed.
-        known = np.full(storage.size, known, dtype) if known else np.zeros(storage.size, dtype)
-        setattr(storage, what, known)
-    return known
-
-
-def mark_written(tensor: NkiTensor) -> None:
-    storage = tensor.storage
-    storage.stored = True
-    if storage.written is not None and storage.written is not True:
-        _put(tensor, "written", True)
-
-
-def _put(tensor: NkiTensor, what: str, value: Any) -> None:
-    storage = tensor.storage
-    known = getattr(storage, what)
-    if not isinstance(known, np.ndarray) and known == value:
-        return
-    if tensor.dynamic or (tensor.is_plain and tensor.size == storage.size):  # at run time it may be any element
-        setattr(storage, what, value)
-    elif tensor.is_plain:
-        flags(tensor, what)[...] = value
-    else:
-        shown = np.ones((), np.bool_)
-        for some in (tensor.mask, tensor.valid):
-            shown = shown if some is None else shown & some
-        shown = np.broadcast_to(shown, tensor.shape)
-        every = _each(storage, what)
-        for part in _parts(tensor):
-            every[part[shown]] = value
 
 
 def result(
@@ -143,16 +76,6 @@ def as_tile(value: Any, what: str) -> NkiTensor:
     if not isinstance(value, NkiTensor):
         raise NkiTypeError("err_operand_not_tile", f"{what} has to be a tensor, not {type(value).__name__}")
     return value
-
-
-def scalar_tensor(value: Any) -> NkiTensor:
-    """Returns a tile of one element that holds a number, or a register."""
-    if hasattr(value, "register_tensor"):
-        tile: NkiTensor = value.register_tensor()
-        return tile
-    array = np.asarray(value)
-    dtype = int32 if array.dtype.kind in "iub" else float32
-    return tensors.whole(current().constant(array.astype(dtype).reshape(1, 1), dtype))
 
 
 def number(value: Any) -> float | int | None:
@@ -255,6 +178,7 @@ def broadcast_shape(*operands: NkiTensor) -> tuple[int, ...]:
     return tuple(shape)
 
 
+@provides("binary")
 def binary(op: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
     """Returns `x op y` as a new tile; numbers stand for tiles of them."""
     name = op_name(op)
@@ -315,12 +239,13 @@ BINARY_HOST: dict[str, Any] = {
 """What computes on numbers and index arrays while a kernel is recorded."""
 
 
+@provides("unary")
 def unary(op: Any, x: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
     """Returns `op(x)` as a new tile."""
     name = op_name(op)
     x = _operand(x)
     if not isinstance(x, NkiTensor):
-        x = scalar_tensor(x)
+        x = in_register(x)
     checks.operand_on_chip(x, name)
     if dtype is None:
         dtype = x.dtype
@@ -333,6 +258,7 @@ def unary(op: Any, x: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
     return made
 
 
+@provides("copied")
 def copied(x: NkiTensor, dtype: Any = None, *, mask: Any = None, buffer: Buffer = SBUF) -> NkiTensor:
     made = result(x.shape, dtype or x.dtype, [x], mask, buffer)
     emit("unary", [x], [made], "copy")
@@ -382,6 +308,7 @@ def _fits(target: NkiTensor, source: NkiTensor) -> NkiTensor:
     return target.with_mask(shown)
 
 
+@provides("assign")
 def assign(target: NkiTensor, value: Any, *, mask: Any = None, checked: bool = False) -> None:
     """Writes a tile or a number to a view; where the tile is masked, the view keeps what it has."""
     target = target.with_mask(mask)
@@ -462,6 +389,7 @@ def summed(op: str, total: Any, value: Any, *, dtype: Any = None) -> Any:
     return made
 
 
+@provides("accumulated")
 def accumulated(target: NkiTensor, value: Any) -> Any:
     """`target += value`: in PSUM in place, elsewhere a new tile."""
     if target.buffer is not PSUM or not isinstance(value, NkiTensor) or target.shape != value.shape:

@@ -91,6 +91,7 @@ class NkiMemory:
             it is in PSUM and in new memory in HBM.
         origin: where what PSUM holds is from, an `Origin` for all of it or an array of them; None for other memory.
         finished: whether what products added up in it, memory in PSUM, was read since.
+        sums: where products put something since then: offsets and dimensions.
         place: the kernel's file and line that made it.
         partition: which axis is the partitions'; those before it are block dimensions.
         address: where a partition's bytes begin that the kernel placed itself; None where it leaves that to the compiler.
@@ -110,6 +111,7 @@ class NkiMemory:
     mutable: bool = True
     stored: bool = False
     finished: bool = False
+    sums: set[Any] | None = None
     place: tuple[str, int] = ("", 0)
     partition: int = 0
     address: int | None = None
@@ -291,6 +293,13 @@ class Recorder:
                 tensor.storage.finished = True
         self._used(instruction.reads + instruction.writes)
         self._step()
+
+    def note(self, text: str) -> None:
+        """Notes something about the kernel's line that is recorded, once."""
+        file, line = kernel_location()
+        note = f"{file}:{line}: {text}"
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _step(self) -> None:
         self._count += 1

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
+
+PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
+"""The packages that the interpreter stands for."""
+
+Maker = Callable[[], dict[str, types.ModuleType]]
+_MAKERS: list[Maker] = []
+
+
+def found_by_kernels(make: Maker) -> Maker:
+    """Registers what makes the modules that kernels' imports find.
+
+    `modules` does. It needs what records kernels, and that this module: a kernel may import while it runs.
+    """
+    _MAKERS.append(make)
+    return make
 
 
 def made(names: Mapping[str, Mapping[str, Any]]) -> dict[str, types.ModuleType]:
@@ -51,3 +67,36 @@ def standing_in(packages: Collection[str], modules: Mapping[str, types.ModuleTyp
 def _taken(packages: Collection[str]) -> dict[str, types.ModuleType]:
     """Removes what is imported of packages, and returns it."""
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in packages}
+
+
+_ACTIVE: set[str] = set()
+"""Those that it stands for now."""
+
+
+def absent(package: str) -> bool:
+    """Whether a package is not installed. The public index has empty placeholders, and a folder of that name is no package."""
+    if package in sys.modules:
+        return False
+    try:
+        spec = importlib.util.find_spec(package if package != "neuronxcc" else "neuronxcc.nki")
+    except (ImportError, ValueError):
+        return True
+    return spec is None or spec.origin is None
+
+
+@contextlib.contextmanager
+def interpreter(*, replaced: bool = True) -> Iterator[None]:
+    """While it is active, imports of NKI's packages resolve to the interpreter; afterwards they are what they were before.
+
+    Args:
+        replaced: whether that holds for packages that are installed or imported, too, of which nothing is seen then.
+    """
+    if not _MAKERS:
+        raise RuntimeError("import nki_interpreter.loading first: it has the modules that kernels import")
+    wanted = {p for p in PACKAGES if p not in _ACTIVE and (replaced or absent(p))}
+    _ACTIVE.update(wanted)
+    try:
+        with standing_in(wanted, {name: module for make in _MAKERS for name, module in make().items()}):
+            yield
+    finally:
+        _ACTIVE.difference_update(wanted)

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from nki_interpreter.access import strides_of
-from nki_interpreter.dtypes import dtype_of
+from nki_interpreter.dtypes import dtype_of, float32, int32
 from nki_interpreter.errors import NkiError, NkiIndexError, NkiTypeError, NkiValueError
 from nki_interpreter.indices import Array
-from nki_interpreter.lazy import LazyModule
 from nki_interpreter.program import ON_CHIP, Buffer, NkiMemory, current
 
-# It needs this module.
-indexing: Any = LazyModule("nki_interpreter.indexing")
+Function = TypeVar("Function", bound=Callable[..., Any])
+_PROVIDED: dict[str, Callable[..., Any]] = {}
+
+
+def provides(name: str) -> Callable[[Function], Function]:
+    """Registers what a tensor's operators and indices do: `operators` and `indexing` have it, which need this module."""
+
+    def register(function: Function) -> Function:
+        _PROVIDED[name] = function
+        return function
+
+    return register
+
 
 Strided = tuple[tuple[int, int], ...]
 
@@ -139,13 +150,11 @@ class NkiTensor:
     # Views
 
     def __getitem__(self, key: Any) -> NkiTensor:
-        view: NkiTensor = indexing.indexed(self, key if isinstance(key, tuple) else (key,))
+        view: NkiTensor = _PROVIDED["indexed"](self, key if isinstance(key, tuple) else (key,))
         return view
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        from nki_interpreter import operators
-
-        operators.assign(self[key], value)
+        _PROVIDED["assign"](self[key], value)
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
         return self._axis(dim, slice(start, end, step))
@@ -178,6 +187,12 @@ class NkiTensor:
     def broadcast_to(self, shape: Any, *more: int) -> NkiTensor:
         shape = (shape, *more) if isinstance(shape, int) else tuple(shape)
         self._plain("broadcast_to")
+        recorder = current()
+        if recorder.check and recorder.older and not self.on_chip and self.storage.initial is None:
+            raise NkiTypeError(
+                "err_unsupported_memory",
+                f"broadcast_to takes a tile in SBUF or PSUM, not in {self.buffer}; load it first",
+            )
         dims = ((0, 1),) * (len(shape) - self.ndim) + self.dims
         for (_, n), wanted in zip(dims, shape, strict=True):
             if n not in (1, wanted):
@@ -269,9 +284,8 @@ class NkiTensor:
     reinterpret_cast = view
 
     def astype(self, dtype: Any) -> NkiTensor:
-        from nki_interpreter import operators
-
-        return operators.copied(self, dtype_of(dtype))
+        made: NkiTensor = _PROVIDED["copied"](self, dtype_of(dtype))
+        return made
 
     def ap(
         self,
@@ -354,11 +368,9 @@ class NkiTensor:
     # Operators
 
     def _binary(self, name: str, other: Any, swapped: bool = False) -> Any:
-        from nki_interpreter import operators
-
         if not isinstance(other, NkiTensor | int | float | np.generic | np.ndarray):
             return NotImplemented
-        return operators.binary(name, *((other, self) if swapped else (self, other)))
+        return _PROVIDED["binary"](name, *((other, self) if swapped else (self, other)))
 
     def __add__(self, other: Any) -> Any:
         return self._binary("add", other)
@@ -427,14 +439,10 @@ class NkiTensor:
         return self._binary("multiply", -1)
 
     def __invert__(self) -> Any:
-        from nki_interpreter import operators
-
-        return operators.unary("invert", self)
+        return _PROVIDED["unary"]("invert", self)
 
     def __iadd__(self, other: Any) -> Any:
-        from nki_interpreter import operators
-
-        return operators.accumulated(self, other)
+        return _PROVIDED["accumulated"](self, other)
 
 
 def whole(storage: NkiMemory, partition: int = 0) -> NkiTensor:
@@ -486,10 +494,20 @@ def reshaped(dims: Strided, shape: tuple[int, ...]) -> Strided | None:
 
 
 def in_register(value: Any) -> NkiTensor:
-    """Returns a number, or a register, as a tensor of one element."""
-    from nki_interpreter import operators
+    """Returns a tile of one element that holds a number, or a register."""
+    if hasattr(value, "register_tensor"):
+        tile: NkiTensor = value.register_tensor()
+        return tile
+    array = np.asarray(value)
+    dtype = int32 if array.dtype.kind in "iub" else float32
+    return whole(current().constant(array.astype(dtype).reshape(1, 1), dtype))
 
-    return operators.scalar_tensor(value)
+
+def shown_of(tensor: NkiTensor) -> Any:
+    """Returns which elements of a view are inside of the memory and not masked out, None for all."""
+    if tensor.mask is None:
+        return tensor.valid
+    return tensor.mask if tensor.valid is None else tensor.mask & tensor.valid
 
 
 def new(

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter.errors import kernel_location
-from nki_interpreter.operators import elements
 from nki_interpreter.program import PRODUCTS, REGISTERS, Block, Instruction, Loop, current
 from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.written import elements
 
 MOST_ELEMENTS = 1 << 26
 """Larger memory is not looked at: where it was written takes a byte for each element."""
@@ -45,7 +45,7 @@ def _carried(loop: Loop) -> Instruction | None:
     for instruction in second:
         for tensor in _read(instruction):
             left = before.get(tensor.storage.number)
-            if left is not None and not tensor.dynamic and left[elements(tensor)].any():
+            if left is not None and not tensor.dynamic and _any(left, tensor):
                 return instruction
         for tensor in instruction.writes:
             if tensor.storage.number in before:
@@ -57,7 +57,23 @@ def _mark(flags: dict[int, np.ndarray[Any, Any]], tensor: NkiTensor, value: bool
     storage = tensor.storage
     if storage.buffer is REGISTERS or tensor.dynamic or storage.size > MOST_ELEMENTS:
         return
-    flags.setdefault(storage.number, np.zeros(storage.size, np.bool_))[elements(tensor)] = value
+    of_memory = flags.get(storage.number)
+    if of_memory is None:
+        of_memory = flags[storage.number] = np.zeros(storage.size, np.bool_)
+    if tensor.is_plain:
+        _strided(of_memory, tensor)[...] = value
+    else:
+        of_memory[elements(tensor)] = value
+
+
+def _any(of_memory: np.ndarray[Any, Any], tensor: NkiTensor) -> bool:
+    found = _strided(of_memory, tensor) if tensor.is_plain else of_memory[elements(tensor)]
+    return bool(found.any())
+
+
+def _strided(of_memory: np.ndarray[Any, Any], tensor: NkiTensor) -> np.ndarray[Any, Any]:
+    """Returns the flags of a plain view, one byte each, without a number for each element."""
+    return np.lib.stride_tricks.as_strided(of_memory[tensor.offset :], tensor.shape, tensor.strides)
 
 
 def _read(instruction: Instruction) -> Iterator[NkiTensor]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-from nki_interpreter.devices import DEVICES
+from nki_interpreter.checks import GENERATIONS as GENERATIONS
+from nki_interpreter.checks import needs as needs
 from nki_interpreter.devices import nc_version as nc_version
-from nki_interpreter.errors import NkiValueError
 from nki_interpreter.isa.common import ReduceCmd
-from nki_interpreter.program import current
 
 
 class engine(Enum):
@@ -54,20 +53,3 @@ class dma_engine(Enum):
 
 
 reduce_cmd = ReduceCmd
-GENERATIONS = {name: device.generation for name, device in DEVICES.items()}
-
-
-def needs(version: nc_version, what: str) -> None:
-    """What a generation of the hardware is the first to have; where no target is given, it is allowed.
-
-    Raises:
-        NkiValueError: a target of the kernel is of an earlier one.
-    """
-    recorder = current()
-    if recorder.check and recorder.targets_given:
-        for target in recorder.targets:
-            if GENERATIONS[target] < version:
-                raise NkiValueError(
-                    "err_unsupported_on_target",
-                    f"{what} needs NeuronCore-v{int(version)} or newer, and {target} has v{int(GENERATIONS[target])}",
-                )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter import checks
+from nki_interpreter.dtypes import uint32
 from nki_interpreter.elementwise import op_name
 from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.isa.constants import nc_version, needs
@@ -63,6 +64,14 @@ def _unique(unique_indices: Any) -> None:
         )
 
 
+def _scattered() -> None:
+    """Notes what a device does with a read-modify-write at places that are known at run time."""
+    current().note(
+        "trn2 was seen to hang in a read-modify-write whose indices are out of range, which oob_mode skip is meant for, or repeat; "
+        "give it indices that are inside and unique"
+    )
+
+
 def dma_copy(
     dst: NkiTensor,
     src: NkiTensor,
@@ -87,6 +96,8 @@ def dma_copy(
         raise NkiTypeError("err_unsupported_memory", "dma_copy can't access PSUM; use tensor_copy")
     checks.dma_source(src)
     if dst_rmw_op is not None:
+        if dst.dynamic and not current().older:
+            _scattered()
         emit("rmw", [src, dst], [dst.with_mask(mask)], (op_name(dst_rmw_op), not _skips(oob_mode)))
         return dst
     skips = _skips(oob_mode)
@@ -96,6 +107,33 @@ def dma_copy(
         return dst
     emit("assign", [src if mask is None or src.shape != dst.shape else src.with_mask(mask)], [target], not skips)
     return dst
+
+
+def _transposable(src: NkiTensor, mode: str) -> None:
+    """What AWS's documentation of dma_transpose asks of the source, by where descriptors are made."""
+    rules: list[tuple[bool, str]] = []
+    if src.dynamic:
+        indices = [dynamic.index for dynamic in src.dynamic]
+        rules = [
+            (mode != "hwdge", "dge_mode unknown or swdge"),
+            (not src.on_chip, "a source in HBM"),
+            (src.itemsize == 2, "a dtype of 2 bytes"),
+            (src.shape[-1] <= checks.PARTITIONS, f"at most {checks.PARTITIONS} elements in the last dimension"),
+            (src.shape[0] % 16 == 0, "a multiple of 16 rows"),
+            (all(i.dtype == uint32 and i.on_chip for i in indices), "indices of uint32 in SBUF"),
+        ]
+    elif mode == "hwdge":
+        rules = [
+            (src.shape[0] == 16, "16 rows"),
+            (src.shape[-1] % 128 == 0, "a multiple of 128 elements in the last dimension"),
+            (src.itemsize == 2, "a dtype of 2 bytes"),
+        ]
+    else:
+        rules = [(mode != "swdge", "dge_mode unknown, none or hwdge")]
+    missing = [text for holds, text in rules if not holds]
+    if missing:
+        what = "of rows that a tile names" if src.dynamic else f"with dge_mode {mode}"
+        raise NkiValueError("err_dma_transpose", f"dma_transpose {what} takes {', '.join(missing)}; src is {src!r}")
 
 
 def dma_transpose(
@@ -111,6 +149,13 @@ def dma_transpose(
     """2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
     src = _tensor(src, "src")
     _descriptors(dge_mode)
+    if not current().older:
+        if src.on_chip:
+            needs(nc_version.gen3, "dma_transpose from SBUF, not from HBM,")
+        if src.dynamic:
+            needs(nc_version.gen3, "dma_transpose of rows that a tile names (dma_gather_transpose)")
+        if current().check:
+            _transposable(src, getattr(dge_mode, "name", "unknown"))
     skips = _skips(oob_mode)
     if skips and not src.dynamic and current().check:
         raise NkiValueError("err_oob_mode", "dma_transpose takes oob_mode skip only with indices known at run time")

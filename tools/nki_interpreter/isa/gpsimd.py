@@ -40,7 +40,7 @@ def _lower_iota(context: Context, instruction: Instruction) -> None:
 
 def iota(dst: NkiTensor, pattern: Any, offset: int = 0, channel_multiplier: int = 0) -> NkiTensor:
     """`offset + partition · channel_multiplier + Σ i · stride` in int32."""
-    checks.on_chip(dst, "dst")
+    checks.gpsimd_in_sbuf("iota", checks.on_chip(dst, "dst"))
     shape = (dst.shape[0], *(int(n) for _, n in pattern))
     if math.prod(shape) != dst.size:
         raise NkiValueError(
@@ -97,6 +97,7 @@ def affine_select(
         )
     steps = (int(channel_multiplier), *(int(step) for step, _ in pattern))
     target = destination(dst, data.shape, data.dtype, [data], None)
+    checks.gpsimd_in_sbuf("affine_select", data, target)
     fixed = number(on_false_value)
     if fixed is None:
         raise NkiTypeError("err_immediate_expected", f"on_false_value is a number, not {type(on_false_value).__name__}")
@@ -174,6 +175,7 @@ def local_gather(
         (data.shape[0], valid, num_elem_per_idx) if num_elem_per_idx > 1 else (data.shape[0], valid)
     )
     target = destination(dst, shape, data.dtype, [], mask)
+    checks.gpsimd_in_sbuf("local_gather", data, index, target)
     emit("local_gather", [data, index], [target], (int(num_elem_per_idx), valid))
     return target
 

@@ -70,10 +70,14 @@ def register_move(dst: VirtualRegister, src: Any) -> None:
 
 
 def register_load(dst: VirtualRegister, src: NkiTensor) -> None:
+    if src.dynamic:
+        checks.static_address("register_load")
     assign(dst.register_tensor(), _bits(src))
 
 
 def register_store(dst: NkiTensor, src: Any) -> None:
+    if dst.on_chip:
+        needs(nc_version.gen3, f"register_store to {dst.buffer}")
     if isinstance(src, VirtualRegister):
         assign(_bits(dst), src.register_tensor())
     else:

@@ -20,6 +20,7 @@ from nki_interpreter.isa.common import (
     reduced,
     write_reduced,
 )
+from nki_interpreter.isa.constants import nc_version, needs
 from nki_interpreter.lazy import jnp
 from nki_interpreter.lower import Context, lowering, to_float
 from nki_interpreter.operators import apply_binary, emit, immediate, number
@@ -69,6 +70,8 @@ def activation(
             "err_unsupported_op",
             f"activation takes nl.add as reduce_op only, not '{op_name(reduce_op)}'; reduce with tensor_reduce afterwards",
         )
+    if name == "copy" and isinstance(bias, NkiTensor) and not current().older:
+        needs(nc_version.gen3, "activation of nl.copy with a tile as bias, not a number,", "NCC_IBVF043")
     if check and isinstance(bias, NkiTensor) and bias.dtype not in (float32, *_BIAS):
         raise NkiTypeError(
             "err_activation_bias_invalid_type", f"bias is float32, float16 or bfloat16, not {bias.dtype}"

@@ -9,14 +9,15 @@ import numpy as np
 
 from nki_interpreter import checks
 from nki_interpreter.dtypes import float32
-from nki_interpreter.errors import NkiTypeError, NkiValueError, kernel_location
+from nki_interpreter.errors import NkiTypeError, NkiValueError
 from nki_interpreter.isa.common import destination, fitted
 from nki_interpreter.isa.constants import GENERATIONS, nc_version, needs
 from nki_interpreter.lazy import jnp, lax
 from nki_interpreter.lower import Context, lowering, masked, to_float
-from nki_interpreter.operators import accumulate, accumulation, emit, flags, result
+from nki_interpreter.operators import accumulate, accumulation, emit, result
 from nki_interpreter.program import PSUM, SBUF, Buffer, Instruction, Origin, current
 from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.written import flags
 
 
 def product(stationary: Any, moving: Any) -> Any:
@@ -177,24 +178,32 @@ def _sum(target: NkiTensor, wanted: bool | None) -> None:
 
 
 def _chain(target: NkiTensor, wanted: bool | None, mode: Any) -> None:
-    """Notes where a product leaves `accumulate` out and a device may add it to another chain's sum."""
+    """Notes where a device was seen to make another sum of products, without an error.
+
+    A product that leaves `accumulate` out may be added to another chain's sum, and chains in one tensor lose parts of theirs.
+    """
     recorder, storage = current(), target.storage
-    if recorder.check and not recorder.older and wanted is None:
+    if not recorder.check or recorder.older:
+        return
+    if wanted is None:
         if storage.finished:
             _note_chain("its tile in PSUM was read before")
         elif isinstance(storage.written, np.ndarray) and mode == "set":
             _note_chain("several sums share one tensor in PSUM")
+    if storage.finished or storage.sums is None:
+        storage.sums = set()
+    storage.sums.add((target.offset, target.dims))
+    if wanted and len(storage.sums) > 1:
+        recorder.note(
+            "several sums share one tensor in PSUM, of which devices were seen to lose parts; give each a tensor of its own"
+        )
     storage.finished = False
 
 
 def _note_chain(why: str) -> None:
-    file, line = kernel_location()
-    note = (
-        f"{file}:{line}: nc_matmul leaves accumulate out, and {why}; "
-        "give accumulate=False for the first product of a sum and True for the others"
+    current().note(
+        f"nc_matmul leaves accumulate out, and {why}; give accumulate=False for the first product of a sum and True for the others"
     )
-    if note not in current().notes:
-        current().notes.append(note)
 
 
 def _masked_operand(operand: NkiTensor, mask: Any) -> NkiTensor:

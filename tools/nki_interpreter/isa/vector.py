@@ -33,10 +33,9 @@ from nki_interpreter.operators import (
     emit,
     immediate,
     number,
-    scalar_tensor,
 )
 from nki_interpreter.program import Instruction, current
-from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.tensors import NkiTensor, in_register
 
 
 def _result_dtype(name: str, *operands: NkiTensor) -> Any:
@@ -88,6 +87,7 @@ def tensor_tensor(
     """
     name = check_op(op_name(op), BINARY, "tensor_tensor")
     engine = checks.engine("tensor_tensor", engine, "vector", "gpsimd")
+    checks.gpsimd_arithmetic("tensor_tensor", engine)
     a, b = checks.on_chip(data1, "data1"), checks.on_chip(data2, "data2")
     if a.size != b.size or a.shape[0] != b.shape[0]:
         raise NkiValueError(
@@ -171,6 +171,7 @@ def _chain(
 ) -> NkiTensor:
     data = checks.on_chip(data, "data")
     described, reads = _steps(data, steps)
+    checks.operands_in_psum("an instruction with tensor operands", [data, *reads])
     if dtype is None and described:
         dtype = boolean if described[-1][0] in COMPARISONS and current().older else data.dtype
     target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
@@ -203,6 +204,7 @@ def tensor_scalar(
 ) -> NkiTensor:
     """`(data op0 operand0) op1 operand1`, operands numbers or one element per partition; `reverse` swaps a step's sides."""
     engine = checks.engine("tensor_scalar", engine, "vector", "scalar", "gpsimd")
+    checks.gpsimd_arithmetic("tensor_scalar", engine)
     names = tuple(op_name(op) for op in (op0, op1) if op is not None)
     if current().check and engine in _CHAINS and not _CHAINS[engine](names):
         raise NkiValueError(
@@ -326,6 +328,8 @@ def _select(
         fixed.append(number(value))
         if fixed[-1] is None:
             reads.append(checks.on_chip(value, "an operand of a selection"))
+    # What stays where a predicate is not set is not read.
+    checks.operands_in_psum("a selection", [t for t in reads if t.storage is not target.storage])
     writes = [target]
     attributes: Any = None
     if reduction is not None and reduction.active:
@@ -400,7 +404,7 @@ def range_select(
     mask: Any = None,
 ) -> NkiTensor:
     """Keeps the elements whose place plus `range_start` compares true with both bounds (one per partition)."""
-    needs(nc_version.gen3, "range_select")
+    needs(nc_version.gen3, "range_select", "NCC_IBIR530")
     data = checks.on_chip(on_true_tile, "on_true_tile")
     names = tuple(op_name(op) for op in (comp_op0, comp_op1))
     for bound in (bound0, bound1):
@@ -409,6 +413,7 @@ def range_select(
             raise NkiTypeError(
                 "err_range_select_bound_dtype", f"the bounds of range_select are float32, not {bound.dtype}"
             )
+    checks.operands_in_psum("range_select", [data, bound0, bound1])
     reduction = Reduction("vector", data, reduce_cmd, reduce_op, reduce_res)
     target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
     otherwise = float(np.finfo(np.float32).min) if on_false_value is None else float(on_false_value)
@@ -435,7 +440,7 @@ def memset(
     dst = given.with_mask(mask)
     checks.reachable("memset", checks.engine("memset", engine, "vector", "gpsimd"), [dst])
     if number(value) is None:
-        emit("fill_tile", [scalar_tensor(value)], [dst])
+        emit("fill_tile", [in_register(value)], [dst])
     else:
         assign(dst, value)
     return dst
@@ -473,7 +478,7 @@ def dropout(dst: NkiTensor | None, data: Any, prob: Any, *, dtype: Any = None, m
     data = checks.on_chip(data, "data")
     fixed, tensors = operand(prob, data, "prob")
     if fixed is not None:
-        tile = scalar_tensor(float(fixed))
+        tile = in_register(float(fixed))
         tensors = [tile.broadcast(0, data.shape[0])]
     target = destination(dst, data.shape, dtype or data.dtype, [data], mask)
     recorder = current()

@@ -148,6 +148,7 @@ def tensor_tensor_scan(
     if a.size != b.size:
         raise NkiValueError("err_shape_mismatch", f"data0 has shape {a.shape} and data1 {b.shape}")
     fixed, tensors = operand(initial, a, "initial")
+    checks.operands_in_psum("tensor_tensor_scan", [a, b, *tensors])
     target = destination(dst, a.shape, dtype or promoted(a.dtype, b.dtype), [a, b], mask)
     names = tuple(check_op(op_name(op), BINARY, "a scan") for op in (op0, op1))
     emit("scan", [a, b, *tensors], [target], (*names, bool(reverse0), bool(reverse1), fixed))

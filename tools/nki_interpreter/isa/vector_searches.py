@@ -16,12 +16,12 @@ from nki_interpreter.isa.common import (
     flat,
 )
 from nki_interpreter.lazy import jnp, lax
-from nki_interpreter.lower import Context, lowering, masked, shown_of, to_float
+from nki_interpreter.lower import Context, lowering, masked, to_float
 from nki_interpreter.operators import (
     emit,
 )
 from nki_interpreter.program import Instruction, current
-from nki_interpreter.tensors import NkiTensor
+from nki_interpreter.tensors import NkiTensor, shown_of
 
 _BIG = np.int32(1 << 30)
 

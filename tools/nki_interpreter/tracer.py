@@ -1,0 +1,107 @@
+"""What AWS's tracer of the newer NKI refuses of a kernel's Python code, and its simulator and this interpreter run: it is noted.
+
+Seen with nki 0.6.0; its messages are in `REFUSED`. A kernel that is lowered to HLO here never meets that tracer.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nki_interpreter.errors import is_own
+
+REFUSED = {
+    "comprehension": "a comprehension",
+    "keys": "a dictionary with a key that is no text ('in' expected ... (str, dict))",
+    "expansion": "`**` in a call (keyword expansion is not supported)",
+    "partial": "functools.partial",
+    "inner": "a call of an inner function in the body of a device's loop (inner functions can only be used as fori_loop/while_loop "
+    "body arguments)",
+}
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
+_LOOPS = frozenset(("fori_loop", "while_loop"))
+
+
+def notes(function: Callable[..., Any]) -> Iterator[str]:
+    """Yields a note for each place of a kernel's code that the tracer refuses, and of the functions that it calls by name."""
+    left, seen = [function], set()
+    while left:
+        one = inspect.unwrap(left.pop())
+        code = getattr(one, "__code__", None)
+        if not isinstance(code, types.CodeType) or code in seen or is_own(code.co_filename):
+            continue
+        seen.add(code)
+        found, called = _looked_through(code)
+        yield from (f"{code.co_filename}:{line}: AWS's tracer refuses {REFUSED[what]}" for what, line in found)
+        others = (one.__globals__.get(name) for name in called)
+        left += [getattr(other, "function", other) for other in others if callable(other)]
+
+
+@functools.lru_cache(1 << 10)
+def _looked_through(code: types.CodeType) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """Returns what is refused of a function and its line, and the names that it calls."""
+    node = _definition(code)
+    if node is None:
+        return (), ()
+    calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return tuple(_refused(node)), tuple({call.func.id for call in calls if isinstance(call.func, ast.Name)})
+
+
+@functools.lru_cache(1 << 5)
+def _parsed(path: Path, changed: int) -> ast.AST:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _definition(code: types.CodeType) -> ast.FunctionDef | None:
+    path = Path(code.co_filename)
+    try:
+        tree = _parsed(path, path.stat().st_mtime_ns)
+    except (OSError, SyntaxError, ValueError):  # what was typed in, or is no file any more
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
+            if first == code.co_firstlineno:
+                return node
+    return None
+
+
+def _refused(function: ast.FunctionDef) -> Iterator[tuple[str, int]]:
+    for node in (found for statement in function.body for found in ast.walk(statement)):
+        if isinstance(node, _COMPREHENSIONS):
+            yield "comprehension", node.lineno
+        elif isinstance(node, ast.Dict):
+            if any(isinstance(key, ast.Constant) and not isinstance(key.value, str) for key in node.keys):
+                yield "keys", node.lineno
+        elif isinstance(node, ast.Call):
+            if any(word.arg is None for word in node.keywords):
+                yield "expansion", node.lineno
+            if _name(node.func) == "partial":
+                yield "partial", node.lineno
+    yield from (("inner", call.lineno) for call in _inner_calls(function))
+
+
+def _inner_calls(function: ast.FunctionDef) -> Iterator[ast.Call]:
+    """Yields the calls of functions that are defined within this one from the bodies of loops that a device runs."""
+    inside = list(ast.walk(function))[1:]
+    inner = {node.name: node for node in inside if isinstance(node, ast.FunctionDef)}
+    bodies: list[ast.AST] = []
+    for node in inside:
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and _name(node.iter.func) == "dynamic_range":
+            bodies += node.body
+        elif isinstance(node, ast.Call) and _name(node.func) in _LOOPS:
+            given = [*node.args, *(word.value for word in node.keywords)]
+            bodies += [inner[_name(one)] for one in given if _name(one) in inner]
+    for node in dict.fromkeys(found for body in bodies for found in ast.walk(body)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in inner:
+            yield node
+
+
+def _name(node: ast.AST) -> str:
+    """Returns the last part of a name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
