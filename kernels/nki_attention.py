@@ -14,7 +14,7 @@ from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, alibi_slopes, f32, result
-from .nki_common import PARTITIONS, blocks, hbm, psum, row_tiles, runs, sbuf, turn, turn_tile, turned_dtype
+from .nki_common import PARTITIONS, blocks, hbm, psum, row_tiles, runs, sbuf, turn, turn_tile, turned_dtypes
 
 KEYS, BANK = 2048, 512
 """Keys at once: their scores fill four banks of PSUM; and those of a bank."""
@@ -151,7 +151,7 @@ def _whole_rows(task, y, b, g):
     """All queries of a key's head in one tile, their scores in SBUF."""
     p, n_kv = task.q.shape[2], task.n_kv
     queries = task.queries(b, g, 0, p)
-    scores, weights = sbuf((p, n_kv)), sbuf((p, n_kv), turned_dtype(task.weights))
+    scores, weights = sbuf((p, n_kv)), sbuf((p, n_kv), turned_dtypes(task.weights)[0])
     for first, width in blocks(n_kv, KEYS):
         task.scores(scores[:, first : first + width], queries, task.keys(b, g, first, width), b, g, 0, first)
     top, total, most, added = (sbuf((p, 1)) for _ in range(4))
@@ -194,7 +194,7 @@ def _added(task, state, scores, values):
     sums, top, total = state
     p, width = scores.shape
     most, added, kept = (sbuf((p, 1)) for _ in range(3))
-    weights = sbuf((p, width), turned_dtype(task.weights))
+    weights = sbuf((p, width), turned_dtypes(task.weights)[0])
     nisa.tensor_reduce(dst=most, op=nl.maximum, data=scores, axis=1)
     nisa.tensor_tensor(most, most, top, nl.maximum)
     nisa.tensor_scalar(most, most, nl.multiply, -1.0)

@@ -6,6 +6,9 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from kernelgen.languages.emitting import targets
+from kernelgen.targets import TARGETS
+
 PARTITIONS = 128
 
 RUN = 4096
@@ -34,12 +37,16 @@ def loaded(source, dtype=None, shape=None):
     return tile
 
 
-def turned_dtype(dtype):
-    """Returns the dtype in which tiles are transposed: into PSUM, gen2 has F32 alone, and later ones the input's dtype.
+def turned_dtypes(dtype):
+    """Returns the dtypes in which a tile of a dtype is transposed, and which it has then, in PSUM.
 
-    F32 on both sides is right on every target, and exact.
+    There gen2 has F32 alone, and later ones have the input's dtype. For targets of both, or not known, F32 on both sides is right.
     """
-    return dtype if nisa.get_nc_version() >= nisa.nc_version.gen3 else np.dtype(np.float32)
+    single = np.dtype(np.float32)
+    generations = {TARGETS[target].neuron_core > 2 for target in targets()}
+    if generations == {True}:
+        return dtype, dtype
+    return (dtype if generations == {False} else single), single
 
 
 def turn(target, rows):
@@ -52,16 +59,16 @@ def turn(target, rows):
     step = RUN // np.dtype(rows.dtype).itemsize
     for at, count in blocks(n, PARTITIONS):
         for first, width in blocks(k, step):
-            part = loaded(rows[at : at + count, first : first + width], turned_dtype(rows.dtype))
+            part = loaded(rows[at : at + count, first : first + width], turned_dtypes(rows.dtype)[0])
             chunk = first // PARTITIONS
             turn_tile(target[:, chunk : chunk + -(-width // PARTITIONS), at : at + count], part)
 
 
 def turn_tile(target, tile):
-    """Writes a tile of `turned_dtype`, [n, k] with n at most 128, transposed to another, [128, ⌈k / 128⌉, n]."""
+    """Writes a tile, [n, k] with n at most 128, of the first of `turned_dtypes`, transposed to another, [128, ⌈k / 128⌉, n]."""
     n, k = tile.shape
     for first, width in blocks(k, 4 * PARTITIONS):
-        whole = psum((min(width, PARTITIONS), -(-width // PARTITIONS), n), tile.dtype)  # a bank
+        whole = psum((min(width, PARTITIONS), -(-width // PARTITIONS), n), turned_dtypes(tile.dtype)[1])  # a bank
         for at, p in blocks(width, PARTITIONS):
             nisa.nc_transpose(dst=whole[0:p, at // PARTITIONS], data=tile[:, first + at : first + at + p])
         chunk = first // PARTITIONS
