@@ -14,7 +14,7 @@ from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, alibi_slopes, f32, result
-from .nki_common import PARTITIONS, blocks, hbm, psum, row_tiles, runs, sbuf
+from .nki_common import PARTITIONS, blocks, hbm, psum, row_tiles, runs, sbuf, turn, turn_tile, turned_dtypes
 
 KEYS, BANK = 2048, 512
 """Keys at once: their scores fill four banks of PSUM; and those of a bank."""
@@ -50,9 +50,7 @@ class _Task:
         """Returns queries with their channels on the partitions, [128, ⌈DK / 128⌉, rows]."""
         channels = self.q.shape[3]
         tile = sbuf((min(channels, PARTITIONS), -(-channels // PARTITIONS), rows), self.k.dtype)
-        for at, p in blocks(channels, PARTITIONS):
-            source = self.q[b, g, start : start + rows, at : at + p]
-            nisa.dma_transpose(dst=tile[0:p, at // PARTITIONS], src=source)
+        turn(tile, self.q[b, g, start : start + rows])
         return tile
 
     def keys(self, b, g, first, width):
@@ -60,9 +58,7 @@ class _Task:
         channels = self.k.shape[3]
         tile = sbuf((min(channels, PARTITIONS), -(-channels // PARTITIONS), width), self.k.dtype)
         group = self.q.shape[0] // self.k.shape[0]
-        for at, p in blocks(channels, PARTITIONS):
-            source = self.k[b // group, g, first : first + width, at : at + p]
-            nisa.dma_transpose(dst=tile[0:p, at // PARTITIONS], src=source)
+        turn(tile, self.k[b // group, g, first : first + width])
         return tile
 
     def values(self, b, g, first, width):
@@ -126,28 +122,14 @@ class _Task:
             nisa.tensor_copy(dst=top, src=self.of_heads(self.sinks, g, start, top.shape[0]))
             nisa.memset(total, 1.0)
 
-    def turned_dtype(self):
-        """Returns the dtype in which weights are transposed: into PSUM, gen2 has F32 alone, and later ones the input's dtype.
-
-        F32 on both sides is right on every target. What meets the values is rounded to `weights` in any case.
-        """
-        return self.weights if nisa.get_nc_version() >= nisa.nc_version.gen3 else np.dtype(np.float32)
-
     def weighted(self, sums, weights, values, more):
         """Writes the product of weights [p, width] and values [128, ⌈width / 128⌉, DV] to `sums`, or adds it where `more`."""
         p, width = weights.shape
         for first, size in blocks(width, BANK):
-            turned = psum((min(size, PARTITIONS), -(-size // PARTITIONS), p), weights.dtype)
-            stationary = sbuf(turned.shape, self.weights)
-            for at, count in blocks(size, PARTITIONS):
-                part = weights[:, first + at : first + at + count]
-                nisa.nc_transpose(dst=turned[0:count, at // PARTITIONS], data=part)
-            if size % PARTITIONS == 0:
-                nisa.tensor_copy(dst=stationary, src=turned)
+            stationary = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), p), self.weights)
+            turn_tile(stationary, weights[:, first : first + size])
             for at, count in blocks(size, PARTITIONS):
                 chunk = at // PARTITIONS
-                if size % PARTITIONS:
-                    nisa.tensor_copy(dst=stationary[0:count, chunk], src=turned[0:count, chunk])
                 moving = values[0:count, (first + at) // PARTITIONS]
                 adds = more or first + at > 0
                 nisa.nc_matmul(dst=sums, stationary=stationary[0:count, chunk], moving=moving, accumulate=adds)
@@ -169,7 +151,7 @@ def _whole_rows(task, y, b, g):
     """All queries of a key's head in one tile, their scores in SBUF."""
     p, n_kv = task.q.shape[2], task.n_kv
     queries = task.queries(b, g, 0, p)
-    scores, weights = sbuf((p, n_kv)), sbuf((p, n_kv), task.turned_dtype())
+    scores, weights = sbuf((p, n_kv)), sbuf((p, n_kv), turned_dtypes(task.weights)[0])
     for first, width in blocks(n_kv, KEYS):
         task.scores(scores[:, first : first + width], queries, task.keys(b, g, first, width), b, g, 0, first)
     top, total, most, added = (sbuf((p, 1)) for _ in range(4))
@@ -212,7 +194,7 @@ def _added(task, state, scores, values):
     sums, top, total = state
     p, width = scores.shape
     most, added, kept = (sbuf((p, 1)) for _ in range(3))
-    weights = sbuf((p, width), task.turned_dtype())
+    weights = sbuf((p, width), turned_dtypes(task.weights)[0])
     nisa.tensor_reduce(dst=most, op=nl.maximum, data=scores, axis=1)
     nisa.tensor_tensor(most, most, top, nl.maximum)
     nisa.tensor_scalar(most, most, nl.multiply, -1.0)

@@ -9,7 +9,7 @@ from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, result
-from .nki_common import PARTITIONS, blocks, hbm, loaded, psum, sbuf
+from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, psum, sbuf, turn, turn_tile
 
 ROWS = 4 * PARTITIONS
 """Rows of `b` at once: their part of the result is in four of PSUM's eight banks."""
@@ -19,6 +19,9 @@ COLUMNS = 512
 
 ROOM = 152 * 1024
 """Bytes of each partition of SBUF that rows take; the other 24 KiB of trn1's are for tiles that pass by."""
+
+PASSING = 8 * 1024
+"""Bytes more that tiles take which pass by in the dtype of the weights: 4 KiB of 128 of their rows, and these transposed."""
 
 Q8_BLOCK, Q8_BYTES = 32, 34
 """Elements of a block of ggml's Q8_0, and its bytes: a scale in F16 and 32 numbers of 8 bits."""
@@ -40,10 +43,11 @@ def _products(a, b, each):
         for r in nl.affine_range(each):
             for g in nl.affine_range(groups):
                 for start, rows in blocks(n, most):
-                    x = _transposed(b[i * each + r, g, start : start + rows], k)
+                    x = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), rows), b.dtype)
+                    turn(x, b[i * each + r, g, start : start + rows])
                     for column, width in blocks(m, columns):
                         part = y[i * each + r, g, start : start + rows, column : column + width]
-                        _product(weights(a[i, g], column, width, k, b.dtype), x, part, k)
+                        _product(*weights(a[i, g], column, width, k, b.dtype), x, part, k)
     return y
 
 
@@ -51,46 +55,31 @@ def _sizes(k, itemsize, packed):
     """Returns how many rows of `b` and of `a` fit into SBUF, transposed, beside what unpacks 128 rows of Q8_0."""
     line = itemsize * -(-k // PARTITIONS)  # of a partition
     if not packed:
-        return min(ROWS, ROOM // line // 64 * 64), COLUMNS
+        return min(ROWS, (ROOM - PASSING) // line // 64 * 64), COLUMNS
     most = (ROOM - k * 21 // 4) // (2 * line) // 64 * 64
     return min(ROWS, most), min(COLUMNS, most)
 
 
-def _transposed(rows, k):
-    """Returns rows with the contracted axis on the partitions: [128, ⌈k / 128⌉, rows]."""
-    n = rows.shape[0]
-    tile = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), n), rows.dtype)
-    for start, p in blocks(k, PARTITIONS):
-        nisa.dma_transpose(dst=tile[0:p, start // PARTITIONS], src=rows[:, start : start + p])
-    return tile
-
-
 def _plain(a, column, width, k, dtype):
-    """Returns what gives `width` rows of `a` from row `column`, elements [start, start + p) of each, transposed: [p, width]."""
-    del k, dtype  # As `a` has them.
+    """Returns what gives `width` rows of `a` from row `column`, and of how many elements of each at most.
 
-    def part(start, p):
-        tile = sbuf((p, width), a.dtype)
-        nisa.dma_transpose(dst=tile, src=a[column : column + width, start : start + p])
+    It takes the first of these elements and their number, and returns them transposed: [128, ⌈size / 128⌉, width].
+    """
+
+    def part(first, size):
+        tile = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), width), a.dtype)
+        turn(tile, a[column : column + width, first : first + size])
         return tile
 
-    return part
+    return part, RUN // (4 if a.dtype == nl.float32 else 2)
 
 
 def _packed(a, column, width, k, dtype):
-    """As `_plain`, of Q8_0: rows are unpacked on the vector engine and transposed by the tensor engine, then rounded to `dtype`.
-
-    The transpose is in float32, which every target writes to PSUM.
-    """
-    depth = -(-k // PARTITIONS)
-    turned = sbuf((min(k, PARTITIONS), depth, width), dtype)
+    """As `_plain`, of Q8_0: rows are unpacked on the vector engine, transposed by the tensor engine, and rounded to `dtype`."""
+    turned = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), width), dtype)
     for at, rows in blocks(width, PARTITIONS):
-        unpacked = _unpacked(a[column + at : column + at + rows], k)
-        for start, p in blocks(k, PARTITIONS):
-            block = psum((p, rows))
-            nisa.nc_transpose(dst=block, data=unpacked[:, start : start + p])
-            nisa.tensor_copy(dst=turned[0:p, start // PARTITIONS, at : at + rows], src=block)
-    return lambda start, p: turned[0:p, start // PARTITIONS]
+        turn_tile(turned[:, :, at : at + rows], _unpacked(a[column + at : column + at + rows], k))
+    return (lambda first, size: turned), k
 
 
 def _unpacked(rows, k):
@@ -105,17 +94,19 @@ def _unpacked(rows, k):
     return numbers.reshape((count, k))
 
 
-def _product(weights, x, target, k):
-    """Writes the product of transposed rows and weights to HBM: [rows, width] f32."""
+def _product(weights, most, x, target, k):
+    """Writes the product of transposed rows and weights, of which `most` elements are there at once, to HBM: [rows, width] f32."""
     rows, width = target.shape
     tiles = [
         (at, min(PARTITIONS, rows - at), psum((min(PARTITIONS, rows - at), width))) for at in range(0, rows, PARTITIONS)
     ]
-    for start, p in blocks(k, PARTITIONS):
-        moving = weights(start, p)
-        for at, count, sums in tiles:
-            stationary = x[0:p, start // PARTITIONS, at : at + count]
-            nisa.nc_matmul(dst=sums, stationary=stationary, moving=moving, accumulate=start > 0)
+    for first, size in blocks(k, most):
+        part = weights(first, size)
+        for start, p in blocks(size, PARTITIONS):
+            moving = part[0:p, start // PARTITIONS]
+            for at, count, sums in tiles:
+                stationary = x[0:p, (first + start) // PARTITIONS, at : at + count]
+                nisa.nc_matmul(dst=sums, stationary=stationary, moving=moving, accumulate=first + start > 0)
     for at, count, sums in tiles:
         done = sbuf((count, width))
         nisa.tensor_copy(dst=done, src=sums)

@@ -2,6 +2,9 @@
 runs every n-th test; tests that `pytest.mark.together` gives the same name count as one). Tests that `pytest.mark.long` marks run only
 when KERNELGEN_LONG_TESTS is set, as `./bazelw test --config=long //...` does.
 
+Tests that run kernels on simulated NeuronCores do so for one of `INSTANCES`: each file of tests for one that follows from its name, or
+all of them for what `--neuron-target` or KERNELGEN_TEST_TARGET says, as `./bazelw test --config=trn2 //...` does.
+
 `python -m pytest` in a checkout runs them without Bazel: there a test skips when it needs a program that is not built (`there`).
 `-m "not slow"` leaves out the folders of `SLOW`, and the rest takes some two minutes.
 """
@@ -10,7 +13,8 @@ from __future__ import annotations
 
 import os
 import runpy
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +37,38 @@ SLOW = frozenset(
     "backend bazel bazelw benchmarks cache ci cli cmake docs e2e ggml_neuron kernels languages llama model remote simulator".split()
 )
 """Folders whose tests start builds, run llama.cpp's programs, or compute every kernel."""
+
+TARGETS = ("trn1", "trn2", "inf2")
+"""Those that tests run for; trn1n is trn1 with more network, and AWS does not document trn3 as one."""
+TARGET = "KERNELGEN_TEST_TARGET"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = f"run all tests for this target; by default each file of tests has one of them (or {TARGET} names one)"
+    parser.addoption("--neuron-target", choices=TARGETS, default=os.environ.get(TARGET) or None, help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    chosen = config.getoption("--neuron-target")
+    if chosen not in (None, *TARGETS):
+        raise pytest.UsageError(f"{TARGET}={chosen}: expected one of {', '.join(TARGETS)}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives each test that depends on `neuron_target` one target, so that a run for all of them takes no longer than for one."""
+    if "neuron_target" in metafunc.fixturenames:
+        turn = TARGETS[zlib.crc32(Path(metafunc.module.__file__).name.encode()) % len(TARGETS)]
+        chosen = metafunc.config.getoption("--neuron-target") or turn
+        # Of the whole session: pytest runs the tests of one target after the other, and makes what they share once for each.
+        metafunc.parametrize("neuron_target", [chosen], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def neuron_target(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Gives the target that kernels are compiled for, and that the machine has which the simulator plays; programs find it, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TARGET, request.param)
+        yield request.param
 
 
 @pytest.fixture(scope="session")

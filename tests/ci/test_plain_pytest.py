@@ -13,7 +13,18 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def pytest_in_checkout(*arguments: str) -> str:
-    dropped = ("BUILD_", "GGML_", "JAVA_", "LLAMA_", "NEURON_", "PYTEST_", "PYTHON", "RUNFILES", "TEST_")
+    dropped = (
+        "BUILD_",
+        "GGML_",
+        "JAVA_",
+        "KERNELGEN_TEST_TARGET",
+        "LLAMA_",
+        "NEURON_",
+        "PYTEST_",
+        "PYTHON",
+        "RUNFILES",
+        "TEST_",
+    )
     env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)} | {"PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
     done = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False)
@@ -27,6 +38,18 @@ def test_all_tests_are_collected_and_the_quick_ones_are_told_apart() -> None:
     assert {"bazel", "ggml_neuron", "hlo", "llama", "manifest", "model"} <= every
     assert {"hlo", "manifest"} <= quick < every
     assert not quick & {"bazel", "ggml_neuron", "llama", "model"}
+
+
+def test_each_target_has_its_share_of_the_tests_that_run_kernels() -> None:
+    def targets(*more: str) -> set[str]:
+        said = pytest_in_checkout("--collect-only", "tests/ggml_neuron", "tests/llama", "tests/simulator", *more)
+        files = {(line.split("::")[0], *re.findall(r"\[(trn1|trn2|inf2)\b", line)) for line in said.splitlines()}
+        chosen = [file for file in files if len(file) == 2]
+        assert len({name for name, _ in chosen}) == len(chosen) > 20  # each file has one
+        return {target for _, target in chosen}
+
+    assert targets() == {"trn1", "trn2", "inf2"}
+    assert targets("--neuron-target=inf2") == {"inf2"}
 
 
 def test_processes_that_tests_start_find_kernelgen() -> None:

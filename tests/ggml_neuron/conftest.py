@@ -18,7 +18,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from programs import GROUPS, RANDOM, ROOT, SCENARIOS, Benched, Programs, Result, Run, build, find_programs, llama_bench
+from programs import (
+    GROUPS,
+    RANDOM,
+    ROOT,
+    SCENARIOS,
+    Benched,
+    Programs,
+    Result,
+    Run,
+    build,
+    find_programs,
+    groups_manifest,
+    llama_bench,
+)
 
 sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
@@ -26,8 +39,10 @@ import random_llama
 
 
 @pytest.fixture(scope="session")
-def programs(there: Callable[[Path, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Programs:
-    return replace(find_programs(there), compiled=tmp_path_factory.mktemp("compiled"))
+def programs(
+    there: Callable[[Path, str], Path], neuron_target: str, tmp_path_factory: pytest.TempPathFactory
+) -> Programs:
+    return replace(find_programs(there), compiled=tmp_path_factory.mktemp("compiled"), target=neuron_target)
 
 
 @pytest.fixture(scope="session", params=["address", "thread"])
@@ -80,7 +95,7 @@ def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def kernels(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the pack `scenarios_trn1.kernels.gguf` and the tree `scenarios_trn1` of what was recorded."""
+    """Returns a folder with the pack and the tree of what was recorded."""
     output = tmp_path_factory.mktemp("kernels")
     build(recorded, output)
     return output
@@ -90,10 +105,7 @@ def kernels(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def group_kernels(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with the kernels of the groups that `GROUPS` and `RANDOM` have, and of their nodes; `groups.yaml` is beside it."""
     path = tmp_path_factory.mktemp("groups") / "groups.yaml"
-    command = [programs.find("groups"), "manifest", *GROUPS, *RANDOM]
-    path.write_text(
-        subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
-    )
+    path.write_text(groups_manifest(programs, *GROUPS, *RANDOM))
     build(path, path.parent / "kernels")
     return path.parent / "kernels"
 

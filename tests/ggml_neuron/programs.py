@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen.targets import INSTANCES, TARGETS
+
 ROOT = Path(__file__).parents[2]
 
 # Those that need kernels and say by name which are missing.
@@ -88,12 +90,14 @@ class Programs:
         llama_cpp: ggml's libraries and its CPU backend.
         simulator: the simulator's libnrt.
         compiled: a folder for what XLA compiles, so that no program waits for what another did; None for none.
+        target: of the machine that the simulator plays, unless NEURON_SIMULATOR_INSTANCE is given.
     """
 
     folder: Path
     llama_cpp: Path
     simulator: Path
     compiled: Path | None = None
+    target: str = "trn1"
 
     def find(self, name: str) -> Path:
         return next(path for path in self.folder.rglob(name) if path.is_file())
@@ -107,6 +111,7 @@ class Programs:
             "NEURON_SIMULATOR_PYTHON": sys.executable,
             "NEURON_SIMULATOR_PATH": ROOT / "tools",
             "NEURON_SIMULATOR_CACHE": self.compiled,
+            "NEURON_SIMULATOR_INSTANCE": {one.target: one.name for one in INSTANCES}[self.target],
             "NEURON_RT_NUM_CORES": "1",
             **variables,
         }
@@ -137,6 +142,30 @@ def build(manifest: Path, output: Path) -> None:
     arguments = ["build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
     subprocess.run([sys.executable, "-m", "kernelgen", *arguments], env=environment, check=True)
+
+
+def built_tree(kernels: Path) -> Path:
+    """Returns the only tree in a folder that `build` wrote, whatever target it is for."""
+    (index,) = kernels.glob("*/index.json")
+    return index.parent
+
+
+def built_pack(kernels: Path) -> Path:
+    """Returns the only pack in a folder that `build` wrote."""
+    (path,) = kernels.glob("*.kernels.gguf")
+    return path
+
+
+def microcode(target: str) -> int:
+    """Returns the bytes that libnrt takes on a logical core before anything is loaded."""
+    return TARGETS[target].lnc * (96 << 20)
+
+
+def groups_manifest(programs: Programs, *names: str) -> str:
+    """Returns what the program `groups` says of its kernels, for the target of the tests."""
+    command = [programs.find("groups"), "manifest", *names]
+    done = subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True)
+    return done.stdout.replace("targets: [trn1]", f"targets: [{programs.target}]")
 
 
 def llama_bench(

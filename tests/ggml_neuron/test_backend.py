@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import SCENARIOS, Programs, Run, ran_on
+from programs import SCENARIOS, Programs, Run, built_pack, built_tree, ran_on
 
 BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
@@ -93,8 +93,8 @@ def test_a_kernel_is_loaded_once_however_often_it_runs(run: Run, kernels: Path) 
 
 
 @pytest.mark.parametrize("form", ["a pack", "a folder with packs", "a tree", "after another folder"])
-def test_kernels_are_found_in(run: Run, kernels: Path, tmp_path: Path, form: str) -> None:
-    pack, tree = kernels / "scenarios_trn1.kernels.gguf", kernels / "scenarios_trn1"
+def test_kernels_are_found_in(run: Run, kernels: Path, neuron_target: str, tmp_path: Path, form: str) -> None:
+    pack, tree = built_pack(kernels), built_tree(kernels)
     names = {
         "a pack": str(pack),
         "a folder with packs": str(kernels),
@@ -104,7 +104,7 @@ def test_kernels_are_found_in(run: Run, kernels: Path, tmp_path: Path, form: str
     result = run("chain", GGML_NEURON_KERNEL_DIR=names[form], GGML_NEURON_LOG="1")
     assert result.said == {"chain": "ok"}, result.log
     count = len(json.loads((tree / "index.json").read_text())["kernels"])
-    assert f"{tree if form == 'a tree' else pack}: {count} kernels for trn1" in result.log
+    assert f"{tree if form == 'a tree' else pack}: {count} kernels for {neuron_target}" in result.log
 
 
 def test_buffers_are_in_host_memory_when_kernels_do_not_make_up_a_transformer(run: Run, kernels: Path) -> None:

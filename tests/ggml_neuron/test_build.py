@@ -65,13 +65,13 @@ def test_kernels_are_embedded(programs: Programs, recorded: Path, llama_cpp: Pat
         BACKEND,
         tmp_path / "build",
         f"-DGGML_NEURON_LLAMA_DIR={llama_cpp}",
-        f"-DGGML_NEURON_EMBED={output}/scenarios_trn1.c",
+        f"-DGGML_NEURON_EMBED={output}/scenarios_{programs.target}.c",
     )
     shutil.rmtree(output)  # everything is in the plugin
     done = run(programs, plugin, "chain", "cache")
     assert done.stdout == "chain: ok\ncache: ok\n", done.stderr
     count = len(re.findall(r"^  - \{op: ", recorded.read_text(), re.MULTILINE))
-    assert f"embedded scenarios_trn1: {count} kernels for trn1" in done.stderr
+    assert f"embedded scenarios_{programs.target}: {count} kernels for {programs.target}" in done.stderr
 
 
 def test_without_llama_cpp_the_message_says_what_to_set(tmp_path: Path) -> None:

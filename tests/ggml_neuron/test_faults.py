@@ -15,7 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from programs import ROOT, Benched, Programs, Run, llama_bench, ran_on
+from programs import ROOT, Benched, Programs, Result, Run, built_pack, built_tree, llama_bench, microcode, ran_on
+
+from kernelgen.targets import TARGETS
 
 BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
@@ -71,12 +73,14 @@ if "use" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("instance", ["", "trn1.2xlarge"])
-def test_cores_are_claimed_by_their_first_use(programs: Programs, kernels: Path, tmp_path: Path, instance: str) -> None:
+@pytest.mark.parametrize("described", [False, True])
+def test_cores_are_claimed_by_their_first_use(
+    programs: Programs, kernels: Path, tmp_path: Path, described: bool
+) -> None:
     """Programs that load every backend and compute nothing, such as llama-quantize, take no core from others."""
     environment = programs.environment(
         GGML_NEURON_KERNEL_DIR=kernels,
-        NEURON_SIMULATOR_INSTANCE=instance,
+        **({} if described else {"NEURON_SIMULATOR_INSTANCE": None}),
         NEURON_SIMULATOR_LOCKS=tmp_path,
         NEURON_RT_NUM_CORES=None,
         NEURON_RT_VISIBLE_CORES="0",
@@ -95,7 +99,8 @@ def test_cores_are_claimed_by_their_first_use(programs: Programs, kernels: Path,
     # What is reported as free leaves room for the kernels' programs, and a page of their scratchpad.
     said, log = use("memory")
     neffs = {hashlib.sha256(neff.read_bytes()).digest() for neff in kernels.rglob("*.neff")}
-    assert said == ["1 NEURON0", str((96 << 20) + (64 << 20) + len(neffs) * (250 << 10))]
+    taken = microcode(programs.target if described else "trn1")
+    assert said == ["1 NEURON0", str(taken + (64 << 20) + len(neffs) * (250 << 10))]
     with (tmp_path / "core-0").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         said, log = use("use")
@@ -122,7 +127,7 @@ def test_every_function_that_a_libnrt_must_have_is_called() -> None:
     "keep", [pytest.param(0, marks=pytest.mark.long), 100, pytest.param(5000, marks=pytest.mark.long), -1]
 )
 def test_a_corrupt_pack_is_left_out_and_others_are_used(run: Run, kernels: Path, tmp_path: Path, keep: int) -> None:
-    pack = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
+    pack = built_pack(kernels).read_bytes()
     bad = tmp_path / "bad.kernels.gguf"
     bad.write_bytes(pack[:keep] if keep >= 0 else pack[:900] + bytes(200) + pack[1100:])
     result = run("chain", GGML_NEURON_KERNEL_DIR=f"{bad}:{kernels}")
@@ -149,7 +154,7 @@ def test_a_neff_that_disagrees_with_the_index_is_not_used(
     run: Run, kernels: Path, tmp_path: Path, buffers: str
 ) -> None:
     tree = tmp_path / "tree"
-    shutil.copytree(kernels / "scenarios_trn1", tree)
+    shutil.copytree(built_tree(kernels), tree)
     index = json.loads((tree / "index.json").read_text())
     by_op = {k["spec"]["op"]: k for k in index["kernels"]}
     add = next(k for k in index["kernels"] if k["spec"]["op"] == "add" and "(64,1,1,1)/f32" in k["spec"]["inputs"])
@@ -168,7 +173,7 @@ def test_a_neff_that_disagrees_with_the_index_is_not_used(
 def damage_tree(kernels: Path, folder: Path) -> Path:
     """Copies a tree and changes bytes of the NEFFs of `add`."""
     tree = folder / "tree"
-    shutil.copytree(kernels / "scenarios_trn1", tree)
+    shutil.copytree(built_tree(kernels), tree)
     for neff in tree.rglob("add-*.neff"):
         data = neff.read_bytes()
         neff.unlink()  # it may be a hard link
@@ -179,8 +184,8 @@ def damage_tree(kernels: Path, folder: Path) -> Path:
 def damage_pack(kernels: Path, folder: Path) -> Path:
     """Copies a pack and changes a byte of the NEFFs of `add`."""
     pack = folder / "damaged.kernels.gguf"
-    data = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
-    for neff in (kernels / "scenarios_trn1").rglob("add-*.neff"):
+    data = built_pack(kernels).read_bytes()
+    for neff in built_tree(kernels).rglob("add-*.neff"):
         at = data.index(neff.read_bytes()) + 500  # in the header's padding, which nrt_load does not look at
         data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     pack.write_bytes(data)
@@ -210,15 +215,15 @@ def test_a_damaged_neff_is_not_used(
     ],
 )
 def test_a_pack_that_changes_while_it_is_open_is_not_used_any_more(
-    run: Run, kernels: Path, tmp_path: Path, scenario: str, said: str
+    run: Run, kernels: Path, neuron_target: str, tmp_path: Path, scenario: str, said: str
 ) -> None:
     pack = tmp_path / "changed.kernels.gguf"
-    shutil.copyfile(kernels / "scenarios_trn1.kernels.gguf", pack)
+    shutil.copyfile(built_pack(kernels), pack)
     result = run(
         scenario,
         GGML_NEURON_KERNEL_DIR=pack,
         GGML_NEURON_BUFFERS="device",
-        NEURON_SIMULATOR_MEMORY=str((96 << 20) + (250 << 10) + (64 << 10)),  # for one program
+        NEURON_SIMULATOR_MEMORY=str(microcode(neuron_target) + (250 << 10) + (64 << 10)),  # for one program
     )
     assert result.said == {scenario: "ok"}, result.log
     assert len(re.findall(rf"core 0: sub-64x4-f32-\w+ of {pack}: its NEFF is damaged: {said}", result.log)) == 1, (
@@ -251,55 +256,62 @@ def test_kernels_of_the_simulator_are_not_loaded_by_a_real_libnrt(
     assert "nrt_load" not in result.log
 
 
-@pytest.mark.parametrize(("target", "said"), [("trn1", {"add": "ok"}), ("trn2", {})])
-def test_kernels_for_another_target_are_left_out(run: Run, kernels: Path, target: str, said: dict[str, str]) -> None:
-    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_TARGET=target)
-    assert result.said == said
-    assert ("compiled for trn1, and this is trn2: left out" in result.log) == (target == "trn2")
+@pytest.mark.parametrize("machine", ["trn1", "inf2", "trn2"])
+def test_kernels_for_another_target_are_left_out(run: Run, kernels: Path, neuron_target: str, machine: str) -> None:
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_TARGET=machine)
+    expect_used_or_left_out(result, neuron_target, machine)
 
 
-@pytest.mark.parametrize(
-    ("instance", "cores", "said"),
-    [("trn1.2xlarge", 2, {"add": "ok"}), ("inf2.48xlarge", 15, {"add": "ok"}), ("trn2.48xlarge", 15, {})],
-)
+def expect_used_or_left_out(result: Result, target: str, machine: str) -> None:
+    used = target in (machine, *TARGETS[machine].runs)
+    assert result.said == ({"add": "ok"} if used else {}), result.log
+    assert (f"compiled for {target}, and this is {machine}: left out" in result.log) == (not used)
+
+
+@pytest.mark.parametrize(("instance", "cores"), [("trn1.2xlarge", 2), ("inf2.48xlarge", 15), ("trn2.48xlarge", 15)])
 def test_an_instance_is_known_by_its_family(
-    run: Run, kernels: Path, instance: str, cores: int, said: dict[str, str]
+    run: Run, kernels: Path, neuron_target: str, instance: str, cores: int
 ) -> None:
     """What is compiled for trn1 runs on inf2, too. Of many cores as many are claimed as ggml's scheduler takes."""
     variables = {"NEURON_SIMULATOR_INSTANCE": instance, "NEURON_RT_NUM_CORES": None, "GGML_NEURON_LOG": "1"}
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **variables)
-    assert result.said == said, result.log
-    assert ("compiled for trn1, and this is trn2: left out" in result.log) == (not said)
+    expect_used_or_left_out(result, neuron_target, instance.partition(".")[0])
     assert f", {cores} cores\n" in result.log
 
 
 @pytest.mark.parametrize(
-    ("lnc", "instance", "said"),
+    ("configured", "instance", "cores"),
     [
-        ("1", "", {"add": "ok"}),
-        (None, "", {"add": "ok"}),
-        ("2", "", {}),
-        ("2", "trn1.2xlarge", {}),
-        ("some", "", {}),
-        (None, "trn1.2xlarge", {"add": "ok"}),
-        (None, "trn2.48xlarge", {}),  # whose default is 2
+        ("1", "", 1),
+        (None, "", None),  # nothing is known of the cores
+        ("2", "", 2),
+        ("2", "trn1.2xlarge", 2),
+        ("some", "", 0),
+        (None, "trn1.2xlarge", 1),
+        (None, "trn2.48xlarge", 2),
     ],
 )
 def test_kernels_for_other_logical_cores_are_left_out(
-    run: Run, kernels: Path, tmp_path: Path, lnc: str | None, instance: str, said: dict[str, str]
+    run: Run,
+    kernels: Path,
+    neuron_target: str,
+    tmp_path: Path,
+    configured: str | None,
+    instance: str,
+    cores: int | None,
 ) -> None:
-    """The kernels are for --lnc 1; where the instance is one of trn2, they say that they are for trn2."""
+    """The kernels are for as many physical cores as the target's default; they say that they are for the instance's target."""
     tree = tmp_path / "tree"
-    shutil.copytree(kernels / "scenarios_trn1", tree)
-    if instance.startswith("trn2"):
-        index = json.loads((tree / "index.json").read_text())
-        (tree / "index.json").write_text(json.dumps(index).replace('"target": "trn1"', '"target": "trn2"'))
-    variables = {"NEURON_LOGICAL_NC_CONFIG": lnc, "NEURON_SIMULATOR_INSTANCE": instance}
+    shutil.copytree(built_tree(kernels), tree)
+    said = f'"target": "{instance.partition(".")[0] or neuron_target}"'
+    text = (tree / "index.json").read_text()
+    (tree / "index.json").write_text(json.dumps(json.loads(text)).replace(f'"target": "{neuron_target}"', said))
+    variables = {"NEURON_LOGICAL_NC_CONFIG": configured, "NEURON_SIMULATOR_INSTANCE": instance}
     result = run("add", GGML_NEURON_KERNEL_DIR=tree, **variables)
-    assert result.said == said, result.log
-    assert bool(re.search(r"compiled for --lnc 1, and the NeuronCores have [02] \(", result.log)) == (not said), (
-        result.log
-    )
+    lnc = TARGETS[neuron_target].lnc
+    used = cores in (None, lnc)
+    assert result.said == ({"add": "ok"} if used else {}), result.log
+    assert (f"compiled for --lnc {lnc}, and the NeuronCores have {cores} (" in result.log) == (not used), result.log
 
 
 def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:
@@ -437,16 +449,18 @@ def test_data_that_does_not_arrive_ends_the_program(
 @pytest.mark.parametrize(
     ("buffers", "memory", "said"),
     [
-        ("device", "1K", "no memory"),
-        ("host", "1K", "graph_compute: GGML status: error (failed to allocate memory)"),
+        ("device", 1024, "no memory"),
+        ("host", 1024, "graph_compute: GGML status: error (failed to allocate memory)"),
         # The program, and less than what is taken for copies when there is plenty.
-        ("host", str((96 << 20) + (250 << 10) + (64 << 10)), "ok"),
+        ("host", None, "ok"),
     ],
 )
-def test_a_device_without_enough_memory(run: Run, kernels: Path, buffers: str, memory: str, said: str) -> None:
-    result = run(
-        "add", "memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_SIMULATOR_MEMORY=memory
-    )
+def test_a_device_without_enough_memory(
+    run: Run, kernels: Path, neuron_target: str, buffers: str, memory: int | None, said: str
+) -> None:
+    size = memory or microcode(neuron_target) + (250 << 10) + (64 << 10)
+    variables = {"GGML_NEURON_BUFFERS": buffers, "NEURON_SIMULATOR_MEMORY": str(size)}
+    result = run("add", "memory", GGML_NEURON_KERNEL_DIR=kernels, **variables)
     assert result.said == {"add": said, "memory": "ok"}, result.log
     assert ("nrt_tensor_allocate failed: NRT_RESOURCE (4)" in result.log) == (said != "ok")
 
@@ -473,12 +487,13 @@ def test_a_program_that_does_not_fit_is_not_tried_again_before_memory_is_freed(
 def test_a_full_core_is_said_once(programs: Programs, benched: Benched) -> None:
     """Neither the first program nor any other has room beside the model, which is what a second model finds, too."""
     variables = {"GGML_NEURON_KERNEL_DIR": benched.kernels, "GGML_NEURON_BUFFERS": "device"}
-    log = llama_bench(programs, benched.model, NEURON_SIMULATOR_MEMORY="100M", **variables).stderr
+    size = microcode(programs.target) >> 20
+    log = llama_bench(programs, benched.model, NEURON_SIMULATOR_MEMORY=f"{4 + size}M", **variables).stderr
     said = [line for line in log.splitlines() if line.startswith("ggml-neuron: ")]
     assert len(said) == 4, log  # of two contexts, one after the other
     full = (
         r"ggml-neuron: core 0: nrt_load failed: NRT_RESOURCE \(4\): \S+ of \S+ does not fit beside the tensors, though no other "
-        r"program is loaded; of the core's 100 MiB, tensors hold \d MiB, programs and others 0 MiB, and 9\d MiB are free: at least "
+        rf"program is loaded; of the core's {4 + size} MiB, tensors hold \d MiB, programs and others 0 MiB, and \d+ MiB are free: at least "
         r"\d MiB are missing\. Put fewer layers .* smaller\. Until tensors are freed, the CPU computes the ops of programs that do "
         r"not fit"
     )
@@ -569,12 +584,12 @@ def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, no
     assert ran_on(result) == (4, 0)
 
 
-def test_programs_that_take_turns_are_said_once(run: Run, kernels: Path) -> None:
+def test_programs_that_take_turns_are_said_once(run: Run, kernels: Path, neuron_target: str) -> None:
     result = run(
         "in-turn-often",
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS="device",
-        NEURON_SIMULATOR_MEMORY=str((96 << 20) + (250 << 10) + (64 << 10)),  # for one
+        NEURON_SIMULATOR_MEMORY=str(microcode(neuron_target) + (250 << 10) + (64 << 10)),  # for one
     )
     assert result.said == {"in-turn-often": "ok"}, result.log
     assert result.log.count("core 0: programs are loaded again and again (32 times so far)") == 1

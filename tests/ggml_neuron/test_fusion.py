@@ -34,7 +34,7 @@ def model(programs: Programs, exporter: Path, tmp_path_factory: pytest.TempPathF
     (folder / "models").mkdir()
     random_llama.write(folder / "models" / "llama.gguf")
     sizes = ["--n-ctx=512", "--n-tokens=1,32", "--n-ubatch=32", "--n-outputs=1,32", "--flash-attn=on", "--fuse=layer"]
-    paths = [f"--exporter={exporter}", f"--llama-cpp={programs.llama_cpp}", "--target=trn1"]
+    paths = [f"--exporter={exporter}", f"--llama-cpp={programs.llama_cpp}", f"--target={programs.target}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
     for arguments in (
         ["model", folder / "models" / "llama.gguf", "-o", folder / "llama.yaml", *sizes, *paths],

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from programs import GROUPS, RANDOM, ROOT, Programs, build
+from programs import GROUPS, RANDOM, ROOT, Programs, build, built_tree, groups_manifest
 
 from kernelgen import cli
 from kernelgen.dispatch.grouping import Groups, Outside
@@ -268,11 +268,8 @@ def test_random_graphs_of_random_lengths(
 ) -> None:
     """Their kernels are for 6 tokens and 64 cells: groups of others are computed right by these, or node by node."""
     whole = [f"lengths-{seed}" for seed in seeds]
-    command = [programs.find("groups"), "manifest", *whole]
     manifest = tmp_path / "lengths.yaml"
-    manifest.write_text(
-        subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
-    )
+    manifest.write_text(groups_manifest(programs, *whole))
     build(manifest, tmp_path / "kernels")
     random = Random(seeds[0])
     others = [f"{name}-{random.randint(1, 20)}x{random.choice((8, 40, 64))}" for name in whole for _ in range(3)]
@@ -348,9 +345,9 @@ def test_groups_can_be_turned_off(compute: Compute, kernels: Path) -> None:
 def test_a_group_whose_kernel_cannot_be_used_is_computed_node_by_node(
     compute: Compute, manifest: Path, kernels: Path
 ) -> None:
-    tree = manifest.parent / "damaged" / "groups_trn1"
+    tree = manifest.parent / "damaged" / "groups"
     tree.parent.mkdir()
-    subprocess.run(["cp", "-r", kernels / "groups_trn1", tree], check=True)
+    subprocess.run(["cp", "-r", built_tree(kernels), tree], check=True)
     index = json.loads((tree / "index.json").read_text())
     (neff,) = {
         k["neff"]
@@ -369,12 +366,12 @@ def test_a_group_whose_kernel_cannot_be_used_is_computed_node_by_node(
     assert re.search(r"\d+ because their group's kernel can't be used", result.stderr), result.stderr
 
 
-def test_a_bundle_of_groups_alone(compute: Compute, manifest: Path) -> None:
+def test_a_bundle_of_groups_alone(compute: Compute, programs: Programs, manifest: Path) -> None:
     """The device takes nodes that it has no kernels for, since their groups have."""
     text = manifest.read_text()
     groups = text[text.index("graphs:\n") :].replace("    outputs: ", "    fallback: false\n    outputs: ")
     alone = manifest.parent / "alone.yaml"
-    alone.write_text(f"format: 1\nname: alone\ntargets: [trn1]\n{groups.split('  - name: between')[0]}")
+    alone.write_text(f"format: 1\nname: alone\ntargets: [{programs.target}]\n{groups.split('  - name: between')[0]}")
     build(alone, manifest.parent / "alone")
     for name in ("twice", "shorter-twice", "pieces-twice"):
         result = compute(manifest.parent / "alone", f"alone:{name}")
@@ -401,12 +398,9 @@ def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
         head, *lines = graphs.read_text().splitlines()
         assert head.startswith('{"format":"neuron-kernelgen graphs"') and len(lines) == 2 * len(set(lines)), name
         written, wanted = tmp_path / f"{name}.yaml", tmp_path / f"{name}-group.yaml"
-        assert cli.run(["model", str(graphs), "--fuse", "step", "-o", str(written), "--target", "trn1"]) == 0
+        assert cli.run(["model", str(graphs), "--fuse", "step", "-o", str(written), "--target", programs.target]) == 0
         assert "1 group of nodes as one kernel each" in capsys.readouterr().out
-        command = [programs.find("groups"), "manifest", name]
-        wanted.write_text(
-            subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True).stdout
-        )
+        wanted.write_text(groups_manifest(programs, name))
         assert groups_of(written) == groups_of(wanted), name
 
 

@@ -22,7 +22,7 @@ FLOATS = ("f32", "f16", "bf16")
 MANIFEST = """\
 format: 1
 name: weights
-targets: [trn1]
+targets: [TARGET]
 graphs:
   - &group
     inputs: {w: "(512,24,1,1)/q8_0", x: "(512,3,1,1)/f32"}
@@ -54,10 +54,14 @@ def entries(types: tuple[str, ...], weights: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with kernels for weights in layouts and for the same weights as ggml has them."""
     folder = tmp_path_factory.mktemp("weights")
-    text = MANIFEST + entries(PRODUCTS, "weights: []") + entries(PRODUCTS, "weights: [planes, transposed]")
+    text = (
+        MANIFEST.replace("TARGET", neuron_target)
+        + entries(PRODUCTS, "weights: []")
+        + entries(PRODUCTS, "weights: [planes, transposed]")
+    )
     text += entries(ROUNDED, "weights: [bf16]")
     for form in ("planes", "bf16"):
         text += (
@@ -69,20 +73,20 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def formed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def formed(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with kernels for weights in layouts alone."""
     folder = tmp_path_factory.mktemp("formed")
-    head = "format: 1\nname: formed\ntargets: [trn1]\nweights: [planes, transposed]\nkernels:\n"
+    head = f"format: 1\nname: formed\ntargets: [{neuron_target}]\nweights: [planes, transposed]\nkernels:\n"
     (folder / "formed.yaml").write_text(head + entries(("q8_0", "f16"), "params: {}"))
     build(folder / "formed.yaml", folder / "kernels")
     return folder / "kernels"
 
 
 @pytest.fixture(scope="session")
-def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rounded(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with kernels for quantized weights that are kept as bf16, and no others."""
     folder = tmp_path_factory.mktemp("rounded")
-    head = "format: 1\nname: rounded\ntargets: [trn1]\nweights: [bf16, transposed]\nkernels:\n"
+    head = f"format: 1\nname: rounded\ntargets: [{neuron_target}]\nweights: [bf16, transposed]\nkernels:\n"
     (folder / "rounded.yaml").write_text(head + entries((*ROUNDED, "f16"), "params: {}"))
     build(folder / "rounded.yaml", folder / "kernels")
     return folder / "kernels"

@@ -5,13 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from programs import Run, build
+from programs import Run, build, built_tree
+
+from kernelgen.compilers.settings import CompileConfig
+from kernelgen.neff import container
+from kernelgen.targets import TARGETS
 
 MIB = 1 << 20
 
 PROGRAM = 250 << 10
 
 SCRATCHPAD = 64 * MIB
+
+
+def test_kernels_run_on_a_core_of_the_target_that_tests_have(
+    run: Run, recorded: Path, kernels: Path, neuron_target: str
+) -> None:
+    """What is recorded, the NEFFs, and the core's memory are the target's."""
+    target = TARGETS[neuron_target]
+    assert f"targets: [{neuron_target}]\n" in recorded.read_text()
+    neff = next(built_tree(kernels).rglob("*.neff"))
+    assert container.read_simulated(neff.read_bytes()).info["flags"] == CompileConfig.make(neuron_target).flags()
+    said = run("free-memory", GGML_NEURON_KERNEL_DIR=kernels).said["free-memory"]
+    assert said.endswith(f" of {(target.memory_gib * target.lnc) << 30} bytes")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +56,6 @@ def test_a_trn2_with_logical_cores_of_either_size(
 
 def test_large_buffers_are_of_several_tensors(run: Run, kernels: Path) -> None:
     """Before release 2.28 none may have 4 GiB or more."""
-    variables = {"NEURON_SIMULATOR_RELEASE": "2.27", "NEURON_SIMULATOR_INSTANCE": "trn1.2xlarge"}
-    done = run("large-buffers", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", **variables)
+    variables = {"NEURON_SIMULATOR_RELEASE": "2.27", "GGML_NEURON_BUFFERS": "device"}
+    done = run("large-buffers", GGML_NEURON_KERNEL_DIR=kernels, **variables)
     assert done.said == {"large-buffers": "ok"}, done.log

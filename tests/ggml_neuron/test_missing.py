@@ -22,18 +22,20 @@ SAID = re.compile(
 )
 
 
-def mended(log: str, folder: Path) -> Path:
+def mended(log: str, folder: Path, target: str) -> Path:
     """Builds what the lines for a manifest ask for; returns the folder with the kernels."""
     lines = [match["line"] for match in SAID.finditer(log) if match["line"]]
     manifest = folder / "mended.yaml"
-    manifest.write_text("format: 1\nname: mended\ntargets: [trn1]\nkernels:\n" + "".join(f"  {x}\n" for x in lines))
+    manifest.write_text(
+        f"format: 1\nname: mended\ntargets: [{target}]\nkernels:\n" + "".join(f"  {x}\n" for x in lines)
+    )
     build(manifest, folder / "mended")
     return folder / "mended"
 
 
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_ops_without_a_kernel_are_said_with_what_mends_them(
-    run: Run, kernels: Path, tmp_path: Path, buffers: str
+    run: Run, kernels: Path, neuron_target: str, tmp_path: Path, buffers: str
 ) -> None:
     """Those that the scheduler gave to the CPU, and the one that the CPU computes though its memory is the device's."""
     result = run("shared-out", "shared-out", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
@@ -41,7 +43,7 @@ def test_ops_without_a_kernel_are_said_with_what_mends_them(
     assert (first["op"], first["inputs"], first["count"], first["how"]) == ("sigmoid", "(64,4,1,1)/f32", "2", None)
     assert (second["op"], second["inputs"], second["count"]) == ("scale", "(64,4,1,1)/f32", "1")
     assert second["how"] == "s is 0.5, not 0.375"
-    both = f"{kernels}:{mended(result.log, tmp_path)}"
+    both = f"{kernels}:{mended(result.log, tmp_path, neuron_target)}"
     result = run("shared-out", GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS=buffers)
     assert result.said == {"shared-out": "6 of 6 nodes in 1 splits"}
     assert "ggml-neuron: " not in result.log
@@ -54,11 +56,12 @@ def test_ops_are_said_by_their_numbers_of_nodes(run: Run, kernels: Path) -> None
     assert [(said["op"], said["count"]) for said in SAID.finditer(result.log)] == [("sigmoid", "2"), ("scale", "1")]
 
 
-def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, tmp_path: Path) -> None:
+def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, neuron_target: str, tmp_path: Path) -> None:
     """Of ops that differ in all kinds of things."""
     result = run("far-off", GGML_NEURON_KERNEL_DIR=kernels)
     assert result.said == {"far-off": "ok"}, result.log
-    asked = [GraphOp(spec, 0, "") for bundle in reader.read(mended(result.log, tmp_path)) for spec in bundle.ops()]
+    built = reader.read(mended(result.log, tmp_path, neuron_target))
+    asked = [GraphOp(spec, 0, "") for bundle in built for spec in bundle.ops()]
     have = {spec for bundle in reader.read(kernels) for spec in bundle.ops()}
     expected = sorted(
         (op.spec.op, near[0].id, "; ".join(near[1])) if (near := nearest.get(op.spec)) else (op.spec.op, "", "")

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from programs import ROOT, Benched, Programs, Run, llama_bench
+from programs import ROOT, Benched, Programs, Run, built_tree, llama_bench
 
 BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
@@ -30,7 +30,7 @@ def test_damaged_kernels_are_said_when_the_logger_is_silenced(
     programs: Programs, benched: Benched, tmp_path: Path
 ) -> None:
     tree = tmp_path / "tree"
-    shutil.copytree(benched.kernels / "mine_trn1", tree)
+    shutil.copytree(built_tree(benched.kernels), tree)
     for neff in tree.rglob("mul_mat-*.neff"):
         data = neff.read_bytes()
         neff.unlink()  # it may be a hard link
@@ -77,7 +77,7 @@ def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
     programs: Programs, benched: Benched, tmp_path: Path
 ) -> None:
     tree = tmp_path / "tree"
-    shutil.copytree(benched.kernels / "mine_trn1", tree)
+    shutil.copytree(built_tree(benched.kernels), tree)
     index = json.loads((tree / "index.json").read_text())
     index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] not in ("rms_norm", "swiglu")]
     (tree / "index.json").write_text(json.dumps(index))

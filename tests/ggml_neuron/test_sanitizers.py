@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from programs import SCENARIOS, Programs
+from programs import SCENARIOS, Programs, built_pack, built_tree
 
 pytestmark = pytest.mark.long
 
@@ -53,7 +53,7 @@ def test_scenarios(sanitized: Programs, kernels: Path, tmp_path: Path, buffers: 
     result = scenarios(
         sanitized,
         *names,
-        GGML_NEURON_KERNEL_DIR=f"{kernels / 'scenarios_trn1'}:{kernels}",
+        GGML_NEURON_KERNEL_DIR=f"{built_tree(kernels)}:{kernels}",
         GGML_NEURON_BUFFERS=buffers,
         GGML_NEURON_RECORD=tmp_path / "mine.yaml",
     )
@@ -146,7 +146,7 @@ def test_failures(sanitized: Programs, kernels: Path, buffers: str) -> None:
 
 def test_damaged_packs(sanitized: Programs, kernels: Path, tmp_path: Path) -> None:
     """One byte is another one, at each of twenty places in turn."""
-    data = (kernels / "scenarios_trn1.kernels.gguf").read_bytes()
+    data = built_pack(kernels).read_bytes()
     for at in range(0, len(data), len(data) // 20):
         (tmp_path / "damaged.kernels.gguf").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         result = scenarios(
@@ -165,7 +165,7 @@ def test_damaged_packs(sanitized: Programs, kernels: Path, tmp_path: Path) -> No
 def test_the_simulator(sanitized: Programs, kernels: Path, command: str) -> None:
     arguments: list[str | Path] = [command]
     if command == "threads":
-        tree = kernels / "scenarios_trn1"
+        tree = built_tree(kernels)
         found = [
             k["neff"]
             for k in json.loads((tree / "index.json").read_text())["kernels"]

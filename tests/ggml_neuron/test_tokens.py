@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import Programs, Run, build, ran_on
+from programs import Programs, Run, build, built_tree, ran_on
 
 from kernelgen.bundle import reader
 from kernelgen.dispatch.costs import TEXT, read
@@ -81,7 +81,7 @@ def test_nodes_of_attention_that_can_not_be_computed_together_are_computed_all_t
 ) -> None:
     """The nodes before were promised, since what follows is not known then; what lacks a kernel is said."""
     folder = tmp_path / "kernels"
-    shutil.copytree(few / "few_trn1", folder)
+    shutil.copytree(built_tree(few), folder)
     index = json.loads((folder / "index.json").read_text())
     index["kernels"] = [k for k in index["kernels"] if k["spec"]["op"] != without]
     (folder / "index.json").write_text(json.dumps(index))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-from harness import check, emit, spec
+from harness import Array, check, emit, spec
 from test_softmax import causal
+
+from kernelgen.hlo import proto
 
 Q, KV, MASK, OUT = "(16,5,8,1)/f32/(4,512,64,2560)", "(16,12,2,1)/f16/(2,64,32,768)", "(12,5,1,1)/f16", "(16,8,5,1)/f32"
 
@@ -58,6 +62,50 @@ def test_the_bound_of_visible_keys_changes_nothing() -> None:
     """It is for kernels that gather the keys; the mask alone says which they are."""
     one, other = (spec("flash_attn_ext", [Q, KV, KV, MASK], OUT, scale=0.25, n_kv_max=n) for n in (0, 8))
     assert emit(one) == emit(other)
+
+
+def hidden(tokens: int, n_kv: int) -> Array:
+    """Returns a mask that hides half of the keys, the first 2,100 of most tokens, all but the last of one, and all of another."""
+    rng = np.random.default_rng(6)
+    mask = np.where(rng.random((tokens, n_kv)) < 0.5, -np.inf, rng.normal(size=(tokens, n_kv)))
+    mask[2:, :2100] = -np.inf
+    mask[1, :-1], mask[1, -1] = -np.inf, 0
+    mask[-2] = -np.inf
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("dtype", "masked", "sinks", "params"),
+    [
+        ("f16", True, False, {}),
+        ("f16", True, True, {"logit_softcap": 5.0}),
+        ("bf16", False, True, {"prec": 10}),
+        ("f32", True, False, {"max_bias": 8.0}),
+        ("q8_0", True, True, {}),
+    ],
+)
+def test_keys_in_blocks(dtype: str, masked: bool, sinks: bool, params: dict[str, float]) -> None:
+    """Of 5,000 keys, which are two blocks and a rest, with heads that share keys."""
+    kv = f"(32,5000,2,1)/{dtype}"
+    inputs = ["(32,16,8,1)/f32/(4,1024,128,16384)", kv, kv]
+    inputs += ["(5000,16,1,1)/f16" if masked else None, "(8,1,1,1)/f32" if sinks else None]
+    kernel = spec("flash_attn_ext", inputs, "(32,8,16,1)/f32", scale=0.25, **params)
+    y = check(kernel, 1e-4 if dtype == "bf16" else 1e-6, **({"src3": hidden(16, 5000)} if masked else {}))
+    if masked and not sinks:
+        assert not y[0, -2].any() and y[0, 1].all()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n_kv", "width"),
+    [(16, 2048, 2048), (16, 2049, 2048), (15, 2176, 2176), (1, 32768, 32768), (1, 40000, 2048)],
+)
+def test_no_more_scores_than_a_block_are_there_at_once(tokens: int, n_kv: int, width: int) -> None:
+    """Of 8 heads: 128 queries and 2,048 keys, or fewer queries and more keys."""
+    kv = f"(16,{n_kv},8,1)/f16"
+    inputs = [f"(16,{tokens},8,1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16"]
+    module = proto.parse(emit(spec("flash_attn_ext", inputs, f"(16,8,{tokens},1)/f32", scale=0.25)))
+    shapes = [i.shape.dimensions for c in module.computations for i in c.instructions]
+    assert max(shape[-1] for shape in shapes if math.prod(shape[:-1]) == 8 * tokens) == width
 
 
 @pytest.mark.parametrize("k", ["f32", "f16", "bf16", "q8_0"])

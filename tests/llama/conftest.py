@@ -14,5 +14,6 @@ import harness
 
 
 @pytest.fixture(scope="session")
-def programs(there: Callable[[Path, str], Path]) -> harness.Programs:
+def programs(there: Callable[[Path, str], Path], neuron_target: str) -> harness.Programs:
+    """Returns the programs; `harness.target()` is the target of the tests that use them."""
     return harness.Programs.find(there)

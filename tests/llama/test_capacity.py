@@ -77,7 +77,7 @@ def kernels(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory
 
 
 def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict[str, str], **settings: int) -> Loaded:
-    environment = programs.environment(kernels=kernels, buffers="device") | {"GGML_NEURON_TARGET": "trn1"}
+    environment = programs.environment(kernels=kernels, buffers="device") | {"GGML_NEURON_TARGET": harness.target()}
     del environment["NEURON_RT_NUM_CORES"]
     environment |= {"LD_LIBRARY_PATH": str(programs.llama_cpp), **variables}
     numbers = [f"{name}={value}" for name, value in settings.items()]

@@ -160,7 +160,7 @@ def test_a_model_is_derived_built_and_run(
     random_llama.write(model, architecture=architecture, weights=weights)
     output = tmp_path / "random.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", n_ctx, "--n-kv", n_ctx, "--flash-attn", flash_attn]
-    arguments += ["--target", harness.TARGET, "--fuse", fuse, *(["--weights", form] if form else [])]
+    arguments += ["--target", harness.target(), "--fuse", fuse, *(["--weights", form] if form else [])]
     # What the prompt comes to; with one token llama.cpp looks whether the device has flash attention. The warm-up has two, and others
     # have 13 and 5, which kernels for other numbers compute.
     arguments += ["--n-tokens", f"1,8,{PROMPT_TOKENS}"]

@@ -306,20 +306,20 @@ def test_what_no_emitter_takes_is_left_out_with_the_reason(tmp_path: Path) -> No
     assert not mended.reused and same == pack
 
 
-def test_kernels_are_those_that_kernelgen_builds(tmp_path: Path) -> None:
+def test_kernels_are_those_that_kernelgen_builds(neuron_target: str, tmp_path: Path) -> None:
     """Leaving out the compile that is thrown away changes no byte of a NEFF."""
     recorded = tmp_path / "group.yaml"
-    recorded.write_text(f"format: 1\nname: group\ntargets: [trn1]\nkernels:\n  - {RELU}\n")
+    recorded.write_text(f"format: 1\nname: group\ntargets: [{neuron_target}]\nkernels:\n  - {RELU}\n")
     harness.build(recorded, tmp_path / "out", say=lambda text: None)
     lane.Builder().build([RELU], tmp_path / "quick", lambda stage, count: None)
-    name = "group_trn1.kernels.gguf"
+    name = f"group_{neuron_target}.kernels.gguf"
     assert (tmp_path / "quick" / "kernels" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
-def test_entries_that_no_emitter_takes_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_entries_that_no_emitter_takes_are_left_out_and_counted(neuron_target: str, tmp_path: Path) -> None:
     recorded = tmp_path / "recorded.yaml"
     recorded.write_text(
-        "format: 1\nname: recorded\ntargets: [trn1]\nkernels:\n"
+        f"format: 1\nname: recorded\ntargets: [{neuron_target}]\nkernels:\n"
         f"  - {RELU}  # asked for 1 time\n"
         f"  - {NONSENSE}  # asked for 2 times\n"
     )

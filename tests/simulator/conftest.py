@@ -25,6 +25,13 @@ ROOT = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[..., Path]
 
+MACHINES: dict[str, dict[str, str]] = {
+    "trn1": {},
+    "trn2": {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "NEURON_RT_NUM_CORES": "1"},
+    "inf2": {"NEURON_SIMULATOR_INSTANCE": "inf2.48xlarge", "NEURON_RT_NUM_CORES": "1"},
+}
+"""Variables with which the simulator has one core of a target: without any it is one of trn1's."""
+
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,13 +54,14 @@ def library(built: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def environment() -> dict[str, str]:
-    """Returns variables with which the simulator finds its helper, and none else of its own."""
+def environment(neuron_target: str) -> dict[str, str]:
+    """Returns variables with which the simulator finds its helper, and has a core of the target."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_RT_", "NEURON_SIMULATOR_"))}
     return inherited | {
         "NEURON_SIMULATOR_PYTHON": sys.executable,
         "NEURON_SIMULATOR_PATH": str(ROOT / "tools"),
         "NEURON_RT_LOG_LEVEL": "INFO",
+        **MACHINES[neuron_target],
     }
 
 
@@ -71,7 +79,7 @@ def client(built: Path, environment: dict[str, str]) -> Run:
 
 
 @pytest.fixture(scope="session")
-def make_neff(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make_neff(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Returns a function that makes the simulated NEFF of a kernel, with the library's emitter or another."""
     folder = tmp_path_factory.mktemp("neffs")
 
@@ -82,7 +90,7 @@ def make_neff(tmp_path_factory: pytest.TempPathFactory) -> Make:
                 function = load_function(*Catalog([builtin_library()]).find(spec.op))
             path.write_bytes(
                 container.write_simulated(
-                    lowering.emit(spec, function), CompileConfig.make("trn1").flags(), "simulator 1"
+                    lowering.emit(spec, function), CompileConfig.make(neuron_target).flags(), "simulator 1"
                 )
             )
         return path

@@ -12,13 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.neff import container
 from kernelgen.spec.op_kernel import KernelSpec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[..., Path]
 
 T = TensorDesc.parse
+
+NO_INSTANCE = {"NEURON_SIMULATOR_INSTANCE": None, "NEURON_RT_NUM_CORES": None}
+"""For what is said of cores, or of memory, when the simulator plays no instance that is described."""
 
 
 def good(result: subprocess.CompletedProcess[str]) -> str:
@@ -91,7 +96,7 @@ def test_inputs_that_no_result_depends_on_are_left_out(client: Run, make_neff: M
 
 
 def test_slices_off_an_alignment_that_is_asked_for(client: Run, add: Path) -> None:
-    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_SLICE_ALIGNMENT="1K")
+    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_SLICE_ALIGNMENT="1K", **NO_INSTANCE)
     assert result.returncode == 1
     assert "nrt_tensor_allocate_slice: offset 512 of 'out' is not a multiple of 1024" in result.stderr
 
@@ -117,8 +122,13 @@ def test_threads_use_one_set_of_tensors(client: Run) -> None:
     good(client("sets", NEURON_RT_NUM_CORES="2"))
 
 
-def test_order_of_calls(client: Run, add: Path) -> None:
-    good(client("sequence", add, NEURON_SIMULATOR_INSTANCE="trn1.2xlarge"))
+def test_order_of_calls(client: Run, add: Path, tmp_path: Path) -> None:
+    """The program says what it expects of a trn1.2xlarge, so that the kernel is for trn1."""
+    path = tmp_path / "add.neff"
+    hlo = container.read_simulated(add.read_bytes()).hlo
+    path.write_bytes(container.write_simulated(hlo, CompileConfig.make("trn1").flags(), "simulator 1"))
+    instance = {"NEURON_SIMULATOR_INSTANCE": "trn1.2xlarge", "NEURON_RT_NUM_CORES": None}
+    good(client("sequence", path, **instance))
 
 
 def test_binding(client: Run, add: Path) -> None:
@@ -182,14 +192,14 @@ def test_device_memory_ends(client: Run) -> None:
     ],
 )
 def test_cores(client: Run, variables: dict[str, str], expected: str) -> None:
-    result = client("cores", **variables)
+    result = client("cores", **NO_INSTANCE | variables)
     assert good(result).strip() == expected
     if expected.startswith("NRT_INVALID"):
         assert any(f"NRT simulator ERROR nrt_init: {name}=" in result.stderr for name in variables)
 
 
 def test_strict(client: Run, add: Path) -> None:
-    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_RELEASE="2.27")
+    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_RELEASE="2.27", **NO_INSTANCE)
     good(result)
     for line in (
         "nrt_execute: output 'output0' overlaps 'input0', which is not declared",
@@ -198,11 +208,11 @@ def test_strict(client: Run, add: Path) -> None:
         "nrt_execute: output 'output0' begins at byte ",
     ):
         assert f"NRT simulator ERROR {line}" in result.stderr
-    good(client("lenient", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_STRICT="0"))
+    good(client("lenient", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_STRICT="0", **NO_INSTANCE))
 
 
 def test_a_later_release_has_large_tensors(client: Run, add: Path) -> None:
-    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_RELEASE="2.28")
+    result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_RELEASE="2.28", **NO_INSTANCE)
     assert result.returncode == 1
     assert "nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, (size_t) 1 << 32" in result.stderr
 
@@ -278,22 +288,27 @@ def test_executions_are_done_when_they_return(client: Run, add: Path, release: s
 def test_a_core_has_one_process(client: Run, built: Path, environment: dict[str, str], tmp_path: Path) -> None:
     locks = str(tmp_path / "locks")
     program = next(p for p in (built / "nrt_client", built / "tests" / "nrt_client") if p.exists())
-    variables = environment | {"NEURON_SIMULATOR_LOCKS": locks, "NEURON_RT_VISIBLE_CORES": "0-1"}
+    described = {k: v for k, v in environment.items() if k not in NO_INSTANCE}
+    variables = described | {"NEURON_SIMULATOR_LOCKS": locks, "NEURON_RT_VISIBLE_CORES": "0-1"}
+
+    def cores(**chosen: str) -> subprocess.CompletedProcess[str]:
+        return client("cores", **NO_INSTANCE | {"NEURON_SIMULATOR_LOCKS": locks} | chosen)
+
     with subprocess.Popen([program, "hold"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdin is not None
         assert holder.stdout.readline() == b"NRT_SUCCESS\n"
-        refused = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_VISIBLE_CORES="1-2")
+        refused = cores(NEURON_RT_VISIBLE_CORES="1-2")
         assert good(refused).strip() == "NRT_RESOURCE 0 0"
         assert f"nrt_init: another process has core 1 ({locks}/core-1)" in refused.stderr
-        other = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_VISIBLE_CORES="2-3")
+        other = cores(NEURON_RT_VISIBLE_CORES="2-3")
         assert good(other).strip() == "NRT_SUCCESS 4 2"
         # Of a number of cores it takes those that are free.
-        free = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_NUM_CORES="2", NEURON_SIMULATOR_CORES="4")
+        free = cores(NEURON_RT_NUM_CORES="2", NEURON_SIMULATOR_CORES="4")
         assert good(free).strip() == "NRT_SUCCESS 4 2"
-        many = client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_NUM_CORES="3", NEURON_SIMULATOR_CORES="4")
+        many = cores(NEURON_RT_NUM_CORES="3", NEURON_SIMULATOR_CORES="4")
         assert good(many).strip() == "NRT_RESOURCE 0 0"
         holder.stdin.close()
-    assert good(client("cores", NEURON_SIMULATOR_LOCKS=locks, NEURON_RT_NUM_CORES="2")).strip() == "NRT_SUCCESS 2 2"
+    assert good(cores(NEURON_RT_NUM_CORES="2")).strip() == "NRT_SUCCESS 2 2"
 
 
 def test_log_level(client: Run) -> None:

@@ -41,15 +41,22 @@ SAID = {
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the tree of those of the kernels that add and that write in place, which are what the checks need."""
     folder = tmp_path_factory.mktemp("doctor")
     lines = checks.MANIFEST.splitlines(keepends=True)
     kept = [line for line in lines if not line.startswith(" ") or "op: add" in line or "op: set_rows" in line]
     (folder / "doctor.yaml").write_text("".join(kept))
-    words = ["build", str(folder / "doctor.yaml"), "--target=trn1", "--compiler=simulator", "-o", str(folder / "out")]
+    words = [
+        "build",
+        str(folder / "doctor.yaml"),
+        f"--target={neuron_target}",
+        "--compiler=simulator",
+        "-o",
+        str(folder / "out"),
+    ]
     assert cli.run(words) == 0
-    return folder / "out" / "doctor_trn1"
+    return folder / "out" / f"doctor_{neuron_target}"
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def test_refuses(client: Run, add: Path, tmp_path: Path, name: str) -> None:
     assert message in result.stderr
 
 
-def test_refuses_hlo_that_does_not_compile(client: Run, add: Path, tmp_path: Path) -> None:
+def test_refuses_hlo_that_does_not_compile(client: Run, neuron_target: str, add: Path, tmp_path: Path) -> None:
     from kernelgen.hlo import proto
 
     module = proto.parse(container.read_simulated(add.read_bytes()).hlo)
@@ -80,7 +80,7 @@ def test_refuses_hlo_that_does_not_compile(client: Run, add: Path, tmp_path: Pat
     root.opcode = "no-such-thing"
     path = tmp_path / "bad.neff"
     path.write_bytes(
-        container.write_simulated(proto.serialize(module), CompileConfig.make("trn1").flags(), "simulator 1")
+        container.write_simulated(proto.serialize(module), CompileConfig.make(neuron_target).flags(), "simulator 1")
     )
     result = client("load", path)
     assert result.stdout.strip() == "NRT_FAILURE"

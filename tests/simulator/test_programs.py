@@ -16,6 +16,7 @@ from kernelgen.lowering.op import traced_hlo
 from kernelgen.neff import container
 from kernelgen.simulator.scratchpad import scratchpad_bytes
 from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import TARGETS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[..., Path]
@@ -24,6 +25,7 @@ Array = Any
 MIB = 1 << 20
 PROGRAM = 250 << 10
 MICROCODE = 96 * MIB
+"""Of a physical core."""
 
 
 def total(x: Array) -> Array:
@@ -69,14 +71,18 @@ def test_the_estimate_of_a_programs_memory(function: Callable[[Array], Array], e
 
 
 @pytest.fixture
-def larger(make_neff: Make) -> Callable[[int], Path]:
-    """Returns a function that makes a program, which needs so many MiB besides its tensors and the state buffer of 24 MiB."""
+def larger(make_neff: Make, neuron_target: str) -> Callable[[int], Path]:
+    """Returns a function that makes a program, which needs so many MiB besides its tensors and the state buffer."""
+    target = TARGETS[neuron_target]
+    state_buffer = target.state_buffer_mib * target.lnc
 
     def make(size: int) -> Path:
         def function(x: Array) -> Array:
             from jax import lax
 
-            rows = lax.sort(x.reshape(1, 1) * np.ones(((24 + size) * MIB // 1024, 256), np.float32), dimension=0)
+            rows = lax.sort(
+                x.reshape(1, 1) * np.ones(((state_buffer + size) * MIB // 1024, 256), np.float32), dimension=0
+            )
             return total(rows.reshape(1, -1)).reshape(1, 1, 1, 1)
 
         one = TensorDesc.parse("(1,1,1,1)/f32")
@@ -87,12 +93,12 @@ def larger(make_neff: Make) -> Callable[[int], Path]:
 
 @pytest.mark.parametrize(("release", "page"), [("2.32", 64), ("2.30", 512)])
 def test_the_largest_programs_scratchpad_is_there_for_all(
-    client: Run, add: Path, larger: Callable[[int], Path], release: str, page: int
+    client: Run, neuron_target: str, add: Path, larger: Callable[[int], Path], release: str, page: int
 ) -> None:
     paths = [add, larger(1), larger(2), larger(65)]
     done = client("programs", *paths, NEURON_SIMULATOR_RELEASE=release)
     assert done.returncode == 0, done.stderr
-    used = [int(line) - MICROCODE for line in done.stdout.split()]
+    used = [int(line) - TARGETS[neuron_target].lnc * MICROCODE for line in done.stdout.split()]
     most = page * (2 if page == 64 else 1) * MIB
     pages = [0, page * MIB, page * MIB, most, most, most, most, 0]
     programs = [1, 2, 3, 4, 3, 2, 1, 0]
@@ -100,14 +106,15 @@ def test_the_largest_programs_scratchpad_is_there_for_all(
 
 
 def test_a_program_whose_scratchpad_has_no_memory_is_refused(
-    client: Run, add: Path, larger: Callable[[int], Path]
+    client: Run, neuron_target: str, add: Path, larger: Callable[[int], Path]
 ) -> None:
-    memory = MICROCODE + 2 * PROGRAM + 63 * MIB
+    microcode = TARGETS[neuron_target].lnc * MICROCODE
+    memory = microcode + 2 * PROGRAM + 63 * MIB
     done = client("programs", add, larger(1), add, NEURON_SIMULATOR_MEMORY=str(memory))
-    rest = MICROCODE + PROGRAM
+    rest = microcode + PROGRAM
     assert done.stdout.splitlines() == [
         *(str(rest), f"NRT_RESOURCE {rest}", str(rest + PROGRAM)),
-        *(str(rest), str(rest), str(MICROCODE)),
+        *(str(rest), str(rest), str(microcode)),
     ], done.stderr
     assert "nrt_load: no device memory for a program on core 0: " in done.stderr
 

@@ -159,7 +159,7 @@ def derive(
     written = output / "derived.yaml"
     arguments = ["model", file, "-o", written, "--n-ctx", ",".join(map(str, n_ctx))]
     arguments += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens)]
-    arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.TARGET]
+    arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.target()]
     arguments += ["--fuse", fuse]
     arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp, *more]
     said = io.StringIO()

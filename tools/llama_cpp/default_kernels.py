@@ -192,21 +192,21 @@ class Lane:
             output = folder / f"m{number}.yaml"
             said = io.StringIO()
             where = ("--exporter", derived.exporter(), "--llama-cpp", self.programs.llama_cpp)
-            words = ["model", file, "-o", output, "--n-ctx", N_CTX, "--target", harness.TARGET, *where]
+            words = ["model", file, "-o", output, "--n-ctx", N_CTX, "--target", harness.target(), *where]
             words += ["--fuse", self.fuse]
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 if cli.run(list(map(str, words))):
                     return Model(failure=said.getvalue().strip())
             (request,) = manifest.load([output], self.builder.catalog)
             specs |= {kernel.spec.id: kernel.spec for kernel in request.kernels}
-            config = next(c for c in request.configs if c.target == harness.TARGET)
+            config = next(c for c in request.configs if c.target == harness.target())
             files.append(file)
         if not specs:
             return Model(absent=True)
         built = lane.Built()
         kernels = folder / "kernels"
         kernels.mkdir()
-        path = kernels / pack_name(f"group_{harness.TARGET}")
+        path = kernels / pack_name(f"group_{harness.target()}")
         refused = self.builder.pack(specs, config, path, built, progress)
         progress("running", 0)
         environment = self.programs.environment(kernels=kernels, log=True) | {

@@ -29,12 +29,16 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.plan import Plan, Request
+from kernelgen.targets import INSTANCES
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "NEURON0"
-TARGET = "trn1"
-
 Say = Callable[[str], None]
+
+
+def target() -> str:
+    """Returns what kernels are compiled for, and the machine's that the simulator plays: KERNELGEN_TEST_TARGET, or trn1."""
+    return os.environ.get("KERNELGEN_TEST_TARGET") or "trn1"
 
 
 # --- programs --------------------------------------------------------------------------------------------------------------
@@ -96,6 +100,7 @@ class Programs:
             "GGML_NEURON_LIBNRT": str(self.libnrt),
             "NEURON_SIMULATOR_PYTHON": sys.executable,
             "NEURON_SIMULATOR_PATH": str(Path(kernelgen.__file__).parents[1]),
+            "NEURON_SIMULATOR_INSTANCE": {one.target: one.name for one in INSTANCES}[target()],
             "NEURON_RT_NUM_CORES": "1",
         }
         if kernels:
@@ -197,10 +202,10 @@ def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = p
 
 
 def build_request(request: Request, output: Path, *, jobs: int | None = None, say: Say = print) -> Built:
-    """Builds the kernels of a request that their emitters take into a pack for `TARGET`; the arguments are `build`'s."""
+    """Builds the kernels of a request that their emitters take into a pack for `target()`; the arguments are `build`'s."""
     begun = time.monotonic()
     libraries = (builtin_library(),)
-    request = replace(request, configs=tuple(c for c in request.configs if c.target == TARGET))
+    request = replace(request, configs=tuple(c for c in request.configs if c.target == target()))
     plan = Plan.merge([request])
     compiler = choice.resolve("simulator")
     settings = BuildSettings(
@@ -247,10 +252,10 @@ _ODD = '{op: "sqr", inputs: ["(1,1,1,97)/f32"], output: "(1,1,1,97)/f32"}'
 
 def odd_kernel(folder: Path, say: Say = lambda text: None) -> Path:
     """Returns the folder, with a pack of one kernel that no program asks for: the backend offers no device without kernels."""
-    if not list(folder.glob("*.kernels.gguf")):
+    if not list(folder.glob(f"*_{target()}.kernels.gguf")):
         folder.mkdir(parents=True, exist_ok=True)
         manifest = folder / "odd.yaml"
-        manifest.write_text(f"format: 1\nname: odd\ntargets: [{TARGET}]\nkernels:\n  - {_ODD}\n")
+        manifest.write_text(f"format: 1\nname: odd\ntargets: [{target()}]\nkernels:\n  - {_ODD}\n")
         build(manifest, folder, jobs=1, say=say)
     return folder
 

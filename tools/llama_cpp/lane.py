@@ -187,14 +187,14 @@ class Builder:
         self.identity = Simulator().identity
 
     def key(self, entries: Sequence[str], found: dict[str, Kernel]) -> str:
-        """Returns what a pack depends on: its entries, kernelgen, and the emitters with what they import."""
+        """Returns what a pack depends on: its target, its entries, kernelgen, and the emitters with what they import."""
         modules = sorted({kernel.emitter for kernel in found.values()})
         emitters = [digest_files(dependencies(self.library, module)) for module in modules]
-        return digest(self.source, entries, modules, emitters)
+        return digest(self.source, harness.target(), entries, modules, emitters)
 
     def read(self, entries: Sequence[str]) -> tuple[dict[str, Kernel], CompileConfig, dict[str, str]]:
         """Returns the kernels of entries, the settings to compile them with, and why some have none; entries are of a manifest."""
-        head = ["format: 1", "name: group", f"targets: [{harness.TARGET}]"]
+        head = ["format: 1", "name: group", f"targets: [{harness.target()}]"]
         head += [f"languages: [{', '.join(self.languages)}]"] if self.languages else []
         lines = [*head, "kernels:", *(f"  - {e}" for e in entries)]
         parsed = document.parse("\n".join([*lines, ""]).encode(), "group.yaml")
@@ -204,7 +204,7 @@ class Builder:
         (config,) = settings.read(parsed.root, report).configs
         found: dict[str, Kernel] = {}
         listed = parsed.root.get("kernels")
-        choice = kernels.Choice((harness.TARGET,), parsed.root.get("languages"))
+        choice = kernels.Choice((harness.target(),), parsed.root.get("languages"))
         for entry, node in zip(entries, listed.value if listed else (), strict=True):
             made, _ = kernels.expand(node, self.catalog, report, choice=choice)
             if made:
@@ -225,7 +225,7 @@ class Builder:
         """
         if isinstance(spec, GraphSpec):
             return emission.emit(self.catalog.emitters(self.catalog.kernel(spec)), spec).hlo
-        chosen = self.catalog.choose(spec, self.languages, harness.TARGET)
+        chosen = self.catalog.choose(spec, self.languages, harness.target())
         return lowering.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
 
     def build(self, entries: Sequence[str], folder: Path, progress: Progress) -> tuple[Built, str]:
@@ -234,7 +234,7 @@ class Builder:
         There is no pack when no entry has a kernel.
         """
         begun = time.monotonic()
-        pack = folder / "kernels" / pack_name(f"group_{harness.TARGET}")
+        pack = folder / "kernels" / pack_name(f"group_{harness.target()}")
         record = folder / "built.json"
         found, config, refused = self.read(entries) if entries else ({}, None, {})
         key = self.key(entries, found)
@@ -303,7 +303,7 @@ class Builder:
                 )
             if built.sizes:
                 bundles.build(
-                    Bundle("group", harness.TARGET, config.key, tuple(sorted(built.sizes))),
+                    Bundle("group", harness.target(), config.key, tuple(sorted(built.sizes))),
                     specs,
                     {kernel: scratch / f"{kernel}.hlo.pb" for kernel in built.sizes},
                     {kernel: scratch / f"{kernel}.neff" for kernel in built.sizes},

@@ -20,6 +20,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "backend/nrt/targets.inc": lambda _: targets.inc(),
     "backend/simulator/src/instances.inc": lambda _: targets.instances(),
     "docs/compilers.md": lint_rules.render,
+    "docs/targets.md": targets.page,
     "rules/private/actions/resources.bzl": lambda _: resources.bzl(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),
     "tests/compilers/fake_neuronx_cc": targets.compiler_double,

@@ -108,13 +108,49 @@ def nki() -> str:
     return "\n".join(lines)
 
 
-def _inside(text: str, code: str) -> str:
+def _inside(text: str, code: str, begin: str = _BEGIN, end: str = _END) -> str:
     """Returns a file's text with other code between the two lines that say what is generated."""
-    before, begin, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"expected the lines {_BEGIN.strip()!r} and {_END.strip()!r}")
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"expected the lines {begin.strip()!r} and {end.strip()!r}")
     return before + begin + code + end + after
+
+
+def page(text: str) -> str:
+    """Returns the text of docs/targets.md, whose tables of facts and refusals have a column for each target."""
+    targets = TARGETS.values()
+
+    def table(*rows: tuple[str, list[str]]) -> str:
+        head = [("", [f"**{t.name}**" for t in targets]), ("---", ["---"] * len(targets)), *rows]
+        return "".join(f"| {' | '.join([name, *cells])} |\n" for name, cells in head)
+
+    facts = table(
+        ("NeuronCore, and NKI's name of it", [f"v{t.neuron_core}, gen{t.neuron_core}" for t in targets]),
+        ("what a NEFF calls the device", [t.device for t in targets]),
+        ("physical cores of a chip", [str(t.cores_per_chip) for t in targets]),
+        ("`--lnc`: physical cores of a logical one, by default", [str(t.lnc) for t in targets]),
+        ("memory of such a logical core", [f"{t.memory_gib * t.lnc} GiB" for t in targets]),
+        ("SBUF of a physical core", [f"{t.state_buffer_mib} MiB" for t in targets]),
+        ("what a kernel in NKI may use of it, per partition", [f"{t.sbuf_bytes:,} bytes" for t in targets]),
+        ("a product's moving operand, per partition", [f"{t.moving_free:,} elements" for t in targets]),
+        ("banks of PSUM that a product may write", [str(t.product_banks) for t in targets]),
+        ("a transpose into PSUM is in", ["F32" if t.neuron_core == 2 else "the input's type" for t in targets]),
+        ("NEFFs for other targets that its machines run", [", ".join(t.runs) or "none" for t in targets]),
+        ("documented by AWS as a `--target`", ["no" if t.experimental else "yes" for t in targets]),
+    )
+    taken = {True: "taken", False: "**refused**"}
+    refused = table(
+        ("`sort` (NCC_EVRF029)", [taken[t.sort] for t in targets]),
+        ("`dot` of 32-bit integers (NCC_EVRF035)", [taken[t.int32_dot] for t in targets]),
+        ("`f8e4m3fn` (NCC_EVRF051)", ["taken" if "F8E4M3FN" in t.fp8 else "with a flag" for t in targets]),
+        ("`--lnc 1`, `--lnc 2` (NCC_EARG001)", [", ".join(taken[n in t.lnc_choices] for n in (1, 2)) for t in targets]),
+        ("inputs and results above (NCC_EOOM001)", [f"{t.memory_gib * t.lnc} GiB" for t in targets]),
+    )
+    for name, code in (("facts", facts), ("refusals", refused)):
+        begin, end = f"<!-- {name}, from tools/kernelgen/targets.py by `{COMMAND}` -->\n", f"<!-- end of {name} -->\n"
+        text = _inside(text, code, begin, end)
+    return text
 
 
 def neff(text: str) -> str:
