@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programs import GROUPS, RANDOM, ROOT, SCENARIOS, Benched, Programs, Result, Run, build, find_programs, llama_bench
 
 sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
+sys.path.insert(0, str(ROOT / "tools" / "fault_injection"))
 
 import random_llama
 
