@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools" / "llama_c
 sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 import harness
-import lane
+import kernel_builder
 import random_llama
 
 import backend_programs
@@ -74,7 +74,9 @@ class Ran:
     lacking: int
 
 
-def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: Way, folder: Path) -> int:
+def derive(
+    programs: harness.Programs, builder: kernel_builder.KernelBuilder, model: Path, way: Way, folder: Path
+) -> int:
     """Writes the pack of a way's kernels to `folder`, and returns how many they are.
 
     Raises:
@@ -91,7 +93,7 @@ def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: 
         raise SystemExit(f"{model}: no manifest")
     (request,) = manifest.load([output], builder.catalog)
     specs = {kernel.spec.id: kernel.spec for kernel in request.kernels}
-    built = lane.Built()
+    built = kernel_builder.Built()
     path = folder / pack_name(f"group_{harness.TARGET}")
     refused = builder.pack(specs, request.configs[0], path, built, lambda stage, count: None)
     if refused or built.failed:
@@ -128,7 +130,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         model = folder / "random.gguf"
         size = random_llama.Size(n_embd=N_EMBD, n_ff=2 * N_EMBD, n_layer=2 if quick else N_LAYER)
         random_llama.write(model, size=size)
-        builder = lane.Builder()
+        builder = kernel_builder.KernelBuilder()
         kernels = {way: derive(programs, builder, model, way, folder / str(i)) for i, way in enumerate(WAYS)}
         ran: dict[Way, list[Ran]] = {way: [] for way in WAYS}
         for _ in range(1 if quick else ROUNDS):

@@ -36,6 +36,9 @@ TARGET = "trn1"
 
 Say = Callable[[str], None]
 
+Progress = Callable[[str, int], None]
+"""Is told a stage of some work, and how much of it is done."""
+
 
 # --- programs --------------------------------------------------------------------------------------------------------------
 
