@@ -163,7 +163,7 @@ class DefaultKernelsRunner:
 
     def __init__(self, programs: harness.Programs, work: Path, threads: int, fuse: str = "none") -> None:
         self.programs, self.work, self.threads, self.fuse = programs, work, threads, fuse
-        self.builder = models.Builder()
+        self.builder = models.CachingBuilder()
         self.depends = work_folder.digest(
             models.depends_on(programs),
             work_folder.digest_files([Path(__file__), Path(str(folded_layers.__file__)), derived_kernels.exporter()]),
