@@ -151,6 +151,8 @@ def test_the_earlier_name_of_layouts_is_read_with_a_warning(tmp_path: Path) -> N
         emitter("mul_mat", forms="planes")
     tensor = TensorDesc.parse("(64,4,1,1)/q8_0:planes")
     assert tensor.form == tensor.layout == "planes"
+    with pytest.warns(FutureWarning, match=r"TensorDesc\.make\(form=…\) is layout=… now"):
+        assert TensorDesc.make((64, 4, 1, 1), "q8_0", form="planes") == tensor
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
