@@ -3,7 +3,7 @@
 // The group's key and the kernel's say the same but for extents: those of the tokens are smaller in the kernel, those of the cache
 // may be larger. Between the two is what the kernel is to compute, a piece: with the kernel's tokens and the group's cache. That
 // any rows of the group are such a piece, and that the kernel computes it, select/group_lengths.h finds out. What is left is memory that the
-// group writes and reads: the rows of a cache that a later piece writes have to be hidden from this one (select/causality.h).
+// group writes and reads: the rows of a cache that a later piece writes have to be masked for this one (select/causality.h).
 
 #pragma once
 
@@ -34,5 +34,5 @@ struct neuron_group_cut {
 };
 
 // Returns whether the kernel with one key of n_words computes a group of nodes with another one in pieces, provided that what
-// `cut.causal_conditions` say is hidden; sets `cut`. Both are keys of graphs without mistakes.
+// `cut.causal_conditions` say is masked; sets `cut`. Both are keys of graphs without mistakes.
 bool neuron_cut_group(const uint64_t * group, const uint64_t * kernel, size_t n_words, neuron_group_cut & cut);
