@@ -219,7 +219,7 @@ class Needs:
     core_version: int
 
 
-class Device:
+class SimulatedDevice:
     """What the helper has: arenas, models, and XLA's CPU. Methods may be called by several threads at once.
 
     Args:
