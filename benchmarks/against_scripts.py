@@ -209,16 +209,16 @@ def judge(times: dict[str, list[Timed]]) -> Iterator[figures.Figure]:
     """Yields each case of each way, against the loop and the generator; times of the latter are cold and again."""
     for at, case in enumerate(CASES):
         for way, timed in times.items():
-            today = way in (LOOP, GENERATOR)
-            t = timed[min(at, 1)] if today else timed[at]
+            is_peer = way in (LOOP, GENERATOR)
+            t = timed[min(at, 1)] if is_peer else timed[at]
             for other in (LOOP, GENERATOR):
-                if today and other != LOOP:
+                if is_peer and other != LOOP:
                     continue
                 peer = figures.Peer(other, times[other][min(at, 1)].seconds) if way != other else None
                 what = f"{way}: {case}"
                 direction: figures.Direction = "peer / value"
                 yield figures.Figure(what, t.seconds, "s", timed[0].want, peer, direction, series=way)
-            if not today:
+            if not is_peer:
                 compiles = figures.Peer(LOOP, times[LOOP][0].want)
                 yield figures.exactly(f"{way}: {case}: compiles", t.compiles, t.want, compiles)
 

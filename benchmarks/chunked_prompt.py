@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).absolute().parents[1] / "tools" / "llama_c
 sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 import harness
-import lane
+import kernel_builder
 import random_llama
 
 import backend_programs
@@ -74,7 +74,9 @@ class Ran:
     lacking: int
 
 
-def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: Way, folder: Path) -> int:
+def derive(
+    programs: harness.Programs, builder: kernel_builder.KernelBuilder, model: Path, way: Way, folder: Path
+) -> int:
     """Writes the pack of a way's kernels to `folder`, and returns how many they are.
 
     Raises:
@@ -82,7 +84,7 @@ def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: 
     """
     folder.mkdir()
     output = folder / "derived.yaml"
-    words = ["model", model, "-o", output, "--n-ctx", N_CTX, "--target", harness.TARGET]
+    words = ["model", model, "-o", output, "--n-ctx", N_CTX, "--target", harness.target()]
     words += ["--fuse", "none"]  # pieces and padding of single ops
     words += [*backend_programs.Programs.find().options(), *(["--n-tokens", way.n_tokens] if way.n_tokens else [])]
     with contextlib.redirect_stdout(sys.stderr):
@@ -91,8 +93,8 @@ def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: 
         raise SystemExit(f"{model}: no manifest")
     (request,) = manifest.load([output], builder.catalog)
     specs = {kernel.spec.id: kernel.spec for kernel in request.kernels}
-    built = lane.Built()
-    path = folder / pack_name(f"group_{harness.TARGET}")
+    built = kernel_builder.Built()
+    path = folder / pack_name(f"group_{harness.target()}")
     refused = builder.pack(specs, request.configs[0], path, built, lambda stage, count: None)
     if refused or built.failed:
         raise SystemExit(f"kernels that should have been built: {refused | built.failed}")
@@ -128,7 +130,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         model = folder / "random.gguf"
         size = random_llama.Size(n_embd=N_EMBD, n_ff=2 * N_EMBD, n_layer=2 if quick else N_LAYER)
         random_llama.write(model, size=size)
-        builder = lane.Builder()
+        builder = kernel_builder.KernelBuilder()
         kernels = {way: derive(programs, builder, model, way, folder / str(i)) for i, way in enumerate(WAYS)}
         ran: dict[Way, list[Ran]] = {way: [] for way in WAYS}
         for _ in range(1 if quick else ROUNDS):

@@ -91,10 +91,10 @@ def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Ite
     yield figures.Figure(f"{name}: kernels", kernels, "kernels", peer=figures.Peer("entries", entries))
 
 
-def coverage(held: Path, *arguments: object) -> list[dict[str, Any]]:
+def coverage(manifest: Path, *arguments: object) -> list[dict[str, Any]]:
     """Returns what `kernelgen coverage` says of each export or model."""
     # It exits with 1 when something has no kernel, which is a figure here.
-    command = [*KERNELGEN, "coverage", held, *arguments, "--format", "json"]
+    command = [*KERNELGEN, "coverage", manifest, *arguments, "--format", "json"]
     done = usage.run(["sh", "-c", '"$0" "$@" || [ $? = 1 ]', *command], env=environment())
     found: list[dict[str, Any]] = json.loads(done.output)["graphs"]
     return found

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).absolute().parent))
 
 import cases
 import harness
-import lane
+import kernel_builder
 
 import figures
 import usage
@@ -44,7 +44,7 @@ def recorded(programs: harness.Programs) -> list[Kernel]:
     with tempfile.TemporaryDirectory() as folder:
         rows = cases.listing(programs, Path(folder))
     entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
-    builder = lane.Builder()
+    builder = kernel_builder.KernelBuilder()
     found, _, refused = builder.read(entries)
     kernels = {kernel.spec.id: kernel for kernel in found.values()}
     print(f"{len(rows)} cases ask for {len(entries)} ops, {len(refused)} of which break a rule of ggml's")
@@ -57,7 +57,7 @@ def main() -> int:
     parser = figures.arguments(__doc__)
     parser.add_argument("--kernels", type=int, help="So many of them; all by default.")
     args = parser.parse_args()
-    root = lane.Builder().library.root
+    root = kernel_builder.KernelBuilder().library.root
     kernels = recorded(harness.Programs.find())[: args.kernels or (100 if args.quick else None)]
     sizes: dict[str, list[int]] = {}
     refused: Counter[str] = Counter()

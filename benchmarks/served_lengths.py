@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).absolute().parent))
 import figures
 from backend_programs import Programs
 from kernelgen import cli, manifest
-from kernelgen.dispatch.lengths import LengthIndex, Served
+from kernelgen.dispatch.lengths import LengthIndex, Selection
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.model.exporter import find
@@ -44,19 +44,21 @@ class Graph:
 
     call: DecodeCall
     nodes: Mapping[KernelSpec, int]
-    served: Mapping[KernelSpec, Served | None]
+    selections: Mapping[KernelSpec, Selection | None]
 
     def total(self, value: str) -> float:
-        """Returns the sum over all nodes of an attribute of `Served`."""
-        return sum(count * getattr(self.served[spec], value) for spec, count in self.nodes.items() if self.served[spec])
+        """Returns the sum over all nodes of an attribute of `Selection`."""
+        return sum(
+            count * getattr(self.selections[spec], value) for spec, count in self.nodes.items() if self.selections[spec]
+        )
 
     @property
     def lacking(self) -> int:
-        return sum(count for spec, count in self.nodes.items() if not self.served[spec])
+        return sum(count for spec, count in self.nodes.items() if not self.selections[spec])
 
     @property
     def launches(self) -> int:
-        return sum(count * len(s.kernels) for spec, count in self.nodes.items() if (s := self.served[spec]))
+        return sum(count * len(s.kernels) for spec, count in self.nodes.items() if (s := self.selections[spec]))
 
 
 def graphs(
@@ -66,11 +68,11 @@ def graphs(
     settings = Settings((N_CTX,), N_UBATCH, 1, (1,), None, None, "f16", "f16", (True,), False, False)
     asked = find(programs.exporter, programs.libraries)
     index = LengthIndex.of(kernels)
-    known: dict[KernelSpec, Served | None] = {}
+    known: dict[KernelSpec, Selection | None] = {}
     for _, call, graph in asked.graphs(file, settings, calls):
         nodes = Counter(node.spec() for node in graph.nodes if not node.empty)
         for spec in nodes.keys() - known.keys():
-            known[spec] = index.serve(spec, N_CTX)
+            known[spec] = index.select(spec, N_CTX)
         yield Graph(call, nodes, known)
 
 
@@ -135,7 +137,7 @@ def measure(file: Path, programs: Programs, counts: Sequence[int]) -> Iterator[f
         sum(
             count * how(s)
             for spec, count in graph.nodes.items()
-            if spec.op == "flash_attn_ext" and (s := graph.served[spec])
+            if spec.op == "flash_attn_ext" and (s := graph.selections[spec])
         )
         for how in (lambda s: s.bytes, lambda s: s.exact_bytes)
         for graph in depths

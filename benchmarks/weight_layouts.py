@@ -1,4 +1,4 @@
-"""Products by weights in forms against the same by weights as ggml has them: `./bazelw run //benchmarks:weight_layouts`.
+"""Products by weights in layouts against the same by weights as ggml has them: `./bazelw run //benchmarks:weight_layouts`.
 
 For each type MUL_MAT of a matrix of 1024 x 1024 with 1 and with 32 rows, as the simulator computes it: CPU time, the least of
 several turns that alternate between the two. The bytes of each kernel's HLO are in the same rows. It says what XLA makes of the two
@@ -69,18 +69,18 @@ def product(weights: str, rows: int) -> Product:
 
 def measure(quick: bool) -> Iterator[figures.Figure]:
     for dtype in TYPES[:1] if quick else TYPES:
-        for form, rows in itertools.product(weight_layouts.of_type(dtype), ROWS):
-            plain, formed = product(dtype, rows), product(f"{dtype}:{form}", rows)
-            (a,), (b,) = (one.executable.run(one.arrays) for one in (plain, formed))
+        for layout, rows in itertools.product(weight_layouts.of_type(dtype), ROWS):
+            plain, rearranged = product(dtype, rows), product(f"{dtype}:{layout}", rows)
+            (a,), (b,) = (one.executable.run(one.arrays) for one in (plain, rearranged))
             if not nmse(b, a) < 2e-5:
                 raise SystemExit(f"{dtype}: the products are not the same")
             for _ in range(2 if quick else TURNS):
                 plain.turn()
-                formed.turn()
-            sizes = f"{formed.hlo_bytes} bytes of HLO, not {plain.hlo_bytes}"
+                rearranged.turn()
+            sizes = f"{rearranged.hlo_bytes} bytes of HLO, not {plain.hlo_bytes}"
             yield figures.Figure(
-                f"{dtype} as {form}, {rows} row{'s' * (rows > 1)}; {sizes}",
-                formed.best_ms,
+                f"{dtype} as {layout}, {rows} row{'s' * (rows > 1)}; {sizes}",
+                rearranged.best_ms,
                 "ms",
                 peer=figures.Peer("as ggml has it", plain.best_ms),
                 direction="peer / value",

@@ -50,5 +50,5 @@ def diag_mask(x, *, n_past: int = 0, op, out):
     x: [ne3, ne2, n, n_kv] f32.
     """
     row, column = (lax.broadcasted_iota(np.int32, x.shape, axis) for axis in (2, 3))
-    hidden = lax.full_like(x, -np.inf if op == "diag_mask_inf" else 0)
-    return result(lax.select(column > row + np.int32(n_past), hidden, x), out)
+    masked = lax.full_like(x, -np.inf if op == "diag_mask_inf" else 0)
+    return result(lax.select(column > row + np.int32(n_past), masked, x), out)

@@ -62,8 +62,26 @@ function(add_neuron_kernels name)
     cmake_parse_arguments(PARSE_ARGV 1 ARG "${flags}" "${single}" "${several}")
     set(call "add_neuron_kernels(${name})")
 
-    # --- What is asked for ---------------------------------------------------------------------------------------------
+    _neuron_kernels_check_words()
+    _neuron_kernels_read_files()
+    _neuron_kernels_read_settings()
+    _neuron_kernels_plan()
 
+    file(GLOB_RECURSE generator "${root}/tools/kernelgen/*.py" "${root}/tools/kernelgen/*.j2" "${root}/tools/kernelgen/*.json")
+    set(watched ${MANIFEST} ${generator} "${root}/requirements.txt")
+    _neuron_kernels_library("${root}")
+    # In a folder of its own, because languages can be enabled for a folder and not in a function.
+    set(exclude)
+    if(ARG_EXCLUDE_FROM_ALL)
+        set(exclude EXCLUDE_FROM_ALL)
+    endif()
+    add_subdirectory("${root}/rules/cmake/kernels" "${folder}" ${exclude})
+endfunction()
+
+# --- Steps of add_neuron_kernels(), in its scope: what it was given is in ARG_*, `call` begins its messages ------------------
+
+# Ends with an error for a name, a generator or words that it can't take.
+macro(_neuron_kernels_check_words)
     if(TARGET "${name}")
         message(FATAL_ERROR "${call}: there is a target of that name already")
     elseif(NOT name MATCHES "^[A-Za-z0-9_.+-]+$")
@@ -87,7 +105,10 @@ function(add_neuron_kernels name)
             endif()
         endforeach()
     endforeach()
+endmacro()
 
+# Sets MANIFEST and KERNELS to whole paths, and `data` to the targets among DATA.
+macro(_neuron_kernels_read_files)
     if(NOT ARG_MANIFEST)
         message(FATAL_ERROR "${call}: MANIFEST names no file")
     endif()
@@ -113,7 +134,10 @@ function(add_neuron_kernels name)
             message(FATAL_ERROR "${call}: DATA ${file}: there is neither a target of that name nor ${full}")
         endif()
     endforeach()
+endmacro()
 
+# Sets `compiler`, FORM and `emit_timeout`; a cache variable is for calls that do not say.
+macro(_neuron_kernels_read_settings)
     set(compiler auto)
     foreach(choice "${NEURON_KERNELGEN_COMPILER}" "${ARG_COMPILER}")
         if(choice)
@@ -141,9 +165,10 @@ function(add_neuron_kernels name)
     if(NOT "${emit_timeout}" STREQUAL "" AND NOT "${emit_timeout}" MATCHES "^[0-9]+(\\.[0-9]+)?$")
         message(FATAL_ERROR "${call}: EMIT_TIMEOUT is a number of seconds, 0 for no limit, not '${emit_timeout}'")
     endif()
+endmacro()
 
-    # --- The plan ------------------------------------------------------------------------------------------------------
-
+# Plans the kernels and writes the build's files into `folder`; sets `root`, `python` and `environment`, with which steps run.
+macro(_neuron_kernels_plan)
     _neuron_kernels_root(root)
     _neuron_kernels_python(python "${call}")
     set(folder "${CMAKE_CURRENT_BINARY_DIR}/neuron_kernels/${name}")
@@ -186,19 +211,7 @@ function(add_neuron_kernels name)
     endif()
     string(REPLACE "\n" "\n--   " said "${said}")
     message(STATUS "${call}: ${said}")
-
-    # --- The build -----------------------------------------------------------------------------------------------------
-
-    file(GLOB_RECURSE generator "${root}/tools/kernelgen/*.py" "${root}/tools/kernelgen/*.j2" "${root}/tools/kernelgen/*.json")
-    set(watched ${MANIFEST} ${generator} "${root}/requirements.txt")
-    _neuron_kernels_library("${root}")
-    # In a folder of its own, because languages can be enabled for a folder and not in a function.
-    set(exclude)
-    if(ARG_EXCLUDE_FROM_ALL)
-        set(exclude EXCLUDE_FROM_ALL)
-    endif()
-    add_subdirectory("${root}/rules/cmake/kernels" "${folder}" ${exclude})
-endfunction()
+endmacro()
 
 # --- Checking arguments --------------------------------------------------------------------------------------------------
 

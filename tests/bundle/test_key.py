@@ -85,17 +85,17 @@ def test_index_is_not_empty_and_not_ambiguous() -> None:
         KernelIndex.build(KernelSpec("scale", (tensor,), tensor, params) for params in ((("s", 0.0),), (("b", 0.0),)))
 
 
-@pytest.mark.parametrize(("dtype", "form"), [("q8_0", "planes"), ("f16", "transposed")])
-def test_a_kernel_for_another_form_is_another_kernel(dtype: str, form: str) -> None:
+@pytest.mark.parametrize(("dtype", "layout"), [("q8_0", "planes"), ("f16", "transposed")])
+def test_a_kernel_for_another_layout_is_another_kernel(dtype: str, layout: str) -> None:
     """The layout is in the id, in the key and in what plans hold; a lookup for one layout does not find a kernel for the other."""
     f32, result = TensorDesc.parse("(64,3,1,1)/f32"), TensorDesc.parse("(8,3,1,1)/f32")
-    plain, formed = (
+    plain, rearranged = (
         KernelSpec.make("mul_mat", [TensorDesc.parse(f"(64,8,1,1)/{t}"), f32], result)
-        for t in (dtype, f"{dtype}:{form}")
+        for t in (dtype, f"{dtype}:{layout}")
     )
-    assert plain.id != formed.id
-    assert KernelSpec.from_json(formed.to_json()) == formed != plain
-    for there, other in ((plain, formed), (formed, plain)):
+    assert plain.id != rearranged.id
+    assert KernelSpec.from_json(rearranged.to_json()) == rearranged != plain
+    for there, other in ((plain, rearranged), (rearranged, plain)):
         index = KernelIndex.build([there])
         assert index.find(key(there)) == 0
         assert index.find(key(other)) is None
@@ -109,10 +109,10 @@ def test_groups_with_weights_in_other_layouts_are_other_kernels() -> None:
         )
         return GraphSpec.make([LooseNode("mul_mat", (weight, x), TensorDesc.parse("(8,3,1,1)/f32"), {}, None, True)])
 
-    plain, formed = group("q8_0"), group("q8_0:planes")
-    assert plain.id != formed.id
-    assert GraphSpec.from_json(formed.to_json()) == formed
-    assert KernelIndex.build([plain]).find(key(formed)) is None
+    plain, rearranged = group("q8_0"), group("q8_0:planes")
+    assert plain.id != rearranged.id
+    assert GraphSpec.from_json(rearranged.to_json()) == rearranged
+    assert KernelIndex.build([plain]).find(key(rearranged)) is None
 
 
 def test_so_many_keys_of_one_hash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import kill_builds
 import pytest
 
 from kernelgen.cache import Folder, entry
 
-from . import faults
 from .conftest import ROOT, compiles, environment, install, manifest
 from .store import Store
 
@@ -387,9 +387,9 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 
 
 def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    # `bazel run //tests:cache_faults` kills 200.
+    # `bazel run //tools/fault_injection:kill_builds` kills 200.
     seed = int(time.time())
-    killed = [victim for _, victim in faults.run(tmp_path.resolve(), rounds=1, seed=seed) if victim]
+    killed = [victim for _, victim in kill_builds.run(tmp_path.resolve(), rounds=1, seed=seed) if victim]
     assert len(killed) == 1, f"seed {seed}"
 
 

@@ -1,11 +1,11 @@
-"""Rounds in which the simulator fails on purpose: see fault_rounds.py, which makes more of them."""
+"""Rounds in which the simulator fails on purpose: see tools/fault_injection/device_faults.py, which makes more of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from fault_rounds import Bench, Round, make_bench, play
+from device_faults import Bench, Round, make_bench, play
 from programs import Programs
 
 

@@ -38,9 +38,9 @@ kernels:
 """
 PRODUCTS = ("q8_0", "q4_K", "q6_K", "f16", "f32")
 ROUNDED = ("q8_0", "q4_K")
-"""Of which there are kernels for weights in the form bf16, too."""
+"""Of which there are kernels for weights in the layout bf16, too."""
 
-Forms = Callable[..., Result]
+RunLayouts = Callable[..., Result]
 
 
 def entries(types: tuple[str, ...], weights: str) -> str:
@@ -63,9 +63,9 @@ def both(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         + entries(PRODUCTS, "weights: [planes, transposed]")
     )
     text += entries(ROUNDED, "weights: [bf16]")
-    for form in ("planes", "bf16"):
+    for layout in ("planes", "bf16"):
         text += (
-            f'  - {{op: mul_mat, inputs: ["(512,7,1,1)/q8_0:{form}", "(512,3,1,1)/f32"], output: "(7,3,1,1)/f32"}}\n'
+            f'  - {{op: mul_mat, inputs: ["(512,7,1,1)/q8_0:{layout}", "(512,3,1,1)/f32"], output: "(7,3,1,1)/f32"}}\n'
         )
     (folder / "weights.yaml").write_text(text)
     build(folder / "weights.yaml", folder / "kernels")
@@ -73,12 +73,12 @@ def both(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def formed(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def layouts_alone(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with kernels for weights in layouts alone."""
-    folder = tmp_path_factory.mktemp("formed")
-    head = f"format: 1\nname: formed\ntargets: [{neuron_target}]\nweights: [planes, transposed]\nkernels:\n"
-    (folder / "formed.yaml").write_text(head + entries(("q8_0", "f16"), "params: {}"))
-    build(folder / "formed.yaml", folder / "kernels")
+    folder = tmp_path_factory.mktemp("layouts_alone")
+    head = f"format: 1\nname: layouts_alone\ntargets: [{neuron_target}]\nweights: [planes, transposed]\nkernels:\n"
+    (folder / "layouts_alone.yaml").write_text(head + entries(("q8_0", "f16"), "params: {}"))
+    build(folder / "layouts_alone.yaml", folder / "kernels")
     return folder / "kernels"
 
 
@@ -93,7 +93,7 @@ def rounded(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
-def run_forms(programs: Programs) -> Forms:
+def run_layouts(programs: Programs) -> RunLayouts:
     """Returns a function that runs scenarios of the program `layouts`; environment variables are given by name."""
 
     def run(*scenarios: str, **variables: str | Path) -> Result:
@@ -115,23 +115,23 @@ def good(result: Result, scenarios: list[str]) -> None:
     assert result.said == dict.fromkeys(scenarios, "ok"), result.log
 
 
-def test_bytes_are_in_the_order_that_kernels_read(run_forms: Forms, both: Path) -> None:
+def test_bytes_are_in_the_order_that_kernels_read(run_layouts: RunLayouts, both: Path) -> None:
     """The backend's table of fields is kernelgen's: the bytes in device memory are those that kernelgen packs."""
     types = (*QUANTIZED, *FLOATS)
-    result = run_forms(*(f"bytes:{t}" for t in types), GGML_NEURON_KERNEL_DIR=both)
+    result = run_layouts(*(f"bytes:{t}" for t in types), GGML_NEURON_KERNEL_DIR=both)
     good(result, [f"bytes:{t}" for t in types])
     lines = [line for line in result.log.splitlines() if line and set(line) <= set("0123456789abcdef")]
     for t, given, kept in zip(types, lines[::2], lines[1::2], strict=True):
         data = np.frombuffer(bytes.fromhex(given), np.uint8)
         ne = (max(2 * TYPES[t].block, 96), 5, 2, 1)
-        form = weight_layouts.of_type(t)[0]
-        assert weight_layouts.pack(data, form, t, ne).tobytes().hex() == kept, t
+        layout = weight_layouts.of_type(t)[0]
+        assert weight_layouts.pack(data, layout, t, ne).tobytes().hex() == kept, t
 
 
-def test_what_is_kept_as_bf16_is_rounded(run_forms: Forms, rounded: Path) -> None:
+def test_what_is_kept_as_bf16_is_rounded(run_layouts: RunLayouts, rounded: Path) -> None:
     """The elements that the gguf package decodes, rounded; noise has scales that are not numbers, too."""
     types = [t for t in QUANTIZED if t not in ("q1_0", "q2_0")]  # which the package does not decode
-    result = run_forms(*(f"bytes:{t}:bf16" for t in types), GGML_NEURON_KERNEL_DIR=rounded)
+    result = run_layouts(*(f"bytes:{t}:bf16" for t in types), GGML_NEURON_KERNEL_DIR=rounded)
     good(result, [f"bytes:{t}:bf16" for t in types])
     lines = [line for line in result.log.splitlines() if line and set(line) <= set("0123456789abcdef")]
     for t, given, kept in zip(types, lines[::2], lines[1::2], strict=True):
@@ -148,68 +148,68 @@ def test_what_is_kept_as_bf16_is_rounded(run_forms: Forms, rounded: Path) -> Non
 
 
 @pytest.mark.parametrize("scenario", ["parts", "copies"])
-def test_what_is_written_is_read_back(run_forms: Forms, both: Path, scenario: str) -> None:
+def test_what_is_written_is_read_back(run_layouts: RunLayouts, both: Path, scenario: str) -> None:
     asked = [f"{scenario}:{t}" for t in ("q8_0", "q4_K", "q5_K", "f16", "f32", "q8_0:bf16", "q4_K:bf16")]
-    good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device"), asked)
+    good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device"), asked)
 
 
-def test_a_buffer_of_rounded_weights_is_cleared_with_nothing_but_zeros(run_forms: Forms, rounded: Path) -> None:
-    result = run_forms("clear:q8_0:bf16", GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
+def test_a_buffer_of_rounded_weights_is_cleared_with_nothing_but_zeros(run_layouts: RunLayouts, rounded: Path) -> None:
+    result = run_layouts("clear:q8_0:bf16", GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
     assert result.status == -signal.SIGABRT
     assert "clearing a buffer: in this layout it can be cleared with 0 alone" in result.log
 
 
 @pytest.mark.parametrize("buffers", ["device", "host"])
-def test_products_are_the_same_with_and_without_forms(run_forms: Forms, both: Path, buffers: str) -> None:
+def test_products_are_the_same_with_and_without_layouts(run_layouts: RunLayouts, both: Path, buffers: str) -> None:
     asked = [f"{what}:{t}" for what in ("product", "experts") for t in (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED))]
-    result = run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
+    result = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
     good(result, asked)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.log
 
 
-def test_rows_of_a_weight_have_its_form(run_forms: Forms, both: Path) -> None:
+def test_rows_of_a_weight_have_its_layout(run_layouts: RunLayouts, both: Path) -> None:
     asked = ["rows:q8_0", "rows:q8_0:bf16"]
-    result = run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    result = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     good(result, asked)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.log
 
 
 @pytest.mark.parametrize("scenario", ["group:q8_0", "group:q8_0:bf16"])
-def test_a_group_has_its_weights_in_forms(run_forms: Forms, both: Path, scenario: str) -> None:
+def test_a_group_has_its_weights_in_layouts(run_layouts: RunLayouts, both: Path, scenario: str) -> None:
     """The group's kernels want layouts: without them its nodes are computed one by one."""
-    result = run_forms(scenario, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
+    result = run_layouts(scenario, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     good(result, [scenario])
     assert "2 ops ran in groups, in 1 launches, 2.0 ops each" in result.log
     assert "2 ops were in no group" in result.log
 
 
-def test_a_device_offers_buffers_for_the_weights_that_kernels_want(run_forms: Forms, both: Path) -> None:
+def test_a_device_offers_buffers_for_the_weights_that_kernels_want(run_layouts: RunLayouts, both: Path) -> None:
     asked = [f"probes:{t}" for t in (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED))]
-    good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device"), asked)
+    good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device"), asked)
 
 
-def test_repacking_can_be_turned_off(run_forms: Forms, both: Path) -> None:
+def test_repacking_can_be_turned_off(run_layouts: RunLayouts, both: Path) -> None:
     asked = [f"off:{t}" for t in PRODUCTS]
     variables = {"GGML_NEURON_BUFFERS": "device", "GGML_NEURON_REPACK": "0"}
-    good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=both, **variables), asked)
+    good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, **variables), asked)
 
 
-def test_a_kernel_is_found_for_its_form_alone(run_forms: Forms, formed: Path, rounded: Path) -> None:
+def test_a_kernel_is_found_for_its_layout_alone(run_layouts: RunLayouts, layouts_alone: Path, rounded: Path) -> None:
     asked = ["other-layout:q8_0", "other-layout:f16"]
-    good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=formed, GGML_NEURON_BUFFERS="device"), asked)
+    good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=layouts_alone, GGML_NEURON_BUFFERS="device"), asked)
     asked = ["other-layout:q8_0:bf16", "other-layout:f16"]
-    good(run_forms(*asked, GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device"), asked)
+    good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device"), asked)
 
 
 def test_what_has_no_kernel_for_the_form_is_refused_and_never_wrong(
-    run_forms: Forms, formed: Path, rounded: Path
+    run_layouts: RunLayouts, layouts_alone: Path, rounded: Path
 ) -> None:
     asked = ["refused:q8_0", "refused:f16"]
-    result = run_forms(*asked, GGML_NEURON_KERNEL_DIR=formed, GGML_NEURON_BUFFERS="device")
+    result = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=layouts_alone, GGML_NEURON_BUFFERS="device")
     good(result, asked)
     assert "(512,7,1,1)/q8_0:planes" in result.log  # rows of planes are planes
     asked = ["refused:q8_0:bf16"]
-    log = run_forms(*asked, GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
+    log = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
     good(log, asked)
     assert "(512,7,1,1)/q8_0:bf16" in log.log
     assert "(256,24,1,1)/q8_0:scattered" in result.log

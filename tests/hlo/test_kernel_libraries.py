@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -151,6 +152,26 @@ def test_the_earlier_name_of_layouts_is_read_with_a_warning(tmp_path: Path) -> N
         emitter("mul_mat", forms="planes")
     tensor = TensorDesc.parse("(64,4,1,1)/q8_0:planes")
     assert tensor.form == tensor.layout == "planes"
+    with pytest.warns(FutureWarning, match=r"TensorDesc\.make\(form=…\) is layout=… now"):
+        assert TensorDesc.make((64, 4, 1, 1), "q8_0", form="planes") == tensor
+
+
+@pytest.mark.parametrize(
+    ("former", "present", "name"),
+    [
+        ("kernelgen.differentiable", "kernelgen.manifest.differentiable", "operator"),
+        ("kernelgen.emitter", "kernelgen.emitters", "emitter"),
+        ("kernelgen.kernel", "kernelgen.spec.op_kernel", "KernelSpec"),
+        ("kernelgen.numpy", "kernelgen.languages.numpy", "knob"),
+    ],
+)
+def test_a_module_is_imported_by_the_name_that_it_had(
+    former: str, present: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, former, raising=False)
+    with pytest.warns(FutureWarning, match=f"{former} is {present} now: import that"):
+        found = importlib.import_module(former)
+    assert getattr(found, name) is getattr(importlib.import_module(present), name)
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:

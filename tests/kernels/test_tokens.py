@@ -165,8 +165,8 @@ def test_a_longer_cache_under_a_longer_mask_is_the_same() -> None:
     assert v is not None
     assert mask is not None
     longer = [np.concatenate([a, rng.normal(size=(1, 4, 7, 16)).astype(np.float16)], axis=2) for a in (k, v)]
-    hidden = np.concatenate([mask, np.full((1, 1, N, 7), -np.inf, np.float16)], axis=3)
-    have = computed(KernelSpec("flash_attn_ext", tuple(srcs), result, kernel.params), [q, *longer, hidden])
+    masked = np.concatenate([mask, np.full((1, 1, N, 7), -np.inf, np.float16)], axis=3)
+    have = computed(KernelSpec("flash_attn_ext", tuple(srcs), result, kernel.params), [q, *longer, masked])
     np.testing.assert_array_equal(have, computed(kernel, [q, k, v, mask]))
 
 

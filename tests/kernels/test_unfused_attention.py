@@ -85,11 +85,11 @@ def test_kernels_of_other_sizes_serve_each_node() -> None:
     kernels = [pieced(node, cells, 4, 16) for node, cells in zip(NODES, CELLS_AXES, strict=True)]
     index = LengthIndex.of(kernels)
     for node, kernel in zip(NODES, kernels, strict=True):
-        served = index.serve(node)
-        assert served is not None
-        assert (served.kernels, served.chunks, served.padding) == ((kernel, kernel), ((0, 4), (3, 4)), 1)
+        selection = index.select(node)
+        assert selection is not None
+        assert (selection.kernels, selection.chunks, selection.padding) == ((kernel, kernel), ((0, 4), (3, 4)), 1)
     # the cache ends before the kernel's
-    assert [index.serve(node, room=12) is not None for node in NODES] == [not cells for cells in CELLS_AXES]
+    assert [index.select(node, room=12) is not None for node in NODES] == [not cells for cells in CELLS_AXES]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import backend_ops
+import case_runner
 import cases
 import harness
-import lane
+import kernel_builder
 import pytest
 import whole_programs
 
@@ -126,7 +127,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
     show = backend_ops.Show(2, 1, terminal=False)
     show.stage(group, "running", 1)
     outcome = cases.Outcome([cases.Result("A(1)", cases.PASSED), cases.Result("A(2)", cases.UNSUPPORTED)])
-    show.done(group, lane.Done(lane.Built(sizes={"a": 1}), outcome, 3.0))
+    show.done(group, case_runner.Done(kernel_builder.Built(sizes={"a": 1}), outcome, 3.0))
     show.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("1/1 A-1: 1 of 2 cases supported, 1 passed, 0 failed; 1 kernels, 3 s")
@@ -141,10 +142,10 @@ def test_progress_is_a_line_that_changes_in_a_terminal(
     show = backend_ops.Show(300, 2, terminal=True)
     show.stage(first, "running", 17)
     passed = cases.Outcome([cases.Result(case, cases.PASSED) for case in first.cases])
-    show.done(first, lane.Done(lane.Built(), passed, 3.0))
+    show.done(first, case_runner.Done(kernel_builder.Built(), passed, 3.0))
     show.stage(second, "building", 3)
     failed = cases.Outcome([cases.Result(case, cases.FAILED) for case in second.cases])
-    show.done(second, lane.Done(lane.Built(), failed, 3.0))
+    show.done(second, case_runner.Done(kernel_builder.Built(), failed, 3.0))
     show.close()
     shown = capsys.readouterr().err
     states = [part for part in shown.split("\r\x1b[K") if part]
@@ -245,7 +246,7 @@ def test_cases_are_chosen_by_the_language_that_computes_them() -> None:
 def test_a_case_that_ends_the_program_fails_and_the_others_go_on(fake: harness.Programs, tmp_path: Path) -> None:
     group = cases.group(cases.listing(fake, tmp_path / "empty"))[0]
     (fake.llama_cpp / "crash").write_text("A(3)")
-    worker = lane.Lane(fake, tmp_path / "work", 1)
+    worker = case_runner.CaseRunner(fake, tmp_path / "work", 1)
     outcome = worker.run(group, tmp_path / "empty", lambda stage, count: None)
     became = Counter((result.case, result.status) for result in outcome.results)
     assert became[("A(1)", cases.PASSED)] == 1
@@ -262,7 +263,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(
     command = [sys.executable, backend_ops.__file__, "--work", work, "-j", "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         wait_for((work / "whole" / "B-1" / "lock").exists)
-        # The lane holds its group's folder, and the program that it runs another lock.
+        # The worker holds its group's folder, and the program that it runs another lock.
         locks = [work / "whole" / "B-1" / "lock", programs.llama_cpp / "lock"]
         wait_for(lambda: all(held(lock) for lock in locks))
         process.kill()
@@ -292,7 +293,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 def test_what_no_emitter_takes_is_left_out_with_the_reason(tmp_path: Path) -> None:
     copy = '{op: "cpy", inputs: ["(32,1,1,1)/f32", "(32,1,1,1)/iq1_s"], output: "(32,1,1,1)/iq1_s"}'
-    builder = lane.Builder()
+    builder = kernel_builder.KernelBuilder()
     built, pack = builder.build([RELU, NONSENSE, copy], tmp_path, lambda stage, count: None)
     assert len(built.sizes) == 1 and not built.failed and pack
     assert set(built.refused) == {NONSENSE, copy}
@@ -311,7 +312,7 @@ def test_kernels_are_those_that_kernelgen_builds(neuron_target: str, tmp_path: P
     recorded = tmp_path / "group.yaml"
     recorded.write_text(f"format: 1\nname: group\ntargets: [{neuron_target}]\nkernels:\n  - {RELU}\n")
     harness.build(recorded, tmp_path / "out", say=lambda text: None)
-    lane.Builder().build([RELU], tmp_path / "quick", lambda stage, count: None)
+    kernel_builder.KernelBuilder().build([RELU], tmp_path / "quick", lambda stage, count: None)
     name = f"group_{neuron_target}.kernels.gguf"
     assert (tmp_path / "quick" / "kernels" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 

@@ -53,15 +53,15 @@ def test_a_miss_is_named_with_the_nearest_kernel_and_exits_1(
 
 
 def test_kernels_for_weights_in_forms_count_for_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A graph has its weights as ggml has them; the backend sees to their forms."""
+    """A graph has its weights as ggml has them; the backend sees to their layouts."""
     text = LLAMA3.read_text(encoding="utf-8").replace("\ntargets:", "\nweights: [transposed]\ntargets:", 1)
-    formed = tmp_path / "formed.yaml"
-    formed.write_text(text, encoding="utf-8")
+    rearranged = tmp_path / "rearranged.yaml"
+    rearranged.write_text(text, encoding="utf-8")
     catalog = Catalog([builtin_library()])
-    plain, asked = (manifest.load([path], catalog)[0].kernels for path in (LLAMA3, formed))
+    plain, asked = (manifest.load([path], catalog)[0].kernels for path in (LLAMA3, rearranged))
     assert any(":transposed" in str(t) for kernel in asked for t in kernel.spec.inputs)
     assert {kernel.spec.without_layouts for kernel in asked} == {kernel.spec for kernel in plain}
-    assert cli.run(["coverage", str(formed), "--graph-ops", str(FLASH)]) == 0
+    assert cli.run(["coverage", str(rearranged), "--graph-ops", str(FLASH)]) == 0
     assert f"{FLASH}: 30 of 30 ops covered, 0 missing\n" in capsys.readouterr().out
 
 
@@ -267,16 +267,16 @@ def test_json_has_every_graph_and_the_kind_of_reason(
 def test_kernels_for_other_numbers_of_tokens_cover_what_they_compute(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
 ) -> None:
-    held = tmp_path / "rows.yaml"
+    listed = tmp_path / "rows.yaml"
     entry = '  - {op: silu, inputs: ["(4,${n},1,1)/f32"], output: "(4,${n},1,1)/f32", batch: {n: [2, 16, 64]}}'
-    held.write_text(f"format: 1\nname: rows\ntargets: [trn1]\nkernels:\n{entry}\n", encoding="utf-8")
+    listed.write_text(f"format: 1\nname: rows\ntargets: [trn1]\nkernels:\n{entry}\n", encoding="utf-8")
     graphs = []
     for n in (2, 5, 70):
         t = {"type": "f32", "ne": [4, n, 1, 1], "nb": [4, 16, 16 * n, 16 * n]}
         tensors = [{"name": "x", "op": "none", **t}, {"name": "y", "op": "silu", "src": [0], **t}]
         graphs.append({"sizes": {"n_tokens": n}, "context": {}, "tensors": tensors})
     file = exported(tmp_path, *graphs)
-    status, out, _ = run(capsys, library, held, "--graph-ops", file)
+    status, out, _ = run(capsys, library, listed, "--graph-ops", file)
     assert status == 0
     covered = [line.partition(" -> ")[2] for line in out.splitlines() if line.startswith("covered")]
     assert covered == [
@@ -295,10 +295,10 @@ def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
     # In place of kernelgen's own emitters, which compute all of these.
     catalog = Catalog([few])
     file = exported(tmp_path, graph(["gelu", "tanh"], 1, 256))
-    held = frozenset(kernel.spec for request in manifest.load([small], catalog) for kernel in request.kernels)
+    listed = frozenset(kernel.spec for request in manifest.load([small], catalog) for kernel in request.kernels)
     export = graph_ops.read_export(file)
-    missing = coverage.compare(held, export.ops).missing
-    why = report.Why(catalog, held, report.Refusals(catalog, report.AvailableKernels(held, frozenset(), None)))
+    missing = coverage.compare(listed, export.ops).missing
+    why = report.Why(catalog, listed, report.Refusals(catalog, report.AvailableKernels(listed, frozenset(), None)))
     assert [(r.kind, r.text) for r in why.of(missing).values()] == [
         ("none of this op", "there is no kernel for gelu"),
         ("no emitter", "tanh: no emitter for this op"),
@@ -354,14 +354,14 @@ def test_a_bundle_is_compared_in_each_of_its_forms(
     built: Path, graphs: Path, capsys: pytest.CaptureFixture[str], library: Library
 ) -> None:
     outputs = set()
-    for held in (
+    for listed in (
         [built / "small_trn1.kernels.gguf"],
         [built / "small_trn1"],
         [built / "small_trn1" / "index.json"],
         [built, "--target", "trn1"],
         [built, "--target", "trn2"],
     ):
-        status, out, err = run(capsys, library, *held, "--graph-ops", graphs, "--format", "markdown")
+        status, out, err = run(capsys, library, *listed, "--graph-ops", graphs, "--format", "markdown")
         assert (status, err) == (1, "")
         outputs.add("\n".join(out.splitlines()[:5]))
     assert len(outputs) == 1
@@ -386,7 +386,7 @@ def test_bundles_that_can_not_be_compared(
     (tmp_path / "empty").mkdir()
     whole = (built / "small_trn1.kernels.gguf").read_bytes()
     (tmp_path / "cut.kernels.gguf").write_bytes(whole[:300])
-    for held, message in (
+    for listed, message in (
         ([built], "the bundles are for trn1, trn2: choose one with --target"),
         ([built, "--target", "inf2"], "--target inf2: the bundles are for trn1, trn2"),
         ([tmp_path / "empty"], "a folder without a bundle: no *.kernels.gguf, and no folder with index.json"),
@@ -394,8 +394,8 @@ def test_bundles_that_can_not_be_compared(
         ([tmp_path / "none.kernels.gguf"], "No such file or directory"),
         ([graphs], "error: "),
     ):
-        status, out, err = run(capsys, library, *held, "--graph-ops", graphs)
-        assert (status, out) == (2, ""), held
+        status, out, err = run(capsys, library, *listed, "--graph-ops", graphs)
+        assert (status, out) == (2, ""), listed
         assert message in err
 
 
@@ -449,8 +449,8 @@ def layers(*layers: str, output: tuple[int, ...] = (), read: int | None = None) 
 def test_nodes_in_groups_are_counted_and_the_others_have_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
 ) -> None:
-    held = tmp_path / "grouped.yaml"
-    held.write_text(GROUPED, encoding="utf-8")
+    listed = tmp_path / "grouped.yaml"
+    listed.write_text(GROUPED, encoding="utf-8")
     row = "relu silu add"
     for graph, status, launches, nodes, outside in (
         (layers(row, row), 0, 2, 6, {}),
@@ -466,15 +466,15 @@ def test_nodes_in_groups_are_counted_and_the_others_have_a_reason(
         (layers(row, read=1), 1, 0, 0, {"their group is wired in another way": 3}),
     ):
         export = exported(tmp_path, graph)
-        code, out, _ = run(capsys, library, held, "--graph-ops", export, "--format", "json")
+        code, out, _ = run(capsys, library, listed, "--graph-ops", export, "--format", "json")
         (step,) = json.loads(out)["graphs"][0]["steps"]
         found = {one["why"]: sum(one["nodes"].values()) for one in step["groups"]["outside"]}
         assert (code, step["groups"]["launches"], step["groups"]["nodes"], found) == (status, launches, nodes, outside)
         assert (step["launches"], step["covered"]) == (launches, nodes)  # the others have no kernel
-    code, out, _ = run(capsys, library, held, "--graph-ops", export)
+    code, out, _ = run(capsys, library, listed, "--graph-ops", export)
     assert f"{export}: 1 graph of 3 nodes, 3 without a kernel, 0 nodes in 0 groups\n" in out
     assert "             in no group: 1 add, 1 relu, 1 silu: their group is wired in another way\n" in out
     code, out, _ = run(
-        capsys, library, held, "--graph-ops", exported(tmp_path, layers(row, row)), "--format", "markdown"
+        capsys, library, listed, "--graph-ops", exported(tmp_path, layers(row, row)), "--format", "markdown"
     )
     assert code == 0 and "| nodes in groups | groups |" in out and out.count("| 6 | 6 | 0 | 2 | 0 | 6 | 2 |") == 1

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "graph-ops"))
 sys.path.append(str(Path(__file__).parents[1] / "hlo"))  # behind: it has a conftest of its own
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "fault_injection"))
 
 from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog

@@ -178,7 +178,7 @@ def test_what_can_t_be_built_is_a_comment_with_its_reason(tmp_path: Path) -> Non
     assert "silu: no emitter for these types: i32" in reasons
     assert "add: a tensor without elements" in reasons
     assert {spec.op for spec in kernels(derived, tmp_path)} <= {"silu", "win_part"}
-    assert all(sum(step.without.values()) >= 2 for step in derived.steps)
+    assert all(sum(call.without.values()) >= 2 for call in derived.calls)
 
 
 def test_equal_graphs_give_equal_bytes() -> None:

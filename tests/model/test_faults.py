@@ -1,4 +1,5 @@
-"""Damaged and hostile headers: the outcome is a manifest, or one line of error and exit status 2. faults.py does it for thousands."""
+"""Damaged and hostile headers: the outcome is a manifest, or one line of error and exit status 2. `//tools/fault_injection:fuzz_headers`
+does it for thousands."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import faults
+import fuzz_headers
 import headers
 import pytest
 from damage import Entry, Parts, TensorInfo, parts, put_together
@@ -27,21 +28,21 @@ STRING, ARRAY, U32, F32 = 8, 9, 4, 6
 
 
 @pytest.fixture(scope="session")
-def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> faults.Programs:
+def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> fuzz_headers.Programs:
     """Returns the programs: NEURON_KERNELGEN_SANITIZED_EXPORTER names another build of backend/sanitizers/exporter."""
     built = ROOT / "backend/sanitizers/exporter_address/export-graphs"
     sanitized = there(built, "NEURON_KERNELGEN_SANITIZED_EXPORTER")
     assert exporter.libraries is not None
-    return faults.Programs(exporter.program, exporter.libraries, sanitized, exporter.libraries)
+    return fuzz_headers.Programs(exporter.program, exporter.libraries, sanitized, exporter.libraries)
 
 
 @pytest.fixture(scope="session")
-def bases(programs: faults.Programs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def bases(programs: fuzz_headers.Programs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Returns headers: models with a window, experts, norms; a recurrent one, and one that is both."""
     folder = tmp_path_factory.mktemp("models")
     load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
-    faults.save_models(programs.libraries, load_backends, "^(mamba|qwen3next)$", folder)
-    found = faults.bases(folder)
+    fuzz_headers.save_models(programs.libraries, load_backends, "^(mamba|qwen3next)$", folder)
+    found = fuzz_headers.bases(folder)
     assert {"mamba-dense", "qwen3next-moe", "gemma2"} <= set(found)
     return found
 
@@ -51,20 +52,20 @@ def test_a_header_is_taken_apart_and_put_together(bases: dict[str, bytes]) -> No
         assert put_together(parts(data)) == data
 
 
-def test_damaged_headers(programs: faults.Programs, bases: dict[str, bytes], tmp_path: Path) -> None:
-    field = faults.Field(programs, bases, tmp_path)
-    field.check()
+def test_damaged_headers(programs: fuzz_headers.Programs, bases: dict[str, bytes], tmp_path: Path) -> None:
+    fuzzer = fuzz_headers.Fuzzer(programs, bases, tmp_path)
+    fuzzer.check()
     for seed in range(ROUNDS):
-        field.round(seed, with_kernelgen=seed % 6 == 0)
-    assert field.failures == []
-    assert field.contained == {}
-    assert field.kinds["graphs"] > ROUNDS // 20
-    assert field.kinds["can't load"] > ROUNDS // 10
-    assert field.kinds["damaged or cut off"] > ROUNDS // 10
+        fuzzer.round(seed, with_kernelgen=seed % 6 == 0)
+    assert fuzzer.failures == []
+    assert fuzzer.contained == {}
+    assert fuzzer.kinds["graphs"] > ROUNDS // 20
+    assert fuzzer.kinds["can't load"] > ROUNDS // 10
+    assert fuzzer.kinds["damaged or cut off"] > ROUNDS // 10
 
 
 def test_a_header_that_is_cut_off_anywhere(
-    programs: faults.Programs, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    programs: fuzz_headers.Programs, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = headers.write(headers.qwen3(), tmp_path / "good.gguf").read_bytes()
     # What is missing at the end of the last offset is zeros; the tensor's name begins before its other fields.
@@ -73,8 +74,8 @@ def test_a_header_that_is_cut_off_anywhere(
     for i, size in enumerate([*range(0, last, 61), *range(last - 3, last + 3)]):
         file.write_bytes(good[:size])
         if i % 4:
-            done = faults.run(
-                [programs.sanitized, file, *faults.GRAPHS], faults.environment(programs.sanitized_libraries)
+            done = fuzz_headers.run(
+                [programs.sanitized, file, *fuzz_headers.GRAPHS], fuzz_headers.environment(programs.sanitized_libraries)
             )
             status, said = done.status, done.err
         else:
@@ -82,7 +83,7 @@ def test_a_header_that_is_cut_off_anywhere(
         if size < 4 and i % 4 == 0:  # it could be any of its sources
             assert (status, said.partition("\n")[0]) == (2, f"error: {file} is nothing that kernelgen model takes")
             continue
-        assert faults.wrong_message(status, said, file) is None
+        assert fuzz_headers.wrong_message(status, said, file) is None
         assert "is not a GGUF file" in said if size < 4 else "the header is damaged or cut off" in said
     assert not (tmp_path / "m.yaml").exists()
 
@@ -166,7 +167,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_header(
-    name: str, programs: faults.Programs, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, programs: fuzz_headers.Programs, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change, message = HOSTILE[name]
     file = tmp_path / "model.gguf"
@@ -174,12 +175,14 @@ def test_a_hostile_header(
     file.write_bytes(data + bytes(-len(data) % 32))
     assert run_model(exporter, file, tmp_path / "m.yaml") == 2
     said = capsys.readouterr().err
-    assert faults.wrong_message(2, said, file) is None
+    assert fuzz_headers.wrong_message(2, said, file) is None
     assert message in said
     assert not (tmp_path / "m.yaml").exists()
-    checked = faults.run([programs.sanitized, file, *faults.GRAPHS], faults.environment(programs.sanitized_libraries))
+    checked = fuzz_headers.run(
+        [programs.sanitized, file, *fuzz_headers.GRAPHS], fuzz_headers.environment(programs.sanitized_libraries)
+    )
     assert checked.status == 2
-    assert faults.wrong_message(2, checked.err, file) is None
+    assert fuzz_headers.wrong_message(2, checked.err, file) is None
 
 
 @pytest.mark.parametrize(
@@ -193,12 +196,12 @@ def test_a_hostile_header(
     ],
 )
 def test_what_llama_cpp_takes_becomes_a_manifest_or_an_error(
-    change: Callable[[Parts], Parts], programs: faults.Programs, tmp_path: Path
+    change: Callable[[Parts], Parts], programs: fuzz_headers.Programs, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.gguf"
     data = put_together(change(parts(headers.write(headers.qwen3(), file).read_bytes())))
     file.write_bytes(data + bytes(-len(data) % 32))
-    assert faults.derive(programs.exporter, programs.libraries, file) is None
+    assert fuzz_headers.derive(programs.exporter, programs.libraries, file) is None
 
 
 def test_split_files_that_lie(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +214,7 @@ def test_split_files_that_lie(exporter: Exporter, tmp_path: Path, capsys: pytest
         paths[1].write_bytes(data + bytes(-len(data) % 32))
         assert run_model(exporter, paths[0], tmp_path / "m.yaml") == 2
         said = capsys.readouterr().err
-        assert faults.wrong_message(2, said, tmp_path / "model-0000") is None
+        assert fuzz_headers.wrong_message(2, said, tmp_path / "model-0000") is None
         return said
 
     assert "invalid split file idx" in refused(value(2, struct.pack("<H", 7), b"split.no"))
@@ -233,12 +236,12 @@ def test_what_is_no_file_is_not_waited_for(
         assert f"error: {path} {said}" == capsys.readouterr().err.partition("\n")[0]
 
 
-def test_who_ends_the_program_ends_the_work(programs: faults.Programs, tmp_path: Path) -> None:
+def test_who_ends_the_program_ends_the_work(programs: fuzz_headers.Programs, tmp_path: Path) -> None:
     """A context of 16 million cells, filled 64 at a time, takes a minute."""
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     command = [programs.exporter, file, "--ctx-size", str(1 << 24), "--ubatch-size", "64"]
     command += ["--graph", f"n_tokens=64,n_kv={1 << 24}"]
-    process = subprocess.Popen(command, env=faults.environment(programs.libraries), stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, env=fuzz_headers.environment(programs.libraries), stdout=subprocess.PIPE)
     assert process.stdout is not None
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not children.read_text().split():

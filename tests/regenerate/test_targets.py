@@ -41,10 +41,8 @@ SAID = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy in which trn9 is a target, after `regenerate`."""
-    copy = tmp_path_factory.mktemp("checkout")
+def copy_checkout(copy: Path) -> Path:
+    """Copies what `regenerate` and builds read into a folder, and returns that."""
     ignored = shutil.ignore_patterns("__pycache__", ".*cache")
     for folder in ("kernels", "tools/kernelgen", "tools/nki_interpreter", "tools/regenerate"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
@@ -53,6 +51,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, copy / name)
     for path in copy.rglob("*"):
         path.chmod(0o755)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy in which trn9 is a target, after `regenerate`."""
+    copy = copy_checkout(tmp_path_factory.mktemp("checkout"))
     table = copy / "tools" / "kernelgen" / "targets.py"
     before, name, after = table.read_text().partition('            Target("trn1", ')
     table.write_text(before + ROW.lstrip("\n") + name + after)

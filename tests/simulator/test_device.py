@@ -12,7 +12,7 @@ import pytest
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.simulator import device as module
-from kernelgen.simulator.device import Arena, Device, DeviceError
+from kernelgen.simulator.device import Arena, DeviceError, SimulatedDevice
 from kernelgen.spec.op_kernel import KernelSpec
 
 Make = Callable[..., Path]
@@ -28,7 +28,7 @@ class Bench:
         os.ftruncate(fd, SIZE)
         self.arena = Arena.map(fd, SIZE)
         os.close(fd)
-        self.device = Device([self.arena])
+        self.device = SimulatedDevice([self.arena])
         self.memory = np.frombuffer(self.arena.data, np.uint8)
 
     def load(self, path: Path) -> int:
@@ -146,7 +146,7 @@ def test_an_input_that_is_left_out_is_not_given(make_neff: Make) -> None:
 
     f32 = TensorDesc.parse("(16,1,1,1)/f32")
     bench = Bench()
-    bench.device = Device([bench.arena], strict=True)
+    bench.device = SimulatedDevice([bench.arena], strict=True)
     model = bench.load(make_neff(KernelSpec.make("my_second_unused", [f32] * 3, f32), function))
     bench.at(65536, 16)[:], bench.at(131072, 16)[:] = 7, 5
     bench.execute(model, 65536, 131072, 196608)

@@ -15,7 +15,12 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_FORMER = {"kernelgen.emitter": "kernelgen.emitters", "kernelgen.numpy": "kernelgen.languages.numpy"}
+_FORMER = {
+    "kernelgen.differentiable": "kernelgen.manifest.differentiable",
+    "kernelgen.emitter": "kernelgen.emitters",
+    "kernelgen.kernel": "kernelgen.spec.op_kernel",
+    "kernelgen.numpy": "kernelgen.languages.numpy",
+}
 """Modules that the files of users import by the names that they had."""
 
 

@@ -300,6 +300,7 @@ class Plan:
                 own = request.special_for(config.target)
                 for settings in (config, *own.values()):
                     _only_equal("settings", settings.key, configs.setdefault(settings.key, settings), settings)
+                # Settings that say what the manifest says are none of the kernel's own: bundles that are equal have equal plans.
                 special = tuple((id, own[id].key) for id in order if id in own and own[id] != config)
                 bundle = Bundle(request.name, config.target, config.key, order, special)
                 bundles[bundle.id] = bundle
@@ -307,6 +308,7 @@ class Plan:
                     built_for.setdefault(id, set()).add(config.target)
                     neff = Neff(id, key, memory, cpus)
                     known = neffs.get(neff.id)
+                    # One compile for all manifests that ask for it, so with the memory of the one that asks for most.
                     if known:
                         neff = replace(neff, memory_mb=max(memory, known.memory_mb), cpus=max(cpus, known.cpus))
                     neffs[neff.id] = neff

@@ -36,7 +36,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import derived
+import derived_kernels
 import harness
 import numpy as np
 import random_llama
@@ -126,7 +126,7 @@ class Model:
             size = replace(WIDER, n_layer=self.layers)
             random_llama.write(path, size=size, architecture="qwen3", tied=True)
         else:  # one of those that test-llama-archs makes
-            ((_, made),) = derived.save(programs, f"^{self.name}$", folder)
+            ((_, made),) = derived_kernels.save(programs, f"^{self.name}$", folder)
             made.rename(path)
         return path
 
@@ -161,7 +161,7 @@ def derive(
     arguments += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens)]
     arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.target()]
     arguments += ["--fuse", fuse]
-    arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp, *more]
+    arguments += ["--exporter", derived_kernels.exporter(), "--llama-cpp", programs.llama_cpp, *more]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         status = cli.run(list(map(str, arguments)))

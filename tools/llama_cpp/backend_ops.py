@@ -38,9 +38,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+import case_runner
 import cases
 import harness
-import lane
+import kernel_builder
+import work_folder
+import worker_pool
 
 from kernelgen import fileio
 
@@ -118,7 +121,7 @@ class Summary:
 
     outcome: cases.Outcome = field(default_factory=cases.Outcome)
     costs: dict[str, int] = field(default_factory=dict)
-    groups: dict[str, lane.Done] = field(default_factory=dict)
+    groups: dict[str, case_runner.Done] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -147,7 +150,7 @@ class Show:
         self.at[group.name] = f"{group.name} {stage} {count}"
         self._draw()
 
-    def done(self, group: cases.Group, done: lane.Done) -> None:
+    def done(self, group: cases.Group, done: case_runner.Done) -> None:
         """A group is done."""
         self.at.pop(group.name, None)
         self.ended += 1
@@ -235,14 +238,14 @@ def run(
     by_name = {group.name: group for group in groups}
 
     def done(request: dict[str, Any], answer: dict[str, Any]) -> None:
-        found = lane.Done.from_json(answer)
+        found = case_runner.Done.from_json(answer)
         summary.groups[request["name"]] = found
         show.done(by_name[request["name"]], found)
 
     order = sorted(groups, key=lambda group: _expected(work, group))
     try:
-        lane.share_out(
-            Path(lane.__file__),
+        worker_pool.share_out(
+            Path(case_runner.__file__),
             {"work": str(work), "languages": list(languages)},
             programs,
             [group.to_json() for group in order],
@@ -277,7 +280,7 @@ def _wanted(rows: Sequence[cases.Row], chosen: Sequence[str]) -> list[cases.Row]
 def computed_by(rows: Sequence[cases.Row], language: str, languages: Sequence[str]) -> list[cases.Row]:
     """Returns the cases of which this language computes a kernel, when kernels may be in `languages`."""
     entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
-    found, _, _ = lane.Builder(languages).read(entries)
+    found, _, _ = kernel_builder.KernelBuilder(languages).read(entries)
     own = {entry for entry, kernel in found.items() if kernel.language == language}
     return [row for row in rows if any(node in own for node, _ in row.nodes)]
 
@@ -411,7 +414,7 @@ def main() -> int:
     named += (languages,) if languages else ()
     named += (args.computed_by,) if args.computed_by else ()
     whole = not any(named)
-    work = args.work.absolute() / ("whole" if whole else lane.digest(*named)[:12])
+    work = args.work.absolute() / ("whole" if whole else work_folder.digest(*named)[:12])
     summary = run(
         programs,
         work,

@@ -10,7 +10,7 @@ other option but the length of the context: those for 1, 8, 32, 128 and 256 toke
 and 32 tokens (128 for some), logits against the CPU's, and once more after saving and loading. Nothing is recorded.
 
 With `--fuse layer` llama.cpp's test-fusion runs as well, and says how far the logits are from those of the same kernels without groups;
-and the graph of a model with more layers says whether one kernel computes several of them (`deeper.py`).
+and the graph of a model with more layers says whether one kernel computes several of them (`folded_layers.py`).
 
 Exit status 1 when a model failed, or when an architecture has nodes on the CPU that the page does not tell of.
 """
@@ -35,11 +35,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import backend_ops
-import deeper
-import derived
+import derived_kernels
+import folded_layers
 import harness
-import lane
+import kernel_builder
 import models
+import work_folder
+import worker_pool
 
 from kernelgen import cli, fileio, manifest
 from kernelgen.bundle.contents import pack_name
@@ -102,7 +104,7 @@ class Model:
     group_launches: int = 0
     outside: dict[str, int] = field(default_factory=dict)
     fused: float | None = None
-    folds: list[deeper.Folded] = field(default_factory=list)
+    folds: list[folded_layers.Folded] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -117,7 +119,7 @@ class Model:
     def from_json(value: dict[str, Any]) -> Model:
         own = {
             "rows": [models.Row(**row) for row in value["rows"]],
-            "folds": [deeper.Folded(**folded) for folded in value["folds"]],
+            "folds": [folded_layers.Folded(**folded) for folded in value["folds"]],
         }
         return Model(**value | own)
 
@@ -135,7 +137,7 @@ def why(spec: KernelSpec) -> str:
     return f"{name}: no kernel for other numbers of tokens"
 
 
-def reasons(asked: Mapping[str, str | None], builder: lane.Builder) -> dict[str, int]:
+def reasons(asked: Mapping[str, str | None], builder: kernel_builder.KernelBuilder) -> dict[str, int]:
     """Returns why nodes have no kernel, with their numbers; `asked` are manifest entries, with what the backend says of each."""
     found: Counter[str] = Counter()
     buildable = sorted(node for node, reason in asked.items() if reason is None)
@@ -149,7 +151,7 @@ def reasons(asked: Mapping[str, str | None], builder: lane.Builder) -> dict[str,
 # --- one architecture ------------------------------------------------------------------------------------------------------
 
 
-class Lane:
+class DefaultKernelsRunner:
     """Does architectures.
 
     Args:
@@ -161,21 +163,21 @@ class Lane:
 
     def __init__(self, programs: harness.Programs, work: Path, threads: int, fuse: str = "none") -> None:
         self.programs, self.work, self.threads, self.fuse = programs, work, threads, fuse
-        self.builder = models.Builder()
-        self.depends = lane.digest(
+        self.builder = models.CachingBuilder()
+        self.depends = work_folder.digest(
             models.depends_on(programs),
-            lane.digest_files([Path(__file__), Path(str(deeper.__file__)), derived.exporter()]),
+            work_folder.digest_files([Path(__file__), Path(str(folded_layers.__file__)), derived_kernels.exporter()]),
             fuse,
         )
 
-    def do(self, name: str, progress: lane.Progress) -> Model:
+    def do(self, name: str, progress: harness.Progress) -> Model:
         """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
         result = self.work / f"{name}.json"
-        with lane.locked(self.work / name), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with work_folder.locked(self.work / name), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             before = json.loads(result.read_text())
             if before["key"] == self.depends:
                 return Model.from_json(before["model"])
-        with lane.locked(self.work / name), tempfile.TemporaryDirectory(dir=self.work) as folder:
+        with work_folder.locked(self.work / name), tempfile.TemporaryDirectory(dir=self.work) as folder:
             begun = time.monotonic()
             model = self._do(name, Path(folder), progress)
             model.seconds = round(time.monotonic() - begun, 1)
@@ -183,15 +185,15 @@ class Lane:
             fileio.write_bytes(result, json.dumps(value, indent=1).encode())
             return model
 
-    def _do(self, name: str, folder: Path, progress: lane.Progress) -> Model:
+    def _do(self, name: str, folder: Path, progress: harness.Progress) -> Model:
         pattern = f"^{re.escape(name)}$"
         specs: dict[str, KernelSpec | GraphSpec] = {}
         files = []
         progress("deriving", 0)
-        for number, (_, file) in enumerate(derived.save(self.programs, pattern, folder)):
+        for number, (_, file) in enumerate(derived_kernels.save(self.programs, pattern, folder)):
             output = folder / f"m{number}.yaml"
             said = io.StringIO()
-            where = ("--exporter", derived.exporter(), "--llama-cpp", self.programs.llama_cpp)
+            where = ("--exporter", derived_kernels.exporter(), "--llama-cpp", self.programs.llama_cpp)
             words = ["model", file, "-o", output, "--n-ctx", N_CTX, "--target", harness.target(), *where]
             words += ["--fuse", self.fuse]
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -203,14 +205,14 @@ class Lane:
             files.append(file)
         if not specs:
             return Model(absent=True)
-        built = lane.Built()
+        built = kernel_builder.Built()
         kernels = folder / "kernels"
         kernels.mkdir()
         path = kernels / pack_name(f"group_{harness.target()}")
         refused = self.builder.pack(specs, config, path, built, progress)
         progress("running", 0)
         environment = self.programs.environment(kernels=kernels, log=True) | {
-            "NEURON_SIMULATOR_CACHE": str(self.work.parent / lane.COMPILED),
+            "NEURON_SIMULATOR_CACHE": str(self.work.parent / work_folder.COMPILED),
             "NEURON_SIMULATOR_THREADS": str(self.threads),
             "OMP_THREAD_LIMIT": str(self.threads),
         }
@@ -236,8 +238,8 @@ class Lane:
         if model.grouped:
             self._compare(model, files, environment)
         if self.fuse != "none":
-            program = exporter.find(derived.exporter(), self.programs.llama_cpp)
-            model.folds = [deeper.folded(file, folder, program, N_CTX) for file in files]
+            program = exporter.find(derived_kernels.exporter(), self.programs.llama_cpp)
+            model.folds = [folded_layers.folded(file, folder, program, N_CTX) for file in files]
         return model
 
     def _compare(self, model: Model, files: Sequence[Path], environment: dict[str, str]) -> None:
@@ -282,7 +284,7 @@ def run_all(
     say: harness.Say = print,
 ) -> dict[str, Model]:
     """Does architectures side by side, and returns what became of each; the arguments are those of `models.run_all`."""
-    return lane.answers(
+    return worker_pool.answers(
         Path(__file__), {"work": str(work), "fuse": fuse}, programs, names, jobs, Model.from_json, line, say
     )
 
@@ -451,7 +453,7 @@ def summary(found: Mapping[str, Model]) -> Iterable[str]:
 
 
 def _make(setup: dict[str, Any]) -> Any:
-    own = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"], setup["fuse"])
+    own = DefaultKernelsRunner(harness.Programs.find(), Path(setup["work"]), setup["threads"], setup["fuse"])
     return lambda name, progress: asdict(own.do(name, progress))
 
 
@@ -464,10 +466,10 @@ def main() -> int:
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
     parser.add_argument("--fuse", choices=sorted(PAGES), default="none", help="as of `kernelgen model`")
     parser.add_argument("--write-page", action="store_true", help="write docs/default-kernels.md or docs/layers.md")
-    parser.add_argument("--lane", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.lane:
-        lane.serve(_make)
+    if args.worker:
+        worker_pool.serve(_make)
         return 0
     programs = harness.Programs.find()
     work = (args.work or backend_ops.default_work().with_name(PAGES[args.fuse].stem)).absolute()

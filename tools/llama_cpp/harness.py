@@ -35,6 +35,9 @@ ROOT = Path(__file__).parents[2]
 DEVICE = "NEURON0"
 Say = Callable[[str], None]
 
+Progress = Callable[[str, int], None]
+"""Is told a stage of some work, and how much of it is done."""
+
 
 def target() -> str:
     """Returns what kernels are compiled for, and the machine's that the simulator plays: KERNELGEN_TEST_TARGET, or trn1."""

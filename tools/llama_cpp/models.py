@@ -33,7 +33,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import backend_ops
 import cases
 import harness
-import lane
+import kernel_builder
+import work_folder
+import worker_pool
 
 from kernelgen import fileio
 from kernelgen.spec.graph_kernel import GraphSpec
@@ -180,14 +182,14 @@ def depends_on(programs: harness.Programs) -> str:
     libraries = [
         file for file in sorted(programs.llama_cpp.iterdir()) if re.match(r"test-llama-archs|libllama", file.name)
     ]
-    own = lane.digest_files([*libraries, programs.load_backends, Path(__file__)])
-    return lane.digest(own, lane.programs_digest(programs), lane.kernelgen_digest())
+    own = work_folder.digest_files([*libraries, programs.load_backends, Path(__file__)])
+    return work_folder.digest(own, work_folder.programs_digest(programs), work_folder.kernelgen_digest())
 
 
 # --- one architecture ------------------------------------------------------------------------------------------------------
 
 
-class Builder(lane.Builder):
+class CachingBuilder(kernel_builder.KernelBuilder):
     """Keeps what it emitted: architectures have most of their kernels in common."""
 
     def __init__(self) -> None:
@@ -200,7 +202,7 @@ class Builder(lane.Builder):
         return self._kept[spec.id]
 
 
-class Lane:
+class ArchitectureRunner:
     """Does architectures.
 
     Args:
@@ -211,21 +213,21 @@ class Lane:
 
     def __init__(self, programs: harness.Programs, work: Path, threads: int) -> None:
         self.programs, self.work, self.threads = programs, work, threads
-        self.builder = Builder()
+        self.builder = CachingBuilder()
         self.depends = depends_on(programs)
 
-    def do(self, name: str, progress: lane.Progress) -> Model:
+    def do(self, name: str, progress: harness.Progress) -> Model:
         """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
         begun = time.monotonic()
         folder = self.work / name
-        with lane.locked(folder):
+        with work_folder.locked(folder):
             result = folder / "result.json"
             asked: dict[str, str | None] = {}
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 before = json.loads(result.read_text())
                 asked = before["asked"]
                 built, pack = self.builder.build(_buildable(asked), folder, progress)
-                if before["key"] == lane.digest(self.depends, pack, built.refused, built.failed):
+                if before["key"] == work_folder.digest(self.depends, pack, built.refused, built.failed):
                     return Model.from_json(before["model"] | {"reused": True})
             for number in range(ROUNDS):
                 built, pack = self.builder.build(_buildable(asked), folder, progress)
@@ -234,7 +236,7 @@ class Lane:
                 kernels = folder / "kernels" if built.sizes else harness.odd_kernel(folder / "no-kernels")
                 environment = self.programs.environment(kernels=kernels, log=True) | {
                     "GGML_SCHED_DEBUG": "2",
-                    "NEURON_SIMULATOR_CACHE": str(self.work.parent / lane.COMPILED),
+                    "NEURON_SIMULATOR_CACHE": str(self.work.parent / work_folder.COMPILED),
                     "NEURON_SIMULATOR_THREADS": str(self.threads),
                     "OMP_THREAD_LIMIT": str(self.threads),
                 }
@@ -250,7 +252,7 @@ class Lane:
             if _buildable(new):
                 model.failure = f"after {ROUNDS} rounds it still asks for something new; {model.failure}"
             model.seconds = round(time.monotonic() - begun, 1)
-            key = lane.digest(self.depends, pack, built.refused, built.failed)
+            key = work_folder.digest(self.depends, pack, built.refused, built.failed)
             fileio.write_bytes(result, json.dumps({"key": key, "asked": asked, "model": asdict(model)}).encode())
             return model
 
@@ -259,7 +261,7 @@ class Lane:
         name: str,
         done: subprocess.CompletedProcess[str],
         output: str,
-        built: lane.Built,
+        built: kernel_builder.Built,
         asked: dict[str, str | None],
     ) -> Model:
         ops, ran = dispatched(output), harness.ran(output)
@@ -326,7 +328,7 @@ def run_all(
         jobs: how many at once; one per CPU by default.
         say: is told of each.
     """
-    return lane.answers(Path(__file__), {"work": str(work)}, programs, names, jobs, Model.from_json, _line, say)
+    return worker_pool.answers(Path(__file__), {"work": str(work)}, programs, names, jobs, Model.from_json, _line, say)
 
 
 def _line(name: str, model: Model) -> str:
@@ -389,7 +391,7 @@ def write_table(path: Path, models: dict[str, Model]) -> None:
 
 
 def _make(setup: dict[str, Any]) -> Any:
-    own = Lane(harness.Programs.find(), Path(setup["work"]), setup["threads"])
+    own = ArchitectureRunner(harness.Programs.find(), Path(setup["work"]), setup["threads"])
     return lambda name, progress: asdict(own.do(name, progress))
 
 
@@ -401,10 +403,10 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="where kernels and results are kept between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
     parser.add_argument("--write-table", type=Path, metavar="FILE", help="write which op which architecture needs")
-    parser.add_argument("--lane", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.lane:
-        lane.serve(_make)
+    if args.worker:
+        worker_pool.serve(_make)
         return 0
     programs = harness.Programs.find()
     work = (args.work or backend_ops.default_work().with_name("models")).absolute()

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from regenerate import costs, graph_keys, lint_rules, manifest_schema, op_table, resources, targets, token_table
+from regenerate import (
+    costs,
+    graph_keys,
+    languages,
+    lint_rules,
+    manifest_schema,
+    op_table,
+    resources,
+    targets,
+    token_table,
+)
 
 FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/select/costs.inc": lambda _: costs.render(),
@@ -22,6 +32,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "docs/compilers.md": lint_rules.render,
     "docs/targets.md": targets.page,
     "rules/private/actions/resources.bzl": lambda _: resources.bzl(),
+    "rules/private/languages.bzl": lambda _: languages.bzl(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),
     "tests/compilers/fake_neuronx_cc": targets.compiler_double,
     "tests/data/bundle-graph-keys.json": lambda _: graph_keys.render(),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 
 from kernelgen.ggml.ops import OPS
+from kernelgen.languages import LANGUAGES
 from kernelgen.targets import TARGETS
 
 
@@ -15,10 +16,11 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def render(text: str) -> str:
-    """Returns the schema with the ops and targets that there are."""
+    """Returns the schema with the ops, languages and targets that there are."""
     schema = json.loads(text)
     definitions = schema["$defs"]
     definitions["kernel"]["properties"]["op"]["examples"] = sorted(OPS)
+    definitions["language"]["enum"] = list(LANGUAGES)
     definitions["target"]["enum"] = list(TARGETS)
     experimental = _listed(name for name, target in TARGETS.items() if target.experimental)
     definitions["target"]["description"] = f"A value of neuronx-cc's --target; experimental: {experimental}."

@@ -59,8 +59,8 @@ extern "C" {
 #define NEURON_KERNELS_NO_ALIAS    (-1)  // the result has memory of its own
 #define NEURON_KERNELS_NOT_FOUND   (-1)  // no such kernel
 
-// A weight that is not stored as ggml has it has its form in the type of its neuron_kernels_tensor: the type's number with the
-// form from bit 16 on. docs/bundle-format.md says what the forms are. Since API version 7.
+// A weight that is not stored as ggml has it has its layout in the type of its neuron_kernels_tensor: the type's number with the
+// layout from bit 16 on. docs/bundle-format.md says what the layouts are. Since API version 7.
 #define NEURON_KERNELS_FORM_SHIFT      16
 #define NEURON_KERNELS_FORM_PLANES     1
 #define NEURON_KERNELS_FORM_TRANSPOSED 2
@@ -83,7 +83,7 @@ typedef enum neuron_kernels_status {
 
 // A tensor as ggml describes it; type, ne and nb of a `struct ggml_tensor` can be copied as they are.
 typedef struct neuron_kernels_tensor {
-    int32_t  type;   // enum ggml_type, with a form where it has one, or NEURON_KERNELS_ABSENT
+    int32_t  type;   // enum ggml_type, with a layout where it has one, or NEURON_KERNELS_ABSENT
     int64_t  ne[4];  // elements per dimension, dimension 0 fastest
     uint64_t nb[4];  // strides in bytes; nb[0] is that of one element or, for a quantized type, of one block
 } neuron_kernels_tensor;

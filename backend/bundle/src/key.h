@@ -40,7 +40,7 @@ struct type_traits {
     uint32_t size;   // bytes per block
 };
 
-// Returns what is known about a number of `enum ggml_type`, also with one of the forms that this library knows, or nullptr.
+// Returns what is known about a number of `enum ggml_type`, also with one of the layouts that this library knows, or nullptr.
 const type_traits * find_type(int64_t number);
 
 // Makes the strides of dimensions with one element what they would be without gaps.

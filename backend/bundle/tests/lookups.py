@@ -8,7 +8,7 @@ separated by tabs:
     id      op      alias   op_params            inputs           output
     (text)  (text)  or -1   16 × int32, decimal  tensors and `|`  tensor
 
-A tensor is `type ne0 ne1 ne2 ne3 nb0 nb1 nb2 nb3` in decimal, with ggml's type number, its form from bit 16 on, and the canonical
+A tensor is `type ne0 ne1 ne2 ne3 nb0 nb1 nb2 nb3` in decimal, with ggml's type number, its layout from bit 16 on, and the canonical
 strides; an input that is absent is `-`, and no inputs at all are the empty text.
 """
 

@@ -71,7 +71,7 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
     return status == NRT_SUCCESS ? GGML_STATUS_SUCCESS : neuron_ggml_status(status);
 }
 
-// locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is hidden.
+// locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is masked.
 static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
     // what is known is in order with all that was launched
     const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : (const uint8_t *) m.mask->data;

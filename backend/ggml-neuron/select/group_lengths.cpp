@@ -14,7 +14,7 @@ constexpr int N_DIMS = 4;
 enum beyond : uint8_t {
     NOTHING,   // the kernel has as many
     REPEATED,  // the elements again, from the first on
-    CELLS,     // those of a cache: finite, and to be hidden
+    CELLS,     // those of a cache: finite, and to be masked
     MASKED,    // -inf: of a mask
     ZERO,      // what a mask hides, behind a SOFT_MAX
     ANYTHING,

@@ -1,12 +1,13 @@
 """One kernel's HLO: of an op, of a group of nodes of a graph, or of a function of a file."""
 
+load("//rules/private:languages.bzl", "DEFAULT_LANGUAGE", "LANGUAGES")
 load("//rules/private:providers.bzl", "NeuronHloInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 load(":timeout_flag.bzl", "TimeoutFlagInfo")
 
 _MNEMONIC = "NeuronEmit"
 
-def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, prebuilt = None, missing = "", module = ""):
+def _emit(ctx, spec, emitters, language = DEFAULT_LANGUAGE, targets = [], native = None, prebuilt = None, missing = "", module = ""):
     """Registers the action that emits one kernel.
 
     Args:
@@ -46,7 +47,7 @@ def _emit(ctx, spec, emitters, language = "jax", targets = [], native = None, pr
         args.add(prebuilt, format = "--prebuilt=%s")
     outputs = [hlo]
     notes = None
-    if language != "jax":
+    if language != DEFAULT_LANGUAGE:
         notes = ctx.actions.declare_file(kernel + ".notes.json")
         outputs.append(notes)
         args.add(notes, format = "--notes=%s")
@@ -122,7 +123,7 @@ The emitter's own module, the helpers it imports and the data it reads are the a
         "alias": attr.int(default = -1, doc = "The input whose memory the result is written to; -1 as the op has it."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The module that registers the op."),
         "inputs": attr.string_list(doc = "The inputs, each `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`; an empty one is absent."),
-        "language": attr.string(default = "jax", values = ["jax", "nki", "numpy"], doc = "What the emitter is written in."),
+        "language": attr.string(default = DEFAULT_LANGUAGE, values = LANGUAGES, doc = "What the emitter is written in."),
         "library": attr.string(default = "kernelgen", doc = "Name of the emitter's library: `kernelgen` is this project's own, another is its folder's name."),
         "op": attr.string(mandatory = True, doc = "ggml's name of the op, in lower case."),
         "output": attr.string(mandatory = True, doc = "The result, in the same form."),
@@ -145,7 +146,7 @@ The file, what it imports from its folder or its package, and the data it reads 
         "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),
         "inputs": attr.string_list(doc = "The array arguments: `f32[128,512]`."),
         "kernel": attr.string(mandatory = True, doc = "What a program finds it by."),
-        "language": attr.string(default = "jax", values = ["jax", "nki", "numpy"], doc = "What the function is written in."),
+        "language": attr.string(default = DEFAULT_LANGUAGE, values = LANGUAGES, doc = "What the function is written in."),
         "library": attr.string(mandatory = True, doc = "A name for the file's folder."),
         "lowering": attr.string(default = "interpreted", values = ["interpreted", "native"], doc = "How the function becomes HLO."),
         "missing": attr.string(doc = "Why there is no `prebuilt`: building the kernel fails with it."),

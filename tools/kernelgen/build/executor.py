@@ -191,6 +191,7 @@ class Executor:
 
     def run(self) -> BuildResult:
         while True:
+            # Everything that can start does, before anything is waited for.
             while self.pool.idle and self._start_one():
                 pass
             answers = self.pool.wait()
@@ -204,6 +205,8 @@ class Executor:
 
     def _start_one(self) -> bool:
         """Starts a compile that there is memory for, else an emit; False when nothing can start now."""
+        # Compiles before emits, since they take longest. The first that fits and not the first, so that a large one holds up no
+        # small one; one that never fits starts when nothing else runs.
         for compile_ in self.compiles:
             if self.capacity.take(compile_.neff, alone=self.pool.idle == self.settings.jobs):
                 self.compiles.remove(compile_)
@@ -220,6 +223,7 @@ class Executor:
             if self.made.is_current(kernel, emit.inputs):
                 self._ready(kernel, linted=True)
             else:
+                # If this emit is killed, no HLO of an earlier one is taken for what it made.
                 self.made.forget(kernel)
                 limits = [s for s in (self._limit(), self.settings.emit_timeout) if s is not None]
                 self.pool.start(emit, self._emit_arguments(kernel), min(limits, default=None))
@@ -299,6 +303,7 @@ class Executor:
         self.result.hlos[kernel.id] = path
         for neff in self.neffs_of[kernel.id]:
             target = neff_file(self.settings, hlo, self.configs[neff.config])
+            # Kernels of several names may have one HLO, and so one NEFF: it is compiled once, for all of them.
             if target in self.waiting:
                 self.waiting[target].append(neff)
             elif target in self.ended:
@@ -332,6 +337,7 @@ class Executor:
 
     def _refusal(self, hlo: bytes, config: CompileConfig, kernel: str) -> str | None:
         """Returns what the lint refuses in a kernel whose NEFF is there, or None; warnings are reported."""
+        # Imported where it is needed: most builds lint nothing in this process.
         from kernelgen.compilers.base import refuse_unsupported
 
         try:

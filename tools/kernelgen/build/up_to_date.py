@@ -46,6 +46,7 @@ _KNOWN = frozenset(
 )
 """What may be imported: the digest covers it."""
 
+# What JAX is told by these may be in the HLO.
 _VARIABLES = ("JAX_", "XLA_")
 _KERNELGEN = Path(__file__).resolve().parent.parent
 
@@ -118,6 +119,7 @@ class Emits:
                 and (not kernel.noted or self.notes(kernel).is_file())
                 and all(self._digest_of_data(path) == digest for path, digest in note["data"].items())
             )
+        # Anybody may have written the note; whatever is in it, the worst that comes of it is one more emit.
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False
 
@@ -133,6 +135,7 @@ class Emits:
         Raises:
             OSError: the folder can't be written.
         """
+        # The note goes first: killed between the two, this leaves an HLO that no build takes for current.
         self._note_file(kernel).unlink(missing_ok=True)
         self.hlo(kernel).unlink(missing_ok=True)
 
@@ -187,6 +190,7 @@ def _module_arguments(library: Library, file: Path) -> list[str]:
     return [f"--library={library.name}", f"--emitter={file.absolute()}", *module]
 
 
+# Remembered by the text: hundreds of kernels are of the same few modules.
 @lru_cache(maxsize=1024)
 def _imports_others(source: bytes, folder: Path, package: str) -> bool:
     """Returns whether a module imports what is neither one of `_KNOWN` nor a module beside it, nor of the package that it is in."""

@@ -6,7 +6,7 @@ The three forms of docs/bundle-format.md follow from the same `Contents`: a tree
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,20 +138,13 @@ def gather(
     Raises:
         KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
     """
-    mistakes: list[Diagnostic] = []
     own = own_configs or {}
     # Files are named after it.
     file_name(bundle.id)
-    for one in (config, *own.values()):
-        if one.target != bundle.target:
-            raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {one.target}")
-        if one.lnc != config.lnc:
-            raise KernelgenError(f"bundle {bundle.id} is for lnc {config.lnc}, settings of a kernel for {one.lnc}")
-    stored_hlos: list[StoredFile] = []
-    noted: list[str] = []
+    _check_settings(bundle, config, own.values())
+    mistakes: list[Diagnostic] = []
     distinct: dict[str, _Neff] = {}
-    kernel_neff: list[int] = []
-    made_by: dict[tuple[bool, str], str] = {}
+    found: dict[str, _KernelFiles] = {}
     kernels = sorted(set(bundle.kernels), key=str.encode)
     for kernel in kernels:
         missing = [what for what, given in (("spec", specs), ("HLO", hlos), ("NEFF", neffs)) if kernel not in given]
@@ -165,26 +158,15 @@ def gather(
             continue
         try:
             _check_spec(specs[kernel])
-            hlo = _stored(Path(hlos[kernel]))
-            note = _notes((notes or {}).get(kernel))
-            neff = _neff(Path(neffs[kernel]), distinct, own.get(kernel, config))
-            if neff.hlo_sha256 not in (None, hlo.sha256):
-                raise KernelgenError(
-                    f"{neffs[kernel]}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})"
-                )
-            if neff.said is not None:
-                tensors = neff_format.tensors_of(Path(hlos[kernel]).read_bytes(), source=str(hlos[kernel]))
-                description.check(neff.said, tensors, config.target, config.lnc, source=str(neffs[kernel]))
+            note = (notes or {}).get(kernel)
+            found[kernel] = _kernel_files(hlos[kernel], neffs[kernel], note, distinct, own.get(kernel, config))
         except KernelgenError as error:
             mistakes += [Diagnostic(f"kernel {kernel}: {d.message}", d.location, d.hint) for d in error.diagnostics]
-            continue
         except OSError as error:
             mistakes.append(Diagnostic(f"kernel {kernel}: {error.filename}: {error.strerror}"))
-            continue
-        made_by.setdefault((neff.simulated, neff.made_by), kernel)
-        stored_hlos.append(hlo)
-        noted.append(note)
-        kernel_neff.append(neff.number)
+    made_by: dict[tuple[bool, str], str] = {}
+    for kernel, files in found.items():
+        made_by.setdefault((files.neff.simulated, files.neff.made_by), kernel)
     if len(made_by) > 1:
         makers = "; ".join(f"{kernel} by {identity}" for (_, identity), kernel in sorted(made_by.items()))
         mistakes.append(Diagnostic(f"bundle {bundle.id}: its NEFFs were made by more than one compiler: {makers}"))
@@ -193,30 +175,35 @@ def gather(
     chosen = [specs[kernel] for kernel in kernels]
     index = KernelIndex.build(chosen)  # refuses an empty bundle
     simulated, identity = next(iter(made_by))
-    origin = BundleOrigin(
-        name=bundle.name,
-        target=bundle.target,
-        lnc=config.lnc,
-        simulated=simulated,
-        compiler=compiler or identity,
-        flags=tuple(config.flags()),
-        version=kernelgen.__version__,
-        jax_version=jax_version or "unknown",
-    )
-    files = tuple(neff.file for neff in distinct.values())
-    flags = tuple(
-        (n, tuple(own[kernel].flags())) for n, kernel in enumerate(kernels) if own.get(kernel, config) != config
-    )
     return Contents(
-        origin,
+        BundleOrigin(
+            name=bundle.name,
+            target=bundle.target,
+            lnc=config.lnc,
+            simulated=simulated,
+            compiler=compiler or identity,
+            flags=tuple(config.flags()),
+            version=kernelgen.__version__,
+            jax_version=jax_version or "unknown",
+        ),
         index,
         tuple(chosen),
-        tuple(stored_hlos),
-        files,
-        tuple(kernel_neff),
-        notes=tuple(noted),
-        special_flags=flags,
+        tuple(files.hlo for files in found.values()),
+        tuple(neff.file for neff in distinct.values()),
+        tuple(files.neff.number for files in found.values()),
+        notes=tuple(files.notes for files in found.values()),
+        special_flags=tuple(
+            (n, tuple(own[kernel].flags())) for n, kernel in enumerate(kernels) if own.get(kernel, config) != config
+        ),
     )
+
+
+def _check_settings(bundle: Bundle, config: CompileConfig, own: Iterable[CompileConfig]) -> None:
+    for one in (config, *own):
+        if one.target != bundle.target:
+            raise KernelgenError(f"bundle {bundle.id} is for {bundle.target}, its compile settings for {one.target}")
+        if one.lnc != config.lnc:
+            raise KernelgenError(f"bundle {bundle.id} is for lnc {config.lnc}, settings of a kernel for {one.lnc}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +216,33 @@ class _Neff:
     """None for a real NEFF, which does not tell what it was compiled from."""
     said: description.NeffDescription | None = None
     """Of a real NEFF, what is to be compared with the HLO instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KernelFiles:
+    hlo: StoredFile
+    neff: _Neff
+    notes: str
+
+
+def _kernel_files(
+    hlo_path: Path, neff_path: Path, notes: Path | None, known: dict[str, _Neff], config: CompileConfig
+) -> _KernelFiles:
+    """Returns what a kernel's files hold, which belong together; `known` and `config` as of `_neff`.
+
+    Raises:
+        KernelgenError: one is damaged, or they are of different kernels.
+        OSError: one can't be read.
+    """
+    hlo = _stored(Path(hlo_path))
+    noted = _notes(notes)
+    neff = _neff(Path(neff_path), known, config)
+    if neff.hlo_sha256 not in (None, hlo.sha256):
+        raise KernelgenError(f"{neff_path}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})")
+    if neff.said is not None:
+        tensors = neff_format.tensors_of(Path(hlo_path).read_bytes(), source=str(hlo_path))
+        description.check(neff.said, tensors, config.target, config.lnc, source=str(neff_path))
+    return _KernelFiles(hlo, neff, noted)
 
 
 def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:

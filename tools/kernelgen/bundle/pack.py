@@ -197,97 +197,119 @@ def _header(path: Path, reader: GgufReader) -> tuple[dict[str, Value], list[tupl
     return metadata, tensors, start
 
 
-def _check(
-    path: Path, metadata: dict[str, Value], tensors: list[tuple[str, int, int]], data_offset: int, size: int
-) -> Pack:
-    def fail(what: str) -> NoReturn:
-        raise KernelgenError(f"{path}: {what}")
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """A pack's metadata, of which a value that is absent or of another type is an error."""
 
-    def get(name: str, kind: int, *, is_array: bool = False) -> Any:
-        value = metadata.get(name)
+    path: Path
+    values: dict[str, Value]
+
+    def fail(self, what: str) -> NoReturn:
+        raise KernelgenError(f"{self.path}: {what}")
+
+    def damaged(self, what: str) -> NoReturn:
+        self.fail(f"damaged kernel pack: {what}")
+
+    def get(self, name: str, kind: int, *, is_array: bool = False) -> Any:
+        value = self.values.get(name)
         if value is None:
-            fail(f"damaged kernel pack: it lacks {name}")
+            self.damaged(f"it lacks {name}")
         if value.kind != kind or value.is_array != is_array:
-            fail(f"damaged kernel pack: {name} has the wrong type")
+            self.damaged(f"{name} has the wrong type")
         return value.value
 
-    architecture = metadata.get("general.architecture")
+    def array(self, name: str, kind: int, count: int) -> list[Any]:
+        """Returns an array of so many elements."""
+        found: list[Any] = self.get(name, kind, is_array=True)
+        if len(found) != count:
+            self.damaged(f"{name} has {len(found)} elements, expected {count}")
+        return found
+
+
+def _check(
+    path: Path, values: dict[str, Value], tensors: list[tuple[str, int, int]], data_offset: int, size: int
+) -> Pack:
+    metadata = _Metadata(path, values)
+    architecture = values.get("general.architecture")
     if architecture is None or architecture.value != ARCHITECTURE:
-        fail(f"a GGUF file, but no kernel pack: general.architecture is not '{ARCHITECTURE}'")
-    version = get("kernelgen.format", U32)
+        metadata.fail(f"a GGUF file, but no kernel pack: general.architecture is not '{ARCHITECTURE}'")
+    version = metadata.get("kernelgen.format", U32)
     if version not in FORMATS:
-        fail(f"a kernel pack of format {version}; this kernelgen reads {readable()}")
-    ids = get("kernelgen.kernel.ids", STRING, is_array=True)
+        metadata.fail(f"a kernel pack of format {version}; this kernelgen reads {readable()}")
+    ids = metadata.get("kernelgen.kernel.ids", STRING, is_array=True)
     n, m = len(ids), len(tensors)
-    lists: dict[str, list[Any]] = {}
-    for name, kind, count in (
-        ("kernelgen.kernel.specs", STRING, n),
-        ("kernelgen.kernel.hlo_sha256", STRING, n),
-        ("kernelgen.kernel.neff", U32, n),
-        ("kernelgen.neff.sha256", STRING, m),
-        ("kernelgen.key.offsets", U32, n + 1),
-    ):
-        lists[name] = get(name, kind, is_array=True)
-        if len(lists[name]) != count:
-            fail(f"damaged kernel pack: {name} has {len(lists[name])} elements, expected {count}")
-    if "kernelgen.kernel.notes" in metadata:
-        lists["notes"] = get("kernelgen.kernel.notes", STRING, is_array=True)
-        if len(lists["notes"]) != n:
-            fail(f"damaged kernel pack: kernelgen.kernel.notes has {len(lists['notes'])} elements, expected {n}")
-    flags = [""] * n
-    if "kernelgen.kernel.flags" in metadata:  # where some are compiled with others
-        flags = get("kernelgen.kernel.flags", STRING, is_array=True)
-        if len(flags) != n:
-            fail(f"damaged kernel pack: kernelgen.kernel.flags has {len(flags)} elements, expected {n}")
-    words = get("kernelgen.key.words", U64, is_array=True)
-    offsets = lists["kernelgen.key.offsets"]
-    slots = get("kernelgen.key.slots", U32, is_array=True)
-    digests = lists["kernelgen.neff.sha256"]
+    specs = metadata.array("kernelgen.kernel.specs", STRING, n)
+    hlo_sha256 = metadata.array("kernelgen.kernel.hlo_sha256", STRING, n)
+    kernel_neff = metadata.array("kernelgen.kernel.neff", U32, n)
+    digests = metadata.array("kernelgen.neff.sha256", STRING, m)
+    offsets = metadata.array("kernelgen.key.offsets", U32, n + 1)
+    notes, flags = [], [""] * n
+    if "kernelgen.kernel.notes" in values:
+        notes = metadata.array("kernelgen.kernel.notes", STRING, n)
+    if "kernelgen.kernel.flags" in values:  # where some are compiled with others
+        flags = metadata.array("kernelgen.kernel.flags", STRING, n)
     if not n or not m:
-        fail("damaged kernel pack: it holds no kernel")
-    for number, id in enumerate(ids):
-        if not is_kernel_id(id) or (number and ids[number - 1].encode() >= id.encode()):
-            fail(f"damaged kernel pack: item {number} of kernelgen.kernel.ids, {id!r}, is no id, or is not ascending")
-    if offsets[0] != 0 or offsets[-1] != len(words) or any(a >= b for a, b in itertools.pairwise(offsets)):
-        fail("damaged kernel pack: kernelgen.key.offsets does not divide kernelgen.key.words")
-    if max(lists["kernelgen.kernel.neff"]) >= m:
-        fail("damaged kernel pack: kernelgen.kernel.neff names a NEFF that is not there")
-    try:
-        expected = make_slots(words, offsets)
-    except KernelgenError as error:
-        fail(f"damaged kernel pack: kernelgen.key.words: {error.diagnostics[0].message}")
-    if tuple(slots) != expected:
-        fail("damaged kernel pack: kernelgen.key.slots is not the table of the keys")
-    for name in ("kernelgen.kernel.hlo_sha256", "kernelgen.neff.sha256"):
-        if not all(map(is_sha256, lists[name])):
-            fail(f"damaged kernel pack: {name} is not a list of SHA-256 digests")
-    if any(name != f"neff.{digest[:32]}" for (name, _, _), digest in zip(tensors, digests, strict=True)):
-        fail("damaged kernel pack: tensors are not named after kernelgen.neff.sha256")
-    if len({name for name, _, _ in tensors}) < m:
-        fail("damaged kernel pack: a digest of kernelgen.neff.sha256 was there before")
-    origin = BundleOrigin(
-        name=get("kernelgen.name", STRING),
-        target=get("kernelgen.target", STRING),
-        lnc=get("kernelgen.lnc", U32),
-        simulated=get("kernelgen.simulated", BOOL),
-        compiler=get("kernelgen.compiler", STRING),
-        flags=tuple(get("kernelgen.flags", STRING, is_array=True)),
-        version=get("kernelgen.version", STRING),
-        jax_version=get("kernelgen.jax_version", STRING),
-    )
-    if problem := origin.problem():
-        fail(f"damaged kernel pack: kernelgen.{problem}")
+        metadata.damaged("it holds no kernel")
+    index = _index(metadata, ids, offsets)
+    if max(kernel_neff) >= m:
+        metadata.damaged("kernelgen.kernel.neff names a NEFF that is not there")
+    _check_digests(metadata, hlo_sha256, digests, [name for name, _, _ in tensors])
     return Pack(
         path=path,
-        origin=origin,
-        index=KernelIndex(tuple(ids), tuple(words), tuple(offsets), tuple(slots)),
-        specs=tuple(lists["kernelgen.kernel.specs"]),
-        hlo_sha256=tuple(lists["kernelgen.kernel.hlo_sha256"]),
-        kernel_neff=tuple(lists["kernelgen.kernel.neff"]),
+        origin=_origin(metadata),
+        index=index,
+        specs=tuple(specs),
+        hlo_sha256=tuple(hlo_sha256),
+        kernel_neff=tuple(kernel_neff),
         neffs=tuple(PackedNeff(d, offset, size) for d, (_, offset, size) in zip(digests, tensors, strict=True)),
         data_offset=data_offset,
         size=size,
-        metadata=metadata,
-        notes=tuple(lists.get("notes", ())),
+        metadata=values,
+        notes=tuple(notes),
         special_flags={id: tuple(text.splitlines()) for id, text in zip(ids, flags, strict=True) if text},
     )
+
+
+def _index(metadata: _Metadata, ids: list[str], offsets: list[int]) -> KernelIndex:
+    """Returns the index of a pack's kernels, whose ids ascend and whose table of slots is that of their keys."""
+    words = metadata.get("kernelgen.key.words", U64, is_array=True)
+    slots = metadata.get("kernelgen.key.slots", U32, is_array=True)
+    for number, id in enumerate(ids):
+        if not is_kernel_id(id) or (number and ids[number - 1].encode() >= id.encode()):
+            metadata.damaged(f"item {number} of kernelgen.kernel.ids, {id!r}, is no id, or is not ascending")
+    if offsets[0] != 0 or offsets[-1] != len(words) or any(a >= b for a, b in itertools.pairwise(offsets)):
+        metadata.damaged("kernelgen.key.offsets does not divide kernelgen.key.words")
+    try:
+        expected = make_slots(words, offsets)
+    except KernelgenError as error:
+        metadata.damaged(f"kernelgen.key.words: {error.diagnostics[0].message}")
+    if tuple(slots) != expected:
+        metadata.damaged("kernelgen.key.slots is not the table of the keys")
+    return KernelIndex(tuple(ids), tuple(words), tuple(offsets), tuple(slots))
+
+
+def _check_digests(metadata: _Metadata, hlos: list[str], neffs: list[str], tensors: list[str]) -> None:
+    """Looks whether digests are some, and whether the tensors are named after the NEFFs' and each is there once."""
+    for name, digests in (("kernelgen.kernel.hlo_sha256", hlos), ("kernelgen.neff.sha256", neffs)):
+        if not all(map(is_sha256, digests)):
+            metadata.damaged(f"{name} is not a list of SHA-256 digests")
+    if any(name != f"neff.{digest[:32]}" for name, digest in zip(tensors, neffs, strict=True)):
+        metadata.damaged("tensors are not named after kernelgen.neff.sha256")
+    if len(set(tensors)) < len(tensors):
+        metadata.damaged("a digest of kernelgen.neff.sha256 was there before")
+
+
+def _origin(metadata: _Metadata) -> BundleOrigin:
+    origin = BundleOrigin(
+        name=metadata.get("kernelgen.name", STRING),
+        target=metadata.get("kernelgen.target", STRING),
+        lnc=metadata.get("kernelgen.lnc", U32),
+        simulated=metadata.get("kernelgen.simulated", BOOL),
+        compiler=metadata.get("kernelgen.compiler", STRING),
+        flags=tuple(metadata.get("kernelgen.flags", STRING, is_array=True)),
+        version=metadata.get("kernelgen.version", STRING),
+        jax_version=metadata.get("kernelgen.jax_version", STRING),
+    )
+    if problem := origin.problem():
+        metadata.damaged(f"kernelgen.{problem}")
+    return origin

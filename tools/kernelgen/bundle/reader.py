@@ -172,6 +172,7 @@ def of_tree(path: Path) -> Stored:
     stored = sorted(index["kernels"], key=lambda kernel: kernel["id"].encode())
     keys = [tuple(int(k["key"][at : at + 16], 16) for at in range(0, len(k["key"]), 16)) for k in stored]
     try:
+        # A tree has no table of slots: its reader makes one, and refuses what gives none. This finds the same.
         make_slots(list(itertools.chain(*keys)), list(itertools.accumulate(map(len, keys), initial=0)))
     except KernelgenError as error:
         raise KernelgenError(f"{path / tree.INDEX}: {error.diagnostics[0].message}") from None
@@ -218,6 +219,7 @@ def read(path: Path) -> list[Stored]:
             return [of_tree(path)]
         packs = sorted(path.glob(pack_name("*")))
         trees = sorted(index.parent for index in path.glob(f"*/{tree.INDEX}"))
+        # A build writes both beside each other: they are one bundle.
         there = {file.name for file in packs}
         found = [of_pack(file) for file in packs]
         found += [of_tree(folder) for folder in trees if pack_name(folder.name) not in there]

@@ -192,6 +192,7 @@ class Cache:
             timed: whether to record how long `make` takes, from which later builds are estimated.
         """
         name = key.name
+        # Without the lock first: an entry appears whole, and most builds find all of theirs.
         found = self._local(name)
         if found is not None:
             return found, LOCAL
@@ -203,16 +204,19 @@ class Cache:
             fetched = self._fetch(name)
             if fetched is not None:
                 head, shared_neff = fetched
+                # With the time that the compile took where it ran: estimates of later builds go by it.
                 self._keep(key, kernel, shared_neff, head.seconds)
                 return shared_neff, SHARED
             begun = time.monotonic()
             made = make()
             seconds = round(time.monotonic() - begun) if timed else None
+            # This machine's first: whatever the shared one does, what was compiled is not lost.
             self._keep(key, kernel, made, seconds)
             self._publish(key, kernel, made, seconds)
             return made, COMPILED
 
     def _held(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
+        # A lock is the system's, on a file. A store at a URL has none: machines that share it may compile the same at once.
         for level in (self.folder, self.shared):
             if isinstance(level, Folder):
                 return level.held(name, patience)
@@ -222,6 +226,7 @@ class Cache:
         found = self._read_folder(self.folder, name, "local") if self.folder else None
         if found is None or self.folder is None:
             return None
+        # `prune` takes what was not used for longest.
         self.folder.used(name)
         return found[1]
 
@@ -231,6 +236,7 @@ class Cache:
             data = folder.read(name)
             return None if data is None else entry.unpack(data, name)
         except DamagedEntry as problem:
+            # Else every build would read it and compile. Where this build may not write, it stays for those who may.
             gone = folder.drop(name) if level == "local" or self._settings.writable else False
             what = "was removed and is compiled again" if gone else "is left alone"
             self._notices.once(
@@ -246,6 +252,7 @@ class Cache:
             return None
         if isinstance(self.shared, Folder):
             return self._read_folder(self.shared, name, "shared")
+        # Each kernel would wait for the time limit again.
         if self._notices.down("shared-read"):
             return None
         try:
@@ -282,6 +289,7 @@ class Cache:
         if isinstance(self.shared, Folder):
             self._write_folder(self.shared, key, kernel, neff, seconds, "shared")
             return
+        # What can't be read is not written to either: each NEFF would wait for the time limit again.
         if self._notices.down("shared-read") or self._notices.down("shared-write"):
             return
         try:

@@ -92,6 +92,7 @@ class Shared:
     def __init__(self, url: str, timeout: float) -> None:
         self.url = redacted(url)
         self._timeout = timeout
+        # fsspec nests protocols by `::`: in `filecache::s3://…` the objects are where the last one says.
         self._protocol = url.partition("://")[0].rpartition("::")[2]
         self._root = url.rstrip("/")
         self._open: Any = None
@@ -141,6 +142,7 @@ class Shared:
                 fs.pipe_file(path, data)
                 return
             fs.makedirs(root, exist_ok=True)
+            # The name is none of an entry's, so `names` passes over what a killed writer left.
             temporary = f"{root}/.{name}.{secrets.token_hex(6)}"
             try:
                 fs.pipe_file(temporary, data)
@@ -190,6 +192,7 @@ class Shared:
 
         for name, start in zip(names, self._limited(starts), strict=True):
             with contextlib.suppress(DamagedEntry):
+                # An exception stands in the place of an entry that went away meanwhile.
                 if isinstance(start, bytes):
                     yield entry.read_head(start, name)[0]
 
@@ -198,6 +201,7 @@ class Shared:
         from fsspec.callbacks import Callback
 
         fs, root = self._filesystem()
+        # fsspec writes to a path, and a file without a name has this one.
         path = f"/proc/self/fd/{file.fileno()}"
         fs.get_file(f"{root}/{entry.file_name(name)}", path, callback=Callback(hooks={"limit": hook}))
 
@@ -212,6 +216,7 @@ class Shared:
             return os.pread(file.fileno(), entry.MAX_HEAD, 0)
 
     def _filesystem(self) -> tuple[Any, str]:
+        # Once: what it opens has the credentials and connections of all later calls.
         if self._open is None:
             import fsspec.core
 
@@ -230,6 +235,7 @@ class Shared:
             except BaseException as error:  # whatever an implementation raises
                 problem.append(error)
 
+        # A store's code can't be interrupted. A daemon at least does not keep the process when the build is done.
         thread = threading.Thread(target=run, name="shared cache", daemon=True)
         thread.start()
         thread.join(self._timeout)
@@ -238,6 +244,7 @@ class Shared:
         if problem and isinstance(problem[0], DamagedEntry):
             raise problem[0]
         if problem:
+            # Without the cause: its text may have the URL, with a password in it.
             raise Unavailable(_reason(problem[0])) from None
         raise Unavailable(f"it did not answer in {self._timeout:g} s")
 
@@ -296,6 +303,7 @@ def _options(protocol: str, timeout: float) -> dict[str, Any]:
         # Proxies, and a password from ~/.netrc.
         return {"client_kwargs": {"timeout": limits, "trust_env": True}}
     if protocol in ("s3", "s3a"):
+        # One try may take all of the limit, so there is no second.
         retries = {"max_attempts": 1}
         return {"config_kwargs": {"connect_timeout": connect, "read_timeout": timeout, "retries": retries}}
     if protocol in ("gs", "gcs"):

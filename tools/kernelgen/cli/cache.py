@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from kernelgen.compilers.settings import CompileConfig
     from kernelgen.plan import Plan
 
-_format = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+_format = click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -76,7 +78,7 @@ def explain(
     catalog: Catalog,
     compiler: str,
     caches: CacheSettings,
-    form: str,
+    output_format: str,
 ) -> int:
     """Say whether a build would find a kernel in the cache, and why not.
 
@@ -104,7 +106,7 @@ def explain(
     for remark in remarks:
         say(remark)
     misses = sum(one.found is None for one in found)
-    if form == "json":
+    if output_format == "json":
         click.echo(json.dumps([one.to_json() for one in found], indent=1))
     else:
         for one in found:
@@ -201,7 +203,7 @@ def _value(text: str | None) -> str:
 @command.command()
 @options.cache_options
 @_format
-def info(caches: CacheSettings, form: str) -> None:
+def info(caches: CacheSettings, output_format: str) -> None:
     """Print where the caches are and what they hold."""
     from kernelgen.cache.entry import DamagedEntry
 
@@ -218,7 +220,7 @@ def info(caches: CacheSettings, form: str) -> None:
             groups.setdefault((head.key.target, head.key.compiler), []).append(stored.size)
     count, size = sum(map(len, groups.values())), sum(map(sum, groups.values()))
     shared = _shared(caches)
-    if form == "json":
+    if output_format == "json":
         parts = [
             {"target": t, "compiler": c, "entries": len(s), "bytes": sum(s)} for (t, c), s in sorted(groups.items())
         ]

@@ -54,7 +54,9 @@ from kernelgen.targets import TARGETS
     help="Count bundles for this target alone, and of manifests only what neuronx-cc is not known to refuse for it.",
 )
 @options.kernels_option
-@click.option("--format", "form", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True)
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True
+)
 @click.option("-v", "--verbose", is_flag=True, help="List the kernels beyond the graphs too, not only their numbers.")
 @click.pass_context
 def command(
@@ -67,7 +69,7 @@ def command(
     llama_cpp: Path | None,
     target: str | None,
     catalog: Catalog,
-    form: str,
+    output_format: str,
     verbose: bool,
 ) -> int:
     """Print which nodes of a model's graphs have a kernel, which have none and why, and which kernels no graph needs.
@@ -89,10 +91,14 @@ def command(
         asked = exporter.find(program, llama_cpp)
         graphs += [_of_model(path, settings, asked, groups) for path in models]
     report = made_report(graphs, kernels, catalog)
-    if form == "json":
+    if output_format == "json":
         click.echo(json.dumps(coverage_printing.plain(report), indent=1))
     else:
-        lines = coverage_printing.markdown(report) if form == "markdown" else coverage_printing.text(report, verbose)
+        lines = (
+            coverage_printing.markdown(report)
+            if output_format == "markdown"
+            else coverage_printing.text(report, verbose)
+        )
         click.echo("\n".join(lines))
     return EXIT_FAILED if any(result.missing for _, result in report.results) else EXIT_OK
 

@@ -23,8 +23,8 @@ def _describe(spec: KernelSpec) -> str:
 def _nodes(graph: GraphExport) -> Counter[KernelSpec]:
     """Returns how many nodes of all graphs of an export each kernel computes."""
     found: Counter[KernelSpec] = Counter()
-    for step in graph.steps:
-        found.update(step.nodes)
+    for call in graph.calls:
+        found.update(call.nodes)
     return found
 
 
@@ -43,8 +43,8 @@ def text(report: CoverageReport, verbose: bool) -> list[str]:
     for graph, result in report.results:
         nodes, grouped = _nodes(graph), grouped_ops(graph)
         for op in result.covered:
-            served = report.served.get(op.spec)
-            how = "".join(f" + {n}" for _, n in served.chunks) if served is not None else ""
+            selection = report.selections.get(op.spec)
+            how = "".join(f" + {n}" for _, n in selection.chunks) if selection is not None else ""
             by = f", by kernels for {how[3:]} tokens" if how else ""
             by = ", in groups" if op.spec in grouped else by
             lines.append(f"covered  {graph.file}:{op.line}: {op.name}: {_describe(op.spec)}{by}")
@@ -55,7 +55,7 @@ def text(report: CoverageReport, verbose: bool) -> list[str]:
     if verbose:
         lines += [f"beyond   {spec.id}: {_describe(spec)}" for spec in report.beyond]
     for graph, result in report.results:
-        for row in coverage.rows(graph.steps, report.served):
+        for row in coverage.rows(graph.calls, report.selections):
             if row.sizes or row.groups is not None:
                 title = f": {_title(row)}" if row.sizes else ""
                 lines.append(f"{graph.file}{title}: {_counts(row)}")
@@ -99,11 +99,11 @@ def markdown(report: CoverageReport) -> list[str]:
         "| without | launches | rows of padding |",
         "|---|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    grouped = any(step.groups is not None for graph, _ in report.results for step in graph.steps)
+    grouped = any(call.groups is not None for graph, _ in report.results for call in graph.calls)
     if grouped:
         lines = [lines[0] + " nodes in groups | groups |", lines[1] + "--:|--:|"]
     for graph, _ in report.results:
-        for row in coverage.rows(graph.steps, report.served):
+        for row in coverage.rows(graph.calls, report.selections):
             cells: list[object] = [_cell(graph.file), *(row.sizes.get(name, "") for name in _COLUMNS), _lengths(row)]
             cells += [row.graphs if row.sizes else "", row.nodes, row.covered, row.nodes - row.covered]
             cells += [row.launches, row.padding, *([row.grouped, row.groups or 0] if grouped else [])]
@@ -115,8 +115,8 @@ def markdown(report: CoverageReport) -> list[str]:
             nodes[op.spec.op, report.why[op.spec].text] += total[op.spec]
     outside: Counter[tuple[str, str]] = Counter()
     for graph, _ in report.results:
-        for step in graph.steps:
-            for why, ops in coverage.ops_outside(step).items():
+        for call in graph.calls:
+            for why, ops in coverage.ops_outside(call).items():
                 outside.update({(op, why): count for op, count in ops.items()})
     if outside:
         lines += ["", "| op | nodes | why they are in no group |", "|---|--:|---|"]
@@ -141,16 +141,16 @@ def plain(report: CoverageReport) -> dict[str, Any]:
                 "missing": list(_missing_json(graph, result, report)),
                 "steps": [
                     {
-                        "line": step.line,
-                        "sizes": dict(step.sizes),
-                        "context": dict(step.context),
-                        "nodes": sum(step.nodes.values()),
-                        "covered": coverage.covered(step, report.served),
-                        "missing": {s.id: count for s, count in step.alone.items() if s not in report.served},
-                        **dict(zip(("launches", "padding"), coverage.launches(step, report.served), strict=True)),
+                        "line": call.line,
+                        "sizes": dict(call.sizes),
+                        "context": dict(call.context),
+                        "nodes": sum(call.nodes.values()),
+                        "covered": coverage.covered(call, report.selections),
+                        "missing": {s.id: count for s, count in call.alone.items() if s not in report.selections},
+                        **dict(zip(("launches", "padding"), coverage.launches(call, report.selections), strict=True)),
                     }
-                    | _groups_json(step)
-                    for step in graph.steps
+                    | _groups_json(call)
+                    for call in graph.calls
                 ],
             }
             for graph, result in report.results
@@ -159,13 +159,13 @@ def plain(report: CoverageReport) -> dict[str, Any]:
     }
 
 
-def _groups_json(step: graph_ops.GraphCall) -> dict[str, Any]:
-    if step.groups is None:
+def _groups_json(call: graph_ops.GraphCall) -> dict[str, Any]:
+    if call.groups is None:
         return {}
     outside = [
-        {"why": why, "nodes": {spec.id: count for spec, count in nodes.items()}} for why, nodes in step.outside.items()
+        {"why": why, "nodes": {spec.id: count for spec, count in nodes.items()}} for why, nodes in call.outside.items()
     ]
-    return {"groups": {"launches": len(step.groups), "nodes": sum(step.groups), "outside": outside}}
+    return {"groups": {"launches": len(call.groups), "nodes": sum(call.groups), "outside": outside}}
 
 
 def _missing_json(graph: GraphExport, result: Coverage, report: CoverageReport) -> Iterator[dict[str, Any]]:

@@ -65,7 +65,7 @@ class DoctorLine:
 
 
 @click.command(short_help="Say what is installed, what is missing and how to get it.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--device", is_flag=True, help="Check the first NeuronCore, or the simulated one, instead.")
 @click.option(
     "--libnrt",
@@ -79,7 +79,7 @@ class DoctorLine:
     type=click.Path(path_type=Path),
     help="With --device: the kernels, as --device built them before or elsewhere; by default they are built now.",
 )
-def command(form: str, device: bool, libnrt: Path | None, bundle: Path | None) -> int:
+def command(output_format: str, device: bool, libnrt: Path | None, bundle: Path | None) -> int:
     """Say what is installed, what is missing and how to get it.
 
     Exits with 1 when something is MISSING that building kernels needs; what is only absent is needed for one way of working.
@@ -90,12 +90,12 @@ def command(form: str, device: bool, libnrt: Path | None, bundle: Path | None) -
     if device:
         from kernelgen.cli import doctor_device
 
-        return doctor_device.run(form, libnrt, bundle)
+        return doctor_device.run(output_format, libnrt, bundle)
     if libnrt or bundle:
         raise click.UsageError("--libnrt and --bundle are for --device")
     checks = [check for section in (_python, _compilers, _build_tools, _machine, _devices) for check in section()]
     missing = [c for c in checks if c.needed and c.found is None]
-    if form == "json":
+    if output_format == "json":
         click.echo(json.dumps([{**asdict(c), "status": c.status} for c in checks], indent=1))
         return EXIT_FAILED if missing else EXIT_OK
     width = max(len(c.name) for c in checks)

@@ -19,11 +19,11 @@ from kernelgen.device.libnrt import NEURON_RUNTIME
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 
 
-def run(form: str, libnrt: Path | None, bundle: Path | None) -> int:
+def run(output_format: str, libnrt: Path | None, bundle: Path | None) -> int:
     """Checks the device, prints what was found, and returns the exit status.
 
     Args:
-        form: `text` or `json`.
+        output_format: `text` or `json`.
         libnrt: the runtime that the user named.
         bundle: the folder of kernels that the user named; None to build them.
 
@@ -42,10 +42,10 @@ def run(form: str, libnrt: Path | None, bundle: Path | None) -> int:
         results = []
         for result in checks.Bench(library, kernels).run_all():
             results.append(result)
-            if form == "text":
+            if output_format == "text":
                 click.echo(f"{result.status:7}  {result.name}: {result.text}")
     failed = [result.name for result in results if result.status == "FAILED"]
-    if form == "json":
+    if output_format == "json":
         click.echo(json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False))
     else:
         click.echo(f"\nfailed: {', '.join(failed)}" if failed else "\nevery check passed")

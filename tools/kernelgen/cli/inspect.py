@@ -18,8 +18,8 @@ from kernelgen.errors import Diagnostic, KernelgenError, printable
     help="Read everything that a bundle holds and compare it with its index, and that with the kernels' specs.",
 )
 @click.option("--cost", is_flag=True, help="Print what kernels in NKI take of each engine, by a model.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(paths: tuple[Path, ...], check: bool, cost: bool, form: str) -> None:
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(paths: tuple[Path, ...], check: bool, cost: bool, output_format: str) -> None:
     """Print what is in a bundle (its pack, or its tree's folder), a NEFF or an HLO file.
 
     What it is, for which target, made by which compiler, inputs and outputs, sizes. Files are told by their content. JSON is one
@@ -34,7 +34,7 @@ def command(paths: tuple[Path, ...], check: bool, cost: bool, form: str) -> None
             found.append(describe.describe(path, check=check, cost=cost))
         except KernelgenError as error:
             mistakes += error.diagnostics
-    if form == "json":
+    if output_format == "json":
         click.echo(json.dumps(found, indent=1))
     elif found:
         click.echo(printable("\n\n".join(map(describe.text, found))))

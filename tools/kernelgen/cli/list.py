@@ -25,9 +25,9 @@ ARCHITECTURES = Path(ggml_ops.__file__).with_name("architectures.json")
 @click.option("--targets", is_flag=True, help="The Neuron targets.")
 @click.option("--dtypes", is_flag=True, help="ggml's tensor types.")
 @options.kernels_option
-@click.option("--json", "form", flag_value="json", help="The same as --format json.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(ops: bool, targets: bool, dtypes: bool, catalog: Catalog, form: str) -> None:
+@click.option("--json", "output_format", flag_value="json", help="The same as --format json.")
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def command(ops: bool, targets: bool, dtypes: bool, catalog: Catalog, output_format: str) -> None:
     """Print the ops, targets and dtypes that kernelgen knows; all three unless one is asked for."""
     everything = not (ops or targets or dtypes)
     parts: dict[str, list[dict[str, Any]]] = {}
@@ -51,7 +51,7 @@ def command(ops: bool, targets: bool, dtypes: bool, catalog: Catalog, form: str)
             {"name": t.name, "number": t.number, "block": t.block, "bytes": t.size, "quantized": t.quantized}
             for t in TYPES.values()
         ]
-    if form == "json":
+    if output_format == "json":
         click.echo(json.dumps(parts, indent=1))
         return
     blocks = []

@@ -286,15 +286,15 @@ def _summary(model: ModelHeader, derived: Derived, kernels: int, settings: Setti
     ]
     for flash in settings.flash_attn:
         seen: set[tuple[int, int]] = set()
-        for step in derived.steps:
-            sizes = (step.call.n_tokens, step.call.n_outputs)
-            if step.flash_attn is not flash or step.call.n_seqs > 1 or sizes in seen:
+        for one in derived.calls:
+            sizes = (one.call.n_tokens, one.call.n_outputs)
+            if one.flash_attn is not flash or one.call.n_seqs > 1 or sizes in seen:
                 continue
             seen.add(sizes)
-            without = sum(step.without.values())
+            without = sum(one.without.values())
             lines.append(
                 f"  {_counted(sizes[0], 'token')}, {_counted(sizes[1], 'output')}, flash attention {'on' if flash else 'off'}: "
-                f"{_counted(step.nodes, 'node')}, {without or 'none'} without a kernel"
+                f"{_counted(one.nodes, 'node')}, {without or 'none'} without a kernel"
             )
     lines.append(f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries")
     lines += _groups(derived)

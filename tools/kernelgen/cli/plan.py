@@ -20,14 +20,16 @@ from kernelgen.spec.source_kernel import SourceSpec
 @options.target_option
 @options.used_option
 @options.kernels_option
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(manifests: tuple[Path, ...], targets: tuple[str, ...], used: bool, catalog: Catalog, form: str) -> None:
+@click.option("--format", "output_format", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(
+    manifests: tuple[Path, ...], targets: tuple[str, ...], used: bool, catalog: Catalog, output_format: str
+) -> None:
     """Print the kernels, compiles and bundles that manifests ask for, each once.
 
     The JSON is what the build files are made from; its bytes depend on the manifests' meaning alone.
     """
     plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog, used), targets))
-    click.echo(plan.to_json() if form == "json" else _table(plan), nl=False)
+    click.echo(plan.to_json() if output_format == "json" else _table(plan), nl=False)
 
 
 def modules(kernel: Kernel) -> str:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernelgen.dispatch.lengths import Served
+from kernelgen.dispatch.lengths import Selection
 from kernelgen.model.graph_ops import GraphCall
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -48,7 +48,7 @@ class Coverage:
 def compare(
     kernels: Iterable[KernelSpec],
     graph: Sequence[tuple[KernelSpec, int, str]],
-    served: Mapping[KernelSpec, Served] | None = None,
+    selections: Mapping[KernelSpec, Selection] | None = None,
     grouped: Collection[KernelSpec] = (),
 ) -> Coverage:
     """Returns which ops of `graph` (from `graph_ops.read`) `kernels` compute, and which kernels are beyond it.
@@ -56,12 +56,16 @@ def compare(
     Args:
         kernels: what there is.
         graph: the ops.
-        served: how ops are computed, where they are; by default by the kernels that are made for them alone.
+        selections: how ops are computed, where they are; by default by the kernels that are made for them alone.
         grouped: ops all of whose nodes are in groups, which need no kernel of their own.
     """
     have = set(kernels)
     ops = [GraphOp(*item) for item in graph]
-    by = {spec: (spec,) for spec in have} if served is None else {spec: how.kernels for spec, how in served.items()}
+    by = (
+        {spec: (spec,) for spec in have}
+        if selections is None
+        else {spec: how.kernels for spec, how in selections.items()}
+    )
     needed = {kernel for op in ops for kernel in by.get(op.spec, ())}
     return Coverage(
         tuple(op for op in ops if op.spec in by or op.spec in grouped),
@@ -99,41 +103,41 @@ class Row:
     outside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def rows(steps: Iterable[GraphCall], served: Mapping[KernelSpec, Served]) -> list[Row]:
+def rows(graph_calls: Iterable[GraphCall], selections: Mapping[KernelSpec, Selection]) -> list[Row]:
     """Returns what is covered of graphs, in their order."""
     found: dict[tuple[tuple[tuple[str, int | str], ...], int, int, int, int, object], list[GraphCall]] = {}
-    for step in steps:
+    for call in graph_calls:
         sizes: list[tuple[str, int | str]] = [
-            (name, size) for name, size in step.sizes.items() if name not in ("n_kv", "n_kv_swa")
+            (name, size) for name, size in call.sizes.items() if name not in ("n_kv", "n_kv_swa")
         ]
-        if "n_ctx" in step.context:
-            sizes.append(("n_ctx", int(step.context["n_ctx"])))
-        if "flash_attn" in step.context:
-            sizes.append(("flash_attn", "on" if step.context["flash_attn"] else "off"))
-        grouped = (step.groups, json.dumps(ops_outside(step), sort_keys=True))
-        key = (tuple(sizes), sum(step.nodes.values()), covered(step, served), *launches(step, served), grouped)
-        found.setdefault(key, []).append(step)
+        if "n_ctx" in call.context:
+            sizes.append(("n_ctx", int(call.context["n_ctx"])))
+        if "flash_attn" in call.context:
+            sizes.append(("flash_attn", "on" if call.context["flash_attn"] else "off"))
+        grouped = (call.groups, json.dumps(ops_outside(call), sort_keys=True))
+        key = (tuple(sizes), sum(call.nodes.values()), covered(call, selections), *launches(call, selections), grouped)
+        found.setdefault(key, []).append(call)
     return [
         Row(
             dict(sizes),
-            tuple(sorted({step.sizes["n_kv"] for step in steps if "n_kv" in step.sizes})),
-            len(steps),
+            tuple(sorted({call.sizes["n_kv"] for call in calls if "n_kv" in call.sizes})),
+            len(calls),
             nodes,
             computed,
             launched,
             padding,
-            None if steps[0].groups is None else len(steps[0].groups),
-            sum(steps[0].groups or ()),
-            ops_outside(steps[0]),
+            None if calls[0].groups is None else len(calls[0].groups),
+            sum(calls[0].groups or ()),
+            ops_outside(calls[0]),
         )
-        for (sizes, nodes, computed, launched, padding, _), steps in found.items()
+        for (sizes, nodes, computed, launched, padding, _), calls in found.items()
     ]
 
 
-def ops_outside(step: GraphCall) -> dict[str, dict[str, int]]:
+def ops_outside(call: GraphCall) -> dict[str, dict[str, int]]:
     """Returns how many nodes of each op of a graph are in no group, by why."""
     found: dict[str, dict[str, int]] = {}
-    for why, nodes in step.outside.items():
+    for why, nodes in call.outside.items():
         ops = Counter[str]()
         for spec, count in nodes.items():
             ops[spec.op] += count
@@ -141,16 +145,16 @@ def ops_outside(step: GraphCall) -> dict[str, dict[str, int]]:
     return found
 
 
-def covered(step: GraphCall, served: Collection[KernelSpec]) -> int:
-    """Returns how many nodes of a graph are served, by groups or one by one."""
-    return sum(step.groups or ()) + sum(count for spec, count in step.alone.items() if spec in served)
+def covered(call: GraphCall, selections: Collection[KernelSpec]) -> int:
+    """Returns how many nodes of a graph have a kernel, by groups or one by one."""
+    return sum(call.groups or ()) + sum(count for spec, count in call.alone.items() if spec in selections)
 
 
-def launches(step: GraphCall, served: Mapping[KernelSpec, Served]) -> tuple[int, int]:
-    """Returns how many launches the served nodes of a graph take, and how many rows of padding they have."""
-    found = [(served[spec], count) for spec, count in step.alone.items() if spec in served]
+def launches(call: GraphCall, selections: Mapping[KernelSpec, Selection]) -> tuple[int, int]:
+    """Returns how many launches the nodes of a graph take that have kernels, and how many rows of padding."""
+    found = [(selections[spec], count) for spec, count in call.alone.items() if spec in selections]
     alone = sum(len(s.kernels) * count for s, count in found)
-    return len(step.groups or ()) + alone, sum(s.padding * count for s, count in found)
+    return len(call.groups or ()) + alone, sum(s.padding * count for s, count in found)
 
 
 def nearest(

@@ -20,7 +20,7 @@ MAX_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Selection:
     """How a node is computed.
 
     Attributes:
@@ -64,7 +64,7 @@ class LengthIndex:
                 index._heads[kernel.output.ne[2]].add((kernel.output.ne[1], kernel.output.ne[0]))
         return index
 
-    def serve(self, node: KernelSpec, room: int | None = None) -> Served | None:
+    def select(self, node: KernelSpec, room: int | None = None) -> Selection | None:
         """Returns how a node is computed, or None when no kernels do.
 
         One of attention without flash attention is computed where all of them are, by kernels of the same numbers; here each is
@@ -78,7 +78,7 @@ class LengthIndex:
         ways = list(cuts(node.op, node.inputs, node.output))
         if exact is not None:
             us, read = self._alone(node, ways)
-            return Served((exact,), (), 0, us, us, read, read)
+            return Selection((exact,), (), 0, us, us, read, read)
         # In the order of the rules, and of each the shortest cache that is long enough: as the backend, which takes the first, too.
         for cut in ways:
             sizes = self._sizes.get(_family(node, cut), set())
@@ -93,7 +93,7 @@ class LengthIndex:
                 return found
         return None
 
-    def _unfused(self, node: KernelSpec, member: Member, room: int | None) -> Served | None:
+    def _unfused(self, node: KernelSpec, member: Member, room: int | None) -> Selection | None:
         """Returns how a node of attention without flash attention is computed."""
         sizes = self._heads[member.heads]
         lengths: Sequence[int | None] = [None]
@@ -109,7 +109,7 @@ class LengthIndex:
             costs = {n: self._member_us(member, n, cells) for n in kernels}
             chunks = choose(member.n, list(kernels), list(costs.values()), again=True)
             if chunks:
-                return Served(
+                return Selection(
                     tuple(kernels[n] for _, n in chunks),
                     tuple(chunks),
                     sum(n for _, n in chunks) - member.n,
@@ -126,7 +126,7 @@ class LengthIndex:
 
     def _chunks(
         self, node: KernelSpec, cut: Cut, sizes: Iterable[tuple[int, int | None]], longer: int | None
-    ) -> Served | None:
+    ) -> Selection | None:
         kernels = {}
         for n in sorted(n for n, m in sizes if m == longer):
             kernel = self._exact.get(_key(node, cut.chunk(n, longer)))
@@ -140,7 +140,7 @@ class LengthIndex:
         if not chunks:
             return None
         us, read = self._alone(node, [cut])
-        return Served(
+        return Selection(
             tuple(kernels[n] for _, n in chunks),
             tuple(chunks),
             sum(n for _, n in chunks) - cut.n,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kernelgen.dispatch import coverage, lengths
 from kernelgen.dispatch.coverage import Coverage, GraphOp
-from kernelgen.dispatch.lengths import Served
+from kernelgen.dispatch.lengths import Selection
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml import tokens
@@ -123,13 +123,13 @@ class CoverageReport:
 
     Attributes:
         results: each export, and what is covered of its ops.
-        served: how each op is computed that is.
+        selections: how each op is computed that is.
         why: the reason for each op without a kernel.
         beyond: kernels that no graph needs.
     """
 
     results: tuple[tuple[GraphExport, Coverage], ...]
-    served: Mapping[KernelSpec, Served]
+    selections: Mapping[KernelSpec, Selection]
     why: Mapping[KernelSpec, Reason]
     beyond: tuple[KernelSpec, ...]
 
@@ -140,17 +140,17 @@ def report(graphs: Sequence[GraphExport], available: AvailableKernels, catalog: 
     kernels = available.specs - refusals.of_manifests(graphs)
     why = Why(catalog, kernels, refusals)
     index = lengths.LengthIndex.of(kernels)
-    served = {
+    selections = {
         spec: how
         for spec in dict.fromkeys(spec for graph in graphs for spec, _, _ in graph.ops)
-        if (how := index.serve(spec)) is not None
+        if (how := index.select(spec)) is not None
     }
-    results = tuple((graph, coverage.compare(kernels, graph.ops, served, grouped_ops(graph))) for graph in graphs)
+    results = tuple((graph, coverage.compare(kernels, graph.ops, selections, grouped_ops(graph))) for graph in graphs)
     reasons = why.of([op for _, result in results for op in result.missing])
-    beyond = coverage.compare(kernels, [op for graph in graphs for op in graph.ops], served).beyond
-    return CoverageReport(results, served, reasons, beyond)
+    beyond = coverage.compare(kernels, [op for graph in graphs for op in graph.ops], selections).beyond
+    return CoverageReport(results, selections, reasons, beyond)
 
 
 def grouped_ops(graph: GraphExport) -> frozenset[KernelSpec]:
     """Returns the ops all of whose nodes are in groups."""
-    return frozenset(spec for spec, _, _ in graph.ops) - {spec for step in graph.steps for spec in step.alone}
+    return frozenset(spec for spec, _, _ in graph.ops) - {spec for call in graph.calls for spec in call.alone}

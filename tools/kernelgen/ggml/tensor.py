@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,13 +38,18 @@ class TensorDesc:
     layout: str = ""
 
     @staticmethod
-    def make(ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None, layout: str = "") -> TensorDesc:
-        """Returns the canonical description.
+    def make(
+        ne: Sequence[int], dtype: str, nb: Sequence[int] | None = None, layout: str = "", *, form: str = ""
+    ) -> TensorDesc:
+        """Returns the canonical description. `form` is the earlier name of `layout`.
 
         Raises:
             ValueError: not four dimensions, one is not positive, the type is unknown, a row does not hold whole blocks, or the
                 tensor can't have the layout.
         """
+        if form:
+            warnings.warn("TensorDesc.make(form=…) is layout=… now", FutureWarning, stacklevel=2)
+            layout = form
         if len(ne) != 4 or (nb is not None and len(nb) != 4):
             raise ValueError(f"a tensor has four dimensions, not {len(ne if nb is None or len(ne) != 4 else nb)}")
         made = _desc(tuple(ne), dtype, None if nb is None else tuple(nb))

@@ -155,6 +155,6 @@ def _named(rule: Tokens, tensors: Tensors) -> Iterator[Cut]:
     else:
         counts.add(result.ne[rule.result])
     lengths = {t.ne[rule.more[i]] for i, t in enumerate(sources) if t is not None and i in rule.more}
-    hidden = rule.mask is None or (rule.mask < len(sources) and sources[rule.mask] is not None)
+    masked = rule.mask is None or (rule.mask < len(sources) and sources[rule.mask] is not None)
     if len(counts) == 1 and len(lengths) <= 1:
-        yield Cut(rule, tensors, (*axes, rule.result), counts.pop(), lengths.pop() if lengths and hidden else None)
+        yield Cut(rule, tensors, (*axes, rule.result), counts.pop(), lengths.pop() if lengths and masked else None)

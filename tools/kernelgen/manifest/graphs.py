@@ -109,6 +109,7 @@ class _GraphEntry(KernelEntry):
                     self.note_settings(ops, values, None)
                     found += ops
         self._check_layouts(has_layout)
+        # Groups of several sizes have nodes in common; each kernel is listed once.
         return list(dict.fromkeys(found)) if self.good else []
 
     def _weights(self) -> set[str]:
@@ -165,6 +166,7 @@ class _GraphEntry(KernelEntry):
             name = self._of(member, "name")
             later.discard(name.text)
             for i, item in enumerate(self._of(member, "inputs").value):
+                # ggml_cast names its own result as what it writes to.
                 itself = member.op is not None and member.op.name == "cpy" and i == 1
                 used |= self._refer(item, later, name.text if itself else None)
             output = self._of(member, "output")
@@ -237,6 +239,7 @@ class _GraphEntry(KernelEntry):
             made = self._node(i, member, memory, outputs, values)
             if made is not None:
                 nodes.append(made)
+        # What `make` would say of nodes that are missing follows from mistakes that are reported already.
         if not self.good or len(nodes) != len(self.members):
             return None
         try:

@@ -62,13 +62,13 @@ class Derived:
 
     Attributes:
         entries: kernels, in the order of the graph, those that can't be built too.
-        steps: calls that were looked at and are asked for.
+        calls: that were looked at and are asked for.
         listed: how many entries are there for one size each, since no formula was found.
         graphs: graph kernels, in the order of the graph, those that can't be built too.
     """
 
     entries: list[DerivedKernel]
-    steps: list[DeriveCall]
+    calls: list[DeriveCall]
     listed: int = 0
     graphs: list[GraphEntry] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
     """
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, cut)
-    steps: dict[tuple[bool, DecodeCall], DeriveCall] = {}
+    derived_calls: dict[tuple[bool, DecodeCall], DeriveCall] = {}
     asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
     wanted = {call for n in asked for call in asked[n]}
     reasons = Reasons(catalog)
@@ -97,7 +97,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
         if call in wanted:
             without = Counter(reasons.of_node(node) for node in graph.nodes)
             del without[""]
-            steps[bool(graph.context["flash_attn"]), call] = DeriveCall(
+            derived_calls[bool(graph.context["flash_attn"]), call] = DeriveCall(
                 call, bool(graph.context["flash_attn"]), len(graph.nodes), dict(without)
             )
     entries, incomplete = classes.entries(asked)
@@ -118,8 +118,8 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
     entries = _absorb(entries)
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
-    order = sorted(steps, key=lambda key: (not key[0], key[1]))
-    return Derived(entries, [steps[key] for key in order], listed, _graphs(classes.graphs.values(), reasons))
+    order = sorted(derived_calls, key=lambda key: (not key[0], key[1]))
+    return Derived(entries, [derived_calls[key] for key in order], listed, _graphs(classes.graphs.values(), reasons))
 
 
 def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[GraphEntry]:

@@ -69,12 +69,12 @@ class GraphExport:
     Attributes:
         file: what the export is called in messages.
         ops: (kernel, line, node name) of every distinct op, where it is first.
-        steps: the graphs.
+        calls: the graphs.
     """
 
     file: str
     ops: tuple[tuple[KernelSpec, int, str], ...]
-    steps: tuple[GraphCall, ...]
+    calls: tuple[GraphCall, ...]
 
 
 class Collector:
@@ -90,7 +90,7 @@ class Collector:
         self._groups = groups
         self._specs: dict[int, KernelSpec] = {}
         self._found: dict[KernelSpec, tuple[KernelSpec, int, str]] = {}
-        self._steps: list[GraphCall] = []
+        self._calls: list[GraphCall] = []
 
     def add(self, graph: Graph, line: int) -> None:
         """Adds a graph; nodes without elements need no kernel.
@@ -110,19 +110,19 @@ class Collector:
                     raise KernelgenError(Diagnostic(f"{short(name)}: {error}", Location(self._file, line, 1))) from None
             self._found.setdefault(spec, (spec, line, name))
             nodes[spec] += 1
-        self._steps.append(self._step(graph, line, nodes))
+        self._calls.append(self._call(graph, line, nodes))
 
-    def _step(self, graph: Graph, line: int, nodes: Counter[KernelSpec]) -> GraphCall:
-        step = GraphCall(line, graph.sizes, graph.context, MappingProxyType(nodes))
+    def _call(self, graph: Graph, line: int, nodes: Counter[KernelSpec]) -> GraphCall:
+        call = GraphCall(line, graph.sizes, graph.context, MappingProxyType(nodes))
         if not self._groups:
-            return step
+            return call
         grouping = self._groups.find(graph)
         outside: dict[str, Counter[KernelSpec]] = {}
         for i, why in grouping.outside:
             spec = self._specs.get(id(graph.nodes[i]))
             if spec is not None:
                 outside.setdefault(why.words, Counter())[spec] += 1
-        return replace(step, groups=tuple(len(group.nodes) for group in grouping.groups), outside=outside)
+        return replace(call, groups=tuple(len(group.nodes) for group in grouping.groups), outside=outside)
 
     def export(self) -> GraphExport:
         """Returns what was added.
@@ -132,7 +132,7 @@ class Collector:
         """
         if not self._found:
             raise KernelgenError(Diagnostic("no op in the graph export", Location(self._file, 1, 1)))
-        return GraphExport(self._file, tuple(self._found.values()), tuple(self._steps))
+        return GraphExport(self._file, tuple(self._found.values()), tuple(self._calls))
 
 
 def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
@@ -145,7 +145,7 @@ def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
 
 
 def read_export(path: str | Path, groups: Groups | None = None) -> GraphExport:
-    """Returns what a file holds; of test-export-graph-ops that is one step without sizes, with each distinct op once.
+    """Returns what a file holds; of test-export-graph-ops that is one call without sizes, with each distinct op once.
 
     In whole graphs `groups` are looked for.
 

@@ -219,7 +219,7 @@ class Needs:
     core_version: int
 
 
-class Device:
+class SimulatedDevice:
     """What the helper has: arenas, models, and XLA's CPU. Methods may be called by several threads at once.
 
     Args:
@@ -290,6 +290,7 @@ class Device:
             self._forget(model)
 
     def _forget(self, model: LoadedNeff) -> None:
+        # Launches are called without the lock, so one may still run; it has all that it needs.
         for request in model.requests:
             self._bindings.pop(request, None)
             self.launches.pop(request, None)
@@ -320,6 +321,7 @@ class Device:
             binding = self._bind(request, *read(request))
         launch = binding.launch(self._programs.compiled(binding.program), self._programs.uses)
         self.launches[request] = launch
+        # Who dropped the executable before the launch was in the table did not find it there.
         if binding.program.executable is None:  # forgotten meanwhile
             self.launches.pop(request, None)
         return launch
@@ -411,6 +413,7 @@ class _Programs:
         return self._compile(program) if executable is None else executable
 
     def _compile(self, program: Program) -> Executable:
+        # A lock for each program, so that other HLO is compiled meanwhile.
         with program.turn:
             executable = program.executable  # another thread had the turn before
             if executable is None:

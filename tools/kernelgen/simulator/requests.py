@@ -1,4 +1,4 @@
-"""Requests as bytes, answered by a `Device`."""
+"""Requests as bytes, answered by a `SimulatedDevice`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kernelgen.errors import KernelgenError
 from kernelgen.simulator import protocol
-from kernelgen.simulator.device import Device, DeviceError, OutOfBounds
+from kernelgen.simulator.device import DeviceError, OutOfBounds, SimulatedDevice
 from kernelgen.simulator.protocol import Operation, Status
 
 
@@ -20,7 +20,7 @@ class Requests:
         find: takes a request's bytes and returns the function that executes it again; None when the request is new.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
         self.find = device.launches.get
 

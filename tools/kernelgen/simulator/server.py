@@ -64,7 +64,7 @@ def _greet(control: socket.socket) -> Requests:
     _limit_threads()
     try:
         from kernelgen.simulator import cache
-        from kernelgen.simulator.device import Arena, Device
+        from kernelgen.simulator.device import Arena, SimulatedDevice
         from kernelgen.simulator.requests import Requests
 
         cache.folder()
@@ -72,7 +72,7 @@ def _greet(control: socket.socket) -> Requests:
         if not len(fds) == len(sizes) == count:
             raise ValueError(f"{count} arenas were announced, {len(fds)} came")
         arenas = [Arena.map(fd, size) for fd, size in zip(fds, sizes, strict=True)]
-        requests = Requests(Device(arenas, strict=os.environ.get(STRICT_VARIABLE) != "0"))
+        requests = Requests(SimulatedDevice(arenas, strict=os.environ.get(STRICT_VARIABLE) != "0"))
     except ImportError as error:
         _refuse(
             control, f"{sys.executable} lacks what kernelgen needs ({error}); NEURON_SIMULATOR_PYTHON names another"

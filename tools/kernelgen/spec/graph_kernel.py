@@ -152,6 +152,7 @@ class GraphSpec:
     id: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Made once: ids are keys of most tables, and the class is frozen.
         object.__setattr__(self, "id", _graph_id(self))
 
     @staticmethod
@@ -243,6 +244,7 @@ class GraphSpec:
                 )
             )
         spec = GraphSpec.make(nodes)
+        # A kernel has one spec and so one id; another order of slots or spelling of a number would be a second.
         if spec.to_json() != value:
             raise ValueError("not in canonical form")
         return spec
@@ -334,6 +336,7 @@ class _Maker:
                     f"{what}: a view of node {root} ends at byte {end}, and the node has {owner.output.storage_bytes}"
                 )
             return
+        # Of a slot only what nodes use counts: wherever in its buffer that lies, and however long the rest is, the id is the same.
         self.numbers.setdefault(root, len(self.numbers))
         self.low[root] = min(loose.offset, self.low.get(root, loose.offset))
         self.high[root] = max(end, self.high.get(root, end))
@@ -353,6 +356,7 @@ class _Maker:
         if op.updates:
             raise ValueError(f"{what}: an op that changes several of its inputs is not part of a group")
         inputs = [None if t is None else Operand(self._place(t), t.tensor) for t in node.inputs]
+        # Absent inputs at the end say nothing: `[a]` and `[a, none]` must have one id.
         while inputs and inputs[-1] is None:
             inputs.pop()
         if len(inputs) > MAX_INPUTS:
@@ -395,5 +399,6 @@ class _Maker:
 
 def _graph_id(spec: GraphSpec) -> str:
     digest = hashlib.sha256(spec_json(spec).encode()).hexdigest()[:12]
+    # The head is for people; the digest alone tells graphs apart.
     head = f"graph-{len(spec.nodes)}-{'-'.join(node.op for node in spec.nodes[:8])}"
     return f"{head[: MAX_ID - 13].rstrip('-')}-{digest}"

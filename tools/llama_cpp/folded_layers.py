@@ -93,7 +93,7 @@ def write(source: Path, output: Path, first: int, times: int) -> None:
 
 def folded(source: Path, folder: Path, exporter: Exporter, n_ctx: int) -> Folded:
     """Returns how the graph of one token of a model is cut that has more layers of the kinds that `source` has."""
-    file = folder / f"{source.stem}-deeper.gguf"
+    file = folder / f"{source.stem}-more-layers.gguf"
     settings = Settings((n_ctx,), n_ctx, 1, (1,), (1,), (n_ctx,), "f16", "f16", (True,), False, False)
     found = Folded(why="llama.cpp does not load it with more layers")
     starts = range(layers_of(source))  # what is before may be of other kinds than all that follow

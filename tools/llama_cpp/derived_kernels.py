@@ -1,8 +1,8 @@
 """Holds the kernels that `kernelgen model` derives from a model's header against those that a run of the model asks for.
 
-    ./bazelw run //tools/llama_cpp:derived                     every architecture of test-llama-archs
-    ./bazelw run //tools/llama_cpp:derived -- -a llama,qwen3   these
-    ./bazelw run //tools/llama_cpp:derived -- --write-page     all, and write the table to docs/model-support.md
+    ./bazelw run //tools/llama_cpp:derived_kernels                     every architecture of test-llama-archs
+    ./bazelw run //tools/llama_cpp:derived_kernels -- -a llama,qwen3   these
+    ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page     all, and write the table to docs/model-support.md
 
 test-llama-archs writes a small random model of an architecture. Its manifest is derived, and llama-bench runs it on a simulated
 NeuronCore, with flash attention and without, and records what it asks for: a prompt of 64 tokens and 8 generated ones, after a warm-up,
@@ -174,7 +174,7 @@ _INTRO = """\
 Every architecture of which llama.cpp's `test-llama-archs` writes a model: the kernels that [`kernelgen model`](models.md) derives from the file's
 header, and those that a run of the model asks for on a [simulated](simulator.md) NeuronCore. The page is written by
 
-    ./bazelw run //tools/llama_cpp:derived -- --write-page
+    ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page
 
 Models are small and random, of two layers or so. The run is `llama-bench` with a prompt of {prompt} tokens and {generated} generated ones, with flash attention and without;
 the manifest is derived for {tokens} tokens per call and a cache of {n_ctx} cells. What is derived beyond the run are combinations

@@ -1,16 +1,18 @@
-"""Damages the headers of models in many ways and asks for their graphs: the outcome is graphs, or one line of error and exit status 2.
+"""Damages the headers of models and asks for their graphs: the outcome is graphs, or one line of error and exit status 2.
 
-    ./bazelw run //tests:model_faults -- --rounds 5000 --seed 1
+    ./bazelw run //tools/fault_injection:fuzz_headers -- --rounds 5000 --seed 1
 
-Each round takes the header of a small model (those of headers.py, and of each architecture that test-llama-archs writes a model of), damages
-it as the seed chooses (damage.py), and runs export-graphs on it twice: as it is, in bounded time and memory; and all of it with
-llama.cpp compiled with AddressSanitizer and UndefinedBehaviorSanitizer. Every tenth round also runs `kernelgen model`.
+Each round takes the header of a small model (those of headers.py, and of each architecture that test-llama-archs writes
+a model of), damages it as the seed chooses (damage.py), and runs export-graphs on it twice: as it is, in bounded time
+and memory; and all of it with llama.cpp compiled with AddressSanitizer and UndefinedBehaviorSanitizer. Every tenth
+round also runs `kernelgen model`.
 
-Exit status 1 when a run ends in another way, takes too long or too much memory, or a sanitizer reports a place in this project. What it
-reports in llama.cpp, and each way in which llama.cpp crashes, is contained by the child process, and printed at the end with the number
-of the round. `--keep FOLDER` writes the files of both kinds there.
+Exit status 1 when a run ends in another way, takes too long or too much memory, or a sanitizer reports a place in this
+project. What it reports in llama.cpp, and each way in which llama.cpp crashes, is contained by the child process, and
+printed at the end with the number of the round. `--keep FOLDER` writes the files of both kinds there.
 
-The first run compiles all of llama.cpp with the sanitizers: about 11 minutes of CPU time. Afterwards a round takes about 0.2 s of CPU time.
+The first run compiles all of llama.cpp with the sanitizers: about 11 minutes of CPU time. Afterwards a round takes
+about 0.2 s of CPU time.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tests" / "model"))
+sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tools"))
 
 import headers
 from damage import FLOATS, NUMBERS, damage, parts, put_together
 
 from kernelgen import cli
+
+ROOT = Path(__file__).absolute().parents[2]
 
 GRAPHS = ("--ctx-size", "512", "--ubatch-size", "64", "--flash-attn", "on,off")
 GRAPHS += ("--graph", "n_tokens=1,n_kv=256", "--graph", "n_tokens=64,n_outputs=1,n_kv=512")
@@ -258,7 +263,7 @@ class Programs:
     sanitized_libraries: Path | None
 
 
-class Field:
+class Fuzzer:
     """Rounds, and what came of them.
 
     Attributes:
@@ -276,7 +281,7 @@ class Field:
         self.kinds: Counter[str] = Counter()
 
     def check(self) -> None:
-        """Counts a header that is whole as a failure when a program has no graphs of it: it would find nothing in damaged ones either."""
+        """Counts a whole header of which a program has no graphs as a failure: it would find nothing in damaged ones either."""
         name = min(self.headers)
         file = self.folder / "model.gguf"
         file.write_bytes(self.headers[name])
@@ -352,18 +357,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first round; each next has the next")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the files that show something there")
     args = parser.parse_args()
-    root = Path(__file__).resolve().parents[2]
-    here = Path(os.environ.get("LLAMA_CPP_PROGRAMS", root / "tools/llama_cpp/llama_cpp")).absolute()
+    here = Path(os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tools/llama_cpp/llama_cpp")).absolute()
     whole = os.environ.get(
-        "NEURON_KERNELGEN_SANITIZED_EXPORTER", root / "backend/sanitizers/exporter_address_whole/export-graphs"
+        "NEURON_KERNELGEN_SANITIZED_EXPORTER", ROOT / "backend/sanitizers/exporter_address_whole/export-graphs"
     )
     programs = Programs(
-        Path(os.environ.get("NEURON_KERNELGEN_EXPORTER", root / "backend/exporter/exporter/export-graphs")).absolute(),
+        Path(os.environ.get("NEURON_KERNELGEN_EXPORTER", ROOT / "backend/exporter/exporter/export-graphs")).absolute(),
         here,
         Path(whole).absolute(),
         None,
     )
-    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", root / "tools/llama_cpp/libload_backends.so")).absolute()
+    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
     if args.keep:
         args.keep.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
@@ -372,23 +376,23 @@ def main() -> int:
         found = bases(folder)
         for path in folder.glob("*.gguf"):
             path.unlink()
-        field = Field(programs, found, folder, args.keep)
-        field.check()
+        fuzzer = Fuzzer(programs, found, folder, args.keep)
+        fuzzer.check()
         for i in range(args.rounds):
-            field.round(args.seed + i, with_kernelgen=i % 10 == 0)
+            fuzzer.round(args.seed + i, with_kernelgen=i % 10 == 0)
             if (i + 1) % 100 == 0:
                 print(
-                    f"{i + 1} rounds: {len(field.failures)} failures, {len(field.contained)} kinds of contained ones",
+                    f"{i + 1} rounds: {len(fuzzer.failures)} failures, {len(fuzzer.contained)} kinds of contained ones",
                     flush=True,
                 )
     print(
-        f"{len(found)} headers; of {args.rounds} runs: {', '.join(f'{n} {kind}' for kind, n in field.kinds.most_common())}"
+        f"{len(found)} headers; of {args.rounds} runs: {', '.join(f'{n} {kind}' for kind, n in fuzzer.kinds.most_common())}"
     )
-    for what, (_, about) in field.contained.items():
+    for what, (_, about) in fuzzer.contained.items():
         print(f"contained: {what}: {about}")
-    for failure in field.failures:
+    for failure in fuzzer.failures:
         print(f"FAILED: {failure}")
-    return 1 if field.failures else 0
+    return 1 if fuzzer.failures else 0
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """Kills builds at random moments and compares what comes out with an undisturbed build.
 
-    python3 tests/cache/faults.py --rounds 200 --seed 1
+    python3 tools/fault_injection/kill_builds.py --rounds 200 --seed 1
 
-Each round builds a small manifest with a double of neuronx-cc, in one or two output folders that share a cache, and kills one process
-by SIGKILL at a moment that the seed chooses: a compiler, a worker, or a build. Before the next round, some of what is there is taken
-away again, so that there is work to do. After each round:
+Each round builds a small manifest with a double of neuronx-cc, in one or two output folders that share a cache, and
+kills one process by SIGKILL at a moment that the seed chooses: a compiler, a worker, or a build. Before the next round,
+some of what is there is taken away again, so that there is work to do. After each round:
 
 * every entry of the cache is whole, and is the one that an undisturbed build stores;
 * every bundle that is there is, byte for byte, the one that an undisturbed build writes.
 
-After the last one, builds in the disturbed folders and in a new one make the same bundles, the cache holds all entries and nothing
-else, and no process is left. Exit status 1 when any of this is not so. `./bazelw run //tests:cache_faults -- --rounds 200` is the same.
+After the last one, builds in the disturbed folders and in a new one make the same bundles, the cache holds all entries
+and nothing else, and no process is left. Exit status 1 when any of this is not so. `./bazelw run
+//tools/fault_injection:kill_builds -- --rounds 200` is the same.
 
-It needs kernelgen's packages, and takes about two seconds of CPU time a round. A round in which the process was gone before it could
-be killed does not count.
+It needs kernelgen's packages, and takes about two seconds of CPU time a round. A round in which the process was gone
+before it could be killed does not count.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def neffs(folder: Folder) -> dict[str, bytes]:
 
 
 @dataclass
-class Field:
+class Workspace:
     """A folder with a manifest, a double of neuronx-cc, a cache and output folders.
 
     Attributes:
@@ -71,7 +72,7 @@ class Field:
 
     root: Path
     expected: dict[str, bytes] = field(default_factory=dict)
-    entries: dict[str, bytes] = field(default_factory=dict)
+    neffs: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def cache(self) -> Folder:
@@ -90,19 +91,14 @@ class Field:
         program.with_name("neuronx-cc.json").write_text(json.dumps({"steady": True, "seconds": COMPILE_SECONDS}))
         self.finish("undisturbed", self.root / "undisturbed-cache")
         self.expected = self.bundles("undisturbed")
-        folder = Folder(self.root / "undisturbed-cache")
-        # Not the whole entries: these say how long the compile took.
-        self.neffs = {
-            stored.name: entry.unpack(folder.path(stored.name).read_bytes(), stored.name)[1]
-            for stored in folder.entries()
-        }
+        self.neffs = neffs(Folder(self.root / "undisturbed-cache"))
         if len(self.neffs) != len(OPS) or not self.expected:
             raise Wrong("the undisturbed build did not build everything")
 
     def start(self, output: str, cache: Path | None = None, jobs: int = 1) -> subprocess.Popen[bytes]:
-        """Starts a build. It, its workers and their compilers can be told from other processes by `KERNELGEN_FIELD`."""
+        """Starts a build. It, its workers and their compilers can be told from other processes by `KERNELGEN_WORKSPACE`."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("NEURON_")} | {
-            "KERNELGEN_FIELD": str(self.root),
+            "KERNELGEN_WORKSPACE": str(self.root),
             "NEURON_KERNELGEN_NEFF_CACHE": str(cache or self.cache.root),
             "NEURON_SDK": str(self.root / "sdk"),
             "PYTHONPATH": os.pathsep.join([str(ROOT / "tools"), *filter(None, sys.path)]),
@@ -159,9 +155,9 @@ class Field:
 
 
 def processes(root: Path) -> dict[str, list[int]]:
-    """Returns the living processes of a field's builds, by what they are: a list for each of `VICTIMS`."""
+    """Returns the living processes of a workspace's builds, by what they are: a list for each of `VICTIMS`."""
     found: dict[str, list[int]] = {victim: [] for victim in VICTIMS}
-    mark = f"KERNELGEN_FIELD={root}".encode()
+    mark = f"KERNELGEN_WORKSPACE={root}".encode()
     mine: dict[int, list[str]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -201,7 +197,7 @@ def kill(root: Path, victim: str, chance: random.Random, running: Callable[[], b
     return False
 
 
-def take_away(here: Field, outputs: Sequence[str], chance: random.Random) -> None:
+def take_away(here: Workspace, outputs: Sequence[str], chance: random.Random) -> None:
     """Removes some of what earlier rounds made, so that there is something to do."""
     for output in outputs:
         if chance.random() < 0.7:
@@ -211,7 +207,7 @@ def take_away(here: Field, outputs: Sequence[str], chance: random.Random) -> Non
         here.cache.drop(name)
 
 
-def one_round(here: Field, number: int, seed: int, seconds: float) -> str | None:
+def one_round(here: Workspace, number: int, seed: int, seconds: float) -> str | None:
     """Disturbs one or two builds and checks what is left; returns which kind of process was killed, None for none.
 
     Args:
@@ -249,7 +245,7 @@ def one_round(here: Field, number: int, seed: int, seconds: float) -> str | None
 
 
 def gone(root: Path, patience: float = 60) -> None:
-    """Waits until no process of the field's builds is left.
+    """Waits until no process of the workspace's builds is left.
 
     Raises:
         Wrong: some stay.
@@ -272,7 +268,7 @@ def run(root: Path, rounds: int, seed: int) -> Iterator[tuple[int, str | None]]:
     Raises:
         Wrong: something was lost, or is served that must not be.
     """
-    here = Field(root)
+    here = Workspace(root)
     here.prepare()
     begun = time.monotonic()
     here.finish("one")

@@ -3,7 +3,7 @@
 A round is a process with a fault, chosen by its number. Whatever fails, the process ends with right results or with an error that
 says what failed: it does not crash, and no result is wrong. Run on its own, this makes rounds and says what became of each:
 
-    bazel run //tests:backend_faults -- --rounds 200 --seed 1
+    bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).absolute().parent))
+sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tests" / "ggml_neuron"))
 sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tools" / "llama_cpp"))
 
 import random_llama

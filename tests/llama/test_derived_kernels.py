@@ -1,4 +1,4 @@
-"""What `kernelgen model` derives is what a run asks for; `bazel run //tools/llama_cpp:derived` does it for every architecture."""
+"""What `kernelgen model` derives is what a run asks for; `bazel run //tools/llama_cpp:derived_kernels` does it for every architecture."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-import deeper
 import default_kernels
-import derived
+import derived_kernels
+import folded_layers
 import gguf
 import harness
 import models
@@ -36,11 +36,11 @@ PROMPT_TOKENS = 44
 
 
 @pytest.fixture(scope="module")
-def rows(programs: harness.Programs) -> list[derived.Compared]:
-    return derived.compare_all(programs, ARCHITECTURES)
+def rows(programs: harness.Programs) -> list[derived_kernels.Compared]:
+    return derived_kernels.compare_all(programs, ARCHITECTURES)
 
 
-def test_no_kernel_is_missing(rows: list[derived.Compared]) -> None:
+def test_no_kernel_is_missing(rows: list[derived_kernels.Compared]) -> None:
     assert {row.name.partition(" ")[0] for row in rows} == set(ARCHITECTURES)
     for row in rows:
         assert row.failure == ""
@@ -49,11 +49,11 @@ def test_no_kernel_is_missing(rows: list[derived.Compared]) -> None:
         assert row.derived >= row.recorded > 40
 
 
-def test_the_page_has_a_row_for_each(rows: list[derived.Compared]) -> None:
-    text = derived.page([*rows, derived.Compared("broken", failure="no | model")])
+def test_the_page_has_a_row_for_each(rows: list[derived_kernels.Compared]) -> None:
+    text = derived_kernels.page([*rows, derived_kernels.Compared("broken", failure="no | model")])
     assert text.count("\n| ") == len(rows) + 2
     assert "| broken | | | | | | no / model |\n" in text
-    written = derived.PAGE.read_text(encoding="utf-8")
+    written = derived_kernels.PAGE.read_text(encoding="utf-8")
     for row in rows:
         assert any(line in written for line in text.splitlines() if line.startswith(f"| {row.name} |"))
 
@@ -62,15 +62,15 @@ def test_default_kernels_compute_calls_of_other_numbers_of_tokens(programs: harn
     """As the page says; for other architectures `bazel run //tools/llama_cpp:default_kernels` shows it."""
     work = tmp_path / "work"
     work.mkdir()
-    lane = default_kernels.Lane(programs, work, 1)
-    model = lane.do(WHOLE, lambda stage, count: None)
+    runner = default_kernels.DefaultKernelsRunner(programs, work, 1)
+    model = runner.do(WHOLE, lambda stage, count: None)
     assert model.passed, model.failure
     assert (model.lacking, model.reasons) == (0, {})
     assert model.launches > 100
     written = default_kernels.PAGE.read_text(encoding="utf-8")
     assert default_kernels.known(written)[WHOLE] is False
     assert default_kernels.worse({WHOLE: model}, written) == []
-    assert lane.do(WHOLE, lambda stage, count: None) == model  # kept from the earlier run
+    assert runner.do(WHOLE, lambda stage, count: None) == model  # kept from the earlier run
 
 
 def test_the_page_of_default_kernels_tells_what_is_left() -> None:
@@ -92,9 +92,9 @@ ggml-neuron: 300 ops ran in groups, in 10 launches, 30.0 ops each
 ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 because their groups have other nodes beside them
 """
     model = default_kernels.Model([models.Row(1e-9, "OK", "OK")], 80, 290, ran=400, fused=2e-12)
-    model.folds = [deeper.Folded(270, 10, 4, 7)]
+    model.folds = [folded_layers.Folded(270, 10, 4, 7)]
     default_kernels._add_groups(model, log)
-    odd = default_kernels.Model([models.Row(1.0, "FAIL", "OK")], 7, folds=[deeper.Folded(9, 2, 2, 1, "none")])
+    odd = default_kernels.Model([models.Row(1.0, "FAIL", "OK")], 7, folds=[folded_layers.Folded(9, 2, 2, 1, "none")])
     found = {"llama": model, "odd": odd, "none": default_kernels.Model(absent=True)}
     text = default_kernels.layers_page(found)
     assert "Of 2 architectures 1 pass" in text and "75% of all ops" in text
@@ -124,7 +124,7 @@ ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 b
     ],
 )
 def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
-    builder = models.Builder()
+    builder = models.CachingBuilder()
     assert default_kernels.reasons({entry: None}, builder) == {reason: 1}
     assert default_kernels.reasons({entry: "no emitter"}, builder) == {"no emitter": 1}
 
@@ -164,7 +164,7 @@ def test_a_model_is_derived_built_and_run(
     # What the prompt comes to; with one token llama.cpp looks whether the device has flash attention. The warm-up has two, and others
     # have 13 and 5, which kernels for other numbers compute.
     arguments += ["--n-tokens", f"1,8,{PROMPT_TOKENS}"]
-    arguments += ["--exporter", derived.exporter(), "--llama-cpp", programs.llama_cpp]
+    arguments += ["--exporter", derived_kernels.exporter(), "--llama-cpp", programs.llama_cpp]
     assert cli.run(list(map(str, arguments))) == 0
     (request,) = manifest.load([output], Catalog([builtin_library()]))
     built = harness.build_request(request, tmp_path / "kernels")
@@ -219,9 +219,9 @@ def test_the_page_of_layers_has_all_architectures_and_how_they_fold(programs: ha
     known = default_kernels.known(default_kernels.PAGE.read_text(encoding="utf-8"))
     assert rows.keys() == known.keys()
     assert f"Of {len(rows)} architectures {len(rows)} pass" in written
-    program = exporter.find(derived.exporter(), programs.llama_cpp)
-    for name, file in derived.save(programs, f"^{LAYERED}$", tmp_path):
-        folded = deeper.folded(file, tmp_path, program, default_kernels.N_CTX)
+    program = exporter.find(derived_kernels.exporter(), programs.llama_cpp)
+    for name, file in derived_kernels.save(programs, f"^{LAYERED}$", tmp_path):
+        folded = folded_layers.folded(file, tmp_path, program, default_kernels.N_CTX)
         assert folded.why == "" and folded.most > 1 and folded.launches < 0.1 * folded.nodes
         assert f" | {folded.nodes} → {folded.launches} ({folded.kernels}) |" in f"| {' | '.join(rows[name])} |"
 
@@ -229,8 +229,8 @@ def test_the_page_of_layers_has_all_architectures_and_how_they_fold(programs: ha
 @pytest.mark.long
 def test_layers_compute_a_model_in_memory_and_its_file(programs: harness.Programs, tmp_path: Path) -> None:
     """In memory each layer has rope's factors, in the file all have them together."""
-    lane = default_kernels.Lane(programs, tmp_path, 1, "layer")
-    model = lane.do(LAYERED, lambda stage, count: None)
+    runner = default_kernels.DefaultKernelsRunner(programs, tmp_path, 1, "layer")
+    model = runner.do(LAYERED, lambda stage, count: None)
     assert model.passed, model.failure
     assert [row.roundtrip for row in model.rows] == ["OK"]
     assert model.grouped == model.ran > 0

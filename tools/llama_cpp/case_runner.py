@@ -1,0 +1,186 @@
+"""Builds and runs groups of cases, one after another: `backend_ops.py` starts as many of these as there are CPUs.
+
+A group has a folder: `kernels/` with its pack, `result.json`, and in it what both depend on. A pack is taken as it is when no entry,
+emitter or part of kernelgen changed since, and a result when the pack, the programs, the simulator and the cases are the same: equal
+digests, whatever the files' times say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import cases
+import harness
+import worker_pool
+from harness import Progress
+from kernel_builder import Built, KernelBuilder
+from work_folder import COMPILED, digest, locked, programs_digest
+
+from kernelgen import fileio
+
+TIMEOUT = 3600.0
+"""Seconds for the cases of a group."""
+
+MOST_CRASHES = 8
+"""How often a group is begun again after a case that ended the program."""
+
+
+@dataclass
+class Done:
+    """What became of a group.
+
+    Attributes:
+        built: of its nodes.
+        outcome: of its cases.
+        seconds: how long both took.
+        reused: whether the outcome is an earlier one.
+    """
+
+    built: Built
+    outcome: cases.Outcome
+    seconds: float
+    reused: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Done:
+        outcome = value["outcome"]
+        results = [cases.Result(**result) for result in outcome["results"]]
+        return Done(
+            Built(**value["built"]),
+            cases.Outcome(results, outcome["failures"], outcome["ran"]),
+            value["seconds"],
+            value["reused"],
+        )
+
+
+class CaseRunner:
+    """Builds and runs groups.
+
+    Args:
+        programs: what runs them.
+        work: the folder with the groups' folders.
+        threads: that a program may use.
+        languages: which may compute the kernels, as of `KernelBuilder`.
+    """
+
+    def __init__(self, programs: harness.Programs, work: Path, threads: int, languages: Sequence[str] = ()) -> None:
+        self.programs = programs
+        self.work = work
+        self.threads = threads
+        self.builder = KernelBuilder(languages)
+        self.depends = programs_digest(programs)
+
+    def do(self, group: cases.Group, progress: Progress) -> Done:
+        """Returns what became of a group, from an earlier run when nothing that it depends on has changed."""
+        begun = time.monotonic()
+        folder = self.work / group.name
+        with locked(folder):
+            entries = sorted({node for node, reason in group.nodes if reason is None})
+            built, pack = self.builder.build(entries, folder, progress)
+            key = digest(self.builder.source, self.depends, pack, built.refused, built.failed, group.to_json())
+            result = folder / "result.json"
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                before = json.loads(result.read_text())
+                if before["key"] == key:
+                    done = Done.from_json(before["done"])
+                    done.reused = True
+                    return done
+            outcome = self.run(group, folder / "kernels", progress)
+            self._explain(group, built, outcome)
+            done = Done(built, outcome, round(time.monotonic() - begun, 1))
+            fileio.write_bytes(result, json.dumps({"key": key, "done": done.to_json()}).encode())
+            return done
+
+    def run(self, group: cases.Group, kernels: Path, progress: Progress) -> cases.Outcome:
+        """Runs the cases; after one that ends the program it goes on with the next."""
+        if not list(kernels.glob("*.gguf")):
+            kernels = harness.odd_kernel(self.work / "no-kernels")
+        environment = self.programs.environment(kernels=kernels, log=True) | {
+            "NEURON_SIMULATOR_CACHE": str(self.work.parent / COMPILED),
+            "NEURON_SIMULATOR_THREADS": str(self.threads),
+            "OMP_THREAD_LIMIT": str(self.threads),
+        }
+        outcome = cases.Outcome()
+        waiting = dict(group.cases)
+        for _ in range(MOST_CRASHES):
+            done = group.size - sum(waiting.values())
+            ended = cases.run(
+                self.programs,
+                "test",
+                environment,
+                chosen=list(waiting),
+                timeout=TIMEOUT,
+                each=lambda count, before=done: progress("running", before + count),  # type: ignore[misc]
+            )
+            for row in ended.rows:
+                if not waiting.get(row.case):
+                    continue  # the program has it more than once, and it was there before the end
+                waiting[row.case] -= 1
+                if not waiting[row.case]:
+                    del waiting[row.case]
+                note = (row.note or row.error) if row.supported else ""
+                outcome.results.append(cases.Result(row.case, row.status, row.seconds, note))
+            nodes = harness.ran(ended.log)
+            outcome.ran += nodes["device"].total()
+            if fallen_back := nodes["cpu"]:
+                said = [line for line in ended.log.splitlines() if "nrt_" in line]
+                outcome.failures.append(
+                    f"{group.name}: the backend ran ops on the CPU: {dict(fallen_back)}; {'; '.join(said[:5])}"
+                )
+            if not waiting:
+                if ended.status not in (0, 1):
+                    outcome.failures.append(f"{group.name}: exit status {ended.status} at the end: {_tail(ended)}")
+                elif ended.status == 1 and not outcome.of(cases.FAILED):
+                    outcome.failures.append(f"{group.name}: exit status 1 with no failed case: {_tail(ended)}")
+                return outcome
+            # The program goes through the cases in its own order, which is the groups'.
+            culprit = next(case for case in group.cases if case in waiting)
+            how = "took too long" if ended.status is None else f"ended the program, exit status {ended.status}"
+            for _ in range(waiting.pop(culprit)):
+                outcome.results.append(cases.Result(culprit, cases.FAILED, 0.0, f"{how}: {_tail(ended)}"))
+            if not waiting:
+                return outcome
+        for case, count in waiting.items():
+            outcome.results += [
+                cases.Result(case, cases.FAILED, 0.0, "not run: too many others ended the program")
+            ] * count
+        return outcome
+
+    @staticmethod
+    def _explain(group: cases.Group, built: Built, outcome: cases.Outcome) -> None:
+        """Notes at each case without support which of its nodes has no kernel, and why."""
+        for result in outcome.of(cases.UNSUPPORTED):
+            reasons: dict[str, None] = {}
+            for number in group.asks[result.case]:
+                node, reason = group.nodes[number]
+                op = re.match(r'\{op: "(\w+)"', node)
+                reason = reason or built.refused.get(node)
+                if reason:
+                    reasons[f"{op[1].upper() if op else node}: {harness.generalize(reason)}"] = None
+            result.note = "; ".join(reasons) or "a kernel was not built"
+
+
+def _tail(ended: cases.Ended) -> str:
+    return "\n".join(ended.log.splitlines()[-12:])[-2000:]
+
+
+def _ops(setup: dict[str, Any]) -> Callable[[Any, Progress], Any]:
+    runner = CaseRunner(harness.Programs.find(), Path(setup["work"]), setup["threads"], setup["languages"])
+    return lambda request, progress: runner.do(cases.Group.from_json(request), progress).to_json()
+
+
+if __name__ == "__main__":
+    worker_pool.serve(_ops)
