@@ -245,38 +245,8 @@ def _scatter_reduce(m: LintedModule, target: Target | None) -> Iterator[tuple[An
 
 def _while(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for computation, i in m.with_computation():
-        if i.opcode == "while" and not _static(m, computation, i):
+        if i.opcode == "while" and m.counting(computation, i) is None:
             yield i, "the number of iterations is not a constant"
-
-
-def _static(m: LintedModule, computation: Any, loop: Any) -> bool:
-    """Whether a while loop counts a tuple element from a constant, by a constant, to a constant."""
-    condition, body = (m.computations[n] for n in _condition_and_body(m, loop))
-    test = m.by_id[condition.id, condition.root_id]
-    if test.opcode != "compare":
-        return False
-    counter, limit = m.operands(condition, test)
-    if (counter.opcode, limit.opcode) != ("get-tuple-element", "constant"):
-        return False
-    index = counter.tuple_index
-    start = m.operands(computation, loop)[0]
-    if start.opcode != "tuple" or m.operands(computation, start)[index].opcode != "constant":
-        return False
-    result = m.by_id[body.id, body.root_id]
-    if result.opcode != "tuple":
-        return False
-    step = m.operands(body, result)[index]
-    if step.opcode not in ("add", "subtract"):
-        return False
-    kinds = [(o.opcode, o.tuple_index) for o in m.operands(body, step)]
-    return ("get-tuple-element", index) in kinds and any(kind == "constant" for kind, _ in kinds)
-
-
-def _condition_and_body(m: LintedModule, loop: Any) -> tuple[int, int]:
-    """Returns the ids of a loop's (condition, body); XLA lists the body first."""
-    body, condition = loop.called_computation_ids
-    root = m.by_id[condition, m.computations[condition].root_id]
-    return (condition, body) if element_type(root.shape) == "pred" else (body, condition)
 
 
 def _names(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
