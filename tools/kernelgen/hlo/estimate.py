@@ -17,10 +17,8 @@ from typing import Any
 
 from kernelgen.hlo import proto
 from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
-from kernelgen.hlo.linted import LintedModule, element_type, integers
-from kernelgen.neff.container import ELEMENT_SIZES
-from kernelgen.neff.program import INSTRUCTION_BYTES
-from kernelgen.targets import PARTITIONS, TARGETS
+from kernelgen.hlo.linted import LintedModule, integers, size
+from kernelgen.targets import INSTRUCTION_BYTES, PARTITIONS, TARGETS
 
 MAX_INSTRUCTIONS = 5_000_000
 """Instructions of a physical core that neuronx-cc takes without `--internal-max-instruction-limit`: NCC_EBVF030."""
@@ -139,13 +137,6 @@ def estimate(
     )
 
 
-def size(shape: Any) -> int:
-    """Returns the bytes of a shape's elements."""
-    if shape.tuple_shapes:
-        return sum(map(size, shape.tuple_shapes))
-    return int(ELEMENT_SIZES.get(element_type(shape), 4) * prod(shape.dimensions))
-
-
 def _is_marker(i: Any) -> bool:
     return any(word in i.custom_call_target for word in _MARKERS)
 
@@ -222,6 +213,8 @@ class _Count:
             self.computation(self.m.computations[i.called_computation_ids[0]], times)
             return
         operands = self.m.operands(computation, i)
+        if i.opcode == "convert" and operands[0].opcode != "parameter":
+            return  # what makes a value writes it in any type
         made = prod(i.shape.dimensions) if not i.shape.tuple_shapes else prod(operands[0].shape.dimensions)
         if i.opcode == "dot":
             self.dot(computation, i, operands, times)
@@ -329,9 +322,9 @@ class _Count:
             moved = i.shape if i.opcode == "dynamic-slice" else operands[1].shape
             row = prod(moved.dimensions)
         rows = prod(moved.dimensions) / max(row, 1)
-        each = ceil(row * ELEMENT_SIZES.get(element_type(moved), 4) / RUN)
-        self.runs += times * rows * max(each, 1)
-        self.work["Pool"] += times * ceil(rows * max(each, 1) / PARTITIONS)
+        found = rows * max(ceil(size(moved) / max(rows, 1) / RUN), 1)
+        self.runs += times * found
+        self.work["Pool"] += times * ceil(found / PARTITIONS)
 
 
 def _runs(shape: Any, run: int = RUN) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 from kernelgen.hlo import proto
@@ -61,6 +62,9 @@ _Module = proto.module_class(
         """,
     }
 )
+
+_BITS = {"pred": 8, "bf16": 16, "f16": 16, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
+"""Of an element, where the type's name does not say it."""
 
 _SAME_VALUES = ("reshape", "broadcast", "convert", "copy", "bitcast")
 """Opcodes whose result has the operand's values, in another shape or type."""
@@ -149,6 +153,18 @@ def shapes(shape: Any) -> Iterator[Any]:
     yield shape
     for inner in shape.tuple_shapes:
         yield from shapes(inner)
+
+
+def size(shape: Any) -> int:
+    """Returns the bytes of a shape's elements."""
+    if shape.tuple_shapes:
+        return sum(size(inner) for inner in shape.tuple_shapes)
+    kind = element_type(shape)
+    bits = _BITS.get(kind)
+    if bits is None:
+        digits = kind.lstrip("abcdefghijklmnopqrstuvwxyz")
+        bits = 8 if kind.startswith("f8") else int(digits) if digits.isdecimal() else 4
+    return int(-(-bits * prod(shape.dimensions) // 8))
 
 
 def integers(literal: Any) -> list[int]:

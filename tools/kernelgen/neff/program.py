@@ -15,9 +15,8 @@ from math import prod
 
 from kernelgen.errors import KernelgenError
 from kernelgen.neff import container
+from kernelgen.targets import INSTRUCTION_BYTES
 
-INSTRUCTION_BYTES = 64
-"""Of an engine's stream."""
 _MEMBER = re.compile(r"sg(\d+)/(PE|Pool|Activation|DVE|SP)0?\.(bin|json)")
 _SPILLS = "SpillReload"
 
