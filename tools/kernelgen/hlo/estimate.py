@@ -18,7 +18,7 @@ from typing import Any
 from kernelgen.hlo import proto
 from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
 from kernelgen.hlo.linted import LintedModule, integers, size
-from kernelgen.targets import INSTRUCTION_BYTES, PARTITIONS, TARGETS
+from kernelgen.targets import COMPILE_KB, COMPILE_MB, INSTRUCTION_BYTES, PARTITIONS, TARGETS
 
 MAX_INSTRUCTIONS = 5_000_000
 """Instructions of a physical core that neuronx-cc takes without `--internal-max-instruction-limit`: NCC_EBVF030."""
@@ -47,9 +47,6 @@ SPILL = 1 << 22
 FIXED = {"PE": 1, "Activation": 1, "DVE": 1, "Pool": 1, "SP": 1}
 """Instructions of each engine in an empty program; an input takes one more of SP, and a result two of Pool."""
 
-COMPILE_MB = 1024
-COMPILE_KB_PER_INSTRUCTION = {"generic": 20, "transformer": 12}
-"""Host memory of a compile, from compiles of 0.5 to 2.5 million instructions with neuronx-cc 2.27 (4 to 43 GB)."""
 TRANSFORMER_SPILLS = 1 / 20
 """Runs of spills with `--model-type transformer`: 15 to 35 times fewer, as measured with 2.27."""
 
@@ -126,7 +123,7 @@ def estimate(
     instructions["SP"] += int(descriptors / PARTITIONS / cores)
     total = sum(instructions.values()) * cores
     few = TRANSFORMER_SPILLS if model_type == "transformer" else 1
-    memory = COMPILE_KB_PER_INSTRUCTION.get(model_type, COMPILE_KB_PER_INSTRUCTION["generic"]) * total // 1024
+    memory = COMPILE_KB.get(model_type, COMPILE_KB["generic"]) * total // 1024
     return Estimate(
         instructions,
         ceil(descriptors / cores),
