@@ -156,6 +156,9 @@ def test_the_manifest_of_a_model_has_its_layers_as_formulas(exporter: Exporter, 
         specs = [segment_spec(one, segment) for segment in layers(one)]
         assert {spec for spec in specs if len(spec.nodes) > 1} <= held  # the embedding is an op's kernel
         assert {node.kernel for spec in specs for node in spec.nodes} <= held
+    settings = {config.model_type for config in request.special_for("trn1").values()}
+    groups = [kernel for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)]
+    assert settings == {"transformer"} and request.special_for("trn1").keys() == {kernel.id for kernel in groups}
     text = output.read_text()
     assert len(re.findall("^  - name: ", text, re.MULTILINE)) == 3
     assert "blk." not in text.partition("\nkernels:")[0].partition("\ngraphs:")[2]

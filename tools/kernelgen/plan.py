@@ -7,21 +7,25 @@ as JSON whose bytes depend on the manifests' meaning alone. Nothing here imports
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
+from kernelgen.ggml.types import TYPES
 from kernelgen.languages import DEFAULT, built_id
 from kernelgen.spec.canonical import canonical_json
-from kernelgen.spec.graph_kernel import Spec, spec_from_json
+from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json
 from kernelgen.spec.op_kernel import spec_json
 from kernelgen.spec.source_kernel import SourceSpec, own_target
-from kernelgen.targets import SIMULATOR_MEMORY_MB, TARGETS
+from kernelgen.targets import COMPILE_KB, COMPILE_MB, PARTITIONS, SIMULATOR_MEMORY_MB, TARGETS, Target
 
 FORMAT = 1
 """Version of the plan's JSON."""
+_INSTRUCTIONS, _QUANTIZED = 1.5, 3.0
+"""Of a program, for each that has to do with products; with weights that are first made of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +261,30 @@ def _chosen_for(target: str, request: Request) -> tuple[str, ...]:
     return tuple(sorted(kernel.id for kernel in found.values()))
 
 
+def _memory_mb(spec: Spec, config: CompileConfig, target: Target) -> int:
+    """Returns what a compile is counted for where its manifest does not say it, in MiB.
+
+    That is the target's figure, and more where a group has the products of many layers or of many experts: their instructions as
+    `kernelgen.hlo.estimate` counts them, without the HLO.
+    """
+    instructions = 0.0
+    for node in spec.nodes if isinstance(spec, GraphSpec) else ():
+        if node.op not in ("mul_mat", "mul_mat_id") or node.inputs[0] is None:
+            continue
+        weights = node.inputs[0].tensor
+        inner, columns, experts, _ = weights.ne
+        rows, batch = node.output.ne[1], math.prod(node.output.ne[2:])
+        if node.op == "mul_mat_id":  # matrices of experts, of which some have several parts of the rows
+            batch = min(2 * experts, rows * batch)
+            rows = math.ceil(math.prod(node.output.ne[1:]) / batch)
+        few, many = math.ceil(min(rows, columns) / PARTITIONS), math.ceil(max(rows, columns) / 512)
+        # Products, and two instructions to transpose a tile of weights.
+        products = batch * math.ceil(inner / PARTITIONS) * (few * many + 2 * math.ceil(columns / PARTITIONS))
+        instructions += products * (_QUANTIZED if TYPES[weights.dtype].quantized else _INSTRUCTIONS)
+    kilobytes = COMPILE_KB.get(config.model_type, COMPILE_KB["generic"])
+    return max(target.memory_per_compile_mb, COMPILE_MB + int(instructions * kilobytes / 1024))
+
+
 def _built_for(kernel: Kernel, targets: set[str]) -> Kernel:
     return replace(kernel, targets=() if kernel.language == DEFAULT else tuple(sorted(targets)))
 
@@ -294,7 +322,6 @@ class Plan:
                 _only_equal("kernel", kernel.id, kernels.setdefault(kernel.id, kernel).spec, kernel.spec)
             for config in request.configs:
                 target = TARGETS[config.target]
-                memory = request.memory_mb or target.memory_per_compile_mb
                 cpus = request.cpus or target.cpus_per_compile
                 order = _chosen_for(config.target, request)
                 own = request.special_for(config.target)
@@ -306,6 +333,7 @@ class Plan:
                 bundles[bundle.id] = bundle
                 for id, key in bundle.configs().items():
                     built_for.setdefault(id, set()).add(config.target)
+                    memory = request.memory_mb or _memory_mb(kernels[id].spec, configs[key], target)
                     neff = Neff(id, key, memory, cpus)
                     known = neffs.get(neff.id)
                     # One compile for all manifests that ask for it, so with the memory of the one that asks for most.

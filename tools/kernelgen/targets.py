@@ -77,6 +77,12 @@ class Instance:
 
 PARTITIONS = 128
 """Partitions of SBUF and of PSUM, on all targets."""
+INSTRUCTION_BYTES = 64
+"""Of an engine's stream of instructions, in a NEFF and in memory."""
+COMPILE_MB = 1024
+COMPILE_KB = MappingProxyType({"generic": 20, "transformer": 12})
+"""Host memory of a compile: MiB, and KiB for each instruction, by `--model-type`. From compiles of layers of 0.5 to 2.5 million
+instructions by neuronx-cc 2.27, which took 4 to 43 GB."""
 PSUM_BANKS = 8
 PSUM_BANK_BYTES = 2048
 """Bytes of a bank of PSUM in a partition."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -21,15 +22,49 @@ from kernelgen.spec.source_kernel import SourceSpec
 @options.used_option
 @options.kernels_option
 @click.option("--format", "output_format", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--estimate",
+    "estimated",
+    is_flag=True,
+    help="Emit the kernels, and print what their programs will take: instructions, DMA descriptors, memory.",
+)
+@click.option("--only", metavar="GLOB", help="With --estimate: only kernels whose id or op matches.")
 def command(
-    manifests: tuple[Path, ...], targets: tuple[str, ...], used: bool, catalog: Catalog, output_format: str
+    manifests: tuple[Path, ...],
+    targets: tuple[str, ...],
+    used: bool,
+    catalog: Catalog,
+    output_format: str,
+    estimated: bool,
+    only: str | None,
 ) -> None:
     """Print the kernels, compiles and bundles that manifests ask for, each once.
 
     The JSON is what the build files are made from; its bytes depend on the manifests' meaning alone.
+
+    With --estimate a program above half of what neuronx-cc or the runtime takes is a warning, and one above it an error, with the
+    number of tokens that would do.
     """
+    if (estimated and output_format == "json") or (only and not estimated):
+        raise click.UsageError("--estimate prints a table, and --only is for --estimate")
     plan = Plan.merge(options.only_targets(manifest.load(manifests, catalog, used), targets))
+    if estimated:
+        _print_estimates(plan, catalog, only)
+        return
     click.echo(plan.to_json() if output_format == "json" else _table(plan), nl=False)
+
+
+def _print_estimates(plan: Plan, catalog: Catalog, only: str | None) -> None:
+    from kernelgen.cli import estimates
+    from kernelgen.cli.emit import select
+
+    chosen = set(select([k.id for k in plan.kernels], [k.spec.op for k in plan.kernels], only))
+    found = []
+    for one in estimates.estimates(replace(plan, kernels=tuple(k for k in plan.kernels if k.id in chosen)), catalog):
+        click.echo(str(one))
+        found.append(one)
+    for text in estimates.refuse(found):
+        click.echo(f"warning: {text}", err=True)
 
 
 def modules(kernel: Kernel) -> str:

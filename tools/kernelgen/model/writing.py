@@ -15,6 +15,9 @@ from kernelgen.model.kernel_formulas import TensorFormula
 from kernelgen.model.sizes import NAMES
 
 _WIDTH = 150
+_MODEL_TYPE = "transformer"
+"""`--model-type` of graph kernels: with neuronx-cc 2.27 on trn1, layers had 15 to 35 times fewer runs of spills, compiled in a
+quarter less time and ran in a tenth less than with `generic`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ def _graph(entry: GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequen
     lines.append("    nodes:")
     lines += [line for node in graph.nodes for line in node_lines(node)]
     lines.append(f"    outputs: [{', '.join(node.name for node in graph.nodes if node.escapes)}]")
+    lines.append(f"    compiler: {{model_type: {_MODEL_TYPE}}}")
     return [line for more in _sizes(entry, shared, where) for line in (*lines, *more)]
 
 
