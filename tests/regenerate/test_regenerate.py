@@ -47,7 +47,6 @@ def test_a_stale_file_is_named_and_written_anew(tree: Path, name: str) -> None:
         '"numpy"',
         '"trn1.2xlarge"',
         '"mul_mat"',
-        '"launch_us"',
         "131072",
         "| `NCC_EVRF004` |",
         "| **trn1** |",

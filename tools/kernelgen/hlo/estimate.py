@@ -202,9 +202,9 @@ class _Count:
             return
         if i.opcode == "while":
             condition, body = self.m.condition_and_body(i)
-            trips = times * _trips(self.m, computation, i)
-            self.computation(condition, trips)
-            self.computation(body, trips)
+            turns = times * trips(self.m, computation, i)
+            self.computation(condition, turns)
+            self.computation(body, turns)
             return
         if i.opcode in ("call", "fusion"):
             self.computation(self.m.computations[i.called_computation_ids[0]], times)
@@ -329,7 +329,7 @@ def _runs(shape: Any, run: int = RUN) -> int:
     return ceil(size(shape) / run)
 
 
-def _trips(m: LintedModule, computation: Any, loop: Any) -> int:
+def trips(m: LintedModule, computation: Any, loop: Any) -> int:
     """Returns how often a loop runs; 1 when that is not a constant."""
     found = m.counting(computation, loop)
     if found is None:

@@ -1,0 +1,147 @@
+"""`kernelgen forecast`: how long a token and a prompt take on a device, by a model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from kernelgen import manifest
+from kernelgen.bundle import reader
+from kernelgen.cli import options, run_options
+from kernelgen.dispatch import chips
+from kernelgen.dispatch.grouping import Groups
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import EXIT_OK, KernelgenError
+from kernelgen.forecast import printing
+from kernelgen.forecast.call import CallForecast, forecast
+from kernelgen.forecast.time import Time, of_work, sbuf_bytes
+from kernelgen.ggml import model_files
+from kernelgen.model import exporter
+from kernelgen.model.sizes import DecodeCall, Settings, pad
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import TARGETS
+
+
+@click.command(short_help="Say how long a token and a prompt take, by a model.")
+@click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))
+@click.option(
+    "--model",
+    "model",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The model's GGUF file, or its header alone: its graphs say which kernels a call launches, and how often.",
+)
+@run_options.settings_options
+@run_options.exporter_options
+@click.option(
+    "--target", type=click.Choice(list(TARGETS)), metavar="NAME", help="The target; that of bundles, or trn1."
+)
+@click.option("--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the target's by default.")
+@click.option("--waited", is_flag=True, help="Each launch is waited for, as with GGML_NEURON_QUEUE_DEPTH=1.")
+@options.kernels_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def command(
+    context: click.Context,
+    paths: tuple[Path, ...],
+    model: Path,
+    settings: Settings,
+    program: Path | None,
+    llama_cpp: Path | None,
+    target: str | None,
+    lnc: str | None,
+    waited: bool,
+    catalog: Catalog,
+    as_json: bool,
+) -> int:
+    """Print how long a call takes on a device, of one token and of a prompt, and of what that consists.
+
+    It is a model and no measurement: docs/forecast.md says how far published measurements are from it.
+
+    KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. --n-tokens and --n-kv say which calls; by
+    default one token and as many as --n-ubatch, with 1,024 cells of the cache.
+    """
+    kernels, name = _kernels(paths, target, catalog)
+    try:
+        chip = chips.of(name, int(lnc) if lnc else None)
+    except KeyError:
+        raise KernelgenError(f"--lnc {lnc}: {name} has {' or '.join(map(str, TARGETS[name].lnc_choices))}") from None
+    if context.get_parameter_source("n_tokens") is not ParameterSource.COMMANDLINE:
+        counts: Sequence[int] = dict.fromkeys((1, settings.most_tokens))  # type: ignore[assignment]
+    else:
+        counts = settings.n_tokens
+    calls = [
+        DecodeCall(settings.n_ctx[0], 1, n, 1, max(pad(n), min(pad(n_kv), settings.n_ctx[0])))
+        for n in counts
+        for n_kv in settings.n_kv or (1024,)
+    ]
+    times: dict[KernelSpec | GraphSpec, Time | None] = {}
+
+    def time_of(spec: KernelSpec | GraphSpec) -> Time | None:
+        if spec not in times:
+            times[spec] = _time(kernels[spec], catalog, chip, not waited)
+        return times[spec]
+
+    groups = Groups(spec for spec in kernels if isinstance(spec, GraphSpec))
+    ops = frozenset(spec for spec in kernels if isinstance(spec, KernelSpec))
+    asked = exporter.find(program, llama_cpp)
+    found: list[CallForecast] = [
+        forecast(graph, ops, groups, chip, time_of) for _, _, graph in asked.graphs(model, settings, calls)
+    ]
+    if as_json:
+        click.echo(json.dumps([printing.plain(one, chip) for one in found], indent=1))
+    else:
+        click.echo("\n".join(line for one in found for line in printing.text(one, chip)))
+    return EXIT_OK
+
+
+def _kernels(
+    paths: Sequence[Path], target: str | None, catalog: Catalog
+) -> tuple[dict[KernelSpec | GraphSpec, KernelSpec | GraphSpec], str]:
+    """Returns the kernels as graphs have them, with what they are; and the target.
+
+    Raises:
+        KernelgenError: a path is neither a manifest nor a bundle, or bundles are for another target.
+    """
+    manifests, specs, targets = [], [], []
+    for path in paths:
+        mistake = model_files.recognize(path, "manifest", packs=True)
+        if mistake is not None:
+            raise KernelgenError(mistake)
+        if not reader.is_bundle(path):
+            manifests.append(path)
+            continue
+        for bundle in reader.read(path):
+            if target in (None, bundle.origin.target):
+                specs += list(bundle.specs())
+                targets.append(bundle.origin.target)
+    if len(set(targets)) > 1:
+        raise KernelgenError(f"the bundles are for {', '.join(dict.fromkeys(targets))}: choose one with --target")
+    requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
+    specs += [kernel.spec for request in requests for kernel in request.kernels]
+    # Graphs have weights as ggml has them; which layout a kernel wants them in, the backend sees to.
+    kernels = {spec.without_layouts: spec for spec in specs if isinstance(spec, KernelSpec | GraphSpec)}
+    if not kernels:
+        raise KernelgenError(f"no kernel for {target or 'any target'}")
+    return kernels, target or (targets[0] if targets else "trn1")
+
+
+def _time(spec: KernelSpec | GraphSpec, catalog: Catalog, chip: chips.Chip, queued: bool) -> Time | None:
+    """Returns what a launch of a kernel takes; None when none can be emitted."""
+    from kernelgen.forecast.work import of_hlo
+    from kernelgen.lowering import emission
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
+            hlo = emission.emit(catalog.emitters(catalog.kernel(spec)), spec).hlo
+    except KernelgenError:
+        return None
+    return of_work(of_hlo(hlo, sbuf_bytes(chip)), chip, queued=queued)

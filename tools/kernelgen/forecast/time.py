@@ -1,0 +1,106 @@
+"""How long a program takes on a target: what each of its parts would take alone, of which the longest counts, and its launch.
+
+The engines and DMA work at the same time, as far as one has not to wait for another; that they never wait is what makes this
+quicker than a device. The constants below are the only ones that were fitted; docs/forecast.md says on what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelgen.dispatch.chips import Chip
+from kernelgen.forecast.work import Work
+from kernelgen.targets import TARGETS
+
+PRODUCTS = 0.65
+"""Fitted: of the tensor engine's rate, what products reach in a program by XLA."""
+ELEMENTS = 0.5
+"""Fitted: of the rate at which every element by element instruction moves its operands, what a fused chain of them takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """What a program takes, in microseconds.
+
+    Attributes:
+        launch: the launch.
+        memory: weights, cache and results, streamed.
+        spills: what SBUF has no room for, written and read again.
+        tensor: products.
+        vector, scalar: element by element work, what either can do shared among both.
+        descriptors: what is found by an index.
+        calls: beginnings of NKI kernels within a graph.
+        reductions: sums over cores.
+    """
+
+    launch: float
+    memory: float
+    spills: float
+    tensor: float
+    vector: float
+    scalar: float
+    descriptors: float
+    calls: float
+    reductions: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """What can be done at the same time."""
+        return {
+            "memory": self.memory + self.spills,
+            "tensor": self.tensor,
+            "vector": self.vector,
+            "scalar": self.scalar,
+            "descriptors": self.descriptors,
+        }
+
+    @property
+    def bound(self) -> str:
+        """The part that takes longest."""
+        parts = self.parts
+        return max(sorted(parts), key=parts.__getitem__)
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.launch + max(self.parts.values()) + self.calls + self.reductions
+
+
+def sbuf_bytes(chip: Chip) -> int:
+    """Returns the bytes of SBUF of a logical core."""
+    return chip.lnc * TARGETS[chip.target].state_buffer_mib << 20
+
+
+def of_work(work: Work, chip: Chip, *, queued: bool = True, ranks: int = 1) -> Time:
+    """Returns what a program takes.
+
+    Args:
+        work: what it moves and computes.
+        chip: the figures of its target.
+        queued: whether its launch is queued behind another, or waited for.
+        ranks: cores that sum together.
+    """
+    cores = chip.lnc
+    rate = chip.number("gb_per_s") * 1e3  # bytes a microsecond
+    vector = work.vector * chip.by("vector_ns_per_element", "one")
+    vector += work.vector_two * chip.by("vector_ns_per_element", "two")
+    scalar = work.scalar * chip.number("scalar_ns_per_element")
+    one, other = chip.by("vector_ns_per_element", "one"), chip.number("scalar_ns_per_element")
+    part = 0.0
+    if work.either:
+        part = min(max((scalar + work.either * other - vector) / (work.either * (one + other)), 0.0), 1.0)
+    vector += part * work.either * one
+    scalar += (1 - part) * work.either * other
+    tensor = sum(n * chip.by("tensor_ns_per_column", dtype) for dtype, n in work.columns.items())
+    found = work.rows * chip.by("descriptor_ns", "row") + work.elements * chip.by("descriptor_ns", "element")
+    return Time(
+        launch=chip.by("launch_us", "queued" if queued else "waited"),
+        memory=(work.read + work.written) / rate,
+        spills=work.spilled / rate,
+        tensor=tensor / PRODUCTS / cores / 1e3,
+        vector=ELEMENTS * vector / cores / 1e3,
+        scalar=ELEMENTS * scalar / cores / 1e3,
+        descriptors=found / 1e3,
+        calls=work.nki_calls * chip.number("nki_call_us"),
+        reductions=work.all_reduces * chip.at("all_reduce_us", ranks) if ranks > 1 else 0.0,
+    )

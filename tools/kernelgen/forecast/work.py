@@ -1,0 +1,225 @@
+"""What a program moves and computes, counted from its HLO: bytes of device memory, columns and elements by engine, descriptors.
+
+How neuronx-cc arranges a program is its own; the rules here are
+
+- A parameter is read once, or what is sliced or gathered of it. Results are written; of one that is an update of a parameter, what
+  is written over.
+- A product is done in tiles of 128 x 128 of one operand, through which the other one's rows move; 128 columns at least are paid.
+- What is made element by element takes the elements of a partition, all 128 at once: of the scalar engine for functions such
+  as `exp`, of the vector engine for two operands, and of either for one.
+- What a product or a reduction makes is kept in SBUF, and written and read again where it is larger than that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import ceil, prod
+from typing import Any
+
+from kernelgen.hlo import proto
+from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
+from kernelgen.hlo.estimate import trips
+from kernelgen.hlo.linted import LintedModule, element_type, size
+from kernelgen.targets import PARTITIONS
+
+_SCALAR = frozenset(
+    "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
+)
+_VIEWS = frozenset("bitcast get-tuple-element optimization-barrier reshape tuple".split())
+"""What shows its operand as it is."""
+_FREE = _VIEWS | frozenset("after-all broadcast constant iota parameter partition-id replica-id slice".split())
+_LARGE = frozenset("convolution dot reduce sort".split())
+"""What makes values that others wait for."""
+_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+
+
+@dataclass(slots=True)
+class Work:
+    """What a program takes; all of a logical core.
+
+    Attributes:
+        read: bytes of parameters.
+        written: bytes of results.
+        spilled: bytes that are written and read again since SBUF has no room.
+        columns: that move through tiles of the tensor engine, by dtype.
+        vector, vector_two, scalar, either: elements of a partition; `vector_two` of what has two operands.
+        instructions: of element by element work.
+        rows, elements: descriptors of DMA for what is found by an index, and of these for single elements.
+        nki_calls: calls of kernels that NKI's own compiler made; their inside is not counted.
+        all_reduces: sums over cores.
+    """
+
+    read: float = 0
+    written: float = 0
+    spilled: float = 0
+    columns: Counter[str] = field(default_factory=Counter)
+    vector: float = 0
+    vector_two: float = 0
+    scalar: float = 0
+    either: float = 0
+    rows: float = 0
+    elements: float = 0
+    nki_calls: int = 0
+    all_reduces: int = 0
+
+
+def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
+    """Returns what a program takes.
+
+    Args:
+        hlo: a serialized `HloModuleProto`.
+        sbuf_bytes: SBUF of a logical core.
+
+    Raises:
+        ValueError: it is no module.
+    """
+    m = LintedModule(hlo)
+    count = _Count(m, sbuf_bytes)
+    entry = m.computations[m.message.entry_computation_id]
+    count.computation(entry, 1, {p.parameter_number: True for p in proto.parameters(entry)})
+    root = m.root(entry.id)
+    for i in m.operands(entry, root) if root.opcode == "tuple" else [root]:
+        if i.id not in count.updated and i.opcode != "parameter":
+            count.work.written += size(i.shape)
+    return count.work
+
+
+class _Count:
+    def __init__(self, m: LintedModule, sbuf_bytes: int) -> None:
+        self.m = m
+        self.sbuf_bytes = sbuf_bytes
+        self.work = Work()
+        self.updated: set[int] = set()
+        """Instructions of the entry that are parameters with something written over."""
+
+    def computation(self, computation: Any, times: float, stored: dict[Any, bool]) -> None:
+        """Counts a computation.
+
+        Args:
+            computation: the computation.
+            times: how often it runs.
+            stored: which of its parameters, or elements of its one tuple, lie in device memory.
+        """
+        memory: dict[int, Any] = {}  # whether a value lies in device memory, or which elements of a tuple do
+        seen: set[int] = set()
+        for i in computation.instructions:
+            operands = self.m.operands(computation, i)
+            if i.opcode == "parameter":
+                whole = bool(i.shape.tuple_shapes)
+                memory[i.id] = stored if whole else stored.get(i.parameter_number, False)
+            elif i.opcode == "tuple":
+                memory[i.id] = {n: memory[o.id] for n, o in enumerate(operands)}
+            elif i.opcode == "get-tuple-element":
+                of = memory[operands[0].id]
+                memory[i.id] = of.get(i.tuple_index, False) if isinstance(of, dict) else False
+            elif i.opcode in _VIEWS:
+                memory[i.id] = memory[operands[0].id] if operands else False
+                if memory[i.id] and operands[0].id in self.updated:
+                    self.updated.add(i.id)
+            else:
+                self.reads(computation, i, operands, memory, times, seen)
+                memory[i.id] = self.instruction(computation, i, operands, memory, times)
+
+    def reads(
+        self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float, seen: set[int]
+    ) -> None:
+        """Counts what an instruction reads of device memory."""
+        if i.opcode in ("while", "call", "fusion", "conditional"):
+            return
+        for n, o in enumerate(operands):
+            if memory[o.id] is not True or (n == 0 and i.opcode in ("dynamic-update-slice", "scatter")):
+                continue
+            if n == 0 and i.opcode in ("slice", "dynamic-slice", "gather"):
+                self.work.read += times * size(i.shape)
+            elif (origin := self.origin(computation, o)) not in seen:
+                seen.add(origin)
+                self.work.read += times * size(o.shape)
+
+    def origin(self, computation: Any, i: Any) -> int:
+        while i.opcode in ("bitcast", "reshape", "optimization-barrier"):
+            (i,) = self.m.operands(computation, i)
+        return int(i.id)
+
+    def instruction(self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float) -> Any:
+        """Counts an instruction, and returns whether its value lies in device memory."""
+        if i.opcode == "while":
+            _, body = self.m.condition_and_body(i)
+            inside = memory[operands[0].id]
+            self.computation(body, times * trips(self.m, computation, i), inside if isinstance(inside, dict) else {})
+            return inside
+        if i.opcode in ("call", "fusion"):
+            called = self.m.computations[i.called_computation_ids[0]]
+            self.computation(called, times, {n: memory[o.id] for n, o in enumerate(operands)})
+            return False
+        if i.opcode in _FREE:
+            return False
+        made = prod(i.shape.dimensions) if not i.shape.tuple_shapes else prod(operands[0].shape.dimensions)
+        if i.opcode == "dot":
+            self.dot(i, operands, times)
+        elif i.opcode in ("dynamic-update-slice", "scatter"):
+            self.found(i, operands, times)
+            if memory[operands[0].id] is True:
+                self.updated.add(i.id)
+                return True
+        elif i.opcode in ("gather", "dynamic-slice"):
+            self.found(i, operands, times)
+        elif i.opcode == "transpose":
+            if i.shape.dimensions and list(i.dimensions)[-1] != len(i.dimensions) - 1:
+                self.work.columns[_dtype(i)] += ceil(times * made / PARTITIONS)
+        elif i.opcode in ("reduce", "reduce-window", "sort"):
+            self.work.vector += times * prod(operands[0].shape.dimensions) / PARTITIONS
+        elif i.opcode == "custom-call":
+            self.work.nki_calls += int(times) * (i.custom_call_target == NATIVE_KERNEL)
+            self.work.vector += times * made / PARTITIONS
+        elif i.opcode == "all-reduce":
+            self.work.all_reduces += int(times)
+        elif i.opcode == "convert" and {element_type(o.shape) for o in (i, *operands)} <= {"f32", "bf16", "f16"}:
+            if memory[operands[0].id] is True:  # else what makes a value writes it in any type
+                self.work.either += times * made / PARTITIONS
+        elif i.opcode in _SCALAR:
+            self.work.scalar += times * made / PARTITIONS
+        elif i.opcode != "copy":
+            full = [
+                o for o in operands if prod(o.shape.dimensions) == made and o.opcode not in ("broadcast", "constant")
+            ]
+            if len(full) > 1:
+                self.work.vector_two += times * made / PARTITIONS
+            else:
+                self.work.either += times * made / PARTITIONS
+        if i.opcode in _LARGE and size(i.shape) > self.sbuf_bytes and i.id != computation.root_id:
+            self.work.spilled += 2 * times * size(i.shape)
+        return False
+
+    def dot(self, i: Any, operands: list[Any], times: float) -> None:
+        lhs, rhs = (list(o.shape.dimensions) for o in operands)
+        batch = prod(lhs[n] for n in i.dot.lhs_batch)
+        inner = prod(lhs[n] for n in i.dot.lhs_contracting)
+        m, n = (prod(shape) // max(batch * inner, 1) for shape in (lhs, rhs))
+        columns = min(ceil(a / PARTITIONS) * max(b, PARTITIONS) for a, b in ((m, n), (n, m)))
+        dtype = max((_dtype(o) for o in operands), key=lambda name: name == "float32")
+        self.work.columns[dtype] += ceil(times * batch * ceil(inner / PARTITIONS) * columns)
+
+    def found(self, i: Any, operands: list[Any], times: float) -> None:
+        """Counts the descriptors of what is found by an index, and what is written over."""
+        if i.opcode == "gather":
+            moved, row = i.shape, prod(i.gather_slice_sizes)
+        elif i.opcode == "scatter":
+            moved = operands[-1].shape
+            row = prod(moved.dimensions) // max(prod(operands[len(operands) // 2].shape.dimensions[:1]), 1)
+        else:
+            moved = i.shape if i.opcode == "dynamic-slice" else operands[1].shape
+            row = prod(moved.dimensions)
+        if i.opcode in ("dynamic-update-slice", "scatter"):
+            self.work.written += times * size(moved)
+        count = times * prod(moved.dimensions) / max(row, 1)
+        if row == 1:
+            self.work.elements += count
+        else:
+            self.work.rows += count
+
+
+def _dtype(i: Any) -> str:
+    """Returns what products of an instruction's values are counted as."""
+    name = element_type(i.shape)
+    return "float8" if name.startswith("f8") else _DTYPES.get(name, "float32")
