@@ -12,9 +12,9 @@
 // kernel for more is looked for) and the axis of each tensor, or `none` where the kernel is not for such nodes; and why it can't be
 // cut at all.
 
-#include "src/key.h"
 #include "select/costs.h"
 #include "select/tokens.h"
+#include "src/key.h"
 
 #include <algorithm>
 #include <cstdio>
