@@ -15,12 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import Programs, Run, build, built_tree, ran_on
+from golden_cuts import cut
+from programs import ROOT, Programs, Run, build, built_tree, ran_on
 
 from kernelgen.bundle import reader
 from kernelgen.dispatch import chips
 from kernelgen.dispatch.costs import builtin, read
 from kernelgen.dispatch.lengths import MAX_CHUNKS, LengthIndex, choose
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES
 
 OWN = {
     "launch_us": {"queued": 13, "waited": 260},
@@ -266,7 +269,7 @@ def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Pat
                 cost = sum(launches[case.counts.index(size)] for _, size in pieces) if pieces else float("inf")
                 assert cost == pytest.approx(best_of_all(case.n, case.counts, launches, case.again), rel=1e-12), case
         done = subprocess.run(
-            [programs.find("choose"), target, str(lnc), "queued" if queued else "waited"],
+            [programs.find("choose"), "pieces", target, str(lnc), "queued" if queued else "waited"],
             input="".join(f"{case.line}\n" for case in cases),
             env=programs.environment(GGML_NEURON_COSTS=file),
             capture_output=True,
@@ -280,3 +283,30 @@ def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Pat
         told[target, lnc, queued, file] = expected
     assert told["trn1", 1, True, None] != told["trn1", 1, False, None], "what is waited for makes fewer pieces"
     assert told["trn1", 1, True, None] != told["trn2", 2, True, None]
+
+
+def test_kernelgen_and_the_backend_cut_nodes_as_the_table_says(programs: Programs) -> None:
+    """tests/data/token-cuts.json has kernels, nodes, and how each node is cut for its kernel."""
+    table = json.loads((ROOT / "tests" / "data" / "token-cuts.json").read_text())
+    lines, expected = [], []
+    for case in table:
+        assert cut(case["op"], case["node"], case["kernel"]) == (case["cut"], case["why_not"]), case
+        words = [case["op"], len(case["node"]) - 1]
+        for text in (*case["kernel"], *case["node"]):
+            t = text and TensorDesc.parse(text)
+            words += [TYPES[t.dtype].number, *t.ne, *t.nb] if t else [-1]
+        lines.append(" ".join(map(str, words)))
+        expected.append(f"{case['cut']}|{case['why_not']}")
+    done = subprocess.run(
+        [programs.find("choose"), "cuts"],
+        input="".join(f"{line}\n" for line in lines),
+        env=programs.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    differing = [case for case in zip(table, done.stdout.splitlines(), expected, strict=True) if case[1] != case[2]]
+    assert differing == []
+    # of each kind some
+    assert 50 < sum(case["cut"] == "none" for case in table) < len(table) - 100
+    assert len({re.sub(r"\d+", "n", case["why_not"]) for case in table}) == 6

@@ -70,10 +70,7 @@ static bool cut_outermost(const neuron_signature & node, int axis, uint32_t whol
 // Cuts along the axes that the rule names.
 static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
     const neuron_token_rule & rule = *cut.rule;
-    if (rule.mask >= 0 && (rule.mask >= node.n_src || is_absent(node.tensors[rule.mask]))) {
-        cut.n_more = -1;  // nothing hides what is beyond
-    }
-    const auto set = [&](int64_t & n, int64_t ne) {
+    const auto                set  = [&](int64_t & n, int64_t ne) {
         const bool fits = n == 0 || n == ne;
         n               = ne;
         return fits;
@@ -98,9 +95,12 @@ static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
         if (rule.result < 0 && cut.axis[i] >= 0 && !ends_before(t, cut.axis[i] + 1)) {
             return false;
         }
-        if (named && rule.more[i] >= 0 && cut.n_more >= 0 && !set(cut.n_more, t.ne[rule.more[i]])) {
+        if (named && rule.more[i] >= 0 && !set(cut.n_more, t.ne[rule.more[i]])) {
             return false;
         }
+    }
+    if (rule.mask >= 0 && (rule.mask >= node.n_src || is_absent(node.tensors[rule.mask]))) {
+        cut.n_more = -1;  // nothing hides what is beyond
     }
     return cut.n > 0;
 }
@@ -280,7 +280,7 @@ std::string neuron_why_not_cut(const neuron_signature & node) {
         return "it has " + std::to_string(n_streams(node)) + " streams";
     }
     const bool rotates = rules.first->sources[1] == 0 && rules.first->result == 2;
-    if (rotates && node.n_src > 1 && node.tensors[1].ne[0] != node.tensors[0].ne[2]) {
+    if (rotates && node.n_src > 1 && node.tensors[1].ne[0] != node.tensors[node.n_src].ne[2]) {
         return "its positions have several dimensions";
     }
     return "its tokens are not in its outermost dimension";
