@@ -42,7 +42,15 @@ def tree(tmp_path: Path) -> Path:
 def test_a_stale_file_is_named_and_written_anew(tree: Path, name: str) -> None:
     good = (tree / name).read_text()
     stale = good
-    for word in ('"trn1n"', '"trn1.2xlarge"', '"mul_mat"', '"launch_us"', "131072", "| `NCC_EVRF004` |", "| **trn1** |"):
+    for word in (
+        '"trn1n"',
+        '"trn1.2xlarge"',
+        '"mul_mat"',
+        '"launch_us"',
+        "131072",
+        "| `NCC_EVRF004` |",
+        "| **trn1** |",
+    ):
         stale = stale.replace(word, '"other"', 1)
     assert stale != good
     (tree / name).write_text(stale)
