@@ -82,7 +82,7 @@ def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: 
     """
     folder.mkdir()
     output = folder / "derived.yaml"
-    words = ["model", model, "-o", output, "--n-ctx", N_CTX, "--target", harness.TARGET]
+    words = ["model", model, "-o", output, "--n-ctx", N_CTX, "--target", harness.target()]
     words += ["--fuse", "none"]  # pieces and padding of single ops
     words += [*backend_programs.Programs.find().options(), *(["--n-tokens", way.n_tokens] if way.n_tokens else [])]
     with contextlib.redirect_stdout(sys.stderr):
@@ -92,7 +92,7 @@ def derive(programs: harness.Programs, builder: lane.Builder, model: Path, way: 
     (request,) = manifest.load([output], builder.catalog)
     specs = {kernel.spec.id: kernel.spec for kernel in request.kernels}
     built = lane.Built()
-    path = folder / pack_name(f"group_{harness.TARGET}")
+    path = folder / pack_name(f"group_{harness.target()}")
     refused = builder.pack(specs, request.configs[0], path, built, lambda stage, count: None)
     if refused or built.failed:
         raise SystemExit(f"kernels that should have been built: {refused | built.failed}")
