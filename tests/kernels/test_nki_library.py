@@ -30,8 +30,8 @@ def attention(kind: str, n: int, n_kv: int, heads: int = 4, groups: int = 2, mas
     return spec("flash_attn_ext", inputs, f"(64,{heads},{n},1)/f32", scale=0.125, **params)
 
 
-def product(kind: str, m: int, k: int, n: int, shared: int = 1, matrices: int = 1):
-    a, b = f"({k},{m},{matrices},1)/{kind}", f"({k},{n},{matrices * shared},1)/f32"
+def product(kind: str, m: int, k: int, n: int, shared: int = 1, matrices: int = 1, layout: str = ""):
+    a, b = f"({k},{m},{matrices},1)/{kind}{layout}", f"({k},{n},{matrices * shared},1)/f32"
     return spec("mul_mat", [a, b], f"({m},{n},{matrices * shared},1)/f32")
 
 
@@ -43,6 +43,8 @@ CASES = {
     ),
     "mul_mat f16": (product("f16", 600, 160, 3, shared=2, matrices=2), 1e-6),
     "mul_mat bf16": (product("bf16", 40, 520, 1), 1e-6),
+    "mul_mat f16, transposed": (product("f16", 2200, 160, 3, shared=2, matrices=2, layout=":transposed"), 1e-6),
+    "mul_mat bf16, transposed": (product("bf16", 600, 520, 140, layout=":transposed"), 1e-6),
     "mul_mat q8_0": (product("q8_0", 130, 160, 2), 1e-6),
     # The longest rows: fewer of them fit into SBUF at once.
     "mul_mat f32, long": (product("f32", 3, 16384, 400), 1e-6),
