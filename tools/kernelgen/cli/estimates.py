@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kernelgen.cli.emit import emitted
 from kernelgen.cli.units import binary_size
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
@@ -56,15 +55,9 @@ def estimates(plan: Plan, catalog: Catalog) -> Iterator[EstimatedKernel]:
     Raises:
         KernelgenError: a kernel is refused by its emitter, or what it emits is no HLO.
     """
-    from kernelgen.lowering import emission
-
     configs = {config.key: config for config in plan.configs}
     for kernel in plan.kernels:
-        # What is printed to standard output is the table.
-        with contextlib.redirect_stdout(sys.stderr):
-            made = emission.emit(
-                catalog.emitters(kernel), kernel.spec, targets=kernel.targets, prebuilt=catalog.prebuilt_of(kernel)
-            )
+        made = emitted(kernel, catalog)
         for neff in plan.neffs:
             if neff.kernel == kernel.id:
                 config = configs[neff.config]
@@ -89,7 +82,7 @@ def _would_do(spec: Spec, factor: float) -> str:
     tokens = max((tensor.ne[1] for tensor in _results(spec)), default=1)
     fewer = 1 << max(int(tokens / factor).bit_length() - 1, 0)
     if tokens > 1 and tokens / factor >= 1:
-        return f"{fewer} tokens in place of {tokens} would do, or fewer layers in one kernel"
+        return f"{fewer} {'token' if fewer == 1 else 'tokens'} in place of {tokens} would do, or fewer layers in one kernel"
     return "no number of tokens would do: fewer layers in one kernel, or smaller weights"
 
 
