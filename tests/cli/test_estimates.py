@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen.cli import estimates
+from kernelgen.cli import plan as cli_plan
 
 from .conftest import Done
 
@@ -80,6 +81,34 @@ def test_half_of_a_limit_is_a_warning_and_all_of_it_an_error(
     limited(monkeypatch, 1)  # relu has 4 rows, and more than 4 instructions
     done = kernelgen("plan", manifest, "--estimate", "--target", "trn1")
     assert done.code == 1 and "no number of tokens would do" in done.err
+
+
+GROUP = """
+format: 1
+name: g
+targets: [trn1, trn2]
+graphs:
+  - name: g
+    inputs: {w: "(512,1024,1,1)/f16", x: "(512,4,1,1)/f32"}
+    nodes:
+      - {name: a, op: mul_mat, inputs: [w, x], output: "(1024,4,1,1)/f32"}
+      - {name: b, op: silu, inputs: [a], output: "(1024,4,1,1)/f32"}
+    outputs: [b]
+"""
+
+
+def test_a_plan_warns_of_groups_with_too_many_products(
+    kernelgen: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "g.yaml"
+    path.write_text(GROUP)
+    assert kernelgen("plan", path).err == ""
+    # 4 tiles of what is summed by 2 of 512 columns, and twice 4 by 8 to transpose: 72 times 1.5.
+    monkeypatch.setattr(cli_plan, "MAX_INSTRUCTIONS", 200)
+    done = kernelgen("plan", path)
+    assert done.code == 0 and done.err.startswith("warning: kernel graph-2-")
+    assert done.err.count("warning: ") == 1, "trn2 has two cores for it"
+    assert " for trn1: its products may take 108 instructions, and neuronx-cc takes 200: fewer layers" in done.err
 
 
 def test_the_table_is_all_there_is(kernelgen: Run, manifest: Path) -> None:

@@ -11,10 +11,11 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo.estimate import MAX_DESCRIPTORS, MAX_INSTRUCTIONS, Estimate, estimate
+from kernelgen.hlo.estimate import MAX_DESCRIPTORS, Estimate, estimate
 from kernelgen.plan import Kernel, Plan
 from kernelgen.spec.graph_kernel import GraphSpec, Spec
 from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import MAX_INSTRUCTIONS
 
 LIMITS = (
     ("instructions", "total", MAX_INSTRUCTIONS, "neuronx-cc takes"),
