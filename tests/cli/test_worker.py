@@ -104,7 +104,7 @@ def test_the_check_of_hlo_is_for_the_flags_of_each_kernel(tmp_path: Path) -> Non
     assert code == 1 and "[NCC_EVRF051]" in said
     assert check("--experimental-unsafe-fp8e4m3fn-as-fp8e4m3") == (0, "")
     code, said = worker.run(["lint", f"--stamp={stamp}", f"--hlo={narrow}"])
-    assert code == 2 and "1 HLO and 0 --flags" in said
+    assert code == 2 and "1 HLO, and the flags of 0" in said
 
 
 def powers(folder: Path) -> Path:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import elsewhere
 import jax.numpy as jnp
 import pytest
 from jax import lax
 from toys import canonical, raw
 
-import published
 from kernelgen.hlo import estimate as model
-from kernelgen.hlo.estimate import ENGINES, MAX_DESCRIPTORS, MAX_INSTRUCTIONS, estimate
+from kernelgen.hlo.estimate import ENGINES, MAX_DESCRIPTORS, estimate
+from kernelgen.targets import MAX_INSTRUCTIONS
 
 F32 = "float32"
 
@@ -55,7 +56,7 @@ def test_what_is_summed_lies_along_the_free_dimension() -> None:
 
 
 def test_cores_share_the_work() -> None:
-    hlo = published.product(1024, 8192, 8192)
+    hlo = elsewhere.product(1024, 8192, 8192)
     one, two = estimate(hlo, "trn2", 1), estimate(hlo, "trn2")
     assert two.total == pytest.approx(one.total / 2, rel=0.01)
     assert two.code_bytes == pytest.approx(one.code_bytes, rel=0.01)
@@ -87,15 +88,15 @@ def near(have: float, want: float) -> bool:
 
 def test_what_others_published() -> None:
     """Counts by neuronx-cc 2.23 (aws-neuron/nkipy, a NEFF), of a video decoder and of experts by 2.27 or near it."""
-    product = estimate(published.product(128, 32768, 65536), "trn2")
+    product = estimate(elsewhere.product(128, 32768, 65536), "trn2")
     assert near(product.total, 29_795) and near(product.instructions["PE"], 21_269)
     # "6,675,705 at 4 latent frames, 39,093,968 at the 21"; 3 were compiled.
-    frames = {n: estimate(published.video_decoder(n), "trn2").total for n in (1, 2, 4)}
+    frames = {n: estimate(elsewhere.video_decoder(n), "trn2").total for n in (1, 2, 4)}
     frames[21] = frames[4] + 17 * (frames[2] - frames[1])  # each frame after the first is the same
     assert near(frames[4], 6_675_705) and near(frames[21], 39_093_968)
     assert min(frames[4], frames[21]) > MAX_INSTRUCTIONS
     # "18,505,833" with all 2,880 units; with 384 and 192 it compiled and did not load, with 96 it ran.
-    experts = {units: estimate(published.gathered_experts(units), "trn1") for units in (2880, 384, 192, 96)}
+    experts = {units: estimate(elsewhere.gathered_experts(units), "trn1") for units in (2880, 384, 192, 96)}
     assert near(experts[2880].total, 18_505_833) and experts[2880].total > MAX_INSTRUCTIONS
     assert [experts[n].total > MAX_INSTRUCTIONS for n in (384, 192, 96)] == [False] * 3
     assert [experts[n].dma_descriptors > MAX_DESCRIPTORS for n in (384, 192, 96)] == [True, True, False]

@@ -15,11 +15,13 @@ from kernelgen import manifest
 from kernelgen.dispatch.grouping import Groups, Outside
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
+from kernelgen.model import groups
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import crossing, layers, whole
 from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.plan import instructions
 from kernelgen.spec.graph_kernel import GraphSpec
 
 from .conftest import run_model
@@ -83,6 +85,20 @@ def test_several_layers_are_a_segment_and_the_last_has_what_is_left(
     assert len(spec.written) == 2 * lengths[0] and len(spec.escaping) == 1
     found = Groups([segment_spec(qwen3, segment) for segment in segments[1:]]).find(qwen3)
     assert len(found.groups) == len(segments) - 1
+
+
+def test_a_step_of_too_many_instructions_is_cut_between_layers(qwen3: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = groups.cut_of("step")
+    assert step is not None and step(qwen3) == whole(qwen3)
+    counts = [instructions(segment_spec(qwen3, segment)) for segment in layers(qwen3)]
+    assert counts[0] == 0 < counts[1] == counts[4]
+    monkeypatch.setattr(groups, "MAX_INSTRUCTIONS", 2 * counts[1])
+    edges = [segment.start for segment in layers(qwen3)]
+    found = step(qwen3)
+    assert [segment.start for segment in found[:4]] == [0, edges[1], edges[3], edges[5]]
+    assert found[-1].end == len(qwen3.nodes)
+    monkeypatch.setattr(groups, "MAX_INSTRUCTIONS", 1)
+    assert step(qwen3) == layers(qwen3)
 
 
 def test_names_and_numbers_of_layers_do_not_count(qwen3: Graph, exporter: Exporter, tmp_path: Path) -> None:
@@ -157,8 +173,8 @@ def test_the_manifest_of_a_model_has_its_layers_as_formulas(exporter: Exporter, 
         assert {spec for spec in specs if len(spec.nodes) > 1} <= held  # the embedding is an op's kernel
         assert {node.kernel for spec in specs for node in spec.nodes} <= held
     settings = {config.model_type for config in request.special_for("trn1").values()}
-    groups = [kernel for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)]
-    assert settings == {"transformer"} and request.special_for("trn1").keys() == {kernel.id for kernel in groups}
+    of_groups = {kernel.id for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)}
+    assert settings == {"transformer"} and request.special_for("trn1").keys() == of_groups
     text = output.read_text()
     assert len(re.findall("^  - name: ", text, re.MULTILINE)) == 3
     assert "blk." not in text.partition("\nkernels:")[0].partition("\ngraphs:")[2]

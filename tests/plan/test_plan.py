@@ -19,7 +19,9 @@ from kernelgen.ggml import ops
 from kernelgen.ggml.tensor import TensorDesc, dense_strides
 from kernelgen.ggml.types import TYPES
 from kernelgen.plan import Kernel, Plan, Request
+from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 from kernelgen.spec.op_kernel import MAX_ID, KernelSpec, spec_from_ggml, spec_json
+from kernelgen.targets import TARGETS
 
 F32 = st.floats(width=32, allow_nan=False)
 NE = st.tuples(*[st.integers(1, 64)] * 4)
@@ -158,6 +160,29 @@ def test_manifests_share_kernels_and_compiles_and_the_larger_need_wins() -> None
     shared = next(n for n in plan.neffs if n.kernel == both.spec.id and n.config == "trn1")
     assert (shared.memory_mb, shared.cpus) == (2000, 3)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_compile_of_many_layers_is_counted_for_more_memory() -> None:
+    def kernel(layers: int, dtype: str) -> Kernel:
+        weights, x = TensorDesc.make((4096, 14336, 1, 1), dtype), TensorDesc.make((4096, 1, 1, 1), "f32")
+        made = TensorDesc.make((14336, 1, 1, 1), "f32")
+        nodes = [
+            LooseNode("mul_mat", (Loose(f"w{n}", 0, weights), Loose("x", 0, x)), made, {}, escapes=True)
+            for n in range(layers)
+        ]
+        return Kernel(GraphSpec.make(nodes), "matmul")
+
+    def memory(layers: int, dtype: str = "f16", **given: object) -> int:
+        config = CompileConfig.make("trn1", model_type=given.pop("model_type", "generic"))
+        (neff,) = Plan.merge([Request("m", (kernel(layers, dtype),), (config,), **given)]).neffs  # type: ignore[arg-type]
+        return neff.memory_mb
+
+    assert memory(1) == memory(3, model_type="transformer") == TARGETS["trn1"].memory_per_compile_mb
+    # 3584 tiles of weights, 2 instructions for each, and 896 products: 1.5 times that, and 20 KiB for each.
+    assert memory(100) == 1024 + int(100 * (2 * 3584 + 896) * 1.5 * 20 / 1024)
+    assert memory(100, model_type="transformer") == 1024 + int(100 * (2 * 3584 + 896) * 1.5 * 12 / 1024)
+    assert memory(100, "q4_K") > 1.9 * memory(100)
+    assert memory(100, memory_mb=2000) == 2000
 
 
 def test_settings_other_than_the_defaults_have_a_key_of_their_own() -> None:

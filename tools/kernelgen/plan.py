@@ -7,7 +7,6 @@ as JSON whose bytes depend on the manifests' meaning alone. Nothing here imports
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,16 +15,15 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.types import TYPES
 from kernelgen.languages import DEFAULT, built_id
+from kernelgen.spec import products
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json
 from kernelgen.spec.op_kernel import spec_json
 from kernelgen.spec.source_kernel import SourceSpec, own_target
-from kernelgen.targets import COMPILE_KB, COMPILE_MB, PARTITIONS, SIMULATOR_MEMORY_MB, TARGETS, Target
+from kernelgen.targets import COMPILE_KB, COMPILE_MB, SIMULATOR_MEMORY_MB, TARGETS, Target
 
 FORMAT = 1
 """Version of the plan's JSON."""
-_INSTRUCTIONS, _QUANTIZED = 1.5, 3.0
-"""Of a program, for each that has to do with products; with weights that are first made of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,28 +259,22 @@ def _chosen_for(target: str, request: Request) -> tuple[str, ...]:
     return tuple(sorted(kernel.id for kernel in found.values()))
 
 
+def instructions(spec: Spec) -> int:
+    """Returns about how many instructions a group's program has on one physical core, from its products; 0 of another kernel."""
+    return sum(
+        products.instructions(node.op, weights.tensor.ne, TYPES[weights.tensor.dtype].quantized, node.output.ne)
+        for node in (spec.nodes if isinstance(spec, GraphSpec) else ())
+        if node.inputs and (weights := node.inputs[0]) is not None
+    )
+
+
 def _memory_mb(spec: Spec, config: CompileConfig, target: Target) -> int:
     """Returns what a compile is counted for where its manifest does not say it, in MiB.
 
-    That is the target's figure, and more where a group has the products of many layers or of many experts: their instructions as
-    `kernelgen.hlo.estimate` counts them, without the HLO.
+    That is the target's figure, and more where a group has the products of many layers or of many experts.
     """
-    instructions = 0.0
-    for node in spec.nodes if isinstance(spec, GraphSpec) else ():
-        if node.op not in ("mul_mat", "mul_mat_id") or node.inputs[0] is None:
-            continue
-        weights = node.inputs[0].tensor
-        inner, columns, experts, _ = weights.ne
-        rows, batch = node.output.ne[1], math.prod(node.output.ne[2:])
-        if node.op == "mul_mat_id":  # matrices of experts, of which some have several parts of the rows
-            batch = min(2 * experts, rows * batch)
-            rows = math.ceil(math.prod(node.output.ne[1:]) / batch)
-        few, many = math.ceil(min(rows, columns) / PARTITIONS), math.ceil(max(rows, columns) / 512)
-        # Products, and two instructions to transpose a tile of weights.
-        products = batch * math.ceil(inner / PARTITIONS) * (few * many + 2 * math.ceil(columns / PARTITIONS))
-        instructions += products * (_QUANTIZED if TYPES[weights.dtype].quantized else _INSTRUCTIONS)
     kilobytes = COMPILE_KB.get(config.model_type, COMPILE_KB["generic"])
-    return max(target.memory_per_compile_mb, COMPILE_MB + int(instructions * kilobytes / 1024))
+    return max(target.memory_per_compile_mb, COMPILE_MB + instructions(spec) * kilobytes // 1024)
 
 
 def _built_for(kernel: Kernel, targets: set[str]) -> Kernel:

@@ -79,6 +79,8 @@ PARTITIONS = 128
 """Partitions of SBUF and of PSUM, on all targets."""
 INSTRUCTION_BYTES = 64
 """Of an engine's stream of instructions, in a NEFF and in memory."""
+MAX_INSTRUCTIONS = 5_000_000
+"""Instructions of a physical core that neuronx-cc takes without `--internal-max-instruction-limit`: NCC_EBVF030."""
 COMPILE_MB = 1024
 COMPILE_KB = MappingProxyType({"generic": 20, "transformer": 12})
 """Host memory of a compile: MiB, and KiB for each instruction, by `--model-type`. From compiles of layers of 0.5 to 2.5 million

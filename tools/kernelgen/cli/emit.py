@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +23,9 @@ from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import hlo_file, notes_file
 from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json, spec_ops
 from kernelgen.spec.source_kernel import SourceSpec
+
+if TYPE_CHECKING:
+    from kernelgen.lowering.emission import Emission
 
 
 @click.command(short_help="Write the HLO of kernels.")
@@ -140,18 +144,26 @@ def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
     return path
 
 
-def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
+def emitted(kernel: Kernel, catalog: Catalog) -> Emission:
+    """Returns a kernel's HLO. What its emitter prints goes to standard error: a command's own output is on the other stream.
+
+    Raises:
+        KernelgenError: the emitter refuses it.
+    """
     from kernelgen.lowering import emission
 
-    path = (output / hlo_file(kernel.id)).absolute()
-    # The paths are what this command prints: what an emitter prints goes to the other stream.
     with contextlib.redirect_stdout(sys.stderr):
-        made = emission.emit(
+        return emission.emit(
             catalog.emitters(kernel),
             kernel.spec,
             targets=kernel.targets,
             prebuilt=catalog.prebuilt_of(kernel),
         )
+
+
+def _emit(kernel: Kernel, catalog: Catalog, output: Path) -> Path:
+    path = (output / hlo_file(kernel.id)).absolute()
+    made = emitted(kernel, catalog)
     fileio.write_bytes(path, made.hlo)
     if kernel.noted:
         fileio.write_bytes(path.with_name(notes_file(kernel.id)), canonical_json(made.notes).encode())

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kernelgen.cli.emit import emitted
 from kernelgen.cli.units import binary_size
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.hlo.estimate import MAX_DESCRIPTORS, MAX_INSTRUCTIONS, Estimate, estimate
+from kernelgen.hlo.estimate import MAX_DESCRIPTORS, Estimate, estimate
 from kernelgen.plan import Kernel, Plan
 from kernelgen.spec.graph_kernel import GraphSpec, Spec
 from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import MAX_INSTRUCTIONS
 
 LIMITS = (
     ("instructions", "total", MAX_INSTRUCTIONS, "neuronx-cc takes"),
@@ -56,15 +56,9 @@ def estimates(plan: Plan, catalog: Catalog) -> Iterator[EstimatedKernel]:
     Raises:
         KernelgenError: a kernel is refused by its emitter, or what it emits is no HLO.
     """
-    from kernelgen.lowering import emission
-
     configs = {config.key: config for config in plan.configs}
     for kernel in plan.kernels:
-        # What is printed to standard output is the table.
-        with contextlib.redirect_stdout(sys.stderr):
-            made = emission.emit(
-                catalog.emitters(kernel), kernel.spec, targets=kernel.targets, prebuilt=catalog.prebuilt_of(kernel)
-            )
+        made = emitted(kernel, catalog)
         for neff in plan.neffs:
             if neff.kernel == kernel.id:
                 config = configs[neff.config]
@@ -89,7 +83,7 @@ def _would_do(spec: Spec, factor: float) -> str:
     tokens = max((tensor.ne[1] for tensor in _results(spec)), default=1)
     fewer = 1 << max(int(tokens / factor).bit_length() - 1, 0)
     if tokens > 1 and tokens / factor >= 1:
-        return f"{fewer} tokens in place of {tokens} would do, or fewer layers in one kernel"
+        return f"{fewer} {'token' if fewer == 1 else 'tokens'} in place of {tokens} would do, or fewer layers in one kernel"
     return "no number of tokens would do: fewer layers in one kernel, or smaller weights"
 
 

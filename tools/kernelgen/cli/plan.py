@@ -11,9 +11,10 @@ import click
 from kernelgen import manifest
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.plan import Kernel, Plan
+from kernelgen.plan import Kernel, Plan, instructions
 from kernelgen.spec.graph_kernel import GraphSpec, Spec
 from kernelgen.spec.source_kernel import SourceSpec
+from kernelgen.targets import MAX_INSTRUCTIONS
 
 
 @click.command(short_help="Print the kernels, compiles and bundles that manifests ask for.")
@@ -51,7 +52,22 @@ def command(
     if estimated:
         _print_estimates(plan, catalog, only)
         return
+    for text in _too_long(plan):
+        click.echo(f"warning: {text}", err=True)
     click.echo(plan.to_json() if output_format == "json" else _table(plan), nl=False)
+
+
+def _too_long(plan: Plan) -> list[str]:
+    """Returns a line for each group whose products alone may be more than half of what neuronx-cc takes."""
+    cores = {config.key: config.lnc for config in plan.configs}
+    specs = {kernel.id: kernel.spec for kernel in plan.kernels}
+    found = [(n, instructions(specs[n.kernel]) // cores[n.config]) for n in plan.neffs]
+    return [
+        f"kernel {neff.kernel} for {neff.config}: its products may take {count:,} instructions, and neuronx-cc takes "
+        f"{MAX_INSTRUCTIONS:,}: fewer layers or fewer tokens; `kernelgen plan --estimate` looks at the HLO"
+        for neff, count in found
+        if count > MAX_INSTRUCTIONS / 2
+    ]
 
 
 def _print_estimates(plan: Plan, catalog: Catalog, only: str | None) -> None:

@@ -9,17 +9,49 @@ import click
 from kernelgen import manifest
 from kernelgen.cli import options
 from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
+from kernelgen.plan import Plan
 
 
 @click.command(short_help="Check manifests and report every mistake.")
 @options.manifests_argument
 @options.kernels_option
-def command(manifests: tuple[Path, ...], catalog: Catalog) -> None:
+@click.option("--lint", "linted", is_flag=True, help="Emit the kernels, too, and check what neuronx-cc would be given.")
+def command(manifests: tuple[Path, ...], catalog: Catalog, linted: bool) -> None:
     """Check manifests and report every mistake with its file, line and column.
 
-    For right ones, print the number of distinct kernels and the targets.
+    For right ones, print the number of distinct kernels and the targets. With --lint, what neuronx-cc is known to refuse in a
+    kernel's HLO is a mistake, too, for each target and its settings, and what it may not do as meant is a warning.
     """
-    for request in manifest.load(manifests, catalog):
+    requests = manifest.load(manifests, catalog)
+    if linted:
+        _lint(Plan.merge(requests), catalog)
+    for request in requests:
         count = len({kernel.spec.id for kernel in request.kernels})
         targets = ", ".join(config.target for config in request.configs)
         click.echo(f"{request.name}: {count} {'kernel' if count == 1 else 'kernels'} for {targets}")
+
+
+def _lint(plan: Plan, catalog: Catalog) -> None:
+    from kernelgen.cli.emit import emitted
+    from kernelgen.compilers.base import refuse_unsupported
+
+    configs = {config.key: config for config in plan.configs}
+    settings: dict[str, list[str]] = {}
+    for neff in plan.neffs:
+        settings.setdefault(neff.kernel, []).append(neff.config)
+    mistakes: dict[Diagnostic, None] = {}
+    for kernel in plan.kernels:
+        try:
+            hlo = emitted(kernel, catalog).hlo
+        except KernelgenError as error:
+            mistakes |= dict.fromkeys(error.diagnostics)
+            continue
+        for key in settings[kernel.id]:
+            try:
+                for text in refuse_unsupported(hlo, configs[key], kernel.id):
+                    click.echo(f"warning: {text}", err=True)
+            except KernelgenError as error:
+                mistakes |= dict.fromkeys(error.diagnostics)
+    if mistakes:
+        raise KernelgenError(mistakes, exit_code=EXIT_FAILED)

@@ -20,8 +20,6 @@ from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
 from kernelgen.hlo.linted import LintedModule, integers, size
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, INSTRUCTION_BYTES, PARTITIONS, TARGETS
 
-MAX_INSTRUCTIONS = 5_000_000
-"""Instructions of a physical core that neuronx-cc takes without `--internal-max-instruction-limit`: NCC_EBVF030."""
 MAX_DESCRIPTORS = 16_777_200
 """DMA descriptors of a ring that the runtime loads: "Descriptor limit reached"."""
 RING_BYTES = 32

@@ -17,7 +17,7 @@ from kernelgen.hlo import lint_mistakes as mistakes
 from kernelgen.hlo import lint_mx, proto
 from kernelgen.hlo import lint_published as published
 from kernelgen.hlo.linted import LintedModule, element_type, shapes
-from kernelgen.targets import TARGETS, Target
+from kernelgen.targets import MAX_INSTRUCTIONS, TARGETS, Target
 
 MAX_ID = 2**31 - 1
 
@@ -263,7 +263,7 @@ def _instructions(m: LintedModule, target: Target | None) -> Iterator[tuple[Any,
     assert target is not None
     if not any(flag.startswith(_INSTRUCTION_LIMIT) for flag in m.flags):
         total = estimates.estimate(m, target.name, m.lnc).total
-        if total > estimates.MAX_INSTRUCTIONS:
+        if total > MAX_INSTRUCTIONS:
             yield None, f"about {total / 1e6:.1f} million instructions"
 
 

@@ -10,15 +10,49 @@ from dataclasses import dataclass, field
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES
 from kernelgen.model import repeats
 from kernelgen.model.formulas import Fitter, Formula
 from kernelgen.model.graphs import At, Graph, Shape
 from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, TensorFormula, fit_tensor
 from kernelgen.model.repeats import Segment
 from kernelgen.model.sizes import NAMES
+from kernelgen.spec import products
 from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.targets import MAX_INSTRUCTIONS
 
 Cut = Callable[[Graph], list[Segment]]
+
+
+def _steps(graph: Graph) -> list[Segment]:
+    """Returns a whole graph as one segment, or as few whole layers together as neuronx-cc takes the instructions of."""
+    found: list[Segment] = []
+    for segment in repeats.whole(graph):
+        parts = [p for p in repeats.layers(graph) if segment.start <= p.start and p.end <= segment.end]
+        counts = [_instructions(graph, part) for part in parts]
+        if sum(counts) <= MAX_INSTRUCTIONS or sum(map(len, parts)) != len(segment):
+            found.append(segment)
+            continue
+        held = 0
+        for part, count in zip(parts, counts, strict=True):
+            if held and held + count <= MAX_INSTRUCTIONS:
+                found[-1] = Segment(found[-1].start, part.end)
+                held += count
+            else:
+                found.append(part)
+                held = count
+    return found
+
+
+def _instructions(graph: Graph, segment: Segment) -> int:
+    count = 0
+    for node in graph.nodes[segment.start : segment.end]:
+        weights = node.inputs[0] if node.inputs else None
+        if weights is not None:
+            quantized = TYPES[weights.dtype].quantized
+            count += products.instructions(node.op, weights.ne, quantized, node.output.ne)
+    return count
+
 
 FUSE = ("layer", "layers:N", "step", "none")
 """How graphs are cut, as `kernelgen model --fuse` says it."""
@@ -32,7 +66,7 @@ def cut_of(fuse: str) -> Cut | None:
     """
     if match := re.fullmatch(r"layers:0*([1-9][0-9]{0,3})", fuse):
         return functools.partial(repeats.layers, at_once=int(match[1]))
-    cuts: Mapping[str, Cut | None] = {"layer": repeats.layers, "step": repeats.whole, "none": None}
+    cuts: Mapping[str, Cut | None] = {"layer": repeats.layers, "step": _steps, "none": None}
     if fuse not in cuts:
         raise ValueError(f"{fuse!r} is not one of {', '.join(FUSE)}, with N from 1 to 9999")
     return cuts[fuse]

@@ -27,7 +27,7 @@ def run(arguments: Arguments) -> None:
     hlos = [Path(path) for path in arguments["hlo"]]
     configs = [CompileConfig.from_flags(json.loads(flags)) for flags in arguments["flags"]]
     if len(hlos) != len(configs):
-        raise KernelgenError(f"lint: {len(hlos)} HLO and {len(configs)} --flags")
+        raise KernelgenError(f"lint: {len(hlos)} HLO, and the flags of {len(configs)}")
     warn(refuse_unsupported_hlo(hlos, configs))
     fileio.write_bytes(one(arguments, "stamp"), b"")
 
