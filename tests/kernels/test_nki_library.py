@@ -84,9 +84,9 @@ def emitted(kernel, targets):
 
 @pytest.mark.parametrize("targets", [("trn1",), ("trn2",), ("trn1", "trn2")], ids="+".join)
 @pytest.mark.parametrize("name", ["mul_mat f16", "mul_mat q8_0", "prompt", "one token"])
-def test_a_kernel_in_nki_has_one_sum_per_tile_of_psum_on_every_target(name, targets):
+def test_a_kernel_in_nki_has_nothing_that_devices_or_their_tracer_were_seen_to_refuse(name, targets):
     notes = emitted(CASES[name][0], targets).notes["nki"]
-    assert [note for note in notes if "accumulate" in note] == []
+    assert [note for note in notes if "accumulate" in note or "sums share" in note or "AWS's tracer" in note] == []
 
 
 def test_every_product_of_a_kernel_in_nki_says_whether_it_adds():

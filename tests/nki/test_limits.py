@@ -534,7 +534,7 @@ NEEDS = [
     (lambda x: nisa.dma_transpose(sbuf(8, 16), sbuf(16, 8)), "dma_transpose from SBUF, not from HBM,", ""),
     (
         lambda x: nisa.dma_transpose(half(8, 16), halves(vector_offset=sbuf(16, 1, dtype=np.uint32))),
-        "dma_transpose of rows that a tile names .dma_gather_transpose.",
+        "dma_transpose of rows that a tile names .DmaGatherTranspose.",
         "",
     ),
     (

@@ -17,7 +17,7 @@ from nki_interpreter.errors import is_own
 
 REFUSED = {
     "comprehension": "a comprehension",
-    "keys": "a dictionary with a key that is no text ('in' expected ... (str, dict))",
+    "keys": "a dictionary with a key that is no text (expected (str, dict))",
     "expansion": "`**` in a call (keyword expansion is not supported)",
     "partial": "functools.partial",
     "inner": "a call of an inner function in the body of a device's loop (inner functions can only be used as fori_loop/while_loop "

@@ -153,7 +153,7 @@ def dma_transpose(
         if src.on_chip:
             needs(nc_version.gen3, "dma_transpose from SBUF, not from HBM,")
         if src.dynamic:
-            needs(nc_version.gen3, "dma_transpose of rows that a tile names (dma_gather_transpose)")
+            needs(nc_version.gen3, "dma_transpose of rows that a tile names (DmaGatherTranspose)")
         if current().check:
             _transposable(src, getattr(dge_mode, "name", "unknown"))
     skips = _skips(oob_mode)
