@@ -6,23 +6,23 @@
 #include "select/unfused_attention.h"
 
 #include <algorithm>
-#include <utility>
+#include <cstddef>
 
 // Returns whether the last candidates are the nodes of attention, and whether no other node uses what is between them.
-static bool is_whole_attention(const ggml_cgraph *             cgraph,
-                               std::vector<neuron_candidate> & candidates,
-                               const neuron_attention &        attention) {
+static bool is_whole_attention(const ggml_cgraph *                   cgraph,
+                               const std::vector<neuron_candidate> & candidates,
+                               const neuron_attention &              attention) {
     const size_t n = attention.nodes.size();
     for (size_t k = 0; k < n; k++) {
         if (candidates.size() < n) {
             return false;
         }
-        const std::vector<int> & nodes = candidates[candidates.size() - n + k].group().nodes;
-        const ggml_tensor *      node  = cgraph->nodes[nodes.back()];
-        if (node != attention.nodes[k].node || nodes.size() != 1) {
+        const neuron_candidate & c    = candidates[candidates.size() - n + k];
+        const ggml_tensor *      node = cgraph->nodes[c.node];
+        if (node != attention.nodes[k].node || !c.group().nodes.empty()) {
             return false;
         }
-        const bool seen = (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, nodes.back()) != 1;
+        const bool seen = (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, c.node) != 1;
         if (seen && k + 1 < n) {
             return false;
         }
@@ -38,23 +38,25 @@ static bool is_whole_attention(const ggml_cgraph *             cgraph,
 static void find_attention(const neuron_kernel_store &     kernels,
                            const ggml_cgraph *             cgraph,
                            std::vector<neuron_candidate> & candidates) {
-    ggml_tensor * node      = cgraph->nodes[candidates.back().group().last()];
-    const auto    attention = neuron_ends_attention(node) ? neuron_attention_to(node, false) : nullptr;
+    const ggml_tensor * node      = cgraph->nodes[candidates.back().node];
+    const auto          attention = neuron_ends_attention(node) ? neuron_attention_to(node, false) : nullptr;
     if (!attention || !is_whole_attention(cgraph, candidates, *attention)) {
         return;
     }
     const auto begin = candidates.end() - (std::ptrdiff_t) attention->nodes.size();
-    const bool alone = std::all_of(begin, candidates.end(), [](neuron_candidate & c) { return (bool) c.group(); });
+    const bool alone =
+        std::all_of(begin, candidates.end(), [](const neuron_candidate & c) { return (bool) c.group(); });
     if (alone || !kernels.select(*attention)) {
         return;
     }
-    neuron_group whole           = std::move(attention->group);
-    whole.results.front().tensor = node;
+    const int last = candidates.back().node;
     for (auto c = begin; c != candidates.end(); ++c) {
-        whole.nodes.push_back(c->group().last());
+        attention->group.nodes.push_back(c->node);
     }
     candidates.erase(begin, candidates.end());
-    candidates.push_back({ std::move(whole) });
+    candidates.push_back({
+        last, { attention, &attention->group }
+    });
 }
 
 // Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
@@ -65,54 +67,27 @@ std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *        
     candidates.reserve((size_t) cgraph->n_nodes);
     auto found = groups.groups.begin();
     for (int i = 0; i < cgraph->n_nodes; i++) {
-        ggml_tensor * node = cgraph->nodes[i];
+        const ggml_tensor * node = cgraph->nodes[i];
         if (!neuron_is_work(node)) {
             continue;
         }
         if (found != groups.groups.end() && found->first() == i) {
-            candidates.push_back({ {}, &*found });
             i = found->last();
+            candidates.push_back({ i, nullptr, &*found });
             ++found;
             continue;
         }
-        candidates.push_back({ kernels.answer(node)->group });
-        neuron_group & group = candidates.back().own;
-        group.nodes          = { i };
-        if (group) {
-            group.set_sources(node);
-            group.results.front().tensor = node;
-        }
+        const auto answer = kernels.answer(node);
+        candidates.push_back({
+            i, { answer, &answer->group }
+        });
         find_attention(kernels, cgraph, candidates);
     }
-    for (neuron_candidate & c : candidates) {
-        const ggml_tensor * node = cgraph->nodes[c.group().last()];
+    for (const neuron_candidate & c : candidates) {
+        const ggml_tensor * node = cgraph->nodes[c.node];
         if (!c.group() && !neuron_is_zero(node)) {
             neuron_note_missing(node);
         }
     }
     return candidates;
-}
-
-size_t neuron_place_masks(std::vector<neuron_candidate> & candidates) {
-    std::vector<const neuron_group_slot *> placed;
-    size_t                                 size = 0;
-    for (neuron_candidate & c : candidates) {
-        for (neuron_group_slot & slot : c.group().slots) {
-            if (!slot.mask) {
-                continue;
-            }
-            const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_group_slot * other) {
-                return other->mask == slot.mask && other->room.columns == slot.room.columns &&
-                       other->room.rows == slot.room.rows;
-            });
-            if (same != placed.end()) {
-                slot.mask_offset = (*same)->mask_offset;
-                continue;
-            }
-            slot.mask_offset = size;
-            size             = GGML_PAD(size + slot.room.size, NEURON_ALIGNMENT);
-            placed.push_back(&slot);
-        }
-    }
-    return size;
 }

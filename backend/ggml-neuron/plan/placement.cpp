@@ -2,6 +2,40 @@
 
 #include <algorithm>
 
+static const ggml_tensor * mask_of(const neuron_group_slot & slot, const ggml_tensor * source) {
+    return slot.mask ? slot.mask : slot.tensor ? slot.tensor : source;
+}
+
+// Returns the place that a mask has with as much room.
+static std::vector<neuron_mask_place>::const_iterator find_mask(const std::vector<neuron_mask_place> & masks,
+                                                                const ggml_tensor *                    mask,
+                                                                const neuron_group_room &              room) {
+    return std::find_if(masks.begin(), masks.end(), [&](const neuron_mask_place & m) {
+        return m.mask == mask && m.columns == room.columns && m.rows == room.rows;
+    });
+}
+
+size_t neuron_place_masks(const ggml_cgraph *                   cgraph,
+                          const std::vector<neuron_candidate> & candidates,
+                          std::vector<neuron_mask_place> &      masks) {
+    size_t size = 0;
+    for (const neuron_candidate & c : candidates) {
+        const std::vector<neuron_group_slot> & slots = c.group().slots;
+        for (size_t i = 0; i < slots.size(); i++) {
+            const neuron_group_room & room = slots[i].room;
+            if (room.kind != neuron_group_room::MASK) {
+                continue;
+            }
+            const ggml_tensor * mask = mask_of(slots[i], i < GGML_MAX_SRC ? cgraph->nodes[c.node]->src[i] : nullptr);
+            if (find_mask(masks, mask, room) == masks.end()) {
+                masks.push_back({ mask, room.columns, room.rows, size });
+                size = GGML_PAD(size + room.size, NEURON_ALIGNMENT);
+            }
+        }
+    }
+    return size;
+}
+
 bool neuron_placement::overlap(const operand & a, const operand & b) {
     return a.tensor && b.tensor && a.begin() < b.begin() + b.home.size && b.begin() < a.begin() + a.home.size;
 }
@@ -32,22 +66,29 @@ bool neuron_placement::add(const neuron_core &       core,
     return true;
 }
 
-bool neuron_placement::add_slot(const neuron_core & core, neuron_locate_t locate, const neuron_group_slot & slot) {
+bool neuron_placement::add_slot(const neuron_core &                    core,
+                                neuron_locate_t                        locate,
+                                const neuron_group_slot &              slot,
+                                ggml_tensor *                          source,
+                                const std::vector<neuron_mask_place> & places) {
+    ggml_tensor *             t    = slot.tensor ? slot.tensor : source;
     const neuron_group_room & room = slot.room;
     // where the cache goes on, it has what kernels have
     const size_t              size = room.kind == neuron_group_room::CELLS ? room.size : slot.size;
     const size_t              rows = room.kind == neuron_group_room::ROWS ? room.size : size;
-    const bool                ends = !slot.tensor || slot.offset + slot.size <= ggml_nbytes(slot.tensor);
-    if (!ends || !add(core, locate, &slot, slot.tensor, size, rows)) {
+    const bool                ends = !t || slot.offset + slot.size <= ggml_nbytes(t);
+    if (!ends || !add(core, locate, &slot, t, size, rows)) {
         return false;
     }
-    if (slot.mask) {
-        neuron_operand from;
-        if (!locate(core, slot.mask, from)) {
+    if (room.kind == neuron_group_room::MASK) {
+        const ggml_tensor * mask = mask_of(slot, source);
+        neuron_operand      from;
+        if (!locate(core, mask, from)) {
             return false;
         }
-        operands.back().where = { nullptr, slot.mask_offset, room.size };
-        masks.push_back({ slot.mask, from, operands.back().where, room.columns, room.rows });
+        const auto place      = find_mask(places, mask, room);
+        operands.back().where = { nullptr, place == places.end() ? 0 : place->offset, room.size };
+        masks.push_back({ mask, from, operands.back().where, room.columns, room.rows });
     }
     return true;
 }
@@ -137,26 +178,30 @@ void neuron_placement::take_scratch(const neuron_group & group) {
     }
 }
 
-std::string neuron_placement::place(const neuron_core &  core,
-                                    neuron_locate_t      locate,
-                                    const ggml_tensor *  node,
-                                    const neuron_group & group,
-                                    size_t               begin) {
+std::string neuron_placement::place(const neuron_core &                    core,
+                                    neuron_locate_t                        locate,
+                                    ggml_tensor *                          node,
+                                    const neuron_group &                   group,
+                                    const std::vector<neuron_mask_place> & places,
+                                    size_t                                 begin) {
     const auto missing = [node](const ggml_tensor * t) {
         return std::string("a tensor of ") + ggml_op_desc(node) + ", " + t->name +
                ", is neither on this NeuronCore nor in host memory";
     };
     end = begin;
     operands.reserve(group.slots.size() + group.results.size());
-    for (const neuron_group_slot & slot : group.slots) {
-        if (!add_slot(core, locate, slot)) {
-            return missing(slot.tensor);
+    for (size_t i = 0; i < group.slots.size(); i++) {
+        const neuron_group_slot & slot   = group.slots[i];
+        ggml_tensor *             source = i < GGML_MAX_SRC ? node->src[i] : nullptr;
+        if (!add_slot(core, locate, slot, source, places)) {
+            return missing(slot.tensor ? slot.tensor : source);
         }
     }
     for (const neuron_group_result & result : group.results) {
-        const size_t size = ggml_nbytes(result.tensor);
-        if (!add(core, locate, nullptr, result.tensor, size, std::max(size, result.size))) {
-            return missing(result.tensor);
+        ggml_tensor * t    = result.tensor ? result.tensor : node;
+        const size_t  size = ggml_nbytes(t);
+        if (!add(core, locate, nullptr, t, size, std::max(size, result.size))) {
+            return missing(t);
         }
     }
     const ggml_tensor * changed = nullptr;
@@ -200,10 +245,10 @@ bool neuron_placement::bind(neuron_core &        core,
                             neuron_planned &     planned,
                             std::string &        message,
                             bool &               broken) const {
-    const size_t                n_slots = group.slots.size();
-    std::vector<neuron_operand> parts;  // of a piece: what it reads, and then what it computes
-    size_t                      turn = 0;
-    parts.reserve(operands.size());
+    const size_t                             n_slots = group.slots.size();
+    thread_local std::vector<neuron_operand> parts;  // of a piece: what it reads, and then what it computes
+    size_t                                   turn = 0;
+    parts.clear();
     for (const neuron_group_piece & piece : group.pieces) {
         const auto add_part = [&](size_t i, size_t row) {
             neuron_operand part = operands[i].where;

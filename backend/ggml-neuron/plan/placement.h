@@ -8,8 +8,18 @@
 #include "select/group.h"
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+// A mask made longer, by what it depends on.
+struct neuron_mask_place {
+    const ggml_tensor * mask;
+    int64_t             columns;
+    int64_t             rows;
+    size_t              offset;  // in scratch memory
+};
 
 // Where a group's slots, and then its results, are.
 class neuron_placement {
@@ -17,12 +27,14 @@ class neuron_placement {
     // Places them, those in host memory and those that are moved in scratch memory from `begin` on, which all groups of a graph use.
     // Returns "", or why a launch would not compute what the nodes do: some are on no memory of the core and its host, or overlap.
     //
-    // node  the last one
-    std::string place(const neuron_core &  core,
-                      neuron_locate_t      locate,
-                      const ggml_tensor *  node,
-                      const neuron_group & group,
-                      size_t               begin);
+    // node    the last one
+    // places  of masks that are made longer
+    std::string place(const neuron_core &                    core,
+                      neuron_locate_t                        locate,
+                      ggml_tensor *                          node,
+                      const neuron_group &                   group,
+                      const std::vector<neuron_mask_place> & places,
+                      size_t                                 begin);
 
     size_t scratch() const { return end; }
 
@@ -43,7 +55,7 @@ class neuron_placement {
         size_t                    offset = 0;        // in the tensor
         const neuron_group_slot * slot   = nullptr;  // NULL of a result
 
-        bool is_long_mask() const { return slot && slot->mask; }
+        bool is_long_mask() const { return slot && slot->room.kind == neuron_group_room::MASK; }
 
         // Returns an address, whatever the memory.
         const char * begin() const { return (const char *) tensor->data + offset; }
@@ -56,7 +68,11 @@ class neuron_placement {
                         ggml_tensor *             t,
                         size_t                    size,
                         size_t                    in_kernel);
-    bool            add_slot(const neuron_core & core, neuron_locate_t locate, const neuron_group_slot & slot);
+    bool            add_slot(const neuron_core &                    core,
+                             neuron_locate_t                        locate,
+                             const neuron_group_slot &              slot,
+                             ggml_tensor *                          source,
+                             const std::vector<neuron_mask_place> & places);
     bool            keep_apart(const neuron_group & group, const ggml_tensor *& changed);
     const operand * shared_with(const neuron_group & group, size_t i) const;
     void            take_scratch(const neuron_group & group);
@@ -70,11 +86,12 @@ class neuron_placement {
 
 // A node that has to be computed, or a group of nodes or attention, and what computes it.
 struct neuron_candidate {
-    neuron_group     own;
-    neuron_group *   found = nullptr;  // one of neuron_groups in place of it
-    neuron_placement placement;
+    int                                 node;             // in cgraph->nodes; the last one
+    std::shared_ptr<const neuron_group> known;            // of a node or attention
+    neuron_group *                      found = nullptr;  // one of neuron_groups in place of it
+    neuron_placement                    placement;
 
-    neuron_group & group() { return found ? *found : own; }
+    const neuron_group & group() const { return found ? *found : *known; }
 };
 
 // Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
@@ -83,4 +100,6 @@ std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *        
                                                      neuron_groups &             groups);
 
 // Gives the masks that groups need longer their places in scratch memory, from its beginning; returns how much they take.
-size_t neuron_place_masks(std::vector<neuron_candidate> & candidates);
+size_t neuron_place_masks(const ggml_cgraph *                   cgraph,
+                          const std::vector<neuron_candidate> & candidates,
+                          std::vector<neuron_mask_place> &      masks);

@@ -19,15 +19,15 @@ void neuron_repeat_rows(const neuron_operand & operand, size_t own, size_t perio
 }
 
 // locked. Binds what computes a candidate, or leaves it to the CPU and marks it as one that can't be bound.
-static void bind_one(neuron_core &      core,
-                     neuron_memory *    scratch,
-                     neuron_fusion &    fusion,
-                     neuron_candidate & c,
-                     neuron_planned &   planned,
-                     bool &             whole) {
-    neuron_group & group = c.group();
-    std::string    message;
-    bool           broken = false;
+static void bind_one(neuron_core &            core,
+                     neuron_memory *          scratch,
+                     neuron_fusion &          fusion,
+                     const neuron_candidate & c,
+                     neuron_planned &         planned,
+                     bool &                   whole) {
+    const neuron_group & group = c.group();
+    std::string          message;
+    bool                 broken = false;
     if (c.placement.bind(core, fusion, scratch, group, planned, message, broken)) {
         return;
     }
@@ -40,8 +40,10 @@ static void bind_one(neuron_core &      core,
     } else if (!group.fused) {
         NEURON_LOG("memory is missing; computing %s on the CPU\n", op);
     }
+    if (c.found) {
+        c.found->unusable = true;
+    }
     whole            = whole && broken;
-    group.unusable   = true;
     planned.unusable = broken;
     planned.launches.clear();
 }
@@ -63,12 +65,12 @@ static void share_masks(neuron_plan & plan) {
 }
 
 // locked
-static enum ggml_status bind_all(neuron_core &                   core,
-                                 neuron_memory *                 scratch,
-                                 const ggml_cgraph *             cgraph,
-                                 neuron_fusion &                 fusion,
-                                 std::vector<neuron_candidate> & candidates,
-                                 neuron_plan &                   plan) {
+static enum ggml_status bind_all(neuron_core &                         core,
+                                 neuron_memory *                       scratch,
+                                 const ggml_cgraph *                   cgraph,
+                                 neuron_fusion &                       fusion,
+                                 const std::vector<neuron_candidate> & candidates,
+                                 neuron_plan &                         plan) {
     // Binding may destroy older bound launches, and the ones of this plan with them: then once more, from the beginning.
     for (int attempt = 0; attempt < 2; attempt++) {
         plan.epoch         = core.epoch;
@@ -76,13 +78,18 @@ static enum ggml_status bind_all(neuron_core &                   core,
         plan.whole         = true;
         plan.nodes.clear();
         plan.nodes.reserve(candidates.size());
-        for (neuron_candidate & c : candidates) {
+        for (const neuron_candidate & c : candidates) {
             plan.nodes.emplace_back();
             neuron_planned & planned = plan.nodes.back();
-            planned.members.reserve(c.group().nodes.size());
-            for (const int index : c.group().nodes) {
+            const auto       add     = [&](int index) {
                 planned.members.push_back({ index, cgraph->nodes[index], cgraph->nodes[index]->data });
+            };
+            const std::vector<int> & nodes = c.group().nodes;
+            if (nodes.empty()) {
+                add(c.node);
             }
+            planned.members.reserve(nodes.size());
+            std::for_each(nodes.begin(), nodes.end(), add);
             if (c.group()) {
                 bind_one(core, scratch, fusion, c, planned, plan.whole);
             }
@@ -141,7 +148,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
                                [this](const neuron_group_piece & piece) { return core.is_unusable(piece.kernel); });
         });
         take_out(groups, NEURON_UNGROUPED_MEMORY, plan, [&](const neuron_group & group) {
-            return !neuron_placement().place(core, locate, cgraph->nodes[group.last()], group, 0).empty();
+            return !neuron_placement().place(core, locate, cgraph->nodes[group.last()], group, {}, 0).empty();
         });
     }
     bool whole = true;
@@ -159,15 +166,16 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
 
 // locked. Makes the plan with these groups; those that can't be bound are marked.
 enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan) {
-    std::vector<neuron_candidate> candidates   = neuron_find_candidates(cgraph, kernels, groups);
-    const size_t                  masks_size   = neuron_place_masks(candidates);
-    size_t                        scratch_size = masks_size;
+    std::vector<neuron_candidate>  candidates = neuron_find_candidates(cgraph, kernels, groups);
+    std::vector<neuron_mask_place> masks;
+    const size_t                   masks_size   = neuron_place_masks(cgraph, candidates, masks);
+    size_t                         scratch_size = masks_size;
     for (neuron_candidate & c : candidates) {
         const neuron_group & group = c.group();
         if (!group) {
             continue;
         }
-        const std::string wrong = c.placement.place(core, locate, cgraph->nodes[group.last()], group, masks_size);
+        const std::string wrong = c.placement.place(core, locate, cgraph->nodes[c.node], group, masks, masks_size);
         if (!wrong.empty()) {
             NEURON_ERROR("%s\n", wrong.c_str());
             return GGML_STATUS_FAILED;

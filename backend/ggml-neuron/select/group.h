@@ -15,22 +15,21 @@
 
 // Memory that a group is given.
 struct neuron_group_slot {
-    ggml_tensor * tensor  = nullptr;  // a node's source, or the root of what several nodes use; NULL: an absent source
-    size_t        offset  = 0;        // in the tensor, of what the group uses of it
-    size_t        size    = 0;        // bytes
-    bool          written = false;    // it is changed, besides the results
-    size_t        row     = 0;        // bytes of it for each token of a group in pieces; 0: each piece has all of it
+    ggml_tensor * tensor  = nullptr;     // the root of what its nodes use; NULL: a node's source, if it has it
+    size_t        offset  = 0;           // in the tensor, of what the group uses of it
+    size_t        size    = 0;           // bytes
+    bool          written = false;       // it is changed, besides the results
+    size_t        row     = 0;           // bytes of it for each token of a group in pieces; 0: each piece has all of it
 
-    neuron_group_room   room;         // that kernels have
-    const ggml_tensor * mask        = nullptr;  // where columns are added to it
-    size_t              mask_offset = 0;        // where it is then, in scratch memory
+    neuron_group_room   room;            // that kernels have
+    const ggml_tensor * mask = nullptr;  // where columns are added to it; NULL: the tensor
 };
 
 // What a group computes that is seen outside.
 struct neuron_group_result {
-    ggml_tensor * tensor = nullptr;
-    size_t        size   = 0;  // bytes that kernels have, when more than the tensor's
-    size_t        row    = 0;  // bytes for each token of a group in pieces; 0: each piece has all of it
+    ggml_tensor * tensor = nullptr;  // NULL: the node
+    size_t        size   = 0;        // bytes that kernels have, when more than the tensor's
+    size_t        row    = 0;        // bytes for each token of a group in pieces; 0: each piece has all of it
     int           alias  = NEURON_KERNELS_NO_ALIAS;  // the slot whose memory it shares, of an op in place
 };
 
@@ -47,7 +46,7 @@ struct neuron_group_piece {
 
 // Nodes that one kernel computes, or several some tokens after the other: what is known as a group, or a node or attention alone.
 struct neuron_group {
-    std::vector<int>                 nodes;             // in cgraph->nodes
+    std::vector<int>                 nodes;             // in cgraph->nodes; none: any node like one
     std::vector<neuron_group_slot>   slots;
     std::vector<neuron_group_result> results;           // in the order of the nodes
     std::vector<neuron_group_piece>  pieces;            // in turn; none: nothing computes it
@@ -67,9 +66,6 @@ struct neuron_group {
 
     // Returns whether the tensors that kernels read on are long enough.
     bool has_room() const;
-
-    // Gives the group of a node its sources.
-    void set_sources(const ggml_tensor * node);
 
     // Returns the kernels of all pieces.
     std::vector<neuron_kernel> kernels() const;

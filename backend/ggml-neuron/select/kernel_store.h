@@ -24,7 +24,7 @@ struct neuron_attention;  // select/unfused_attention.h
 
 // What is known of a node by its op and its tensors alone.
 struct neuron_answer {
-    neuron_group group;           // of the node, whose tensors are those of one like it
+    neuron_group group;           // of any node like it
     bool         member = false;  // some group has such a node, or may have it with another number of tokens
 };
 
@@ -40,7 +40,7 @@ class neuron_kernel_store {
     neuron_kernel find(const ggml_tensor * op) const;
 
     // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches. A group
-    // without pieces when nothing does; its results have no tensor yet.
+    // without pieces when nothing does.
     neuron_group select(const ggml_tensor * op) const;
 
     // Returns what `select` does, and whether groups may have the node. It is kept, as ggml's scheduler asks for each node of a graph, each

@@ -30,15 +30,6 @@ std::vector<neuron_kernel> neuron_group::kernels() const {
     return found;
 }
 
-void neuron_group::set_sources(const ggml_tensor * node) {
-    slots.resize((size_t) neuron_n_src(node));
-    for (size_t i = 0; i < slots.size(); i++) {
-        slots[i].tensor = node->src[i];
-        slots[i].size   = node->src[i] ? ggml_nbytes(node->src[i]) : 0;
-        slots[i].mask   = slots[i].room.kind == neuron_group_room::MASK ? node->src[i] : nullptr;
-    }
-}
-
 // Gives a group what kernels of a length, those of its pieces, have of a node's sources and result, or of attention's.
 static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n_more, neuron_group & group) {
     group.other   = true;
@@ -62,7 +53,6 @@ static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n
         neuron_group_slot & slot = group.slots[(size_t) i];
         slot.row                 = row;
         if (i == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more) {
-            slot.mask = slot.tensor;
             slot.room = { neuron_group_room::MASK, size, 0, n_more, group.rows };
         } else if (size != neuron_nbytes(node.tensors[i])) {
             const bool cells = !row && cut.rule->mask >= 0;
@@ -193,9 +183,14 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
     if (bundles.empty()) {
         return group;
     }
-    neuron_signature node = neuron_unhashed_signature_of(op);
+    neuron_signature node         = neuron_unhashed_signature_of(op);
+    const auto       take_sources = [&] {
+        for (int i = 0; i < node.n_src; i++) {
+            group.slots.push_back({ op->src[i], 0, op->src[i] ? ggml_nbytes(op->src[i]) : 0 });
+        }
+    };
     if (const neuron_kernel exact = find(node)) {
-        group.set_sources(op);
+        take_sources();
         for (uint32_t updates = neuron_updates_of(op), i = 0; updates >> i; i++) {
             group.slots[i].written = updates >> i & 1;
         }
@@ -209,7 +204,7 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
     if (!sizes) {
         return group;
     }
-    group.set_sources(op);
+    take_sources();
     std::pair<double, double> bytes;
     int64_t                   of   = -2;  // no length
     const auto                cost = [&](const neuron_sizes & s) {
@@ -279,7 +274,10 @@ std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tens
     g_metrics.looked_for.fetch_add(1, std::memory_order_relaxed);
     const bool member = groups.has_member(neuron_token_of(op)) ||
                         (!exact_only && !groups.empty() && groups.may_have_member(neuron_signature_of(op)));
-    const auto answer = std::make_shared<const neuron_answer>(neuron_answer{ select(op), member });
+    const auto answer = std::make_shared<neuron_answer>(neuron_answer{ select(op), member });
+    for (neuron_group_slot & slot : answer->group.slots) {
+        slot.tensor = nullptr;
+    }
     const std::lock_guard<std::mutex> lock(answers_mutex);
     if (answers.size() >= MAX_ANSWERS) {
         answers.clear();
