@@ -253,10 +253,6 @@ neuron_kernel neuron_kernel_store::find(const neuron_signature & node) const {
     return search(NEURON_KERNELS_NO_ALIAS);
 }
 
-neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
-    return bundles.empty() ? neuron_kernel{} : find(neuron_unhashed_signature_of(op));
-}
-
 neuron_kernel neuron_kernel_store::find_graph(const std::vector<uint64_t> & words) const {
     for (const auto & bundle : bundles) {
         const int32_t number = neuron_kernels_find_words(bundle->handle, words.data(), words.size());

@@ -36,9 +36,6 @@ class neuron_kernel_store {
     // fit, or can't be opened, is reported and left out.
     void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
 
-    // Returns the kernel for a node as it is, or none.
-    neuron_kernel find(const ggml_tensor * op) const;
-
     // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches. A group
     // without pieces when nothing does.
     neuron_group select(const ggml_tensor * op) const;

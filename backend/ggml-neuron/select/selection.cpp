@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <numeric>
 #include <utility>
 
 bool neuron_group::has_room() const {
@@ -61,22 +60,25 @@ static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n
     }
 }
 
-// Returns what is read for any number of tokens, and for each, in bytes.
-static std::pair<double, double> traffic(const neuron_signature & node, const neuron_cut & cut, int64_t n_more) {
+// Returns the bytes that a launch reads for any number of tokens, and those of the rows of all tokens at hand.
+//
+// tokens  the tokens' axis of each source and then the result, or -1
+// bytes   returns those of one of them
+template <typename F>
+static std::pair<double, double> traffic(const neuron_signature & node, const int8_t * tokens, F bytes) {
     double whole = 0;
-    double row   = 0;
+    double rows  = 0;
     for (int i = 0; i <= node.n_src; i++) {
         if (node.tensors[i].type == NEURON_KERNELS_ABSENT) {
             continue;
         }
-        const auto bytes = (double) neuron_nbytes(cut.piece(node, i, 1, n_more));
-        if (cut.axis[i] >= 0) {
-            row += bytes;
-        } else if (i < node.n_src && i != node.alias && (cut.more(i) < 0 || cut.rule->mask >= 0)) {
-            whole += bytes;  // of a table some rows are read, and of what is written to none
+        if (tokens[i] >= 0) {
+            rows += (double) bytes(i);
+        } else if (i < node.n_src && i != node.alias) {  // what is written is not read
+            whole += (double) bytes(i);
         }
     }
-    return { whole, row };
+    return { whole, rows };
 }
 
 // Chooses what computes a node or attention: kernels of its length, else of the next one that there are some of and room for. Returns
@@ -185,6 +187,7 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
     }
     neuron_signature node         = neuron_unhashed_signature_of(op);
     const auto       take_sources = [&] {
+        group.slots.reserve((size_t) node.n_src);
         for (int i = 0; i < node.n_src; i++) {
             group.slots.push_back({ op->src[i], 0, op->src[i] ? ggml_nbytes(op->src[i]) : 0 });
         }
@@ -210,7 +213,10 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
     const auto                cost = [&](const neuron_sizes & s) {
         if (s.n_more != of) {
             of    = s.n_more;
-            bytes = traffic(node, cut, of);
+            bytes = traffic(node, cut.axis, [&](int i) {
+                const bool table = cut.axis[i] < 0 && cut.more(i) >= 0 && cut.rule->mask < 0;
+                return table ? 0 : neuron_nbytes(cut.piece(node, i, 1, of));  // of a table some rows are read
+            });
         }
         return neuron_costs::get().launch(bytes.first, bytes.second, s.n);
     };
@@ -222,7 +228,10 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
         return pieces;
     };
     const bool again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
-    return choose(node, cut, *sizes, true, again, cost, find_it, group) ? group : neuron_group();
+    if (!choose(node, cut, *sizes, true, again, cost, find_it, group)) {
+        group = {};
+    }
+    return group;
 }
 
 // Answers that are kept: nodes of some graphs of a model with several hundred different ones.
@@ -286,29 +295,20 @@ std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tens
     return answer;
 }
 
-// Returns what a launch for a node of attention takes.
-static double launch_of(const neuron_attention & attention, const neuron_attention_node & node, neuron_sizes sizes) {
-    double whole = 0;
-    double rows  = 0;
-    for (int i = 0; i <= node.signature.n_src; i++) {
-        if (node.signature.tensors[i].type == NEURON_KERNELS_ABSENT) {
-            continue;
-        }
-        const auto bytes = (double) neuron_nbytes(attention.piece(node, i, sizes.n, sizes.n_more));
-        (node.tokens[i] >= 0 ? rows : whole) += bytes;
-    }
-    return neuron_costs::get().launch(whole, rows / (double) sizes.n, sizes.n);
-}
-
 bool neuron_kernel_store::select(neuron_attention & attention) const {
     const auto found = heads.find(attention.nodes.front().node->ne[2]);
     if (exact_only || found == heads.end()) {
         return false;
     }
     const auto cost = [&](const neuron_sizes & sizes) {
-        return std::accumulate(
-            attention.nodes.begin(), attention.nodes.end(), 0.0,
-            [&](double sum, const neuron_attention_node & node) { return sum + launch_of(attention, node, sizes); });
+        double sum = 0;
+        for (const neuron_attention_node & node : attention.nodes) {
+            const auto [whole, rows] = traffic(node.signature, node.tokens, [&](int i) {
+                return neuron_nbytes(attention.piece(node, i, sizes.n, sizes.n_more));
+            });
+            sum += neuron_costs::get().launch(whole, rows / (double) sizes.n, sizes.n);
+        }
+        return sum;
     };
     const auto find_all = [&](const neuron_sizes & sizes) {
         std::vector<neuron_group_piece> pieces;
