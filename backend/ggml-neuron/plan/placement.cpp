@@ -2,40 +2,6 @@
 
 #include <algorithm>
 
-static const ggml_tensor * mask_of(const neuron_group_slot & slot, const ggml_tensor * source) {
-    return slot.mask ? slot.mask : slot.tensor ? slot.tensor : source;
-}
-
-// Returns the place that a mask has with as much room.
-static std::vector<neuron_mask_place>::const_iterator find_mask(const std::vector<neuron_mask_place> & masks,
-                                                                const ggml_tensor *                    mask,
-                                                                const neuron_group_room &              room) {
-    return std::find_if(masks.begin(), masks.end(), [&](const neuron_mask_place & m) {
-        return m.mask == mask && m.columns == room.columns && m.rows == room.rows;
-    });
-}
-
-size_t neuron_place_masks(const ggml_cgraph *                   cgraph,
-                          const std::vector<neuron_candidate> & candidates,
-                          std::vector<neuron_mask_place> &      masks) {
-    size_t size = 0;
-    for (const neuron_candidate & c : candidates) {
-        const std::vector<neuron_group_slot> & slots = c.group().slots;
-        for (size_t i = 0; i < slots.size(); i++) {
-            const neuron_group_room & room = slots[i].room;
-            if (room.kind != neuron_group_room::MASK) {
-                continue;
-            }
-            const ggml_tensor * mask = mask_of(slots[i], i < GGML_MAX_SRC ? cgraph->nodes[c.node]->src[i] : nullptr);
-            if (find_mask(masks, mask, room) == masks.end()) {
-                masks.push_back({ mask, room.columns, room.rows, size });
-                size = GGML_PAD(size + room.size, NEURON_ALIGNMENT);
-            }
-        }
-    }
-    return size;
-}
-
 bool neuron_placement::overlap(const operand & a, const operand & b) {
     return a.tensor && b.tensor && a.begin() < b.begin() + b.home.size && b.begin() < a.begin() + a.home.size;
 }
@@ -66,11 +32,10 @@ bool neuron_placement::add(const neuron_core &       core,
     return true;
 }
 
-bool neuron_placement::add_slot(const neuron_core &                    core,
-                                neuron_locate_t                        locate,
-                                const neuron_group_slot &              slot,
-                                ggml_tensor *                          source,
-                                const std::vector<neuron_mask_place> & places) {
+bool neuron_placement::add_slot(const neuron_core &       core,
+                                neuron_locate_t           locate,
+                                const neuron_group_slot & slot,
+                                ggml_tensor *             source) {
     ggml_tensor *             t    = slot.tensor ? slot.tensor : source;
     const neuron_group_room & room = slot.room;
     // where the cache goes on, it has what kernels have
@@ -80,17 +45,12 @@ bool neuron_placement::add_slot(const neuron_core &                    core,
     if (!ends || !add(core, locate, &slot, t, size, rows)) {
         return false;
     }
-    if (room.kind == neuron_group_room::MASK) {
-        const ggml_tensor * mask = mask_of(slot, source);
-        neuron_operand      from;
-        if (!locate(core, mask, from)) {
-            return false;
-        }
-        const auto place      = find_mask(places, mask, room);
-        operands.back().where = { nullptr, place == places.end() ? 0 : place->offset, room.size };
-        masks.push_back({ mask, from, operands.back().where, room.columns, room.rows });
+    if (!operands.back().is_long_mask()) {
+        return true;
     }
-    return true;
+    operands.back().where = { nullptr, 0, room.size };
+    masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.columns, room.rows });
+    return locate(core, masks.back().mask, masks.back().from);
 }
 
 // Moves operands so that no result overlaps what is read, but for the slot whose memory it shares. Returns false where that does not
@@ -178,22 +138,19 @@ void neuron_placement::take_scratch(const neuron_group & group) {
     }
 }
 
-std::string neuron_placement::place(const neuron_core &                    core,
-                                    neuron_locate_t                        locate,
-                                    ggml_tensor *                          node,
-                                    const neuron_group &                   group,
-                                    const std::vector<neuron_mask_place> & places,
-                                    size_t                                 begin) {
+std::string neuron_placement::place(const neuron_core &  core,
+                                    neuron_locate_t      locate,
+                                    ggml_tensor *        node,
+                                    const neuron_group & group) {
     const auto missing = [node](const ggml_tensor * t) {
         return std::string("a tensor of ") + ggml_op_desc(node) + ", " + t->name +
                ", is neither on this NeuronCore nor in host memory";
     };
-    end = begin;
     operands.reserve(group.slots.size() + group.results.size());
     for (size_t i = 0; i < group.slots.size(); i++) {
         const neuron_group_slot & slot   = group.slots[i];
         ggml_tensor *             source = i < GGML_MAX_SRC ? node->src[i] : nullptr;
-        if (!add_slot(core, locate, slot, source, places)) {
+        if (!add_slot(core, locate, slot, source)) {
             return missing(slot.tensor ? slot.tensor : source);
         }
     }
@@ -211,6 +168,25 @@ std::string neuron_placement::place(const neuron_core &                    core,
     }
     take_scratch(group);
     return "";
+}
+
+size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, size_t begin) {
+    auto mask = masks.begin();
+    for (operand & o : operands) {
+        if (!o.is_long_mask()) {
+            continue;
+        }
+        const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
+            return m.mask == mask->mask && m.n_more == mask->n_more && m.rows == mask->rows;
+        });
+        mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
+        if (same == placed.end()) {
+            begin = GGML_PAD(begin + o.where.size, NEURON_ALIGNMENT);
+            placed.push_back(*mask);
+        }
+        ++mask;
+    }
+    return begin;
 }
 
 // Adds the copies around launches that an operand needs.

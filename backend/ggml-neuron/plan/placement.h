@@ -8,33 +8,21 @@
 #include "select/group.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-// A mask made longer, by what it depends on.
-struct neuron_mask_place {
-    const ggml_tensor * mask;
-    int64_t             columns;
-    int64_t             rows;
-    size_t              offset;  // in scratch memory
-};
-
 // Where a group's slots, and then its results, are.
 class neuron_placement {
   public:
-    // Places them, those in host memory and those that are moved in scratch memory from `begin` on, which all groups of a graph use.
+    // Places them, those in host memory and those that are moved at the beginning of scratch memory, which all groups of a graph use.
     // Returns "", or why a launch would not compute what the nodes do: some are on no memory of the core and its host, or overlap.
     //
-    // node    the last one
-    // places  of masks that are made longer
-    std::string place(const neuron_core &                    core,
-                      neuron_locate_t                        locate,
-                      ggml_tensor *                          node,
-                      const neuron_group &                   group,
-                      const std::vector<neuron_mask_place> & places,
-                      size_t                                 begin);
+    // node  the last one
+    std::string place(const neuron_core & core, neuron_locate_t locate, ggml_tensor * node, const neuron_group & group);
+
+    // Places masks that kernels need longer behind what all groups use, from `begin` on, or where one like it is. Returns where they end.
+    size_t place_masks(std::vector<neuron_long_mask> & placed, size_t begin);
 
     size_t scratch() const { return end; }
 
@@ -68,19 +56,18 @@ class neuron_placement {
                         ggml_tensor *             t,
                         size_t                    size,
                         size_t                    in_kernel);
-    bool            add_slot(const neuron_core &                    core,
-                             neuron_locate_t                        locate,
-                             const neuron_group_slot &              slot,
-                             ggml_tensor *                          source,
-                             const std::vector<neuron_mask_place> & places);
+    bool            add_slot(const neuron_core &       core,
+                             neuron_locate_t           locate,
+                             const neuron_group_slot & slot,
+                             ggml_tensor *             source);
     bool            keep_apart(const neuron_group & group, const ggml_tensor *& changed);
     const operand * shared_with(const neuron_group & group, size_t i) const;
     void            take_scratch(const neuron_group & group);
     void            add_copies(const operand & o, neuron_memory * scratch, neuron_planned & planned) const;
 
     std::vector<operand>          operands;
-    std::vector<neuron_long_mask> masks;
-    size_t between[2] = {};  // where what a launch computes for the next one is in scratch memory, in turn
+    std::vector<neuron_long_mask> masks;  // in the order of their slots
+    size_t between[2] = {};               // where what a launch computes for the next one is in scratch memory, in turn
     size_t end        = 0;
 };
 
@@ -98,8 +85,3 @@ struct neuron_candidate {
 std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
                                                      const neuron_kernel_store & kernels,
                                                      neuron_groups &             groups);
-
-// Gives the masks that groups need longer their places in scratch memory, from its beginning; returns how much they take.
-size_t neuron_place_masks(const ggml_cgraph *                   cgraph,
-                          const std::vector<neuron_candidate> & candidates,
-                          std::vector<neuron_mask_place> &      masks);

@@ -148,7 +148,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
                                [this](const neuron_group_piece & piece) { return core.is_unusable(piece.kernel); });
         });
         take_out(groups, NEURON_UNGROUPED_MEMORY, plan, [&](const neuron_group & group) {
-            return !neuron_placement().place(core, locate, cgraph->nodes[group.last()], group, {}, 0).empty();
+            return !neuron_placement().place(core, locate, cgraph->nodes[group.last()], group).empty();
         });
     }
     bool whole = true;
@@ -166,21 +166,23 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
 
 // locked. Makes the plan with these groups; those that can't be bound are marked.
 enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan) {
-    std::vector<neuron_candidate>  candidates = neuron_find_candidates(cgraph, kernels, groups);
-    std::vector<neuron_mask_place> masks;
-    const size_t                   masks_size   = neuron_place_masks(cgraph, candidates, masks);
-    size_t                         scratch_size = masks_size;
+    std::vector<neuron_candidate> candidates = neuron_find_candidates(cgraph, kernels, groups);
+    std::vector<neuron_long_mask> masks;
+    size_t                        scratch_size = 0;
     for (neuron_candidate & c : candidates) {
         const neuron_group & group = c.group();
         if (!group) {
             continue;
         }
-        const std::string wrong = c.placement.place(core, locate, cgraph->nodes[c.node], group, masks, masks_size);
+        const std::string wrong = c.placement.place(core, locate, cgraph->nodes[c.node], group);
         if (!wrong.empty()) {
             NEURON_ERROR("%s\n", wrong.c_str());
             return GGML_STATUS_FAILED;
         }
         scratch_size = std::max(scratch_size, c.placement.scratch());
+    }
+    for (neuron_candidate & c : candidates) {
+        scratch_size = c.placement.place_masks(masks, scratch_size);
     }
     neuron_memory * scratch = nullptr;
     if (scratch_size) {
