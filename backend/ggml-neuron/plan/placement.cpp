@@ -189,6 +189,19 @@ size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, siz
     return begin;
 }
 
+// Adds the copies that fill an operand with its first `own` bytes over and over. They are rows, and come again after `period` bytes.
+static void repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves) {
+    const size_t gap = period - own;  // behind the last row
+    // each copy has what all before have made
+    for (size_t done = period; done < operand.size; done *= 2) {
+        const size_t size = std::min(done - gap, operand.size - done);
+        moves.push_back({
+            { operand.memory, operand.offset,        size },
+            { operand.memory, operand.offset + done, size }
+        });
+    }
+}
+
 // Adds the copies around launches that an operand needs.
 void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, neuron_planned & planned) const {
     if (!o.tensor || o.where.memory || o.is_long_mask()) {
@@ -210,7 +223,7 @@ void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, ne
         planned.uploads.push_back({ o.tensor, o.offset, own });
     }
     if (o.slot->room.kind == neuron_group_room::ROWS && o.slot->room.period) {
-        neuron_repeat_rows({ scratch, o.where.offset, o.where.size }, o.home.size, o.slot->room.period, planned.before);
+        repeat_rows({ scratch, o.where.offset, o.where.size }, o.home.size, o.slot->room.period, planned.before);
     }
 }
 

@@ -6,18 +6,6 @@
 #include <algorithm>
 #include <string>
 
-// Each copy has what all before have made.
-void neuron_repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves) {
-    const size_t gap = period - own;  // behind the last row
-    for (size_t done = period; done < operand.size; done *= 2) {
-        const size_t size = std::min(done - gap, operand.size - done);
-        moves.push_back({
-            { operand.memory, operand.offset,        size },
-            { operand.memory, operand.offset + done, size }
-        });
-    }
-}
-
 // locked. Binds what computes a candidate, or leaves it to the CPU and marks it as one that can't be bound.
 static void bind_one(neuron_core &            core,
                      neuron_memory *          scratch,

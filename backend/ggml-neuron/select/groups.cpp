@@ -284,7 +284,6 @@ class group_search {
   public:
     group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched, bool in_order) :
         cgraph(cgraph), kernels(kernels), watched(watched), in_order(in_order) {
-        std::vector<uint64_t> tokens;
         for (int i = 0; i < cgraph->n_nodes; i++) {
             if (neuron_is_work(cgraph->nodes[i])) {
                 work.push_back(i);
@@ -295,7 +294,6 @@ class group_search {
         for (const uint64_t token : tokens) {
             reasons.push_back(kernels.groups.has_member(token) ? NEURON_UNGROUPED_PLACE : NEURON_UNGROUPED_OP);
         }
-        this->tokens = std::move(tokens);
     }
 
     neuron_groups run() {
