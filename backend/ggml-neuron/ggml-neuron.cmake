@@ -21,9 +21,9 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/host_buffer.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/registration.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/supports.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/candidates.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/compute.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/fusion.cpp
-    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/group_plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/placement.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/plan.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/planner.cpp

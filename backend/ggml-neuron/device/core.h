@@ -115,22 +115,19 @@ struct neuron_memory {
 
 // Where a kernel finds an input or puts its result.
 struct neuron_operand {
-    neuron_memory * memory = nullptr;
-    size_t          offset = 0;
-    size_t          size   = 0;
+    neuron_memory * memory  = nullptr;
+    size_t          offset  = 0;
+    size_t          size    = 0;
+    bool            written = false;  // an input that the kernel changes besides its results
 };
 
 // What a kernel is bound to: of an op its sources, absent ones with size 0, and its result; of a group its slots and its results.
 struct neuron_binding {
-    const neuron_operand *    operands  = nullptr;  // sources, then results
-    size_t                    n_src     = 0;
-    size_t                    n_results = 1;
-    uint32_t                  updates   = 0;        // sources that it changes besides its results, as bits
-    const std::vector<bool> * written   = nullptr;  // the same, of a group
+    const neuron_operand * operands  = nullptr;  // sources, then results
+    size_t                 n_src     = 0;
+    size_t                 n_results = 1;
 
-    bool is_updated(size_t src) const {
-        return src < n_src && (written ? (*written)[src] : src < 32 && (updates >> src & 1));
-    }
+    bool is_updated(size_t src) const { return src < n_src && operands[src].written; }
 
     size_t size() const { return n_src + n_results; }
 };

@@ -92,8 +92,8 @@ static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                  
                                            struct ggml_backend_graph_optimize_params * params) {
     for (const neuron_group & group : groups.groups) {
         for (const neuron_group_slot & slot : group.slots) {
-            if (!slot.root->buffer && !slot.root->data) {
-                params->add_alloc_dep(params->user_data, slot.root, cgraph->nodes[group.last()]);
+            if (!slot.tensor->buffer && !slot.tensor->data) {
+                params->add_alloc_dep(params->user_data, slot.tensor, cgraph->nodes[group.last()]);
             }
         }
     }
@@ -107,20 +107,19 @@ static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
     const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
     std::vector<neuron_kernel>  kernels;
     std::vector<bool>           grouped((size_t) cgraph->n_nodes, false);
+    const auto                  add = [&kernels](const std::vector<neuron_kernel> & more) {
+        kernels.insert(kernels.end(), more.begin(), more.end());
+    };
     for (const neuron_group & group : groups.groups) {
-        for (const neuron_group_piece & piece : group.pieces) {
-            kernels.push_back(piece.kernel);
-        }
+        add(group.kernels());
         for (const int i : group.nodes) {
             grouped[(size_t) i] = true;
         }
     }
     for (int i = 0; i < cgraph->n_nodes; i++) {
         if (!grouped[(size_t) i] && neuron_is_work(cgraph->nodes[i])) {
-            const neuron_selection           selection = store.answer(cgraph->nodes[i]).selection;
-            const std::vector<neuron_kernel> found =
-                selection ? neuron_kernels_of(selection) : store.select_in_attention(cgraph->nodes[i]);
-            kernels.insert(kernels.end(), found.begin(), found.end());
+            const auto answer = store.answer(cgraph->nodes[i]);
+            add(answer->group ? answer->group.kernels() : store.select_in_attention(cgraph->nodes[i]));
         }
     }
     ctx.device->core->preload(kernels);

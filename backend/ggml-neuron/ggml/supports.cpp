@@ -101,19 +101,19 @@ struct neuron_opinion {
 // nodes than its groups do.
 static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const neuron_kernel_store & store  = ggml_backend_neuron_shared().kernels;
-    const neuron_answer         answer = store.answer(op);
+    const auto                  answer = store.answer(op);
     neuron_opinion              opinion;
     const auto                  is_broken = [device](const neuron_kernel & kernel) {
         return device->core->is_broken(kernel);
     };
-    if (answer.selection) {
-        opinion.has_kernel = std::none_of(answer.selection.pieces.begin(), answer.selection.pieces.end(),
-                                          [&](const neuron_piece & piece) { return is_broken(piece.kernel); });
+    if (answer->group) {
+        opinion.has_kernel = std::none_of(answer->group.pieces.begin(), answer->group.pieces.end(),
+                                          [&](const neuron_group_piece & piece) { return is_broken(piece.kernel); });
     } else {
         const std::vector<neuron_kernel> kernels = store.select_in_attention(op);
         opinion.has_kernel = !kernels.empty() && std::none_of(kernels.begin(), kernels.end(), is_broken);
     }
-    opinion.is_member = answer.member && device->fusion.is_enabled() && neuron_has_cpu();
+    opinion.is_member = answer->member && device->fusion.is_enabled() && neuron_has_cpu();
     return opinion;
 }
 

@@ -95,15 +95,6 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
     });
 }
 
-static NRT_STATUS neuron_upload_one(neuron_core & core, neuron_stream & stream, const neuron_transfer & u) {
-    g_metrics.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
-    return core.write(stream, u.core, u.host());
-}
-
-static NRT_STATUS neuron_download_one(const neuron_transfer & d) {
-    return d.core.memory->read_locked(d.host(), d.core.offset, d.core.size);
-}
-
 // Calls a function with items in turn until one fails.
 template <typename T, typename F> static NRT_STATUS neuron_for_each(const T & items, NRT_STATUS status, F function) {
     for (auto it = items.begin(); it != items.end() && status == NRT_SUCCESS; ++it) {
@@ -120,14 +111,18 @@ static NRT_STATUS neuron_launch(neuron_core & core, neuron_stream & stream, cons
     NRT_STATUS status = neuron_for_each(planned.masks, NRT_SUCCESS, [&](const neuron_long_mask & m) {
         return neuron_write_long_mask(core, stream, m);
     });
-    status            = neuron_for_each(planned.uploads, status,
-                                        [&](const neuron_transfer & u) { return neuron_upload_one(core, stream, u); });
+    status            = neuron_for_each(planned.uploads, status, [&](const neuron_transfer & u) {
+        g_metrics.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
+        return core.write(stream, u.core, u.host());
+    });
     status            = neuron_for_each(planned.before, status, move);
     status            = neuron_for_each(planned.launches, status, [&](const neuron_planned_launch & launch) {
         return core.execute(*launch.bound_launch, stream, planned.last()->name);
     });
     status            = neuron_for_each(planned.after, status, move);
-    status            = neuron_for_each(planned.downloads, status, neuron_download_one);
+    status            = neuron_for_each(planned.downloads, status, [](const neuron_transfer & d) {
+        return d.core.memory->read_locked(d.host(), d.core.offset, d.core.size);
+    });
     if (status == NRT_SUCCESS) {
         g_metrics.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
     }

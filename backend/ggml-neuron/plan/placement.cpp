@@ -1,182 +1,287 @@
 #include "plan/placement.h"
 
 #include <algorithm>
-#include <string>
 
-static void locate_operands(const neuron_core & core,
-                            neuron_locate_t     locate,
-                            const ggml_tensor * node,
-                            neuron_candidate &  c) {
-    neuron_placement & p = c.placement;
-    for (int i = 0; i <= p.n_src; i++) {
-        const ggml_tensor * t = i < p.n_src ? node->src[i] : node;
-        if (!t) {
-            continue;
-        }
-        if (!locate(core, t, p.home[i])) {
-            p.message = std::string("a tensor of ") + ggml_op_desc(node) + ", " + t->name +
-                        ", is neither on this NeuronCore nor in host memory";
-            return;
-        }
-        p.staged[i]   = !p.home[i].memory;
-        p.operands[i] = p.home[i];
-    }
+bool neuron_placement::overlap(const operand & a, const operand & b) {
+    return a.tensor && b.tensor && a.begin() < b.begin() + b.home.size && b.begin() < a.begin() + a.home.size;
 }
 
-// Gives operands the sizes that kernels for other numbers of tokens, or longer caches, have.
-static void lengthen_operands(neuron_candidate & c) {
-    neuron_placement & p      = c.placement;
-    const bool         padded = c.selection.rows() > c.selection.cut.n;
-    for (int i = 0; i <= p.n_src; i++) {
-        if (!p.home[i].size) {
-            continue;
+// Adds `size` bytes of a tensor, of which kernels have `in_kernel`: in scratch memory when that is more.
+bool neuron_placement::add(const neuron_core &       core,
+                           neuron_locate_t           locate,
+                           const neuron_group_slot * slot,
+                           ggml_tensor *             t,
+                           size_t                    size,
+                           size_t                    in_kernel) {
+    operand o{ {}, {}, t, slot ? slot->offset : 0, slot };
+    if (t) {
+        if (!locate(core, t, o.home)) {
+            return false;
         }
-        p.operands[i].size = neuron_nbytes(c.whole(i));
-        p.shared[i]        = i < p.n_src && c.selection.pads(i);
-        if (p.shared[i] || p.operands[i].size == p.home[i].size) {
-            continue;
+        if (o.home.size != ggml_nbytes(t)) {  // a weight in a layout of another size, which kernels read whole
+            if (size != ggml_nbytes(t)) {
+                return false;
+            }
+            size = in_kernel = o.home.size;
         }
-        const bool reads_on = i < p.n_src && c.selection.cut.axis[i] < 0;
-        if (reads_on && c.selection.cut.rule->mask >= 0) {
-            p.home[i].size = p.operands[i].size;  // the cache goes on: has_room() has seen to it
-            continue;
-        }
-        p.filled[i] = i < p.n_src && padded && c.selection.cut.axis[i] >= 0;
-        p.moved[i]  = !p.staged[i];
+        o.home.size = size;
+        o.home.offset += o.offset;
+        o.where = { in_kernel > size ? nullptr : o.home.memory, o.home.offset, in_kernel, slot && slot->written };
     }
+    operands.push_back(o);
+    return true;
 }
 
-// Moves operands so that the result overlaps no source but the one whose memory it shares.
-static void keep_result_apart(const ggml_tensor * node, const neuron_kernel & kernel, neuron_placement & p) {
-    // The scheduler copies sources that another backend computed. When it copied an in-place node's destination, the result
-    // still belongs where the original is.
-    if (kernel.alias != NEURON_KERNELS_NO_ALIAS && node->src[kernel.alias]->data != node->data) {
-        for (const int i : { kernel.alias, p.n_src }) {
-            p.moved[i] = !p.staged[i];
-        }
+bool neuron_placement::add_slot(const neuron_core &       core,
+                                neuron_locate_t           locate,
+                                const neuron_group_slot & slot,
+                                ggml_tensor *             source) {
+    ggml_tensor *             t    = slot.tensor ? slot.tensor : source;
+    const neuron_group_room & room = slot.room;
+    // where the cache goes on, it has what kernels have
+    const size_t              size = room.kind == neuron_group_room::CELLS ? room.size : slot.size;
+    const size_t              rows = room.kind == neuron_group_room::ROWS ? room.size : size;
+    const bool                ends = !t || slot.offset + slot.size <= ggml_nbytes(t);
+    if (!ends || !add(core, locate, &slot, t, size, rows)) {
+        return false;
     }
-    // The runtime does not say what happens when a kernel's result overlaps an input, which ggml's allocator arranges for
-    // ops that it knows to be safe elementwise. (graph_optimize keeps it from doing so where a scheduler is used.)
-    const neuron_operand & result = p.operands[p.n_src];
-    for (int i = 0; i < p.n_src; i++) {
-        if (i == kernel.alias || p.staged[i] || p.staged[p.n_src] || p.moved[i] || p.moved[p.n_src] || p.shared[i] ||
-            !p.operands[i].size || !neuron_overlap(p.operands[i], result)) {
-            continue;
-        }
-        p.moved[kernel.alias == NEURON_KERNELS_NO_ALIAS ? p.n_src : i] = true;
+    if (!operands.back().is_long_mask()) {
+        return true;
     }
+    operands.back().where = { nullptr, 0, room.size };
+    masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.columns, room.rows });
+    return locate(core, masks.back().mask, masks.back().from);
 }
 
-// Nor does the runtime say what happens when a source that the kernel changes overlaps another operand.
-static void check_updates(const ggml_tensor * node, const neuron_kernel & kernel, neuron_placement & p) {
-    for (int i = 0; kernel.updates && i <= p.n_src; i++) {
-        for (int u = 0; u < p.n_src; u++) {
-            if (neuron_is_updated(kernel, u) && u != i && p.operands[i].memory &&
-                neuron_overlap(p.operands[i], p.operands[u])) {
-                p.message = std::string(ggml_op_desc(node)) + " changes " + node->src[u]->name +
-                            ", which overlaps another of its tensors";
-                return;
+// Moves operands so that no result overlaps what is read, but for the slot whose memory it shares. Returns false where that does not
+// help: what kernels change must belong to no other tensor of the group, as the order of reads and writes within a launch is the
+// kernel's own; and results on top of each other are those of nodes that no other node uses, where only computing them in turn
+// leaves what ggml would.
+bool neuron_placement::keep_apart(const neuron_group & group, const ggml_tensor *& changed) {
+    const size_t n_slots = group.slots.size();
+    for (size_t i = 0; i < operands.size(); i++) {
+        const operand & o       = operands[i];
+        const bool      changes = o.where.written && (group.fused || o.home.memory);
+        changed                 = o.tensor;
+        for (size_t j = 0; j < operands.size(); j++) {
+            if (j != i && (changes || (i >= n_slots && j >= n_slots)) && overlap(o, operands[j])) {
+                return false;
             }
         }
     }
+    for (size_t i = n_slots; i < operands.size(); i++) {
+        operand & result = operands[i];
+        const int alias  = group.results[i - n_slots].alias;
+        operand * place  = alias == NEURON_KERNELS_NO_ALIAS ? nullptr : &operands[(size_t) alias];
+        // The scheduler copies sources that another backend computed. When it copied an in-place node's destination, the result
+        // still belongs where the original is.
+        if (place && place->begin() != result.begin()) {
+            place->where.memory = result.where.memory = nullptr;
+        }
+        // The runtime does not say what happens when a kernel's result overlaps an input, which ggml's allocator arranges for
+        // ops that it knows to be safe elementwise. (graph_optimize keeps it from doing so where a scheduler is used.)
+        for (size_t j = 0; j < n_slots; j++) {
+            operand & read = operands[j];
+            if (&read != place && read.where.memory && result.where.memory && overlap(read, result)) {
+                (place ? read : result).where.memory = nullptr;
+            }
+        }
+    }
+    return true;
 }
 
-// Returns the first source that can share operand i's scratch memory, or i: a source that is given twice is copied once,
-// unless the result takes the place of one of the two.
-static int shared_with(const ggml_tensor * node, const neuron_kernel & kernel, const neuron_placement & p, int i) {
-    if (i == p.n_src) {
-        return kernel.alias == NEURON_KERNELS_NO_ALIAS ? i : kernel.alias;
+// Returns what has scratch memory that an operand shares, or NULL: a tensor that is given twice is copied once, unless a result takes
+// the place of one of the two.
+const neuron_placement::operand * neuron_placement::shared_with(const neuron_group & group, size_t i) const {
+    const size_t n_slots = group.slots.size();
+    if (i >= n_slots) {
+        const int alias = group.results[i - n_slots].alias;
+        return alias == NEURON_KERNELS_NO_ALIAS ? nullptr : &operands[(size_t) alias];
     }
-    if (!p.staged[i] || i == kernel.alias || neuron_is_updated(kernel, i)) {
-        return i;
-    }
-    for (int same = 0; same < i; same++) {
-        if (p.staged[same] && node->src[same] == node->src[i] && same != kernel.alias &&
-            !neuron_is_updated(kernel, same)) {
-            return same;
+    const auto may_share = [&](size_t slot) {
+        const operand & o = operands[slot];
+        return !o.home.memory && !o.where.written && !o.is_long_mask() &&
+               std::none_of(group.results.begin(), group.results.end(),
+                            [slot](const neuron_group_result & result) { return result.alias == (int) slot; });
+    };
+    const operand & o = operands[i];
+    for (size_t j = 0; j < i && may_share(i); j++) {
+        const operand & same = operands[j];
+        if (same.tensor == o.tensor && same.offset == o.offset && same.where.size == o.where.size && may_share(j)) {
+            return &same;
         }
     }
-    return i;
+    return nullptr;
 }
 
-// Gives scratch memory to what is staged or moved, and to masks that are made longer the place that they have.
-static void take_scratch(const ggml_tensor *                    node,
-                         const neuron_kernel &                  kernel,
-                         const std::vector<neuron_mask_place> & masks,
-                         neuron_placement &                     p,
-                         int64_t                                n_more,
-                         int64_t                                rows) {
-    for (int i = 0; i <= p.n_src; i++) {
-        if (p.shared[i]) {
-            const auto mask = std::find_if(masks.begin(), masks.end(), [&](const neuron_mask_place & m) {
-                return m.mask == node->src[i] && m.n_more == n_more && m.rows == rows;
-            });
-            p.operands[i]   = { nullptr, mask->offset, mask->size };
-            continue;
+// Gives scratch memory to what is not where kernels could use it, and to what is between launches.
+void neuron_placement::take_scratch(const neuron_group & group) {
+    const auto take = [this](size_t size) {
+        const size_t at = end;
+        end             = GGML_PAD(end + size, NEURON_ALIGNMENT);
+        return at;
+    };
+    for (size_t i = 0; i < operands.size(); i++) {
+        operand & o = operands[i];
+        if (!o.where.memory && o.tensor && !o.is_long_mask()) {
+            const operand * same = shared_with(group, i);
+            o.where.memory       = same ? same->where.memory : nullptr;
+            o.where.offset       = same ? same->where.offset : take(o.where.size);
         }
-        if (!p.staged[i] && !p.moved[i]) {
-            continue;
-        }
-        const int same = shared_with(node, kernel, p, i);
-        if (same != i) {
-            p.operands[i] = p.operands[same];
-            continue;
-        }
-        p.operands[i] = { nullptr, p.scratch, p.operands[i].size };
-        p.scratch     = GGML_PAD(p.scratch + p.operands[i].size, NEURON_ALIGNMENT);
+    }
+    size_t most = 0;
+    for (const neuron_group_piece & piece : group.pieces) {
+        most = std::max(most, piece.between);
+    }
+    for (size_t & at : between) {
+        at = take(most);
     }
 }
 
-void neuron_place(const neuron_core &                    core,
-                  neuron_locate_t                        locate,
-                  const ggml_tensor *                    node,
-                  const std::vector<neuron_mask_place> & masks,
-                  size_t                                 scratch,
-                  neuron_candidate &                     c) {
-    neuron_placement & p = c.placement;
-    p.n_src              = neuron_n_src(node);
-    p.scratch            = scratch;
-    locate_operands(core, locate, node, c);
-    if (!p.message.empty()) {
+std::string neuron_placement::place(const neuron_core &  core,
+                                    neuron_locate_t      locate,
+                                    ggml_tensor *        node,
+                                    const neuron_group & group) {
+    const auto missing = [node](const ggml_tensor * t) {
+        return std::string("a tensor of ") + ggml_op_desc(node) + ", " + t->name +
+               ", is neither on this NeuronCore nor in host memory";
+    };
+    operands.reserve(group.slots.size() + group.results.size());
+    for (size_t i = 0; i < group.slots.size(); i++) {
+        const neuron_group_slot & slot   = group.slots[i];
+        ggml_tensor *             source = i < GGML_MAX_SRC ? node->src[i] : nullptr;
+        if (!add_slot(core, locate, slot, source)) {
+            return missing(slot.tensor ? slot.tensor : source);
+        }
+    }
+    for (const neuron_group_result & result : group.results) {
+        ggml_tensor * t    = result.tensor ? result.tensor : node;
+        const size_t  size = ggml_nbytes(t);
+        if (!add(core, locate, nullptr, t, size, std::max(size, result.size))) {
+            return missing(t);
+        }
+    }
+    const ggml_tensor * changed = nullptr;
+    if (!keep_apart(group, changed)) {
+        return std::string(ggml_op_desc(node)) + " changes " + changed->name +
+               ", which overlaps another of its tensors";
+    }
+    take_scratch(group);
+    return "";
+}
+
+size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, size_t begin) {
+    auto mask = masks.begin();
+    for (operand & o : operands) {
+        if (!o.is_long_mask()) {
+            continue;
+        }
+        const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
+            return m.mask == mask->mask && m.n_more == mask->n_more && m.rows == mask->rows;
+        });
+        mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
+        if (same == placed.end()) {
+            begin = GGML_PAD(begin + o.where.size, NEURON_ALIGNMENT);
+            placed.push_back(*mask);
+        }
+        ++mask;
+    }
+    return begin;
+}
+
+// Adds the copies that fill an operand with its first `own` bytes over and over. They are rows, and come again after `period` bytes.
+static void repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves) {
+    const size_t gap = period - own;  // behind the last row
+    // each copy has what all before have made
+    for (size_t done = period; done < operand.size; done *= 2) {
+        const size_t size = std::min(done - gap, operand.size - done);
+        moves.push_back({
+            { operand.memory, operand.offset,        size },
+            { operand.memory, operand.offset + done, size }
+        });
+    }
+}
+
+// Adds the copies around launches that an operand needs.
+void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, neuron_planned & planned) const {
+    if (!o.tensor || o.where.memory || o.is_long_mask()) {
         return;
     }
-    if (!c.selection.is_exact()) {
-        lengthen_operands(c);
+    const neuron_operand own = { scratch, o.where.offset, o.home.size };  // without what kernels have besides
+    if (!o.home.memory && (!o.slot || o.slot->written)) {
+        planned.downloads.push_back({ o.tensor, o.offset, own });
+    } else if (!o.slot) {
+        planned.after.push_back({ own, o.home });
     }
-    keep_result_apart(node, c.first_kernel(), p);
-    check_updates(node, c.first_kernel(), p);
-    if (p.message.empty()) {
-        take_scratch(node, c.first_kernel(), masks, p, c.selection.n_more, c.selection.rows());
+    if (!o.slot || std::any_of(planned.uploads.begin(), planned.uploads.end(),
+                               [&own](const neuron_transfer & u) { return u.core.offset == own.offset; })) {
+        return;
+    }
+    if (o.home.memory) {
+        planned.before.push_back({ o.home, own });
+    } else {
+        planned.uploads.push_back({ o.tensor, o.offset, own });
+    }
+    if (o.slot->room.kind == neuron_group_room::ROWS && o.slot->room.period) {
+        repeat_rows({ scratch, o.where.offset, o.where.size }, o.home.size, o.slot->room.period, planned.before);
     }
 }
 
-size_t neuron_place_masks(const ggml_cgraph *                   cgraph,
-                          const std::vector<neuron_candidate> & candidates,
-                          std::vector<neuron_mask_place> &      masks) {
-    size_t     size  = 0;
-    const auto place = [&](const ggml_tensor * mask, int64_t n_more, int64_t rows, size_t bytes) {
-        const auto have = std::find_if(masks.begin(), masks.end(), [&](const neuron_mask_place & m) {
-            return m.mask == mask && m.n_more == n_more && m.rows == rows;
-        });
-        if (have != masks.end()) {
-            return have->offset;
+bool neuron_placement::bind(neuron_core &        core,
+                            neuron_fusion &      fusion,
+                            neuron_memory *      scratch,
+                            const neuron_group & group,
+                            neuron_planned &     planned,
+                            std::string &        message,
+                            bool &               broken) const {
+    const size_t                             n_slots = group.slots.size();
+    thread_local std::vector<neuron_operand> parts;  // of a piece: what it reads, and then what it computes
+    size_t                                   turn = 0;
+    parts.clear();
+    for (const neuron_group_piece & piece : group.pieces) {
+        const auto add_part = [&](size_t i, size_t row) {
+            neuron_operand part = operands[i].where;
+            part.memory         = part.memory || !part.size ? part.memory : scratch;
+            part.offset += (size_t) piece.range.first * row;
+            part.size -= (size_t) (group.rows - piece.range.n) * row;
+            parts.push_back(part);
+        };
+        const neuron_operand previous = parts.empty() ? neuron_operand{} : parts.back();
+        parts.clear();
+        for (size_t i = 0; piece.inputs.empty() && i < n_slots; i++) {
+            add_part(i, group.slots[i].row);
         }
-        masks.push_back({ mask, n_more, rows, size, bytes });
-        size = GGML_PAD(size + bytes, NEURON_ALIGNMENT);
-        return masks.back().offset;
-    };
-    for (const neuron_candidate & c : candidates) {
-        for (size_t i = 0; c.group && i < c.group->slots.size(); i++) {
-            neuron_group_slot & slot = c.group->slots[i];
-            if (slot.mask) {
-                slot.mask_offset = place(slot.mask, slot.room.columns, slot.room.rows, slot.room.size);
+        for (const int i : piece.inputs) {
+            if (i >= 0) {
+                add_part((size_t) i, group.slots[(size_t) i].row);
+            } else {
+                parts.push_back(i == neuron_group_piece::PREVIOUS ? previous : neuron_operand{});
             }
         }
-        const int src = c.selection.cut.rule ? c.selection.cut.rule->mask : -1;
-        if (!c.selection || src < 0 || !c.selection.pads(src)) {
-            continue;
+        const size_t n_inputs = parts.size();
+        if (piece.between) {
+            parts.push_back({ scratch, between[turn], piece.between });
         }
-        place(c.node(cgraph)->src[src], c.selection.n_more, c.selection.rows(), neuron_nbytes(c.whole(src)));
+        turn = piece.between ? 1 - turn : 0;
+        for (size_t i = n_slots; !piece.between && i < operands.size(); i++) {
+            add_part(i, group.results[i - n_slots].row);
+        }
+        neuron_bound_launch * bound_launch =
+            core.bind(piece.kernel, { parts.data(), n_inputs, parts.size() - n_inputs }, message, broken);
+        if (!bound_launch) {
+            return false;
+        }
+        planned.launches.push_back({ bound_launch, group.fused ? fusion.launches_of(piece.kernel) : nullptr });
     }
-    return size;
+    planned.fused   = group.fused;
+    planned.other   = group.other;
+    planned.padding = group.padding;
+    for (neuron_long_mask mask : masks) {
+        mask.to.memory = scratch;
+        planned.masks.push_back(mask);
+    }
+    for (const operand & o : operands) {
+        add_copies(o, scratch, planned);
+    }
+    return true;
 }

@@ -1,79 +1,87 @@
-// Where the operands of a graph's nodes are for their kernels: in device memory, where they are, or in scratch memory.
+// Where what a group of nodes uses is for its kernels: in device memory, where it is, or in scratch memory.
 
 #pragma once
 
-#include "plan/group_plan.h"
+#include "device/core.h"
+#include "plan/fusion.h"
 #include "plan/plan.h"
-#include "select/unfused_attention.h"
+#include "select/group.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-// Where the operands of one node are for its kernels: those in device memory where they are, the others in the core's scratch
-// memory, which every node of a graph uses from the same place on.
-struct neuron_placement {
-    neuron_operand operands[GGML_MAX_SRC + 1];     // sources, then the result; memory NULL stands for scratch memory
-    neuron_operand home[GGML_MAX_SRC + 1];         // where the node's own really are, without what kernels have besides
-    bool           staged[GGML_MAX_SRC + 1] = {};  // from or to host memory
-    bool        moved[GGML_MAX_SRC + 1]  = {};  // to keep it apart from the result, or because the kernel has more rows
-    bool        filled[GGML_MAX_SRC + 1] = {};  // rows that the node does not have are copies of those that it has
-    bool        shared[GGML_MAX_SRC + 1] = {};  // made once for all nodes that have it
-    int         n_src                    = 0;
-    size_t      scratch                  = 0;   // bytes
-    std::string message;                        // why it can't be; empty when it can
-};
+// Where a group's slots, and then its results, are.
+class neuron_placement {
+  public:
+    // Places them, those in host memory and those that are moved at the beginning of scratch memory, which all groups of a graph use.
+    // Returns "", or why a launch would not compute what the nodes do: some are on no memory of the core and its host, or overlap.
+    //
+    // node  the last one
+    std::string place(const neuron_core & core, neuron_locate_t locate, ggml_tensor * node, const neuron_group & group);
 
-// A mask made longer, by what it depends on.
-struct neuron_mask_place {
-    const ggml_tensor * mask;
-    int64_t             n_more;
-    int64_t             rows;
-    size_t              offset;  // in scratch memory
-    size_t              size;
+    // Places masks that kernels need longer behind what all groups use, from `begin` on, or where one like it is. Returns where they end.
+    size_t place_masks(std::vector<neuron_long_mask> & placed, size_t begin);
+
+    size_t scratch() const { return end; }
+
+    // locked. Binds the group's kernels and plans what is copied around them; returns false when that fails: see neuron_core::bind.
+    bool bind(neuron_core &        core,
+              neuron_fusion &      fusion,
+              neuron_memory *      scratch,
+              const neuron_group & group,
+              neuron_planned &     planned,
+              std::string &        message,
+              bool &               broken) const;
+
+  private:
+    struct operand {
+        neuron_operand            where;             // memory NULL: scratch memory; as large as kernels have it
+        neuron_operand            home;              // memory NULL: host memory
+        ggml_tensor *             tensor = nullptr;  // NULL: an absent source
+        size_t                    offset = 0;        // in the tensor
+        const neuron_group_slot * slot   = nullptr;  // NULL of a result
+
+        bool is_long_mask() const { return slot && slot->room.kind == neuron_group_room::MASK; }
+
+        // Returns an address, whatever the memory.
+        const char * begin() const { return (const char *) tensor->data + offset; }
+    };
+
+    static bool     overlap(const operand & a, const operand & b);
+    bool            add(const neuron_core &       core,
+                        neuron_locate_t           locate,
+                        const neuron_group_slot * slot,
+                        ggml_tensor *             t,
+                        size_t                    size,
+                        size_t                    in_kernel);
+    bool            add_slot(const neuron_core &       core,
+                             neuron_locate_t           locate,
+                             const neuron_group_slot & slot,
+                             ggml_tensor *             source);
+    bool            keep_apart(const neuron_group & group, const ggml_tensor *& changed);
+    const operand * shared_with(const neuron_group & group, size_t i) const;
+    void            take_scratch(const neuron_group & group);
+    void            add_copies(const operand & o, neuron_memory * scratch, neuron_planned & planned) const;
+
+    std::vector<operand>          operands;
+    std::vector<neuron_long_mask> masks;  // in the order of their slots
+    size_t between[2] = {};               // where what a launch computes for the next one is in scratch memory, in turn
+    size_t end        = 0;
 };
 
 // A node that has to be computed, or a group of nodes or attention, and what computes it.
 struct neuron_candidate {
-    std::vector<int>       nodes;  // in cgraph->nodes; all of a group or of attention
-    neuron_selection       selection;
-    neuron_signature       signature;
-    neuron_placement       placement;
-    neuron_group *         group = nullptr;
-    neuron_group_placement group_placement;
+    int                                 node;             // in cgraph->nodes; the last one
+    std::shared_ptr<const neuron_group> known;            // of a node or attention
+    neuron_group *                      found = nullptr;  // one of neuron_groups in place of it
+    neuron_placement                    placement;
 
-    std::shared_ptr<neuron_attention> attention;  // signature and placement are those of all of it
-    size_t between[2] = {};                       // where in scratch memory results between its nodes are, in turn
-
-    // Returns the node, or its attention as one.
-    const ggml_tensor * node(const ggml_cgraph * cgraph) const {
-        return attention ? &attention->whole : cgraph->nodes[nodes.back()];
-    }
-
-    const neuron_kernel & first_kernel() const { return selection.pieces.front().kernel; }
-
-    // Returns a tensor of the node as the kernels together have it: a source, or the result behind them.
-    neuron_kernels_tensor whole(int i) const {
-        return selection.cut.piece(signature, i, selection.rows(), selection.n_more);
-    }
+    const neuron_group & group() const { return found ? *found : *known; }
 };
 
-inline bool neuron_is_updated(const neuron_kernel & kernel, int src) {
-    return kernel.updates >> src & 1;
-}
-
-// Places the operands of a node, whose own scratch memory begins at `scratch`; the candidate's placement says why it can't be.
-void neuron_place(const neuron_core &                    core,
-                  neuron_locate_t                        locate,
-                  const ggml_tensor *                    node,
-                  const std::vector<neuron_mask_place> & masks,
-                  size_t                                 scratch,
-                  neuron_candidate &                     c);
-
-// Gives the masks that nodes and groups need longer their places in scratch memory, from its beginning; returns how much they
-// take.
-size_t neuron_place_masks(const ggml_cgraph *                   cgraph,
-                          const std::vector<neuron_candidate> & candidates,
-                          std::vector<neuron_mask_place> &      masks);
+// Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
+std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
+                                                     const neuron_kernel_store & kernels,
+                                                     neuron_groups &             groups);

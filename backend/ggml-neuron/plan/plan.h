@@ -35,9 +35,6 @@ struct neuron_move {
     neuron_operand to;
 };
 
-// Adds the copies that fill an operand with its first `own` bytes over and over. They are rows, and come again after `period` bytes.
-void neuron_repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves);
-
 // A mask that hides, for kernels of a longer cache, what is beyond the node's. Nodes with the same mask share it.
 struct neuron_long_mask {
     const ggml_tensor * mask;

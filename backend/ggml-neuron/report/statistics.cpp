@@ -53,11 +53,11 @@ bool neuron_statistics::is_kept_elsewhere(const ggml_tensor * node) const {
 
 // Returns which kernel a node of another backend lacks; "" when it has one, or when the program keeps it elsewhere.
 std::string neuron_statistics::lack_of(const ggml_tensor * node) const {
-    const neuron_selection selection = kernels.select(node);
-    if (selection) {
+    const neuron_group group = kernels.select(node);
+    if (group) {
         const bool broken =
-            std::any_of(selection.pieces.begin(), selection.pieces.end(),
-                        [this](const neuron_piece & piece) { return core.is_broken_locked(piece.kernel); });
+            std::any_of(group.pieces.begin(), group.pieces.end(),
+                        [this](const neuron_group_piece & piece) { return core.is_broken_locked(piece.kernel); });
         return broken ? neuron_describe(node) + UNUSABLE : "";
     }
     return is_kept_elsewhere(node) || !kernels.select_in_attention(node).empty() ? "" : neuron_describe(node);

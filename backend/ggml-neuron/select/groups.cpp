@@ -73,7 +73,7 @@ class group_roots {
             return where;
         }
         neuron_group_slot & slot = group.slots[where.index];
-        if (slot.root != root) {
+        if (slot.tensor != root) {
             mixed = true;
         }
         const size_t last = std::max(end, slot.offset + slot.size);
@@ -88,7 +88,7 @@ class group_roots {
         std::unordered_map<const ggml_tensor *, std::pair<size_t, bool>>
             roots;  // with their slots, and whether one is written
         for (const neuron_group_slot & slot : group.slots) {
-            auto & root = roots[slot.root];
+            auto & root = roots[slot.tensor];
             root.first++;
             root.second = root.second || slot.written;
         }
@@ -284,7 +284,6 @@ class group_search {
   public:
     group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched, bool in_order) :
         cgraph(cgraph), kernels(kernels), watched(watched), in_order(in_order) {
-        std::vector<uint64_t> tokens;
         for (int i = 0; i < cgraph->n_nodes; i++) {
             if (neuron_is_work(cgraph->nodes[i])) {
                 work.push_back(i);
@@ -295,7 +294,6 @@ class group_search {
         for (const uint64_t token : tokens) {
             reasons.push_back(kernels.groups.has_member(token) ? NEURON_UNGROUPED_PLACE : NEURON_UNGROUPED_OP);
         }
-        this->tokens = std::move(tokens);
     }
 
     neuron_groups run() {
@@ -408,7 +406,7 @@ class group_search {
         std::vector<size_t> room;
         room.reserve(group.slots.size());
         for (const neuron_group_slot & slot : group.slots) {
-            room.push_back(ggml_nbytes(slot.root) - slot.offset);
+            room.push_back(ggml_nbytes(slot.tensor) - slot.offset);
         }
         if (last.words != words || last.room != room) {  // else a layer like the one before
             last = { std::move(words), std::move(room), nullptr, {} };
@@ -446,7 +444,11 @@ class group_search {
                         return std::nullopt;
                     }
                     auto option = neuron_try_kernel(kernel, key, whole);
-                    return option && has_room(option->fit, other) ? std::move(option) : std::nullopt;
+                    if (!option) {
+                        return std::nullopt;
+                    }
+                    make_room(option->fit, other);
+                    return other.has_room() ? std::move(option) : std::nullopt;
                 });
             if (found.whole || !found.ranges.empty()) {
                 c.sample = &first;
@@ -462,26 +464,8 @@ class group_search {
         return kernel.n_words == words.size() ? words : spread(kernel, words, group);
     }
 
-    // Returns whether the tensors that a kernel reads on in are long enough.
-    static bool has_room(const neuron_group_fit & fit, const neuron_group & group) {
-        for (size_t i = 0; i < group.slots.size(); i++) {
-            const neuron_group_slot & slot = group.slots[i];
-            if (fit.slots[i].kind == neuron_group_room::CELLS &&
-                slot.offset + fit.slots[i].size > ggml_nbytes(slot.root)) {
-                return false;
-            }
-        }
-        return true;
-    }
-
-    // Returns the piece that is all of a group.
-    static neuron_group_piece as_piece(const neuron_group_kernel & kernel) {
-        return {
-            { kernel.bundle, kernel.number },
-            {},
-            {},
-            {}
-        };
+    static neuron_kernel kernel_of(const neuron_group_option & option) {
+        return { option.kernel->bundle, option.kernel->number };
     }
 
     // Gives a group's slots what a kernel has.
@@ -493,15 +477,6 @@ class group_search {
             slot.mask = room.kind == neuron_group_room::MASK ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
                                                              : nullptr;
         }
-    }
-
-    static std::vector<size_t> sizes_of(const std::vector<neuron_group_room> & rooms) {
-        std::vector<size_t> sizes;
-        sizes.reserve(rooms.size());
-        for (const neuron_group_room & room : rooms) {
-            sizes.push_back(room.size);
-        }
-        return sizes;
     }
 
     // Computes a group as was chosen: in pieces where that is better and possible, else all of it at once.
@@ -517,12 +492,12 @@ class group_search {
         const neuron_group_option & option = in_pieces ? c.found.options.front() : *c.found.whole;
         const neuron_group_fit &    fit    = option.fit;
         make_room(fit, group);
-        group.other = true;
+        group.fused = group.other = true;
         if (!in_pieces) {
             for (size_t i = 0; i < group.results.size(); i++) {
                 group.results[i].size = fit.results[i].size;
             }
-            group.pieces  = { as_piece(*option.kernel) };
+            group.pieces.push_back({ kernel_of(option) });
             group.padding = fit.padding;
             return true;
         }
@@ -537,15 +512,11 @@ class group_search {
         for (size_t i = 0; i < group.results.size(); i++) {
             group.results[i].row = fit.results[i].row;
         }
+        group.rows    = fit.n;
         group.padding = -fit.n;
         for (const neuron_range & range : c.found.ranges) {
-            const neuron_group_option & its   = *c.found.option_for(range.n);
-            neuron_group_piece          piece = as_piece(*its.kernel);
-            piece.range                       = range;
-            piece.slot_sizes                  = sizes_of(its.fit.slots);
-            piece.result_sizes                = sizes_of(its.fit.results);
+            group.pieces.push_back({ kernel_of(*c.found.option_for(range.n)), range });
             group.padding += range.n;
-            group.pieces.push_back(std::move(piece));
         }
         return true;
     }
@@ -592,9 +563,8 @@ class group_search {
                 kernel = find_spread(pattern, words, group);
             }
             if (kernel) {
-                group.pieces = {
-                    { kernel, {}, {}, {} }
-                };
+                group.pieces.push_back({ kernel });
+                group.fused = true;
                 return true;
             }
             const bool same = !words.empty() && pattern.wirings.count(neuron_wiring_hash(words.data(), words.size()));

@@ -7,11 +7,9 @@
 #pragma once
 
 #include "ggml-impl.h"
-#include "select/causality.h"
-#include "select/group_lengths.h"
+#include "select/group.h"
 #include "select/kernel_store.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -32,51 +30,6 @@ enum neuron_ungrouped : uint8_t {
 
 // Returns a reason in words.
 const char * neuron_ungrouped_name(int reason);
-
-// Memory that a group is given.
-struct neuron_group_slot {
-    ggml_tensor * root    = nullptr;
-    size_t        offset  = 0;  // in the root, of what the group uses of it
-    size_t        size    = 0;  // bytes
-    bool          written = false;
-    size_t        row     = 0;  // bytes of it for each token of a group in pieces; 0: each piece has all of it
-
-    neuron_group_room   room;   // that its kernel has
-    const ggml_tensor * mask        = nullptr;  // where columns are added to it
-    size_t              mask_offset = 0;        // where it is then, in scratch memory
-};
-
-// What a group computes that is seen outside.
-struct neuron_group_result {
-    ggml_tensor * tensor;
-    size_t        size;     // bytes that the kernels have
-    size_t        row = 0;  // bytes for each token of a group in pieces; 0: each piece has all of it
-};
-
-// Some tokens of a group, or all of it.
-struct neuron_group_piece {
-    neuron_kernel       kernel;
-    neuron_range        range{};
-    std::vector<size_t> slot_sizes;    // bytes that the kernel has of what is cut; none: it computes all of the group
-    std::vector<size_t> result_sizes;  // the same
-};
-
-// Nodes that one kernel computes, or several some tokens after the other.
-struct neuron_group {
-    std::vector<int>                 nodes;             // in cgraph->nodes
-    std::vector<neuron_group_slot>   slots;
-    std::vector<neuron_group_result> results;           // in the order of the nodes
-    std::vector<neuron_group_piece>  pieces;            // one: all of it at once
-    bool                             other    = false;  // kernels are for other numbers of tokens, or a longer cache
-    int64_t                          padding  = 0;  // rows of them beyond the group's own, or that are computed twice
-    bool                             unusable = false;       // its kernels could not be bound
-
-    std::vector<neuron_causal_condition> causal_conditions;  // without which it can't be computed in pieces
-
-    int first() const { return nodes.front(); }
-
-    int last() const { return nodes.back(); }
-};
 
 struct neuron_groups {
     std::vector<neuron_group>                     groups;   // in the order of the graph

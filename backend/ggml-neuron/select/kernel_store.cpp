@@ -226,13 +226,13 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
 // searching
 //
 
-neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t updates) const {
+neuron_kernel neuron_kernel_store::find(const neuron_signature & node) const {
     const auto search = [&](int alias) -> neuron_kernel {
         for (const auto & bundle : bundles) {
             const int32_t number = neuron_kernels_find(bundle->handle, node.op, node.op_params, node.tensors,
                                                        (size_t) node.n_src, &node.tensors[node.n_src], alias);
             if (number != NEURON_KERNELS_NOT_FOUND) {
-                return { bundle.get(), number, alias, updates };
+                return { bundle.get(), number, alias };
             }
         }
         return {};
@@ -243,10 +243,6 @@ neuron_kernel neuron_kernel_store::find(const neuron_signature & node, uint32_t 
         return found;
     }
     return search(NEURON_KERNELS_NO_ALIAS);
-}
-
-neuron_kernel neuron_kernel_store::find(const ggml_tensor * op) const {
-    return bundles.empty() ? neuron_kernel{} : find(neuron_unhashed_signature_of(op), neuron_updates_of(op));
 }
 
 neuron_kernel neuron_kernel_store::find_graph(const std::vector<uint64_t> & words) const {

@@ -6,11 +6,11 @@
 #include "ggml.h"
 #include "neuron_kernels.h"
 #include "nrt.h"
+#include "select/group.h"
 #include "select/group_index.h"
+#include "select/kernel.h"
 #include "select/tokens.h"
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,72 +22,10 @@
 
 struct neuron_attention;  // select/unfused_attention.h
 
-// A bundle that is open for as long as the process lives.
-struct neuron_bundle {
-    neuron_kernels * handle = nullptr;
-    std::string      origin;        // the path of the pack or tree, or "embedded NAME_TARGET"
-    uint32_t         position = 0;  // among all bundles
-
-    // What is in it regardless of shapes: the first words of keys, and hashes of these and the input types.
-    std::unordered_set<uint64_t> ops;
-    std::unordered_set<uint64_t> signatures;
-
-    std::vector<int32_t> graphs;  // its graph kernels
-
-    // What kernels ask of weights in layouts: hashes of ops and tensors, and the layouts, as bits.
-    std::unordered_set<uint64_t> weights;
-    uint32_t                     layouts = 0;
-
-    ~neuron_bundle() { neuron_kernels_close(handle); }
-};
-
-// One kernel of one bundle.
-struct neuron_kernel {
-    const neuron_bundle * bundle  = nullptr;
-    int32_t               number  = NEURON_KERNELS_NOT_FOUND;
-    int                   alias   = NEURON_KERNELS_NO_ALIAS;  // the source that it writes its result to
-    uint32_t              updates = 0;                        // the sources that it changes besides, as bits
-
-    explicit operator bool() const { return bundle != nullptr; }
-
-    const char * id() const { return neuron_kernels_id(bundle->handle, number); }
-
-    // Tells the NEFF from the others of all bundles.
-    uint64_t neff_number() const {
-        return (uint64_t) bundle->position << 32 | (uint32_t) neuron_kernels_neff_index(bundle->handle, number);
-    }
-};
-
-// A kernel for some of a node's tokens.
-struct neuron_piece {
-    neuron_kernel kernel;
-    neuron_range  range;
-};
-
-// What computes a node.
-struct neuron_selection {
-    std::vector<neuron_piece> pieces;      // one after the other; none when nothing does
-    neuron_cut                cut;         // its rule is NULL when the only piece is the node itself
-    int64_t                   n_more = 0;  // of the kernels, along the axes of cut.rule->more
-
-    explicit operator bool() const { return !pieces.empty(); }
-
-    bool is_exact() const { return !cut.rule; }
-
-    // Returns for how many tokens there has to be room: more than the node has when the only piece is for more.
-    int64_t rows() const { return std::max(cut.n, pieces.front().range.n); }
-
-    // Returns whether a source, the mask, is made longer for the kernels.
-    bool pads(int src) const { return cut.rule && src == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more; }
-};
-
-// Returns the kernels of all pieces.
-std::vector<neuron_kernel> neuron_kernels_of(const neuron_selection & selection);
-
 // What is known of a node by its op and its tensors alone.
 struct neuron_answer {
-    neuron_selection selection;
-    bool             member = false;  // some group has such a node, or may have it with another number of tokens
+    neuron_group group;           // of any node like it
+    bool         member = false;  // some group has such a node, or may have it with another number of tokens
 };
 
 // All bundles, in the order in which they are searched. They are added before the first search and never removed, so
@@ -98,17 +36,15 @@ class neuron_kernel_store {
     // fit, or can't be opened, is reported and left out.
     void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
 
-    // Returns the kernel for a node as it is, or none.
-    neuron_kernel find(const ggml_tensor * op) const;
-
-    // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches.
-    neuron_selection select(const ggml_tensor * op) const;
+    // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches. A group
+    // without pieces when nothing does.
+    neuron_group select(const ggml_tensor * op) const;
 
     // Returns what `select` does, and whether groups may have the node. It is kept, as ggml's scheduler asks for each node of a graph, each
     // time that it divides one: bundles don't change, so that it stays right. What devices differ in is not part of it.
-    neuron_answer answer(const ggml_tensor * op) const;
+    std::shared_ptr<const neuron_answer> answer(const ggml_tensor * op) const;
 
-    // Finds what computes attention, all of its nodes; returns whether there is something. Sets attention.pieces and n_more.
+    // Finds what computes attention, all of its nodes, and completes its group; returns whether there is something.
     bool select(neuron_attention & attention) const;
 
     // Returns the kernels that would compute a node as one of attention, with all those before it; none when it is in no attention that
@@ -169,12 +105,8 @@ class neuron_kernel_store {
     void open_bundle(const neuron_nrt & nrt, const std::string & path, bool is_tree);
     void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
-    neuron_kernel find(const neuron_signature & node, uint32_t updates) const;
+    neuron_kernel find(const neuron_signature & node) const;
     neuron_kernel find_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) const;
-    bool          choose(const neuron_signature &          node,
-                         const std::vector<neuron_sizes> & sizes,
-                         neuron_selection &                selection) const;
-    bool          choose(neuron_attention & attention, const neuron_sizes * begin, const neuron_sizes * end) const;
 
     void read_signatures(neuron_bundle & bundle);
     void add_heads(const neuron_signature & kernel);
@@ -195,8 +127,8 @@ class neuron_kernel_store {
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 
     // By all that they depend on.
-    mutable std::mutex                                                            answers_mutex;
-    mutable std::unordered_map<std::vector<uint64_t>, neuron_answer, answer_hash> answers;
+    mutable std::mutex                                                                                   answers_mutex;
+    mutable std::unordered_map<std::vector<uint64_t>, std::shared_ptr<const neuron_answer>, answer_hash> answers;
 };
 
 // Returns a tensor as the bundle library has it; absent for NULL.

@@ -14,30 +14,125 @@
 #include <map>
 #include <utility>
 
-std::vector<neuron_kernel> neuron_kernels_of(const neuron_selection & selection) {
+bool neuron_group::has_room() const {
+    return std::all_of(slots.begin(), slots.end(), [](const neuron_group_slot & slot) {
+        return slot.room.kind != neuron_group_room::CELLS ||
+               neuron_offset_of(slot.tensor) + slot.offset + slot.room.size <= ggml_nbytes(neuron_root_of(slot.tensor));
+    });
+}
+
+std::vector<neuron_kernel> neuron_group::kernels() const {
     std::vector<neuron_kernel> found;
-    for (const neuron_piece & piece : selection.pieces) {
+    for (const neuron_group_piece & piece : pieces) {
         found.push_back(piece.kernel);
     }
     return found;
 }
 
-// Returns what is read for any number of tokens, and for each, in bytes.
-static std::pair<double, double> traffic(const neuron_signature & node, const neuron_selection & selection) {
-    double whole = 0;
-    double row   = 0;
+// Gives a group what kernels of a length, those of its pieces, have of a node's sources and result, or of attention's.
+static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n_more, neuron_group & group) {
+    group.other   = true;
+    group.rows    = cut.n;  // more when the only piece is for more
+    group.padding = -cut.n;
+    for (const neuron_group_piece & piece : group.pieces) {
+        group.rows = std::max(group.rows, piece.range.n);
+        group.padding += piece.between ? 0 : piece.range.n;
+    }
     for (int i = 0; i <= node.n_src; i++) {
         if (node.tensors[i].type == NEURON_KERNELS_ABSENT) {
             continue;
         }
-        const auto bytes = (double) neuron_nbytes(selection.cut.piece(node, i, 1, selection.n_more));
-        if (selection.cut.axis[i] >= 0) {
-            row += bytes;
-        } else if (i < node.n_src && i != node.alias && (selection.cut.more(i) < 0 || selection.cut.rule->mask >= 0)) {
-            whole += bytes;  // of a table some rows are read, and of what is written to none
+        const neuron_kernels_tensor whole = cut.piece(node, i, group.rows, n_more);
+        const size_t                size  = neuron_nbytes(whole);
+        const size_t                row   = cut.axis[i] >= 0 ? whole.nb[cut.axis[i]] : 0;
+        if (i == node.n_src) {
+            group.results.push_back({ nullptr, size, row, group.pieces.front().kernel.alias });
+            continue;
+        }
+        neuron_group_slot & slot = group.slots[(size_t) i];
+        slot.row                 = row;
+        if (i == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more) {
+            slot.room = { neuron_group_room::MASK, size, 0, n_more, group.rows };
+        } else if (size != neuron_nbytes(node.tensors[i])) {
+            const bool cells = !row && cut.rule->mask >= 0;
+            slot.room = { cells ? neuron_group_room::CELLS : neuron_group_room::ROWS, size, (size_t) cut.n * row };
         }
     }
-    return { whole, row };
+}
+
+// Returns the bytes that a launch reads for any number of tokens, and those of the rows of all tokens at hand.
+//
+// tokens  the tokens' axis of each source and then the result, or -1
+// bytes   returns those of one of them
+template <typename F>
+static std::pair<double, double> traffic(const neuron_signature & node, const int8_t * tokens, F bytes) {
+    double whole = 0;
+    double rows  = 0;
+    for (int i = 0; i <= node.n_src; i++) {
+        if (node.tensors[i].type == NEURON_KERNELS_ABSENT) {
+            continue;
+        }
+        if (tokens[i] >= 0) {
+            rows += (double) bytes(i);
+        } else if (i < node.n_src && i != node.alias) {  // what is written is not read
+            whole += (double) bytes(i);
+        }
+    }
+    return { whole, rows };
+}
+
+// Chooses what computes a node or attention: kernels of its length, else of the next one that there are some of and room for. Returns
+// whether there are any.
+//
+// longer  whether a longer one will do
+// again   whether rows may be computed twice
+// cost    returns what the launches for some sizes take
+// find    returns their kernels, as pieces; none when one is lacking
+template <typename C, typename F>
+static bool choose(const neuron_signature &          node,
+                   const neuron_cut &                cut,
+                   const std::vector<neuron_sizes> & sizes,
+                   bool                              longer,
+                   bool                              again,
+                   C                                 cost,
+                   F                                 find,
+                   neuron_group &                    group) {
+    for (auto begin = sizes.begin(), end = begin; begin != sizes.end();
+         begin = end) {  // ascending in n_more, then in n
+        const int64_t n_more = begin->n_more;
+        end = std::find_if(begin, sizes.end(), [n_more](const neuron_sizes & s) { return s.n_more != n_more; });
+        if (n_more < cut.n_more) {
+            continue;
+        }
+        if (n_more > cut.n_more && !longer) {
+            return false;
+        }
+        std::vector<int64_t>                               counts;
+        std::vector<double>                                costs;
+        std::map<int64_t, std::vector<neuron_group_piece>> found;
+        counts.reserve((size_t) (end - begin));
+        costs.reserve((size_t) (end - begin));
+        for (auto s = begin; s != end; ++s) {
+            counts.push_back(s->n);
+            costs.push_back(cost(*s));
+        }
+        const auto has = [&](int64_t n) {
+            return !(found[n] = find(*std::find_if(begin, end, [n](const neuron_sizes & s) { return s.n == n; })))
+                        .empty();
+        };
+        for (const neuron_range & range :
+             neuron_choose_pieces(cut.n, std::move(counts), std::move(costs), again, has)) {
+            for (neuron_group_piece piece : found.at(range.n)) {
+                piece.range = range;
+                group.pieces.push_back(std::move(piece));
+            }
+        }
+        if (group) {
+            fit(node, cut, n_more, group);
+            return group.has_room();
+        }
+    }
+    return false;
 }
 
 // Returns whether a kernel's tensor is a node's: strides of one element mean nothing.
@@ -76,91 +171,67 @@ neuron_kernel neuron_kernel_store::find_piece(const neuron_sizes &     s,
                                               const neuron_signature & node,
                                               const neuron_cut &       cut) const {
     if (is_piece(s, node, cut)) {
-        return { s.bundle, s.number, node.alias, 0 };
+        return { s.bundle, s.number, node.alias };
     }
     neuron_signature piece = node;
     for (int i = 0; i <= node.n_src; i++) {
         piece.tensors[i] = cut.piece(node, i, s.n, s.n_more);
     }
-    return find(piece, 0);
+    return find(piece);
 }
 
-// Chooses kernels of one length, selection.n_more.
-bool neuron_kernel_store::choose(const neuron_signature &          node,
-                                 const std::vector<neuron_sizes> & sizes,
-                                 neuron_selection &                selection) const {
-    std::vector<int64_t> counts;
-    std::vector<double>  costs;
-    counts.reserve(sizes.size());
-    costs.reserve(sizes.size());
-    const auto [whole, row] = traffic(node, selection);
-    const auto here         = [&](const neuron_sizes & s) {
-        return s.n_more == selection.n_more;
-    };
-    const auto first = std::find_if(sizes.begin(), sizes.end(), here);  // ascending in n_more, then in n
-    for (auto s = first; s != sizes.end() && here(*s); s++) {
-        counts.push_back(s->n);
-        costs.push_back(neuron_costs::get().launch(whole, row, s->n));
-    }
-    const bool                       again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
-    std::map<int64_t, neuron_kernel> kernels;
-    const auto                       has = [&](int64_t n) {
-        const auto s = std::find_if(first, sizes.end(), [n](const neuron_sizes & s) { return s.n == n; });
-        return (bool) (kernels[n] = find_piece(*s, node, selection.cut));
-    };
-    for (const neuron_range & range :
-         neuron_choose_pieces(selection.cut.n, std::move(counts), std::move(costs), again, has)) {
-        selection.pieces.push_back({ kernels.at(range.n), range });
-    }
-    return !selection.pieces.empty();
-}
-
-// Returns whether the tensors that a node reads on are long enough for kernels of a length.
-static bool has_room(const ggml_tensor * op, const neuron_signature & node, const neuron_cut & cut, int64_t n_more) {
-    for (int i = 0; i < node.n_src; i++) {
-        if (i == cut.rule->mask || cut.more(i) < 0 || !op->src[i]) {
-            continue;
-        }
-        const ggml_tensor * src = op->src[i];
-        if (neuron_offset_of(src) + neuron_nbytes(cut.piece(node, i, cut.n, n_more)) >
-            ggml_nbytes(neuron_root_of(src))) {
-            return false;
-        }
-    }
-    return true;
-}
-
-neuron_selection neuron_kernel_store::select(const ggml_tensor * op) const {
-    neuron_selection selection;
+neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
+    neuron_group group;
     if (bundles.empty()) {
-        return selection;
+        return group;
     }
-    neuron_signature node = neuron_unhashed_signature_of(op);
-    if (const neuron_kernel exact = find(node, neuron_updates_of(op))) {
-        selection.pieces.push_back({ exact, {} });
-        return selection;
+    neuron_signature node         = neuron_unhashed_signature_of(op);
+    const auto       take_sources = [&] {
+        group.slots.reserve((size_t) node.n_src);
+        for (int i = 0; i < node.n_src; i++) {
+            group.slots.push_back({ op->src[i], 0, op->src[i] ? ggml_nbytes(op->src[i]) : 0 });
+        }
+    };
+    if (const neuron_kernel exact = find(node)) {
+        take_sources();
+        for (uint32_t updates = neuron_updates_of(op), i = 0; updates >> i; i++) {
+            group.slots[i].written = updates >> i & 1;
+        }
+        group.results.push_back({ nullptr, 0, 0, exact.alias });
+        group.pieces.push_back({ exact });
+        return group;
     }
-    node.op_hash                            = nk::hash_op(node.op);
-    const std::vector<neuron_sizes> * sizes = exact_only ? nullptr : tokens.find(node, selection.cut);
+    node.op_hash = nk::hash_op(node.op);
+    neuron_cut                        cut;
+    const std::vector<neuron_sizes> * sizes = exact_only ? nullptr : tokens.find(node, cut);
     if (!sizes) {
-        return selection;
+        return group;
     }
-    int64_t last = -2;                       // no length
-    for (const neuron_sizes & s : *sizes) {  // ascending in n_more
-        if (s.n_more < selection.cut.n_more || s.n_more == last) {
-            continue;
+    take_sources();
+    std::pair<double, double> bytes;
+    int64_t                   of   = -2;  // no length
+    const auto                cost = [&](const neuron_sizes & s) {
+        if (s.n_more != of) {
+            of    = s.n_more;
+            bytes = traffic(node, cut.axis, [&](int i) {
+                const bool table = cut.axis[i] < 0 && cut.more(i) >= 0 && cut.rule->mask < 0;
+                return table ? 0 : neuron_nbytes(cut.piece(node, i, 1, of));  // of a table some rows are read
+            });
         }
-        last              = s.n_more;
-        selection.n_more  = s.n_more;
-        const bool masked = selection.cut.rule->mask >= 0 && s.n_more != selection.cut.n_more;
-        if (masked && !has_room(op, node, selection.cut, s.n_more)) {
-            break;  // nor for longer ones
+        return neuron_costs::get().launch(bytes.first, bytes.second, s.n);
+    };
+    const auto find_it = [&](const neuron_sizes & s) {
+        std::vector<neuron_group_piece> pieces;
+        if (const neuron_kernel kernel = find_piece(s, node, cut)) {
+            pieces.push_back({ kernel });
         }
-        if (choose(node, *sizes, selection)) {
-            break;
-        }
+        return pieces;
+    };
+    const bool again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
+    if (!choose(node, cut, *sizes, true, again, cost, find_it, group)) {
+        group = {};
     }
-    return selection;
+    return group;
 }
 
 // Answers that are kept: nodes of some graphs of a model with several hundred different ones.
@@ -194,9 +265,10 @@ static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) 
     }
 }
 
-neuron_answer neuron_kernel_store::answer(const ggml_tensor * op) const {
+std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tensor * op) const {
+    static const auto nothing = std::make_shared<const neuron_answer>();
     if (bundles.empty()) {
-        return {};
+        return nothing;
     }
     thread_local std::vector<uint64_t> key;
     set_answer_key(op, key);
@@ -209,10 +281,12 @@ neuron_answer neuron_kernel_store::answer(const ggml_tensor * op) const {
         }
     }
     g_metrics.looked_for.fetch_add(1, std::memory_order_relaxed);
-    neuron_answer answer;
-    answer.selection = select(op);
-    answer.member    = groups.has_member(neuron_token_of(op)) ||
-                       (!exact_only && !groups.empty() && groups.may_have_member(neuron_signature_of(op)));
+    const bool member = groups.has_member(neuron_token_of(op)) ||
+                        (!exact_only && !groups.empty() && groups.may_have_member(neuron_signature_of(op)));
+    const auto answer = std::make_shared<neuron_answer>(neuron_answer{ select(op), member });
+    for (neuron_group_slot & slot : answer->group.slots) {
+        slot.tensor = nullptr;
+    }
     const std::lock_guard<std::mutex> lock(answers_mutex);
     if (answers.size() >= MAX_ANSWERS) {
         answers.clear();
@@ -221,89 +295,52 @@ neuron_answer neuron_kernel_store::answer(const ggml_tensor * op) const {
     return answer;
 }
 
-// Returns what a launch for a node of attention takes.
-static double launch_of(const neuron_attention & attention, const neuron_attention_node & node, neuron_sizes sizes) {
-    double whole = 0;
-    double rows  = 0;
-    for (int i = 0; i <= node.signature.n_src; i++) {
-        if (node.signature.tensors[i].type == NEURON_KERNELS_ABSENT) {
-            continue;
-        }
-        const auto bytes = (double) neuron_nbytes(attention.piece(node, i, sizes.n, sizes.n_more));
-        (node.tokens[i] >= 0 ? rows : whole) += bytes;
-    }
-    return neuron_costs::get().launch(whole, rows / (double) sizes.n, sizes.n);
-}
-
-// Chooses among sizes that have the same columns.
-bool neuron_kernel_store::choose(neuron_attention &   attention,
-                                 const neuron_sizes * begin,
-                                 const neuron_sizes * end) const {
-    std::vector<int64_t>                          counts;
-    std::vector<double>                           costs;
-    std::map<int64_t, std::vector<neuron_kernel>> kernels;
-    for (const neuron_sizes * sizes = begin; sizes != end; sizes++) {
-        std::vector<neuron_kernel> found;
-        double                     cost = 0;
-        for (const neuron_attention_node & node : attention.nodes) {
-            neuron_signature piece = node.signature;
-            for (int i = 0; i <= piece.n_src; i++) {
-                piece.tensors[i] = attention.piece(node, i, sizes->n, sizes->n_more);
-            }
-            const neuron_kernel kernel = find(piece, 0);
-            if (!kernel) {
-                break;
-            }
-            found.push_back(kernel);
-            cost += launch_of(attention, node, *sizes);
-        }
-        if (found.size() == attention.nodes.size()) {
-            counts.push_back(sizes->n);
-            costs.push_back(cost);
-            kernels[sizes->n] = std::move(found);
-        }
-    }
-    for (const neuron_range & range : neuron_choose_pieces(attention.cut.n, counts, costs, true)) {
-        attention.pieces.push_back({ kernels.at(range.n), range });
-    }
-    return !attention.pieces.empty();
-}
-
 bool neuron_kernel_store::select(neuron_attention & attention) const {
-    const ggml_tensor * first = attention.nodes.front().node;
-    const auto          found = heads.find(first->ne[2]);
+    const auto found = heads.find(attention.nodes.front().node->ne[2]);
     if (exact_only || found == heads.end()) {
         return false;
     }
-    const neuron_sizes * end = found->second.data() + found->second.size();
-    for (const neuron_sizes * sizes = found->second.data(); sizes != end;) {
-        const neuron_sizes * next =
-            std::find_if(sizes, end, [sizes](const neuron_sizes & s) { return s.n_more != sizes->n_more; });
-        const bool own    = sizes->n_more == first->ne[0];
-        const bool longer = attention.cut.n_more > 0 && sizes->n_more > first->ne[0];
-        const bool masked = attention.open || attention.rule.mask >= 0;
-        if (longer && (!masked || !has_room(&attention.whole, attention.signature, attention.cut, sizes->n_more))) {
-            return false;  // nor for longer ones
+    const auto cost = [&](const neuron_sizes & sizes) {
+        double sum = 0;
+        for (const neuron_attention_node & node : attention.nodes) {
+            const auto [whole, rows] = traffic(node.signature, node.tokens, [&](int i) {
+                return neuron_nbytes(attention.piece(node, i, sizes.n, sizes.n_more));
+            });
+            sum += neuron_costs::get().launch(whole, rows / (double) sizes.n, sizes.n);
         }
-        attention.n_more = own ? attention.cut.n_more : sizes->n_more;
-        if ((own || longer) && choose(attention, sizes, next)) {
-            return true;
+        return sum;
+    };
+    const auto find_all = [&](const neuron_sizes & sizes) {
+        std::vector<neuron_group_piece> pieces;
+        for (const neuron_attention_node & node : attention.nodes) {
+            neuron_signature piece = node.signature;
+            for (int i = 0; i <= piece.n_src; i++) {
+                piece.tensors[i] = attention.piece(node, i, sizes.n, sizes.n_more);
+            }
+            const neuron_kernel kernel = find(piece);
+            if (!kernel) {
+                return std::vector<neuron_group_piece>();
+            }
+            const bool last = &node == &attention.nodes.back();
+            pieces.push_back({
+                kernel,
+                {},
+                { node.sources, node.sources + piece.n_src },
+                last ? 0 : neuron_nbytes(piece.tensors[piece.n_src])
+            });
         }
-        sizes = next;
-    }
-    return false;
+        return pieces;
+    };
+    return choose(attention.signature, attention.cut, found->second, attention.rule.mask >= 0, true, cost, find_all,
+                  attention.group);
 }
 
 std::vector<neuron_kernel> neuron_kernel_store::select_in_attention(const ggml_tensor * op) const {
-    std::vector<neuron_kernel> found;
     for (const bool scores : { true, false }) {
         const auto attention = heads.empty() || exact_only ? nullptr : neuron_attention_to(op, scores);
         if (attention && select(*attention)) {
-            for (const neuron_attention_piece & piece : attention->pieces) {
-                found.insert(found.end(), piece.kernels.begin(), piece.kernels.end());
-            }
-            break;
+            return attention->group.kernels();
         }
     }
-    return found;
+    return {};
 }

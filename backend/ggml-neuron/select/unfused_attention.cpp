@@ -95,22 +95,22 @@ class attention_builder {
     bool add_soft_max(neuron_attention_node & n);
 
     neuron_attention & attention;
-    bool               scores;             // whether the nodes at hand have a column for each cell
-    bool               weights   = false;  // whether these are those of SOFT_MAX
-    int                n_sources = 0;
+    bool               scores;           // whether the nodes at hand have a column for each cell
+    bool               weights = false;  // whether these are those of SOFT_MAX
 };
 
 // Returns the source's index among those of the whole.
 int attention_builder::add_source(ggml_tensor * t, int tokens, int cells) {
-    if (!t || n_sources == NEURON_TOKEN_SOURCES) {
-        return -2;
+    const int i = attention.signature.n_src;
+    if (!t || i == NEURON_TOKEN_SOURCES) {
+        return neuron_group_piece::ABSENT;
     }
-    attention.whole.src[n_sources]         = t;
-    attention.rule.sources[n_sources]      = (int8_t) tokens;
-    attention.rule.more[n_sources]         = (int8_t) cells;
-    attention.signature.tensors[n_sources] = neuron_tensor_of(t);
-    attention.cut.axis[n_sources]          = (int8_t) tokens;
-    return n_sources++;
+    attention.group.slots.push_back({ t, 0, ggml_nbytes(t) });
+    attention.rule.sources[i]      = (int8_t) tokens;
+    attention.rule.more[i]         = (int8_t) cells;
+    attention.signature.tensors[i] = neuron_tensor_of(t);
+    attention.cut.axis[i]          = (int8_t) tokens;
+    return attention.signature.n_src++;
 }
 
 // Adds a product: of the cache's keys and the query, of values and weights, or of a matrix for each head and anything.
@@ -123,13 +123,13 @@ bool attention_builder::add_product(neuron_attention_node & n) {
         return false;
     }
     n.cells[0]   = first && scores ? 1 : values ? 0 : -1;
-    n.sources[0] = (int8_t) add_source(matrix, -1, n.cells[0]);
-    n.sources[1] = first ? (int8_t) add_source(b, 1, -1) : neuron_attention_node::PREVIOUS;
+    n.sources[0] = add_source(matrix, -1, n.cells[0]);
+    n.sources[1] = first ? add_source(b, 1, -1) : neuron_group_piece::PREVIOUS;
     n.tokens[1]  = 1;
     n.cells[1]   = values ? 0 : -1;
     scores       = first && scores;
     n.cells[2]   = scores ? 0 : -1;
-    return n.sources[0] >= 0 && n.sources[1] != -2;
+    return n.sources[0] >= 0 && n.sources[1] != neuron_group_piece::ABSENT;
 }
 
 bool attention_builder::add_soft_max(neuron_attention_node & n) {
@@ -138,7 +138,7 @@ bool attention_builder::add_soft_max(neuron_attention_node & n) {
         return false;
     }
     weights      = true;
-    n.sources[0] = neuron_attention_node::PREVIOUS;
+    n.sources[0] = neuron_group_piece::PREVIOUS;
     n.tokens[0]  = 1;
     n.cells[0] = n.cells[n.signature.n_src] = 0;
     if (mask) {
@@ -148,21 +148,21 @@ bool attention_builder::add_soft_max(neuron_attention_node & n) {
         }
         n.tokens[1]         = 1;
         n.cells[1]          = 0;
-        n.sources[1]        = (int8_t) add_source(mask, 1, 0);
-        attention.rule.mask = n.sources[1];
+        n.sources[1]        = add_source(mask, 1, 0);
+        attention.rule.mask = (int8_t) n.sources[1];
     }
     if (n.node->src[2]) {
-        n.sources[2] = (int8_t) add_source(n.node->src[2], -1, -1);
+        n.sources[2] = add_source(n.node->src[2], -1, -1);
     }
     return std::all_of(n.sources, n.sources + n.signature.n_src,
-                       [&](const int8_t & s) { return s != -2 || !n.node->src[&s - n.sources]; });
+                       [&](const int & s) { return s != neuron_group_piece::ABSENT || !n.node->src[&s - n.sources]; });
 }
 
 bool attention_builder::add(const ggml_tensor * node) {
     neuron_attention_node n;
     n.node      = node;
     n.signature = neuron_signature_of(node);
-    std::fill(std::begin(n.sources), std::end(n.sources), (int8_t) -2);
+    std::fill(std::begin(n.sources), std::end(n.sources), neuron_group_piece::ABSENT);
     std::fill(std::begin(n.tokens), std::end(n.tokens), (int8_t) -1);
     std::fill(std::begin(n.cells), std::end(n.cells), (int8_t) -1);
     const int result = n.signature.n_src;
@@ -173,7 +173,7 @@ bool attention_builder::add(const ggml_tensor * node) {
     } else if (node->op == GGML_OP_SOFT_MAX) {
         fits = add_soft_max(n);
     } else {
-        n.sources[0] = neuron_attention_node::PREVIOUS;
+        n.sources[0] = neuron_group_piece::PREVIOUS;
         n.tokens[0]  = neuron_ends_attention(node) ? 2 : 1;
         n.cells[0] = n.cells[result] = scores ? 0 : -1;
         fits                         = !scores || !neuron_ends_attention(node);
@@ -207,9 +207,7 @@ std::shared_ptr<neuron_attention> neuron_attention_to(const ggml_tensor * last, 
     };
     const bool weighs    = std::any_of(nodes.begin(), nodes.end(), is_soft_max);
     auto       attention = std::make_shared<neuron_attention>();
-    attention->whole     = *last;
-    std::fill(std::begin(attention->whole.src), std::end(attention->whole.src), nullptr);
-    attention->rule = {
+    attention->rule      = {
         "", 0, false, { -1, -1, -1, -1, -1 },
            { -1, -1, -1, -1, -1 },
            -1
@@ -221,16 +219,16 @@ std::shared_ptr<neuron_attention> neuron_attention_to(const ggml_tensor * last, 
         return nullptr;
     }
     const neuron_attention_node & end    = attention->nodes.back();
-    attention->signature.n_src           = neuron_n_src(&attention->whole);
-    attention->signature.op              = ggml_op_desc(last);
-    const int result                     = attention->signature.n_src;
+    const int                     result = attention->signature.n_src;
     attention->signature.tensors[result] = neuron_tensor_of(last);
     attention->rule.result               = end.tokens[end.signature.n_src];
     attention->cut.axis[result]          = attention->rule.result;
     attention->cut.rule                  = &attention->rule;
     attention->cut.n                     = nodes.front()->ne[1];
-    attention->open                      = scores && !weighs;
-    attention->cut.n_more                = weighs || scores ? nodes.front()->ne[0] : 0;
+    attention->cut.n_more                = nodes.front()->ne[0];
+    if (scores && !weighs) {
+        attention->rule.mask = NEURON_TOKEN_SOURCES;
+    }
     return attention;
 }
 
@@ -250,7 +248,7 @@ neuron_kernels_tensor neuron_attention::piece(const neuron_attention_node & node
         t.ne[node.cells[i]] = n_cells;
     }
     const bool result   = i == node.signature.n_src;
-    const bool previous = !result && node.sources[i] == neuron_attention_node::PREVIOUS;
+    const bool previous = !result && node.sources[i] == neuron_group_piece::PREVIOUS;
     if (result || (previous && !neuron_ends_attention(node.node)) ||
         (!previous && node.sources[i] == rule.mask && n_cells != cut.n_more)) {
         neuron_kernels_set_dense(&t);
@@ -261,16 +259,4 @@ neuron_kernels_tensor neuron_attention::piece(const neuron_attention_node & node
         std::swap(t.nb[1], t.nb[2]);
     }
     return t;
-}
-
-size_t neuron_attention::between() const {
-    size_t  size = 0;
-    int64_t n    = 0;
-    for (const neuron_attention_piece & p : pieces) {
-        n = std::max(n, p.range.n);
-    }
-    for (const neuron_attention_node & node : nodes) {
-        size = std::max(size, neuron_nbytes(piece(node, node.signature.n_src, n, n_more)));
-    }
-    return size;
 }

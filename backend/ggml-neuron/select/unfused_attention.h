@@ -19,40 +19,26 @@
 
 // A node of attention.
 struct neuron_attention_node {
-    static constexpr int8_t PREVIOUS = -1;  // what the node before has computed
-
     const ggml_tensor * node = nullptr;
     neuron_signature    signature;
-    int8_t              sources[GGML_MAX_SRC];  // indices in the sources of all of it, or PREVIOUS; -2 for absent ones
+    int                 sources[GGML_MAX_SRC];     // as neuron_group_piece::inputs
     int8_t              tokens[GGML_MAX_SRC + 1];  // the tokens' axis of each source and then the result, or -1
     int8_t              cells[GGML_MAX_SRC + 1];   // the cells' axis of the same, or -1
-};
-
-// A piece of attention: a kernel for each of its nodes.
-struct neuron_attention_piece {
-    std::vector<neuron_kernel> kernels;
-    neuron_range               range;
 };
 
 struct neuron_attention {
     std::vector<neuron_attention_node> nodes;  // in their order
 
-    // All of it as if it were one node, whose sources are what the nodes read besides each other's results.
-    ggml_tensor       whole;
+    // What its nodes read besides each other's results, and what it computes, as if it were one node. Where SOFT_MAX is yet to come, with
+    // a mask or without, rule.mask is behind all sources.
     neuron_signature  signature;
     neuron_token_rule rule;
     neuron_cut        cut;
-    bool              open = false;  // SOFT_MAX, with a mask or without, is yet to come
 
-    // What computes it: see neuron_kernel_store::select.
-    std::vector<neuron_attention_piece> pieces;
-    int64_t                             n_more = 0;
+    neuron_group group;  // its slots are there from the beginning, the rest by neuron_kernel_store::select
 
     // Returns a tensor of a node as a kernel for other numbers has it: source i, or the result.
     neuron_kernels_tensor piece(const neuron_attention_node & node, int i, int64_t n_tokens, int64_t n_cells) const;
-
-    // Returns the bytes that a result between two nodes takes at most.
-    size_t between() const;
 };
 
 // Returns the attention that ends with a node, or the beginning of it; NULL when it is in none. Where SOFT_MAX is yet to come,

@@ -1,0 +1,93 @@
+// What computes the nodes of a graph: a node alone, attention, or a group.
+
+#include "plan/placement.h"
+#include "report/record_ops.h"
+#include "select/groups.h"
+#include "select/unfused_attention.h"
+
+#include <algorithm>
+#include <cstddef>
+
+// Returns whether the last candidates are the nodes of attention, and whether no other node uses what is between them.
+static bool is_whole_attention(const ggml_cgraph *                   cgraph,
+                               const std::vector<neuron_candidate> & candidates,
+                               const neuron_attention &              attention) {
+    const size_t n = attention.nodes.size();
+    for (size_t k = 0; k < n; k++) {
+        if (candidates.size() < n) {
+            return false;
+        }
+        const neuron_candidate & c    = candidates[candidates.size() - n + k];
+        const ggml_tensor *      node = cgraph->nodes[c.node];
+        if (node != attention.nodes[k].node || !c.group().nodes.empty()) {
+            return false;
+        }
+        const bool seen = (node->flags & GGML_TENSOR_FLAG_OUTPUT) || ggml_node_get_use_count(cgraph, c.node) != 1;
+        if (seen && k + 1 < n) {
+            return false;
+        }
+    }
+    // what the last one reads is a view
+    const ggml_tensor * view = attention.nodes.back().node->src[0];
+    const size_t        at   = ggml_hash_find(&cgraph->visited_hash_set, view);
+    return !(view->flags & GGML_TENSOR_FLAG_OUTPUT) && at != GGML_HASHSET_FULL &&
+           ggml_bitset_get(cgraph->visited_hash_set.used, at) && cgraph->use_counts[at] == 1;
+}
+
+// Lets attention that the last candidate ends be computed as one, where a node of it has no kernel for itself.
+static void find_attention(const neuron_kernel_store &     kernels,
+                           const ggml_cgraph *             cgraph,
+                           std::vector<neuron_candidate> & candidates) {
+    const ggml_tensor * node      = cgraph->nodes[candidates.back().node];
+    const auto          attention = neuron_ends_attention(node) ? neuron_attention_to(node, false) : nullptr;
+    if (!attention || !is_whole_attention(cgraph, candidates, *attention)) {
+        return;
+    }
+    const auto begin = candidates.end() - (std::ptrdiff_t) attention->nodes.size();
+    const bool alone =
+        std::all_of(begin, candidates.end(), [](const neuron_candidate & c) { return (bool) c.group(); });
+    if (alone || !kernels.select(*attention)) {
+        return;
+    }
+    const int last = candidates.back().node;
+    for (auto c = begin; c != candidates.end(); ++c) {
+        attention->group.nodes.push_back(c->node);
+    }
+    candidates.erase(begin, candidates.end());
+    candidates.push_back({
+        last, { attention, &attention->group }
+    });
+}
+
+// Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
+std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
+                                                     const neuron_kernel_store & kernels,
+                                                     neuron_groups &             groups) {
+    std::vector<neuron_candidate> candidates;
+    candidates.reserve((size_t) cgraph->n_nodes);
+    auto found = groups.groups.begin();
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        const ggml_tensor * node = cgraph->nodes[i];
+        if (!neuron_is_work(node)) {
+            continue;
+        }
+        if (found != groups.groups.end() && found->first() == i) {
+            i = found->last();
+            candidates.push_back({ i, nullptr, &*found });
+            ++found;
+            continue;
+        }
+        const auto answer = kernels.answer(node);
+        candidates.push_back({
+            i, { answer, &answer->group }
+        });
+        find_attention(kernels, cgraph, candidates);
+    }
+    for (const neuron_candidate & c : candidates) {
+        const ggml_tensor * node = cgraph->nodes[c.node];
+        if (!c.group() && !neuron_is_zero(node)) {
+            neuron_note_missing(node);
+        }
+    }
+    return candidates;
+}
