@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.dispatch import chips
-from kernelgen.dispatch.modelled_cost import nanoseconds
+from kernelgen.dispatch.modelled_cost import alone, shared
 from nki_interpreter.cost import cost
 from nki_interpreter.errors import LoadError, NkiError
 from nki_interpreter.kernel import record_kernel
@@ -42,16 +42,21 @@ STEP = 0.3
 
 @dataclass(frozen=True)
 class Judged:
-    """A kernel: its op and name, what was measured, and what each engine takes by the model, both in ns."""
+    """A kernel: its op and name, measured ns, those of each engine by the model, and what either of two would take."""
 
     op: str
     name: str
     measured: float
     engines: Mapping[str, float]
+    either: Mapping[str, float]
 
     def modelled(self, scales: Mapping[str, float]) -> float:
         """Returns the nanoseconds of the engine that takes longest."""
-        return max(scales.get(engine, 1.0) * ns for engine, ns in self.engines.items())
+        engines, either = (
+            {engine: scales.get(engine, 1.0) * ns for engine, ns in each.items()}
+            for each in (self.engines, self.either)
+        )
+        return max(shared(engines, either).values())
 
 
 def latencies(folder: Path) -> dict[str, float]:
@@ -128,8 +133,8 @@ def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Ite
             except _TooLong:
                 print(f"{key}: not recorded in {seconds} s", file=sys.stderr)
                 continue
-            ns = nanoseconds(kept[key]["work"], kept[key]["instructions"], chips.of(TARGET, 1))
-            yield Judged(op, file.stem, measured[file.stem] * 1e6, ns)
+            ns = alone(kept[key]["work"], kept[key]["instructions"], chips.of(TARGET, 1))
+            yield Judged(op, file.stem, measured[file.stem] * 1e6, *ns)
 
 
 def _distance(kernels: Sequence[Judged], scales: Mapping[str, float]) -> float:

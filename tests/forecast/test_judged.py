@@ -27,7 +27,8 @@ def test_the_forecast_is_no_further_from_published_figures_than_its_page_says(
 
 
 def judged(op: str, name: str, measured: float, **engines: float) -> Judged:
-    return Judged(op, name, measured, dict.fromkeys(nki_judged.ENGINES, 0.0) | engines)
+    none = dict.fromkeys(("vector", "scalar"), 0.0)
+    return Judged(op, name, measured, dict.fromkeys(nki_judged.ENGINES, 0.0) | engines, none)
 
 
 def test_scales_are_those_that_bring_the_times_together() -> None:
