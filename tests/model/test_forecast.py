@@ -7,8 +7,8 @@ from pathlib import Path
 
 import headers
 import pytest
-from conftest import Derive
 
+from conftest import Derive
 from kernelgen import cli
 from kernelgen.dispatch import chips
 from kernelgen.model.exporter import Exporter
