@@ -5,7 +5,8 @@ Jerry2423/kda-for-trainium, which has variants of them and `benchmark.csv` with 
 
 Each kernel is recorded and its work counted (nki_interpreter.cost); kernelgen.dispatch.modelled_cost makes nanoseconds of it by the
 figures of a physical core of trn2. What the latencies were measured on is doubtful (its rates are about twice those of such a
-core), so the engines' rates are scaled. These scales, and nothing else, are fitted, on every second op by name; the others judge.
+core), so the engines' rates are scaled: by one factor the tensor engine's and DMA's, by another the vector and the scalar engine's.
+These two, and nothing else, are fitted, on every second op by name; the others judge.
 Of two kernels of an op whose latencies differ by 3 % or more the model says which is quicker, or that they are equal: within 3 %.
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.dispatch import chips
-from kernelgen.dispatch.modelled_cost import nanoseconds
+from kernelgen.dispatch.modelled_cost import alone, shared
 from nki_interpreter.cost import cost
 from nki_interpreter.errors import LoadError, NkiError
 from nki_interpreter.kernel import record_kernel
@@ -37,21 +38,29 @@ EQUAL = 1.03
 """Times whose ratio is less are equal."""
 FACTOR = 1.5
 ENGINES = ("tensor", "vector", "scalar", "dma")
-STEP = 0.3
+GROUPS = (("tensor", "dma"), ("vector", "scalar"))
+"""Engines whose times have one scale."""
+STARTS, STEP = (0.25, 0.5, 1.0), 0.3
+"""Where the search for scales begins, and its first step."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A kernel: its op and name, what was measured, and what each engine takes by the model, both in ns."""
+    """A kernel: its op and name, measured ns, those of each engine by the model, and what either of two would take."""
 
     op: str
     name: str
     measured: float
     engines: Mapping[str, float]
+    either: Mapping[str, float]
 
     def modelled(self, scales: Mapping[str, float]) -> float:
         """Returns the nanoseconds of the engine that takes longest."""
-        return max(scales.get(engine, 1.0) * ns for engine, ns in self.engines.items())
+        engines, either = (
+            {engine: scales.get(engine, 1.0) * ns for engine, ns in each.items()}
+            for each in (self.engines, self.either)
+        )
+        return max(shared(engines, either).values())
 
 
 def latencies(folder: Path) -> dict[str, float]:
@@ -128,8 +137,8 @@ def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Ite
             except _TooLong:
                 print(f"{key}: not recorded in {seconds} s", file=sys.stderr)
                 continue
-            ns = nanoseconds(kept[key]["work"], kept[key]["instructions"], chips.of(TARGET, 1))
-            yield Judged(op, file.stem, measured[file.stem] * 1e6, ns)
+            ns = alone(kept[key]["work"], kept[key]["instructions"], chips.of(TARGET, 1))
+            yield Judged(op, file.stem, measured[file.stem] * 1e6, *ns)
 
 
 def _distance(kernels: Sequence[Judged], scales: Mapping[str, float]) -> float:
@@ -141,19 +150,28 @@ def _distance(kernels: Sequence[Judged], scales: Mapping[str, float]) -> float:
 
 
 def fit(kernels: Sequence[Judged]) -> dict[str, float]:
-    """Returns a factor for each engine's time that brings the modelled times nearest to the measured ones."""
-    best = dict.fromkeys(ENGINES, statistics.median(one.measured / one.modelled({}) for one in kernels))
-    distance, step = _distance(kernels, best), STEP
-    while step > 0.005:
-        tried = [best | {e: best[e] * f} for e in ENGINES for f in (1 + step, 1 / (1 + step))]
-        found, least = min(
-            ((_distance(kernels, scales), n) for n, scales in enumerate(tried)), key=lambda pair: pair[0]
-        )
-        if found < distance - 1e-9:
-            distance, best = found, tried[least]
-        else:
-            step /= 2
-    return best
+    """Returns a factor for each engine's time, one for a group, that brings modelled times nearest to measured ones."""
+    found = []
+    for start in STARTS:
+        factors, step = [start] * len(GROUPS), STEP
+        distance = _distance(kernels, _scales(factors))
+        while step > 0.005:
+            tried = [
+                [*factors[:n], factors[n] * f, *factors[n + 1 :]]
+                for n in range(len(factors))
+                for f in (1 + step, 1 / (1 + step))
+            ]
+            least, best = min((_distance(kernels, _scales(one)), one) for one in tried)
+            if least < distance - 1e-9:
+                distance, factors = least, best
+            else:
+                step /= 2
+        found.append((distance, factors))
+    return _scales(min(found)[1])
+
+
+def _scales(factors: Sequence[float]) -> dict[str, float]:
+    return {engine: factor for group, factor in zip(GROUPS, factors, strict=True) for engine in group}
 
 
 def order(kernels: Sequence[Judged], scales: Mapping[str, float]) -> tuple[int, int, int]:

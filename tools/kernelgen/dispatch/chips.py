@@ -37,6 +37,7 @@ FIGURES: Mapping[str, tuple[str, tuple[str, ...] | type, str]] = {
     "tensor_ns_per_column": (
         "ns", ("bfloat16", "float16", "float8", "float32"), "a column that moves through a tile of 128 x 128, by dtype"
     ),
+    "product_share": ("", float, "of the tensor engine's rate, what products reach in a program by XLA"),
     "vector_ns_per_element": ("ns", ("one", "two"), "an element of a partition, by operands in SBUF"),
     "scalar_ns_per_element": ("ns", float, "an element of a partition"),
     "gpsimd_ns_per_element": ("ns", float, "an element of a partition"),

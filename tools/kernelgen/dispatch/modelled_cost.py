@@ -35,9 +35,14 @@ def of_noted(noted: Mapping[str, Any], target: str = TARGET) -> dict[str, Any]:
 
 
 def nanoseconds(work: Mapping[str, Mapping[str, int]], instructions: Mapping[str, int], chip: Chip) -> dict[str, float]:
-    """Returns the nanoseconds of each engine and of DMA.
+    """Returns the nanoseconds of each engine and of DMA; `alone` has the arguments."""
+    return shared(*alone(work, instructions, chip))
 
-    What either of vector and scalar engine can do (`either`) is shared so that the later of them is done as early as can be.
+
+def alone(
+    work: Mapping[str, Mapping[str, int]], instructions: Mapping[str, int], chip: Chip
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns the nanoseconds of each engine and of DMA, and what vector and scalar engine each would take for what either can do.
 
     Args:
         work: columns by dtype, elements, and bytes by length of a run, as nki_interpreter.cost counts them.
@@ -52,19 +57,24 @@ def nanoseconds(work: Mapping[str, Mapping[str, int]], instructions: Mapping[str
     }
     for engine in found:
         found[engine] += instructions[engine] * chip.by("instruction_ns", engine)
-    if elements := sum(work.get("either", {}).values()):
-        took = {
-            "vector": elements * chip.by("vector_ns_per_element", "one"),
-            "scalar": elements * chip.number("scalar_ns_per_element"),
-        }
-        for engine in took:
-            took[engine] += instructions["either"] * chip.by("instruction_ns", engine)
-        part = (found["scalar"] + took["scalar"] - found["vector"]) / (took["vector"] + took["scalar"])
-        part = min(max(part, 0.0), 1.0)
-        found["vector"] += part * took["vector"]
-        found["scalar"] += (1 - part) * took["scalar"]
     found["dma"] = sum(n / dma_gb_per_s(chip, int(run)) for run, n in work["dma"].items())
-    return found
+    elements, count = sum(work.get("either", {}).values()), instructions.get("either", 0)
+    rates = {"vector": chip.by("vector_ns_per_element", "one"), "scalar": chip.number("scalar_ns_per_element")}
+    return found, {name: elements * ns + count * chip.by("instruction_ns", name) for name, ns in rates.items()}
+
+
+def shared(found: Mapping[str, float], either: Mapping[str, float]) -> dict[str, float]:
+    """Returns the times of engines when what either of two can do is shared so that the later of them is done as early as can be.
+
+    Args:
+        found: of each engine, without that.
+        either: what vector and scalar engine each would take for all of that.
+    """
+    both = either["vector"] + either["scalar"]
+    part = (found["scalar"] + either["scalar"] - found["vector"]) / both if both else 0.0
+    part = min(max(part, 0.0), 1.0)
+    more = {"vector": part * either["vector"], "scalar": (1 - part) * either["scalar"]}
+    return {engine: ns + more.get(engine, 0.0) for engine, ns in found.items()}
 
 
 def dma_gb_per_s(chip: Chip, run: int) -> float:

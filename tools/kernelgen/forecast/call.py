@@ -71,9 +71,14 @@ class CallForecast:
         """Returns the milliseconds of a part of `Time`, summed; parts overlap."""
         return sum(one.count * float(getattr(one.time, name)) for one in self.launches) / 1e3
 
-    def bound_ms(self, part: str) -> float:
-        """Returns the milliseconds of the launches whose longest part is this one."""
-        return sum(one.count * one.time.total for one in self.launches if one.time.bound == part) / 1e3
+    @property
+    def parts_ms(self) -> dict[str, float]:
+        """The milliseconds of what is done one after another (`Time.parts`), summed: with the transfers they are `ms`."""
+        found: dict[str, float] = {}
+        for one in self.launches:
+            for part, us in one.time.parts.items():
+                found[part] = found.get(part, 0.0) + one.count * us / 1e3
+        return found
 
 
 def forecast(

@@ -14,14 +14,15 @@ SHOWN = 8
 _PARTS = {
     "launch": "launches",
     "memory": "weights, cache and results, streamed",
-    "spills": "what SBUF has no room for",
     "tensor": "products",
-    "vector": "vector engine",
-    "scalar": "scalar engine",
     "descriptors": "what is found by an index",
+    "elements": "work element by element",
+    "spills": "scores that SBUF has no room for",
+    "waited": "attention in few partitions",
     "calls": "beginnings of NKI kernels",
     "reductions": "sums over cores",
 }
+_OVERLAPPED = ("memory", "tensor", "vector", "scalar", "descriptors")
 
 
 def plain(call: CallForecast, chip: Chip) -> dict[str, Any]:
@@ -36,9 +37,8 @@ def plain(call: CallForecast, chip: Chip) -> dict[str, Any]:
         "tokens_per_s": call.n_tokens / call.ms * 1e3,
         "launches": call.count,
         "nodes_without_kernel": call.missing,
-        "host_ms": call.transfers_us / 1e3,
-        "parts_ms": {part: call.part_ms(part) for part in _PARTS},
-        "bound_ms": {part: call.bound_ms(part) for part in ("memory", "tensor", "vector", "scalar", "descriptors")},
+        "parts_ms": {**call.parts_ms, "host": call.transfers_us / 1e3},
+        "alone_ms": {part: call.part_ms(part) for part in _OVERLAPPED},
         "kernels": [
             {"id": one.spec.id, "count": one.count, "bound": one.time.bound, "us": one.time.total, **asdict(one.time)}
             for one in call.launches
@@ -57,12 +57,10 @@ def text(call: CallForecast, chip: Chip) -> list[str]:
     if call.missing:
         lines.append(f"  {call.missing} nodes have no kernel; the time that the CPU takes for them is not in it")
     lines.append(f"  {call.count} launches, and {call.transfers_us / 1e3:.2f} ms of transfers over the host")
-    lines.append("  parts, which overlap within a launch: its time is that of the longest")
-    for part, words in _PARTS.items():
-        if ms := call.part_ms(part):
-            bound = call.bound_ms(part) if part in ("memory", "tensor", "vector", "scalar", "descriptors") else 0
-            longest = f"; the longest of launches of {bound:.2f} ms" if bound else ""
-            lines.append(f"    {words:38} {ms:10.2f} ms{longest}")
+    parts = call.parts_ms
+    lines += [f"  {parts[part]:9.2f} ms  {words}" for part, words in _PARTS.items() if parts.get(part)]
+    alone = ", ".join(f"{part} {call.part_ms(part):.2f}" for part in _OVERLAPPED)
+    lines.append(f"  ms that each would take alone: {alone}")
     for one in call.launches[:SHOWN]:
         total = one.count * one.time.total / 1e3
         lines.append(f"  {total:9.2f} ms  {one.count:4} x {one.time.total:10.1f} µs  {one.time.bound:11} {one.spec.id}")

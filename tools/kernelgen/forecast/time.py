@@ -1,7 +1,8 @@
 """How long a program takes on a target: what each of its parts would take alone, of which the longest counts, and its launch.
 
-The engines and DMA work at the same time, as far as one has not to wait for another; that they never wait is what makes this
-quicker than a device. The constants below are the only ones that were fitted; docs/forecast.md says on what.
+DMA and the tensor engine work at the same time, and the longer of them counts. What is computed element by element is added, for
+the next product waits for it: the vector or the scalar engine's, whichever takes longer. So is what attention computes in few
+partitions, and what it writes and reads again. docs/forecast.md says how far measurements are from that.
 """
 
 from __future__ import annotations
@@ -12,11 +13,6 @@ from kernelgen.dispatch.chips import Chip
 from kernelgen.forecast.work import Work
 from kernelgen.targets import TARGETS
 
-PRODUCTS = 0.65
-"""Fitted: of the tensor engine's rate, what products reach in a program by XLA."""
-ELEMENTS = 0.5
-"""Fitted: of the rate at which every element by element instruction moves its operands, what a fused chain of them takes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Time:
@@ -26,6 +22,7 @@ class Time:
         launch: the launch.
         memory: weights, cache and results, streamed.
         spills: what SBUF has no room for, written and read again.
+        waited: what is computed in few partitions while nothing else is.
         tensor: products.
         vector, scalar: element by element work, what either can do shared among both.
         descriptors: what is found by an index.
@@ -36,6 +33,7 @@ class Time:
     launch: float
     memory: float
     spills: float
+    waited: float
     tensor: float
     vector: float
     scalar: float
@@ -45,13 +43,17 @@ class Time:
 
     @property
     def parts(self) -> dict[str, float]:
-        """What can be done at the same time."""
+        """What is done one after another: what streams and multiplies, what is computed element by element, and the rest."""
+        streams = {"memory": self.memory, "tensor": self.tensor, "descriptors": self.descriptors}
+        longest = max(sorted(streams), key=streams.__getitem__)
         return {
-            "memory": self.memory + self.spills,
-            "tensor": self.tensor,
-            "vector": self.vector,
-            "scalar": self.scalar,
-            "descriptors": self.descriptors,
+            "launch": self.launch,
+            longest: streams[longest],
+            "elements": max(self.vector, self.scalar),
+            "spills": self.spills,
+            "waited": self.waited,
+            "calls": self.calls,
+            "reductions": self.reductions,
         }
 
     @property
@@ -63,7 +65,7 @@ class Time:
     @property
     def total(self) -> float:
         """All of it."""
-        return self.launch + max(self.parts.values()) + self.calls + self.reductions
+        return sum(self.parts.values())
 
 
 def sbuf_bytes(chip: Chip) -> int:
@@ -97,9 +99,10 @@ def of_work(work: Work, chip: Chip, *, queued: bool = True, ranks: int = 1) -> T
         launch=chip.by("launch_us", "queued" if queued else "waited"),
         memory=(work.read + work.written) / rate,
         spills=work.spilled / rate,
-        tensor=tensor / PRODUCTS / cores / 1e3,
-        vector=ELEMENTS * vector / cores / 1e3,
-        scalar=ELEMENTS * scalar / cores / 1e3,
+        waited=work.waited * one / cores / 1e3,
+        tensor=tensor / chip.number("product_share") / cores / 1e3,
+        vector=vector / cores / 1e3,
+        scalar=scalar / cores / 1e3,
         descriptors=found / 1e3,
         calls=work.nki_calls * chip.number("nki_call_us"),
         reductions=work.all_reduces * chip.at("all_reduce_us", ranks) if ranks > 1 else 0.0,

@@ -7,7 +7,10 @@ How neuronx-cc arranges a program is its own; the rules here are
 - A product is done in tiles of 128 x 128 of one operand, through which the other one's rows move; 128 columns at least are paid.
 - What is made element by element takes the elements of a partition, all 128 at once: of the scalar engine for functions such
   as `exp`, of the vector engine for two operands, and of either for one.
-- What a product or a reduction makes is kept in SBUF, and written and read again where it is larger than that.
+- What a product of several matrices makes (scores of attention) has its rows in the partitions: with few rows most partitions are
+  idle in what follows element by element, and as the next product waits for it, nothing overlaps it.
+- What is made of such a product, is larger than SBUF and has a reduction and another user (the maximum of scores, the sum of their
+  exponentials) is written, and read by each user. Other values are kept on the chip, tile by tile.
 """
 
 from __future__ import annotations
@@ -29,8 +32,6 @@ _SCALAR = frozenset(
 _VIEWS = frozenset("bitcast get-tuple-element optimization-barrier reshape tuple".split())
 """What shows its operand as it is."""
 _FREE = _VIEWS | frozenset("after-all broadcast constant iota parameter partition-id replica-id slice".split())
-_LARGE = frozenset("convolution dot reduce sort".split())
-"""What makes values that others wait for."""
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -44,7 +45,7 @@ class Work:
         spilled: bytes that are written and read again since SBUF has no room.
         columns: that move through tiles of the tensor engine, by dtype.
         vector, vector_two, scalar, either: elements of a partition; `vector_two` of what has two operands.
-        instructions: of element by element work.
+        waited: elements of a partition that are computed in few partitions while nothing else is.
         rows, elements: descriptors of DMA for what is found by an index, and of these for single elements.
         nki_calls: calls of kernels that NKI's own compiler made; their inside is not counted.
         all_reduces: sums over cores.
@@ -58,6 +59,7 @@ class Work:
     vector_two: float = 0
     scalar: float = 0
     either: float = 0
+    waited: float = 0
     rows: float = 0
     elements: float = 0
     nki_calls: int = 0
@@ -92,6 +94,8 @@ class _Count:
         self.work = Work()
         self.updated: set[int] = set()
         """Instructions of the entry that are parameters with something written over."""
+        self.lanes: dict[tuple[int, int], int] = {}
+        """In how many partitions a value lies that is made of a product of several matrices, by computation and instruction."""
 
     def computation(self, computation: Any, times: float, stored: dict[Any, bool]) -> None:
         """Counts a computation.
@@ -101,6 +105,8 @@ class _Count:
             times: how often it runs.
             stored: which of its parameters, or elements of its one tuple, lie in device memory.
         """
+        users: Counter[int] = Counter(o for i in computation.instructions for o in set(i.operand_ids))
+        reduced = {o for i in computation.instructions if i.opcode == "reduce" for o in i.operand_ids}
         memory: dict[int, Any] = {}  # whether a value lies in device memory, or which elements of a tuple do
         seen: set[int] = set()
         for i in computation.instructions:
@@ -120,6 +126,30 @@ class _Count:
             else:
                 self.reads(computation, i, operands, memory, times, seen)
                 memory[i.id] = self.instruction(computation, i, operands, memory, times)
+            self.attend(computation, i, operands)
+            if users[i.id] > 1 and i.id in reduced and (computation.id, i.id) in self.lanes:
+                self.work.spilled += (1 + users[i.id]) * times * size(i.shape) * (size(i.shape) > self.sbuf_bytes)
+
+    def attend(self, computation: Any, i: Any, operands: list[Any]) -> None:
+        """Notes in how many partitions a value lies that is made of a product of several matrices."""
+        if i.opcode == "dot":
+            batch, _, m, n = _sizes(i, operands)
+            if batch > 1:
+                self.lanes[computation.id, i.id] = min(m, n, PARTITIONS)
+            return
+        made = prod(i.shape.dimensions)
+        for o in operands:
+            lanes = self.lanes.get((computation.id, o.id))
+            if lanes and (i.opcode == "reduce" or prod(o.shape.dimensions) == made):
+                self.lanes[computation.id, i.id] = lanes
+
+    def elements(self, computation: Any, operands: list[Any], kind: str, n: float) -> None:
+        """Counts elements of an instruction."""
+        lanes = min((self.lanes.get((computation.id, o.id), PARTITIONS) for o in operands), default=PARTITIONS)
+        if lanes < PARTITIONS:
+            self.work.waited += n / lanes
+        else:
+            setattr(self.work, kind, getattr(self.work, kind) + n / PARTITIONS)
 
     def reads(
         self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float, seen: set[int]
@@ -168,34 +198,26 @@ class _Count:
             if i.shape.dimensions and list(i.dimensions)[-1] != len(i.dimensions) - 1:
                 self.work.columns[_dtype(i)] += ceil(times * made / PARTITIONS)
         elif i.opcode in ("reduce", "reduce-window", "sort"):
-            self.work.vector += times * prod(operands[0].shape.dimensions) / PARTITIONS
+            self.elements(computation, operands, "vector", times * prod(operands[0].shape.dimensions))
         elif i.opcode == "custom-call":
             self.work.nki_calls += int(times) * (i.custom_call_target == NATIVE_KERNEL)
-            self.work.vector += times * made / PARTITIONS
+            self.elements(computation, operands, "vector", times * made)
         elif i.opcode == "all-reduce":
             self.work.all_reduces += int(times)
         elif i.opcode == "convert" and {element_type(o.shape) for o in (i, *operands)} <= {"f32", "bf16", "f16"}:
             if memory[operands[0].id] is True:  # else what makes a value writes it in any type
-                self.work.either += times * made / PARTITIONS
+                self.elements(computation, operands, "either", times * made)
         elif i.opcode in _SCALAR:
-            self.work.scalar += times * made / PARTITIONS
+            self.elements(computation, operands, "scalar", times * made)
         elif i.opcode != "copy":
             full = [
                 o for o in operands if prod(o.shape.dimensions) == made and o.opcode not in ("broadcast", "constant")
             ]
-            if len(full) > 1:
-                self.work.vector_two += times * made / PARTITIONS
-            else:
-                self.work.either += times * made / PARTITIONS
-        if i.opcode in _LARGE and size(i.shape) > self.sbuf_bytes and i.id != computation.root_id:
-            self.work.spilled += 2 * times * size(i.shape)
+            self.elements(computation, operands, "vector_two" if len(full) > 1 else "either", times * made)
         return False
 
     def dot(self, i: Any, operands: list[Any], times: float) -> None:
-        lhs, rhs = (list(o.shape.dimensions) for o in operands)
-        batch = prod(lhs[n] for n in i.dot.lhs_batch)
-        inner = prod(lhs[n] for n in i.dot.lhs_contracting)
-        m, n = (prod(shape) // max(batch * inner, 1) for shape in (lhs, rhs))
+        batch, inner, m, n = _sizes(i, operands)
         columns = min(ceil(a / PARTITIONS) * max(b, PARTITIONS) for a, b in ((m, n), (n, m)))
         dtype = max((_dtype(o) for o in operands), key=lambda name: name == "float32")
         self.work.columns[dtype] += ceil(times * batch * ceil(inner / PARTITIONS) * columns)
@@ -217,6 +239,15 @@ class _Count:
             self.work.elements += count
         else:
             self.work.rows += count
+
+
+def _sizes(i: Any, operands: list[Any]) -> tuple[int, int, int, int]:
+    """Returns how many matrices a dot multiplies, over how much it sums, and rows of both operands."""
+    lhs, rhs = (list(o.shape.dimensions) for o in operands)
+    batch = prod(lhs[n] for n in i.dot.lhs_batch)
+    inner = prod(lhs[n] for n in i.dot.lhs_contracting)
+    m, n = (prod(shape) // max(batch * inner, 1) for shape in (lhs, rhs))
+    return batch, inner, m, n
 
 
 def _dtype(i: Any) -> str:

@@ -1,0 +1,107 @@
+"""What is counted of a program's HLO, and what time is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kernelgen.dispatch import chips
+from kernelgen.forecast.time import of_work, sbuf_bytes
+from kernelgen.forecast.work import Work, of_hlo
+from kernelgen.lowering.op import traced_hlo
+
+SBUF = 24 << 20
+
+
+def work(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str], sbuf: int = SBUF) -> Work:
+    return of_hlo(traced_hlo(function, shapes)[0], sbuf)
+
+
+def bf16(*shape: int) -> tuple[tuple[int, ...], str]:
+    return shape, "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 32 * 4096), (128, 32 * 4096), (129, 2 * 32 * 4096 - 0), (512, 32 * 32 * 512)]
+)
+def test_a_product_reads_its_weights_once_and_pays_128_rows_at_least(rows: int, columns: int) -> None:
+    found = work(lambda x, w: x @ w, bf16(rows, 4096), bf16(4096, 4096))
+    assert found.read == 2 * (rows + 4096) * 4096 and found.written == 2 * rows * 4096
+    expected = min(columns, 32 * 32 * max(rows, 128))
+    assert dict(found.columns) == {"bfloat16": expected}
+    assert found.spilled == found.vector == found.either == found.waited == 0
+
+
+def test_weights_that_are_converted_are_work_of_either_engine_and_products_of_f32() -> None:
+    found = work(lambda x, w: x @ w.astype(jnp.float32), ((1, 256), "float32"), ((256, 512), "int8"))
+    assert dict(found.columns) == {"float32": 2 * 512}
+    assert found.either == 256 * 512 / 128
+    assert found.read == 4 * 256 + 256 * 512
+
+
+def test_what_is_sliced_or_written_over_counts_and_not_all_of_a_cache() -> None:
+    def function(cache: Any, row: Any, at: Any) -> Any:
+        cache = jax.lax.dynamic_update_slice(cache, row, (at, 0))
+        return cache, jax.lax.dynamic_slice(cache, (0, 0), (64, 128)).sum()
+
+    found = work(function, bf16(4096, 128), bf16(1, 128), ((), "int32"))
+    assert found.written == 2 * 128 + 2
+    assert found.read == 2 * 64 * 128 + 2 * 128 + 4
+    assert (found.rows, found.elements) == (1, 0)
+
+
+def test_descriptors_of_rows_and_of_single_elements() -> None:
+    rows = work(lambda x, at: x[at], bf16(1000, 256), ((32,), "int32"))
+    assert (rows.rows, rows.elements, rows.read) == (32, 0, 2 * 32 * 256 + 4 * 32)
+    elements = work(lambda x, at: x[at], bf16(1000), ((512,), "int32"))
+    assert (elements.rows, elements.elements) == (0, 512)
+
+
+def test_a_loop_counts_as_often_as_it_runs() -> None:
+    def function(x: Any, w: Any) -> Any:
+        return jax.lax.fori_loop(0, 7, lambda n, x: jax.lax.dynamic_index_in_dim(w, n, 0, False) @ x, x)
+
+    found = work(function, bf16(128, 128), bf16(7, 128, 128))
+    assert dict(found.columns) == {"bfloat16": 7 * 128}
+    assert found.read >= 2 * 7 * 128 * 128
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    scores = jnp.einsum("hrd,hcd->hrc", q, k, preferred_element_type=jnp.float32)
+    weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+    weights = weights / weights.sum(-1, keepdims=True)
+    return jnp.einsum("hrc,hcd->hrd", weights.astype(q.dtype), v)
+
+
+def test_attention_of_few_rows_waits_in_few_partitions_and_of_many_moves_its_scores() -> None:
+    def of(rows: int) -> Work:
+        return work(attention, bf16(8, rows, 128), bf16(8, 4096, 128), bf16(8, 4096, 128))
+
+    few, many = of(2), of(4096)
+    assert few.waited >= 4 * 8 * 4096 and few.spilled == 0
+    assert many.waited == 0
+    # scores, and their exponentials: written once, and read by a reduction and by what follows
+    assert many.spilled == 2 * 3 * 4 * 8 * 4096 * 4096
+    assert of_work(few, chips.of("trn1")).waited > 0
+
+
+def test_time_is_that_of_the_longest_part_and_the_launch() -> None:
+    def function(x: Any, w: Any) -> Any:
+        return x @ w.astype(x.dtype)
+
+    chip = chips.of("trn1")
+    few = work(lambda x, w: x @ w, bf16(1, 4096), bf16(4096, 4096))
+    time = of_work(few, chip)
+    assert time.bound == "memory"
+    assert time.total == pytest.approx(15 + (few.read + few.written) / 227e3)
+    assert of_work(few, chip, queued=False).total == pytest.approx(time.total + 125)
+    wide = of_work(work(function, ((1, 4096), "float32"), bf16(4096, 4096)), chip)
+    assert wide.bound == "tensor"  # F32 takes five times as long
+    assert wide.tensor == pytest.approx(time.tensor * 2.25 / 0.43)
+    both = chips.of("trn2")
+    assert of_work(few, both).tensor == pytest.approx(of_work(few, chips.of("trn2", 1)).tensor / 2)
+    assert sbuf_bytes(both) == 2 * 28 << 20
