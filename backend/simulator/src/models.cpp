@@ -174,10 +174,15 @@ static bool is_for_these_cores(const runtime & rt, uint32_t lnc, const char * wh
 
 // Counts the memory that a program takes on its core. Returns false when there is none.
 static bool charge_program(runtime & rt, nrt_model & model) {
-    const auto & programs = rt.programs[model.core];
-    if (!programs->add()) {
+    // What a small NEFF takes. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+    constexpr size_t PROGRAM  = size_t(250) << 10;
+    constexpr size_t LARGER   = 64;  // with NEURON_SIMULATOR_FAULT=bloat
+    const auto &     programs = rt.programs[model.core];
+    const size_t     size     = PROGRAM * (rt.faults.strikes("bloat") ? LARGER : 1);
+    if (!programs->add(size)) {
         return false;
     }
+    model.size     = size;
     model.programs = programs;
     return true;
 }

@@ -28,7 +28,7 @@ from kernelgen.hlo.cpu import client
 from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
 from kernelgen.neff import container
 from kernelgen.neff.identity import flag
-from kernelgen.simulator import bounds, cache, products, scales
+from kernelgen.simulator import bounds, cache, miscompiles, products, scales
 from kernelgen.simulator.scratchpad import scratchpad_bytes
 from kernelgen.simulator.unused import unused_parameters
 from kernelgen.targets import TARGETS
@@ -385,6 +385,7 @@ class _Programs:
 
     def __init__(self, strict: bool, forget: Callable[[Program], None]) -> None:
         self._strict = strict
+        self._mistakes = miscompiles.asked_for()
         self._forget = forget
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[bytes, Program] = WeakValueDictionary()
@@ -414,7 +415,8 @@ class _Programs:
         with program.turn:
             executable = program.executable  # another thread had the turn before
             if executable is None:
-                executable, program.indirect = _compile(program.hlo, self._strict)
+                hlo = miscompiles.rewrite(program.hlo, self._mistakes) if self._mistakes else program.hlo
+                executable, program.indirect = _compile(hlo, self._strict)
                 program.executable = executable
                 with self._lock:
                     self._kept.add(program)
