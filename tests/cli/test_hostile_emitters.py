@@ -16,6 +16,7 @@ import pytest
 
 from kernelgen import lowering
 from kernelgen.build.pool import Pool
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import MAX_TEXT
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.spec.op_kernel import KernelSpec
@@ -297,7 +298,8 @@ def test_what_a_step_leaves_is_looked_at(
 ) -> None:
     (folder / "stamp").touch()
     # A step that succeeds and does something else.
-    other = ["lint", "--target=trn1", f"--hlo={folder}/hlo", f"--stamp={folder}/stamp"]
+    flags = json.dumps(CompileConfig.make("trn1").flags())
+    other = ["lint", f"--flags={flags}", f"--hlo={folder}/hlo", f"--stamp={folder}/stamp"]
     (folder / "hlo").write_bytes(HLO)
     monkeypatch.setattr(f"kernelgen.build.executor.Executor._{name}_arguments", lambda self, task: other)
     done = build(kernelgen, folder, "sees")

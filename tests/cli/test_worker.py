@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from kernelgen.compilers.settings import CompileConfig
+from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
+from kernelgen.steps import lint as lint_step
 from kernelgen.steps import worker
 
 TENSOR = "(4,1,1,1)/f32"
@@ -79,14 +81,72 @@ def wide(folder: Path, kind: str) -> Path:
 
 def test_the_check_of_hlo_prints_warnings_and_refuses_errors(tmp_path: Path) -> None:
     stamp = tmp_path / "stamp"
-    words = ["lint", "--target=trn1", f"--stamp={stamp}", f"--hlo={wide(tmp_path, 's64')}"]
+    flags = f"--flags={json.dumps(CompileConfig.make('trn1').flags())}"
+    words = ["lint", f"--stamp={stamp}", f"--hlo={wide(tmp_path, 's64')}", flags]
     code, said = worker.run(words)
     assert (code, stamp.exists()) == (0, True)
     assert said.startswith(f"warning: kernel s64 for trn1: {CAUTION}") and said.count("\n") == 1
     stamp.unlink()
-    code, said = worker.run([*words, f"--hlo={wide(tmp_path, 'f64')}"])
+    code, said = worker.run([*words, f"--hlo={wide(tmp_path, 'f64')}", flags])
     assert (code, stamp.exists()) == (1, False)
     assert "error: kernel f64 for trn1: [NCC_ESPP004] input0 (parameter): the type f64" in said
+
+
+def test_the_check_of_hlo_is_for_the_flags_of_each_kernel(tmp_path: Path) -> None:
+    narrow = wide(tmp_path, "f8e4m3fn")
+    stamp = tmp_path / "stamp"
+
+    def check(*extra_flags: str) -> tuple[int, str]:
+        flags = json.dumps(CompileConfig.make("trn1", extra_flags=extra_flags).flags())
+        return worker.run(["lint", f"--stamp={stamp}", f"--hlo={narrow}", f"--flags={flags}"])
+
+    code, said = check()
+    assert code == 1 and "[NCC_EVRF051]" in said
+    assert check("--experimental-unsafe-fp8e4m3fn-as-fp8e4m3") == (0, "")
+    code, said = worker.run(["lint", f"--stamp={stamp}", f"--hlo={narrow}"])
+    assert code == 2 and "1 HLO and 0 --flags" in said
+
+
+def powers(folder: Path) -> Path:
+    """Writes HLO that raises 64-bit integers to their own power, which NCC_EVRF062 is about."""
+    path = wide(folder, "s64")
+    module = proto.parse(path.read_bytes())
+    (computation,) = module.computations
+    parameter = computation.instructions[0]
+    parameter.id = 1
+    power = computation.instructions.add(name="power", opcode="power", id=2, shape=parameter.shape)
+    power.operand_ids.extend([1, 1])
+    computation.root_id = 2
+    path.write_bytes(proto.serialize(module))
+    return path
+
+
+@pytest.mark.parametrize("way", ["lint", "compile", "bundle"])  # Bazel's check of a bundle; a compile; CMake's bundle
+def test_a_flag_waives_a_code_in_each_way_to_build(tmp_path: Path, way: str) -> None:
+    hlo = powers(tmp_path)
+
+    def check(*extra_flags: str) -> tuple[int, str]:
+        config = CompileConfig.make("trn1", extra_flags=extra_flags)
+        if way == "bundle":
+            try:
+                return 0, "".join(lint_step.refuse_unsupported_hlo([hlo], [config]))
+            except KernelgenError as error:
+                return error.exit_code, str(error)
+        if way == "lint":
+            return worker.run(
+                ["lint", f"--hlo={hlo}", f"--flags={json.dumps(config.flags())}", f"--stamp={tmp_path}/stamp"]
+            )
+        flags = [f"--flag={flag}" for flag in config.flags()]
+        words = ["compile", "--compiler=simulator", "--kernel=s64", f"--hlo={hlo}", f"--output={tmp_path}/k.neff"]
+        return worker.run([*words, *flags])
+
+    code, said = check()
+    assert code == 1 and "[NCC_EVRF062]" in said
+    for value in ("pow", "all"):
+        code, said = check(f"--implicit-integer-downcast={value}")
+        assert code == 0 and "[NCC_EVRF062]" in said, said
+    code, said = check("--implicit-integer-downcast=dot")
+    assert code == 1 and "[NCC_EVRF062]" in said
 
 
 def test_a_compile_prints_warnings_and_goes_on(tmp_path: Path) -> None:

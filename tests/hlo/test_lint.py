@@ -12,6 +12,7 @@ from jax import lax
 from toys import canonical, raw
 
 from kernelgen.compilers.base import refuse_unsupported
+from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
 from kernelgen.hlo.lint import ERROR, KNOWN_CUSTOM_CALLS, RULES, WARNING, Finding, errors, lint
@@ -239,6 +240,20 @@ BROKEN = [
         lambda: canonical(lambda x: x.astype("bfloat16").astype(FLOAT) * 3, ((8,), FLOAT)),
         None,
     ),
+    (
+        "NCC_EBVF030",
+        "about 7.0 million instructions",
+        "module",
+        lambda: DOT(((65536, 65536), "bfloat16"), ((65536, 8192), "bfloat16")),
+        TRN1,
+    ),
+    (
+        "kernelgen/descriptors",
+        "about 30.0 million DMA descriptors",
+        "module",
+        lambda: canonical(lambda x, i: jnp.sum(x[i]), ((4096, 256), FLOAT), ((20_000_000,), INT)),
+        TRN1,
+    ),
     ("NCC_EVRF029", "sort is not supported on trn2", "(sort)", lambda: canonical(jnp.sort, ((8,), FLOAT)), TRN2),
     ("NCC_EVRF035", "a dot of s32 is not supported on trn2", "(dot)", lambda: DOT(((2, 2), INT), ((2, 2), INT)), TRN2),
 ]
@@ -262,8 +277,16 @@ def test_every_rule_says_how_it_is_known_and_what_it_refuses() -> None:
     assert all(rule.evidence and rule.what and rule.hint for rule in RULES)
     measured = {"integer-division", "small-top-k", "element-gather", "bf16-rounding"}
     assert {rule.name for rule in RULES if rule.severity == WARNING} == {
-        f"kernelgen/{name}" for name in ("i64-parameter", *measured)
+        "NCC_EBVF030",
+        *(f"kernelgen/{name}" for name in ("i64-parameter", "descriptors", *measured)),
     }
+
+
+def test_a_limit_that_a_flag_sets_is_not_warned_of() -> None:
+    hlo = DOT(((65536, 65536), "bfloat16"), ((65536, 8192), "bfloat16"))
+    assert lint(hlo, TRN1, flags=["--internal-max-instruction-limit=30000000"]) == []
+    assert lint(hlo, TRN2) == [], "two cores share it"
+    assert [f.rule for f in lint(hlo, TRN2, lnc=1)] == ["NCC_EBVF030"]
 
 
 def test_a_caution_is_no_error() -> None:
@@ -271,7 +294,7 @@ def test_a_caution_is_no_error() -> None:
     (finding,) = lint(hlo, TRN1)
     assert (finding.rule, finding.severity) == ("kernelgen/i64-parameter", WARNING)
     assert errors([finding]) == []
-    (line,) = refuse_unsupported(hlo, "trn1", "k")
+    (line,) = refuse_unsupported(hlo, CompileConfig.make("trn1"), "k")
     assert line.startswith(
         "kernel k for trn1: [kernelgen/i64-parameter] input0 (parameter): a 64-bit integer parameter"
     )
@@ -279,7 +302,7 @@ def test_a_caution_is_no_error() -> None:
     f64 = canonical(jnp.exp, ((2,), "float64"), x64=True)
     assert [f.severity for f in lint(f64)] and errors(lint(f64)) == lint(f64)
     with pytest.raises(KernelgenError, match="NCC_ESPP004"):
-        refuse_unsupported(f64, "trn1", "k")
+        refuse_unsupported(f64, CompileConfig.make("trn1"), "k")
 
 
 def zero_id() -> bytes:

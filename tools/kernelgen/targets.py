@@ -77,6 +77,8 @@ class Instance:
 
 PARTITIONS = 128
 """Partitions of SBUF and of PSUM, on all targets."""
+INSTRUCTION_BYTES = 64
+"""Of an engine's stream of instructions, in a NEFF and in memory."""
 PSUM_BANKS = 8
 PSUM_BANK_BYTES = 2048
 """Bytes of a bank of PSUM in a partition."""

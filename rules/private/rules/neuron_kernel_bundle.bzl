@@ -60,13 +60,14 @@ def _bundle(ctx, neffs, output, form, what):
 def _lint(ctx, neffs, stamp):
     """Registers the action that refuses what neuronx-cc is known to refuse.
 
-    A kernel that was compiled before the lint knew is refused, too; and no compile depends on this action.
+    A kernel that was compiled before the lint knew is refused, too; and no compile depends on this action. Each kernel is checked for
+    the flags that it is compiled with.
     """
     hlos = [n.kernel.hlo for n in neffs]
     args = ctx.actions.args()
     args.add("lint")
-    args.add(neffs[0].target, format = "--target=%s")
     args.add_all(hlos, format_each = "--hlo=%s")
+    args.add_all(neffs, map_each = _own_flags, format_each = "--flags=%s")
     args.add(stamp, format = "--stamp=%s")
     run_kernelgen(
         ctx,

@@ -335,7 +335,7 @@ class Executor:
         from kernelgen.compilers.base import refuse_unsupported
 
         try:
-            for text in refuse_unsupported(hlo, config.target, kernel, config.extra_flags, config.lnc):
+            for text in refuse_unsupported(hlo, config, kernel):
                 self.warnings.tell(f"warning: {text}")
         except KernelgenError as error:
             return str(error)

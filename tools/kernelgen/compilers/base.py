@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -52,22 +51,21 @@ class Compiler(Protocol):
         """
 
 
-def refuse_unsupported(
-    hlo: bytes, target: str, kernel: str, flags: Sequence[str] = (), lnc: int | None = None
-) -> list[str]:
-    """Raises what neuronx-cc is known to refuse for the target, so that it is found with no SDK and before minutes pass.
+def refuse_unsupported(hlo: bytes, config: CompileConfig, kernel: str) -> list[str]:
+    """Raises what neuronx-cc is known to refuse with these settings, so that it is found with no SDK and before minutes pass.
 
-    `flags` are the compiler's further flags, with some of which it takes more; `lnc` is the target's own when None.
+    Everything that checks HLO before a compile, or in its place, asks here: with some flags the compiler takes more.
 
     Returns the lint's warnings, a line of text each: what the compiler takes and may not do what was meant.
 
     Raises:
         KernelgenError: one diagnostic for each error, with the rule's name; or `hlo` is no HLO.
     """
+    target = config.target
     if target not in TARGETS:
         raise KernelgenError(f"unknown target '{target}' (known: {', '.join(TARGETS)})")
     try:
-        findings = lint(hlo, TARGETS[target], flags=flags, lnc=lnc)
+        findings = lint(hlo, TARGETS[target], flags=config.extra_flags, lnc=config.lnc)
     except ValueError as error:
         raise KernelgenError(f"kernel {kernel}: {error}") from None
     refused = errors(findings)

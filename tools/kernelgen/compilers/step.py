@@ -77,7 +77,7 @@ def compile_file(
         raise KernelgenError(f"{hlo}: {error.strerror}") from None
     name = kernel or kernel_of(hlo)
     # Before the cache is asked: what an earlier version of the lint let pass may be there.
-    warnings = refuse_unsupported(data, config.target, name, config.extra_flags, config.lnc)
+    warnings = refuse_unsupported(data, config, name)
 
     def compile_() -> bytes:
         made = compiler.compile(

@@ -61,13 +61,14 @@ class Refusals:
     def _ask(self, spec: KernelSpec, target: str) -> str | None:
         # With a target alone, so that a report without one imports no JAX.
         from kernelgen.compilers.base import refuse_unsupported
+        from kernelgen.compilers.settings import CompileConfig
         from kernelgen.lowering import emission
 
         try:
             emitters = self._catalog.emitters(self._catalog.kernel(spec))
             with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
                 made = emission.emit(emitters, spec)
-            refuse_unsupported(made.hlo, target, spec.id)
+            refuse_unsupported(made.hlo, CompileConfig.make(target), spec.id)
         except KernelgenError as error:
             said = error.diagnostics[0].message.removeprefix(f"kernel {spec.id} for {target}: ")
             return f"refused for {target}: {said}"

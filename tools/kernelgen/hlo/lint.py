@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernelgen.hlo import estimate as estimates
 from kernelgen.hlo import lint_mistakes as mistakes
 from kernelgen.hlo import lint_mx, proto
 from kernelgen.hlo import lint_published as published
@@ -66,6 +67,7 @@ FP8_FLAG = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
 """With this flag neuronx-cc takes f8e4m3fn for f8e4m3, whose largest value is 240."""
 
 _DOWNCAST = "--implicit-integer-downcast="
+_INSTRUCTION_LIMIT = "--internal-max-instruction-limit"
 _CALLBACKS = ("callback", "xla_ffi_python", "xla_python")
 
 
@@ -245,38 +247,8 @@ def _scatter_reduce(m: LintedModule, target: Target | None) -> Iterator[tuple[An
 
 def _while(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for computation, i in m.with_computation():
-        if i.opcode == "while" and not _static(m, computation, i):
+        if i.opcode == "while" and m.counting(computation, i) is None:
             yield i, "the number of iterations is not a constant"
-
-
-def _static(m: LintedModule, computation: Any, loop: Any) -> bool:
-    """Whether a while loop counts a tuple element from a constant, by a constant, to a constant."""
-    condition, body = (m.computations[n] for n in _condition_and_body(m, loop))
-    test = m.by_id[condition.id, condition.root_id]
-    if test.opcode != "compare":
-        return False
-    counter, limit = m.operands(condition, test)
-    if (counter.opcode, limit.opcode) != ("get-tuple-element", "constant"):
-        return False
-    index = counter.tuple_index
-    start = m.operands(computation, loop)[0]
-    if start.opcode != "tuple" or m.operands(computation, start)[index].opcode != "constant":
-        return False
-    result = m.by_id[body.id, body.root_id]
-    if result.opcode != "tuple":
-        return False
-    step = m.operands(body, result)[index]
-    if step.opcode not in ("add", "subtract"):
-        return False
-    kinds = [(o.opcode, o.tuple_index) for o in m.operands(body, step)]
-    return ("get-tuple-element", index) in kinds and any(kind == "constant" for kind, _ in kinds)
-
-
-def _condition_and_body(m: LintedModule, loop: Any) -> tuple[int, int]:
-    """Returns the ids of a loop's (condition, body); XLA lists the body first."""
-    body, condition = loop.called_computation_ids
-    root = m.by_id[condition, m.computations[condition].root_id]
-    return (condition, body) if element_type(root.shape) == "pred" else (body, condition)
 
 
 def _names(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
@@ -285,6 +257,21 @@ def _names(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
         if i.name in seen:
             yield i, "two instructions have this name"
         seen.add(i.name)
+
+
+def _instructions(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
+    assert target is not None
+    if not any(flag.startswith(_INSTRUCTION_LIMIT) for flag in m.flags):
+        total = estimates.estimate(m, target.name, m.lnc).total
+        if total > estimates.MAX_INSTRUCTIONS:
+            yield None, f"about {total / 1e6:.1f} million instructions"
+
+
+def _descriptors(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
+    assert target is not None
+    descriptors = estimates.estimate(m, target.name, m.lnc).dma_descriptors
+    if descriptors > estimates.MAX_DESCRIPTORS:
+        yield None, f"about {descriptors / 1e6:.1f} million DMA descriptors"
 
 
 _AWS = "AWS's page of the error"
@@ -576,6 +563,24 @@ RULES: tuple[Rule, ...] = (
         mistakes.rounding,
         "round by arithmetic (x * 65537, Veltkamp's split), or leave it out when the rounding is not meant",
         "f32 converted to bf16 and back: folded away, so that nothing is rounded",
+        severity=WARNING,
+        evidence=_MEASURED,
+    ),
+    Rule(
+        "NCC_EBVF030",
+        _instructions,
+        "fewer layers or fewer tokens in one kernel",
+        "more than 5 million instructions, as estimated, unless a flag sets the limit",
+        per_target=True,
+        severity=WARNING,
+        evidence="logs, with 8.7 to 39.7 million",
+    ),
+    Rule(
+        "kernelgen/descriptors",
+        _descriptors,
+        "fewer layers or fewer tokens in one kernel, or a NKI kernel in the place of gathers",
+        "more than 16,777,200 DMA descriptors, as estimated: the program is compiled, and the runtime does not load it",
+        per_target=True,
         severity=WARNING,
         evidence=_MEASURED,
     ),

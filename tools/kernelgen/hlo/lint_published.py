@@ -7,13 +7,12 @@ from math import prod
 from typing import Any
 
 from kernelgen.hlo import lint_mx, proto
-from kernelgen.hlo.linted import LintedModule, element_type, shapes
+from kernelgen.hlo.linted import LintedModule, element_type, shapes, size
 from kernelgen.targets import Target
 
 Violations = Iterator[tuple[Any, str]]
 
 _WIDE = frozenset({"s32", "s64", "u32", "u64"})
-_BITS = {"pred": 8, "bf16": 16, "f16": 16, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
 _UNARY = frozenset(
     "abs ceil convert copy cosine exponential exponential-minus-one floor is-finite log log-plus-one logistic negate not"
     " round-nearest-afz round-nearest-even rsqrt sign sine sqrt cbrt tan tanh".split()
@@ -183,23 +182,12 @@ def memory(m: LintedModule, target: Target | None) -> Violations:
         entry.output_shape_index[0] if entry.output_shape_index else 0 for entry in m.message.input_output_alias.entries
     }
     held = [p.shape for p in proto.parameters(entry)] + [s for n, s in enumerate(results) if n not in shared]
-    needed, limit = sum(map(_bytes, held)), (target.memory_gib * (m.lnc or target.lnc)) << 30
+    needed, limit = sum(map(size, held)), (target.memory_gib * (m.lnc or target.lnc)) << 30
     if needed > limit:
         yield (
             None,
             f"inputs and results have {needed / 2**30:.1f} GiB, and a core of {target.name} has {limit >> 30} GiB",
         )
-
-
-def _bytes(shape: Any) -> int:
-    if shape.tuple_shapes:
-        return sum(_bytes(inner) for inner in shape.tuple_shapes)
-    kind = element_type(shape)
-    bits = _BITS.get(kind)
-    if bits is None:
-        digits = kind.lstrip("abcdefghijklmnopqrstuvwxyz")
-        bits = 8 if kind.startswith("f8") else int(digits) if digits.isdecimal() else 4
-    return int(-(-bits * prod(shape.dimensions) // 8))
 
 
 def converted_fp8(m: LintedModule, target: Target | None) -> Violations:

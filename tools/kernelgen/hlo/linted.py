@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 from kernelgen.hlo import proto
@@ -24,6 +25,13 @@ _Module = proto.module_class(
             *int64 lhs_batch 3
             *int64 rhs_batch 4
         """,
+        "Convolution": """
+            int64 kernel_input 3
+            int64 kernel_output 4
+            *int64 output_spatial 12
+            int64 output_batch 9
+            int64 output_feature 10
+        """,
         "GatherDimensions": """
             *int64 start_index_map 3
             int64 index_vector_dim 4
@@ -44,14 +52,19 @@ _Module = proto.module_class(
         "Instruction": """
             *int64 dimensions 14
             Window window 15
+            Convolution convolution 16
             Dot dot 30
             GatherDimensions gather 33
             *int64 gather_slice_sizes 34
             ScatterDimensions scatter 48
+            int64 feature_group_count 50
             int32 rng_algorithm 70
         """,
     }
 )
+
+_BITS = {"pred": 8, "bf16": 16, "f16": 16, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
+"""Of an element, where the type's name does not say it."""
 
 _SAME_VALUES = ("reshape", "broadcast", "convert", "copy", "bitcast")
 """Opcodes whose result has the operand's values, in another shape or type."""
@@ -98,6 +111,34 @@ class LintedModule:
             (i,) = self.operands(computation, i)
         return i
 
+    def counting(self, computation: Any, loop: Any) -> tuple[Any, Any, Any] | None:
+        """Returns what a while loop counts from, by and to: three constants. None if it does not count so."""
+        condition, body = self.condition_and_body(loop)
+        test = self.root(condition.id)
+        if test.opcode != "compare":
+            return None
+        counter, limit = self.operands(condition, test)
+        if (counter.opcode, limit.opcode) != ("get-tuple-element", "constant"):
+            return None
+        index = counter.tuple_index
+        start = self.operands(computation, loop)[0]
+        result = self.root(body.id)
+        if (start.opcode, result.opcode) != ("tuple", "tuple"):
+            return None
+        first, step = self.operands(computation, start)[index], self.operands(body, result)[index]
+        if first.opcode != "constant" or step.opcode not in ("add", "subtract"):
+            return None
+        operands = self.operands(body, step)
+        by = next((o for o in operands if o.opcode == "constant"), None)
+        if by is None or ("get-tuple-element", index) not in [(o.opcode, o.tuple_index) for o in operands]:
+            return None
+        return first, by, limit
+
+    def condition_and_body(self, loop: Any) -> tuple[Any, Any]:
+        """Returns a while loop's (condition, body); XLA lists the body first."""
+        body, condition = (self.computations[n] for n in loop.called_computation_ids)
+        return (condition, body) if element_type(self.root(condition.id).shape) == "pred" else (body, condition)
+
     def dilated(self, i: Any, field: str) -> bool:
         """Whether a number of an instruction's window is above 1 in any dimension; one that is absent is 1."""
         return any(getattr(d, field) > 1 for d in i.window.dimensions)
@@ -112,6 +153,18 @@ def shapes(shape: Any) -> Iterator[Any]:
     yield shape
     for inner in shape.tuple_shapes:
         yield from shapes(inner)
+
+
+def size(shape: Any) -> int:
+    """Returns the bytes of a shape's elements."""
+    if shape.tuple_shapes:
+        return sum(size(inner) for inner in shape.tuple_shapes)
+    kind = element_type(shape)
+    bits = _BITS.get(kind)
+    if bits is None:
+        digits = kind.lstrip("abcdefghijklmnopqrstuvwxyz")
+        bits = 8 if kind.startswith("f8") else int(digits) if digits.isdecimal() else 4
+    return int(-(-bits * prod(shape.dimensions) // 8))
 
 
 def integers(literal: Any) -> list[int]:

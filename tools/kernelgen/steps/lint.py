@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from kernelgen.steps.protocol import Arguments, one
 
 
 def run(arguments: Arguments) -> None:
-    """Refuses what neuronx-cc is known to refuse for a `--target`: an `--hlo` a kernel. Writes the empty file `--stamp`.
+    """Refuses what neuronx-cc is known to refuse: for each kernel an `--hlo`, and `--flags`, a JSON list of the arguments that
+    neuronx-cc is given for it. Writes the empty file `--stamp`.
 
     Warnings are printed, and refuse nothing.
 
@@ -23,7 +25,10 @@ def run(arguments: Arguments) -> None:
         KernelgenError: all errors of all kernels.
     """
     hlos = [Path(path) for path in arguments["hlo"]]
-    warn(refuse_unsupported_hlo(hlos, [CompileConfig.make(one(arguments, "target"))] * len(hlos)))
+    configs = [CompileConfig.from_flags(json.loads(flags)) for flags in arguments["flags"]]
+    if len(hlos) != len(configs):
+        raise KernelgenError(f"lint: {len(hlos)} HLO and {len(configs)} --flags")
+    warn(refuse_unsupported_hlo(hlos, configs))
     fileio.write_bytes(one(arguments, "stamp"), b"")
 
 
@@ -34,9 +39,7 @@ def refuse_unsupported_hlo(hlos: Sequence[Path], configs: Sequence[CompileConfig
     code = EXIT_OK
     for path, config in zip(hlos, configs, strict=True):
         try:
-            warnings += refuse_unsupported(
-                path.read_bytes(), config.target, kernel_of(path), config.extra_flags, config.lnc
-            )
+            warnings += refuse_unsupported(path.read_bytes(), config, kernel_of(path))
         except KernelgenError as error:
             mistakes |= dict.fromkeys(error.diagnostics)
             code = max(code, error.exit_code)

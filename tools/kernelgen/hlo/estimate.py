@@ -1,0 +1,341 @@
+"""What a compile and its program will take, from the HLO alone: instructions, DMA descriptors, and memory on both sides.
+
+A model of how neuronx-cc tiles, and no more: what it fuses, unrolls or spills is its own secret, and where it fails to see that
+something is parallel it makes ten times as much. docs/compilers.md says how far the estimates are from real NEFFs, and
+`tests/corpus/estimates.py` measures it. The tensor engine's part is arithmetic (128 partitions, 512 columns, a load of weights for
+each product and two instructions for each transpose of a tile); the constants below are fitted.
+
+Inside a NKI kernel nothing is counted: `Estimate.uncounted` names such calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+from kernelgen.hlo import proto
+from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
+from kernelgen.hlo.linted import LintedModule, integers, size
+from kernelgen.targets import INSTRUCTION_BYTES, PARTITIONS, TARGETS
+
+MAX_INSTRUCTIONS = 5_000_000
+"""Instructions of a physical core that neuronx-cc takes without `--internal-max-instruction-limit`: NCC_EBVF030."""
+MAX_DESCRIPTORS = 16_777_200
+"""DMA descriptors of a ring that the runtime loads: "Descriptor limit reached"."""
+RING_BYTES = 32
+"""Memory of a run of a spill, as the runtime reserves it when it loads a program."""
+
+MOVING = 512
+"""Columns of a product's moving operand: a bank of PSUM has as many of f32."""
+REUSE = 4
+"""Products that use weights that were loaded once, in a dot of many columns."""
+FREE = 400
+"""Fitted: elements per partition of an instruction that works element by element."""
+RUN = 4096
+"""Bytes of a DMA descriptor at most: of AWS's advice, and of what NEFFs have."""
+WEIGHT_RUN = 512
+"""Fitted: the same, of a convolution's weights."""
+OVERHEAD = 1.2
+"""Fitted: instructions around products, for each that the arithmetic has."""
+GATHERED_FREE, GATHERED_RUN = 172, 20
+"""Elements of an instruction, and bytes of a spill's run, where each row has a matrix of its own that a gather found: of one
+mixture of experts that neuronx-cc 2.27 refused with 18.5 million instructions, and two that did not load."""
+SPILL = 1 << 22
+"""Fitted: bytes of what a product or a gather makes, from which on it is spilled: written, and read again."""
+FIXED = {"PE": 1, "Activation": 1, "DVE": 1, "Pool": 1, "SP": 1}
+"""Instructions of each engine in an empty program; an input takes one more of SP, and a result two of Pool."""
+
+COMPILE_MB = 1024
+COMPILE_KB_PER_INSTRUCTION = {"generic": 20, "transformer": 12}
+"""Host memory of a compile, from compiles of 0.5 to 2.5 million instructions with neuronx-cc 2.27 (4 to 43 GB)."""
+TRANSFORMER_SPILLS = 1 / 20
+"""Runs of spills with `--model-type transformer`: 15 to 35 times fewer, as measured with 2.27."""
+
+ENGINES = tuple(FIXED)
+"""Names of the engines, as a NEFF's members have them."""
+
+_ACTIVATIONS = frozenset(
+    "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
+)
+_FREE = frozenset(
+    "after-all bitcast bitcast-convert broadcast constant get-tuple-element iota optimization-barrier parameter partition-id"
+    " replica-id reshape slice tuple".split()
+)
+_PASSES = {"batch-norm-training": 3, "batch-norm-inference": 1, "batch-norm-grad": 6, "rng-bit-generator": 10}
+"""Instructions for a tile, of what takes several."""
+_NAMED = {"AwsNeuronSoftmax": 4, "AwsNeuronRmsNorm": 4, "AwsNeuronSoftmaxBackward": 4}
+"""The same, of custom calls; the others of AWS's take one."""
+_MATERIALIZED = frozenset(
+    "concatenate convolution dot dynamic-update-slice gather reduce reduce-window scatter sort".split()
+)
+_MARKERS = ("Marker", "Sharding", "StaticRing")
+"""In names of custom calls that only show their operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a program is estimated to take.
+
+    Attributes:
+        instructions: by engine (`ENGINES`), of each physical core.
+        dma_descriptors: of all its queues, of each physical core.
+        code_bytes: memory of the instructions, of all physical cores.
+        ring_bytes: memory of the rings of spills, of all physical cores.
+        compile_memory_mb: what the compile needs on its host, in MiB.
+        uncounted: targets of custom calls whose inside is not counted.
+    """
+
+    instructions: Mapping[str, int]
+    dma_descriptors: int
+    code_bytes: int
+    ring_bytes: int
+    compile_memory_mb: int
+    uncounted: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Instructions of all engines of a physical core."""
+        return sum(self.instructions.values())
+
+
+def estimate(
+    module: bytes | LintedModule, target: str, lnc: int | None = None, *, model_type: str = "generic"
+) -> Estimate:
+    """Returns what a module is estimated to take.
+
+    Args:
+        module: serialized `HloModuleProto`, or one that is parsed.
+        target: neuronx-cc's `--target`.
+        lnc: physical cores of a logical one, which share the work; the target's own when None.
+        model_type: neuronx-cc's `--model-type`.
+
+    Raises:
+        ValueError: `module` is no module.
+    """
+    m = module if isinstance(module, LintedModule) else LintedModule(module)
+    cores = TARGETS[target].lnc if lnc is None else lnc
+    count = _Count(m, TARGETS[target].state_buffer_mib)
+    count.computation(m.computations[m.message.entry_computation_id], 1)
+    count.tensors()
+    descriptors = count.runs + count.spilled
+    for engine in ("PE", "Activation"):
+        count.work[engine] *= OVERHEAD
+    instructions = {engine: ceil(FIXED[engine] + count.work[engine] / cores) for engine in ENGINES}
+    instructions["SP"] += int(descriptors / PARTITIONS / cores)
+    total = sum(instructions.values()) * cores
+    few = TRANSFORMER_SPILLS if model_type == "transformer" else 1
+    memory = COMPILE_KB_PER_INSTRUCTION.get(model_type, COMPILE_KB_PER_INSTRUCTION["generic"]) * total // 1024
+    return Estimate(
+        instructions,
+        ceil(descriptors / cores),
+        INSTRUCTION_BYTES * total,
+        ceil(RING_BYTES * count.spilled * few),
+        COMPILE_MB + memory,
+        tuple(sorted(count.uncounted)),
+    )
+
+
+def _is_marker(i: Any) -> bool:
+    return any(word in i.custom_call_target for word in _MARKERS)
+
+
+def _tiles(elements: float) -> int:
+    return ceil(elements / (PARTITIONS * FREE))
+
+
+class _Count:
+    """Adds up what the instructions of a module take."""
+
+    def __init__(self, m: LintedModule, state_buffer_mib: int) -> None:
+        self.m = m
+        self.work = dict.fromkeys(ENGINES, 0.0)
+        self.runs = self.spilled = 0.0
+        self.uncounted: set[str] = set()
+
+    def computation(self, computation: Any, times: int) -> None:
+        tiles = self.reduced(computation)
+        for i in computation.instructions:
+            self.instruction(computation, i, times, tiles)
+
+    def reduced(self, computation: Any) -> dict[int, int]:
+        """Returns the tiles of what is reduced, and of what it is made of element by element, by instruction.
+
+        What is kept lies along the partitions, and what is summed along the free dimension, however short that is.
+        """
+        tiles: dict[int, int] = {}
+        for i in reversed(computation.instructions):
+            if i.opcode == "reduce":
+                operand = self.m.operands(computation, i)[0]
+                total = prod(operand.shape.dimensions)
+                summed = prod(operand.shape.dimensions[n] for n in i.dimensions)
+                tiles[i.id] = max(_tiles(total), ceil(total / max(summed, 1) / PARTITIONS))
+            elif i.id not in tiles or i.opcode in _MATERIALIZED:
+                continue
+            for o in self.m.operands(computation, i):
+                if prod(o.shape.dimensions) * (i.opcode != "reduce") in (0, prod(i.shape.dimensions)):
+                    tiles[o.id] = max(tiles.get(o.id, 0), tiles[i.id])
+        return tiles
+
+    def tensors(self) -> None:
+        """Counts what the program reads and writes."""
+        entry = proto.entry(self.m.message)
+        convolutions = [i for i in entry.instructions if i.opcode == "convolution"]
+        narrow = {self.parameter(entry, self.m.operands(entry, i)[1]).id for i in convolutions}
+        for p in proto.parameters(entry):
+            self.runs += _runs(p.shape, WEIGHT_RUN if p.id in narrow else RUN)
+            self.work["SP"] += 1
+        root = self.m.root(entry.id)
+        for i in self.m.operands(entry, root) if root.opcode == "tuple" else [root]:
+            self.runs += _runs(i.shape)
+            # What is an input as it is, is copied from memory to memory.
+            copied = self.m.source(entry, i).opcode == "parameter"
+            self.work["SP" if copied else "Pool"] += 1 if copied else 2
+
+    def parameter(self, computation: Any, i: Any) -> Any:
+        """Returns the instruction whose values `i` repeats, also where a custom call shows them."""
+        i = self.m.source(computation, i)
+        while i.opcode == "custom-call" and i.operand_ids and _is_marker(i):
+            i = self.m.source(computation, self.m.operands(computation, i)[0])
+        return i
+
+    def instruction(self, computation: Any, i: Any, times: int, tiles: Mapping[int, int]) -> None:
+        if i.opcode in _FREE:
+            return
+        if i.opcode == "while":
+            condition, body = self.m.condition_and_body(i)
+            trips = times * _trips(self.m, computation, i)
+            self.computation(condition, trips)
+            self.computation(body, trips)
+            return
+        if i.opcode in ("call", "fusion"):
+            self.computation(self.m.computations[i.called_computation_ids[0]], times)
+            return
+        operands = self.m.operands(computation, i)
+        if i.opcode == "convert" and operands[0].opcode != "parameter":
+            return  # what makes a value writes it in any type
+        made = prod(i.shape.dimensions) if not i.shape.tuple_shapes else prod(operands[0].shape.dimensions)
+        if i.opcode == "dot":
+            self.dot(computation, i, operands, times)
+        elif i.opcode == "convolution":
+            self.convolution(i, operands, times)
+        elif i.opcode == "transpose":
+            self.transpose(i, times)
+        elif i.opcode in ("reduce-window", "select-and-scatter"):
+            self.work["DVE"] += times * _tiles(made * prod(d.size for d in i.window.dimensions))
+        elif i.opcode in ("gather", "dynamic-slice", "dynamic-update-slice", "scatter"):
+            self.indirect(i, operands, times)
+        elif i.opcode == "sort":
+            length = operands[0].shape.dimensions[i.dimensions[0]] if operands[0].shape.dimensions else 1
+            rows = prod(operands[0].shape.dimensions) // max(length, 1)
+            # The vector engine finds 8 largest values at a time, and takes them away.
+            self.work["DVE"] += times * 2 * ceil(length / 8) * ceil(rows / PARTITIONS)
+        elif i.opcode == "custom-call":
+            if i.custom_call_target == NATIVE_KERNEL:
+                self.uncounted.add(NATIVE_KERNEL)
+            elif not _is_marker(i):
+                self.work["DVE"] += times * _NAMED.get(i.custom_call_target, 1) * _tiles(made)
+        else:
+            engine = "Activation" if i.opcode in _ACTIVATIONS else "DVE"
+            self.work[engine] += times * _PASSES.get(i.opcode, 1) * tiles.get(i.id, _tiles(made))
+        if i.opcode.startswith("batch-norm"):
+            self.work["Activation"] += times * tiles.get(i.id, _tiles(made))
+        # What follows such an instruction element by element is fused with it: one tensor for all of them.
+        if i.opcode in _MATERIALIZED and size(i.shape) > SPILL and i.id != computation.root_id:
+            self.spilled += 2 * times * _runs(i.shape)
+
+    def dot(self, computation: Any, i: Any, operands: list[Any], times: int) -> None:
+        lhs, rhs = (list(o.shape.dimensions) for o in operands)
+        d = i.dot
+        batch = prod(lhs[n] for n in d.lhs_batch)
+        inner = prod(lhs[n] for n in d.lhs_contracting)
+        m = prod(lhs) // max(batch * inner, 1)
+        n = prod(rhs) // max(batch * inner, 1)
+        k = ceil(inner / PARTITIONS)
+        if batch > 1 and min(m, n) == 1 and any(self.gathered(computation, o) for o in operands):
+            self.work["DVE"] += times * ceil(batch * inner * max(m, n) / GATHERED_FREE)
+            self.spilled += times * batch * inner * max(m, n) * 2 / GATHERED_RUN
+            return
+        # The shorter side stays, the longer one moves.
+        stays, moves = ceil(min(m, n) / PARTITIONS), ceil(max(m, n) / MOVING)
+        products = batch * k * stays * moves
+        self.work["PE"] += times * (products + ceil(products / min(REUSE, moves)))
+        self.work["Activation"] += times * batch * stays * moves
+        # An operand whose rows run along what is summed has it along the free dimension, and is transposed.
+        for dimensions, contracting, rows in ((lhs, d.lhs_contracting, m), (rhs, d.rhs_contracting, n)):
+            if len(dimensions) - 1 in contracting and rows > 1:
+                self.transposes(times * batch * k * ceil(rows / PARTITIONS))
+
+    def gathered(self, computation: Any, i: Any) -> bool:
+        """Whether an operand is what a gather found, or made of that element by element."""
+        total = prod(i.shape.dimensions)
+        while i.opcode not in _MATERIALIZED and i.operand_ids:
+            operands = self.m.operands(computation, i)
+            i = next((o for o in operands if prod(o.shape.dimensions) == total), operands[0])
+        return bool(i.opcode == "gather")
+
+    def convolution(self, i: Any, operands: list[Any], times: int) -> None:
+        c = i.convolution
+        kernel = list(operands[1].shape.dimensions)
+        inner, outer = kernel[c.kernel_input], kernel[c.kernel_output]
+        taps = prod(kernel) // (inner * outer)
+        groups = max(i.feature_group_count, 1)
+        made = list(i.shape.dimensions)
+        rows = [made[n] for n in c.output_spatial]
+        if taps > prod(rows):  # a gradient of weights: the image is what is summed
+            k = ceil(inner * taps / PARTITIONS)
+            stays, moves = ceil(outer / PARTITIONS), ceil(prod(made) / outer / MOVING)
+            self.work["PE"] += times * 2 * k * stays * moves
+            self.transposes(times * k * (stays + moves))
+            return
+        # A tile of the result is whole rows of one image, of the same number each.
+        width = rows[-1] if rows else 1
+        height = prod(rows) // width
+        together = next(n for n in range(min(max(MOVING // width, 1), height), 0, -1) if height % n == 0)
+        moves = made[c.output_batch] * height // together * ceil(width / MOVING)
+        stays = groups * ceil(outer / groups / PARTITIONS)
+        weights = taps * stays * ceil(inner / PARTITIONS)
+        self.work["PE"] += times * 2 * weights * moves
+        self.work["Activation"] += times * stays * moves
+        self.transposes(times * weights)
+
+    def transpose(self, i: Any, times: int) -> None:
+        if i.shape.dimensions and list(i.dimensions)[-1] != len(i.dimensions) - 1:
+            self.transposes(times * ceil(prod(i.shape.dimensions) / PARTITIONS**2))
+        else:
+            self.work["DVE"] += times * _tiles(prod(i.shape.dimensions))
+
+    def transposes(self, tiles: int) -> None:
+        """Counts transposes of tiles of 128 by 128: a product with the identity each, and copies of banks of four."""
+        self.work["PE"] += 2 * tiles
+        self.work["Activation"] += ceil(tiles * PARTITIONS / MOVING)
+
+    def indirect(self, i: Any, operands: list[Any], times: int) -> None:
+        """Counts a descriptor for each row that is found by an index."""
+        if i.opcode == "gather":
+            moved, row = i.shape, prod(i.gather_slice_sizes)
+        elif i.opcode == "scatter":
+            moved = operands[-1].shape
+            row = prod(moved.dimensions) // max(prod(operands[len(operands) // 2].shape.dimensions[:1]), 1)
+        else:
+            moved = i.shape if i.opcode == "dynamic-slice" else operands[1].shape
+            row = prod(moved.dimensions)
+        rows = prod(moved.dimensions) / max(row, 1)
+        found = rows * max(ceil(size(moved) / max(rows, 1) / RUN), 1)
+        self.runs += times * found
+        self.work["Pool"] += times * ceil(found / PARTITIONS)
+
+
+def _runs(shape: Any, run: int = RUN) -> int:
+    """Returns the descriptors that move a tensor in runs of some bytes."""
+    return ceil(size(shape) / run)
+
+
+def _trips(m: LintedModule, computation: Any, loop: Any) -> int:
+    """Returns how often a loop runs; 1 when that is not a constant."""
+    found = m.counting(computation, loop)
+    if found is None:
+        return 1
+    start, step, limit = (integers(c.literal) or [0] for c in found)
+    return max(ceil(abs(limit[0] - start[0]) / max(abs(step[0]), 1)), 1)

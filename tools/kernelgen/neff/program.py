@@ -1,0 +1,69 @@
+"""What a NEFF's program is made of: instructions by engine, and the runs of bytes that its queues copy.
+
+An engine's instructions are `sgNN/<engine>.bin`, 64 bytes each, and its copies are in `sgNN/<engine>.json`; from 2.24 on the names
+for trn3 end in 0. For trn2 neuronx-cc 2.23 writes few copies there: the engines make their descriptors as they run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from kernelgen.errors import KernelgenError
+from kernelgen.neff import container
+from kernelgen.targets import INSTRUCTION_BYTES
+
+_MEMBER = re.compile(r"sg(\d+)/(PE|Pool|Activation|DVE|SP)0?\.(bin|json)")
+_SPILLS = "SpillReload"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a NEFF's program is made of.
+
+    Attributes:
+        instructions: by engine, of the physical core that has most.
+        descriptors: runs of bytes that the queues copy, of all cores.
+        spills: how many of them are of queues for spills.
+    """
+
+    instructions: Mapping[str, int]
+    descriptors: int
+    spills: int
+
+    @property
+    def total(self) -> int:
+        """Instructions of all engines of that core."""
+        return sum(self.instructions.values())
+
+
+def program(data: bytes, *, source: str = "NEFF") -> Program:
+    """Returns what a NEFF's program is made of; of a simulated one, nothing.
+
+    Raises:
+        KernelgenError: not a NEFF, damaged, or of a form that is not known.
+    """
+    cores: dict[str, Counter[str]] = {}
+    descriptors = spills = 0
+    for name, content in container.unpack(data, source=source, only=lambda name: bool(_MEMBER.fullmatch(name))).items():
+        found = _MEMBER.fullmatch(name)
+        assert found
+        core, engine, form = found.groups()
+        if form == "bin":
+            cores.setdefault(core, Counter())[engine] += len(content) // INSTRUCTION_BYTES
+            continue
+        try:
+            for queued in json.loads(content).get("dma", []):
+                runs = sum(
+                    max(prod(d[side][1:]) for side in ("from_sizes", "to_sizes") if side in d) for d in queued["desc"]
+                )
+                descriptors += runs
+                spills += runs * (_SPILLS in queued["queue"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise KernelgenError(f"{source}: the copies of {name} cannot be read: {error}") from None
+    most = max(cores.values(), key=lambda core: core.total(), default=Counter[str]())
+    return Program(dict(sorted(most.items())), descriptors, spills)
