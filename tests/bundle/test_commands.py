@@ -91,9 +91,14 @@ def test_costs_of_a_bundle_are_told_for_each_kernel_and_together(kernels: Kernel
 
     def cost(times: int) -> dict[str, Any]:
         return {
-            "cycles": {"tensor": 100 * times, "vector": 7},
-            "instructions": {"tensor": times, "vector": 1, "dma": 2},
-            "dma_bytes": 330 * times,
+            "work": {
+                "tensor": {"bfloat16": 1000 * times},
+                "vector": {"one": 100},
+                "scalar": {},
+                "gpsimd": {},
+                "dma": {"512": 1600 * times},
+            },
+            "instructions": {"tensor": times, "vector": 1, "scalar": 0, "gpsimd": 0, "dma": 2},
             "sbuf_bytes_per_partition": 64 // times,
             "psum_bytes_per_partition": 2048 * times,
         }
@@ -107,24 +112,26 @@ def test_costs_of_a_bundle_are_told_for_each_kernel_and_together(kernels: Kernel
     for path in (tree, packed):
         what = described(path, "--cost")
         own = {k["id"]: k["cost"] for k in what["kernels"] if "cost" in k}
-        assert [[one["cycles"] for one in own[id]] for id in (first, second)] == [
-            [{"tensor": 100, "vector": 7, "dma": 2}, {"tensor": 200, "vector": 7, "dma": 3}],
-            [{"tensor": 400, "vector": 7, "dma": 6}],
+        idle = {"scalar": 0, "gpsimd": 0}
+        assert [[one["ns"] for one in own[id]] for id in (first, second)] == [
+            [{"tensor": 430, "vector": 135, "dma": 10} | idle, {"tensor": 860, "vector": 135, "dma": 20} | idle],
+            [{"tensor": 1720, "vector": 135, "dma": 40} | idle],
         ]
         assert what["total_cost"] == {
             "modelled": True,
+            "target": "trn1",
             "bottleneck": "tensor",
             "kernels": 2,
             "without": 10,
-            "cycles": {"tensor": 700, "vector": 21, "dma": 11},
-            "instructions": {"tensor": 7, "vector": 3, "dma": 6},
-            "dma_bytes": 2310,
+            "ns": {"tensor": 3010, "vector": 405, "dma": 70} | idle,
+            "instructions": {"tensor": 7, "vector": 3, "dma": 6} | idle,
+            "dma_bytes": 11200,
             "sbuf_bytes_per_partition": 64,
             "psum_bytes_per_partition": 8192,
         }
         text = run(inspect_command.command, path, "--cost").stdout
-        assert "modelled, not measured, of 2 of 12 kernels together; the bottleneck is tensor\n" in text
-        assert text.count("modelled, not measured") == 4
+        assert "modelled for trn1, not measured, of 2 of 12 kernels together; the bottleneck is tensor\n" in text
+        assert text.count("modelled for trn1, not measured") == 4
     assert "no cost is noted of any of its kernels" in failure(inspect_command.command, out / "tiny_trn1", "--cost")
     files[first].write_text(json.dumps({"costs": [{"cycles": 1}]}))
     bundle.build(*kernels.arguments, notes=files, pack_path=packed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -15,8 +16,16 @@ import pytest
 from programs import Programs, Run, build, ran_on
 
 from kernelgen.bundle import reader
-from kernelgen.dispatch.costs import TEXT, read
+from kernelgen.dispatch import chips
+from kernelgen.dispatch.costs import builtin, read
 from kernelgen.dispatch.lengths import LengthIndex, choose
+
+OWN = {
+    "launch_us": {"queued": 13, "waited": 260},
+    "gb_per_s": 330,
+    "rows_ms": [[64, 1.0], [128, 1.5], [4096, 100.0]],
+}
+"""Figures of a user's machine."""
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +119,8 @@ def test_exact_kernels_alone_can_be_asked_for(run: Run, few: Path) -> None:
     ("change", "said"),
     [
         ({"launch_us": 0}, "launch_us is not a number above 0"),
+        ({"launch_us": {"queued": 15}}, "waited"),
+        ({"launch_us": {"queued": 15, "waited": "long"}}, "waited"),
         ({"rows_ms": []}, "rows_ms is empty"),
         ({"rows_ms": [[128, 1], [128, 2]]}, "the rows of rows_ms do not ascend"),
         ({"rows_ms": [[128]]}, "rows_ms holds pairs of rows and milliseconds"),
@@ -121,7 +132,7 @@ def test_costs_that_cannot_be_read_are_reported(
 ) -> None:
     path = tmp_path / "costs.json"
     if change is not None:
-        path.write_text(json.dumps(json.loads(TEXT) | change))
+        path.write_text(json.dumps(OWN | change))
     # no kernel is made for these, so costs are asked for
     result = run("three-tokens", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_COSTS=path)
     assert f"GGML_NEURON_COSTS: {path}: " in result.log and said in result.log, result.log
@@ -147,25 +158,73 @@ def test_costs_are_read_from_regular_files_of_some_size_when_the_backend_is_load
     assert f"GGML_NEURON_COSTS: {path}: {said}; kernels are chosen by the figures" in result.log
 
 
+def test_one_price_for_all_launches_is_taken_and_said(run: Run, few: Path, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    for launch, flat in ((OWN["launch_us"], False), (180, True)):
+        path.write_text(json.dumps(OWN | {"launch_us": launch}))
+        for depth, price in (("3", 13), ("1", 260)):
+            result = run(
+                "memory",
+                GGML_NEURON_KERNEL_DIR=few,
+                GGML_NEURON_COSTS=path,
+                GGML_NEURON_QUEUE_DEPTH=depth,
+                GGML_NEURON_LOG="1",
+            )
+            how = "queued" if depth == "3" else "waited for"
+            said = f"by the figures of {path}: a launch that is {how} takes {180 if flat else price} us"
+            assert said in result.log, result.log
+            assert (
+                "launch_us is taken for launches that are queued and that are waited for alike" in result.log
+            ) == flat
+
+
+@pytest.mark.parametrize(
+    ("target", "lnc", "instance"),
+    [("trn1", 1, "trn1.2xlarge"), ("inf2", 1, "inf2.48xlarge"), ("trn2", 2, "trn2.48xlarge")],
+)
+def test_kernels_are_chosen_by_the_figures_of_the_bundles_target(
+    run: Run, few: Path, tmp_path: Path, target: str, lnc: int, instance: str
+) -> None:
+    shutil.copytree(few / "few_trn1", tmp_path / "tree")
+    index = json.loads((tmp_path / "tree" / "index.json").read_text())
+    index["target"], index["lnc"] = target, lnc
+    (tmp_path / "tree" / "index.json").write_text(json.dumps(index))
+    for depth, queued in (("3", True), ("1", False)):
+        result = run(
+            "memory",
+            GGML_NEURON_KERNEL_DIR=tmp_path / "tree",
+            NEURON_SIMULATOR_INSTANCE=instance,
+            GGML_NEURON_QUEUE_DEPTH=depth,
+            GGML_NEURON_LOG="1",
+        )
+        costs = builtin(target, lnc, queued=queued)
+        said = f"{target} with LNC {lnc}: a launch that is {'queued' if queued else 'waited for'} takes {costs.launch_us:g} us, "
+        assert f"{said}memory is read at {costs.gb_per_s:g} GB/s" in result.log, result.log
+
+
 def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Path) -> None:
-    """By its own figures and by others, for nodes of all sizes."""
+    """By the figures of each target and by others, queued and waited for, for nodes of all sizes: the same cases for all."""
     rng = random.Random(5)
-    others = {"launch_us": 13, "rows_ms": [[64, 1.0], [128, 1.5], [4096, 100.0]]}
+    nodes, cases = [], []
+    for _ in range(1000):
+        n = rng.randint(1, 700)
+        counts = sorted({rng.choice((1, 2, 8, 32, 100, 128, 256, 512)) for _ in range(rng.randint(1, 6))})
+        again = rng.random() < 0.8
+        whole, row = rng.choice((0, 8_388_608, 117_440_512)), rng.choice((4, 32_768, 131_072))
+        nodes.append((n, counts, again, whole, row))
+        cases.append(" ".join(map(str, (n, int(again), whole, row, *counts))))
     costs_file = tmp_path / "costs.json"
-    costs_file.write_text(json.dumps(json.loads(TEXT) | others))
-    for file in (None, costs_file):
-        costs = read(file.read_text() if file else TEXT)
-        cases, expected = [], []
-        for _ in range(2000):
-            n = rng.randint(1, 700)
-            counts = sorted({rng.choice((1, 2, 8, 32, 100, 128, 256, 512)) for _ in range(rng.randint(1, 6))})
-            again = rng.random() < 0.8
-            whole, row = rng.choice((0, 8_388_608, 117_440_512)), rng.choice((4, 32_768, 131_072))
-            cases.append(" ".join(map(str, (n, int(again), whole, row, *counts))))
+    costs_file.write_text(json.dumps(OWN))
+    told = {}
+    rows = [(*key, None) for key in chips.builtin()] + [("trn1", 1, costs_file)]
+    for (target, lnc, file), queued in itertools.product(rows, (True, False)):
+        costs = read(file.read_text(), queued=queued) if file else builtin(target, lnc, queued=queued)
+        expected = []
+        for n, counts, again, whole, row in nodes:
             pieces = choose(n, counts, [costs.launch(whole, row, count) for count in counts], again=again)
             expected.append(" ".join(f"{first}:{size}" for first, size in pieces))
         done = subprocess.run(
-            [programs.find("choose")],
+            [programs.find("choose"), target, str(lnc), "queued" if queued else "waited"],
             input="".join(f"{case}\n" for case in cases),
             env=programs.environment(GGML_NEURON_COSTS=file),
             capture_output=True,
@@ -174,5 +233,8 @@ def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Pat
         )
         assert done.stderr == ""
         differing = [case for case in zip(cases, done.stdout.splitlines(), expected, strict=True) if case[1] != case[2]]
-        assert differing == []
+        assert differing == [], (target, lnc, queued)
         assert len({line.count(":") for line in expected}) > 8
+        told[target, lnc, queued, file] = expected
+    assert told["trn1", 1, True, None] != told["trn1", 1, False, None], "what is waited for makes fewer pieces"
+    assert told["trn1", 1, True, None] != told["trn2", 2, True, None]

@@ -1,4 +1,4 @@
-"""What a kernel takes by the model: each engine's cycles by the documented formulas, bytes of DMA, and memory in use at once."""
+"""What a kernel takes by the model: the work of each engine, bytes of DMA and their runs, memory in use at once, and times of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernelgen.bundle import describe
-from kernelgen.dispatch import modelled_cost
+from kernelgen.dispatch import chips, modelled_cost
 from kernelgen.errors import KernelgenError
 from kernelgen.lowering import emit
 from kernelgen.spec.filenames import notes_file
@@ -40,18 +40,22 @@ def products(a, b):
     return result
 
 
-@pytest.mark.parametrize(("dtype", "factor"), [(np.float16, 1), (np.float32, 4)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("bound", [0, 1000])
-def test_a_kernel_takes_what_the_formulas_say_rolled_or_not(dtype, factor, bound):
+def test_a_kernel_takes_what_the_formulas_say_rolled_or_not(dtype, bound):
     a, b = np.zeros((1024, 64), dtype), np.zeros((1024, 256), dtype)
     recorded = kernel.record(products, [a, b], {}, older=False, bound=bound)
     assert any("rolled" in note for note in recorded.notes) == (bound == 0)
     found = cost(recorded.block, recorded.storages)
-    assert found.cycles == {
-        "tensor": 8 * 256 * factor,
-        "scalar": 256 + 64,
-        "vector": 64,
-        "gpsimd": 64 + 150,
+    size = a.itemsize
+    assert found.work == {
+        "tensor": {np.dtype(dtype).name: 8 * 256},
+        "scalar": {"one": 256 + 64},
+        "vector": {"one": 1},
+        "gpsimd": {"one": 1},
+        # A row of `a` and of `b` is one piece of memory and what a partition holds; of the result as well.
+        "dma": {str(64 * size): a.nbytes, str(256 * size): b.nbytes + (64 * 256 * 4 if size == 4 else 0)}
+        | ({"1024": 64 * 256 * 4} if size == 2 else {}),
     }
     assert found.instructions == {"tensor": 8, "scalar": 1, "vector": 1, "gpsimd": 1, "dma": 17}
     assert found.dma_bytes == a.nbytes + b.nbytes + 64 * 256 * 4
@@ -93,7 +97,57 @@ def test_inspect_prints_the_cost_that_is_noted_beside_the_hlo(tmp_path: Path):
     (made,) = found["cost"]
     assert made["modelled"] is True
     assert made["bottleneck"] == "dma"
-    assert made["cycles"]["dma"] == -(-noted["dma_bytes"] * 14 // 3300)  # 330 GB/s at 1.4 GHz
+    # 0.16 bytes in a ns where runs have 512 bytes, and less by as much as they are shorter
+    runs = noted["work"]["dma"]
+    assert made["ns"]["dma"] == round(
+        sum(n / (160 * min(1, int(run) / 512)) for run, n in runs.items() if run != "1024")
+        + runs["1024"] / chips.of("trn1").at("dma_gb_per_s", 1024)
+    )
     text = describe.text(found)
-    assert "modelled, not measured; the bottleneck is dma" in text
-    assert f"17 instructions {made['cycles']['dma']:>12,} cycles, {noted['dma_bytes']:,} bytes" in text
+    assert "modelled for trn1, not measured; the bottleneck is dma" in text
+    assert f"17 instructions{made['ns']['dma'] / 1e3:>12,.1f} µs, {made['dma_bytes']:,} bytes" in text
+
+
+def test_time_of_a_product_follows_its_dtype_and_the_target():
+    found = {}
+    for dtype in (np.float16, np.float32):
+        a, b = np.zeros((1024, 64), dtype), np.zeros((1024, 256), dtype)
+        recorded = kernel.record(products, [a, b], {}, older=False)
+        noted = cost(recorded.block, recorded.storages).to_json()
+        for target in ("trn1", "inf2", "trn2"):
+            found[target, dtype] = modelled_cost.of_noted(noted, target)["ns"]
+    for target, chip in ((target, chips.of(target, 1)) for target in ("trn1", "trn2")):
+        for dtype in (np.float16, np.float32):
+            rate = chip.by("tensor_ns_per_column", np.dtype(dtype).name)
+            assert found[target, dtype]["tensor"] == round(8 * 256 * rate)
+    assert found["trn1", np.float32]["tensor"] > 5 * found["trn1", np.float16]["tensor"]
+    assert found["inf2", np.float16] == found["trn1", np.float16]
+    assert found["trn2", np.float16]["vector"] > found["trn1", np.float16]["vector"]  # a slower clock
+
+
+def older_kernel(x, row, twice):
+    """A row of one partition added to tiles, then squares, as the older NKI's language has them."""
+    result = older_nl.ndarray(x.shape, x.dtype, buffer=older_nl.shared_hbm)
+    weights = older_nl.load(row)
+    for i in older_nl.affine_range(4):
+        tile = older_nl.ndarray((older_nl.par_dim(128), 512), x.dtype, buffer=older_nl.sbuf)
+        tile[...] = older_nl.load(x[nl.ds(128 * i, 128)])
+        added = older_nl.add(tile, tile) if twice else older_nl.add(tile, weights.broadcast_to((128, 512)))
+        older_nl.store(result[nl.ds(128 * i, 128)], older_nl.square(added))
+    return result
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_older_generation_broadcasts_a_row_by_products_and_leaves_engines_to_its_compiler(twice):
+    arrays = [np.zeros((512, 512), np.float32), np.zeros((1, 512), np.float32)]
+    recorded = kernel.record(older_kernel, arrays, {"twice": twice}, older=True)
+    noted = cost(recorded.block, recorded.storages, recorded.older).to_json()
+    assert noted["work"]["tensor"] == ({} if twice else {"float32": 4 * 512})
+    assert noted["instructions"]["tensor"] == (0 if twice else 4)
+    assert noted["work"]["vector"] == {"two": 4 * 512}
+    assert noted["work"]["either"] == {"one": 4 * 512}
+    # what a tile is assigned is no copy, and the scalar engine is free for the squares
+    made = modelled_cost.of_noted(noted)
+    assert made["ns"]["scalar"] == round(4 * 512 * 0.75 + 4 * 40)
+    assert made["ns"]["vector"] == round(4 * 512 * 2.0 + 4 * 40)
+    assert "of vector or scalar engine" in "\n".join(modelled_cost.lines(made))

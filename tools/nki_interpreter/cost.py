@@ -1,12 +1,19 @@
-"""What a recorded kernel takes by the documented formulas: instructions and cycles of each engine, DMA, and memory.
+"""What a recorded kernel takes of each engine: instructions, elements and columns, DMA by length of its runs, and memory.
 
-This is a model and no measurement.
+This counts work and no time: what an element takes on a target's engines is kernelgen's table (`kernelgen.dispatch.chips`), by
+which `kernelgen inspect --cost` makes nanoseconds of it, so that nothing here needs kernelgen. A model and no measurement.
 
-Cycles (AWS's documentation of nki.isa): the vector and scalar engines take one per element of a partition, 64 at least; an
-activation that reduces as well takes 64 more; GpSimd takes 150 more; the tensor engine takes max(min(64, columns of the stationary
-tile), columns of the moving one), four times that for float32 or, where an operand is said to have ones and zeros alone, twice. DMA
-is counted in bytes. What instructions wait for each other is not modelled. The kernel's notes have the figures; `kernelgen inspect
---cost` prints them.
+- The tensor engine moves columns through a stationary tile: as many as the moving operand has, or as the stationary one where that
+  has more, but no more than 64 for that. With two rows at once they are half as many, and where an operand is said to have ones and
+  zeros alone, half as many of float32.
+- Vector, scalar and GpSimd engines take the elements of a partition; of the vector engine those of instructions with two
+  operands in SBUF are counted for themselves, as they take twice as long. An activation that reduces as well takes 64 more.
+- In the older NKI, work that names no engine and that either could do is the vector's or the scalar's, as the compiler chooses
+  (`either`). What a tile is assigned to on the chip is no copy, nor is a sum in PSUM. A row that is used on many partitions
+  is broadcast by a product with ones.
+- DMA is counted in bytes, by how many of them lie in one piece in memory, a power of two.
+
+What instructions wait for each other is not modelled.
 """
 
 from __future__ import annotations
@@ -22,9 +29,8 @@ from nki_interpreter.program import PSUM, SBUF, Block, Instruction, Loop, NkiMem
 from nki_interpreter.roll import Rolled
 from nki_interpreter.tensors import NkiTensor
 
-LEAST_CYCLES = 64
-GPSIMD_CYCLES = 150
-REDUCE_CYCLES = 64
+LEAST_COLUMNS = 64
+REDUCE_ELEMENTS = 64
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd")
 
@@ -32,6 +38,8 @@ _GPSIMD = {
     "affine_select", "gather_flattened", "iota", "local_gather", "nonzero_with_count", "partition_reduce", "shuffle", "topk",
 }  # fmt: skip
 _DMA = {"dma_compute", "rmw"}
+_EITHER = {"unary", "tensor_scalar", "fill"}
+"""Of the older NKI: one operand, and others that a partition has one element of."""
 
 
 @dataclass(slots=True)
@@ -39,25 +47,28 @@ class Cost:
     """What a kernel takes.
 
     Attributes:
-        instructions: of each engine, and of DMA.
-        cycles: of each engine.
-        dma_bytes: what DMA moves between memories.
+        instructions: of each engine, of either of vector and scalar engine, and of DMA.
+        work: of each of these what it takes: of the tensor engine columns by dtype, of others elements of a partition (`one`, and
+            `two` of instructions that read two operands in SBUF), of DMA bytes by length of a run.
         sbuf_bytes, psum_bytes: the most of SBUF and PSUM that is in use at once, per partition (`checks.at_once`); None for a
             kernel of the older NKI, whose compiler chooses.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)
-    cycles: dict[str, int] = field(default_factory=dict)
-    dma_bytes: int = 0
+    work: dict[str, dict[str, int]] = field(default_factory=dict)
     sbuf_bytes: int | None = None
     psum_bytes: int | None = None
+
+    @property
+    def dma_bytes(self) -> int:
+        """What DMA moves between memories."""
+        return sum(self.work["dma"].values())
 
     def to_json(self) -> dict[str, Any]:
         memory = {"sbuf": self.sbuf_bytes, "psum": self.psum_bytes}
         return {
-            "cycles": self.cycles,
             "instructions": self.instructions,
-            "dma_bytes": self.dma_bytes,
+            "work": self.work,
             **{f"{kind}_bytes_per_partition": n for kind, n in memory.items() if n is not None},
         }
 
@@ -70,14 +81,22 @@ def cost(block: Block, storages: Sequence[NkiMemory], older: bool = False) -> Co
         storages: all memory that it uses.
         older: whether it is of the older NKI.
     """
-    found = Cost(dict.fromkeys((*ENGINES, "dma"), 0), dict.fromkeys(ENGINES, 0))
+    names = (*ENGINES, *(("either",) if older else ()), "dma")
+    found = Cost(dict.fromkeys(names, 0), {name: {} for name in names})
+
+    def add(engine: str, kind: str, n: int) -> None:
+        found.work[engine][kind] = found.work[engine].get(kind, 0) + n
+
     for instruction, times in _instructions(block.items, 1):
-        engine = _engine(instruction)
+        engine = _engine(instruction, older)
+        if engine is None:
+            continue
         found.instructions[engine] += times
-        if engine == "dma":
-            found.dma_bytes += times * _moved(instruction)
-        else:
-            found.cycles[engine] += times * _cycles(instruction, engine)
+        kind, n = _work(instruction, engine)
+        add(engine, kind, n * times)
+        if older and engine != "dma" and (row := _broadcast_row(instruction)) is not None:
+            found.instructions["tensor"] += times
+            add("tensor", _kind(row), times * _per_partition(row))
     if not older:
         found.sbuf_bytes, found.psum_bytes = (at_once(storages, buffer)[0] for buffer in (SBUF, PSUM))
     return found
@@ -94,39 +113,72 @@ def _instructions(items: Iterable[Any], times: int) -> Iterator[tuple[Instructio
                 yield from _instructions(iteration.items, times)
 
 
-def _engine(instruction: Instruction) -> str:
+def _engine(instruction: Instruction, older: bool) -> str | None:
+    """Returns what an instruction runs on; None for what is none on the device."""
     op = instruction.op
     tensors = (*instruction.reads, *instruction.writes)
     if op in _DMA or (op in ("assign", "transpose", "fill") and any(not t.on_chip for t in tensors)):
         return "dma"
     if op == "matmul" or (op == "transpose" and instruction.writes[0].buffer.kind == "psum"):
         return "tensor"
+    if older and op in ("assign", "accumulate"):
+        return None
     if op == "activation":
         return "scalar"
     if op == "tensor_tensor":
         return str(instruction.attributes[1])
-    return "gpsimd" if op in _GPSIMD else "vector"
+    if op in _GPSIMD:
+        return "gpsimd"
+    return "either" if older and op in _EITHER else "vector"
 
 
-def _cycles(instruction: Instruction, engine: str) -> int:
+def _work(instruction: Instruction, engine: str) -> tuple[str, int]:
+    """Returns what an instruction takes of its engine: what is counted, and how many."""
     if engine == "tensor":
         stationary, moving = (instruction.reads * 2)[:2]
         double = bool(instruction.op == "matmul" and instruction.attributes[1])
         onezero = bool(instruction.op == "matmul" and instruction.attributes[2])
         columns, rows = (_per_partition(t) // (2 if double else 1) for t in (stationary, moving))
-        return max(min(LEAST_CYCLES, columns), rows) * ((2 if onezero else 4) if moving.dtype == float32 else 1)
+        taken = max(min(LEAST_COLUMNS, columns), rows)
+        return _kind(moving), taken // 2 if onezero and moving.dtype == float32 else taken
+    if engine == "dma":
+        tensors = (*instruction.reads, *instruction.writes)
+        return str(min(map(_run, tensors))), max(_bytes(instruction.reads), _bytes(instruction.writes))
     most = max(map(_per_partition, (*instruction.reads, *instruction.writes)))
-    taken = max(LEAST_CYCLES, most)
     if engine == "scalar" and len(instruction.writes) > 1:
-        taken += REDUCE_CYCLES
-    return taken + (GPSIMD_CYCLES if engine == "gpsimd" else 0)
+        most += REDUCE_ELEMENTS
+    wide = sum(t.buffer.kind == "sbuf" and 1 < most == _per_partition(t) for t in instruction.reads)
+    return ("two" if engine == "vector" and wide > 1 else "one"), most
+
+
+def _kind(tensor: NkiTensor) -> str:
+    """Returns what products of a tensor are counted as."""
+    size = tensor.dtype.itemsize
+    return "float32" if size > 2 else "float8" if size == 1 else str(tensor.dtype)
+
+
+def _broadcast_row(instruction: Instruction) -> NkiTensor | None:
+    """Returns the operand that has one partition of SBUF and is used on many."""
+    for tensor in instruction.reads:
+        if tensor.on_chip and tensor.gather is None and tensor.shape and tensor.shape[0] > 1 and tensor.strides[0] == 0:
+            return tensor
+    return None
 
 
 def _per_partition(tensor: NkiTensor) -> int:
     return math.prod(tensor.shape[1:])
 
 
-def _moved(instruction: Instruction) -> int:
-    """Returns the bytes that a DMA writes, or reads where that is more."""
-    read = sum(t.size * t.dtype.itemsize for t in instruction.reads)
-    return max(read, sum(t.size * t.dtype.itemsize for t in instruction.writes))
+def _bytes(tensors: Sequence[NkiTensor]) -> int:
+    return sum(t.size * t.dtype.itemsize for t in tensors)
+
+
+def _run(tensor: NkiTensor) -> int:
+    """Returns how many bytes of a tensor, or of its partition on the chip, lie in one piece: a power of two, rounded down."""
+    run = tensor.dtype.itemsize
+    if tensor.gather is None:
+        for stride, size in reversed(tuple(zip(tensor.strides, tensor.shape, strict=True))[tensor.on_chip :]):
+            if size > 1 and stride * tensor.dtype.itemsize != run:
+                break
+            run *= size
+    return 1 << (run.bit_length() - 1)

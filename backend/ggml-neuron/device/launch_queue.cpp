@@ -36,8 +36,8 @@ static uint64_t next_stream_id() {
 
 neuron_stream::neuron_stream() : id(next_stream_id()) {}
 
-// Reads how many launches may be in flight of this runtime: no more than the user allows it.
-static size_t read_depth(const neuron_nrt & nrt) {
+// No more than the user allows the runtime.
+size_t neuron_queue_depth(const neuron_nrt & nrt) {
     if (!nrt.has_queues) {
         return 1;
     }
@@ -51,7 +51,7 @@ static size_t read_depth(const neuron_nrt & nrt) {
 }
 
 neuron_launch_queue::neuron_launch_queue(const neuron_nrt & nrt, int vnc, std::mutex & mutex) :
-    nrt(nrt), vnc(vnc), mutex(mutex), depth(read_depth(nrt)),
+    nrt(nrt), vnc(vnc), mutex(mutex), depth(neuron_queue_depth(nrt)),
     has_events(nrt.nrta_event_register_seq_id_completion != nullptr) {}
 
 neuron_launch_queue::~neuron_launch_queue() {

@@ -79,6 +79,9 @@ struct neuron_unlocked {
     std::mutex & mutex;
 };
 
+// Returns how many launches of this runtime may be in flight on a core; with 1 each is waited for.
+size_t neuron_queue_depth(const neuron_nrt & nrt);
+
 class neuron_launch_queue {
   public:
     neuron_launch_queue(const neuron_nrt & nrt, int vnc, std::mutex & mutex);

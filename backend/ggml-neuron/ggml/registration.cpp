@@ -1,4 +1,5 @@
 #include "device/core.h"
+#include "device/launch_queue.h"
 #include "fallback/host_copies.h"
 #include "ggml-backend-impl.h"
 #include "ggml-neuron.h"
@@ -274,7 +275,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     ggml_backend_neuron_register_embedded();
 #endif
     shared.kernels.open(nrt, ggml_backend_neuron_embedded());
-    neuron_costs::get();  // what is wrong with GGML_NEURON_COSTS is said at once
+    neuron_costs::use(shared.kernels.target(), shared.kernels.lnc(), neuron_queue_depth(nrt) > 1);
     shared.buffers = ggml_backend_neuron_choose_buffers(shared.kernels);
     NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared.kernels.n_kernels(),
                shared.kernels.n_bundles(), shared.buffers == neuron_buffers::DEVICE ? "device" : "host");

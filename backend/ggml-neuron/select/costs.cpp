@@ -6,7 +6,11 @@
 #include "report/log.h"
 
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "select/costs.inc"
 
@@ -18,12 +22,23 @@ static double positive(const nk::json & number, const char * name) {
     return value;
 }
 
-std::string neuron_read_costs(const std::string & text, neuron_costs & costs) {
+std::string neuron_read_costs(const std::string & text, bool queued, neuron_costs & costs, bool & one_launch_us) {
     try {
         const nk::json read = nk::json_read(text);
         neuron_costs   found;
-        found.launch_us = positive(read.get("launch_us", nk::json::NUMBER), "launch_us");
-        found.gb_per_s  = positive(read.get("gb_per_s", nk::json::NUMBER), "gb_per_s");
+        one_launch_us = true;
+        for (const auto & [name, launch] : read.members) {
+            one_launch_us &= name != "launch_us" || launch.kind != nk::json::OBJECT;
+        }
+        if (one_launch_us) {
+            found.launch_us = positive(read.get("launch_us", nk::json::NUMBER), "launch_us");
+        } else {
+            const nk::json & launch    = read.get("launch_us", nk::json::OBJECT);
+            const double     queued_us = positive(launch.get("queued", nk::json::NUMBER), "queued");
+            const double     waited_us = positive(launch.get("waited", nk::json::NUMBER), "waited");
+            found.launch_us            = queued ? queued_us : waited_us;
+        }
+        found.gb_per_s = positive(read.get("gb_per_s", nk::json::NUMBER), "gb_per_s");
         for (const nk::json & row : read.get("rows_ms", nk::json::ARRAY).items) {
             if (row.kind != nk::json::ARRAY || row.items.size() != 2) {
                 nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "byte %zu: rows_ms holds pairs of rows and milliseconds",
@@ -62,23 +77,54 @@ double neuron_costs::factor(int64_t rows) const {
     return last.second * (double) rows / (double) last.first / first.second;
 }
 
-const neuron_costs & neuron_costs::get() {
-    static const neuron_costs costs = [] {
-        neuron_costs found;
-        neuron_read_costs(COSTS, found);
-        const std::string path = neuron_variable("GGML_NEURON_COSTS");
-        if (!path.empty()) {
-            std::string text;
-            std::string wrong = neuron_read_small_file(path, text);
-            if (wrong.empty()) {
-                wrong = neuron_read_costs(text, found);
-            }
-            if (!wrong.empty()) {
-                NEURON_ERROR("GGML_NEURON_COSTS: %s: %s; kernels are chosen by the figures that this was built with\n",
-                             path.c_str(), wrong.c_str());
-            }
+// Returns the figures of a target, and its name and LNC as they are said.
+static std::pair<neuron_costs, std::string> of_target(const std::string & target, uint32_t lnc, bool queued) {
+    const auto * found = &NEURON_COSTS[0];
+    for (const auto & row : NEURON_COSTS) {
+        if (target == row.target && lnc == row.lnc) {
+            found = &row;
         }
-        return found;
-    }();
+    }
+    neuron_costs costs;
+    costs.launch_us = queued ? found->queued_us : found->waited_us;
+    costs.gb_per_s  = found->gb_per_s;
+    costs.rows_ms   = found->rows_ms;
+    return { costs, std::string(found->target) + " with LNC " + std::to_string(found->lnc) };
+}
+
+static neuron_costs & in_use() {
+    static neuron_costs costs = of_target("", 0, true).first;
     return costs;
+}
+
+const neuron_costs & neuron_costs::get() {
+    return in_use();
+}
+
+void neuron_costs::use(const std::string & target, uint32_t lnc, bool queued) {
+    auto [found, whose]    = of_target(target, lnc, queued);
+    const std::string path = neuron_variable("GGML_NEURON_COSTS");
+    if (!path.empty()) {
+        std::string text;
+        bool        one_launch_us = false;
+        std::string wrong         = neuron_read_small_file(path, text);
+        if (wrong.empty()) {
+            wrong = neuron_read_costs(text, queued, found, one_launch_us);
+        }
+        if (wrong.empty()) {
+            whose = path;
+            if (one_launch_us) {
+                NEURON_WARN("GGML_NEURON_COSTS: %s: its launch_us is taken for launches that are queued and that are "
+                            "waited for alike; "
+                            "{\"queued\": ..., \"waited\": ...} tells them apart\n",
+                            path.c_str());
+            }
+        } else {
+            NEURON_ERROR("GGML_NEURON_COSTS: %s: %s; kernels are chosen by the figures that this was built with\n",
+                         path.c_str(), wrong.c_str());
+        }
+    }
+    NEURON_LOG("kernels are chosen by the figures of %s: a launch that is %s takes %g us, memory is read at %g GB/s\n",
+               whose.c_str(), queued ? "queued" : "waited for", found.launch_us, found.gb_per_s);
+    in_use() = found;
 }

@@ -1,4 +1,4 @@
-// What a launch takes: measurements that choose among pieces (tools/kernelgen/dispatch/costs.json, GGML_NEURON_COSTS).
+// What a launch takes: figures of a target that choose among pieces (tools/kernelgen/dispatch/chips.json, GGML_NEURON_COSTS).
 
 #pragma once
 
@@ -12,8 +12,15 @@ struct neuron_costs {
     double                                  gb_per_s  = 0;  // at which memory is read
     std::vector<std::pair<int64_t, double>> rows_ms;        // time of a layer by its rows, ascending
 
-    // Returns the figures of costs.json, or of the file that GGML_NEURON_COSTS names. A file that can't be read is reported.
+    // Returns the figures that `use` took; before that those of the table's first target.
     static const neuron_costs & get();
+
+    // Takes the figures of the file that GGML_NEURON_COSTS names, else those of a target; of one that is not in the table those of its
+    // first. A file that can't be read is reported. To be called before devices are used.
+    //
+    // lnc     physical cores of a logical one
+    // queued  whether launches are queued, or each is waited for
+    static void use(const std::string & target, uint32_t lnc, bool queued);
 
     // Returns how many times as long as few rows this many take where memory bounds few.
     double factor(int64_t rows) const;
@@ -27,5 +34,7 @@ struct neuron_costs {
     }
 };
 
-// Reads a text like that of tools/kernelgen/dispatch/costs.json. Returns "" and sets `costs`, or returns what is wrong with it.
-std::string neuron_read_costs(const std::string & text, neuron_costs & costs);
+// Reads a user's text (docs/llama-cpp.md). Returns "" and sets `costs`, or returns what is wrong with it.
+//
+// one_launch_us  set to whether it has one `launch_us` for launches that are queued and that are waited for
+std::string neuron_read_costs(const std::string & text, bool queued, neuron_costs & costs, bool & one_launch_us);

@@ -338,6 +338,14 @@ size_t neuron_kernel_store::n_neffs() const {
     return n;
 }
 
+std::string neuron_kernel_store::target() const {
+    return bundles.empty() ? "" : neuron_kernels_metadata(bundles.front()->handle, "target");
+}
+
+uint32_t neuron_kernel_store::lnc() const {
+    return bundles.empty() ? 0 : neuron_kernels_lnc(bundles.front()->handle);
+}
+
 //
 // opening
 //

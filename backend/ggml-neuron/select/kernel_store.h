@@ -150,6 +150,10 @@ class neuron_kernel_store {
     // between products) and the write to the KV cache (SET_ROWS or CPY).
     bool covers_transformer() const;
 
+    // Returns the target that the first bundle is compiled for, and its LNC; "" and 0 without bundles.
+    std::string target() const;
+    uint32_t    lnc() const;
+
     // Returns whether only kernels of a node's own shapes are to be found (GGML_NEURON_EXACT).
     bool is_exact_only() const { return exact_only; }
 

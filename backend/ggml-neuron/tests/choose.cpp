@@ -1,6 +1,6 @@
 // Prints which pieces the backend makes, for tests/ggml_neuron to compare with kernelgen.pieces.
 //
-//     choose < cases
+//     choose TARGET LNC queued|waited < cases
 //
 // A case is a line of numbers: tokens, 1 when rows may be computed twice, bytes that are read for any number of tokens, bytes of
 // a token, and for which numbers of tokens there are kernels. Printed is a line of `first:n` for each piece.
@@ -9,11 +9,16 @@
 #include "select/tokens.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 #include <string>
 
-int main() {
+int main(int argc, char ** argv) {
+    if (argc != 4) {
+        return 2;
+    }
+    neuron_costs::use(argv[1], (uint32_t) atoi(argv[2]), std::string(argv[3]) == "queued");
     std::string line;
     while (std::getline(std::cin, line)) {
         std::istringstream   words(line);

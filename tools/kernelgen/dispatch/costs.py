@@ -1,6 +1,6 @@
-"""What a kernel's launch takes, by measurements: how kernels for other numbers of tokens than a node has are chosen and judged.
+"""What a kernel's launch takes: how kernels for other numbers of tokens than a node has are chosen and judged.
 
-The figures are data (`costs.json`), which names their sources; a user's own can take their place. The backend computes the same
+The figures are the target's (`kernelgen.dispatch.chips`), or a user's own. The backend computes the same
 (`backend/ggml-neuron/select/costs.cpp`).
 """
 
@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from typing import Any
 
-TEXT = resources.files("kernelgen.dispatch").joinpath("costs.json").read_text(encoding="utf-8")
-"""costs.json."""
+from kernelgen.dispatch import chips
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,12 @@ class Costs:
         return self.launch_us + (whole * self.factor(tokens) + row * tokens) / (self.gb_per_s * 1e3)
 
 
-def read(text: str) -> Costs:
-    """Returns the figures in a text like that of costs.json.
+def read(text: str, *, queued: bool = True) -> Costs:
+    """Returns the figures in a text of a user: `launch_us` (`queued` and `waited`, or one number for both), `gb_per_s`, `rows_ms`.
+
+    Args:
+        text: JSON; docs/llama-cpp.md has an example.
+        queued: whether launches are queued, or each is waited for.
 
     Raises:
         ValueError: it is not such a text; says what is wrong.
@@ -64,20 +66,36 @@ def read(text: str) -> Costs:
     rows = found.get("rows_ms")
     if not isinstance(rows, list) or not rows or not all(isinstance(r, list) and len(r) == 2 for r in rows):
         raise ValueError("rows_ms is a list of pairs of rows and milliseconds")
-    for name, value in (
-        ("launch_us", found.get("launch_us")),
-        ("gb_per_s", found.get("gb_per_s")),
-        *(("rows_ms", v) for row in rows for v in row),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-            raise ValueError(f"{name} is a number above 0, not {value!r}")
-    counts = [int(n) for n, _ in rows]
+    launch = found.get("launch_us")
+    if isinstance(launch, dict):
+        pair = [_positive(name, launch.get(name)) for name in ("queued", "waited")]
+    else:
+        pair = [_positive("launch_us", launch)] * 2
+    rate = _positive("gb_per_s", found.get("gb_per_s"))
+    curve = tuple((int(_positive("rows_ms", n)), _positive("rows_ms", ms)) for n, ms in rows)
+    counts = [n for n, _ in curve]
     if counts != sorted(set(counts)):
         raise ValueError("the rows of rows_ms do not ascend")
-    return Costs(float(found["launch_us"]), float(found["gb_per_s"]), tuple((int(n), float(ms)) for n, ms in rows))
+    return Costs(pair[not queued], rate, curve)
 
 
-@cache
-def builtin() -> Costs:
-    """Returns the figures of costs.json."""
-    return read(TEXT)
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} is a number above 0, not {value!r}")
+    return float(value)
+
+
+def builtin(target: str = "trn1", lnc: int | None = None, *, queued: bool = True) -> Costs:
+    """Returns the figures of a target.
+
+    Args:
+        target: its name.
+        lnc: physical cores of a logical one; the target's default when None.
+        queued: whether launches are queued, as by the backend where the runtime has queues, or each is waited for.
+
+    Raises:
+        KeyError: there is no such target, or it has no such LNC.
+    """
+    chip = chips.of(target, lnc)
+    launch = chip.by("launch_us", "queued" if queued else "waited")
+    return Costs(launch, chip.number("gb_per_s"), chip.pairs("rows_ms"))

@@ -53,7 +53,7 @@ class LengthIndex:
 
     @staticmethod
     def of(kernels: Iterable[KernelSpec], costs: Costs | None = None) -> LengthIndex:
-        """Returns the index of some kernels, which are chosen by `costs`, those of costs.json by default."""
+        """Returns the index of some kernels, which are chosen by `costs`, those of trn1 by default."""
         index = LengthIndex(costs or builtin())
         for kernel in kernels:
             index._exact[_key(kernel, (*kernel.inputs, kernel.output))] = kernel

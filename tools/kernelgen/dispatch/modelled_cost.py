@@ -1,48 +1,97 @@
-"""What a kernel takes by the model of its language (`notes["costs"]`): DMA in cycles too, the bottleneck, sums, and lines of text.
+"""What a kernel takes by the model of its language (`notes["costs"]`): nanoseconds by engine, the bottleneck, sums, and text.
 
 A model and no measurement; docs/kernels-in-nki.md says of what.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kernelgen.dispatch import costs
-
-CLOCK_GHZ = 1.4
-"""The clock of the engines at which the cost of DMA is set against theirs."""
+from kernelgen.dispatch import chips
+from kernelgen.dispatch.chips import Chip
 
 WIDTH = 12
 """Of the names before values."""
 
+TARGET = "trn1"
+"""Whose figures are taken for a kernel that is not said to be for a target."""
+
 _MEMORY = ("sbuf_bytes_per_partition", "psum_bytes_per_partition")
 
 
-def of_noted(noted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a kernel takes: the figures that its language noted, DMA in cycles too, and what takes longest."""
-    dma = math.ceil(noted["dma_bytes"] / costs.builtin().gb_per_s * CLOCK_GHZ)
-    return _made({**noted, "cycles": {**noted["cycles"], "dma": dma}})
+def of_noted(noted: Mapping[str, Any], target: str = TARGET) -> dict[str, Any]:
+    """Returns what a kernel takes on a target: nanoseconds of each engine, and which is the longest.
+
+    A logical core of several physical ones takes no less: a program of the kernel runs on one.
+    """
+    work = noted["work"]
+    figures = {
+        "target": target,
+        "ns": {name: round(ns) for name, ns in nanoseconds(work, noted["instructions"], chips.of(target, 1)).items()},
+        "dma_bytes": sum(work["dma"].values()),
+    }
+    return _made({**{name: value for name, value in noted.items() if name != "work"}, **figures})
+
+
+def nanoseconds(work: Mapping[str, Mapping[str, int]], instructions: Mapping[str, int], chip: Chip) -> dict[str, float]:
+    """Returns the nanoseconds of each engine and of DMA.
+
+    What either of vector and scalar engine can do (`either`) is shared so that the later of them is done as early as can be.
+
+    Args:
+        work: columns by dtype, elements, and bytes by length of a run, as nki_interpreter.cost counts them.
+        instructions: of each engine.
+        chip: of one physical core.
+    """
+    found = {
+        "tensor": sum(n * chip.by("tensor_ns_per_column", kind) for kind, n in work["tensor"].items()),
+        "vector": sum(n * chip.by("vector_ns_per_element", kind) for kind, n in work["vector"].items()),
+        "scalar": sum(work["scalar"].values()) * chip.number("scalar_ns_per_element"),
+        "gpsimd": sum(work["gpsimd"].values()) * chip.number("gpsimd_ns_per_element"),
+    }
+    for engine in found:
+        found[engine] += instructions[engine] * chip.by("instruction_ns", engine)
+    if elements := sum(work.get("either", {}).values()):
+        took = {
+            "vector": elements * chip.by("vector_ns_per_element", "one"),
+            "scalar": elements * chip.number("scalar_ns_per_element"),
+        }
+        for engine in took:
+            took[engine] += instructions["either"] * chip.by("instruction_ns", engine)
+        part = (found["scalar"] + took["scalar"] - found["vector"]) / (took["vector"] + took["scalar"])
+        part = min(max(part, 0.0), 1.0)
+        found["vector"] += part * took["vector"]
+        found["scalar"] += (1 - part) * took["scalar"]
+    found["dma"] = sum(n / dma_gb_per_s(chip, int(run)) for run, n in work["dma"].items())
+    return found
+
+
+def dma_gb_per_s(chip: Chip, run: int) -> float:
+    """Returns the rate of DMA whose pieces have `run` bytes: below the least that is in the table a piece takes as long as that."""
+    least = chip.pairs("dma_gb_per_s")[0][0]
+    return chip.at("dma_gb_per_s", run) * min(1.0, run / least)
 
 
 def _made(figures: dict[str, Any]) -> dict[str, Any]:
-    cycles = figures["cycles"]
-    return {"modelled": True, "bottleneck": max(sorted(cycles), key=lambda name: int(cycles[name])), **figures}
+    ns = figures["ns"]
+    return {"modelled": True, "bottleneck": max(sorted(ns), key=lambda name: int(ns[name])), **figures}
 
 
 def total(made: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns what several take one after another: sums, and the most that any has of SBUF and PSUM, as far as that is modelled.
 
     Args:
-        made: at least one, from `of_noted`.
+        made: at least one, from `of_noted` of one target.
     """
     each = list(made)
+    names = [dict.fromkeys(name for one in each for name in one[kind]) for kind in ("instructions", "ns")]
     return _made(
         {
+            "target": each[0]["target"],
             **{
-                name: {engine: sum(one[name][engine] for one in each) for engine in each[0][name]}
-                for name in ("cycles", "instructions")
+                kind: {engine: sum(one[kind].get(engine, 0) for one in each) for engine in engines}
+                for kind, engines in zip(("instructions", "ns"), names, strict=True)
             },
             "dma_bytes": sum(one["dma_bytes"] for one in each),
             **{
@@ -63,7 +112,8 @@ def of_bundle(described: dict[str, Any]) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     without = 0
     for kernel in described["kernels"]:
-        made = [of_noted(each) for each in (kernel.get("notes") or {}).get("costs", ())]
+        noted = (kernel.get("notes") or {}).get("costs", ())
+        made = [of_noted(each, described["target"]) for each in noted]
         kernels.append(kernel | ({"cost": made} if made else {}))
         found += made
         without += not made
@@ -78,12 +128,13 @@ def lines(made: Mapping[str, Any]) -> list[str]:
     of = ""
     if "kernels" in made:
         of = f", of {made['kernels']} of {made['kernels'] + made['without']} kernels together"
-    found = [f"  {'cost':{WIDTH}} modelled, not measured{of}; the bottleneck is {made['bottleneck']}"]
-    for engine, cycles in made["cycles"].items():
+    found = [
+        f"  {'cost':{WIDTH}} modelled for {made['target']}, not measured{of}; the bottleneck is {made['bottleneck']}"
+    ]
+    for engine, count in made["instructions"].items():
+        taken = f"{made['ns'][engine] / 1e3:>12,.1f} µs" if engine in made["ns"] else ", of vector or scalar engine"
         moved = f", {made['dma_bytes']:,} bytes" if engine == "dma" else ""
-        found.append(
-            f"  {'':{WIDTH}} {engine:7} {made['instructions'][engine]:>9,} instructions {cycles:>12,} cycles{moved}"
-        )
+        found.append(f"  {'':{WIDTH}} {engine:7} {count:>9,} instructions{taken}{moved}")
     if {*_MEMORY} <= made.keys():
         sbuf, psum = (made[name] for name in _MEMORY)
         found.append(f"  {'':{WIDTH}} at most {sbuf:,} bytes of SBUF and {psum:,} of PSUM per partition at once")

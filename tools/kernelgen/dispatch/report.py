@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kernelgen.dispatch import coverage, lengths
+from kernelgen.dispatch import costs, coverage, lengths
 from kernelgen.dispatch.coverage import Coverage, GraphOp
 from kernelgen.dispatch.lengths import Served
 from kernelgen.emitters.catalog import Catalog
@@ -140,7 +140,7 @@ def report(graphs: Sequence[GraphExport], available: AvailableKernels, catalog: 
     refusals = Refusals(catalog, available)
     kernels = available.specs - refusals.of_manifests(graphs)
     why = Why(catalog, kernels, refusals)
-    index = lengths.LengthIndex.of(kernels)
+    index = lengths.LengthIndex.of(kernels, costs.builtin(available.target or "trn1"))
     served = {
         spec: how
         for spec in dict.fromkeys(spec for graph in graphs for spec, _, _ in graph.ops)

@@ -15,9 +15,9 @@ NAMES = ("n_tokens", "n_kv", "n_kv_swa", "n_ctx", "n_outputs")
 FEW = (1, 8, 32, 128, 512)
 """Numbers of tokens by which any number is served, in chunks or padded (`kernelgen.dispatch.lengths`).
 
-Up to 128 rows of a product take as long as one, and four times 128 as long as 512 (costs.json): so 128 is the number for short
-prompts and the ends of long ones, and 512 spares launches. 1 is generation. 8 and 32 halve the rows of padding of short
-prompts, which are copied. docs/models.md has the figures.
+Up to 128 rows of a product take as long as one (`kernelgen.dispatch.chips`): so 128 is the number for short prompts and the ends
+of long ones. 512 takes two and a half times as long, not four, and spares launches. 1 is generation. 8 and 32 halve the rows of
+padding of short prompts, which are copied. docs/models.md has the figures.
 """
 
 _PROBES = (22, 37)

@@ -1,0 +1,227 @@
+"""What NKI kernels take by the model, judged by what others measured: `./bazelw run //benchmarks:nki_judged -- ACCELOPT KDA`.
+
+ACCELOPT is a checkout of zhang677/AccelOpt, whose folder NKIBench has 14 kernels and their inputs; KDA is one of
+Jerry2423/kda-for-trainium, which has variants of them and `benchmark.csv` with a latency for each. Neither is part of this project.
+
+Each kernel is recorded and its work counted (nki_interpreter.cost); kernelgen.dispatch.modelled_cost makes nanoseconds of it by the
+figures of a physical core of trn2. What the latencies were measured on is doubtful (its rates are about twice those of such a
+core), so the engines' rates are scaled. These scales, and nothing else, are fitted, on every second op by name; the others judge.
+Of two kernels of an op whose latencies differ by 3 % or more the model says which is quicker, or that they are equal: within 3 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import json
+import math
+import signal
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from kernelgen.dispatch import chips
+from kernelgen.dispatch.modelled_cost import nanoseconds
+from nki_interpreter.cost import cost
+from nki_interpreter.errors import LoadError, NkiError
+from nki_interpreter.kernel import record_kernel
+from nki_interpreter.loading import interpreter, load_kernel
+
+TARGET = "trn2"
+EQUAL = 1.03
+"""Times whose ratio is less are equal."""
+FACTOR = 1.5
+ENGINES = ("tensor", "vector", "scalar", "dma")
+STEP = 0.3
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A kernel: its op and name, what was measured, and what each engine takes by the model, both in ns."""
+
+    op: str
+    name: str
+    measured: float
+    engines: Mapping[str, float]
+
+    def modelled(self, scales: Mapping[str, float]) -> float:
+        """Returns the nanoseconds of the engine that takes longest."""
+        return max(scales.get(engine, 1.0) * ns for engine, ns in self.engines.items())
+
+
+def latencies(folder: Path) -> dict[str, float]:
+    """Returns the milliseconds of each kernel of an op by its file's stem: of the last row that has it and one latency."""
+    found = {}
+    with (folder / "benchmark.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            try:
+                found[Path(row["candidate"].split(":")[-1]).stem] = float(row["latency_ms"])
+            except ValueError:  # "N/A"
+                continue
+    return found
+
+
+class _TooLong(Exception):
+    pass
+
+
+def _stop(*_: object) -> None:
+    raise _TooLong
+
+
+def counted(kernel: Path, reference: Path, seconds: int) -> dict[str, Any]:
+    """Returns the work of a kernel for the inputs of its op's reference.
+
+    Raises:
+        LoadError, NkiError: it is no kernel, or it breaks a rule of NKI.
+        _TooLong: it takes more than `seconds` to record.
+    """
+    spec = importlib.util.spec_from_file_location("reference", reference)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    signal.signal(signal.SIGALRM, _stop)
+    signal.alarm(seconds)
+    try:
+        spec.loader.exec_module(module)
+        arrays = module.transform_to_nki_inputs(module.get_inputs())
+        with interpreter():
+            recorded = record_kernel(load_kernel(kernel, "kernel"), arrays, {}, older=True)
+            return cost(recorded.block, recorded.storages, older=True).to_json()
+    finally:
+        signal.alarm(0)
+
+
+def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Iterator[Judged]:
+    """Yields the kernels that have a latency and can be recorded; says of the others why not.
+
+    Args:
+        accelopt: the checkout of AccelOpt.
+        kda: the checkout of kda-for-trainium.
+        kept: work of kernels by op and name, which is added to.
+        seconds: what recording one may take.
+    """
+    bench = accelopt / "NKIBench"
+    baselines = {one["kernel"]: one for one in json.loads((kda / "baselines.json").read_text()).values()}
+    for op, known in sorted(json.loads((bench / "summary.json").read_text()).items()):
+        (case,) = known["cases"].values()
+        (case,) = case["impls"]
+        folder = kda / "workspaces" / op
+        measured = latencies(folder) if folder.is_dir() else {}
+        baseline = bench / case["kernel"]
+        if baseline.name in baselines:
+            measured[baseline.stem] = baselines[baseline.name]["baseline_latency_ms"]
+        for file in (baseline, *sorted((folder / "runs").glob("*.py"))):
+            if file.stem not in measured:
+                continue
+            key = f"{op} {file.stem}"
+            try:
+                if key not in kept:
+                    kept[key] = counted(file, bench / case["task"], seconds)
+            except (LoadError, NkiError) as error:
+                print(f"{key}: not recorded: {str(error)[:120]}", file=sys.stderr)
+                continue
+            except _TooLong:
+                print(f"{key}: not recorded in {seconds} s", file=sys.stderr)
+                continue
+            ns = nanoseconds(kept[key]["work"], kept[key]["instructions"], chips.of(TARGET, 1))
+            yield Judged(op, file.stem, measured[file.stem] * 1e6, ns)
+
+
+def _distance(kernels: Sequence[Judged], scales: Mapping[str, float]) -> float:
+    """Returns the mean, over ops, of the mean distance of the logarithms of both times."""
+    by_op: dict[str, list[float]] = {}
+    for one in kernels:
+        by_op.setdefault(one.op, []).append(abs(math.log(one.modelled(scales) / one.measured)))
+    return statistics.mean(map(statistics.mean, by_op.values()))
+
+
+def fit(kernels: Sequence[Judged]) -> dict[str, float]:
+    """Returns a factor for each engine's time that brings the modelled times nearest to the measured ones."""
+    best = dict.fromkeys(ENGINES, statistics.median(one.measured / one.modelled({}) for one in kernels))
+    distance, step = _distance(kernels, best), STEP
+    while step > 0.005:
+        tried = [best | {e: best[e] * f} for e in ENGINES for f in (1 + step, 1 / (1 + step))]
+        found, least = min(
+            ((_distance(kernels, scales), n) for n, scales in enumerate(tried)), key=lambda pair: pair[0]
+        )
+        if found < distance - 1e-9:
+            distance, best = found, tried[least]
+        else:
+            step /= 2
+    return best
+
+
+def order(kernels: Sequence[Judged], scales: Mapping[str, float]) -> tuple[int, int, int]:
+    """Returns how many pairs of kernels of one op that differ the model orders right, wrong, and calls equal."""
+    right = wrong = tied = 0
+    for a, b in combinations(kernels, 2):
+        if a.op != b.op or max(a.measured, b.measured) < EQUAL * min(a.measured, b.measured):
+            continue
+        one, other = a.modelled(scales), b.modelled(scales)
+        if max(one, other) < EQUAL * min(one, other):
+            tied += 1
+        elif (one < other) == (a.measured < b.measured):
+            right += 1
+        else:
+            wrong += 1
+    return right, wrong, tied
+
+
+def table(kernels: Sequence[Judged]) -> list[str]:
+    """Returns the lines that say how near the model is: the fitted scales, each op, and each half."""
+    ops = sorted({one.op for one in kernels})
+    fitted = [one for one in kernels if one.op in ops[::2]]
+    scales = fit(fitted)
+    lines = [f"scales of the times of a physical core of {TARGET}, fitted on {', '.join(ops[::2])}:"]
+    lines += ["  " + ", ".join(f"{engine} {scale:.2f}" for engine, scale in scales.items()), ""]
+    lines.append(
+        f"{'op':24} kernels  measured/modelled: least, median, most   within {FACTOR:g}  pairs right, wrong, tied"
+    )
+    groups = [(op, [one for one in kernels if one.op == op]) for op in ops]
+    groups += [("fitted", fitted), ("judged", [one for one in kernels if one.op in ops[1::2]]), ("all", list(kernels))]
+    for name, some in groups:
+        if not some:
+            continue
+        ratios = sorted(one.measured / one.modelled(scales) for one in some)
+        within = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
+        spread = f"{ratios[0]:.2f}, {statistics.median(ratios):.2f}, {ratios[-1]:.2f}"
+        right, wrong, tied = order(some, scales)
+        lines.append(f"{name:24} {len(some):7}  {spread:38} {within:4} of {len(some):<3} {right:4} {wrong:4} {tied:4}")
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("accelopt", type=Path, help="a checkout of zhang677/AccelOpt")
+    parser.add_argument("kda", type=Path, help="a checkout of Jerry2423/kda-for-trainium")
+    parser.add_argument("--seconds", type=int, default=600, help="that recording one kernel may take")
+    parser.add_argument("--kept", type=Path, help="a JSON file in which the work of kernels is kept between runs")
+    args = parser.parse_args(arguments)
+    for file in (args.accelopt / "NKIBench" / "summary.json", args.kda / "baselines.json"):
+        if not file.is_file():
+            print(f"error: {file} is not there", file=sys.stderr)
+            return 1
+    kept = json.loads(args.kept.read_text()) if args.kept and args.kept.is_file() else {}
+    kernels = list(corpus(args.accelopt, args.kda, kept, args.seconds))
+    if args.kept:
+        args.kept.write_text(json.dumps(kept))
+    if not kernels:
+        print("error: no kernel has a latency", file=sys.stderr)
+        return 1
+    for one in kernels:
+        engine = max(one.engines, key=lambda name: one.engines[name])
+        print(
+            f"{one.op:24} {one.name:36} {one.measured / 1e6:8.3f} ms measured; {one.modelled({}) / 1e6:8.3f} ms, {engine}"
+        )
+    print()
+    print("\n".join(table(kernels)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""The one table of the chips: each figure for each target and LNC, how it is known, and from where."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from kernelgen.dispatch import chips
+from kernelgen.targets import TARGETS
+
+TEXT = resources.files("kernelgen.dispatch").joinpath("chips.json").read_text(encoding="utf-8")
+
+
+def test_every_target_has_every_figure_with_its_source_for_each_lnc() -> None:
+    found = chips.builtin()
+    assert set(found) == {(target.name, lnc) for target in TARGETS.values() for lnc in target.lnc_choices}
+    for chip in found.values():
+        assert set(chip.figures) == set(chips.FIGURES)
+        assert all(figure.mark in chips.MARKS and figure.source for figure in chip.figures.values())
+    assert chips.of("trn2") is found["trn2", 2] and chips.of("trn2", 1) is found["trn2", 1]
+
+
+@pytest.mark.parametrize("target", ["trn1", "inf2", "trn2", "trn3"])
+def test_no_rate_is_above_what_the_chip_is_promised_to_reach(target: str) -> None:
+    """AWS's HBM bandwidth by physical core, in 10⁹ bytes per second, and its rate of BF16 products, in 10¹² operations."""
+    gb_per_s, tflops = {2: (440, 92), 3: (389, 84), 4: (658, 84)}[TARGETS[target].neuron_core]
+    for lnc in TARGETS[target].lnc_choices:
+        chip = chips.of(target, lnc)
+        assert chip.number("gb_per_s") < chip.at("dma_gb_per_s", 1 << 20) < gb_per_s * lnc
+        assert 2 * 128 * 128 / chip.by("tensor_ns_per_column", "bfloat16") / 1e3 < tflops
+        for name in ("queued", "waited"):
+            assert 0 < chip.by("launch_us", name) < 1000
+        rows = chip.pairs("rows_ms")
+        weights = 3 * 4096 * 14336
+        assert all(2 * n * weights / ms / 1e9 < tflops * lnc for n, ms in rows)
+        assert rows[0][1] == pytest.approx(2 * weights / chip.number("gb_per_s") / 1e6, rel=0.01)
+
+
+def test_a_target_of_which_nothing_is_known_has_the_figures_of_the_first_as_guessed() -> None:
+    table = json.loads(TEXT)
+    for entries in table.values():
+        for one in entries:
+            one["targets"] = [target for target in one["targets"] if target != "trn3"]
+    found = chips.read(json.dumps({name: [e for e in entries if e["targets"]] for name, entries in table.items()}))
+    assert found["trn3", 2].number("gb_per_s") == found["trn1", 1].number("gb_per_s")
+    assert {figure.mark for figure in found["trn3", 2].figures.values()} == {"guessed"}
+
+
+def test_figures_by_size_are_read_between_and_beside_the_sizes() -> None:
+    chip = chips.of("trn1")
+    assert [chip.at("dma_gb_per_s", size) for size in (1, 512, 2048, 8192, 1 << 20)] == [160, 160, 211, 262, 262]
+    assert chip.at("all_reduce_us", 2) == 26
+
+
+def entry(table: Any, name: str) -> Any:
+    return table[name][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("nki_call_us"), "figures: expected"),
+        (lambda t: entry(t, "gb_per_s").pop("source"), "gb_per_s: an entry has targets, value, mark, source"),
+        (lambda t: entry(t, "gb_per_s").update(source=""), "gb_per_s: source says in words"),
+        (lambda t: entry(t, "gb_per_s").update(mark="known"), "mark is one of documented, measured, derived, guessed, not 'known'"),
+        (lambda t: entry(t, "gb_per_s").update(value="227"), "gb_per_s: '227' is not a number"),
+        (lambda t: entry(t, "gb_per_s").update(value=True), "gb_per_s: True is not a number"),
+        (lambda t: entry(t, "launch_us").update(value=180), "launch_us: expected a number for each of queued, waited"),
+        (lambda t: entry(t, "rows_ms").update(value=[[128, 1], [128, 2]]), "rows_ms: the sizes do not ascend"),
+        (lambda t: entry(t, "rows_ms").update(value=[[128]]), "rows_ms: expected pairs"),
+        (lambda t: entry(t, "gb_per_s")["targets"].append("trn9"), "there is no target 'trn9'"),
+        (lambda t: entry(t, "gb_per_s").update(lnc=[2]), "gb_per_s: trn1 with LNC 2 is none"),
+        (lambda t: t["gb_per_s"].append(copy.deepcopy(entry(t, "gb_per_s"))), "gb_per_s: trn1 with LNC 1 has two"),
+        (lambda t: entry(t, "gb_per_s")["targets"].remove("inf2"), "inf2 with LNC 1 lacks gb_per_s"),
+    ],
+)  # fmt: skip
+def test_a_table_that_breaks_its_schema_is_refused(change: Callable[[Any], Any], said: str) -> None:
+    table = json.loads(TEXT)
+    change(table)
+    with pytest.raises(ValueError, match=said):
+        chips.read(json.dumps(table))

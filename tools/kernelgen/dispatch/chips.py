@@ -1,0 +1,189 @@
+"""What the chips do: the one table of rates and prices that choices and forecasts are computed from (`chips.json`).
+
+Each figure of the table has a value for each target and logical NeuronCore configuration (LNC), how it is known (`MARKS`), and
+where it is from. Nothing in it was measured by this project. What a target is allowed (memory, shapes, dtypes) is in
+`kernelgen.targets`. The backend has what it chooses by from here (`backend/ggml-neuron/select/costs.inc`, generated).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from kernelgen.targets import TARGETS
+
+MARKS = {
+    "documented": "by AWS",
+    "measured": "by others, on the device",
+    "derived": "computed from what is documented or measured",
+    "guessed": "taken from another target, or from nothing",
+}
+"""How a figure is known."""
+
+_ENGINES = ("tensor", "vector", "scalar", "gpsimd")
+
+FIGURES: Mapping[str, tuple[str, tuple[str, ...] | type, str]] = {
+    "launch_us": ("µs", ("queued", "waited"), "a launch takes beside its work, behind another in a queue or waited for"),
+    "gb_per_s": ("GB/s", float, "weights are streamed at by a compiled graph"),
+    "dma_gb_per_s": ("GB/s", list, "of DMA, by bytes in one run of a partition"),
+    "rows_ms": ("ms", list, "a feed-forward layer of 4,096 x 14,336 in BF16, by rows"),
+    "rows_ms_of_one_compile": ("ms", list, "the same layer in a compile that is doubted; nothing is computed from it"),
+    "clock_ghz": ("GHz", _ENGINES, "of a physical core's engines"),
+    "tensor_ns_per_column": (
+        "ns", ("bfloat16", "float16", "float8", "float32"), "a column that moves through a tile of 128 x 128, by dtype"
+    ),
+    "vector_ns_per_element": ("ns", ("one", "two"), "an element of a partition, by operands in SBUF"),
+    "scalar_ns_per_element": ("ns", float, "an element of a partition"),
+    "gpsimd_ns_per_element": ("ns", float, "an element of a partition"),
+    "instruction_ns": ("ns", _ENGINES, "an instruction beside its elements"),
+    "nki_call_us": ("µs", float, "a call of an NKI kernel within a graph, beside its work"),
+    "descriptor_ns": ("ns", ("row", "element"), "a descriptor of DMA whose address the program computes"),
+    "all_reduce_us": ("µs", list, "a small all-reduce, by ranks"),
+    "host_gb_per_s": ("GB/s", ("to_device", "from_device"), "of one core"),
+    "host_transfer_us": ("µs", float, "a transfer beside its bytes"),
+}  # fmt: skip
+"""Each figure's unit, form (a number, numbers by these names, or ascending pairs of a size and a number), and meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of one target.
+
+    Attributes:
+        value: in the form and unit that `FIGURES` says.
+        mark: how it is known, one of `MARKS`.
+        source: where it is from, in words.
+    """
+
+    value: Any
+    mark: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """The figures of a target's NeuronCores: of engines those of a physical core, else those of a logical one.
+
+    Attributes:
+        target: value of neuronx-cc's `--target`.
+        lnc: physical cores of a logical one.
+        figures: by name, all of `FIGURES`.
+    """
+
+    target: str
+    lnc: int
+    figures: Mapping[str, Figure]
+
+    def number(self, name: str) -> float:
+        """Returns a figure that is one number."""
+        return float(self.figures[name].value)
+
+    def by(self, name: str, key: str) -> float:
+        """Returns a number of a figure that has several by name."""
+        return float(self.figures[name].value[key])
+
+    def pairs(self, name: str) -> tuple[tuple[int, float], ...]:
+        """Returns a figure by size, ascending."""
+        return tuple((int(size), float(value)) for size, value in self.figures[name].value)
+
+    def at(self, name: str, size: float) -> float:
+        """Returns a figure by size: between two sizes linear in their logarithm, and outside of them that of the nearest."""
+        pairs = self.pairs(name)
+        before = pairs[0]
+        for pair in pairs:
+            if size <= pair[0]:
+                if pair[0] == before[0]:
+                    break
+                part = math.log(size / before[0]) / math.log(pair[0] / before[0])
+                return before[1] + (pair[1] - before[1]) * part
+            before = pair
+        return before[1]
+
+
+def read(text: str) -> dict[tuple[str, int], Chip]:
+    """Returns the chips of a text like that of chips.json, by target and LNC.
+
+    A target without figures has the first one's, as guessed.
+
+    Raises:
+        ValueError: it is not such a text; says where.
+    """
+    table = json.loads(text)
+    if table.keys() != FIGURES.keys():
+        raise ValueError(f"figures: expected {', '.join(FIGURES)}, not {', '.join(table)}")
+    found: dict[tuple[str, int], dict[str, Figure]] = {
+        (target.name, lnc): {} for target in TARGETS.values() for lnc in target.lnc_choices
+    }
+    for name, entries in table.items():
+        for entry in entries:
+            if (
+                not {"targets", "value", "mark", "source"}
+                <= entry.keys()
+                <= {"targets", "lnc", "value", "mark", "source"}
+            ):
+                raise ValueError(f"{name}: an entry has targets, value, mark, source and perhaps lnc")
+            if entry["mark"] not in MARKS:
+                raise ValueError(f"{name}: mark is one of {', '.join(MARKS)}, not {entry['mark']!r}")
+            if not isinstance(entry["source"], str) or not entry["source"]:
+                raise ValueError(f"{name}: source says in words where it is from")
+            _check(name, entry["value"])
+            for target in entry["targets"]:
+                if target not in TARGETS:
+                    raise ValueError(f"{name}: there is no target {target!r}")
+                for lnc in entry.get("lnc", TARGETS[target].lnc_choices):
+                    row = found.get((target, lnc))
+                    if row is None or name in row:
+                        raise ValueError(f"{name}: {target} with LNC {lnc} {'has two' if row else 'is none'}")
+                    row[name] = Figure(entry["value"], entry["mark"], entry["source"])
+    known = next(row for row in found.values() if row)
+    for (target, lnc), row in found.items():
+        if not row:
+            row |= {name: Figure(one.value, "guessed", "nothing is known") for name, one in known.items()}
+        if lacking := FIGURES.keys() - row.keys():
+            raise ValueError(f"{target} with LNC {lnc} lacks {', '.join(sorted(lacking))}")
+    return {key: Chip(*key, row) for key, row in found.items()}
+
+
+def _check(name: str, value: Any) -> None:
+    """Raises ValueError unless a value has the form of a figure."""
+    form = FIGURES[name][1]
+    if form is float:
+        numbers = [value]
+    elif isinstance(form, tuple):
+        if not isinstance(value, dict) or value.keys() != set(form):
+            raise ValueError(f"{name}: expected a number for each of {', '.join(form)}")
+        numbers = [*value.values()]
+    else:
+        if not isinstance(value, list) or not value or not all(isinstance(p, list) and len(p) == 2 for p in value):
+            raise ValueError(f"{name}: expected pairs of a size and a number")
+        sizes = [size for size, _ in value]
+        if sizes != sorted(set(sizes)):
+            raise ValueError(f"{name}: the sizes do not ascend")
+        numbers = [number for pair in value for number in pair]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
+            raise ValueError(f"{name}: {number!r} is not a number of 0 or more")
+
+
+@cache
+def builtin() -> dict[tuple[str, int], Chip]:
+    """Returns the chips of chips.json."""
+    return read(resources.files("kernelgen.dispatch").joinpath("chips.json").read_text(encoding="utf-8"))
+
+
+def of(target: str, lnc: int | None = None) -> Chip:
+    """Returns a target's chip.
+
+    Args:
+        target: its name.
+        lnc: physical cores of a logical one; the target's default when None.
+
+    Raises:
+        KeyError: there is no such target, or it has no such LNC.
+    """
+    return builtin()[target, TARGETS[target].lnc if lnc is None else lnc]
