@@ -1,7 +1,6 @@
 // What an execution takes on a device, by its NeuronCore: the simulator's own clock, which the machine's speed has no part in.
 //
-// Source: launches of kernels as others measured them on trn1 and trn2 with SDK 2.32, and the rate at which programs that XLA wrote
-// read weights. `kernelgen.device.chips` has the same figures; a test holds them against each other.
+// Source: the table of the chips, tools/kernelgen/dispatch/chips.json.
 
 #pragma once
 
@@ -17,10 +16,7 @@ struct price {
     double   gb_per_s;   // of tensors
 };
 
-static constexpr price PRICES[] = {
-    { 2, 140, 15, 227 },
-    { 3, 133, 70, 400 },
-};
+#include "prices.inc"
 
 // Returns the price on a NeuronCore; trn1's for one that is not known.
 inline const price & price_of(uint32_t version) {

@@ -62,12 +62,6 @@ static NRT_STATUS submit(runtime &                           rt,
     if (rt.faults.strikes("full")) {
         return NRT_QUEUE_FULL;
     }
-    constexpr size_t MANY = 6;
-    if (unit->size() >= MANY && rt.faults.strikes("drops")) {
-        request->run = [] {
-            return NRT_SUCCESS;
-        };
-    }
     NRT_STATUS status = check_in_flight(rt, request->spans, unit, where);
     if (status == NRT_SUCCESS) {
         status = unit->submit(std::move(request), *seq);

@@ -105,6 +105,8 @@ struct nrt_model {
     size_t                               neff_size;
     std::vector<simulator::tensor_info>  tensors;           // inputs, then outputs
     size_t                               needed       = 0;  // bytes of memory besides these
+    size_t                               code         = 0;  // bytes of its instructions and rings
+    uint64_t                             descriptors  = 0;  // of DMA
     uint32_t                             core_version = 0;  // that it was compiled for; 0: not known
 
     std::mutex mutex;

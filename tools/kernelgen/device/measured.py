@@ -12,15 +12,20 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from kernelgen.device.bench import Bound, CheckError, CheckKernel, CheckWarning, DeviceBench, inputs_of
-from kernelgen.device.chips import CHIPS, Chip
 from kernelgen.device.libnrt import NrtTensor, Scheduled, StatusError
 from kernelgen.device.manifest import COPIED, RUNS
+from kernelgen.dispatch import chips
+from kernelgen.hlo import estimate
+from kernelgen.neff import program
+from kernelgen.targets import INSTRUCTION_BYTES, TARGETS
 
 if TYPE_CHECKING:
     import numpy as np
 
 FACTOR = 4.0
 """How far a figure may be from what a device is taken to take, either way."""
+
+YOURS = "Kernels are chosen by what that takes: GGML_NEURON_COSTS names a file with your figures."
 
 QUEUED = 16
 """Launches in the queue that are timed together, and large programs of which a queue must take so many."""
@@ -38,17 +43,13 @@ MAX_WAIT = 60
 """Seconds."""
 
 PROGRAM = 250 << 10
-"""Bytes that a program is taken to take."""
+"""Bytes that a small program is taken to take, as AWS says."""
 
 PROCESSES = 2
 """Beside this one."""
 
 CORES_BUSY = 75
 """Seconds for which cores may stay taken after a process ends: others saw a minute."""
-
-
-def _chip(kernel: CheckKernel) -> Chip:
-    return CHIPS.get(kernel.target, CHIPS["trn1"])
 
 
 def _judged(figures: str, found: list[tuple[float, float, str]]) -> str:
@@ -67,22 +68,21 @@ def _judged(figures: str, found: list[tuple[float, float, str]]) -> str:
 def launch(bench: DeviceBench) -> str:
     """Times a launch that is waited for, and what one adds in the queue."""
     kernel = bench.of("add-256x4")
-    chip = _chip(kernel)
+    chip = chips.of(kernel.target)
+    taken_waited, taken_queued = chip.by("launch_us", "waited"), chip.by("launch_us", "queued")
     bound = bench.bind(kernel, inputs_of(kernel))
     bound.execute()  # the first one takes longer
     waited = min(_timed(bench, bound.execute) for _ in range(QUEUED)) * 1e6
-    text = f"waited for: {waited:.0f} µs (taken for {chip.waited_us:g})"
-    found = [
-        (waited, chip.waited_us, "Costs of launches decide which kernels are groups: give yours to kernelgen plan.")
-    ]
+    text = f"waited for: {waited:.0f} µs (taken for {taken_waited:g})"
+    found = [(waited, taken_waited, YOURS)]
     if bench.nrt.has_queues():
 
         def several() -> None:
             _wait(bench, [bench.nrt.schedule(bound.model, *bound.sets) for _ in range(QUEUED)])
 
         queued = min(_timed(bench, several) for _ in range(REPEATS)) / QUEUED * 1e6
-        text = f"queued: {queued:.0f} µs (taken for {chip.queued_us:g}); {text}"
-        found.append((queued, max(chip.queued_us, HOST_US), "GGML_NEURON_QUEUE_DEPTH may be too small to hide it."))
+        text = f"queued: {queued:.0f} µs (taken for {taken_queued:g}); {text}"
+        found.append((queued, max(taken_queued, HOST_US), "GGML_NEURON_QUEUE_DEPTH may be too small to hide it."))
     return _judged(text, found)
 
 
@@ -204,7 +204,7 @@ def memory(bench: DeviceBench) -> str:
     (first, *others) = taken
     largest = max(range(1, len(taken)), key=lambda i: taken[i])
     kernel = bench.kernels[largest]
-    expected = PROGRAM
+    expected = _program_bytes(kernel)
     text = (
         f"{first / 2**20:.1f} MiB with the first program, {sum(others) / len(others) / 1024:.0f} KiB for each of {len(others)} "
         f"others; {kernel.name} took {taken[largest] / 1024:.0f} KiB (taken for {expected / 1024:.0f})"
@@ -216,6 +216,17 @@ def memory(bench: DeviceBench) -> str:
     return _judged(text, [(max(taken[largest], expected), expected, advice)])
 
 
+def _program_bytes(kernel: CheckKernel) -> int:
+    """Returns bytes that a program is taken to take: of its instructions, and of its rings for spills."""
+    lnc = TARGETS[kernel.target].lnc
+    made = program.program(kernel.neff, source=kernel.name)
+    size = made.total * INSTRUCTION_BYTES * lnc + made.spills * estimate.RING_BYTES
+    if not made.instructions:  # a simulated NEFF has none
+        guess = estimate.estimate(kernel.hlo, kernel.target, lnc)
+        size = guess.code_bytes + guess.ring_bytes
+    return max(size, PROGRAM)
+
+
 def dma(bench: DeviceBench) -> str:
     """Times copies of 8 MiB that read runs of several lengths."""
     rates: dict[int, float] = {}
@@ -225,13 +236,12 @@ def dma(bench: DeviceBench) -> str:
         bound.execute()
         seconds = min(_timed(bench, bound.execute) for _ in range(REPEATS))
         # The launch is no copying, and what it takes was measured by others.
-        rates[run] = COPIED / max(seconds - _chip(kernel).waited_us / 1e6, seconds / 20) / 1e9
+        rates[run] = COPIED / max(seconds - chips.of(kernel.target).by("launch_us", "waited") / 1e6, seconds / 20) / 1e9
         for tensor in (*bound.inputs.values(), *bound.outputs.values()):
             bench.nrt.free(tensor)
-    taken = _chip(bench.of("probe_copy")).gb_per_s
+    taken = chips.of(bench.of("probe_copy").target).number("gb_per_s")
     text = "; ".join(f"runs of {run} bytes {rate:.0f} GB/s" for run, rate in rates.items())
-    advice = "Costs of kernels are counted with that rate: give yours to kernelgen plan."
-    return _judged(f"{text} (long ones taken for {taken:g})", [(rates[RUNS[-1]], taken, advice)])
+    return _judged(f"{text} (long ones taken for {taken:g})", [(rates[RUNS[-1]], taken, YOURS)])
 
 
 def process(bench: DeviceBench) -> str:
