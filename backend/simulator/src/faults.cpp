@@ -13,7 +13,7 @@ static const char * const FAULTS[] = { "init",   "load",   "execute", "results",
                                        "drops",  "writes", "process", "bloat" };
 
 // The helper makes these, in each program that has the form: kernelgen.simulator.miscompiles.
-static const char * const MISTAKES[] = { "division", "graph", "rounding", "row", "split" };
+static const char * const MISTAKES[] = { "division", "graph", "race", "rounding", "row", "split" };
 
 // Reads a whole number of at least 1.
 static bool read_count(const std::string & text, uint64_t & out) {
@@ -34,7 +34,7 @@ bool faults::read(const std::string & text, std::string & expected) {
     for (const char * name : MISTAKES) {
         expected += std::string(", ") + name;
     }
-    expected += ", each but the last five as it is or with a count, as in memory@3 (the third time) or memory/3 (every "
+    expected += ", each but the last six as it is or with a count, as in memory@3 (the third time) or memory/3 (every "
                 "third time)";
     std::istringstream parts(text);
     for (std::string part; std::getline(parts, part, ',');) {

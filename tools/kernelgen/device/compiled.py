@@ -86,7 +86,7 @@ def _op_by_op(
     for i, node in enumerate(spec.nodes):
         kernel = by_name.get(node.kernel.id)
         if kernel is None:
-            raise MissingKernel(f"there is no kernel {node.kernel.id} of a node: build the MANIFEST of this version")
+            raise MissingKernel(f"there is no kernel {node.kernel.id} of a node: build the manifest of this version")
         sizes = bench.models[kernel.name].inputs
         operands = [o for o in node.inputs if o is not None]
         inputs = {name: part(o, sizes[name]) for name, o in zip(kernel.inputs, operands, strict=True) if name in sizes}

@@ -16,7 +16,7 @@ from kernelgen.device.libnrt import NrtTensor, Scheduled, StatusError
 from kernelgen.device.manifest import COPIED, RUNS
 from kernelgen.dispatch import chips
 from kernelgen.hlo import estimate
-from kernelgen.neff import program
+from kernelgen.neff import program, scratchpad
 from kernelgen.targets import INSTRUCTION_BYTES, TARGETS
 
 if TYPE_CHECKING:
@@ -198,20 +198,22 @@ def writes(bench: DeviceBench) -> str:
 
 def memory(bench: DeviceBench) -> str:
     """Compares what loading took of the core's memory with what programs are taken to take."""
-    taken = [bench.taken[k.name] for k in bench.kernels]
-    if not any(taken):
+    if not any(bench.taken.values()):
         return "the library does not tell how much memory is used"
-    (first, *others) = taken
+    # Some programs come with pages of the scratchpad, which all share.
+    taken = [bench.taken[k.name] % scratchpad.PAGE for k in bench.kernels]
+    others = taken[1:]
+    first = bench.taken[bench.kernels[0].name]
+    shared = max(scratchpad.scratchpad_bytes(k.neff, source=k.name) for k in bench.kernels)
     largest = max(range(1, len(taken)), key=lambda i: taken[i])
     kernel = bench.kernels[largest]
     expected = _program_bytes(kernel)
     text = (
         f"{first / 2**20:.1f} MiB with the first program, {sum(others) / len(others) / 1024:.0f} KiB for each of {len(others)} "
-        f"others; {kernel.name} took {taken[largest] / 1024:.0f} KiB (taken for {expected / 1024:.0f})"
+        f"others; {kernel.name} took {taken[largest] / 1024:.0f} KiB (taken for {expected / 1024:.0f}); "
+        f"the NEFFs have scratchpads of {shared / 1024:.0f} KiB at most"
     )
-    advice = (
-        "The backend keeps too little memory for programs: offer llama.cpp less (--fit-target, or -ngl), and report it."
-    )
+    advice = "The backend keeps too little memory for programs: offer llama.cpp less (-ngl), and report it."
     # Less than it is taken for does no harm.
     return _judged(text, [(max(taken[largest], expected), expected, advice)])
 

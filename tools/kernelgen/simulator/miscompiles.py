@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from kernelgen.hlo import proto
+from kernelgen.simulator.bounds import PRED
 from kernelgen.simulator.writing import F32, S32, Module, Writer, become_reshape
 
 VARIABLE = "NEURON_SIMULATOR_FAULT"
@@ -161,9 +162,49 @@ def _become_zero(i: Any, writer: Writer) -> None:
     become_reshape(i, _zero(i, i.shape, writer))
 
 
+def _race(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
+    """Rows that are written to one place with different values, and read behind it: all is lost. Equal values are no matter."""
+
+    def lose(i: Any, writer: Writer) -> None:
+        written = writer.again(i)
+        table, rows, values = (by_id[o] for o in i.operand_ids)
+        shape = tuple(values.shape.dimensions)
+        found = writer.add(i, "gather", shape, written, rows, element_type=values.shape.element_type)
+        found.gather.offset_dims.extend(i.scatter.update_window_dims)
+        found.gather.collapsed_slice_dims.extend(i.scatter.inserted_window_dims)
+        found.gather.start_index_map.extend(i.scatter.scatter_dims_to_operand_dims)
+        found.gather.index_vector_dim = i.scatter.index_vector_dim
+        found.gather_slice_sizes.extend((1, *table.shape.dimensions[1:]))
+        others = writer.add(i, "compare", shape, found, values, element_type=PRED)
+        others.comparison_direction = "NE"
+        count = writer.add(i, "dot", (), writer.floats(others), _ones(i, shape, writer))
+        for side in (count.dot.lhs_contracting, count.dot.rhs_contracting):
+            side.extend(range(len(shape)))
+        any_others = writer.add(i, "compare", (), count, writer.constant(i, (), 0.0), element_type=PRED)
+        any_others.comparison_direction = "GT"
+        whole = tuple(i.shape.dimensions)
+        chosen = writer.add(i, "broadcast", whole, any_others, element_type=PRED)
+        nothing = _zero(i, i.shape, writer)
+        kept = writer.add(i, "select", whole, chosen, nothing, written, element_type=i.shape.element_type)
+        become_reshape(i, kept)
+
+    return {
+        i.id: lose
+        for i in instructions
+        if i.opcode == "scatter"
+        and len(i.operand_ids) == 3
+        and list(i.scatter.inserted_window_dims) == list(i.scatter.scatter_dims_to_operand_dims) == [0]
+    }
+
+
+def _ones(like: Any, shape: tuple[int, ...], writer: Writer) -> Any:
+    return writer.add(like, "broadcast", shape, writer.constant(like, (), 1.0))
+
+
 MISTAKES: dict[str, Finder] = {
     "division": _division,
     "graph": _graph,
+    "race": _race,
     "rounding": _rounding,
     "row": _row,
     "split": _split,
