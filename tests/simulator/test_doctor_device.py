@@ -67,11 +67,18 @@ RUNNING = {
 NEW = {"layer", "rows", "division", "rounding", "split", "launch", "queue", "writes", "memory", "DMA", "process"}
 
 
-def built(folder: Path, manifest: str) -> Path:
+def built(folder: Path, manifest: str, target: str = "trn1") -> Path:
     (folder / "doctor.yaml").write_text(manifest)
-    words = ["build", str(folder / "doctor.yaml"), "--target=trn1", "--compiler=simulator", "-o", str(folder / "out")]
+    words = [
+        "build",
+        str(folder / "doctor.yaml"),
+        f"--target={target}",
+        "--compiler=simulator",
+        "-o",
+        str(folder / "out"),
+    ]
     assert cli.run([*words, f"--kernels={checks.KERNELS}"]) == 0
-    return folder / "out" / "doctor_trn1"
+    return folder / "out" / f"doctor_{target}"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +124,17 @@ def test_every_check_passes(library: Path, environment: dict[str, str], whole: P
     assert len(said) == 11 + len(NEW)
     # The simulator's prices are those that the checks take a device's for.
     assert "queued: 15 µs (taken for 15); waited for: 140 µs (taken for 140)" in log
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("target", "launch"), [("inf2", (15, 140)), ("trn2", (70, 133))])
+def test_every_check_passes_on_other_targets(
+    library: Path, environment: dict[str, str], tmp_path: Path, cache: Path, target: str, launch: tuple[int, int]
+) -> None:
+    status, said, log = doctor(library, environment, built(tmp_path, checks.MANIFEST, target), cache)
+    assert (status, set(said.values())) == (0, {"ok"}), log
+    queued, waited = launch
+    assert f"queued: {queued} µs (taken for {queued}); waited for: {waited} µs (taken for {waited})" in log
 
 
 @pytest.mark.parametrize(

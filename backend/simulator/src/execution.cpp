@@ -398,8 +398,8 @@ NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nr
         if (rt.config.returns_early()) {
             return return_early(rt, std::move(launch), inputs, outputs, handle);
         }
-        wait_for_launch(rt.config.priced ? price_of(core_version_of(rt, *launch.model)).waited_us :
-                                           rt.config.launch_us);
+        wait_for_launch(rt.config.priced ? price_of(core_version_of(rt, *launch.model)).waited_us
+                                         : rt.config.launch_us);
         return run(rt, launch);
     });
 }
