@@ -168,21 +168,23 @@ nrt.init()
 model = nrt.load(Path(sys.argv[2]).read_bytes())
 sets = [nrt.tensor_set({name: nrt.allocate(size) for name, size in sizes.items()}) for sizes in (model.inputs, model.outputs)]
 nrt.execute(model, *sets)
-begun = time.perf_counter()
-for _ in range(30):
+times = []
+for _ in range(300):
+    begun = time.perf_counter()
     nrt.execute(model, *sets)
+    times.append(time.perf_counter() - begun)
 waited = time.perf_counter()
 queued = [nrt.schedule(model, *sets) for _ in range(30)]
 while not nrt.is_completed(queued[-1]):
     pass
-print(waited - begun, time.perf_counter() - waited)
+print(min(times), time.perf_counter() - waited)
 """
 
 
 def test_a_launch_takes_what_its_target_takes(
     library: Path, environment: dict[str, str], add: Path, tmp_path: Path
 ) -> None:
-    """At least: how long the machine takes besides is its own. trn1's are 140 µs, and 15 in the queue, trn2's 133 and 70."""
+    """At least, the quickest of many: how long the machine takes besides is its own. trn1's are 140 µs, and 15 in the queue, trn2's 133 and 70."""
     for target, lnc, waited, queued in (("trn1", 1, 140, 15), ("trn2", 2, 133, 70)):
         neff = compiled_for(add, tmp_path, target, lnc)
         command = [sys.executable, "-c", LAUNCHES, library, neff]
@@ -192,7 +194,7 @@ def test_a_launch_takes_what_its_target_takes(
         }
         done = subprocess.run(command, env=changed, capture_output=True, text=True, check=True, timeout=120)
         took = [float(word) for word in done.stdout.split()]
-        assert took[0] >= 30 * waited / 1e6 and took[1] >= 30 * queued / 1e6, done.stderr
+        assert took[0] >= waited / 1e6 and took[1] >= 30 * queued / 1e6, done.stderr
 
 
 def test_code_and_rings_are_memory(client: Run, make_neff: Make) -> None:
