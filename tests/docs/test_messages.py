@@ -35,7 +35,8 @@ KEY = re.compile(r"(?<=[`'])[A-Za-z_][\w.]*(?=[`'])|\b[a-z]+(?:_[a-z]+)+\b|\b[a-
 VARIABLE = re.compile(r"\b(?:GGML_)?NEURON_(?!KERNELS_)[A-Z_]+\b")
 
 TABLES = tuple(
-    f"kernelgen/{file}.py" for file in ("ggml/ops", "hlo/linted", "hlo/proto", "bundle/embed", "simulator/writing")
+    f"kernelgen/{file}.py"
+    for file in ("device/manifest", "ggml/ops", "hlo/linted", "hlo/proto", "bundle/embed", "simulator/writing")
 )
 """Their texts are data, or C."""
 
@@ -54,7 +55,7 @@ NO_KEYS = {
     "general.alignment general.architecture kernelgen.kernel kernelgen.key kernelgen.neff n_kernels n_neffs": "in a pack",
     "neuron.kernels neuron_hlo data neuron_kernelgen emit_timeout": "Bazel",
     "add_neuron_kernels": "CMake",
-    "nrt_execute nrt_load neuron_kernels_table": "C",
+    "nrt_execute nrt_load nrt_load_collectives nrt_simulator_clock neuron_kernels_table": "C",
     "op_params": "ggml",
     "f4e2m1fn f8e4m3fn sort power base_dilation window_dilation backend_config": "HLO",
     "QuantizeMX block_size scale_method lhs_scale rhs_scale": "of HLO's calls of MX",

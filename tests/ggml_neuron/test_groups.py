@@ -199,6 +199,14 @@ def test_groups_of_more_tokens_than_their_kernels(compute: Compute, kernels: Pat
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
+def test_rows_that_pad_or_come_again_write_what_the_groups_own_rows_do(compute: Compute, kernels: Path) -> None:
+    """On a device, rows that wrote other values to one place changed what others read. Here such a write loses the whole cache."""
+    names = (*SHORTER, *PIECES, "scheduled:shorter-twice", "scheduled:pieces-twice")
+    result = compute(kernels, *names, NEURON_SIMULATOR_FAULT="race")
+    expect_ok(result, *names)
+    assert re.search(r"kernels for other numbers of tokens were launched \d+ times", result.stderr), result.stderr
+
+
 def looked_at(log: str) -> tuple[int, int]:
     """Returns how often masks and numbers of rows were looked at as the program wrote them, and read from the device."""
     found = re.search(r"as the program wrote them (\d+) times, and read from the device (\d+) times", log)

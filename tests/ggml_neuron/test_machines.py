@@ -54,6 +54,17 @@ def test_a_trn2_with_logical_cores_of_either_size(
     assert said == f"{memory - taken} of {memory} bytes"
 
 
+def test_programs_are_taken_for_what_loading_some_took(run: Run, kernels: Path) -> None:
+    """What is reported as free leaves room for the others by the one that was loaded: here it takes 64 times what a small one does."""
+
+    def free(**variables: str) -> int:
+        done = run("add", "free-memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", **variables)
+        return int(done.said["free-memory"].partition(" ")[0])
+
+    neffs = {neff.read_bytes() for neff in kernels.rglob("*.neff")}
+    assert free() - free(NEURON_SIMULATOR_FAULT="bloat") == len(neffs) * 63 * PROGRAM
+
+
 def test_large_buffers_are_of_several_tensors(run: Run, kernels: Path) -> None:
     """Before release 2.28 none may have 4 GiB or more."""
     variables = {"NEURON_SIMULATOR_RELEASE": "2.27", "GGML_NEURON_BUFFERS": "device"}

@@ -1,4 +1,4 @@
-"""Instructions and copies of a NEFF's program."""
+"""Instructions, copies and scratchpad of a NEFF's program."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from kernelgen.errors import KernelgenError
 from kernelgen.neff.program import program
+from kernelgen.neff.scratchpad import scratchpad_bytes
 
 
 def neff(members: dict[str, bytes]) -> bytes:
@@ -53,3 +54,24 @@ def test_instructions_are_those_of_the_core_that_has_most() -> None:
 def test_copies_of_another_form_are_refused() -> None:
     with pytest.raises(KernelgenError, match=re.escape("the copies of sg00/SP.json cannot be read")):
         program(neff({"sg00/SP.json": b'{"dma": [{"desc": 3}]}'}), source="x.neff")
+
+
+def variables(*placed: tuple[str, int, int]) -> bytes:
+    made = {
+        f"v{i}": {"type": kind, "backing_variable_off": at, "size": size} for i, (kind, at, size) in enumerate(placed)
+    }
+    return json.dumps({"var": made | {"input0": {"type": "input", "size": 1 << 30}}}).encode()
+
+
+def test_the_end_of_the_last_variable_counts_on_each_core() -> None:
+    first = variables(("virtual", 0, 4096), ("virtual", 1024, 8192), ("virtual", 2048, 64))
+    assert scratchpad_bytes(neff({"sg00/def.json": first})) == 1024 + 8192
+    both = {"sg00/def.json": first, "sg01/def.json": variables(("virtual", 512, 512))}
+    assert scratchpad_bytes(neff(both)) == 1024 + 8192 + 1024
+    assert scratchpad_bytes(neff({"sg00/def.json": variables()})) == 0
+
+
+@pytest.mark.parametrize("text", [b"[]", b'{"var": {"v": {"type": "virtual", "size": 1}}}', b"nothing"])
+def test_variables_of_another_form_are_refused(text: bytes) -> None:
+    with pytest.raises(KernelgenError, match=re.escape("the variables of sg00/def.json cannot be read")):
+        scratchpad_bytes(neff({"sg00/def.json": text}))

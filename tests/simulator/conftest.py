@@ -107,7 +107,7 @@ def add(make_neff: Make) -> Path:
 
 @pytest.fixture(scope="session")
 def slow(make_neff: Make) -> Path:
-    """Returns a NEFF that takes many minutes."""
+    """Returns a NEFF that takes many minutes; its loop, written out, has more instructions than a core has memory for."""
     from jax import lax
 
     def function(x: object) -> object:

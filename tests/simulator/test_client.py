@@ -181,6 +181,10 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_RELEASE": "2"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_LOCKS": "/dev/null/locks"}, "NRT_RESOURCE 0 0"),
         ({"NEURON_SIMULATOR_LAUNCH_US": "-1"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_LAUNCH_US": "targets"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_LAUNCH_US": "target"}, "NRT_SUCCESS 1 1"),
+        ({"NEURON_SIMULATOR_FAULT": "row,graph,race"}, "NRT_SUCCESS 1 1"),
+        ({"NEURON_SIMULATOR_FAULT": "row@2"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_SLICE_ALIGNMENT": "1G"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_FAULT": "nothing"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_FAULT": "memory@0"}, "NRT_INVALID 0 0"),
@@ -320,7 +324,7 @@ def test_log_level(client: Run) -> None:
 
 def test_the_helper_is_killed(client: Run, add: Path, slow: Path) -> None:
     """Calls that it was needed for fail; the next, and one that comes when it was idle, do not."""
-    result = client("kill", add, slow)
+    result = client("kill", add, slow, NEURON_SIMULATOR_STRICT="0")
     good(result)
     error = (
         "NRT simulator ERROR nrt_execute: the helper was killed by signal 9 (Killed); the next call starts another\n"
@@ -333,14 +337,14 @@ def test_fork(client: Run, add: Path) -> None:
 
 
 def test_an_execution_takes_too_long(client: Run, slow: Path) -> None:
-    result = client("timeout", slow, NEURON_RT_EXEC_TIMEOUT="0.5")
+    result = client("timeout", slow, NEURON_RT_EXEC_TIMEOUT="0.5", NEURON_SIMULATOR_STRICT="0")
     assert good(result).strip() == "NRT_TIMEOUT"
     assert "not done after 0.5 s (NEURON_RT_EXEC_TIMEOUT)" in result.stderr
 
 
 def test_the_helper_ends_with_its_client(client: Run, slow: Path) -> None:
     """Even in the middle of an execution, and though it is not told."""
-    pid = int(good(client("abandon", slow)))
+    pid = int(good(client("abandon", slow, NEURON_SIMULATOR_STRICT="0")))
     try:
         for _ in range(100):
             os.kill(pid, 0)

@@ -40,23 +40,59 @@ SAID = {
 """What the report says, where a check finds in more than one way that something is wrong."""
 
 
-@pytest.fixture(scope="module")
-def bundle(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the tree of those of the kernels that add and that write in place, which are what the checks need."""
-    folder = tmp_path_factory.mktemp("doctor")
-    lines = checks.MANIFEST.splitlines(keepends=True)
-    kept = [line for line in lines if not line.startswith(" ") or "op: add" in line or "op: set_rows" in line]
-    (folder / "doctor.yaml").write_text("".join(kept))
+MISTAKES = {
+    "layer": "The ops are right by themselves, so this SDK compiles the graph wrong: build models with --fuse=none",
+    "rows": "one row read by number: 512 of 512 elements are wrong, the first 0.0 in place of",
+    "division": "This SDK divides by way of a float32 reciprocal: emitters must divide by powers of two",
+    "rounding": "This SDK folds float32 to bfloat16 and back away",
+    "split": "This SDK splits an axis wrong: emitters must cut it into equal parts",
+}
+"""What the report says of what a compiler gets wrong, by check."""
+
+COMPILED = {"graph": "layer", "row": "rows", "division": "division", "rounding": "rounding", "split": "split"}
+"""The check that finds what the compiler is made to do wrong."""
+
+RUNNING = {
+    "slow": {
+        "launch": ("warning", "waited for: 2801 µs (taken for 140): more than 4 times off"),
+        "DMA": ("warning", "more than 4 times off. Kernels are chosen by what that takes: GGML_NEURON_COSTS"),
+    },
+    "drops": {"queue": ("FAILED", "not all were done, though each was reported as done")},
+    "writes": {"writes": ("FAILED", "was not there for the execution that was queued after it")},
+    "bloat": {"memory": ("warning", "The backend keeps too little memory for programs")},
+    "process": {"process": ("FAILED", "computed other results than this one with the same program and inputs")},
+}
+"""Checks of queues, memory and time, with what they say, by what is done wrong."""
+
+NEW = {"layer", "rows", "division", "rounding", "split", "launch", "queue", "writes", "memory", "DMA", "process"}
+
+
+def built(folder: Path, manifest: str, target: str = "trn1") -> Path:
+    (folder / "doctor.yaml").write_text(manifest)
     words = [
         "build",
         str(folder / "doctor.yaml"),
-        f"--target={neuron_target}",
+        f"--target={target}",
         "--compiler=simulator",
         "-o",
         str(folder / "out"),
     ]
-    assert cli.run(words) == 0
-    return folder / "out" / f"doctor_{neuron_target}"
+    assert cli.run([*words, f"--kernels={checks.KERNELS}"]) == 0
+    return folder / "out" / f"doctor_{target}"
+
+
+@pytest.fixture(scope="module")
+def bundle(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the tree of those of the kernels that add and that write in place, which are what most checks need."""
+    lines = checks.MANIFEST.partition("  # One row")[0].splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(" ") or "op: add" in line or "op: set_rows" in line]
+    return built(tmp_path_factory.mktemp("doctor"), "".join(kept), neuron_target)
+
+
+@pytest.fixture(scope="module")
+def whole(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the tree of all kernels."""
+    return built(tmp_path_factory.mktemp("doctor"), checks.MANIFEST, neuron_target)
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +118,64 @@ def doctor(
     return done.returncode, said, done.stdout + done.stderr
 
 
-def test_every_check_passes(library: Path, environment: dict[str, str], bundle: Path, cache: Path) -> None:
-    status, said, log = doctor(library, environment, bundle, cache)
+def test_every_check_passes(library: Path, environment: dict[str, str], whole: Path, cache: Path) -> None:
+    status, said, log = doctor(library, environment, whole, cache)
     assert (status, set(said.values())) == (0, {"ok"}), log
-    assert len(said) == 11
+    assert len(said) == 11 + len(NEW)
+    # The simulator's prices are those that the checks take a device's for.
+    assert "queued: 15 µs (taken for 15); waited for: 140 µs (taken for 140)" in log
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("target", "launch"), [("inf2", (15, 140)), ("trn2", (70, 133))])
+def test_every_check_passes_on_other_targets(
+    library: Path, environment: dict[str, str], tmp_path: Path, cache: Path, target: str, launch: tuple[int, int]
+) -> None:
+    status, said, log = doctor(library, environment, built(tmp_path, checks.MANIFEST, target), cache)
+    assert (status, set(said.values())) == (0, {"ok"}), log
+    queued, waited = launch
+    assert f"queued: {queued} µs (taken for {queued}); waited for: {waited} µs (taken for {waited})" in log
+
+
+@pytest.mark.parametrize(
+    "faults", [tuple(COMPILED), *(pytest.param((f,), marks=pytest.mark.long) for f in COMPILED)], ids=",".join
+)
+def test_what_a_compiler_gets_wrong_is_found(
+    library: Path, environment: dict[str, str], whole: Path, cache: Path, faults: tuple[str, ...]
+) -> None:
+    status, said, log = doctor(library, environment, whole, cache, NEURON_SIMULATOR_FAULT=",".join(faults))
+    assert status == 1
+    found = {COMPILED[f] for f in faults}
+    # One row that is read or written by an op of its own is compared with the CPU's, too.
+    assert {name for name, what in said.items() if what == "FAILED"} == found | (
+        {"execute"} if "row" in faults else set()
+    )
+    for name in found:
+        assert MISTAKES[name] in log
+
+
+@pytest.mark.parametrize(
+    "faults", [tuple(RUNNING), *(pytest.param((f,), marks=pytest.mark.long) for f in RUNNING)], ids=",".join
+)
+def test_what_a_runtime_does_wrong_is_found(
+    library: Path, environment: dict[str, str], whole: Path, cache: Path, tmp_path: Path, faults: tuple[str, ...]
+) -> None:
+    locks = str(tmp_path / "machine")
+    variables = {"NEURON_SIMULATOR_FAULT": ",".join(faults), "NEURON_SIMULATOR_LOCKS": locks}
+    status, said, log = doctor(library, environment, whole, cache, **variables)
+    expected = {name: what for f in faults for name, what in RUNNING[f].items()}
+    assert {name: what for name, what in said.items() if what != "ok"} == {n: what for n, (what, _) in expected.items()}
+    assert status == ("FAILED" in said.values())
+    for _, text in expected.values():
+        assert text in log
+
+
+def test_a_bundle_without_a_kernel_is_said(
+    library: Path, environment: dict[str, str], bundle: Path, cache: Path
+) -> None:
+    status, said, log = doctor(library, environment, bundle, cache)
+    assert (status, said["division"], said["layer"]) == (0, "skipped", "skipped")
+    assert "there is no kernel probe_divide: build" in log
 
 
 @pytest.mark.parametrize(
@@ -99,7 +189,8 @@ def test_a_check_fails_when_what_it_looks_at_is_wrong(
     assert {name for name, what in said.items() if what == "FAILED"} == FAULTS[fault], log
     assert SAID.get(fault, "") in log
     # What needs a check that failed is not made.
-    assert all(what in ("ok", "FAILED") for what in said.values()) == (fault not in ("init", "load", "names"))
+    made = [what in ("ok", "FAILED") for name, what in said.items() if name not in NEW]
+    assert all(made) == (fault not in ("init", "load", "names"))
 
 
 @pytest.mark.long

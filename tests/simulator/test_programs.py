@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.hlo import proto
+from kernelgen.hlo.estimate import estimate
 from kernelgen.lowering.op import traced_hlo
 from kernelgen.neff import container
 from kernelgen.simulator.scratchpad import scratchpad_bytes
@@ -101,15 +104,16 @@ def test_the_largest_programs_scratchpad_is_there_for_all(
     used = [int(line) - TARGETS[neuron_target].lnc * MICROCODE for line in done.stdout.split()]
     most = page * (2 if page == 64 else 1) * MIB
     pages = [0, page * MIB, page * MIB, most, most, most, most, 0]
-    programs = [1, 2, 3, 4, 3, 2, 1, 0]
-    assert used == [n * PROGRAM + size for n, size in zip(programs, pages, strict=True)]
+    sizes = [taken(path) for path in paths]
+    loaded = [*(sum(sizes[:n]) for n in range(1, 5)), *(sum(sizes[n:]) for n in range(1, 5))]
+    assert used == [n + size for n, size in zip(loaded, pages, strict=True)]
 
 
 def test_a_program_whose_scratchpad_has_no_memory_is_refused(
     client: Run, neuron_target: str, add: Path, larger: Callable[[int], Path]
 ) -> None:
     microcode = TARGETS[neuron_target].lnc * MICROCODE
-    memory = microcode + 2 * PROGRAM + 63 * MIB
+    memory = microcode + PROGRAM + taken(larger(1)) + 63 * MIB
     done = client("programs", add, larger(1), add, NEURON_SIMULATOR_MEMORY=str(memory))
     rest = microcode + PROGRAM
     assert done.stdout.splitlines() == [
@@ -117,6 +121,97 @@ def test_a_program_whose_scratchpad_has_no_memory_is_refused(
         *(str(rest), str(rest), str(microcode)),
     ], done.stderr
     assert "nrt_load: no device memory for a program on core 0: " in done.stderr
+
+
+def taken(neff: Path) -> int:
+    """Returns bytes of a program's instructions and rings; a small one takes what AWS says."""
+    made = estimate(container.read_simulated(neff.read_bytes()).hlo, "trn1")
+    return max(PROGRAM, made.code_bytes + made.ring_bytes)
+
+
+def picked(count: int) -> Callable[[Array, Array], Array]:
+    """Returns a function that picks so many elements one by one, each a descriptor of DMA."""
+
+    def function(x: Array, at: Array) -> Array:
+        return x.reshape(-1)[at.reshape(-1)].reshape(1, 1, 1, count)
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("count", "strict", "refused"), [(1 << 25, "1", True), (1 << 22, "1", False), (1 << 25, "0", False)]
+)
+def test_a_program_of_too_many_descriptors_is_refused(
+    client: Run, make_neff: Make, count: int, strict: str, refused: bool
+) -> None:
+    x, at, y = (TensorDesc.parse(t) for t in ("(4096,1,1,1)/f32", f"({count},1,1,1)/i32", f"({count},1,1,1)/f32"))
+    neff = make_neff(KernelSpec.make(f"my_pick_{count}", [x, at], y), picked(count))
+    done = client("programs", neff, NEURON_SIMULATOR_STRICT=strict)
+    assert done.stdout.startswith("NRT_RESOURCE") == refused, done.stderr
+    assert ("Descriptor limit reached: the program has some " in done.stderr) == refused
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_a_program_of_several_ranks_is_refused(client: Run, add: Path, tmp_path: Path, strict: str) -> None:
+    """XLA would compute a sum over one rank, which is another result than that of all of them."""
+    module = proto.parse(container.read_simulated(add.read_bytes()).hlo)
+    sum_of = next(i for i in proto.entry(module).instructions if i.opcode == "add")
+    sum_of.opcode = "all-reduce"
+    neff = tmp_path / "ranks.neff"
+    flags = CompileConfig.make("trn1").flags()
+    neff.write_bytes(container.write_simulated(proto.serialize(module), flags, "simulator 1"))
+    done = client("programs", neff, NEURON_SIMULATOR_STRICT=strict)
+    assert done.stdout.startswith("NRT_FAILURE"), done.stderr
+    assert "is a collective (all-reduce), and the simulator has no nrt_load_collectives" in done.stderr
+
+
+LAUNCHES = """
+import sys, time
+from pathlib import Path
+from kernelgen.device.libnrt import Libnrt
+
+nrt = Libnrt(Path(sys.argv[1]))
+nrt.init()
+model = nrt.load(Path(sys.argv[2]).read_bytes())
+sets = [nrt.tensor_set({name: nrt.allocate(size) for name, size in sizes.items()}) for sizes in (model.inputs, model.outputs)]
+nrt.execute(model, *sets)
+times = []
+for _ in range(300):
+    begun = time.perf_counter()
+    nrt.execute(model, *sets)
+    times.append(time.perf_counter() - begun)
+waited = time.perf_counter()
+queued = [nrt.schedule(model, *sets) for _ in range(30)]
+while not nrt.is_completed(queued[-1]):
+    pass
+print(min(times), time.perf_counter() - waited)
+"""
+
+
+def test_a_launch_takes_what_its_target_takes(
+    library: Path, environment: dict[str, str], add: Path, tmp_path: Path
+) -> None:
+    """At least, the quickest of many: how long the machine takes besides is its own. trn1's are 140 µs, and 15 in the queue, trn2's 133 and 70."""
+    for target, lnc, waited, queued in (("trn1", 1, 140, 15), ("trn2", 2, 133, 70)):
+        neff = compiled_for(add, tmp_path, target, lnc)
+        command = [sys.executable, "-c", LAUNCHES, library, neff]
+        changed = environment | {
+            "NEURON_SIMULATOR_LAUNCH_US": "target",
+            "PYTHONPATH": environment["NEURON_SIMULATOR_PATH"],
+        }
+        done = subprocess.run(command, env=changed, capture_output=True, text=True, check=True, timeout=120)
+        took = [float(word) for word in done.stdout.split()]
+        assert took[0] >= waited / 1e6 and took[1] >= 30 * queued / 1e6, done.stderr
+
+
+def test_code_and_rings_are_memory(client: Run, make_neff: Make) -> None:
+    """A product of 4096 rows has more instructions than fit into what a small program takes; without strictness nothing is counted."""
+    weights, x, y = (TensorDesc.parse(f"(4096,4096,1,1)/{t}") for t in ("f16", "f32", "f32"))
+    neff = make_neff(KernelSpec.make("mul_mat", [weights, x], y))
+    assert taken(neff) > 4 * PROGRAM
+    done = client("programs", neff)
+    assert int(done.stdout.split()[0]) - MICROCODE >= taken(neff), done.stderr
+    assert client("programs", neff, NEURON_SIMULATOR_STRICT="0").stdout.split()[0] == "0"
 
 
 def compiled_for(add: Path, folder: Path, target: str, lnc: int) -> Path:

@@ -29,6 +29,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "backend/ggml-neuron/select/token_table.inc": lambda _: token_table.render(),
     "backend/nrt/targets.inc": lambda _: targets.inc(),
     "backend/simulator/src/instances.inc": lambda _: targets.instances(),
+    "backend/simulator/src/prices.inc": lambda _: targets.prices(),
     "docs/compilers.md": lint_rules.render,
     "docs/targets.md": targets.page,
     "rules/private/actions/resources.bzl": lambda _: resources.bzl(),

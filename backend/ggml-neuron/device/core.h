@@ -30,7 +30,8 @@ struct neuron_core;
 constexpr size_t NEURON_ALIGNMENT = 512;
 
 // What libnrt takes of a core's memory for programs: micro-code once for each physical core, a scratchpad that all share, of which this
-// is a page, and what each needs besides its tensors.
+// is a page, and what each needs besides its tensors, at least: 64 bytes an instruction and 32 a run of a spill, which is known when it
+// is loaded.
 // Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide; 250 KiB is what it gives for a small NEFF.
 constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
 constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
@@ -149,6 +150,7 @@ struct neuron_model {
     std::vector<tensor> tensors;
     uint64_t            last_used = 0;
     bool                evicted   = false;  // was unloaded to make room
+    bool                measured  = false;  // what it takes was seen
 
     // Why it does not fit, though every other model was unloaded for it; empty when it was not refused. It is not tried again before the
     // core's tensors take less memory than they did then.
@@ -194,7 +196,7 @@ struct neuron_core {
     neuron_memory * allocate_spare(size_t size, size_t n_programs);
 
     // Sets both to 0 when the library does not tell. What is free is less what `n_programs` programs, as far as they are not loaded
-    // yet, will take.
+    // yet, will take: as much as those that were loaded, on the average.
     void memory_stats(size_t n_programs, size_t * free, size_t * total);
 
     // Loads what is not loaded yet of some kernels' NEFFs until the memory is full: nothing is unloaded for it. A line says so when it
@@ -258,6 +260,9 @@ struct neuron_core {
     bool            is_unusable(const neuron_model & model) const;
     bool            read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message);
     bool            stats(nrt_vnc_memory_stats_t & stats) const;
+    size_t          used() const;
+    void            note_size(neuron_model & model, size_t before);
+    size_t          program_size() const;
     bool            could_fit(size_t size) const;
     static size_t   microcode(const neuron_nrt & nrt);
     std::string     occupancy(size_t needed, const char * at_least) const;
@@ -297,5 +302,7 @@ struct neuron_core {
     size_t              n_reloads    = 0;
     bool                said_full    = false;  // since memory was freed last
     std::atomic<size_t> n_loaded{ 0 };
+    std::atomic<size_t> n_measured{ 0 };       // programs whose size was seen when they were loaded
+    std::atomic<size_t> measured_bytes{ 0 };   // of these
     std::atomic<bool>   any_broken{ false };
 };

@@ -91,6 +91,33 @@ bool neuron_core::stats(nrt_vnc_memory_stats_t & stats) const {
            size >= sizeof(stats);
 }
 
+// locked. Returns bytes; 0 when the library does not tell.
+size_t neuron_core::used() const {
+    nrt_vnc_memory_stats_t all;
+    return stats(all) ? all.bytes_used : 0;
+}
+
+// locked. Notes what loading a model took of the memory, of which `before` bytes were used.
+void neuron_core::note_size(neuron_model & model, size_t before) {
+    const size_t after = used();
+    if (model.measured || after <= before) {
+        return;
+    }
+    // The first program comes with the micro-code, and some with pages of the scratchpad, which are no program's own.
+    const size_t once = n_loaded ? 0 : microcode(nrt);
+    const size_t size = (after - before - std::min(after - before, once)) % NEURON_SCRATCHPAD_MEMORY;
+    model.measured    = true;
+    measured_bytes += size;
+    n_measured++;
+    NEURON_LOG("core %d: %s takes %zu KiB\n", vnc, model.name.c_str(), size >> 10);
+}
+
+// Returns what a program is taken to take that is not loaded yet.
+size_t neuron_core::program_size() const {
+    const size_t n = n_measured;
+    return n ? std::max(NEURON_PROGRAM_MEMORY, measured_bytes / n) : NEURON_PROGRAM_MEMORY;
+}
+
 size_t neuron_core::microcode(const neuron_nrt & nrt) {
     return std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY;
 }
@@ -228,7 +255,7 @@ void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total)
         const size_t wanted   = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
         const size_t missing  = wanted - std::min(loaded, wanted);
         const size_t once     = microcode(nrt) + NEURON_SCRATCHPAD_MEMORY;
-        const size_t reserved = missing * NEURON_PROGRAM_MEMORY + (loaded ? 0 : once);
+        const size_t reserved = missing * program_size() + (loaded ? 0 : once);
         *free -= std::min(*free, reserved);
     }
 }

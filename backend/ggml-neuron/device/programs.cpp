@@ -131,7 +131,7 @@ void neuron_core::note_refusal(const std::string & message) {
     }
     said_full = true;
     NEURON_ERROR("core %d: %s%s. Until tensors are freed, the CPU computes the ops of programs that do not fit\n", vnc,
-                 message.c_str(), occupancy(microcode(nrt) + NEURON_PROGRAM_MEMORY, "at least ").c_str());
+                 message.c_str(), occupancy(microcode(nrt) + program_size(), "at least ").c_str());
 }
 
 // Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is
@@ -150,11 +150,13 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
         return NRT_INVALID;
     }
     NRT_STATUS status;
-    bool       again = true;  // NRT_FAILURE names no cause: it is tried once more
+    size_t     before = 0;
+    bool       again  = true;  // NRT_FAILURE names no cause: it is tried once more
     do {
         if (model.handle) {
             return NRT_SUCCESS;  // another thread has loaded it while memory was waited for
         }
+        before = used();
         status = nrt.nrt_load(neff.data(), neff.size(), vnc, -1, &model.handle);
         if (status == NRT_FAILURE && again) {
             again = false;
@@ -187,6 +189,7 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
         }
         return status;
     }
+    note_size(model, before);
     nrt.users++;
     n_loaded++;
     model.last_used = ++clock;

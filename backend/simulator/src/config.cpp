@@ -275,8 +275,9 @@ bool config::read(config & out, std::string & error) {
         return false;
     }
     const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");
-    if (launch != nullptr && !read_duration(launch, MAX_LAUNCH_US, out.launch_us)) {
-        error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 1000000");
+    out.priced                = launch != nullptr && strcmp(launch, "target") == 0;
+    if (launch != nullptr && !out.priced && !read_duration(launch, MAX_LAUNCH_US, out.launch_us)) {
+        error = bad("NEURON_SIMULATOR_LAUNCH_US", launch, "microseconds, at most 1000000, or target");
         return false;
     }
     return true;

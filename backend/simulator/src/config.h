@@ -29,6 +29,7 @@ struct config {
     size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
     double                exec_timeout = 0;        // seconds; 0: none
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
+    bool                  priced       = false;    // it takes what its target takes, instead: price.h
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
     uint32_t              lnc          = 0;        // physical cores of a logical one; 0: any
     bool                  older_neffs  = false;    // NEURON_RT_ALLOW_LEGACY_NEFF

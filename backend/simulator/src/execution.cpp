@@ -8,6 +8,7 @@
 #include "log.h"
 #include "models.h"
 #include "numbers.h"
+#include "price.h"
 #include "protocol.h"
 #include "runtime.h"
 #include "tensors.h"
@@ -92,15 +93,15 @@ static NRT_STATUS check_overlaps(const nrt_model &                              
 class spoiler {
   public:
     // Before the execution.
-    spoiler(simulator::faults &                              faults,
-            const nrt_model &                                model,
-            const std::vector<std::shared_ptr<nrt_tensor>> & tensors) : model_(model), tensors_(tensors) {
+    spoiler(runtime & rt, const nrt_model & model, const std::vector<std::shared_ptr<nrt_tensor>> & tensors) :
+        model_(model), tensors_(tensors) {
+        simulator::faults & faults = rt.faults;
         if (faults.empty()) {
             return;
         }
         late_    = faults.strikes("late");
         aliases_ = faults.strikes("aliases");
-        results_ = faults.strikes("results");
+        results_ = faults.strikes("results") || (rt.second && faults.strikes("process"));
         before_.resize(tensors.size());
         for (size_t i = 0; i < tensors.size() && (late_ || aliases_); i++) {
             if (model.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
@@ -244,6 +245,25 @@ static NRT_STATUS prepare(runtime &              rt,
     return rt.config.strict ? check_overlaps(model, tensors, where) : NRT_SUCCESS;
 }
 
+static uint32_t core_version_of(const runtime & rt, const nrt_model & model) {
+    return rt.config.profile != nullptr ? rt.config.profile->version : model.core_version;
+}
+
+// The core's clock goes on by what the execution takes on a device.
+static void take_price(runtime & rt, const execution & execution) {
+    constexpr uint64_t SLOWER = 20;  // with NEURON_SIMULATOR_FAULT=slow
+    size_t             bytes  = 0;
+    for (const auto & tensor : execution.tensors) {
+        bytes += tensor->size;
+    }
+    price own = price_of(core_version_of(rt, *execution.model));
+    if (rt.config.launch_us > 0) {
+        own.waited_us = own.queued_us = rt.config.launch_us;
+    }
+    const uint64_t ns = price_ns(own, execution.queued, bytes) * (rt.faults.strikes("slow") ? SLOWER : 1);
+    rt.core_states[execution.model->core].clock_ns += ns;
+}
+
 static NRT_STATUS run(runtime & rt, const execution & execution) {
     namespace protocol         = simulator::protocol;
     const char * const where   = execution.where;
@@ -252,7 +272,7 @@ static NRT_STATUS run(runtime & rt, const execution & execution) {
     const auto &       message = execution.message;
     const size_t       n       = tensors.size();
 
-    const spoiler outputs_of(rt.faults, model, tensors);
+    const spoiler outputs_of(rt, model, tensors);
     if (!rt.faults.empty()) {
         bool             made   = false;
         const NRT_STATUS status = fault_of_execution(rt, model.core, outputs_of, where, made);
@@ -286,6 +306,7 @@ static NRT_STATUS run(runtime & rt, const execution & execution) {
         return done;
     }
     outputs_of.spoil();
+    take_price(rt, execution);
     return rt.config.strict ? look_for_nan(rt, model, tensors) : done;
 }
 
@@ -327,7 +348,19 @@ std::shared_ptr<simulator::request> request_for(runtime &                rt,
     for (const auto & tensor : launch.tensors) {
         made->handles.push_back(tensor.get());
     }
-    made->run = [&rt, launch = std::move(launch)] {
+    launch.queued         = true;
+    // What NEURON_SIMULATOR_FAULT=drops loses is behind so many others.
+    constexpr size_t MANY = 6;
+    const bool       lost =
+        rt.units->find(launch.model->core, NRTA_XU_COMPUTE, 0)->size() >= MANY && rt.faults.strikes("drops");
+    made->run = [&rt, lost, launch = std::move(launch)] {
+        if (rt.config.priced) {  // one behind the other
+            wait_for_launch(price_of(core_version_of(rt, *launch.model)).queued_us);
+        }
+        if (lost) {
+            take_price(rt, launch);
+            return NRT_SUCCESS;
+        }
         return run(rt, launch);
     };
     return made;
@@ -365,7 +398,8 @@ NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nr
         if (rt.config.returns_early()) {
             return return_early(rt, std::move(launch), inputs, outputs, handle);
         }
-        wait_for_launch(rt.config.launch_us);
+        wait_for_launch(rt.config.priced ? price_of(core_version_of(rt, *launch.model)).waited_us
+                                         : rt.config.launch_us);
         return run(rt, launch);
     });
 }

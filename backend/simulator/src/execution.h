@@ -18,6 +18,7 @@ struct execution {
     std::shared_ptr<nrt_model>               model;
     std::vector<std::shared_ptr<nrt_tensor>> tensors;  // inputs, then outputs
     std::vector<uint8_t>                     message;  // for the helper
+    bool                                     queued = false;
 };
 
 NRT_STATUS prepare_handles(runtime &                rt,

@@ -9,7 +9,11 @@ namespace simulator {
 
 static const char * const FAULTS[] = { "init",   "load",   "execute", "results",  "late", "aliases",
                                        "slices", "copies", "memory",  "deferred", "kill", "lost",
-                                       "names",  "order",  "busy",    "unknown",  "full" };
+                                       "names",  "order",  "busy",    "unknown",  "full", "slow",
+                                       "drops",  "writes", "process", "bloat" };
+
+// The helper makes these, in each program that has the form: kernelgen.simulator.miscompiles.
+static const char * const MISTAKES[] = { "division", "graph", "race", "rounding", "row", "split" };
 
 // Reads a whole number of at least 1.
 static bool read_count(const std::string & text, uint64_t & out) {
@@ -27,7 +31,11 @@ bool faults::read(const std::string & text, std::string & expected) {
     for (const char * name : FAULTS) {
         expected += std::string(name == FAULTS[0] ? " " : ", ") + name;
     }
-    expected += ", each as it is or with a count, as in memory@3 (the third time) or memory/3 (every third time)";
+    for (const char * name : MISTAKES) {
+        expected += std::string(", ") + name;
+    }
+    expected += ", each but the last six as it is or with a count, as in memory@3 (the third time) or memory/3 (every "
+                "third time)";
     std::istringstream parts(text);
     for (std::string part; std::getline(parts, part, ',');) {
         auto         one = std::make_unique<fault>();
@@ -35,6 +43,9 @@ bool faults::read(const std::string & text, std::string & expected) {
         one->name        = part.substr(0, end);
         if (end != std::string::npos && !read_count(part.substr(end + 1), part[end] == '@' ? one->at : one->every)) {
             return false;
+        }
+        if (std::find(std::begin(MISTAKES), std::end(MISTAKES), part) != std::end(MISTAKES)) {
+            continue;
         }
         if (std::find(std::begin(FAULTS), std::end(FAULTS), one->name) == std::end(FAULTS)) {
             return false;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -13,11 +14,13 @@ namespace simulator {
 static bool lock_these(const std::string &           folder,
                        const std::vector<uint32_t> & cores,
                        std::vector<unique_fd> &      out,
+                       bool &                        used,
                        std::string &                 error) {
     std::vector<unique_fd> taken;
     for (const uint32_t core : cores) {
         const std::string path = folder + "/core-" + std::to_string(core);
-        unique_fd         fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+        used                   = access(path.c_str(), F_OK) == 0;
+        unique_fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
         if (!fd) {
             error = path + ": " + strerror(errno);
             return false;
@@ -37,6 +40,7 @@ bool lock_cores(const std::string &      folder,
                 uint32_t                 any_of,
                 std::vector<uint32_t> &  cores,
                 std::vector<unique_fd> & out,
+                bool &                   used,
                 std::string &            error) {
     if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
         error = folder + ": " + strerror(errno);
@@ -44,12 +48,12 @@ bool lock_cores(const std::string &      folder,
     }
     std::vector<uint32_t> wanted = cores;
     std::string           ignored;
-    bool                  done = lock_these(folder, wanted, out, error);
+    bool                  done = lock_these(folder, wanted, out, used, error);
     while (!done && wanted.back() + 1 < any_of) {
         for (uint32_t & core : wanted) {
             core++;
         }
-        done = lock_these(folder, wanted, out, ignored);
+        done = lock_these(folder, wanted, out, used, ignored);
     }
     if (done) {
         cores = wanted;

@@ -142,6 +142,8 @@ outcome load(nrt_model & model, simulator::helper & helper, NRT_STATUS & status)
     if (model.tensors.empty()) {  // other threads read what is there
         model.tensors      = std::move(tensors);
         model.needed       = loaded.scratchpad;
+        model.code         = loaded.code;
+        model.descriptors  = loaded.descriptors;
         model.core_version = loaded.core_version;
     }
     return result;
@@ -174,24 +176,34 @@ static bool is_for_these_cores(const runtime & rt, uint32_t lnc, const char * wh
 
 // Counts the memory that a program takes on its core. Returns false when there is none.
 static bool charge_program(runtime & rt, nrt_model & model) {
-    const auto & programs = rt.programs[model.core];
-    if (!programs->add()) {
+    // What a small NEFF takes at least. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+    constexpr size_t SMALL    = size_t(250) << 10;
+    constexpr size_t LARGER   = 64;  // with NEURON_SIMULATOR_FAULT=bloat
+    const auto &     programs = rt.programs[model.core];
+    const size_t     size     = std::max(SMALL, model.code) * (rt.faults.strikes("bloat") ? LARGER : 1);
+    if (!programs->add(size)) {
         return false;
     }
+    model.size     = size;
     model.programs = programs;
     return true;
 }
 
 static NRT_STATUS no_memory_for(const runtime & rt, const nrt_model & model, size_t scratchpad, const char * where) {
     log(level::error, where,
-        "no device memory for a program on core %u: %zu of %zu bytes are in use, and its scratchpad has %zu",
-        model.core, rt.arenas[model.core]->used(), rt.arenas[model.core]->size(), scratchpad);
+        "no device memory for a program on core %u: %zu of %zu bytes are in use, its code and rings have %zu, and its "
+        "scratchpad %zu",
+        model.core, rt.arenas[model.core]->used(), rt.arenas[model.core]->size(), model.code, scratchpad);
     return NRT_RESOURCE;
 }
 
-// Sees to the core's being of the version that a model, whose program was counted, is compiled for, and counts the model's scratchpad:
-// what the state buffer does not hold.
-static NRT_STATUS check_needs(const runtime & rt, nrt_model & model, const char * where) {
+// Descriptors of DMA in a ring, all of which are made when a program is loaded. Source: others' programs that did not load, with the
+// runtime's own message.
+static constexpr uint64_t MAX_DESCRIPTORS = 16777200;
+
+// Sees to the core's being of the version that a model is compiled for, and counts what it takes: its code, its rings, and of its
+// scratchpad what the state buffer does not hold.
+static NRT_STATUS check_needs(runtime & rt, nrt_model & model, const char * where) {
     const simulator::instance * profile = rt.config.profile;
     if (profile != nullptr && model.core_version != 0 && model.core_version != profile->version) {
         const bool older = model.core_version < profile->version;
@@ -200,6 +212,17 @@ static NRT_STATUS check_needs(const runtime & rt, nrt_model & model, const char 
                 profile->name, profile->version, older ? " (NEURON_RT_ALLOW_LEGACY_NEFF)" : "");
             return NRT_UNSUPPORTED_NEFF_VERSION;
         }
+    }
+    if (model.descriptors > MAX_DESCRIPTORS) {
+        log(level::error, where,
+            "Descriptor limit reached: the program has some %llu descriptors of DMA, and a ring has %llu at most; make "
+            "it "
+            "smaller, with fewer layers, tokens or gathers",
+            static_cast<unsigned long long>(model.descriptors), static_cast<unsigned long long>(MAX_DESCRIPTORS));
+        return NRT_RESOURCE;
+    }
+    if (!charge_program(rt, model)) {
+        return no_memory_for(rt, model, 0, where);
     }
     const size_t scratchpad = model.needed - std::min(model.needed, rt.config.state_buffer());
     if (!model.programs->add_scratchpad(scratchpad)) {
@@ -252,9 +275,6 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
         memcpy(model->neff->data(), neff, size);
         if (rt.config.strict && !is_for_these_cores(rt, simulator::lnc_of_neff(neff), where)) {
             return NRT_INVALID;
-        }
-        if (rt.config.strict && !charge_program(rt, *model)) {
-            return no_memory_for(rt, *model, 0, where);
         }
         NRT_STATUS status =
             with_helper(rt, *model, 0, where, [](simulator::helper &, NRT_STATUS &) { return outcome::answered; });

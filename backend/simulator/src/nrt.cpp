@@ -49,8 +49,8 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
             log(level::error, where, "NEURON_SIMULATOR_FAULT=init");
             return NRT_FAILURE;
         }
-        if (!rt.config.lock_folder.empty() &&
-            !simulator::lock_cores(rt.config.lock_folder, rt.config.any_of, rt.config.visible, rt.locks, error)) {
+        if (!rt.config.lock_folder.empty() && !simulator::lock_cores(rt.config.lock_folder, rt.config.any_of,
+                                                                     rt.config.visible, rt.locks, rt.second, error)) {
             log(level::error, where, "%s", error.c_str());
             return NRT_RESOURCE;
         }
@@ -182,6 +182,18 @@ NRT_STATUS nrt_get_vnc_memory_stats(uint32_t vnc, nrt_vnc_memory_stats_t * stats
         if (size_out != nullptr) {
             *size_out = size;
         }
+        return NRT_SUCCESS;
+    });
+}
+
+// Of the simulator alone: nanoseconds that the executions on a core, so far, take on a device.
+extern "C" NRT_STATUS nrt_simulator_clock(uint32_t vnc, uint64_t * ns) {
+    const char * const where = "nrt_simulator_clock";
+    return with_runtime(where, [&](runtime & rt) {
+        if (ns == nullptr || vnc >= rt.cores()) {
+            return invalid(where, ns == nullptr ? "null pointer" : "no such core");
+        }
+        *ns = rt.core_states[vnc].clock_ns;
         return NRT_SUCCESS;
     });
 }

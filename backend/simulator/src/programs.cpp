@@ -2,12 +2,9 @@
 
 namespace simulator {
 
-// What a small NEFF takes. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
-static constexpr size_t PROGRAM = size_t(250) << 10;
-
-bool programs::add() {
+bool programs::add(size_t size) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!core_->charge(PROGRAM + (started_ ? 0 : microcode_))) {
+    if (!core_->charge(size + (started_ ? 0 : microcode_))) {
         return false;
     }
     started_ = true;
@@ -28,14 +25,14 @@ bool programs::add_scratchpad(size_t size) {
     return true;
 }
 
-void programs::remove(size_t scratchpad) {
+void programs::remove(size_t size, size_t scratchpad) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const size_t                      before = pages();
     const auto                        found  = scratchpads_.find(scratchpad);
     if (found != scratchpads_.end()) {
         scratchpads_.erase(found);
     }
-    core_->discharge(PROGRAM + before - pages());
+    core_->discharge(size + before - pages());
 }
 
 // Returns the bytes of the scratchpad.

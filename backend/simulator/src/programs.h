@@ -19,14 +19,14 @@ class programs {
     programs(std::shared_ptr<arena> core, size_t microcode, size_t page) :
         core_(std::move(core)), microcode_(microcode), page_(page) {}
 
-    // Counts a program. Returns false when the core has no memory for it.
-    bool add();
+    // Counts a program of so many bytes. Returns false when the core has no memory for it.
+    bool add(size_t size);
 
     // Counts what a program, which was added, needs of the scratchpad. Returns false when the core has no memory for it.
     bool add_scratchpad(size_t size);
 
-    // `scratchpad`: as was counted for it; 0 for nothing.
-    void remove(size_t scratchpad);
+    // Both as they were counted for it.
+    void remove(size_t size, size_t scratchpad);
 
   private:
     size_t pages() const;

@@ -12,7 +12,7 @@
 
 namespace simulator::protocol {
 
-constexpr uint32_t VERSION     = 3;
+constexpr uint32_t VERSION     = 4;
 constexpr size_t   MAX_MESSAGE = 65536;
 
 enum operation : uint32_t {
@@ -67,6 +67,8 @@ struct answer {
 struct loaded {
     uint64_t model;
     uint64_t scratchpad;    // bytes that it needs besides its inputs and outputs
+    uint64_t code;          // bytes of its instructions and of its rings for spills, of all physical cores
+    uint64_t descriptors;   // of DMA, of each physical core
     uint32_t core_version;  // of the NeuronCore that it was compiled for: 2 of trn1; 0 when that is not known
     uint32_t zero;
 };

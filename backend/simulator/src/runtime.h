@@ -93,17 +93,20 @@ struct tensor_info {
 struct nrt_model {
     ~nrt_model() {
         if (programs) {
-            programs->remove(scratchpad);
+            programs->remove(size, scratchpad);
         }
     }
 
     uint32_t                             core;
     std::shared_ptr<simulator::programs> programs;          // the core's, when it has memory for this one
-    size_t                               scratchpad = 0;    // bytes of it that were counted
+    size_t                               size       = 0;    // bytes of its code and its rings that were counted
+    size_t                               scratchpad = 0;    // likewise
     std::shared_ptr<simulator::memory>   neff;              // kept, for a helper that is started later
     size_t                               neff_size;
     std::vector<simulator::tensor_info>  tensors;           // inputs, then outputs
     size_t                               needed       = 0;  // bytes of memory besides these
+    size_t                               code         = 0;  // bytes of its instructions and rings
+    uint64_t                             descriptors  = 0;  // of DMA
     uint32_t                             core_version = 0;  // that it was compiled for; 0: not known
 
     std::mutex mutex;
@@ -122,6 +125,7 @@ struct core_state {
     std::atomic<bool> saw_nan{ false };  // an execution made something that is not a number: all later ones report it
     std::atomic<bool> lost{ false };     // NEURON_SIMULATOR_FAULT
     std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // likewise: what the next call says of an execution before it
+    std::atomic<uint64_t>   clock_ns{ 0 };        // what its executions take on a device: price.h
 };
 
 enum class phase { fresh, open, closed };
@@ -139,6 +143,7 @@ struct runtime {
     std::vector<simulator::unique_fd>                 locks;        // of the visible cores
     std::vector<std::shared_ptr<simulator::programs>> programs;     // by core
     std::vector<simulator::core_state>                core_states;  // by core
+    bool second = false;                                            // another process had a core of this machine before
 
     std::unique_ptr<simulator::units> units;                        // what nrta_* queues; from nrt_init to the next
 

@@ -182,6 +182,10 @@ size_t units::registered() const {
     return n;
 }
 
+bool units::any_queued() const {
+    return std::any_of(all_.begin(), all_.end(), [](const auto & one) { return one->size() > 0; });
+}
+
 unit * units::find(uint32_t core, nrta_xu_t kind, int queue) const {
     const bool   compute = kind == NRTA_XU_COMPUTE;
     const size_t queues  = compute ? 1 : TENSOR_QUEUES;

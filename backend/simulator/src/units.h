@@ -111,6 +111,12 @@ class unit {
     // Returns how many requests have eventfds that were not unregistered.
     size_t registered() const;
 
+    // Returns how many requests are not done.
+    size_t size() const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return queue_.size();
+    }
+
     // Calls a function with each request that is not done, until it returns true; returns whether it did.
     template <typename F> bool any(F function) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -155,6 +161,9 @@ class units {
 
     // Returns how many requests have eventfds that were not unregistered.
     size_t registered() const;
+
+    // Returns whether a request of any of them is not done.
+    bool any_queued() const;
 
     // Returns null for a queue that was not made.
     unit * find(uint32_t core, nrta_xu_t kind, int queue) const;

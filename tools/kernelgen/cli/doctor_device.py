@@ -35,12 +35,15 @@ def run(output_format: str, libnrt: Path | None, bundle: Path | None) -> int:
         os.environ.update(simulate.variables(library, os.environ))
     with tempfile.TemporaryDirectory() as folder:
         tree = bundle or _build(Path(folder), simulated=simulate._is_simulator(library))
-        kernels = checks.read_kernels(tree)
-        lacking = {"add", "set_rows"} - {kernel.op for kernel in kernels}
+        try:
+            bench = checks.Bench(library, tree)
+        except (OSError, ValueError, KeyError) as error:
+            raise KernelgenError(f"{tree}: no tree of kernels: {error}") from None
+        lacking = {"add", "set_rows"} - {kernel.op for kernel in bench.kernels}
         if lacking:
             raise KernelgenError(f"{tree}: no tree of kernels of this command: it lacks {', '.join(sorted(lacking))}")
         results = []
-        for result in checks.Bench(library, kernels).run_all():
+        for result in bench.run_all():
             results.append(result)
             if output_format == "text":
                 click.echo(f"{result.status:7}  {result.name}: {result.text}")
@@ -48,7 +51,13 @@ def run(output_format: str, libnrt: Path | None, bundle: Path | None) -> int:
     if output_format == "json":
         click.echo(json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False))
     else:
-        click.echo(f"\nfailed: {', '.join(failed)}" if failed else "\nevery check passed")
+        skipped = [result.name for result in results if result.status == "skipped"]
+        if skipped and not failed:
+            click.echo(f"not made: {', '.join(skipped)}")
+        warned = [result.name for result in results if result.status == "warning"]
+        click.echo(f"\nfailed: {', '.join(failed)}" if failed else "\nevery check that was made passed")
+        if warned:
+            click.echo(f"not as expected: {', '.join(warned)}")
     return EXIT_FAILED if failed else EXIT_OK
 
 
@@ -67,7 +76,7 @@ def _build(folder: Path, *, simulated: bool) -> Path:
     target = os.environ.get("GGML_NEURON_TARGET") or "trn1"
     manifest.write_text(checks.MANIFEST)
     words = ["build", str(manifest), "--target", target, "-o", str(folder / "out")]
-    words += ["--compiler", "simulator" if simulated else "neuronx-cc"]
+    words += ["--kernels", str(checks.KERNELS), "--compiler", "simulator" if simulated else "neuronx-cc"]
     with contextlib.redirect_stdout(sys.stderr):
         status = cli.run(words)
     if status:

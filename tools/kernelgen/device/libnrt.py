@@ -95,6 +95,7 @@ class Libnrt:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._scheduled: list[Scheduled] = []
+        self._closed = False
         self._library.nrt_get_status_as_str.restype = ctypes.c_char_p
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -119,8 +120,27 @@ class Libnrt:
         return count.value
 
     def close(self) -> None:
-        """Gives the cores back; nothing else can be called then."""
-        self._library.nrt_close()
+        """Gives the cores back; nothing else can be called then. Once more does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._library.nrt_close()
+
+    def memory_used(self) -> int:
+        """Returns bytes of the first core's memory; 0 where the library does not tell."""
+        if not hasattr(self._library, "nrt_get_vnc_memory_stats"):
+            return 0
+        used, size = (ctypes.c_size_t * 2)(), ctypes.c_size_t()
+        sizes = ctypes.c_size_t(ctypes.sizeof(used)), ctypes.byref(size)
+        self._call("nrt_get_vnc_memory_stats", 0, ctypes.byref(used), *sizes)
+        return used[0]
+
+    def simulated_ns(self) -> int | None:
+        """Returns what executions so far would have taken on a device, in nanoseconds; None when the library is a device's."""
+        if not hasattr(self._library, "nrt_simulator_clock"):
+            return None
+        ns = ctypes.c_uint64()
+        self._call("nrt_simulator_clock", 0, ctypes.byref(ns))
+        return ns.value
 
     def load(self, neff: bytes) -> NrtModel:
         """Loads a NEFF."""

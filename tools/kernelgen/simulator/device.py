@@ -16,19 +16,20 @@ import itertools
 import mmap
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
+from kernelgen.hlo.estimate import estimate
 from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
 from kernelgen.neff import container
 from kernelgen.neff.identity import flag
-from kernelgen.simulator import bounds, cache, products, scales
+from kernelgen.simulator import bounds, cache, miscompiles, products, scales
 from kernelgen.simulator.scratchpad import scratchpad_bytes
 from kernelgen.simulator.unused import unused_parameters
 from kernelgen.targets import TARGETS
@@ -206,16 +207,19 @@ class LoadedNeff:
     requests: list[bytes] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a model needs of a core.
+class Needs(NamedTuple):
+    """What a model needs of a core, as far as that can be told from its HLO.
 
     Attributes:
-        scratchpad: bytes besides its inputs and outputs, as far as that can be told.
+        scratchpad: bytes besides its inputs and outputs.
+        code: bytes of its instructions and of its rings for spills, of all physical cores.
+        descriptors: of DMA, of each physical core.
         core_version: of the NeuronCore that it was compiled for; 0 when it does not say.
     """
 
     scratchpad: int
+    code: int
+    descriptors: int
     core_version: int
 
 
@@ -256,6 +260,7 @@ class SimulatedDevice:
         """
         data = self._arenas[arena].data[offset : offset + size]
         contents = container.read_simulated(data, source="nrt_load")
+        _refuse_collectives(contents.hlo)
         program = self._programs.of(contents.hlo)
         executable = self._programs.compiled(program)
         types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters]
@@ -270,7 +275,7 @@ class SimulatedDevice:
             dropped=unused_parameters(contents.hlo) if self._strict else frozenset(),
             outputs=[(dtype, t.size) for dtype, t in zip(results, outputs, strict=True)],
         )
-        needs = Needs(scratchpad_bytes(contents.hlo), _core_version(contents.info))
+        needs = _needs(contents)
         told = tuple(t for i, t in enumerate(inputs) if i not in model.dropped) + tuple(outputs)
         with self._lock:
             self._number += 1
@@ -387,6 +392,7 @@ class _Programs:
 
     def __init__(self, strict: bool, forget: Callable[[Program], None]) -> None:
         self._strict = strict
+        self._mistakes = miscompiles.asked_for()
         self._forget = forget
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[bytes, Program] = WeakValueDictionary()
@@ -417,7 +423,8 @@ class _Programs:
         with program.turn:
             executable = program.executable  # another thread had the turn before
             if executable is None:
-                executable, program.indirect = _compile(program.hlo, self._strict)
+                hlo = miscompiles.rewrite(program.hlo, self._mistakes) if self._mistakes else program.hlo
+                executable, program.indirect = _compile(hlo, self._strict)
                 program.executable = executable
                 with self._lock:
                     self._kept.add(program)
@@ -429,9 +436,32 @@ class _Programs:
         return executable
 
 
-def _core_version(info: Mapping[str, Any]) -> int:
-    target = TARGETS.get(flag(info.get("flags", ()), "--target") or "")
-    return target.neuron_core if target else 0
+_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-", "reduce-scatter", "send", "recv")
+
+
+def _refuse_collectives(hlo: bytes) -> None:
+    """Raises DeviceError for a program of several ranks, of which this process would compute one by itself."""
+    for computation in proto.parse(hlo).computations:
+        for i in computation.instructions:
+            if i.opcode.startswith(_COLLECTIVES):
+                raise DeviceError(
+                    f"{i.name} is a collective ({i.opcode}), and the simulator has no nrt_load_collectives: a program of several "
+                    "ranks is one NEFF, loaded by every rank before any executes it"
+                )
+
+
+def _needs(contents: container.Simulated) -> Needs:
+    flags = contents.info.get("flags", ())
+    target = TARGETS.get(flag(flags, "--target") or "")
+    name = target.name if target else next(iter(TARGETS))
+    lnc, model_type = flag(flags, "--lnc"), flag(flags, "--model-type") or "generic"
+    made = estimate(contents.hlo, name, int(lnc) if lnc else None, model_type=model_type)
+    return Needs(
+        scratchpad_bytes(contents.hlo),
+        made.code_bytes + made.ring_bytes,
+        made.dma_descriptors,
+        target.neuron_core if target else 0,
+    )
 
 
 def _compile(hlo: bytes, strict: bool) -> tuple[Executable, tuple[str, ...]]:

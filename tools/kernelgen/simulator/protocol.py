@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-VERSION = 3
+VERSION = 4
 
 MAX_MESSAGE = 65536
 
@@ -41,7 +41,8 @@ BINDING = struct.Struct("=IIQ")  # arena, 0, offset
 UNLOAD = struct.Struct("=IIQ")  # operation, 0, model
 MESSAGE = struct.Struct("=I")  # bytes of a message on a lane, which follow
 ANSWER = struct.Struct("=II")  # status, tensors
-LOADED = struct.Struct("=QQII")  # model, bytes of its scratchpad, its NeuronCore's version, 0
+LOADED = struct.Struct("=QQQQII")
+"""Model, bytes of its scratchpad, bytes of its code and rings, descriptors of DMA, its NeuronCore's version, 0."""
 TENSOR = struct.Struct("=IIQiIII")  # usage, dtype, size, alias, ndim, bytes of the name, 0
 
 DTYPES = {

@@ -57,7 +57,7 @@ class Requests:
         _, arena, offset, size = protocol.LOAD.unpack(message)
         number, tensors, needs = self._device.load(arena, offset, size)
         names = [t.name for t in tensors]
-        loaded = protocol.LOADED.pack(number, needs.scratchpad, needs.core_version, 0)
+        loaded = protocol.LOADED.pack(number, *needs, 0)
         parts = [protocol.ANSWER.pack(Status.SUCCESS, len(tensors)), loaded]
         for t in tensors:
             alias = -1 if t.alias is None else names.index(t.alias)

@@ -1,6 +1,6 @@
 """How much memory a program needs for what it computes on the way to its results: an estimate.
 
-On a device neuronx-cc decides that, and writes it into the NEFF; what it comes to was never seen. Here it is the most that lives at
+On a device neuronx-cc decides that, and writes it into the NEFF (`kernelgen.neff.scratchpad`). Here it is the most that lives at
 the same time of what the entry computation makes, in its order, without
 
 - what is made element by element of inputs and constants alone, such as floats of a quantized matrix: it is made where it is

@@ -97,6 +97,15 @@ class Writer:
         self.out.append(made)
         return made
 
+    def again(self, instruction: Any) -> Any:
+        """Returns a new instruction that does the same as another one."""
+        self._number += 1
+        made = type(instruction)()
+        made.CopyFrom(instruction)
+        made.name, made.id = f"written.{self._number}", self._number
+        self.out.append(made)
+        return made
+
     def slice(self, x: Any, axis: int, at: int) -> Any:
         """Returns what `x` has at a position of an axis, which stays, with one element."""
         shape = tuple(x.shape.dimensions)

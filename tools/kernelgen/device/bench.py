@@ -1,0 +1,255 @@
+"""What checks of a NeuronCore share: kernels as a bundle has them, and binding, executing and comparing them on the first core."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelgen.device.libnrt import Libnrt, NrtModel, NrtTensor
+from kernelgen.hlo import proto
+from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TOLERANCE = 1e-5
+"""Normalized mean squared error of a kernel's results at most: test-backend-ops allows 5e-4 for products."""
+
+
+class CheckError(Exception):
+    """What a check found wrong, and what it expected."""
+
+
+class MissingKernel(Exception):
+    """A kernel that the bundle lacks."""
+
+
+class CheckWarning(Exception):
+    """What works, and is not as it is taken to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What became of a check.
+
+    Attributes:
+        name: the check's.
+        status: `ok`, `warning` where something works otherwise than it is taken to, `FAILED`, or `skipped` because one that it
+            needs failed.
+        text: what was found, what is wrong, or what it needs.
+        proves: what it shows.
+    """
+
+    name: str
+    status: str
+    text: str
+    proves: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckKernel:
+    """A kernel as a bundle has it.
+
+    Attributes:
+        name: its id.
+        neff: the program.
+        hlo: what it computes.
+        inputs: the NEFF's name of each parameter.
+        outputs: of each result.
+        aliases: the parameter whose memory a result is written to, by the result's number.
+        spec: what kernelgen was asked for.
+        target: the device that it was compiled for.
+    """
+
+    name: str
+    neff: bytes
+    hlo: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    aliases: Mapping[int, int]
+    spec: Spec
+    target: str
+
+    @property
+    def op(self) -> str:
+        """Its op."""
+        return self.name.partition("-")[0]
+
+
+def read_kernels(bundle: Path) -> list[CheckKernel]:
+    """Returns the kernels of a bundle in the form of a tree.
+
+    Raises:
+        OSError, ValueError, KeyError: it has no such form.
+    """
+    index = json.loads((bundle / "index.json").read_text())
+    found = []
+    for k in index["kernels"]:
+        neff, hlo = (bundle / k["neff"]).read_bytes(), (bundle / k["hlo"]).read_bytes()
+        found.append(_kernel(k["id"], neff, hlo, spec_from_json(k["spec"]), index["target"]))
+    return found
+
+
+def _kernel(name: str, neff: bytes, hlo: bytes, spec: Spec, target: str) -> CheckKernel:
+    module = proto.parse(hlo)
+    entry = proto.entry(module)
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+
+    def attribute(instruction: Any, key: str) -> str:
+        return next(str(a.value) for a in instruction.frontend_attributes.map if a.key == key)
+
+    inputs = tuple(attribute(p, proto.INPUT_NAMES) for p in proto.parameters(entry))
+    entries = module.input_output_alias.entries
+    aliases = {(e.output_shape_index[0] if e.output_shape_index else 0): e.parameter_number for e in entries}
+    return CheckKernel(
+        name, neff, hlo, inputs, tuple(attribute(root, proto.OUTPUT_NAMES).split(",")), aliases, spec, target
+    )
+
+
+class DeviceBench:
+    """The library, the kernels, and what is loaded of them.
+
+    Args:
+        libnrt: the library's file.
+        bundle: the tree of what is executed.
+
+    Attributes:
+        models: what is loaded, by the kernel's name.
+        taken: bytes of the core's memory that loading it took.
+    """
+
+    def __init__(self, libnrt: Path, bundle: Path) -> None:
+        self.path, self.bundle, self.kernels = libnrt, bundle, read_kernels(bundle)
+        self.nrt: Libnrt
+        self.models: dict[str, NrtModel] = {}
+        self.taken: dict[str, int] = {}
+
+    def of(self, what: str) -> CheckKernel:
+        """Returns the first kernel whose id begins with some words: an op, or an op and the shape of its result.
+
+        Raises:
+            MissingKernel: there is none.
+        """
+        return self._first(lambda k: k.name.startswith(f"{what}-"), what)
+
+    def group(self, *ops: str, rows: int | None = None) -> CheckKernel:
+        """Returns the first group whose last nodes have these ops, and whose first node's result so many rows, if that is asked.
+
+        Raises:
+            MissingKernel: there is none.
+        """
+        return self._first(
+            lambda k: (
+                isinstance(k.spec, GraphSpec)
+                and tuple(n.op for n in k.spec.nodes[-len(ops) :]) == ops
+                and rows in (None, k.spec.nodes[0].output.ne[1])
+            ),
+            f"group that ends with {', '.join(ops)}",
+        )
+
+    def _first(self, fits: Callable[[CheckKernel], bool], what: str) -> CheckKernel:
+        found = next((k for k in self.kernels if fits(k)), None)
+        if found is None:
+            raise MissingKernel(
+                f"there is no kernel {what}: build the manifest of this version (docs/first-run-on-hardware.md)"
+            )
+        return found
+
+    def clock(self) -> float:
+        """Returns seconds: the machine's, or what executions on the simulator would take on a device, whatever they take here."""
+        modelled = self.nrt.simulated_ns()
+        return time.perf_counter() if modelled is None else modelled / 1e9
+
+    def bind(self, kernel: CheckKernel, arrays: Sequence[np.ndarray[Any, Any]]) -> Bound:
+        """Returns a loaded kernel with tensors of its own, the inputs of which hold some arrays."""
+        inputs = {}
+        for name, array in zip(kernel.inputs, arrays, strict=True):
+            inputs[name] = self.nrt.allocate(array.nbytes)
+            self.nrt.write(inputs[name], array.tobytes())
+        outputs = {}
+        for i, name in enumerate(kernel.outputs):
+            shared = kernel.aliases.get(i)
+            size = self.models[kernel.name].outputs[name]
+            outputs[name] = self.nrt.allocate(size) if shared is None else inputs[kernel.inputs[shared]]
+        return self.bound(kernel, inputs, outputs)
+
+    def bound(self, kernel: CheckKernel, inputs: Mapping[str, NrtTensor], outputs: Mapping[str, NrtTensor]) -> Bound:
+        """Returns a loaded kernel with some tensors."""
+        model = self.models[kernel.name]
+        used = {name: tensor for name, tensor in inputs.items() if name in model.inputs}
+        sets = self.nrt.tensor_set(used), self.nrt.tensor_set(outputs)
+        return Bound(dict(inputs), dict(outputs), lambda: self.nrt.execute(model, *sets), model, sets)
+
+    def compare(self, kernel: CheckKernel, arrays: Sequence[np.ndarray[Any, Any]], bound: Bound) -> float:
+        """Returns the largest error of a result.
+
+        Raises:
+            CheckError: it is too large.
+        """
+        import numpy as np
+
+        from kernelgen.hlo import execute
+
+        worst = 0.0
+        for name, expected in zip(kernel.outputs, execute.run(kernel.hlo, arrays), strict=True):
+            actual = np.frombuffer(self.nrt.read(bound.outputs[name]), expected.dtype).reshape(expected.shape)
+            error = nmse(actual, expected)
+            if not error <= TOLERANCE:
+                raise CheckError(
+                    f"{kernel.name}: {name} differs from the CPU's: NMSE {error:.2g}, at most {TOLERANCE:g}"
+                )
+            worst = max(worst, error)
+        return worst
+
+
+def nmse(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """Returns the normalized mean squared error."""
+    import numpy as np
+
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    return float(np.square(a - e).sum() / max(float(np.square(e).sum()), 1e-30))
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A kernel with its tensors."""
+
+    inputs: dict[str, NrtTensor]
+    outputs: dict[str, NrtTensor]
+    execute: Callable[[], None]
+    model: NrtModel
+    sets: tuple[Any, Any]
+
+
+def inputs_of(kernel: CheckKernel) -> list[np.ndarray[Any, Any]]:
+    """Returns values for a kernel's inputs, the same each time: floats normal, those of a group's matrices smaller, so that its
+    values stay near 1, positions and row numbers ascending, blocks of quantized weights with scales that are numbers.
+    """
+    import ml_dtypes
+    import numpy as np
+
+    from kernelgen.hlo import execute
+
+    random = np.random.default_rng(1)
+    found = []
+    for _, dtype, shape in execute.parameters(kernel.hlo):
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        if dtype == "uint8":
+            # Bytes below 60: as halves of a float16 they are finite and positive.
+            found.append(random.integers(0, 60, shape, dtype=np.uint8))
+        elif kind.kind in "iu":
+            # I64 arrives as pairs of words, the lower one first.
+            numbers = np.zeros(shape, kind)
+            words = numbers.reshape(-1, 2)[:, 0] if len(shape) == 5 else numbers.reshape(-1)
+            words[:] = np.arange(len(words))
+            found.append(numbers)
+        else:
+            values = random.standard_normal(shape, dtype=np.float32)
+            if isinstance(kernel.spec, GraphSpec) and shape[-2] > 1:
+                values /= np.float32(np.sqrt(shape[-1]))
+            found.append(values.astype(kind))
+    return found

@@ -1,0 +1,296 @@
+"""Checks of queues, of memory and of time. A figure that is far from what a device is taken to take is a warning only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from kernelgen.device.bench import Bound, CheckError, CheckKernel, CheckWarning, DeviceBench, inputs_of
+from kernelgen.device.libnrt import NrtTensor, Scheduled, StatusError
+from kernelgen.device.manifest import COPIED, RUNS
+from kernelgen.dispatch import chips
+from kernelgen.hlo import estimate
+from kernelgen.neff import program, scratchpad
+from kernelgen.targets import INSTRUCTION_BYTES, TARGETS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FACTOR = 4.0
+"""How far a figure may be from what a device is taken to take, either way."""
+
+YOURS = "Kernels are chosen by what that takes: GGML_NEURON_COSTS names a file with your figures."
+
+QUEUED = 16
+"""Launches in the queue that are timed together, and large programs of which a queue must take so many."""
+
+HOST_US = 50
+"""Microseconds that a host in Python takes to queue a launch: others saw 62 to 94. What the device takes is behind that."""
+
+MOST = 64
+"""Requests that are queued at most: libnrt takes 63."""
+
+REPEATS = 3
+"""The quickest of so many counts: others saw one NEFF take a fifth longer in one process than in another."""
+
+MAX_WAIT = 60
+"""Seconds."""
+
+PROGRAM = 250 << 10
+"""Bytes that a small program is taken to take, as AWS says."""
+
+PROCESSES = 2
+"""Beside this one."""
+
+CORES_BUSY = 75
+"""Seconds for which cores may stay taken after a process ends: others saw a minute."""
+
+
+def _judged(figures: str, found: list[tuple[float, float, str]]) -> str:
+    """Returns what was found; raises it as a warning when a figure is `FACTOR` times what it is taken for, or less.
+
+    Args:
+        figures: what was found.
+        found: (figure, what it is taken for, what is wrong when it is far from that).
+    """
+    wrong = [advice for figure, taken, advice in found if not taken / FACTOR <= figure <= taken * FACTOR]
+    if wrong:
+        raise CheckWarning(f"{figures}: more than {FACTOR:g} times off. {' '.join(wrong)}")
+    return figures
+
+
+def launch(bench: DeviceBench) -> str:
+    """Times a launch that is waited for, and what one adds in the queue."""
+    kernel = bench.of("add-256x4")
+    chip = chips.of(kernel.target)
+    taken_waited, taken_queued = chip.by("launch_us", "waited"), chip.by("launch_us", "queued")
+    bound = bench.bind(kernel, inputs_of(kernel))
+    bound.execute()  # the first one takes longer
+    waited = min(_timed(bench, bound.execute) for _ in range(QUEUED)) * 1e6
+    text = f"waited for: {waited:.0f} µs (taken for {taken_waited:g})"
+    found = [(waited, taken_waited, YOURS)]
+    if bench.nrt.has_queues():
+
+        def several() -> None:
+            _wait(bench, [bench.nrt.schedule(bound.model, *bound.sets) for _ in range(QUEUED)])
+
+        queued = min(_timed(bench, several) for _ in range(REPEATS)) / QUEUED * 1e6
+        text = f"queued: {queued:.0f} µs (taken for {taken_queued:g}); {text}"
+        found.append((queued, max(taken_queued, HOST_US), "GGML_NEURON_QUEUE_DEPTH may be too small to hide it."))
+    return _judged(text, found)
+
+
+def _timed(bench: DeviceBench, action: Callable[[], object]) -> float:
+    begun = bench.clock()
+    action()
+    return bench.clock() - begun
+
+
+def _wait(bench: DeviceBench, queued: list[Scheduled]) -> None:
+    until = time.monotonic() + MAX_WAIT
+    while not bench.nrt.is_completed(queued[-1]):
+        if time.monotonic() > until:
+            raise CheckError(f"{len(queued)} executions that were queued are not done after {MAX_WAIT} s")
+    for i, one in enumerate(queued):
+        if not bench.nrt.is_completed(one):
+            raise CheckError(f"execution {i + 1} of {len(queued)} is not done, and the last one is")
+
+
+def queue(bench: DeviceBench) -> str:
+    """Queues a layer again and again, with an addition behind each that tells whether both were done, until the queue is full."""
+    import numpy as np
+
+    if not bench.nrt.has_queues():
+        return "the runtime has no nrta_* as SDK 2.29 has them: nrt_execute is used"
+    heavy = _layer(bench)
+    arrays = inputs_of(heavy)
+    large = bench.bind(heavy, arrays)
+    adding = bench.of("add-256x4")
+    steps, start, step = _chain(bench, adding)
+    queued: list[Scheduled] = []
+    full = ""
+    for i in range(MOST):
+        bound = steps[i // 2 % 2] if i % 2 else large
+        try:
+            queued.append(bench.nrt.schedule(bound.model, *bound.sets))
+        except StatusError as error:
+            if "QUEUE_FULL" not in str(error):
+                raise
+            full = "then the queue was full"
+            break
+    _wait(bench, queued)
+    done = len(queued) // 2
+    layers = len(queued) - done
+    if len(queued) < QUEUED:
+        raise CheckError(
+            f"the queue was full with {layers} programs of a layer and {done} small ones in it, and {QUEUED} are expected: "
+            "set GGML_NEURON_QUEUE_DEPTH to fewer"
+        )
+    last = steps[(done - 1) % 2].outputs[adding.outputs[0]]
+    found = np.frombuffer(bench.nrt.read(last), np.float32).reshape(start.shape)
+    if not np.array_equal(found, start + done * step):
+        times = round(float(((found - start) / step).mean()))
+        raise CheckError(
+            f"of {len(queued)} requests in the queue not all were done, though each was reported as done: of {done} additions, "
+            f"each to the sum of the one before, the last left the sum of {times}. "
+            "Set GGML_NEURON_QUEUE_DEPTH=1, and report it to AWS"
+        )
+    alone = bench.bind(heavy, arrays)
+    alone.execute()
+    for name in heavy.outputs:
+        if bench.nrt.read(alone.outputs[name]) != bench.nrt.read(large.outputs[name]):
+            raise CheckError(
+                f"{heavy.name}: {name} is another when it was queued {layers} times than when it is waited for"
+            )
+    return f"{layers} programs of a layer and {done} small ones, all done in order{f'; {full}' if full else ''}"
+
+
+def _chain(bench: DeviceBench, adding: CheckKernel) -> tuple[list[Bound], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Returns an addition bound twice, each to the sum of the other, the first sum, and what is added."""
+    import numpy as np
+
+    (like, _) = inputs_of(adding)
+    start, step = np.arange(like.size, dtype=np.float32).reshape(like.shape), np.ones_like(like)
+    tensors: list[NrtTensor] = []
+    for array in (start, step, start):
+        tensors.append(bench.nrt.allocate(array.nbytes))
+        bench.nrt.write(tensors[-1], array.tobytes())
+    (one, two), (result,) = adding.inputs, adding.outputs
+    x, amount, y = tensors
+    there = bench.bound(adding, {one: x, two: amount}, {result: y})
+    return [there, bench.bound(adding, {one: y, two: amount}, {result: x})], start, step
+
+
+def writes(bench: DeviceBench) -> str:
+    """Writes an input while executions on other memory are in the queue, as the backend does.
+
+    It waits for executions that use the same bytes: the device does not. Others saw writes land before what an earlier execution
+    left.
+    """
+    import numpy as np
+
+    if not bench.nrt.has_queues():
+        return "the runtime has no nrta_* as SDK 2.29 has them: nothing is in the queue when the host writes"
+    large = _layer(bench)
+    beside = bench.bind(large, inputs_of(large))
+    kernel = bench.of("add-256x4")
+    arrays = inputs_of(kernel)
+    bound = bench.bind(kernel, arrays)
+    for i in range(QUEUED):
+        queued = [bench.nrt.schedule(beside.model, *beside.sets) for _ in range(4)]
+        bench.nrt.write(bound.inputs[kernel.inputs[0]], (arrays[0] + np.float32(i)).tobytes())
+        _wait(bench, [*queued, bench.nrt.schedule(bound.model, *bound.sets)])
+        found = np.frombuffer(bench.nrt.read(bound.outputs[kernel.outputs[0]]), np.float32).reshape(arrays[0].shape)
+        if not np.allclose(found, arrays[0] + np.float32(i) + arrays[1], rtol=1e-5, atol=1e-5):
+            raise CheckError(
+                f"write {i + 1} of {QUEUED}, made while executions on other memory were in the queue, was not there for the "
+                "execution that was queued after it: set GGML_NEURON_QUEUE_DEPTH=1, with which nothing is in the queue then, "
+                "and report it to AWS"
+            )
+    return f"{QUEUED} writes beside executions on other memory"
+
+
+def memory(bench: DeviceBench) -> str:
+    """Compares what loading took of the core's memory with what programs are taken to take."""
+    if not any(bench.taken.values()):
+        return "the library does not tell how much memory is used"
+    # Some programs come with pages of the scratchpad, which all share.
+    taken = [bench.taken[k.name] % scratchpad.PAGE for k in bench.kernels]
+    others = taken[1:]
+    first = bench.taken[bench.kernels[0].name]
+    shared = max(scratchpad.scratchpad_bytes(k.neff, source=k.name) for k in bench.kernels)
+    largest = max(range(1, len(taken)), key=lambda i: taken[i])
+    kernel = bench.kernels[largest]
+    expected = _program_bytes(kernel)
+    text = (
+        f"{first / 2**20:.1f} MiB with the first program, {sum(others) / len(others) / 1024:.0f} KiB for each of {len(others)} "
+        f"others; {kernel.name} took {taken[largest] / 1024:.0f} KiB (taken for {expected / 1024:.0f}); "
+        f"the NEFFs have scratchpads of {shared / 1024:.0f} KiB at most"
+    )
+    advice = "The backend keeps too little memory for programs: offer llama.cpp less (-ngl), and report it."
+    # Less than it is taken for does no harm.
+    return _judged(text, [(max(taken[largest], expected), expected, advice)])
+
+
+def _program_bytes(kernel: CheckKernel) -> int:
+    """Returns bytes that a program is taken to take: of its instructions, and of its rings for spills."""
+    lnc = TARGETS[kernel.target].lnc
+    made = program.program(kernel.neff, source=kernel.name)
+    size = made.total * INSTRUCTION_BYTES * lnc + made.spills * estimate.RING_BYTES
+    if not made.instructions:  # a simulated NEFF has none
+        guess = estimate.estimate(kernel.hlo, kernel.target, lnc)
+        size = guess.code_bytes + guess.ring_bytes
+    return max(size, PROGRAM)
+
+
+def dma(bench: DeviceBench) -> str:
+    """Times copies of 8 MiB that read runs of several lengths."""
+    rates: dict[int, float] = {}
+    for run in RUNS:
+        kernel = bench.of(f"probe_copy-{run // 2}x{COPIED // run}")
+        bound = bench.bind(kernel, inputs_of(kernel))
+        bound.execute()
+        seconds = min(_timed(bench, bound.execute) for _ in range(REPEATS))
+        # The launch is no copying, and what it takes was measured by others.
+        rates[run] = COPIED / max(seconds - chips.of(kernel.target).by("launch_us", "waited") / 1e6, seconds / 20) / 1e9
+        for tensor in (*bound.inputs.values(), *bound.outputs.values()):
+            bench.nrt.free(tensor)
+    taken = chips.of(bench.of("probe_copy").target).number("gb_per_s")
+    text = "; ".join(f"runs of {run} bytes {rate:.0f} GB/s" for run, rate in rates.items())
+    return _judged(f"{text} (long ones taken for {taken:g})", [(rates[RUNS[-1]], taken, YOURS)])
+
+
+def process(bench: DeviceBench) -> str:
+    """Executes the same programs in other processes, one after another, when this one has given its cores back."""
+    here = fingerprint(bench)
+    bench.nrt.close()
+    times = [here["us"]]
+    for i in range(PROCESSES):
+        words = [sys.executable, "-m", "kernelgen.device.again", str(bench.path)]
+        done = subprocess.run(
+            [*words, str(bench.bundle)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=MAX_WAIT + CORES_BUSY,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        if done.returncode:
+            raise CheckError(
+                f"process {i + 2} could not do what this one did: {(done.stderr.strip() or 'it said nothing').splitlines()[-1]}"
+            )
+        there = json.loads(done.stdout)
+        times.append(there["us"])
+        for name, digest in here["results"].items():
+            if there["results"][name] != digest:
+                raise CheckError(
+                    f"{name}: process {i + 2} computed other results than this one with the same program and inputs: do not trust "
+                    "what a second process computes before the driver is loaded again, and report it to AWS"
+                )
+    return f"the same results in {PROCESSES + 1} processes, a layer in {min(times):.0f} to {max(times):.0f} µs"
+
+
+def again(bench: DeviceBench) -> list[CheckKernel]:
+    """Returns the kernels that other processes execute."""
+    return [_layer(bench), bench.of("add-256x4")]
+
+
+def _layer(bench: DeviceBench) -> CheckKernel:
+    return bench.group("mul_mat", "swiglu", "mul_mat", "add")
+
+
+def fingerprint(bench: DeviceBench) -> dict[str, Any]:
+    """Executes some kernels, and returns the digest of each one's results, and microseconds of the first one."""
+    results, us = {}, 0.0
+    for kernel in again(bench):
+        bound = bench.bind(kernel, inputs_of(kernel))
+        times = [_timed(bench, bound.execute) for _ in range(REPEATS)]
+        us = us or min(times) * 1e6
+        results[kernel.name] = sha256(b"".join(bench.nrt.read(bound.outputs[n]) for n in kernel.outputs)).hexdigest()
+    return {"results": results, "us": us}
