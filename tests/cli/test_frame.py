@@ -48,6 +48,7 @@ def test_there_is_a_module_for_each_command_and_no_other() -> None:
         "bundle_forms",
         "coverage_printing",
         "doctor_device",
+        "estimates",
         "frame",
         "options",
         "run_options",
