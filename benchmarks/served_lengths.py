@@ -131,8 +131,7 @@ def measure(file: Path, programs: Programs, counts: Sequence[int]) -> Iterator[f
         mean([graph.total("us") / graph.total("exact_us") for graph in prompts]),
         "times",
         peer=figures.Peer("exact kernels", 1),
-        # 1.20 by the prices of trn1: a second piece reads the weights again.
-        limit=figures.Limit("ratio", at_most=1.25),
+        limit=figures.Limit("ratio", at_most=1.15),
     )
     attention = [
         sum(
