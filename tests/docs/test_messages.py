@@ -35,7 +35,8 @@ KEY = re.compile(r"(?<=[`'])[A-Za-z_][\w.]*(?=[`'])|\b[a-z]+(?:_[a-z]+)+\b|\b[a-
 VARIABLE = re.compile(r"\b(?:GGML_)?NEURON_(?!KERNELS_)[A-Z_]+\b")
 
 TABLES = tuple(
-    f"kernelgen/{file}.py" for file in ("device/manifest", "ggml/ops", "hlo/linted", "hlo/proto", "bundle/embed", "simulator/writing")
+    f"kernelgen/{file}.py"
+    for file in ("device/manifest", "ggml/ops", "hlo/linted", "hlo/proto", "bundle/embed", "simulator/writing")
 )
 """Their texts are data, or C."""
 
