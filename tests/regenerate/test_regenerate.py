@@ -48,6 +48,7 @@ def test_a_stale_file_is_named_and_written_anew(tree: Path, name: str) -> None:
         '"trn1.2xlarge"',
         '"mul_mat"',
         "131072",
+        "price PRICES",
         "| `NCC_EVRF004` |",
         "| **trn1** |",
     ):
