@@ -45,9 +45,9 @@ def notes(function: Callable[..., Any]) -> Iterator[str]:
 def _source(file: str, module: Mapping[str, Any]) -> str:
     """Returns the source of a module's functions: as its loader has it, which may know of it without reading the file again."""
     try:
-        loader = module.get("__loader__")
-        if module.get("__file__") == file and hasattr(loader, "get_source"):
-            return loader.get_source(module["__name__"]) or ""
+        get_source = getattr(module.get("__loader__"), "get_source", None)
+        if module.get("__file__") == file and get_source is not None:
+            return get_source(module["__name__"]) or ""
         return Path(file).read_text(encoding="utf-8")
     except (ImportError, OSError, ValueError):  # what was typed in, or is no file any more
         return ""
