@@ -46,7 +46,8 @@ def _source(file: str, module: Mapping[str, Any]) -> str:
     """Returns the source of a module's functions: as its loader has it, which may know of it without reading the file again."""
     try:
         get_source = getattr(module.get("__loader__"), "get_source", None)
-        if module.get("__file__") == file and get_source is not None:
+        # A loader may have the one as a relative path and the other as an absolute one.
+        if get_source is not None and Path(str(module.get("__file__"))).name == Path(file).name:
             return get_source(module["__name__"]) or ""
         return Path(file).read_text(encoding="utf-8")
     except (ImportError, OSError, ValueError):  # what was typed in, or is no file any more
