@@ -181,7 +181,7 @@ class KernelBuilder:
                 progress("building", number)
                 try:
                     module = self.emit(spec)
-                    refuse_unsupported(module, config.target, kernel_id)
+                    refuse_unsupported(module, config, kernel_id)
                 except KernelgenError as error:
                     refused[kernel_id] = str(error)
                     continue
