@@ -21,7 +21,7 @@ import survey
 
 from kernelgen.hlo.estimate import ENGINES, Estimate, estimate
 from kernelgen.neff import description
-from kernelgen.neff.program import Program, program
+from kernelgen.neff.program import NeffProgram, program
 
 FACTOR = 1.5
 HALVES = "fitted", "judged"
@@ -29,7 +29,7 @@ LARGE = 1000
 """Instructions, or descriptors, from which on a program is a large one."""
 
 
-def pairs(corpus: survey.Corpus) -> Iterator[tuple[survey.Module, Program, Estimate]]:
+def pairs(corpus: survey.Corpus) -> Iterator[tuple[survey.Module, NeffProgram, Estimate]]:
     """Gives each compiled module with its program and the estimate."""
     for module in corpus.modules.values():
         for path, data in module.neffs[:1]:
