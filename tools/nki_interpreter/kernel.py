@@ -20,6 +20,7 @@ from nki_interpreter.errors import NkiError, NkiTypeError
 from nki_interpreter.operators import assign
 from nki_interpreter.program import (
     HBM,
+    SBUF,
     SHARED_HBM,
     Block,
     Exchange,
@@ -405,15 +406,13 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
                 raise NkiError("err_exchange_mismatch", f"program {number} receives from one that does not send to it")
             copies.append((exchange.destination, sender.source))
         # All read before any writes.
-        from nki_interpreter.program import SBUF
-
-        held = []
+        received = []
         for number, (destination, source) in enumerate(copies):
             storage = NkiMemory(-1 - number - len(result.items) * 64, source.shape, source.dtype, source.dtype, SBUF)
             tile = tensors.whole(storage)
             assign(tile, source)
-            held.append((destination, tile))
-        for destination, tile in held:
+            received.append((destination, tile))
+        for destination, tile in received:
             assign(destination, tile)
 
 

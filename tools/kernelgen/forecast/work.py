@@ -94,7 +94,7 @@ class _WorkCount:
         self.work = Work()
         self.updated: set[int] = set()
         """Instructions of the entry that are parameters with something written over."""
-        self.lanes: dict[tuple[int, int], int] = {}
+        self.partitions: dict[tuple[int, int], int] = {}
         """In how many partitions a value lies that is made of a product of several matrices, by computation and instruction."""
 
     def computation(self, computation: Any, times: float, stored: dict[Any, bool]) -> None:
@@ -127,7 +127,7 @@ class _WorkCount:
                 self.reads(computation, i, operands, memory, times, seen)
                 memory[i.id] = self.instruction(computation, i, operands, memory, times)
             self.attend(computation, i, operands)
-            if users[i.id] > 1 and i.id in reduced and (computation.id, i.id) in self.lanes:
+            if users[i.id] > 1 and i.id in reduced and (computation.id, i.id) in self.partitions:
                 self.work.spilled += (1 + users[i.id]) * times * size(i.shape) * (size(i.shape) > self.sbuf_bytes)
 
     def attend(self, computation: Any, i: Any, operands: list[Any]) -> None:
@@ -135,19 +135,21 @@ class _WorkCount:
         if i.opcode == "dot":
             batch, _, m, n = product_sizes(i, operands)
             if batch > 1:
-                self.lanes[computation.id, i.id] = min(m, n, PARTITIONS)
+                self.partitions[computation.id, i.id] = min(m, n, PARTITIONS)
             return
         made = prod(i.shape.dimensions)
         for o in operands:
-            lanes = self.lanes.get((computation.id, o.id))
-            if lanes and (i.opcode == "reduce" or prod(o.shape.dimensions) == made):
-                self.lanes[computation.id, i.id] = lanes
+            partitions = self.partitions.get((computation.id, o.id))
+            if partitions and (i.opcode == "reduce" or prod(o.shape.dimensions) == made):
+                self.partitions[computation.id, i.id] = partitions
 
     def elements(self, computation: Any, operands: list[Any], kind: str, n: float) -> None:
         """Counts elements of an instruction."""
-        lanes = min((self.lanes.get((computation.id, o.id), PARTITIONS) for o in operands), default=PARTITIONS)
-        if lanes < PARTITIONS:
-            self.work.waited += n / lanes
+        partitions = min(
+            (self.partitions.get((computation.id, o.id), PARTITIONS) for o in operands), default=PARTITIONS
+        )
+        if partitions < PARTITIONS:
+            self.work.waited += n / partitions
         else:
             setattr(self.work, kind, getattr(self.work, kind) + n / PARTITIONS)
 
