@@ -246,7 +246,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from kernelgen.cache import Folder
-with Folder(Path(sys.argv[1])).held(sys.argv[2], 5):
+with Folder(Path(sys.argv[1])).locked(sys.argv[2], 5):
     print("held", flush=True)
     time.sleep(60)
 """

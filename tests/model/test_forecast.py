@@ -8,10 +8,11 @@ from pathlib import Path
 import headers
 import pytest
 
-from conftest import Derive
 from kernelgen import cli
 from kernelgen.dispatch import chips
 from kernelgen.model.exporter import Exporter
+
+from .conftest import Derive
 
 
 def test_a_call_takes_its_launches_and_what_goes_over_the_host(

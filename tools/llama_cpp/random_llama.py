@@ -53,71 +53,28 @@ def write(
         tied: whether the embedding is the output's matrix, too.
         sparse: leave the tensors' data a hole in the file, which takes no room on disk and reads as zeros; F16 or F32 only.
     """
-    random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name("random")
-    writer.add_context_length(size.n_ctx)
-    writer.add_embedding_length(size.n_embd)
-    writer.add_block_count(size.n_layer)
-    writer.add_feed_forward_length(size.n_ff)
-    writer.add_head_count(size.n_head)
-    writer.add_head_count_kv(size.n_head_kv)
-    writer.add_rope_dimension_count(size.n_embd // size.n_head)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
-    types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL] + [gguf.TokenType.BYTE] * 256
-    tokens += [f"unused{i}" for i in range(size.n_vocab - len(tokens))]
-    types += [gguf.TokenType.NORMAL] * (len(tokens) - len(types))
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types(types)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_add_bos_token(True)
-
-    def matrix(name: str, rows: int, columns: int) -> None:
-        if sparse:
-            assert not isinstance(weights, gguf.GGMLQuantizationType)
-            dtype = np.dtype(weights)
-            writer.add_tensor_info(name, (rows, columns), dtype, rows * columns * dtype.itemsize)
-            return
-        if weights == gguf.GGMLQuantizationType.Q4_K:
-            writer.add_tensor(name, _random_q4_k(random, rows, columns), raw_dtype=weights)
-            return
-        values = random.standard_normal((rows, columns), dtype=np.float32) / np.sqrt(np.float32(columns))
-        if isinstance(weights, gguf.GGMLQuantizationType):
-            writer.add_tensor(name, gguf.quants.quantize(values, weights), raw_dtype=weights)
-        else:
-            writer.add_tensor(name, values.astype(weights))
-
-    def norm(name: str, n: int = size.n_embd) -> None:
-        if sparse:
-            writer.add_tensor_info(name, (n,), np.dtype(np.float32), 4 * n)
-            return
-        writer.add_tensor(name, 1 + 0.1 * random.standard_normal(n, dtype=np.float32))
-
-    kv = size.n_embd // size.n_head * size.n_head_kv
-    matrix("token_embd.weight", len(tokens), size.n_embd)
+    _add_sizes(writer, size)
+    n_vocab = _add_vocabulary(writer, size.n_vocab)
+    tensors = _Tensors(writer, np.random.default_rng(seed), weights, sparse)
+    head = size.n_embd // size.n_head
+    tensors.matrix("token_embd.weight", n_vocab, size.n_embd)
     for layer in range(size.n_layer):
-        norm(f"blk.{layer}.attn_norm.weight")
-        matrix(f"blk.{layer}.attn_q.weight", size.n_embd, size.n_embd)
-        matrix(f"blk.{layer}.attn_k.weight", kv, size.n_embd)
-        matrix(f"blk.{layer}.attn_v.weight", kv, size.n_embd)
+        tensors.norm(f"blk.{layer}.attn_norm.weight", size.n_embd)
+        tensors.matrix(f"blk.{layer}.attn_q.weight", size.n_embd, size.n_embd)
+        tensors.matrix(f"blk.{layer}.attn_k.weight", head * size.n_head_kv, size.n_embd)
+        tensors.matrix(f"blk.{layer}.attn_v.weight", head * size.n_head_kv, size.n_embd)
         if architecture == "qwen3":
-            norm(f"blk.{layer}.attn_q_norm.weight", size.n_embd // size.n_head)
-            norm(f"blk.{layer}.attn_k_norm.weight", size.n_embd // size.n_head)
-        matrix(f"blk.{layer}.attn_output.weight", size.n_embd, size.n_embd)
-        norm(f"blk.{layer}.ffn_norm.weight")
-        matrix(f"blk.{layer}.ffn_gate.weight", size.n_ff, size.n_embd)
-        matrix(f"blk.{layer}.ffn_up.weight", size.n_ff, size.n_embd)
-        matrix(f"blk.{layer}.ffn_down.weight", size.n_embd, size.n_ff)
-    norm("output_norm.weight")
+            tensors.norm(f"blk.{layer}.attn_q_norm.weight", head)
+            tensors.norm(f"blk.{layer}.attn_k_norm.weight", head)
+        tensors.matrix(f"blk.{layer}.attn_output.weight", size.n_embd, size.n_embd)
+        tensors.norm(f"blk.{layer}.ffn_norm.weight", size.n_embd)
+        tensors.matrix(f"blk.{layer}.ffn_gate.weight", size.n_ff, size.n_embd)
+        tensors.matrix(f"blk.{layer}.ffn_up.weight", size.n_ff, size.n_embd)
+        tensors.matrix(f"blk.{layer}.ffn_down.weight", size.n_embd, size.n_ff)
+    tensors.norm("output_norm.weight", size.n_embd)
     if not tied:
-        matrix("output.weight", len(tokens), size.n_embd)
+        tensors.matrix("output.weight", n_vocab, size.n_embd)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     if sparse:
@@ -128,6 +85,69 @@ def write(
     if sparse:
         data = [tensor.nbytes + -tensor.nbytes % _ALIGNMENT for table in writer.tensors for tensor in table.values()]
         os.truncate(path, path.stat().st_size + -path.stat().st_size % _ALIGNMENT + sum(data))
+
+
+def _add_sizes(writer: gguf.GGUFWriter, size: Size) -> None:
+    writer.add_name("random")
+    writer.add_context_length(size.n_ctx)
+    writer.add_embedding_length(size.n_embd)
+    writer.add_block_count(size.n_layer)
+    writer.add_feed_forward_length(size.n_ff)
+    writer.add_head_count(size.n_head)
+    writer.add_head_count_kv(size.n_head_kv)
+    writer.add_rope_dimension_count(size.n_embd // size.n_head)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> int:
+    """Adds a vocabulary of bytes and the space; returns how many tokens it has, at least `n_vocab`."""
+    tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
+    types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL] + [gguf.TokenType.BYTE] * 256
+    tokens += [f"unused{i}" for i in range(n_vocab - len(tokens))]
+    types += [gguf.TokenType.NORMAL] * (len(tokens) - len(types))
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    return len(tokens)
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """Adds tensors of random weights; see `write` for the attributes."""
+
+    writer: gguf.GGUFWriter
+    random: np.random.Generator
+    weights: type[np.floating] | gguf.GGMLQuantizationType
+    sparse: bool
+
+    def matrix(self, name: str, rows: int, columns: int) -> None:
+        quantized = isinstance(self.weights, gguf.GGMLQuantizationType)
+        if self.sparse:
+            assert not quantized
+            dtype = np.dtype(self.weights)
+            self.writer.add_tensor_info(name, (rows, columns), dtype, rows * columns * dtype.itemsize)
+            return
+        if self.weights == gguf.GGMLQuantizationType.Q4_K:
+            self.writer.add_tensor(name, _random_q4_k(self.random, rows, columns), raw_dtype=self.weights)
+            return
+        values = self.random.standard_normal((rows, columns), dtype=np.float32) / np.sqrt(np.float32(columns))
+        if quantized:
+            self.writer.add_tensor(name, gguf.quants.quantize(values, self.weights), raw_dtype=self.weights)
+        else:
+            self.writer.add_tensor(name, values.astype(self.weights))
+
+    def norm(self, name: str, n: int) -> None:
+        if self.sparse:
+            self.writer.add_tensor_info(name, (n,), np.dtype(np.float32), 4 * n)
+            return
+        self.writer.add_tensor(name, 1 + 0.1 * self.random.standard_normal(n, dtype=np.float32))
 
 
 def _random_q4_k(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from nki_interpreter.errors import NkiError, NkiTypeError
 from nki_interpreter.operators import assign
 from nki_interpreter.program import (
     HBM,
+    SBUF,
     SHARED_HBM,
     Block,
     Exchange,
@@ -108,31 +109,16 @@ def record(
         NkiError: the kernel breaks a rule.
     """
     recorder = Recorder(older=older, targets=targets, grid=grid, check=check)
-    parameters: list[NkiMemory] = []
-    names: list[str] = []
-    given: list[Any] = []
+    parameters = _Parameters(recorder, writable=frozenset(_mutable(function)))
     if values:
-        recorder.run = functools.partial(_after, given)
+        recorder.run = functools.partial(_after, parameters.given)
     with recorded_by(recorder), interpreter():  # a kernel may import while it runs
         bound_args = _bound(function, args, kwargs)
-        mutable = _mutable(function)
-        outputs_given = older and not _returns(function)
-
-        def tensor(value: Any, name: str) -> NkiTensor:
-            if isinstance(value, Blank):
-                return tensors.new(value.shape, value.dtype, HBM, name=name)
-            can_write = not older or outputs_given or name in mutable
-            # The newer generation has no annotation of its own for this: what is written is a result.
-            storage = recorder.storage(
-                value.shape, dtype_of(value.dtype), SHARED_HBM, name=name, parameter=len(parameters), mutable=can_write
-            )
-            parameters.append(storage)
-            names.append(name)
-            given.append(value)
-            return tensors.whole(storage)
-
+        # The newer generation has no annotation of its own for this: what is written is a result.
+        parameters.all_writable = not older or not _returns(function)
         arguments = {
-            name: _with_tensors(value, name, tensor, _kinds(function).get(name)) for name, value in bound_args.items()
+            name: _with_tensors(value, name, parameters.tensor, _kinds(function).get(name))
+            for name, value in bound_args.items()
         }
         returned: Any = None
         for number, program in enumerate(itertools.product(*(range(n) for n in grid))):
@@ -144,10 +130,10 @@ def record(
         checks.results(recorder, flat)
         if not flat:
             blank = [t for t in arguments.values() if isinstance(t, NkiTensor) and t.storage.parameter is None]
-            flat = [t for t in blank if t.storage.stored] + [tensors.whole(s) for s in parameters if s.stored]
+            flat = [t for t in blank if t.storage.stored]
             structure = None
-        elif any(s.stored and all(t.storage is not s for t in flat) for s in parameters):
-            flat += [tensors.whole(s) for s in parameters if s.stored and all(t.storage is not s for t in flat)]
+        returned_storages = {t.storage.number for t in flat}
+        flat += [tensors.whole(s) for s in parameters.storages if s.stored and s.number not in returned_storages]
         if not flat:
             raise NkiError("err_no_result", "the kernel returns no tensor and writes none of its arguments")
         checks.memory(recorder)
@@ -156,12 +142,12 @@ def record(
             recorder.notes += tracer.notes(function)
         block = _scheduled(recorder.before)
     roller = Roller(bound)
-    keep = frozenset(s.number for s in (*parameters, *(t.storage for t in flat)))
+    keep = frozenset(s.number for s in (*parameters.storages, *(t.storage for t in flat)))
     rolled = roller.roll(block, keep)
     return Recorded(
         rolled,
-        tuple(parameters),
-        tuple(names),
+        tuple(parameters.storages),
+        tuple(parameters.names),
         tuple(flat),
         tuple(t.storage.parameter if t.storage.stored else None for t in flat),
         structure,
@@ -169,6 +155,42 @@ def record(
         tuple(recorder.storages),
         older,
     )
+
+
+@dataclass
+class _Parameters:
+    """The arrays among a kernel's arguments, which become tensors in HBM.
+
+    Attributes:
+        recorder: what the kernel is recorded by.
+        writable: names of those that the kernel may write.
+        all_writable: whether it may write any.
+        storages, names, given: of each array its memory, its name and the array.
+    """
+
+    recorder: Recorder
+    writable: frozenset[str]
+    all_writable: bool = False
+    storages: list[NkiMemory] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    given: list[Any] = field(default_factory=list)
+
+    def tensor(self, value: Any, name: str) -> NkiTensor:
+        """Returns the tensor that stands for an array."""
+        if isinstance(value, Blank):
+            return tensors.new(value.shape, value.dtype, HBM, name=name)
+        storage = self.recorder.storage(
+            value.shape,
+            dtype_of(value.dtype),
+            SHARED_HBM,
+            name=name,
+            parameter=len(self.storages),
+            mutable=self.all_writable or name in self.writable,
+        )
+        self.storages.append(storage)
+        self.names.append(name)
+        self.given.append(value)
+        return tensors.whole(storage)
 
 
 def _after(arrays: Sequence[Any], block: Block, tensor: NkiTensor) -> np.ndarray[Any, Any]:
@@ -384,15 +406,13 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
                 raise NkiError("err_exchange_mismatch", f"program {number} receives from one that does not send to it")
             copies.append((exchange.destination, sender.source))
         # All read before any writes.
-        from nki_interpreter.program import SBUF
-
-        held = []
+        received = []
         for number, (destination, source) in enumerate(copies):
             storage = NkiMemory(-1 - number - len(result.items) * 64, source.shape, source.dtype, source.dtype, SBUF)
             tile = tensors.whole(storage)
             assign(tile, source)
-            held.append((destination, tile))
-        for destination, tile in held:
+            received.append((destination, tile))
+        for destination, tile in received:
             assign(destination, tile)
 
 

@@ -267,7 +267,7 @@ def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
         body_fun: is given the register and returns the one that the next iteration goes by.
 
     Raises:
-        NkiError: the body returns no register, or what is in one is not known (`Program.known`).
+        NkiError: the body returns no register, or what is in one is not known (`Recorder.known`).
     """
     register = init
 

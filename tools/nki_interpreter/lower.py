@@ -124,10 +124,10 @@ class Context:
         if storage.initial is not None:
             first = storage.initial.reshape(-1)[:1]
             if storage.initial.size > 1 and storage.initial.tobytes() == first.tobytes() * storage.initial.size:
-                return lax.full(storage.shape, first[0].astype(storage.held), storage.held)
-            return jnp.asarray(storage.initial.astype(storage.held).reshape(storage.shape))
-        blank = np.nan if is_float(storage.held) else 0
-        return lax.full(storage.shape, np.asarray(blank, storage.held), storage.held)
+                return lax.full(storage.shape, first[0].astype(storage.value_dtype), storage.value_dtype)
+            return jnp.asarray(storage.initial.astype(storage.value_dtype).reshape(storage.shape))
+        blank = np.nan if is_float(storage.value_dtype) else 0
+        return lax.full(storage.shape, np.asarray(blank, storage.value_dtype), storage.value_dtype)
 
     def offset(self, tensor: NkiTensor) -> tuple[Any, list[Any] | None]:
         """Returns the offset of a view, and where the slices of its plan start if a loop changes that."""
@@ -149,11 +149,11 @@ class Context:
             return sum((step * self.variables[loop] for loop, step in value.parts), start=value.start)
         return value
 
-    def _starts(self, tensor: NkiTensor, held: Any) -> list[Any] | None:
+    def _starts(self, tensor: NkiTensor, values: Any) -> list[Any] | None:
         _offset, moved = self.offset(tensor)
         if moved is None:
             return None
-        found = plan(held.shape, tensor.offset, tensor.dims)
+        found = plan(values.shape, tensor.offset, tensor.dims)
         if found is None:
             return None
         return [axis.start + by for axis, by in zip(found.axes, moved, strict=True)]
@@ -164,73 +164,73 @@ class Context:
 
     def read_checked(self, tensor: NkiTensor) -> tuple[Any, Any]:
         """Returns the elements of a view and, for one whose indices are known at run time, which of them are inside (else None)."""
-        held = self.memory(tensor.storage)
+        values = self.memory(tensor.storage)
         if tensor.cast is not None:
-            held = memory.bitcast(held, tensor.cast)
+            values = memory.bitcast(values, tensor.cast)
         if tensor.dynamic:
-            return self._read_dynamic(tensor, held)
+            return self._read_dynamic(tensor, values)
         if tensor.gather is not None:
-            size = held.size
+            size = values.size
             flat = np.clip(tensor.gather, 0, size - 1).astype(np.int32)
-            return jnp.take(held.reshape(-1), flat, axis=0, mode="clip"), None
+            return jnp.take(values.reshape(-1), flat, axis=0, mode="clip"), None
         if tensor.valid is not None:
             shown = np.broadcast_to(tensor.valid, tensor.shape)
             found = indices.box(shown)
             if found is None:
                 offset, _ = self.offset(tensor)
-                flat = jnp.clip(memory.flat_indices(tensor.dims, offset), 0, held.size - 1)
-                return jnp.take(held.reshape(-1), flat, axis=0, mode="clip"), None
+                flat = jnp.clip(memory.flat_indices(tensor.dims, offset), 0, values.size - 1)
+                return jnp.take(values.reshape(-1), flat, axis=0, mode="clip"), None
             inner = _boxed(tensor, found)
             if 0 in inner.shape:
-                return jnp.zeros(tensor.shape, held.dtype), None
-            part = memory.read(held, inner.dims, inner.offset)
-            blank = np.asarray(np.nan if is_float(np.dtype(held.dtype)) else 0, held.dtype)
+                return jnp.zeros(tensor.shape, values.dtype), None
+            part = memory.read(values, inner.dims, inner.offset)
+            blank = np.asarray(np.nan if is_float(np.dtype(values.dtype)) else 0, values.dtype)
             edges = [(low, n - high, 0) for (low, high), n in zip(found, tensor.shape, strict=True)]
             return lax.pad(part, blank, edges), None
-        starts = self._starts(tensor, held)
+        starts = self._starts(tensor, values)
         if tensor.varying and starts is None:
             offset, _ = self.offset(tensor)
-            return jnp.take(held.reshape(-1), memory.flat_indices(tensor.dims, offset), axis=0, mode="clip"), None
-        return memory.read(held, tensor.dims, tensor.offset, starts), None
+            return jnp.take(values.reshape(-1), memory.flat_indices(tensor.dims, offset), axis=0, mode="clip"), None
+        return memory.read(values, tensor.dims, tensor.offset, starts), None
 
     def write(self, tensor: NkiTensor, value: Any, ok: Any = None, exact: bool = False) -> None:
         """Writes values to the elements of a view that its mask shows, converted to what the memory holds (see `converted`)."""
         storage = tensor.storage
-        held = self.memory(storage)
+        values = self.memory(storage)
         if tensor.cast is not None:
-            held = memory.bitcast(held, tensor.cast)
-        value = converted(jnp.asarray(value), np.dtype(held.dtype), exact)
+            values = memory.bitcast(values, tensor.cast)
+        value = converted(jnp.asarray(value), np.dtype(values.dtype), exact)
         if value.shape != tensor.shape:
             value = jnp.broadcast_to(value, tensor.shape)
         shown = shown_of(tensor)
-        result = self._written(tensor, held, value, shown, ok)
+        result = self._written(tensor, values, value, shown, ok)
         if tensor.cast is not None:
-            result = memory.bitcast(result, storage.held)
+            result = memory.bitcast(result, storage.value_dtype)
         self.values[storage.number] = result
 
-    def _written(self, tensor: NkiTensor, held: Any, value: Any, shown: Any, ok: Any) -> Any:
+    def _written(self, tensor: NkiTensor, values: Any, value: Any, shown: Any, ok: Any) -> Any:
         if tensor.dynamic:
             flat, inside = self._flat(tensor)
             if shown is not None:
                 inside = inside & shown
             if ok is not None:
                 inside = inside & ok
-            flat = jnp.where(inside, flat, held.size)
-            return held.reshape(-1).at[flat.reshape(-1)].set(value.reshape(-1), mode="drop").reshape(held.shape)
+            flat = jnp.where(inside, flat, values.size)
+            return values.reshape(-1).at[flat.reshape(-1)].set(value.reshape(-1), mode="drop").reshape(values.shape)
         if tensor.gather is not None:
             taken = np.ones(tensor.shape, np.bool_) if shown is None else np.broadcast_to(shown, tensor.shape)
             if ok is not None:
                 value = jnp.where(ok, value, self.read(tensor))
             flat = tensor.gather[taken].astype(np.int32)
             places = np.flatnonzero(taken)
-            return held.reshape(-1).at[flat].set(value.reshape(-1)[places]).reshape(held.shape)
+            return values.reshape(-1).at[flat].set(value.reshape(-1)[places]).reshape(values.shape)
         if shown is not None:
             full = np.broadcast_to(shown, tensor.shape)
             found = indices.box(full)
             if found is not None:
                 inner = _boxed(tensor, found)
                 if 0 in inner.shape:
-                    return held
+                    return values
                 value = lax.slice(value, [a for a, _ in found], [b for _, b in found])
                 tensor = inner
                 if ok is not None:
@@ -239,12 +239,12 @@ class Context:
                 ok = full if ok is None else ok & full
         if ok is not None:
             value = jnp.where(ok, value, self.read(tensor.replaced(valid=None, mask=None)))
-        starts = self._starts(tensor, held)
+        starts = self._starts(tensor, values)
         if tensor.varying and starts is None:
             offset, _ = self.offset(tensor)
             flat = memory.flat_indices(tensor.dims, offset).reshape(-1)
-            return held.reshape(-1).at[flat].set(value.reshape(-1)).reshape(held.shape)
-        return memory.write(held, tensor.dims, tensor.offset, value, starts)
+            return values.reshape(-1).at[flat].set(value.reshape(-1)).reshape(values.shape)
+        return memory.write(values, tensor.dims, tensor.offset, value, starts)
 
     def _flat(self, tensor: NkiTensor) -> tuple[Any, Any]:
         """Returns the number of every element of a view with indices known at run time, and which of them are inside."""
@@ -257,11 +257,11 @@ class Context:
             flat = flat + index * dynamic.stride
         return flat, jnp.broadcast_to(inside, flat.shape)
 
-    def _read_dynamic(self, tensor: NkiTensor, held: Any) -> tuple[Any, Any]:
+    def _read_dynamic(self, tensor: NkiTensor, values: Any) -> tuple[Any, Any]:
         flat, inside = self._flat(tensor)
         if tensor.valid is not None:
             inside = inside & tensor.valid
-        return jnp.take(held.reshape(-1), jnp.clip(flat, 0, held.size - 1), axis=0, mode="clip"), inside
+        return jnp.take(values.reshape(-1), jnp.clip(flat, 0, values.size - 1), axis=0, mode="clip"), inside
 
     def check_indices(self, tensor: NkiTensor, where: str) -> None:
         """Notes the first index of a view that is outside of the memory, for `simulate` to report."""

@@ -58,8 +58,8 @@ def result(
     """
     recorder = current()
     declared = dtype_of(dtype)
-    held = float32 if recorder.older and is_float(declared) else declared
-    tile = tensors.new(shape, declared, buffer, held=held)
+    value_dtype = float32 if recorder.older and is_float(declared) else declared
+    tile = tensors.new(shape, declared, buffer, value_dtype=value_dtype)
     checks.tile(tile)
     shown = None
     for other in like:

@@ -84,8 +84,8 @@ class NkiMemory:
     Attributes:
         shape: the number of elements per axis, row-major.
         dtype: what the kernel declared.
-        held: what the values are held in: float32 for results that the older generation leaves unrounded, else `dtype`.
-        initial: None for memory that was never written (NaN where `held` is a float), or the values it begins with.
+        value_dtype: what the values are in: float32 for results that the older generation leaves unrounded, else `dtype`.
+        initial: None for memory that was never written (NaN where `value_dtype` is a float), or the values it begins with.
         parameter: the number of the kernel's tensor argument that it is, if it is one.
         written: which elements were written: False for none, True for all, else an array; None where it is not followed, which
             it is in PSUM and in new memory in HBM.
@@ -101,7 +101,7 @@ class NkiMemory:
     number: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    held: np.dtype[Any]
+    value_dtype: np.dtype[Any]
     buffer: Buffer
     name: str = ""
     initial: np.ndarray[Any, Any] | None = None
@@ -245,7 +245,7 @@ class Recorder:
         dtype: np.dtype[Any],
         buffer: Buffer,
         *,
-        held: np.dtype[Any] | None = None,
+        value_dtype: np.dtype[Any] | None = None,
         name: str = "",
         initial: np.ndarray[Any, Any] | None = None,
         parameter: int | None = None,
@@ -266,7 +266,7 @@ class Recorder:
                     )
                 return known
         made = NkiMemory(
-            len(self.storages), shape, dtype, held or dtype, buffer, name, initial, parameter, mutable=mutable
+            len(self.storages), shape, dtype, value_dtype or dtype, buffer, name, initial, parameter, mutable=mutable
         )
         if buffer is PSUM:
             made.origin = Origin.NOTHING

@@ -225,7 +225,7 @@ class _Alike:
         place = self._first.get(a.number)
         if place is None or place != self._other.get(b.number):
             return False
-        return a.shape == b.shape and a.held == b.held and _same_array(a.initial, b.initial)
+        return a.shape == b.shape and a.value_dtype == b.value_dtype and _same_array(a.initial, b.initial)
 
 
 def _same_array(a: Any, b: Any) -> bool:

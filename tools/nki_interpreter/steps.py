@@ -79,25 +79,25 @@ def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], F
     last = {storage.number: at for at, (storages, _) in enumerate(uses) for storage in storages}
     last |= {tensor.storage.number: len(items) for tensor in recorded.results}
     context = Context(arrays)
-    held = context.values
+    present = context.values
     steps: dict[Any, _CompiledInstruction] = {}
     found: list[tuple[Any, Any, _CompiledInstruction]] = []
     for at, (item, (storages, written)) in enumerate(zip(items, uses, strict=True)):
         for storage in storages:
-            if storage.number not in held and (storage.parameter is not None or storage.initial is not None):
-                held[storage.number] = jnp.array(context.memory(storage), copy=True)  # a step writes in place
-        key = _Key(held).item(item)
+            if storage.number not in present and (storage.parameter is not None or storage.initial is not None):
+                present[storage.number] = jnp.array(context.memory(storage), copy=True)  # a step writes in place
+        key = _Key(present).item(item)
         step = steps.get(key)
         if step is None:
-            step = steps[key] = _CompiledInstruction(item, storages, written, held)
+            step = steps[key] = _CompiledInstruction(item, storages, written, present)
         numbers = [storage.number for storage in written]
-        owned = [held.pop(n) for n in numbers if n in held]
-        values, checks = step.run(owned, [held[s.number] for s in storages if s.number in held])
-        held.update(zip(numbers, values, strict=True))
+        owned = [present.pop(n) for n in numbers if n in present]
+        values, checks = step.run(owned, [present[s.number] for s in storages if s.number in present])
+        present.update(zip(numbers, values, strict=True))
         found += [(worst, number, step) for worst, number in checks]
         for storage in storages:
             if last[storage.number] == at:
-                held.pop(storage.number, None)
+                present.pop(storage.number, None)
     results = tuple(context.read(tensor) for tensor in recorded.results)
     return results, [(int(worst), step.places[int(number)]) for worst, number, step in found]
 
@@ -120,18 +120,20 @@ class _CompiledInstruction:
         item: the first of them.
         storages: the memory that it uses.
         written: the memory that it writes.
-        held: what has values before it, by the number of the storage.
+        present: what has values before it, by the number of the storage.
 
     Attributes:
         places: how many elements there are where an index is checked, and the kernel's line.
     """
 
-    def __init__(self, item: Any, storages: list[NkiMemory], written: list[NkiMemory], held: Mapping[int, Any]) -> None:
+    def __init__(
+        self, item: Any, storages: list[NkiMemory], written: list[NkiMemory], present: Mapping[int, Any]
+    ) -> None:
         self.places: list[tuple[int, str]] = []
         self._item = item
         self._written = written
-        self._owned = [s.number for s in written if s.number in held]
-        self._read = [s.number for s in storages if s.number in held and s not in written]
+        self._owned = [s.number for s in written if s.number in present]
+        self._read = [s.number for s in storages if s.number in present and s not in written]
         self.run = _jit(self._run, donate_argnums=0)
         """Returns the values of the memory that is written, and the checks, from what it holds, which is overwritten, and from
         the values of the memory that is read only."""
@@ -150,11 +152,11 @@ class _Key:
     """Tells what is compiled alike: equal keys mean the same computation, on other memory of the same shapes.
 
     Args:
-        held: what has values before it, by the number of the storage.
+        present: what has values before it, by the number of the storage.
     """
 
-    def __init__(self, held: Mapping[int, Any]) -> None:
-        self._held = held
+    def __init__(self, present: Mapping[int, Any]) -> None:
+        self._present = present
         self._storages: dict[int, int] = {}
         self._loops: dict[int, int] = {}
 
@@ -179,14 +181,14 @@ class _Key:
         if known is not None:
             return known
         self._storages[storage.number] = len(self._storages)
-        held = storage.number in self._held
+        has_values = storage.number in self._present
         return (
             storage.shape,
             storage.dtype,
-            storage.held,
+            storage.value_dtype,
             storage.buffer,
-            held,
-            None if held else _bytes(storage.initial),
+            has_values,
+            None if has_values else _bytes(storage.initial),
         )
 
     def _tensor(self, tensor: NkiTensor) -> Hashable:

@@ -515,14 +515,14 @@ def new(
     dtype: Any,
     buffer: Buffer,
     *,
-    held: np.dtype[Any] | None = None,
+    value_dtype: np.dtype[Any] | None = None,
     name: str = "",
     partition: int = 0,
     initial: Array | None = None,
     address: Any = None,
 ) -> NkiTensor:
     """Returns new memory as a tensor; `address` is where its partitions and their bytes begin, if the kernel says so."""
-    storage = current().storage(shape, dtype_of(dtype), buffer, held=held, name=name, initial=initial)
+    storage = current().storage(shape, dtype_of(dtype), buffer, value_dtype=value_dtype, name=name, initial=initial)
     storage.partition = partition
     if address is not None:
         storage.address = int(address[1])

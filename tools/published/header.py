@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -154,26 +154,36 @@ def decoder(
         tensors.append(Tensor("output.weight", (n_embd, n_vocab), types[0]))
     if rope_freqs:
         tensors.append(Tensor("rope_freqs.weight", (head // 2,), "f32"))
+    q, kv = n_head * head, n_head_kv * head
+    norms = [
+        (name, n_embd) for name in ["attn_norm", "ffn_norm"] + ["post_attention_norm", "post_ffw_norm"] * post_norms
+    ]
+    norms += [(name, head) for name in ["attn_q_norm", "attn_k_norm"] * qk_norm]
     for i in range(n_layer):
         kind = types[i % len(types)]
-        q, kv = n_head * head, n_head_kv * head
-        norms = ["attn_norm", "ffn_norm"] + ["post_attention_norm", "post_ffw_norm"] * post_norms
-        tensors += [Tensor(f"blk.{i}.{name}.weight", (n_embd,), "f32") for name in norms]
-        if qk_norm:
-            tensors += [Tensor(f"blk.{i}.{name}.weight", (head,), "f32") for name in ("attn_q_norm", "attn_k_norm")]
-        attention = [("attn_q", n_embd, q), ("attn_k", n_embd, kv), ("attn_v", n_embd, kv)]
-        if fused:
-            attention = [("attn_qkv", n_embd, q + 2 * kv)]
-        for name, n_in, n_out in (*attention, ("attn_output", q, n_embd)):
-            tensors.append(Tensor(f"blk.{i}.{name}.weight", (n_in, n_out), kind))
-            if qkv_bias and name != "attn_output":
-                tensors.append(Tensor(f"blk.{i}.{name}.bias", (n_out,), "f32"))
-        if n_expert:
-            tensors.append(Tensor(f"blk.{i}.ffn_gate_inp.weight", (n_embd, n_expert), "f32"))
-        gated = [("ffn_up", n_embd, 2 * n_ff)] if fused else [("ffn_gate", n_embd, n_ff), ("ffn_up", n_embd, n_ff)]
-        for name, n_in, n_out in (*gated, ("ffn_down", n_ff, n_embd)):
-            if n_expert:
-                tensors.append(Tensor(f"blk.{i}.{name}_exps.weight", (n_in, n_out, n_expert), kind))
-            else:
-                tensors.append(Tensor(f"blk.{i}.{name}.weight", (n_in, n_out), kind))
+        tensors += [Tensor(f"blk.{i}.{name}.weight", (n,), "f32") for name, n in norms]
+        tensors += _attention(i, n_embd, q, kv, kind, fused=fused, biased=qkv_bias)
+        tensors += _feed_forward(i, n_embd, n_ff, kind, fused=fused, n_expert=n_expert)
     return Header(architecture, keys | (fields or {}), tensors)
+
+
+def _attention(layer: int, n_embd: int, q: int, kv: int, kind: str, *, fused: bool, biased: bool) -> Iterator[Tensor]:
+    """Yields a layer's matrices of attention; `q` and `kv` are the sizes of all heads together."""
+    into = [("attn_qkv", q + 2 * kv)] if fused else [("attn_q", q), ("attn_k", kv), ("attn_v", kv)]
+    for name, n_out in into:
+        yield Tensor(f"blk.{layer}.{name}.weight", (n_embd, n_out), kind)
+        if biased:
+            yield Tensor(f"blk.{layer}.{name}.bias", (n_out,), "f32")
+    yield Tensor(f"blk.{layer}.attn_output.weight", (q, n_embd), kind)
+
+
+def _feed_forward(layer: int, n_embd: int, n_ff: int, kind: str, *, fused: bool, n_expert: int) -> Iterator[Tensor]:
+    """Yields a layer's matrices of the gated feed-forward layer, or of its experts and what chooses between them."""
+    if n_expert:
+        yield Tensor(f"blk.{layer}.ffn_gate_inp.weight", (n_embd, n_expert), "f32")
+    gated = [("ffn_up", n_embd, 2 * n_ff)] if fused else [("ffn_gate", n_embd, n_ff), ("ffn_up", n_embd, n_ff)]
+    for name, n_in, n_out in (*gated, ("ffn_down", n_ff, n_embd)):
+        if n_expert:
+            yield Tensor(f"blk.{layer}.{name}_exps.weight", (n_in, n_out, n_expert), kind)
+        else:
+            yield Tensor(f"blk.{layer}.{name}.weight", (n_in, n_out), kind)

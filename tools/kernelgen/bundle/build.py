@@ -142,19 +142,13 @@ def gather(
     # Files are named after it.
     file_name(bundle.id)
     _check_settings(bundle, config, own.values())
+    kernels = sorted(set(bundle.kernels), key=str.encode)
     mistakes: list[Diagnostic] = []
     distinct: dict[str, _Neff] = {}
     found: dict[str, _KernelFiles] = {}
-    kernels = sorted(set(bundle.kernels), key=str.encode)
     for kernel in kernels:
-        missing = [what for what, given in (("spec", specs), ("HLO", hlos), ("NEFF", neffs)) if kernel not in given]
-        if missing:
-            mistakes.append(Diagnostic(f"bundle {bundle.id}: kernel {kernel} has no {' and no '.join(missing)}"))
-            continue
-        if specs[kernel].id != kernel:
-            mistakes.append(
-                Diagnostic(f"bundle {bundle.id}: the spec given for {kernel} is that of {specs[kernel].id}")
-            )
+        if mistake := _not_given(kernel, specs, hlos, neffs):
+            mistakes.append(Diagnostic(f"bundle {bundle.id}: {mistake}"))
             continue
         try:
             _check_spec(specs[kernel])
@@ -164,17 +158,15 @@ def gather(
             mistakes += [Diagnostic(f"kernel {kernel}: {d.message}", d.location, d.hint) for d in error.diagnostics]
         except OSError as error:
             mistakes.append(Diagnostic(f"kernel {kernel}: {error.filename}: {error.strerror}"))
-    made_by: dict[tuple[bool, str], str] = {}
-    for kernel, files in found.items():
-        made_by.setdefault((files.neff.simulated, files.neff.made_by), kernel)
-    if len(made_by) > 1:
-        makers = "; ".join(f"{kernel} by {identity}" for (_, identity), kernel in sorted(made_by.items()))
-        mistakes.append(Diagnostic(f"bundle {bundle.id}: its NEFFs were made by more than one compiler: {makers}"))
+    makers = _makers(found)
+    if len(makers) > 1:
+        said = "; ".join(f"{kernel} by {identity}" for (_, identity), kernel in sorted(makers.items()))
+        mistakes.append(Diagnostic(f"bundle {bundle.id}: its NEFFs were made by more than one compiler: {said}"))
     if mistakes:
         raise KernelgenError(mistakes)
     chosen = [specs[kernel] for kernel in kernels]
     index = KernelIndex.build(chosen)  # refuses an empty bundle
-    simulated, identity = next(iter(made_by))
+    simulated, identity = next(iter(makers))
     return Contents(
         BundleOrigin(
             name=bundle.name,
@@ -196,6 +188,22 @@ def gather(
             (n, tuple(own[kernel].flags())) for n, kernel in enumerate(kernels) if own.get(kernel, config) != config
         ),
     )
+
+
+def _not_given(kernel: str, specs: Mapping[str, Spec], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> str:
+    """Returns what is not given of a kernel, or is another's; nothing where all is there."""
+    missing = [what for what, given in (("spec", specs), ("HLO", hlos), ("NEFF", neffs)) if kernel not in given]
+    if missing:
+        return f"kernel {kernel} has no {' and no '.join(missing)}"
+    return "" if specs[kernel].id == kernel else f"the spec given for {kernel} is that of {specs[kernel].id}"
+
+
+def _makers(found: Mapping[str, _KernelFiles]) -> dict[tuple[bool, str], str]:
+    """Returns a kernel of each compiler, by whether that is the simulator and its identity."""
+    made_by: dict[tuple[bool, str], str] = {}
+    for kernel, files in found.items():
+        made_by.setdefault((files.neff.simulated, files.neff.made_by), kernel)
+    return made_by
 
 
 def _check_settings(bundle: Bundle, config: CompileConfig, own: Iterable[CompileConfig]) -> None:

@@ -219,7 +219,7 @@ class Cache:
         # A lock is the system's, on a file. A store at a URL has none: machines that share it may compile the same at once.
         for level in (self.folder, self.shared):
             if isinstance(level, Folder):
-                return level.held(name, patience)
+                return level.locked(name, patience)
         return contextlib.nullcontext()
 
     def _local(self, name: str) -> bytes | None:

@@ -188,7 +188,7 @@ class Folder:
                 os.close(own)
 
     @contextlib.contextmanager
-    def held(self, name: str, patience: float) -> Iterator[None]:
+    def locked(self, name: str, patience: float) -> Iterator[None]:
         """Holds the right to make an entry against the other processes of this machine, waiting for the one that has it.
 
         Where files can't be locked, and when patience is at its end, the block runs without: then work may be done twice.

@@ -22,7 +22,7 @@ from typing import Any
 
 from kernelgen.hlo import proto
 from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
-from kernelgen.hlo.estimate import trips
+from kernelgen.hlo.estimate import found_by_index, product_sizes, trips
 from kernelgen.hlo.linted import LintedModule, element_type, size
 from kernelgen.targets import PARTITIONS
 
@@ -77,7 +77,7 @@ def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
         ValueError: it is no module.
     """
     m = LintedModule(hlo)
-    count = _Count(m, sbuf_bytes)
+    count = _WorkCount(m, sbuf_bytes)
     entry = m.computations[m.message.entry_computation_id]
     count.computation(entry, 1, {p.parameter_number: True for p in proto.parameters(entry)})
     root = m.root(entry.id)
@@ -87,14 +87,14 @@ def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
     return count.work
 
 
-class _Count:
+class _WorkCount:
     def __init__(self, m: LintedModule, sbuf_bytes: int) -> None:
         self.m = m
         self.sbuf_bytes = sbuf_bytes
         self.work = Work()
         self.updated: set[int] = set()
         """Instructions of the entry that are parameters with something written over."""
-        self.lanes: dict[tuple[int, int], int] = {}
+        self.partitions: dict[tuple[int, int], int] = {}
         """In how many partitions a value lies that is made of a product of several matrices, by computation and instruction."""
 
     def computation(self, computation: Any, times: float, stored: dict[Any, bool]) -> None:
@@ -127,27 +127,29 @@ class _Count:
                 self.reads(computation, i, operands, memory, times, seen)
                 memory[i.id] = self.instruction(computation, i, operands, memory, times)
             self.attend(computation, i, operands)
-            if users[i.id] > 1 and i.id in reduced and (computation.id, i.id) in self.lanes:
+            if users[i.id] > 1 and i.id in reduced and (computation.id, i.id) in self.partitions:
                 self.work.spilled += (1 + users[i.id]) * times * size(i.shape) * (size(i.shape) > self.sbuf_bytes)
 
     def attend(self, computation: Any, i: Any, operands: list[Any]) -> None:
         """Notes in how many partitions a value lies that is made of a product of several matrices."""
         if i.opcode == "dot":
-            batch, _, m, n = _sizes(i, operands)
+            batch, _, m, n = product_sizes(i, operands)
             if batch > 1:
-                self.lanes[computation.id, i.id] = min(m, n, PARTITIONS)
+                self.partitions[computation.id, i.id] = min(m, n, PARTITIONS)
             return
         made = prod(i.shape.dimensions)
         for o in operands:
-            lanes = self.lanes.get((computation.id, o.id))
-            if lanes and (i.opcode == "reduce" or prod(o.shape.dimensions) == made):
-                self.lanes[computation.id, i.id] = lanes
+            partitions = self.partitions.get((computation.id, o.id))
+            if partitions and (i.opcode == "reduce" or prod(o.shape.dimensions) == made):
+                self.partitions[computation.id, i.id] = partitions
 
     def elements(self, computation: Any, operands: list[Any], kind: str, n: float) -> None:
         """Counts elements of an instruction."""
-        lanes = min((self.lanes.get((computation.id, o.id), PARTITIONS) for o in operands), default=PARTITIONS)
-        if lanes < PARTITIONS:
-            self.work.waited += n / lanes
+        partitions = min(
+            (self.partitions.get((computation.id, o.id), PARTITIONS) for o in operands), default=PARTITIONS
+        )
+        if partitions < PARTITIONS:
+            self.work.waited += n / partitions
         else:
             setattr(self.work, kind, getattr(self.work, kind) + n / PARTITIONS)
 
@@ -217,21 +219,14 @@ class _Count:
         return False
 
     def dot(self, i: Any, operands: list[Any], times: float) -> None:
-        batch, inner, m, n = _sizes(i, operands)
+        batch, inner, m, n = product_sizes(i, operands)
         columns = min(ceil(a / PARTITIONS) * max(b, PARTITIONS) for a, b in ((m, n), (n, m)))
         dtype = max((_dtype(o) for o in operands), key=lambda name: name == "float32")
         self.work.columns[dtype] += ceil(times * batch * ceil(inner / PARTITIONS) * columns)
 
     def found(self, i: Any, operands: list[Any], times: float) -> None:
         """Counts the descriptors of what is found by an index, and what is written over."""
-        if i.opcode == "gather":
-            moved, row = i.shape, prod(i.gather_slice_sizes)
-        elif i.opcode == "scatter":
-            moved = operands[-1].shape
-            row = prod(moved.dimensions) // max(prod(operands[len(operands) // 2].shape.dimensions[:1]), 1)
-        else:
-            moved = i.shape if i.opcode == "dynamic-slice" else operands[1].shape
-            row = prod(moved.dimensions)
+        moved, row = found_by_index(i, operands)
         if i.opcode in ("dynamic-update-slice", "scatter"):
             self.work.written += times * size(moved)
         count = times * prod(moved.dimensions) / max(row, 1)
@@ -239,15 +234,6 @@ class _Count:
             self.work.elements += count
         else:
             self.work.rows += count
-
-
-def _sizes(i: Any, operands: list[Any]) -> tuple[int, int, int, int]:
-    """Returns how many matrices a dot multiplies, over how much it sums, and rows of both operands."""
-    lhs, rhs = (list(o.shape.dimensions) for o in operands)
-    batch = prod(lhs[n] for n in i.dot.lhs_batch)
-    inner = prod(lhs[n] for n in i.dot.lhs_contracting)
-    m, n = (prod(shape) // max(batch * inner, 1) for shape in (lhs, rhs))
-    return batch, inner, m, n
 
 
 def _dtype(i: Any) -> str:

@@ -2,7 +2,7 @@
 
 A model of how neuronx-cc tiles, and no more: what it fuses, unrolls or spills is its own secret, and where it fails to see that
 something is parallel it makes ten times as much. docs/compilers.md says how far the estimates are from real NEFFs, and
-`tests/corpus/estimates.py` measures it. The tensor engine's part is arithmetic (128 partitions, 512 columns, a load of weights for
+`tools/corpus/estimates.py` measures it. The tensor engine's part is arithmetic (128 partitions, 512 columns, a load of weights for
 each product and two instructions for each transpose of a tile); the constants below are fitted.
 
 Inside a NKI kernel nothing is counted: `Estimate.uncounted` names such calls.
@@ -111,7 +111,7 @@ def estimate(
     """
     m = module if isinstance(module, LintedModule) else LintedModule(module)
     cores = TARGETS[target].lnc if lnc is None else lnc
-    count = _Count(m, TARGETS[target].state_buffer_mib)
+    count = _InstructionCount(m, TARGETS[target].state_buffer_mib)
     count.computation(m.computations[m.message.entry_computation_id], 1)
     count.tensors()
     descriptors = count.runs + count.spilled
@@ -140,7 +140,7 @@ def _tiles(elements: float) -> int:
     return ceil(elements / (PARTITIONS * FREE))
 
 
-class _Count:
+class _InstructionCount:
     """Adds up what the instructions of a module take."""
 
     def __init__(self, m: LintedModule, state_buffer_mib: int) -> None:
@@ -241,12 +241,7 @@ class _Count:
             self.spilled += 2 * times * _runs(i.shape)
 
     def dot(self, computation: Any, i: Any, operands: list[Any], times: int) -> None:
-        lhs, rhs = (list(o.shape.dimensions) for o in operands)
-        d = i.dot
-        batch = prod(lhs[n] for n in d.lhs_batch)
-        inner = prod(lhs[n] for n in d.lhs_contracting)
-        m = prod(lhs) // max(batch * inner, 1)
-        n = prod(rhs) // max(batch * inner, 1)
+        batch, inner, m, n = product_sizes(i, operands)
         k = ceil(inner / PARTITIONS)
         if batch > 1 and min(m, n) == 1 and any(self.gathered(computation, o) for o in operands):
             self.work["DVE"] += times * ceil(batch * inner * max(m, n) / GATHERED_FREE)
@@ -258,8 +253,8 @@ class _Count:
         self.work["PE"] += times * (products + ceil(products / min(REUSE, moves)))
         self.work["Activation"] += times * batch * stays * moves
         # An operand whose rows run along what is summed has it along the free dimension, and is transposed.
-        for dimensions, contracting, rows in ((lhs, d.lhs_contracting, m), (rhs, d.rhs_contracting, n)):
-            if len(dimensions) - 1 in contracting and rows > 1:
+        for o, contracting, rows in zip(operands, (i.dot.lhs_contracting, i.dot.rhs_contracting), (m, n), strict=True):
+            if len(o.shape.dimensions) - 1 in contracting and rows > 1:
                 self.transposes(times * batch * k * ceil(rows / PARTITIONS))
 
     def gathered(self, computation: Any, i: Any) -> bool:
@@ -308,14 +303,7 @@ class _Count:
 
     def indirect(self, i: Any, operands: list[Any], times: int) -> None:
         """Counts a descriptor for each row that is found by an index."""
-        if i.opcode == "gather":
-            moved, row = i.shape, prod(i.gather_slice_sizes)
-        elif i.opcode == "scatter":
-            moved = operands[-1].shape
-            row = prod(moved.dimensions) // max(prod(operands[len(operands) // 2].shape.dimensions[:1]), 1)
-        else:
-            moved = i.shape if i.opcode == "dynamic-slice" else operands[1].shape
-            row = prod(moved.dimensions)
+        moved, row = found_by_index(i, operands)
         rows = prod(moved.dimensions) / max(row, 1)
         found = rows * max(ceil(size(moved) / max(rows, 1) / RUN), 1)
         self.runs += times * found
@@ -325,6 +313,26 @@ class _Count:
 def _runs(shape: Any, run: int = RUN) -> int:
     """Returns the descriptors that move a tensor in runs of some bytes."""
     return ceil(size(shape) / run)
+
+
+def product_sizes(dot: Any, operands: list[Any]) -> tuple[int, int, int, int]:
+    """Returns how many matrices a dot multiplies, over how much it sums, and rows of both operands."""
+    lhs, rhs = (list(o.shape.dimensions) for o in operands)
+    batch = prod(lhs[n] for n in dot.dot.lhs_batch)
+    inner = prod(lhs[n] for n in dot.dot.lhs_contracting)
+    m, n = (prod(shape) // max(batch * inner, 1) for shape in (lhs, rhs))
+    return batch, inner, m, n
+
+
+def found_by_index(i: Any, operands: list[Any]) -> tuple[Any, int]:
+    """Returns the shape of what an instruction with indices moves, and the elements of a row of it."""
+    if i.opcode == "gather":
+        return i.shape, prod(i.gather_slice_sizes)
+    if i.opcode == "scatter":
+        moved = operands[-1].shape
+        return moved, prod(moved.dimensions) // max(prod(operands[len(operands) // 2].shape.dimensions[:1]), 1)
+    moved = i.shape if i.opcode == "dynamic-slice" else operands[1].shape
+    return moved, prod(moved.dimensions)
 
 
 def trips(m: LintedModule, computation: Any, loop: Any) -> int:

@@ -181,8 +181,8 @@ def memory(m: LintedModule, target: Target | None) -> Violations:
     shared = {
         entry.output_shape_index[0] if entry.output_shape_index else 0 for entry in m.message.input_output_alias.entries
     }
-    held = [p.shape for p in proto.parameters(entry)] + [s for n, s in enumerate(results) if n not in shared]
-    needed, limit = sum(map(size, held)), (target.memory_gib * (m.lnc or target.lnc)) << 30
+    resident = [p.shape for p in proto.parameters(entry)] + [s for n, s in enumerate(results) if n not in shared]
+    needed, limit = sum(map(size, resident)), (target.memory_gib * (m.lnc or target.lnc)) << 30
     if needed > limit:
         yield (
             None,

@@ -199,59 +199,13 @@ class _Builder:
         """Takes one event; returns False when nothing further can be made of the document."""
         kind = type(event)
         if kind is yaml.ScalarEvent:
-            mark = event.start_mark
-            text = event.value
-            value = text
-            readable = True
-            if event.implicit[0]:  # plain, without a tag
-                try:
-                    value = scalar(text)
-                except ValueError as error:
-                    self.problem(mark, f"{error} is not a figure of a manifest: '{short(text)}'")
-                    readable = False
-            elif event.tag is not None:
-                self.problem(mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag")
-            node = YamlNode("scalar", value, text, self.file, mark)
-            if not readable:
-                self.broken.append(node)
-            if event.anchor is not None:
-                self.anchors[event.anchor] = node
-            return self._attach(node)
+            return self._scalar(event)
         if kind in (yaml.MappingStartEvent, yaml.SequenceStartEvent):
-            if len(self.stack) >= MAX_DEPTH:
-                self.problem(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
-                return False
-            if event.tag is not None and not event.implicit:
-                self.problem(
-                    event.start_mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag"
-                )
-            is_map = kind is yaml.MappingStartEvent
-            self.stack.append(
-                YamlNode("map" if is_map else "seq", {} if is_map else [], "", self.file, event.start_mark)
-            )
-            self.keys.append(None)
-            self.open_anchors.append(event.anchor)
-            self.merges.append([])
-            return True
+            return self._open(event, is_map=kind is yaml.MappingStartEvent)
         if kind in (yaml.MappingEndEvent, yaml.SequenceEndEvent):
-            node = self.stack.pop()
-            self.keys.pop()
-            for source in self.merges.pop():  # last, since a map's own keys win wherever they stand
-                for key, entry in source.value.items():
-                    node.value.setdefault(key, entry)
-            anchor = self.open_anchors.pop()
-            if anchor is not None:
-                self.anchors[anchor] = node
-            return self._attach(node)
+            return self._close()
         if kind is yaml.AliasEvent:
-            known = self.anchors.get(event.anchor)
-            if known is None:
-                inside = event.anchor in self.open_anchors
-                what = "stands inside what it names" if inside else "names no anchor above it"
-                self.problem(event.start_mark, f"alias '*{event.anchor}' {what}")
-                known = YamlNode("scalar", None, "", self.file, event.start_mark)
-                self.broken.append(known)
-            return self._attach(known, event.start_mark)
+            return self._alias(event)
         if kind is yaml.DocumentStartEvent:
             self.documents += 1
             if self.documents == 2:
@@ -260,6 +214,62 @@ class _Builder:
                 )
                 return False
         return True
+
+    def _scalar(self, event: Any) -> bool:
+        mark = event.start_mark
+        text = event.value
+        value = text
+        readable = True
+        if event.implicit[0]:  # plain, without a tag
+            try:
+                value = scalar(text)
+            except ValueError as error:
+                self.problem(mark, f"{error} is not a figure of a manifest: '{short(text)}'")
+                readable = False
+        elif event.tag is not None:
+            self._refuse_tag(event)
+        node = YamlNode("scalar", value, text, self.file, mark)
+        if not readable:
+            self.broken.append(node)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        return self._attach(node)
+
+    def _open(self, event: Any, is_map: bool) -> bool:
+        if len(self.stack) >= MAX_DEPTH:
+            self.problem(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
+            return False
+        if event.tag is not None and not event.implicit:
+            self._refuse_tag(event)
+        self.stack.append(YamlNode("map" if is_map else "seq", {} if is_map else [], "", self.file, event.start_mark))
+        self.keys.append(None)
+        self.open_anchors.append(event.anchor)
+        self.merges.append([])
+        return True
+
+    def _close(self) -> bool:
+        node = self.stack.pop()
+        self.keys.pop()
+        for source in self.merges.pop():  # last, since a map's own keys win wherever they stand
+            for key, entry in source.value.items():
+                node.value.setdefault(key, entry)
+        anchor = self.open_anchors.pop()
+        if anchor is not None:
+            self.anchors[anchor] = node
+        return self._attach(node)
+
+    def _alias(self, event: Any) -> bool:
+        known = self.anchors.get(event.anchor)
+        if known is None:
+            inside = event.anchor in self.open_anchors
+            what = "stands inside what it names" if inside else "names no anchor above it"
+            self.problem(event.start_mark, f"alias '*{event.anchor}' {what}")
+            known = YamlNode("scalar", None, "", self.file, event.start_mark)
+            self.broken.append(known)
+        return self._attach(known, event.start_mark)
+
+    def _refuse_tag(self, event: Any) -> None:
+        self.problem(event.start_mark, f"tags have no meaning in a manifest: '{short(event.tag)}'", "remove the tag")
 
     def _attach(self, node: YamlNode, mark: Any = None) -> bool:
         if not self.stack:

@@ -33,14 +33,14 @@ def _steps(graph: Graph) -> list[Segment]:
         if sum(counts) <= MAX_INSTRUCTIONS or sum(map(len, parts)) != len(segment):
             found.append(segment)
             continue
-        held = 0
+        instructions = 0
         for part, count in zip(parts, counts, strict=True):
-            if held and held + count <= MAX_INSTRUCTIONS:
+            if instructions and instructions + count <= MAX_INSTRUCTIONS:
                 found[-1] = Segment(found[-1].start, part.end)
-                held += count
+                instructions += count
             else:
                 found.append(part)
-                held = count
+                instructions = count
     return found
 
 

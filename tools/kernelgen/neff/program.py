@@ -22,7 +22,7 @@ _SPILLS = "SpillReload"
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class NeffProgram:
     """What a NEFF's program is made of.
 
     Attributes:
@@ -41,7 +41,7 @@ class Program:
         return sum(self.instructions.values())
 
 
-def program(data: bytes, *, source: str = "NEFF") -> Program:
+def program(data: bytes, *, source: str = "NEFF") -> NeffProgram:
     """Returns what a NEFF's program is made of; of a simulated one, nothing.
 
     Raises:
@@ -66,4 +66,4 @@ def program(data: bytes, *, source: str = "NEFF") -> Program:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise KernelgenError(f"{source}: the copies of {name} cannot be read: {error}") from None
     most = max(cores.values(), key=lambda core: core.total(), default=Counter[str]())
-    return Program(dict(sorted(most.items())), descriptors, spills)
+    return NeffProgram(dict(sorted(most.items())), descriptors, spills)

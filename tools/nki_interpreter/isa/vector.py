@@ -310,8 +310,8 @@ def _lower_select(context: Context, instruction: Instruction) -> None:
         condition = ~condition
     if reduction is None:
         # What is selected is converted alone: elements that stay keep their bits.
-        held = target.storage.held if target.cast is None else target.cast
-        value = jnp.where(condition, *(converted(source, held) for source in sources))
+        dtype = target.storage.value_dtype if target.cast is None else target.cast
+        value = jnp.where(condition, *(converted(source, dtype) for source in sources))
     else:
         value = jnp.where(condition, *map(to_float, sources))
         values = [context.read(t) for t in reads]

@@ -1,6 +1,6 @@
 """Prints how far kernelgen's estimates of programs are from what neuronx-cc made, for the modules of a folder that have their NEFF.
 
-    python3 tests/corpus/estimates.py FOLDER [--all]
+    python3 tools/corpus/estimates.py FOLDER [--all]
 
 Modules are in two halves by the last bit of their SHA-256: on those with 0 the constants of `kernelgen/hlo/estimate.py` were fitted, and those
 with 1 judge them. A module is right where the estimate is within a factor of 1.5. With `--all`, a line for each module.
@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import survey
 
 from kernelgen.hlo.estimate import ENGINES, Estimate, estimate
 from kernelgen.neff import description
-from kernelgen.neff.program import Program, program
+from kernelgen.neff.program import NeffProgram, program
 
 FACTOR = 1.5
 HALVES = "fitted", "judged"
@@ -29,7 +29,7 @@ LARGE = 1000
 """Instructions, or descriptors, from which on a program is a large one."""
 
 
-def pairs(corpus: survey.Corpus) -> Iterator[tuple[survey.Module, Program, Estimate]]:
+def pairs(corpus: survey.Corpus) -> Iterator[tuple[survey.Module, NeffProgram, Estimate]]:
     """Gives each compiled module with its program and the estimate."""
     for module in corpus.modules.values():
         for path, data in module.neffs[:1]:

@@ -1,6 +1,6 @@
 """Records the kernels of NKIBench, and of a folder of solutions, and compares what the interpreter says of them with what devices did.
 
-    python3 tests/nki/nkibench.py NKIBENCH [SOLUTIONS] [--op OP] [--kernel TEXT] [--execute] [--seconds S] [--jobs N]
+    python3 tools/corpus/nkibench.py NKIBENCH [SOLUTIONS] [--op OP] [--kernel TEXT] [--execute] [--seconds S] [--jobs N]
 
 NKIBENCH is that folder of zhang677/AccelOpt: `summary.json` names a reference and a baseline for each op; a baseline ran on a device. SOLUTIONS
 has `OP/benchmark.csv` and `OP/runs/*.py`, as `workspaces` of Jerry2423/kda-for-trainium: the last row of a file is its verdict. One with a
@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nki_interpreter import kernel, loading
 from nki_interpreter.errors import LoadError, NkiError

@@ -1,6 +1,6 @@
 """Writes what `survey.py` reads out of a git repository's whole history: compiled files are often removed again by a later commit.
 
-    python3 tests/corpus/history.py REPOSITORY FOLDER
+    python3 tools/corpus/history.py REPOSITORY FOLDER
 
 REPOSITORY is a clone, bare or not. A file that has one version in all commits is written to its own path below FOLDER, so that a
 module stays beside its NEFF; of a file that has several, each version goes to `versions/<number>/<path>`. What a partial clone lacks is

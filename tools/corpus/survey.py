@@ -1,6 +1,6 @@
 """Reads a folder of NEFFs, HLO modules and compile caches, and compares what kernelgen says of them with what the compiler did.
 
-    python3 tests/corpus/survey.py FOLDER [--target T] [--execute N]
+    python3 tools/corpus/survey.py FOLDER [--target T] [--execute N]
 
 Every file below FOLDER is told by its content: NEFFs (also those that HLO carries in a custom call `AwsNeuronNeff`), serialized HLO
 modules, entries of kernelgen's own cache. Equal contents count once. A module and its NEFF belong together when they lie in one folder
@@ -15,7 +15,7 @@ key of a cache's entry says so. A NEFF of less than a header's size beside a mod
 * With `--execute N`, the N smallest modules that XLA can run on this machine's CPU run before and after, with the same random inputs: the
   results must have the same bits.
 
-It prints a table, and ends with status 1 if anything of this is not so. `./bazelw run //tests:corpus_survey -- FOLDER` is the same.
+It prints a table, and ends with status 1 if anything of this is not so. `./bazelw run //tools/corpus:survey -- FOLDER` is the same.
 It needs kernelgen's packages. docs/compilers.md has its figures on what public repositories hold, and how to get that.
 """
 
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fields
 
@@ -45,8 +45,6 @@ from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import ERROR, WARNING, lint
 from kernelgen.neff import container, description
 from kernelgen.targets import TARGETS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 MAX_BYTES = 1 << 30
 """Larger files are passed over, and counted."""
