@@ -29,7 +29,8 @@ from kernelgen.targets import PARTITIONS
 _SCALAR = frozenset(
     "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
 )
-_VIEWS = frozenset("bitcast get-tuple-element optimization-barrier reshape tuple".split())
+_SAME_BYTES = frozenset("bitcast bitcast-convert optimization-barrier reshape".split())
+_VIEWS = _SAME_BYTES | {"get-tuple-element", "tuple"}
 """What shows its operand as it is."""
 _FREE = _VIEWS | frozenset("after-all broadcast constant iota parameter partition-id replica-id slice".split())
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -167,7 +168,7 @@ class _Count:
                 self.work.read += times * size(o.shape)
 
     def origin(self, computation: Any, i: Any) -> int:
-        while i.opcode in ("bitcast", "reshape", "optimization-barrier"):
+        while i.opcode in _SAME_BYTES:
             (i,) = self.m.operands(computation, i)
         return int(i.id)
 
