@@ -57,7 +57,7 @@ def test_figures_by_size_are_read_between_and_beside_the_sizes() -> None:
     chip = chips.of("trn1")
     assert [chip.at("dma_gb_per_s", size) for size in (1, 512, 4096, 8192, 1 << 20)] == [160, 160, 262, 262, 262]
     assert chip.at("dma_gb_per_s", 1448) == pytest.approx(211, rel=0.01)
-    assert chip.at("all_reduce_us", 2) == 26
+    assert chip.at("collectives_us", 8) == 2450
 
 
 @pytest.mark.parametrize("rows", [0.5, 1.5, 1e30, -1, "2"])

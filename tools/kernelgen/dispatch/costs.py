@@ -13,7 +13,6 @@ from typing import Any
 
 from kernelgen.dispatch import chips
 
-
 MAX_ROWS = 1_000_000_000
 """Rows that a pair of `rows_ms` has at most, here and in the backend."""
 

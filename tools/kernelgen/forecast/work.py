@@ -16,7 +16,7 @@ How neuronx-cc arranges a program is its own; the rules here are
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Any
 
@@ -65,6 +65,16 @@ class Work:
     elements: float = 0
     nki_calls: int = 0
     all_reduces: int = 0
+
+
+def of_one_core(work: Work, cores: int) -> Work:
+    """Returns the work of one of several cores that share a program's weights, heads and cache evenly.
+
+    What each would do by itself (norms, the choice of experts) is divided, too: it is small.
+    """
+    divided = ("read", "written", "spilled", "vector", "vector_two", "scalar", "either", "waited", "rows", "elements")
+    columns = Counter({dtype: ceil(n / cores) for dtype, n in work.columns.items()})
+    return replace(work, columns=columns, **{name: getattr(work, name) / cores for name in divided})
 
 
 def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
