@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,13 @@ from typing import Any
 import headers
 import pytest
 
+import forecast_models
+from backend_programs import Programs
 from conftest import Derive
 from kernelgen import cli
 from kernelgen.dispatch import chips
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
 from kernelgen.forecast import memory
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.sizes import DecodeCall, Settings
@@ -147,3 +152,40 @@ def test_kernels_without_a_model_have_a_line_each(tmp_path: Path, capsys: pytest
     for option in (["--cores", "2"], ["--n-tokens", "1"]):
         assert cli.run(["forecast", manifest, *option]) == 2
         assert f"{option[0]} is for --model: kernels alone are forecast as they are" in capsys.readouterr().err
+
+
+def test_the_table_of_models_has_each_target_and_number_of_cores_and_products_in_f32_beside_them(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forecast_models.Programs, "find", lambda: exporter_programs(exporter))
+    monkeypatch.setattr(forecast_models, "MODELS", {"small": headers.qwen3})
+    monkeypatch.setattr(forecast_models, "SHOWN", ("trn1", "inf2", "trn2"))
+    monkeypatch.setattr(forecast_models, "ROWS", [("small", "F16"), ("small", "Q8_0")])
+    assert forecast_models.main([]) == 0
+    said = capsys.readouterr().out
+    assert "modelled, not measured" in said and "more than 1 core is not built yet" in said
+    assert forecast_models.main(["--markdown"]) == 0
+    head, _, *lines = [
+        [field.strip() for field in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
+    ]
+    assert head == list(forecast_models.HEADS)
+    assert [line[:3] for line in lines] == [
+        ["small", ftype, target] for ftype in ("F16", "Q8_0") for target in ("trn1, inf2", "trn2")
+    ]
+    for line in lines:
+        assert all(" ms, " in cell and "(" not in cell for cell in line[4:7])
+        # of F16 weights nothing was multiplied in F32 before, either
+        assert bool(line[8]) == (line[1] == "Q8_0")
+    catalog = Catalog([builtin_library()])
+    for row in forecast_models.forecasts("small", "Q8_0", exporter, catalog):
+        one, *_, four = row.token
+        assert (four.cores, row.prompt.n_tokens, row.prompt.cores) == (4, 512, 1)
+        assert row.before.part_ms("tensor") > one.part_ms("tensor") > 0
+        assert row.before.part_ms("memory") == one.part_ms("memory")
+    huge = memory.Memory(1 << 40, 0, 1 << 34)
+    assert forecast_models.cell(replace(one, memory=huge)) == f"({forecast_models.cell(one)})"
+
+
+def exporter_programs(exporter: Exporter) -> Programs:
+    assert exporter.libraries is not None
+    return Programs(exporter.program, exporter.libraries)
