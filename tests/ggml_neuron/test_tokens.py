@@ -231,7 +231,7 @@ def test_one_price_for_all_launches_is_taken_and_said(run: Run, few: Path, tmp_p
 def test_kernels_are_chosen_by_the_figures_of_the_bundles_target(
     run: Run, few: Path, tmp_path: Path, target: str, lnc: int, instance: str
 ) -> None:
-    shutil.copytree(few / "few_trn1", tmp_path / "tree")
+    shutil.copytree(built_tree(few), tmp_path / "tree")
     index = json.loads((tmp_path / "tree" / "index.json").read_text())
     index["target"], index["lnc"] = target, lnc
     (tmp_path / "tree" / "index.json").write_text(json.dumps(index))

@@ -104,7 +104,7 @@ def test_the_largest_programs_scratchpad_is_there_for_all(
     used = [int(line) - TARGETS[neuron_target].lnc * MICROCODE for line in done.stdout.split()]
     most = page * (2 if page == 64 else 1) * MIB
     pages = [0, page * MIB, page * MIB, most, most, most, most, 0]
-    sizes = [taken(path) for path in paths]
+    sizes = [taken(path, neuron_target) for path in paths]
     loaded = [*(sum(sizes[:n]) for n in range(1, 5)), *(sum(sizes[n:]) for n in range(1, 5))]
     assert used == [n + size for n, size in zip(loaded, pages, strict=True)]
 
@@ -113,7 +113,7 @@ def test_a_program_whose_scratchpad_has_no_memory_is_refused(
     client: Run, neuron_target: str, add: Path, larger: Callable[[int], Path]
 ) -> None:
     microcode = TARGETS[neuron_target].lnc * MICROCODE
-    memory = microcode + PROGRAM + taken(larger(1)) + 63 * MIB
+    memory = microcode + PROGRAM + taken(larger(1), neuron_target) + 63 * MIB
     done = client("programs", add, larger(1), add, NEURON_SIMULATOR_MEMORY=str(memory))
     rest = microcode + PROGRAM
     assert done.stdout.splitlines() == [
@@ -123,9 +123,9 @@ def test_a_program_whose_scratchpad_has_no_memory_is_refused(
     assert "nrt_load: no device memory for a program on core 0: " in done.stderr
 
 
-def taken(neff: Path) -> int:
+def taken(neff: Path, target: str) -> int:
     """Returns bytes of a program's instructions and rings; a small one takes what AWS says."""
-    made = estimate(container.read_simulated(neff.read_bytes()).hlo, "trn1")
+    made = estimate(container.read_simulated(neff.read_bytes()).hlo, target)
     return max(PROGRAM, made.code_bytes + made.ring_bytes)
 
 
@@ -152,13 +152,15 @@ def test_a_program_of_too_many_descriptors_is_refused(
 
 
 @pytest.mark.parametrize("strict", ["0", "1"])
-def test_a_program_of_several_ranks_is_refused(client: Run, add: Path, tmp_path: Path, strict: str) -> None:
+def test_a_program_of_several_ranks_is_refused(
+    client: Run, neuron_target: str, add: Path, tmp_path: Path, strict: str
+) -> None:
     """XLA would compute a sum over one rank, which is another result than that of all of them."""
     module = proto.parse(container.read_simulated(add.read_bytes()).hlo)
     sum_of = next(i for i in proto.entry(module).instructions if i.opcode == "add")
     sum_of.opcode = "all-reduce"
     neff = tmp_path / "ranks.neff"
-    flags = CompileConfig.make("trn1").flags()
+    flags = CompileConfig.make(neuron_target).flags()
     neff.write_bytes(container.write_simulated(proto.serialize(module), flags, "simulator 1"))
     done = client("programs", neff, NEURON_SIMULATOR_STRICT=strict)
     assert done.stdout.startswith("NRT_FAILURE"), done.stderr
@@ -197,6 +199,7 @@ def test_a_launch_takes_what_its_target_takes(
         command = [sys.executable, "-c", LAUNCHES, library, neff]
         changed = environment | {
             "NEURON_SIMULATOR_LAUNCH_US": "target",
+            "NEURON_SIMULATOR_INSTANCE": {"trn1": "trn1.2xlarge", "trn2": "trn2.48xlarge"}[target],
             "PYTHONPATH": environment["NEURON_SIMULATOR_PATH"],
         }
         done = subprocess.run(command, env=changed, capture_output=True, text=True, check=True, timeout=120)
@@ -204,13 +207,14 @@ def test_a_launch_takes_what_its_target_takes(
         assert took[0] >= waited / 1e6 and took[1] >= 30 * queued / 1e6, done.stderr
 
 
-def test_code_and_rings_are_memory(client: Run, make_neff: Make) -> None:
+def test_code_and_rings_are_memory(client: Run, make_neff: Make, neuron_target: str) -> None:
     """A product of 4096 rows has more instructions than fit into what a small program takes; without strictness nothing is counted."""
     weights, x, y = (TensorDesc.parse(f"(4096,4096,1,1)/{t}") for t in ("f16", "f32", "f32"))
     neff = make_neff(KernelSpec.make("mul_mat", [weights, x], y))
-    assert taken(neff) > 4 * PROGRAM
+    size = taken(neff, neuron_target)
+    assert size > 4 * PROGRAM
     done = client("programs", neff)
-    assert int(done.stdout.split()[0]) - MICROCODE >= taken(neff), done.stderr
+    assert int(done.stdout.split()[0]) - TARGETS[neuron_target].lnc * MICROCODE >= size, done.stderr
     assert client("programs", neff, NEURON_SIMULATOR_STRICT="0").stdout.split()[0] == "0"
 
 
