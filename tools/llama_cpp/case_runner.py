@@ -23,7 +23,7 @@ import cases
 import harness
 import worker_pool
 from harness import Progress
-from kernel_builder import Built, KernelBuilder
+from kernel_builder import BuiltGroup, KernelBuilder
 from work_folder import COMPILED, digest, locked, programs_digest
 
 from kernelgen import fileio
@@ -46,7 +46,7 @@ class Done:
         reused: whether the outcome is an earlier one.
     """
 
-    built: Built
+    built: BuiltGroup
     outcome: cases.Outcome
     seconds: float
     reused: bool = False
@@ -59,7 +59,7 @@ class Done:
         outcome = value["outcome"]
         results = [cases.Result(**result) for result in outcome["results"]]
         return Done(
-            Built(**value["built"]),
+            BuiltGroup(**value["built"]),
             cases.Outcome(results, outcome["failures"], outcome["ran"]),
             value["seconds"],
             value["reused"],
@@ -160,7 +160,7 @@ class CaseRunner:
         return outcome
 
     @staticmethod
-    def _explain(group: cases.Group, built: Built, outcome: cases.Outcome) -> None:
+    def _explain(group: cases.Group, built: BuiltGroup, outcome: cases.Outcome) -> None:
         """Notes at each case without support which of its nodes has no kernel, and why."""
         for result in outcome.of(cases.UNSUPPORTED):
             reasons: dict[str, None] = {}
