@@ -154,8 +154,8 @@ def step(
         beside = max(time.tensor / 2, time.vector, time.scalar)
     head = counted(lambda x, w: x @ w, [bf16(n_seqs, model.width), bf16(model.width, model.vocabulary // ranks)], chip)
     inside = sum(n * (t.total - t.launch) for n, t in ((model.layers, of_work(work, chip)), (1, of_work(head, chip))))
-    # Of trn2 an all-reduce was never measured alone, and what a step with them takes is in its rate of weights.
-    summed = 2 * model.layers * chip.at("all_reduce_us", ranks) if ranks > 1 and target != "trn2" else 0.0
+    # A barrier of the execution is not in it: launches that are queued hide it.
+    summed = 2 * model.layers * chip.number("all_reduce_us") if ranks > 1 else 0.0
     return (inside + model.layers * beside + summed + launches * chip.by("launch_us", "queued")) / 1e3
 
 

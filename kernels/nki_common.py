@@ -43,10 +43,13 @@ def turned_dtypes(dtype):
     There gen2 has F32 alone, and later ones have the input's dtype. For targets of both, or not known, F32 on both sides is right.
     """
     single = np.dtype(np.float32)
-    generations = {TARGETS[target].neuron_core > 2 for target in targets()}
-    if generations == {True}:
+    older = newer = False
+    for target in targets():  # AWS's tracer takes no comprehension
+        newer = newer or TARGETS[target].neuron_core > 2
+        older = older or TARGETS[target].neuron_core == 2
+    if newer and not older:
         return dtype, dtype
-    return (dtype if generations == {False} else single), single
+    return (dtype if older and not newer else single), single
 
 
 def turn(target, rows):

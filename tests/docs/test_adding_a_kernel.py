@@ -85,11 +85,12 @@ def checkout(tmp_path: Path) -> Path:
     generated = (
         "backend/nrt/targets.inc",
         "docs/compilers.md",
+        "docs/targets.md",
         "rules/private/targets.bzl",
         "tests/compilers/fake_neuronx_cc",
     )
     for file in (TABLE, *generated):
-        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     return tmp_path
 

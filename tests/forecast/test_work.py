@@ -10,11 +10,18 @@ import jax.numpy as jnp
 import pytest
 
 from kernelgen.dispatch import chips
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
 from kernelgen.forecast.time import of_work, sbuf_bytes
 from kernelgen.forecast.work import Work, of_hlo
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.lowering import emission
 from kernelgen.lowering.op import traced_hlo
+from kernelgen.spec.op_kernel import KernelSpec
 
 SBUF = 24 << 20
+PREC_F32 = 10
+"""GGML_PREC_F32."""
 
 
 def work(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str], sbuf: int = SBUF) -> Work:
@@ -41,6 +48,24 @@ def test_weights_that_are_converted_are_work_of_either_engine_and_products_of_f3
     assert dict(found.columns) == {"float32": 2 * 512}
     assert found.either == 256 * 512 / 128
     assert found.read == 4 * 256 + 256 * 512
+
+
+@pytest.mark.parametrize(
+    ("dtype", "operations"), [("q8_0", 2), ("q4_K", 5), ("q6_K", 9)]
+)  # of a weight: 8 bits are converted and scaled, smaller ones shifted out of bytes before
+@pytest.mark.parametrize(("prec_src1", "multiplied"), [(0, "bfloat16"), (PREC_F32, "float32")])
+def test_each_launch_dequantizes_its_weights_and_multiplies_them_in_bfloat16_unless_f32_is_asked_for(
+    dtype: str, operations: int, prec_src1: int, multiplied: str
+) -> None:
+    weights, vector = TensorDesc.make((512, 256, 1, 1), dtype), TensorDesc.make((512, 1, 1, 1), "f32")
+    output = TensorDesc.make((256, 1, 1, 1), "f32")
+    spec = KernelSpec.make("mul_mat", [weights, vector], output, {"prec": 0, "hint": 0, "prec_src1": prec_src1})
+    catalog = Catalog([builtin_library()])
+    found = of_hlo(emission.emit(catalog.emitters(catalog.kernel(spec)), spec).hlo, SBUF)
+    assert dict(found.columns) == {multiplied: 512 // 128 * 256}
+    assert found.read == weights.storage_bytes + 4 * 512
+    # beside those of each weight there are those of the scales, of which there are few
+    assert operations <= (found.either + found.vector_two) / (512 * 256 / 128) < operations + 0.4
 
 
 def test_what_is_sliced_or_written_over_counts_and_not_all_of_a_cache() -> None:

@@ -129,6 +129,8 @@ def test_exact_kernels_alone_can_be_asked_for(run: Run, few: Path) -> None:
         ({"rows_ms": []}, "rows_ms is empty"),
         ({"rows_ms": [[128, 1], [128, 2]]}, "the rows of rows_ms do not ascend"),
         ({"rows_ms": [[128]]}, "rows_ms holds pairs of rows and milliseconds"),
+        ({"rows_ms": [[0.5, 1.0], [128, 2.0]]}, "rows are a whole number from 1 to 1000000000"),
+        ({"rows_ms": [[1e30, 1.0]]}, "rows are a whole number from 1 to 1000000000"),
         (None, "it can't be read"),
     ],
 )

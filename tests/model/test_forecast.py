@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import headers
 import pytest
 
+import forecast_models
+from backend_programs import Programs
 from kernelgen import cli
 from kernelgen.dispatch import chips
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.forecast import memory
 from kernelgen.model.exporter import Exporter
+from kernelgen.model.sizes import DecodeCall, Settings
 
 from .conftest import Derive
 
@@ -59,3 +68,125 @@ def test_nodes_without_a_kernel_are_counted_and_said(
     capsys.readouterr()
     assert cli.run(["forecast", str(tmp_path / "derived.yaml"), *where, "--n-ctx", "512", "--n-tokens", "1"]) == 0
     assert " nodes have no kernel; the time that the CPU takes for them is not in it" in capsys.readouterr().out
+
+
+def test_weights_over_several_cores_are_forecast_as_not_built_yet_with_the_memory_of_each(
+    derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    options = ["--n-ctx", "512", "--n-tokens", "1"]
+    derive(file, *options)
+    where = ["--model", str(file), "--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
+    command = ["forecast", str(tmp_path / "derived.yaml"), *where, *options, "--n-kv", "256"]
+    capsys.readouterr()
+
+    def of(cores: int, *more: str) -> dict[str, Any]:
+        assert cli.run([*command, "--json", "--cores", str(cores), *more]) == 0
+        (one,) = json.loads(capsys.readouterr().out)
+        assert (one["cores"], one["built"]) == (cores, cores == 1)
+        assert one["ms"] == pytest.approx(sum(one["parts_ms"].values()))
+        assert one["memory"]["fits"] and one["memory"]["device"] == 16 << 30
+        return dict(one)
+
+    found = {cores: of(cores) for cores in (1, 2, 4)}
+    assert found[2]["parts_ms"]["launch"] == found[1]["parts_ms"]["launch"]
+    for part in ("memory", "tensor", "vector", "scalar"):
+        assert found[2]["alone_ms"][part] == pytest.approx(found[1]["alone_ms"][part] / 2, rel=0.05), part
+    for part in ("weights", "cache"):
+        assert found[2]["memory"][part] == -(-found[1]["memory"][part] // 2) > 0
+    # two of a layer on the two cores of a chip, and beyond them a barrier: once for a queue, else of each launch
+    layers, chip = 2, chips.of("trn1")
+    of_two = 2 * layers * chip.number("all_reduce_us") / 1e3
+    barrier = chip.at("collectives_us", 4) / 1e3
+    assert found[1]["parts_ms"]["reductions"] == 0
+    assert found[2]["parts_ms"]["reductions"] == pytest.approx(of_two)
+    assert found[4]["parts_ms"]["reductions"] == pytest.approx(of_two + barrier)
+    waited = of(4, "--waited")
+    assert waited["parts_ms"]["reductions"] == pytest.approx(of_two + waited["launches"] * barrier)
+    assert cli.run([*command, "--cores", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "weights split over 2 cores: not built yet, as programs of several ranks are refused" in said
+    assert "GiB of a core: fits" in said
+
+
+def test_memory_has_the_weights_of_the_device_in_their_layout_and_the_cache(exporter: Exporter, tmp_path: Path) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    settings = Settings((512,), 512, 1, (1,), (1,), None, "f16", "f16", (True,), False, False, "Q8_0")
+    ((_, _, graph),) = exporter.graphs(file, settings, [DecodeCall(512, 1, 1, 1, 256)])
+    roots = graph.roots.values()
+    weights = {root.name: root.shape for root in roots if root.weight and root.name != "token_embd.weight"}
+    cache = [root.shape for root in roots if root.name.startswith("cache_")]
+    assert len(cache) == 4
+    found = memory.of_graph(graph, chips.of("trn1"), 1)
+    assert found.weights == sum(shape.storage_bytes for shape in weights.values())
+    assert found.cache == sum(shape.storage_bytes for shape in cache)
+    quantized = sum(prod(shape.ne) for shape in weights.values() if shape.dtype == "q8_0")
+    wide = memory.of_graph(graph, chips.of("trn1"), 1, {"bf16"})
+    assert wide.weights - found.weights == 2 * quantized - quantized // 32 * 34 > 0
+    small = memory.Memory(found.weights, found.cache, found.weights + found.cache - 1)
+    assert found.fits and not small.fits
+    assert (
+        memory.of_graph(graph, chips.of("trn2"), 1).device == 2 * memory.of_graph(graph, chips.of("trn2", 1), 1).device
+    )
+
+
+def test_kernels_without_a_model_have_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = str(tmp_path / "few.yaml")
+    ops = [("silu", ["64,8"], "64,8"), ("add", ["64,8", "64,8"], "64,8"), ("mul_mat", ["64,32", "64,8"], "32,8")]
+    entries = [
+        {"op": op, "inputs": [f"({i},1,1)/f32" for i in inputs], "output": f"({out},1,1)/f32"}
+        for op, inputs, out in ops
+    ]
+    text = {"format": 1, "name": "few", "targets": ["trn1", "trn2"], "kernels": entries}
+    Path(manifest).write_text(json.dumps(text))
+    assert cli.run(["forecast", manifest, "--json", "--target", "trn2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    launch = chips.of("trn2").by("launch_us", "queued")
+    assert (found["modelled"], found["target"], found["lnc"]) == (True, "trn2", 2) and found["without_hlo"] == []
+    times = [one["us"] for one in found["kernels"]]
+    assert len(times) == 3 and times == sorted(times, reverse=True) and all(t > launch for t in times)
+    assert cli.run(["forecast", manifest]) == 0
+    head, names, *lines = capsys.readouterr().out.splitlines()
+    assert head == "µs of a launch, trn1 with LNC 1; modelled, not measured"
+    assert names.split() == ["in", "all", "bound", "by", "kernel:", "parts"]
+    assert len(lines) == len(times) and all(": launch 15.0, " in line for line in lines)
+    for option in (["--cores", "2"], ["--n-tokens", "1"]):
+        assert cli.run(["forecast", manifest, *option]) == 2
+        assert f"{option[0]} is for --model: kernels alone are forecast as they are" in capsys.readouterr().err
+
+
+def test_the_table_of_models_has_each_target_and_number_of_cores_and_products_in_f32_beside_them(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forecast_models.Programs, "find", lambda: exporter_programs(exporter))
+    monkeypatch.setattr(forecast_models, "MODELS", {"small": headers.qwen3})
+    monkeypatch.setattr(forecast_models, "SHOWN", ("trn1", "inf2", "trn2"))
+    monkeypatch.setattr(forecast_models, "ROWS", [("small", "F16"), ("small", "Q8_0")])
+    assert forecast_models.main([]) == 0
+    said = capsys.readouterr().out
+    assert "modelled, not measured" in said and "more than 1 core is not built yet" in said
+    assert forecast_models.main(["--markdown"]) == 0
+    head, _, *lines = [
+        [field.strip() for field in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
+    ]
+    assert head == list(forecast_models.HEADS)
+    assert [line[:3] for line in lines] == [
+        ["small", ftype, target] for ftype in ("F16", "Q8_0") for target in ("trn1, inf2", "trn2")
+    ]
+    for line in lines:
+        assert all(" ms, " in cell and "(" not in cell for cell in line[4:7])
+        # of F16 weights nothing was multiplied in F32 before, either
+        assert bool(line[8]) == (line[1] == "Q8_0")
+    catalog = Catalog([builtin_library()])
+    for row in forecast_models.forecasts("small", "Q8_0", exporter, catalog):
+        one, *_, four = row.token
+        assert (four.cores, row.prompt.n_tokens, row.prompt.cores) == (4, 512, 1)
+        assert row.before.part_ms("tensor") > one.part_ms("tensor") > 0
+        assert row.before.part_ms("memory") == one.part_ms("memory")
+    huge = memory.Memory(1 << 40, 0, 1 << 34)
+    assert forecast_models.cell(replace(one, memory=huge)) == f"({forecast_models.cell(one)})"
+
+
+def exporter_programs(exporter: Exporter) -> Programs:
+    assert exporter.libraries is not None
+    return Programs(exporter.program, exporter.libraries)

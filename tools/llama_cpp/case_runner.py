@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cases
 import harness
 import worker_pool
-from harness import Progress
 from kernel_builder import BuiltGroup, KernelBuilder
 from work_folder import COMPILED, digest, locked, programs_digest
 
@@ -83,7 +82,7 @@ class CaseRunner:
         self.builder = KernelBuilder(languages)
         self.depends = programs_digest(programs)
 
-    def do(self, group: cases.Group, progress: Progress) -> Done:
+    def do(self, group: cases.Group, progress: harness.Progress) -> Done:
         """Returns what became of a group, from an earlier run when nothing that it depends on has changed."""
         begun = time.monotonic()
         folder = self.work / group.name
@@ -104,7 +103,7 @@ class CaseRunner:
             fileio.write_bytes(result, json.dumps({"key": key, "done": done.to_json()}).encode())
             return done
 
-    def run(self, group: cases.Group, kernels: Path, progress: Progress) -> cases.Outcome:
+    def run(self, group: cases.Group, kernels: Path, progress: harness.Progress) -> cases.Outcome:
         """Runs the cases; after one that ends the program it goes on with the next."""
         if not list(kernels.glob("*.gguf")):
             kernels = harness.odd_kernel(self.work / "no-kernels")
@@ -177,7 +176,7 @@ def _tail(ended: cases.Ended) -> str:
     return "\n".join(ended.log.splitlines()[-12:])[-2000:]
 
 
-def _ops(setup: dict[str, Any]) -> Callable[[Any, Progress], Any]:
+def _ops(setup: dict[str, Any]) -> Callable[[Any, harness.Progress], Any]:
     runner = CaseRunner(harness.Programs.find(), Path(setup["work"]), setup["threads"], setup["languages"])
     return lambda request, progress: runner.do(cases.Group.from_json(request), progress).to_json()
 

@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 import work_folder
-from harness import Progress
 
 from kernelgen import fileio, lowering
 from kernelgen.bundle import build as bundles
@@ -121,7 +120,7 @@ class KernelBuilder:
         chosen = self.catalog.choose(spec, self.languages, harness.target())
         return lowering.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
 
-    def build(self, entries: Sequence[str], folder: Path, progress: Progress) -> tuple[BuiltGroup, str]:
+    def build(self, entries: Sequence[str], folder: Path, progress: harness.Progress) -> tuple[BuiltGroup, str]:
         """Makes the pack of `folder/kernels`, and returns what became of the entries and the pack's digest.
 
         There is no pack when no entry has a kernel.
@@ -164,7 +163,7 @@ class KernelBuilder:
         config: CompileConfig,
         path: Path,
         built: BuiltGroup,
-        progress: Progress,
+        progress: harness.Progress,
     ) -> dict[str, str]:
         """Emits kernels and writes their pack, unless there are none; returns why kernels are refused, by kernel.
 
@@ -182,7 +181,7 @@ class KernelBuilder:
                 progress("building", number)
                 try:
                     module = self.emit(spec)
-                    refuse_unsupported(module, config.target, kernel_id)
+                    refuse_unsupported(module, config, kernel_id)
                 except KernelgenError as error:
                     refused[kernel_id] = str(error)
                     continue

@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
-from harness import Progress
 
 
-def serve(make: Callable[[dict[str, Any]], Callable[[Any, Progress], Any]]) -> None:
+def serve(make: Callable[[dict[str, Any]], Callable[[Any, harness.Progress], Any]]) -> None:
     """Answers requests, a line each, until standard input ends; the first line is for `make`, which returns what answers the others.
 
     Messages and answers go to standard output, JSON: `{"stage": …, "count": …}`, and then `{"done": …}` or `{"error": …}`.
@@ -89,7 +88,7 @@ class Worker:
         self.process.stdin.write(json.dumps(value) + "\n")
         self.process.stdin.flush()
 
-    def do(self, request: object, progress: Progress) -> Any:
+    def do(self, request: object, progress: harness.Progress) -> Any:
         """Returns the answer to a request.
 
         Raises:

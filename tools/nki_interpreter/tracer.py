@@ -9,7 +9,7 @@ import ast
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +36,28 @@ def notes(function: Callable[..., Any]) -> Iterator[str]:
         if not isinstance(code, types.CodeType) or code in seen or is_own(code.co_filename):
             continue
         seen.add(code)
-        found, called = _looked_through(code)
+        found, called = _looked_through(code, _source(code.co_filename, one.__globals__))
         yield from (f"{code.co_filename}:{line}: AWS's tracer refuses {REFUSED[what]}" for what, line in found)
         others = (one.__globals__.get(name) for name in called)
         left += [getattr(other, "function", other) for other in others if callable(other)]
 
 
+def _source(file: str, module: Mapping[str, Any]) -> str:
+    """Returns the source of a module's functions: as its loader has it, which may know of it without reading the file again."""
+    try:
+        get_source = getattr(module.get("__loader__"), "get_source", None)
+        # A loader may have the one as a relative path and the other as an absolute one.
+        if get_source is not None and Path(str(module.get("__file__"))).name == Path(file).name:
+            return get_source(module["__name__"]) or ""
+        return Path(file).read_text(encoding="utf-8")
+    except (ImportError, OSError, ValueError):  # what was typed in, or is no file any more
+        return ""
+
+
 @functools.lru_cache(1 << 10)
-def _looked_through(code: types.CodeType) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+def _looked_through(code: types.CodeType, source: str) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
     """Returns what is refused of a function and its line, and the names that it calls."""
-    node = _definition(code)
+    node = _definition(code, source)
     if node is None:
         return (), ()
     calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
@@ -53,15 +65,14 @@ def _looked_through(code: types.CodeType) -> tuple[tuple[tuple[str, int], ...], 
 
 
 @functools.lru_cache(1 << 5)
-def _parsed(path: Path, changed: int) -> ast.AST:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def _parsed(source: str) -> ast.AST:
+    return ast.parse(source)
 
 
-def _definition(code: types.CodeType) -> ast.FunctionDef | None:
-    path = Path(code.co_filename)
+def _definition(code: types.CodeType, source: str) -> ast.FunctionDef | None:
     try:
-        tree = _parsed(path, path.stat().st_mtime_ns)
-    except (OSError, SyntaxError, ValueError):  # what was typed in, or is no file any more
+        tree = _parsed(source)
+    except (SyntaxError, ValueError):
         return None
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:

@@ -14,6 +14,8 @@
 
 #include "select/costs.inc"
 
+constexpr int MAX_ROWS = 1000000000;
+
 static double positive(const nk::json & number, const char * name) {
     const double value = std::strtod(number.text.c_str(), nullptr);
     if (number.kind != nk::json::NUMBER || !(value > 0) || !std::isfinite(value)) {
@@ -44,7 +46,12 @@ std::string neuron_read_costs(const std::string & text, bool queued, neuron_cost
                 nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "byte %zu: rows_ms holds pairs of rows and milliseconds",
                          row.at);
             }
-            const auto rows = (int64_t) positive(row.items[0], "a number of rows");
+            const double count = positive(row.items[0], "a number of rows");
+            if (count > MAX_ROWS || count != std::floor(count)) {
+                nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "byte %zu: rows are a whole number from 1 to %d",
+                         row.items[0].at, MAX_ROWS);
+            }
+            const auto rows = (int64_t) count;
             if (!found.rows_ms.empty() && rows <= found.rows_ms.back().first) {
                 nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "byte %zu: the rows of rows_ms do not ascend", row.at);
             }

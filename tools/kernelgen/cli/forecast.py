@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -20,7 +20,8 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_OK, KernelgenError
 from kernelgen.forecast import printing
 from kernelgen.forecast.call import CallForecast, forecast
-from kernelgen.forecast.time import Time, of_work, sbuf_bytes
+from kernelgen.forecast.time import of_work, sbuf_bytes
+from kernelgen.forecast.work import Work, of_hlo
 from kernelgen.ggml import model_files
 from kernelgen.model import exporter
 from kernelgen.model.sizes import DecodeCall, Settings, pad
@@ -36,10 +37,10 @@ _Spec = KernelSpec | GraphSpec
 @click.option(
     "--model",
     "model",
-    required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The model's GGUF file, or its header alone: its graphs say which kernels a call launches, and how often.",
+    help="The model's GGUF file, or its header alone: its graphs say which kernels a call launches, and how often.  "
+    "[default: each kernel by itself]",
 )
 @run_options.settings_options
 @run_options.exporter_options
@@ -48,19 +49,27 @@ _Spec = KernelSpec | GraphSpec
 )
 @click.option("--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the target's by default.")
 @click.option("--waited", is_flag=True, help="Each launch is waited for, as with GGML_NEURON_QUEUE_DEPTH=1.")
+@click.option(
+    "--cores",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="What a token would take when weights were split over so many cores. Not built yet.",
+)
 @options.kernels_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(
     context: click.Context,
     paths: tuple[Path, ...],
-    model: Path,
+    model: Path | None,
     settings: Settings,
     program: Path | None,
     llama_cpp: Path | None,
     target: str | None,
     lnc: str | None,
     waited: bool,
+    cores: int,
     catalog: Catalog,
     as_json: bool,
 ) -> int:
@@ -70,12 +79,26 @@ def command(
 
     KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. --n-tokens and --n-kv say which calls; by
     default one token and as many as --n-ubatch, with 1,024 cells of the cache.
+
+    Kernels alone don't say how often a model launches each: without --model a line for each kernel says what one launch takes.
     """
+    if model is None:
+        _refuse_options_of_models(context)
     kernels, name = _kernels(paths, target, catalog)
     try:
         chip = chips.of(name, int(lnc) if lnc else None)
     except KeyError:
         raise KernelgenError(f"--lnc {lnc}: {name} has {' or '.join(map(str, TARGETS[name].lnc_choices))}") from None
+    works: dict[_Spec, Work | None] = {}
+
+    def work_of(spec: _Spec) -> Work | None:
+        if spec not in works:
+            works[spec] = _work(kernels[spec], catalog, chip)
+        return works[spec]
+
+    if model is None:
+        _print_kernels(kernels, work_of, chip, not waited, as_json)
+        return EXIT_OK
     if context.get_parameter_source("n_tokens") is not ParameterSource.COMMANDLINE:
         counts: Sequence[int] = dict.fromkeys((1, settings.most_tokens))  # type: ignore[assignment]
     else:
@@ -85,18 +108,23 @@ def command(
         for n in counts
         for n_kv in settings.n_kv or (1024,)
     ]
-    times: dict[_Spec, Time | None] = {}
-
-    def time_of(spec: _Spec) -> Time | None:
-        if spec not in times:
-            times[spec] = _time(kernels[spec], catalog, chip, not waited)
-        return times[spec]
-
     groups = Groups(spec for spec in kernels if isinstance(spec, GraphSpec))
     ops = frozenset(spec for spec in kernels if isinstance(spec, KernelSpec))
+    layouts = frozenset().union(*map(_layouts, kernels.values()))
     asked = exporter.find(program, llama_cpp)
     found: list[CallForecast] = [
-        forecast(graph, ops, groups, chip, time_of) for _, _, graph in asked.graphs(model, settings, calls)
+        forecast(
+            graph,
+            ops,
+            groups,
+            chip,
+            work_of,
+            queued=not waited,
+            layers=header.layers,
+            cores=cores,
+            layouts=layouts,
+        )
+        for header, _, graph in asked.graphs(model, settings, calls)
     ]
     if as_json:
         click.echo(json.dumps([printing.plain(one, chip) for one in found], indent=1))
@@ -134,9 +162,53 @@ def _kernels(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tup
     return kernels, target or (targets[0] if targets else "trn1")
 
 
-def _time(spec: _Spec, catalog: Catalog, chip: chips.Chip, queued: bool) -> Time | None:
-    """Returns what a launch of a kernel takes; None when none can be emitted."""
-    from kernelgen.forecast.work import of_hlo
+def _refuse_options_of_models(context: click.Context) -> None:
+    """Refuses options that mean nothing without a model."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name in (*run_options.NAMES, "cores"):
+            raise click.UsageError(f"{parameter.opts[0]} is for --model: kernels alone are forecast as they are")
+
+
+def _print_kernels(
+    kernels: Mapping[_Spec, _Spec],
+    work_of: Callable[[_Spec], Work | None],
+    chip: chips.Chip,
+    queued: bool,
+    as_json: bool,
+) -> None:
+    """Prints what a launch of each kernel takes, the longest first."""
+    found, without = [], []
+    for spec, kernel in kernels.items():
+        work = work_of(spec)
+        if work is None:
+            without.append(kernel.id)
+        else:
+            found.append((kernel.id, of_work(work, chip, queued=queued)))
+    found.sort(key=lambda one: (-one[1].total, one[0]))
+    if as_json:
+        plain = {
+            "modelled": True,
+            "target": chip.target,
+            "lnc": chip.lnc,
+            "kernels": [printing.plain_kernel(*one) for one in found],
+            "without_hlo": without,
+        }
+        click.echo(json.dumps(plain, indent=1))
+        return
+    lines = printing.kernels_text(found, chip)
+    lines += [f"no HLO can be emitted for {name}" for name in without]
+    click.echo("\n".join(lines))
+
+
+def _layouts(spec: _Spec) -> frozenset[str]:
+    """Returns the layouts that a kernel wants weights in."""
+    kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
+    return frozenset(t.layout for kernel in kernels for t in kernel.inputs if t is not None and t.layout)
+
+
+def _work(spec: _Spec, catalog: Catalog, chip: chips.Chip) -> Work | None:
+    """Returns what a kernel moves and computes; None when no HLO of it can be emitted."""
     from kernelgen.lowering import emission
 
     try:
@@ -144,4 +216,4 @@ def _time(spec: _Spec, catalog: Catalog, chip: chips.Chip, queued: bool) -> Time
             hlo = emission.emit(catalog.emitters(catalog.kernel(spec)), spec).hlo
     except KernelgenError:
         return None
-    return of_work(of_hlo(hlo, sbuf_bytes(chip)), chip, queued=queued)
+    return of_hlo(hlo, sbuf_bytes(chip))

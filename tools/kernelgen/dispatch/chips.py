@@ -44,7 +44,8 @@ FIGURES: Mapping[str, tuple[str, tuple[str, ...] | type, str]] = {
     "instruction_ns": ("ns", _ENGINES, "an instruction beside its elements"),
     "nki_call_us": ("µs", float, "a call of an NKI kernel within a graph, beside its work"),
     "descriptor_ns": ("ns", ("row", "element"), "a descriptor of DMA whose address the program computes"),
-    "all_reduce_us": ("µs", list, "a small all-reduce, by ranks"),
+    "collectives_us": ("µs", list, "an execution with any all-reduce, by ranks"),
+    "all_reduce_us": ("µs", float, "each small all-reduce, beside that"),
     "host_gb_per_s": ("GB/s", ("to_device", "from_device"), "of one core"),
     "host_transfer_us": ("µs", float, "a transfer beside its bytes"),
 }  # fmt: skip

@@ -13,6 +13,9 @@ from typing import Any
 
 from kernelgen.dispatch import chips
 
+MAX_ROWS = 1_000_000_000
+"""Rows that a pair of `rows_ms` has at most, here and in the backend."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -72,11 +75,18 @@ def read(text: str, *, queued: bool = True) -> Costs:
     else:
         pair = [_positive("launch_us", launch)] * 2
     rate = _positive("gb_per_s", found.get("gb_per_s"))
-    curve = tuple((int(_positive("rows_ms", n)), _positive("rows_ms", ms)) for n, ms in rows)
+    curve = tuple((_rows(n), _positive("rows_ms", ms)) for n, ms in rows)
     counts = [n for n, _ in curve]
     if counts != sorted(set(counts)):
         raise ValueError("the rows of rows_ms do not ascend")
     return Costs(pair[not queued], rate, curve)
+
+
+def _rows(value: Any) -> int:
+    found = _positive("rows_ms", value)
+    if found > MAX_ROWS or found != int(found):
+        raise ValueError(f"rows_ms: rows are a whole number from 1 to {MAX_ROWS}, not {value!r}")
+    return int(found)
 
 
 def _positive(name: str, value: Any) -> float:

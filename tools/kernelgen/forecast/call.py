@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from kernelgen.dispatch.chips import Chip
 from kernelgen.dispatch.grouping import Groups
-from kernelgen.forecast.time import Time
+from kernelgen.forecast.memory import Memory, of_graph
+from kernelgen.forecast.time import Time, of_work
+from kernelgen.forecast.work import Work, of_one_core
 from kernelgen.model.graphs import Graph
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
@@ -48,6 +50,9 @@ class CallForecast:
         missing: nodes that there is no kernel for: the CPU computes them, and what that takes is not known here.
         transfers_us: microseconds of what goes over the host: inputs in, logits out, and the wait for the last launch.
         logits_bytes: of these.
+        memory: what a core holds of the model.
+        cores: over how many weights are split.
+        reductions_us: microseconds of what these sum up together.
     """
 
     n_tokens: int
@@ -56,6 +61,9 @@ class CallForecast:
     missing: int
     transfers_us: float
     logits_bytes: int
+    memory: Memory
+    cores: int = 1
+    reductions_us: float = 0.0
 
     @property
     def count(self) -> int:
@@ -65,7 +73,7 @@ class CallForecast:
     @property
     def ms(self) -> float:
         """Milliseconds of the call."""
-        return (sum(one.count * one.time.total for one in self.launches) + self.transfers_us) / 1e3
+        return (sum(one.count * one.time.total for one in self.launches) + self.reductions_us + self.transfers_us) / 1e3
 
     def part_ms(self, name: str) -> float:
         """Returns the milliseconds of a part of `Time`, summed; parts overlap."""
@@ -78,6 +86,7 @@ class CallForecast:
         for one in self.launches:
             for part, us in one.time.parts.items():
                 found[part] = found.get(part, 0.0) + one.count * us / 1e3
+        found["reductions"] = found.get("reductions", 0.0) + self.reductions_us / 1e3
         return found
 
 
@@ -86,16 +95,28 @@ def forecast(
     kernels: Collection[KernelSpec],
     groups: Groups,
     chip: Chip,
-    time_of: Callable[[KernelSpec | GraphSpec], Time | None],
+    work_of: Callable[[KernelSpec | GraphSpec], Work | None],
+    *,
+    queued: bool = True,
+    layers: int = 0,
+    cores: int = 1,
+    layouts: Collection[str] = (),
 ) -> CallForecast:
     """Returns what a call takes.
+
+    No kernel computes for one of several cores yet: with more than one the work of each kernel is divided, and cores sum up twice
+    in a layer, behind attention and behind the feed-forward network.
 
     Args:
         graph: what llama.cpp computes for it.
         kernels: those for ops that there are.
         groups: those for groups that there are.
         chip: the figures of the target.
-        time_of: what a launch of a kernel takes; None where no kernel can be made.
+        work_of: what a kernel moves and computes; None where no kernel can be made.
+        queued: whether launches are queued, or each is waited for.
+        layers: how many the model has.
+        cores: over how many weights, heads and cache are split.
+        layouts: those that weights have where their types can.
     """
     grouping = groups.find(graph)
     counts: Counter[KernelSpec | GraphSpec] = Counter(grouping.groups)
@@ -111,11 +132,11 @@ def forecast(
             missing += 1
     launches = []
     for one, count in counts.items():
-        time = time_of(one)
-        if time is None:
+        work = work_of(one)
+        if work is None:
             missing += count
         else:
-            launches.append(Launches(one, count, time))
+            launches.append(Launches(one, count, of_work(of_one_core(work, cores), chip, queued=queued)))
     launches.sort(key=lambda one: -one.count * one.time.total)
     sizes = graph.sizes
     n_tokens, n_kv = sizes.get("n_tokens", 1), sizes.get("n_kv", 0)
@@ -125,4 +146,11 @@ def forecast(
     )
     waited = chip.by("launch_us", "waited") - chip.by("launch_us", "queued")
     read = chip.number("host_transfer_us") + logits / (chip.by("host_gb_per_s", "from_device") * 1e3)
-    return CallForecast(n_tokens, n_kv, tuple(launches), missing, written + waited + read, logits)
+    reductions = 0.0
+    if cores > 1:
+        barriers = 1 if queued else sum(one.count for one in launches)
+        reductions = barriers * chip.at("collectives_us", cores) + 2 * layers * chip.number("all_reduce_us")
+    memory = of_graph(graph, chip, cores, layouts)
+    return CallForecast(
+        n_tokens, n_kv, tuple(launches), missing, written + waited + read, logits, memory, cores, reductions
+    )

@@ -7,6 +7,8 @@ from typing import Any
 
 from kernelgen.dispatch.chips import Chip
 from kernelgen.forecast.call import CallForecast
+from kernelgen.forecast.memory import Memory
+from kernelgen.forecast.time import Time
 
 SHOWN = 8
 """Kernels that have a line of their own."""
@@ -35,15 +37,38 @@ def plain(call: CallForecast, chip: Chip) -> dict[str, Any]:
         "n_kv": call.n_kv,
         "ms": call.ms,
         "tokens_per_s": call.n_tokens / call.ms * 1e3,
+        "cores": call.cores,
+        "built": call.cores == 1,
+        "memory": {**asdict(call.memory), "fits": call.memory.fits},
         "launches": call.count,
         "nodes_without_kernel": call.missing,
         "parts_ms": {**call.parts_ms, "host": call.transfers_us / 1e3},
         "alone_ms": {part: call.part_ms(part) for part in _OVERLAPPED},
-        "kernels": [
-            {"id": one.spec.id, "count": one.count, "bound": one.time.bound, "us": one.time.total, **asdict(one.time)}
-            for one in call.launches
-        ],
+        "kernels": [{"count": one.count, **plain_kernel(one.spec.id, one.time)} for one in call.launches],
     }
+
+
+def plain_kernel(name: str, time: Time) -> dict[str, Any]:
+    """Returns what a launch of a kernel takes as JSON has it; times are microseconds."""
+    return {"id": name, "bound": time.bound, "us": time.total, **asdict(time)}
+
+
+def kernels_text(kernels: list[tuple[str, Time]], chip: Chip) -> list[str]:
+    """Returns a line for each kernel, for people."""
+    lines = [
+        f"µs of a launch, {chip.target} with LNC {chip.lnc}; modelled, not measured",
+        f"{'in all':>12}  {'bound by':11} kernel: parts",
+    ]
+    for name, time in kernels:
+        parts = ", ".join(f"{part} {us:.1f}" for part, us in time.parts.items() if us)
+        lines.append(f"{time.total:12.1f}  {time.bound:11} {name}: {parts}")
+    return lines
+
+
+def _memory(memory: Memory) -> str:
+    gib = [f"{n / (1 << 30):.2f} GiB" for n in (memory.weights, memory.cache)]
+    fits = "fits" if memory.fits else "does not fit"
+    return f"{gib[0]} of weights and {gib[1]} of cache, of {memory.device >> 30} GiB of a core: {fits}"
 
 
 def text(call: CallForecast, chip: Chip) -> list[str]:
@@ -54,6 +79,11 @@ def text(call: CallForecast, chip: Chip) -> list[str]:
         f"{call.n_tokens} {tokens}, {call.n_kv} cells, {chip.target} with LNC {chip.lnc}: {call.ms:.2f} ms, "
         f"{per_second:,.0f} tokens/s; modelled, not measured"
     ]
+    if call.cores > 1:
+        lines.append(
+            f"  weights split over {call.cores} cores: not built yet, as programs of several ranks are refused"
+        )
+    lines.append(f"  {_memory(call.memory)}")
     if call.missing:
         lines.append(f"  {call.missing} nodes have no kernel; the time that the CPU takes for them is not in it")
     lines.append(f"  {call.count} launches, and {call.transfers_us / 1e3:.2f} ms of transfers over the host")

@@ -73,14 +73,13 @@ def sbuf_bytes(chip: Chip) -> int:
     return chip.lnc * TARGETS[chip.target].state_buffer_mib << 20
 
 
-def of_work(work: Work, chip: Chip, *, queued: bool = True, ranks: int = 1) -> Time:
+def of_work(work: Work, chip: Chip, *, queued: bool = True) -> Time:
     """Returns what a program takes.
 
     Args:
         work: what it moves and computes.
         chip: the figures of its target.
         queued: whether its launch is queued behind another, or waited for.
-        ranks: cores that sum together.
     """
     cores = chip.lnc
     rate = chip.number("gb_per_s") * 1e3  # bytes a microsecond
@@ -105,5 +104,5 @@ def of_work(work: Work, chip: Chip, *, queued: bool = True, ranks: int = 1) -> T
         scalar=scalar / cores / 1e3,
         descriptors=found / 1e3,
         calls=work.nki_calls * chip.number("nki_call_us"),
-        reductions=work.all_reduces * chip.at("all_reduce_us", ranks) if ranks > 1 else 0.0,
+        reductions=work.all_reduces * chip.number("all_reduce_us"),
     )

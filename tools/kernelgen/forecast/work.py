@@ -16,7 +16,7 @@ How neuronx-cc arranges a program is its own; the rules here are
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Any
 
@@ -29,7 +29,8 @@ from kernelgen.targets import PARTITIONS
 _SCALAR = frozenset(
     "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
 )
-_VIEWS = frozenset("bitcast get-tuple-element optimization-barrier reshape tuple".split())
+_SAME_BYTES = frozenset("bitcast bitcast-convert optimization-barrier reshape".split())
+_VIEWS = _SAME_BYTES | {"get-tuple-element", "tuple"}
 """What shows its operand as it is."""
 _FREE = _VIEWS | frozenset("after-all broadcast constant iota parameter partition-id replica-id slice".split())
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
@@ -64,6 +65,16 @@ class Work:
     elements: float = 0
     nki_calls: int = 0
     all_reduces: int = 0
+
+
+def of_one_core(work: Work, cores: int) -> Work:
+    """Returns the work of one of several cores that share a program's weights, heads and cache evenly.
+
+    What each would do by itself (norms, the choice of experts) is divided, too: it is small.
+    """
+    divided = ("read", "written", "spilled", "vector", "vector_two", "scalar", "either", "waited", "rows", "elements")
+    columns = Counter({dtype: ceil(n / cores) for dtype, n in work.columns.items()})
+    return replace(work, columns=columns, **{name: getattr(work, name) / cores for name in divided})
 
 
 def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
@@ -169,7 +180,7 @@ class _WorkCount:
                 self.work.read += times * size(o.shape)
 
     def origin(self, computation: Any, i: Any) -> int:
-        while i.opcode in ("bitcast", "reshape", "optimization-barrier"):
+        while i.opcode in _SAME_BYTES:
             (i,) = self.m.operands(computation, i)
         return int(i.id)
 
