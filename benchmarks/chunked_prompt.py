@@ -93,7 +93,7 @@ def derive(
         raise SystemExit(f"{model}: no manifest")
     (request,) = manifest.load([output], builder.catalog)
     specs = {kernel.spec.id: kernel.spec for kernel in request.kernels}
-    built = kernel_builder.Built()
+    built = kernel_builder.BuiltGroup()
     path = folder / pack_name(f"group_{harness.target()}")
     refused = builder.pack(specs, request.configs[0], path, built, lambda stage, count: None)
     if refused or built.failed:

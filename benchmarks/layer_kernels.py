@@ -29,7 +29,7 @@ from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.targets import TARGETS
 from published import MODELS
-from published.header import Header, Tensor, write
+from published.header import GgufHeader, Tensor, write
 
 N_CTX = 4096
 CALLS = {"decode": DecodeCall(N_CTX, 1, 1, 1, 1024), "512 tokens": DecodeCall(N_CTX, 1, 512, 1, 1024)}
@@ -43,7 +43,7 @@ KERNELS = {"Llama-3-8B": 5}
 """Limits of a step's launches, and of its distinct kernels."""
 
 
-def mamba() -> Header:
+def mamba() -> GgufHeader:
     """Returns the header of Mamba-2.8B: state-spaces/mamba-2.8b's own config.json, under llama.cpp's names."""
     n_embd, n_layer, n_vocab, d_conv, d_state, dt_rank = 2560, 64, 50280, 4, 16, 160
     d_inner = 2 * n_embd
@@ -78,7 +78,7 @@ def mamba() -> Header:
         "vocab_size": n_vocab,
         ".tokenizer.ggml.model": "no_vocab",
     }
-    return Header("mamba", fields, tensors)
+    return GgufHeader("mamba", fields, tensors)
 
 
 HEADERS = {

@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from device_faults import Bench, Round, make_bench, play
+from device_faults import Round, RoundsBench, make_bench, play
 from programs import Programs
 
 
 @pytest.fixture(scope="module")
-def bench(programs: Programs, kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def bench(programs: Programs, kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> RoundsBench:
     return make_bench(programs, tmp_path_factory.mktemp("faults"), kernels)
 
 
 @pytest.mark.parametrize("seed", [2, *(pytest.param(n, marks=pytest.mark.long) for n in range(3, 25))])
-def test_nothing_crashes_and_no_result_is_wrong(bench: Bench, seed: int) -> None:
+def test_nothing_crashes_and_no_result_is_wrong(bench: RoundsBench, seed: int) -> None:
     play(bench, Round.choose(seed))
 
 
 @pytest.mark.parametrize("what", ["scenarios", "model"])
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 @pytest.mark.parametrize("n", [2, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, *range(4, 200)))])
-def test_every_nth_allocation_fails(bench: Bench, what: str, buffers: str, n: int) -> None:
+def test_every_nth_allocation_fails(bench: RoundsBench, what: str, buffers: str, n: int) -> None:
     play(bench, Round(what, f"memory/{n}", buffers))
 
 
@@ -39,5 +39,5 @@ def test_every_nth_allocation_fails(bench: Bench, what: str, buffers: str, n: in
         (Round("scenarios", "memory@100000", "device"), "right"),
     ],
 )
-def test_endings(bench: Bench, one: Round, ending: str) -> None:
+def test_endings(bench: RoundsBench, one: Round, ending: str) -> None:
     assert play(bench, one) in ending.split(" or ")

@@ -69,7 +69,7 @@ def test_layers_are_computed_in_pieces_where_attention_is_causal(programs: harne
 
 
 def test_lines_are_read_as_the_program_prints_them() -> None:
-    call = any_tokens.Call.read(LINE)
+    call = any_tokens.CallResult.read(LINE)
     assert (call.script, call.context, call.parts) == (1, "shared-3", "0:7:1:last 2:0:30:odd")
     assert (call.nmse, call.nll, call.nll_cpu, call.rows) == (2e-7, 5.5, 5.25, 16)
     assert (call.changed, call.graphs, call.device, call.cpu) == (("1", "3"), 2, 86, {"ADD": 2, "GET_ROWS": 3})
@@ -77,7 +77,7 @@ def test_lines_are_read_as_the_program_prints_them() -> None:
     found.add(call)
     assert (found.changed, found.elsewhere) == (2, {"ADD": 2, "GET_ROWS": 1})
     with pytest.raises(RuntimeError, match="calls: 'else'"):
-        any_tokens.Call.read("else")
+        any_tokens.CallResult.read("else")
 
 
 def test_what_misses_a_limit_is_not_ok() -> None:
@@ -96,6 +96,6 @@ def test_what_misses_a_limit_is_not_ok() -> None:
         {"elsewhere": Counter(ADD=1)},
     ):
         assert not dataclasses.replace(good, **change).ok  # type: ignore[arg-type]
-    good.add(any_tokens.Call.read(LINE.replace("nmse=2.000e-07", "nmse=-nan")))
-    good.add(any_tokens.Call.read(LINE))
+    good.add(any_tokens.CallResult.read(LINE.replace("nmse=2.000e-07", "nmse=-nan")))
+    good.add(any_tokens.CallResult.read(LINE))
     assert good.cpu is not None and math.isnan(good.cpu)

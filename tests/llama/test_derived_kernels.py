@@ -74,11 +74,13 @@ def test_default_kernels_compute_calls_of_other_numbers_of_tokens(programs: harn
 
 
 def test_the_page_of_default_kernels_tells_what_is_left() -> None:
-    good = [models.Row(1e-9, "OK", "OK")]
-    whole = default_kernels.Model(good, 80, 290)
-    left = default_kernels.Model(good, 90, 195, 56, 8, {"CPY: not cut": 2, "SSM_CONV: not cut": 2})
-    failed = default_kernels.Model([models.Row(1.0, "FAIL", "OK")], 80)
-    text = default_kernels.page({"whole": whole, "left": left, "none": default_kernels.Model(absent=True)})
+    good = [models.ArchitectureRow(1e-9, "OK", "OK")]
+    whole = default_kernels.DefaultKernelsResult(good, 80, 290)
+    left = default_kernels.DefaultKernelsResult(good, 90, 195, 56, 8, {"CPY: not cut": 2, "SSM_CONV: not cut": 2})
+    failed = default_kernels.DefaultKernelsResult([models.ArchitectureRow(1.0, "FAIL", "OK")], 80)
+    text = default_kernels.page(
+        {"whole": whole, "left": left, "none": default_kernels.DefaultKernelsResult(absent=True)}
+    )
     assert "Of 2 architectures 2 pass, with the test's limits, and 1 of these" in text
     assert "| left | yes | 90 | 195 | 8 of 56 | CPY, SSM_CONV: not cut |\n" in text
     assert default_kernels.known(text) == {"whole": False, "left": True}
@@ -91,11 +93,15 @@ def test_the_page_of_layers_tells_what_is_in_groups() -> None:
 ggml-neuron: 300 ops ran in groups, in 10 launches, 30.0 ops each
 ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 because their groups have other nodes beside them
 """
-    model = default_kernels.Model([models.Row(1e-9, "OK", "OK")], 80, 290, ran=400, fused=2e-12)
+    model = default_kernels.DefaultKernelsResult(
+        [models.ArchitectureRow(1e-9, "OK", "OK")], 80, 290, ran=400, fused=2e-12
+    )
     model.folds = [folded_layers.Folded(270, 10, 4, 7)]
     default_kernels._add_groups(model, log)
-    odd = default_kernels.Model([models.Row(1.0, "FAIL", "OK")], 7, folds=[folded_layers.Folded(9, 2, 2, 1, "none")])
-    found = {"llama": model, "odd": odd, "none": default_kernels.Model(absent=True)}
+    odd = default_kernels.DefaultKernelsResult(
+        [models.ArchitectureRow(1.0, "FAIL", "OK")], 7, folds=[folded_layers.Folded(9, 2, 2, 1, "none")]
+    )
+    found = {"llama": model, "odd": odd, "none": default_kernels.DefaultKernelsResult(absent=True)}
     text = default_kernels.layers_page(found)
     assert "Of 2 architectures 1 pass" in text and "75% of all ops" in text
     assert "\n- 90: no group has such a node\n- 10: their groups have other nodes beside them\n" in text
@@ -103,7 +109,7 @@ ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 b
     others = "90 no group has such a node; 10 their groups have other nodes beside them"
     assert f"| llama | yes | 80 | 75% | 30.0 | 2.0e-12 | 270 → 10 (4) | {others} |\n" in text
     assert "| odd | no | 7 |  |  |  | no |  |\n" in text
-    assert default_kernels.Model.from_json(asdict(model)) == model
+    assert default_kernels.DefaultKernelsResult.from_json(asdict(model)) == model
 
 
 @pytest.mark.parametrize(
@@ -234,4 +240,4 @@ def test_layers_compute_a_model_in_memory_and_its_file(programs: harness.Program
     assert model.passed, model.failure
     assert [row.roundtrip for row in model.rows] == ["OK"]
     assert model.grouped == model.ran > 0
-    assert default_kernels.Model.from_json(asdict(model)) == model
+    assert default_kernels.DefaultKernelsResult.from_json(asdict(model)) == model

@@ -24,15 +24,15 @@ RELU = '{op: "relu", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
 NONSENSE = '{op: "nonsense", inputs: ["(4,1,1,1)/f32"], output: "(4,1,1,1)/f32"}'
 
 
-def read(*lines: str) -> list[cases.Row]:
+def read(*lines: str) -> list[cases.CaseRow]:
     reader = cases.Reader()
     for line in (HEADER, *lines):
         reader.line(line + "\n")
     return reader.rows
 
 
-def row(case: str, **kwargs: object) -> cases.Row:
-    return cases.Row(case, "NEURON0", False, "not supported", **kwargs)
+def row(case: str, **kwargs: object) -> cases.CaseRow:
+    return cases.CaseRow(case, "NEURON0", False, "not supported", **kwargs)
 
 
 def test_what_stands_before_a_row_is_its_note() -> None:
@@ -127,7 +127,7 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
     show = backend_ops.Show(2, 1, terminal=False)
     show.stage(group, "running", 1)
     outcome = cases.Outcome([cases.Result("A(1)", cases.PASSED), cases.Result("A(2)", cases.UNSUPPORTED)])
-    show.done(group, case_runner.Done(kernel_builder.Built(sizes={"a": 1}), outcome, 3.0))
+    show.done(group, case_runner.Done(kernel_builder.BuiltGroup(sizes={"a": 1}), outcome, 3.0))
     show.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("1/1 A-1: 1 of 2 cases supported, 1 passed, 0 failed; 1 kernels, 3 s")
@@ -142,10 +142,10 @@ def test_progress_is_a_line_that_changes_in_a_terminal(
     show = backend_ops.Show(300, 2, terminal=True)
     show.stage(first, "running", 17)
     passed = cases.Outcome([cases.Result(case, cases.PASSED) for case in first.cases])
-    show.done(first, case_runner.Done(kernel_builder.Built(), passed, 3.0))
+    show.done(first, case_runner.Done(kernel_builder.BuiltGroup(), passed, 3.0))
     show.stage(second, "building", 3)
     failed = cases.Outcome([cases.Result(case, cases.FAILED) for case in second.cases])
-    show.done(second, case_runner.Done(kernel_builder.Built(), failed, 3.0))
+    show.done(second, case_runner.Done(kernel_builder.BuiltGroup(), failed, 3.0))
     show.close()
     shown = capsys.readouterr().err
     states = [part for part in shown.split("\r\x1b[K") if part]

@@ -36,12 +36,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(programs: harness.Programs, work: Path) -> dict[str, models.Model]:
+def found(programs: harness.Programs, work: Path) -> dict[str, models.ArchitectureResult]:
     return models.run_all(programs, work, ARCHITECTURES)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_architecture_agrees_with_the_cpu(found: dict[str, models.Model], architecture: str) -> None:
+def test_architecture_agrees_with_the_cpu(found: dict[str, models.ArchitectureResult], architecture: str) -> None:
     model = found[architecture]
     assert model.failure == ""
     assert model.rows
@@ -51,14 +51,14 @@ def test_architecture_agrees_with_the_cpu(found: dict[str, models.Model], archit
     assert model.share >= models.SHARE
 
 
-def test_kernelgen_lists_what_the_architectures_need(found: dict[str, models.Model]) -> None:
+def test_kernelgen_lists_what_the_architectures_need(found: dict[str, models.ArchitectureResult]) -> None:
     table = architectures()
     for name, model in found.items():
         assert model.needs == sorted(op for op, names in table.items() if name in names), name
 
 
 def test_a_result_is_kept_until_something_changes(
-    programs: harness.Programs, found: dict[str, models.Model], work: Path
+    programs: harness.Programs, found: dict[str, models.ArchitectureResult], work: Path
 ) -> None:
     first = found["gemma2"]
     again = models.run_all(programs, work, ["gemma2"])["gemma2"]
@@ -79,8 +79,8 @@ def test_rows_are_read_as_the_program_prints_them() -> None:
     ]
     rows = models.architecture_rows("\n".join(lines))
     assert rows == {
-        "llama": [models.Row(1.05e-13, "OK", "OK"), models.Row(0.3, "FAIL", "OK")],
-        "bad": [models.Row(1e-13, "FAIL", "OK")],
+        "llama": [models.ArchitectureRow(1.05e-13, "OK", "OK"), models.ArchitectureRow(0.3, "FAIL", "OK")],
+        "bad": [models.ArchitectureRow(1e-13, "FAIL", "OK")],
     }
     assert [row.ok for row in rows["llama"] + rows["bad"]] == [True, False, False]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import headers
 import pytest
-from headers import Header
+from headers import GgufHeader
 
 from kernelgen.model import checkpoint
 from kernelgen.model.exporter import Exporter
@@ -26,7 +26,7 @@ MODEL = headers.qwen3()
 BITS = {"f16": 16, "f32": 32}
 
 
-def tensors(header: Header) -> dict[str, dict[str, object]]:
+def tensors(header: GgufHeader) -> dict[str, dict[str, object]]:
     """Returns what a safetensors file says of a header's tensors, whose names are kept."""
     found: dict[str, dict[str, object]] = {}
     end = 0
@@ -53,7 +53,7 @@ def safetensors(path: Path, described: object, *, whole: bool = False) -> Path:
     return path
 
 
-def write(folder: Path, header: Header = MODEL, **config: object) -> Path:
+def write(folder: Path, header: GgufHeader = MODEL, **config: object) -> Path:
     """Writes a checkpoint without a tokenizer and without weights."""
     folder.mkdir(exist_ok=True)
     fields = {key: value for key, value in header.fields.items() if not key.startswith(".") and key != "vocab_size"}

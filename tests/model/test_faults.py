@@ -15,7 +15,7 @@ from pathlib import Path
 import fuzz_headers
 import headers
 import pytest
-from damage import Entry, Parts, TensorInfo, parts, put_together
+from damage import MetadataEntry, Parts, TensorInfo, parts, put_together
 
 from kernelgen.model.exporter import Exporter
 
@@ -28,16 +28,16 @@ STRING, ARRAY, U32, F32 = 8, 9, 4, 6
 
 
 @pytest.fixture(scope="session")
-def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> fuzz_headers.Programs:
+def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> fuzz_headers.ReadingPrograms:
     """Returns the programs: NEURON_KERNELGEN_SANITIZED_EXPORTER names another build of backend/sanitizers/exporter."""
     built = ROOT / "backend/sanitizers/exporter_address/export-graphs"
     sanitized = there(built, "NEURON_KERNELGEN_SANITIZED_EXPORTER")
     assert exporter.libraries is not None
-    return fuzz_headers.Programs(exporter.program, exporter.libraries, sanitized, exporter.libraries)
+    return fuzz_headers.ReadingPrograms(exporter.program, exporter.libraries, sanitized, exporter.libraries)
 
 
 @pytest.fixture(scope="session")
-def bases(programs: fuzz_headers.Programs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def bases(programs: fuzz_headers.ReadingPrograms, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Returns headers: models with a window, experts, norms; a recurrent one, and one that is both."""
     folder = tmp_path_factory.mktemp("models")
     load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
@@ -52,7 +52,7 @@ def test_a_header_is_taken_apart_and_put_together(bases: dict[str, bytes]) -> No
         assert put_together(parts(data)) == data
 
 
-def test_damaged_headers(programs: fuzz_headers.Programs, bases: dict[str, bytes], tmp_path: Path) -> None:
+def test_damaged_headers(programs: fuzz_headers.ReadingPrograms, bases: dict[str, bytes], tmp_path: Path) -> None:
     fuzzer = fuzz_headers.Fuzzer(programs, bases, tmp_path)
     fuzzer.check()
     for seed in range(ROUNDS):
@@ -65,7 +65,7 @@ def test_damaged_headers(programs: fuzz_headers.Programs, bases: dict[str, bytes
 
 
 def test_a_header_that_is_cut_off_anywhere(
-    programs: fuzz_headers.Programs, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    programs: fuzz_headers.ReadingPrograms, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = headers.write(headers.qwen3(), tmp_path / "good.gguf").read_bytes()
     # What is missing at the end of the last offset is zeros; the tensor's name begins before its other fields.
@@ -91,7 +91,7 @@ def test_a_header_that_is_cut_off_anywhere(
 def value(kind: int, data: bytes, key: bytes = b"qwen3.new") -> Callable[[Parts], Parts]:
     def change(header: Parts) -> Parts:
         kept = tuple(entry for entry in header.entries if entry.key != key)
-        return replace(header, entries=(*kept, Entry(key, kind, data)))
+        return replace(header, entries=(*kept, MetadataEntry(key, kind, data)))
 
     return change
 
@@ -167,7 +167,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_header(
-    name: str, programs: fuzz_headers.Programs, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    programs: fuzz_headers.ReadingPrograms,
+    exporter: Exporter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     change, message = HOSTILE[name]
     file = tmp_path / "model.gguf"
@@ -196,7 +200,7 @@ def test_a_hostile_header(
     ],
 )
 def test_what_llama_cpp_takes_becomes_a_manifest_or_an_error(
-    change: Callable[[Parts], Parts], programs: fuzz_headers.Programs, tmp_path: Path
+    change: Callable[[Parts], Parts], programs: fuzz_headers.ReadingPrograms, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.gguf"
     data = put_together(change(parts(headers.write(headers.qwen3(), file).read_bytes())))
@@ -236,7 +240,7 @@ def test_what_is_no_file_is_not_waited_for(
         assert f"error: {path} {said}" == capsys.readouterr().err.partition("\n")[0]
 
 
-def test_who_ends_the_program_ends_the_work(programs: fuzz_headers.Programs, tmp_path: Path) -> None:
+def test_who_ends_the_program_ends_the_work(programs: fuzz_headers.ReadingPrograms, tmp_path: Path) -> None:
     """A context of 16 million cells, filled 64 at a time, takes a minute."""
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     command = [programs.exporter, file, "--ctx-size", str(1 << 24), "--ubatch-size", "64"]

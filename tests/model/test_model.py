@@ -11,7 +11,7 @@ from pathlib import Path
 import export
 import headers
 import pytest
-from headers import Header
+from headers import GgufHeader
 
 from kernelgen import cli
 from kernelgen.dispatch import coverage
@@ -233,17 +233,17 @@ def test_few_numbers_of_tokens_and_flash_attention_are_the_default(exporter: Exp
 # --- what is not a model -------------------------------------------------------------------------------------------------------------
 
 
-def without(header: Header, *keys: str, **changes: headers.Value) -> Header:
+def without(header: GgufHeader, *keys: str, **changes: headers.Value) -> GgufHeader:
     fields = {key: value for key, value in header.fields.items() if key not in keys} | changes
-    return Header(header.architecture, fields, header.tensors)
+    return GgufHeader(header.architecture, fields, header.tensors)
 
 
 BASE = headers.qwen3()
 BROKEN = {
-    "an unknown architecture": (Header("qwen99", BASE.fields, BASE.tensors), "unknown model architecture"),
+    "an unknown architecture": (GgufHeader("qwen99", BASE.fields, BASE.tensors), "unknown model architecture"),
     "no hyperparameter": (without(BASE, "embedding_length"), "key not found in model: qwen3.embedding_length"),
     "a tensor of another shape": (without(BASE, embedding_length=512), "has wrong shape"),
-    "a missing tensor": (Header("qwen3", BASE.fields, BASE.tensors[1:]), "tensor 'token_embd.weight' not found"),
+    "a missing tensor": (GgufHeader("qwen3", BASE.fields, BASE.tensors[1:]), "tensor 'token_embd.weight' not found"),
     "layers beyond all bounds": (without(BASE, block_count=2**32 - 1), "llama.cpp stops: "),
     "no heads": (without(BASE, **{"attention.head_count": 0}), "llama.cpp "),
 }

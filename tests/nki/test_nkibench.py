@@ -102,8 +102,8 @@ def test_the_table_and_what_is_wrong(folders: tuple[Path, Path]) -> None:
     assert done.returncode == 1, "an exception that is no diagnostic is wrong, whatever became of the kernel"
 
 
-def case(fate: str, right: bool | None = None) -> nkibench.Case:
-    return nkibench.Case("double", Path(), Path("k.py"), fate, ("NCC_IBCG901",), right)
+def case(fate: str, right: bool | None = None) -> nkibench.SurveyedKernel:
+    return nkibench.SurveyedKernel("double", Path(), Path("k.py"), fate, ("NCC_IBCG901",), right)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def case(fate: str, right: bool | None = None) -> nkibench.Case:
     ],
 )  # fmt: skip
 def test_what_is_not_as_on_a_device(
-    case: nkibench.Case, what: str, message: str, error: float | None, said: str
+    case: nkibench.SurveyedKernel, what: str, message: str, error: float | None, said: str
 ) -> None:
-    found = nkibench.wrong(case, nkibench.Outcome(what, message, 0.1, error))
+    found = nkibench.wrong(case, nkibench.Interpreted(what, message, 0.1, error))
     assert said in found and bool(said) == bool(found)
 
 

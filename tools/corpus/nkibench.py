@@ -51,7 +51,7 @@ SEED = 42
 
 
 @dataclass(frozen=True)
-class Case:
+class SurveyedKernel:
     """A kernel, and what became of it on a device.
 
     Attributes:
@@ -70,7 +70,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Interpreted:
     """What the interpreter made of a kernel.
 
     Attributes:
@@ -90,18 +90,18 @@ class _TooLongError(Exception):
     pass
 
 
-def cases(bench: Path, solutions: Path | None) -> Iterator[Case]:
+def cases(bench: Path, solutions: Path | None) -> Iterator[SurveyedKernel]:
     """Yields the baselines of NKIBench and the solutions of its ops, in order."""
     for op, described in json.loads((bench / "summary.json").read_text(encoding="utf-8")).items():
         implementations = [i for case in described["cases"].values() for i in case["impls"]]
         for implementation in implementations:
             reference = bench / implementation["task"]
-            yield Case(op, reference, bench / implementation["kernel"], RAN, right=True)
+            yield SurveyedKernel(op, reference, bench / implementation["kernel"], RAN, right=True)
             if solutions is not None and (solutions / op / "runs").is_dir():
                 yield from _solutions(op, reference, solutions / op)
 
 
-def _solutions(op: str, reference: Path, folder: Path) -> Iterator[Case]:
+def _solutions(op: str, reference: Path, folder: Path) -> Iterator[SurveyedKernel]:
     with (folder / "benchmark.csv").open(encoding="utf-8", newline="") as file:
         verdicts = {Path(row["candidate"]).name: row for row in csv.DictReader(file)}
     for path in sorted((folder / "runs").glob("*.py")):
@@ -111,29 +111,29 @@ def _solutions(op: str, reference: Path, folder: Path) -> Iterator[Case]:
         passed = {"true": True, "false": False}.get(row.get("passed", ""))
         codes = tuple(dict.fromkeys(re.findall(r"NCC_\w+", row.get("notes", ""))))
         if re.fullmatch(r"[\d.]+", row.get("latency_ms", "")):
-            yield Case(op, reference, path, RAN, right=passed)
+            yield SurveyedKernel(op, reference, path, RAN, right=passed)
         elif passed is False and codes:
-            yield Case(op, reference, path, REFUSED, codes)
+            yield SurveyedKernel(op, reference, path, REFUSED, codes)
         else:
-            yield Case(op, reference, path, UNKNOWN)
+            yield SurveyedKernel(op, reference, path, UNKNOWN)
 
 
-def judge(case: Case, seconds: float, execute: bool) -> Outcome:
+def judge(case: SurveyedKernel, seconds: float, execute: bool) -> Interpreted:
     """Records a kernel in a process of its own, and runs it if that is wanted."""
     here, there = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, case, seconds, execute))
     process.start()
     there.close()
     try:
-        outcome: Outcome = here.recv()
+        outcome: Interpreted = here.recv()
     except EOFError:
         process.join()
-        return Outcome(FAILED, f"its process ended with status {process.exitcode}", 0.0)
+        return Interpreted(FAILED, f"its process ended with status {process.exitcode}", 0.0)
     process.join()
     return outcome
 
 
-def _work(there: Any, case: Case, seconds: float, execute: bool) -> None:
+def _work(there: Any, case: SurveyedKernel, seconds: float, execute: bool) -> None:
     def stop(*_: Any) -> None:
         raise _TooLongError(f"not recorded within {seconds:g} CPU seconds")
 
@@ -157,11 +157,11 @@ def _work(there: Any, case: Case, seconds: float, execute: bool) -> None:
             wanted = reference["forward"](*inputs)
             got = reference["transform_nki_outputs"](kernel.simulate(made, *given), wanted)
             error = max(map(_error, got, wanted if isinstance(wanted, tuple) else (wanted,)))
-        there.send(Outcome(ACCEPTED, "", took, error))
+        there.send(Interpreted(ACCEPTED, "", took, error))
     except (NkiError, LoadError) as refusal:
-        there.send(Outcome(REFUSED, str(refusal), time.process_time() - began))
+        there.send(Interpreted(REFUSED, str(refusal), time.process_time() - began))
     except Exception as failure:
-        there.send(Outcome(FAILED, f"{type(failure).__name__}: {failure}", time.process_time() - began))
+        there.send(Interpreted(FAILED, f"{type(failure).__name__}: {failure}", time.process_time() - began))
 
 
 def _draw_nothing() -> None:
@@ -185,7 +185,7 @@ def _error(got: Any, wanted: Any) -> float:
     return error if np.isfinite(error) else np.inf
 
 
-def wrong(case: Case, outcome: Outcome) -> str:
+def wrong(case: SurveyedKernel, outcome: Interpreted) -> str:
     """Returns what of a kernel is not as on a device, nothing where all is."""
     if outcome.what == FAILED:
         return outcome.message
@@ -202,7 +202,7 @@ def wrong(case: Case, outcome: Outcome) -> str:
     return ""
 
 
-def table(found: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
+def table(found: Sequence[tuple[SurveyedKernel, Interpreted]]) -> Iterator[str]:
     """Yields the lines of the table by op, and those of what is wrong."""
     yield f"{'op':22} kernels  {'ran: accepted':>15} {'refused: refused':>17} {'unknown: accepted':>18} {'seconds':>8} {'error':>8}"
     for op in [*dict.fromkeys(case.op for case, _ in found), "all"]:

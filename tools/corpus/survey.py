@@ -200,7 +200,7 @@ def _match(corpus: Corpus, beside: dict[Path, list[tuple[str, str]]], keys: list
 
 
 @dataclass
-class Report:
+class SurveyReport:
     """Rows of the table, and what must not be.
 
     Attributes:
@@ -220,7 +220,9 @@ class Report:
         return printable("\n".join(lines))
 
 
-def survey(corpus: Corpus, target: str | None, execute: int, say: Callable[[str], None] = lambda text: None) -> Report:
+def survey(
+    corpus: Corpus, target: str | None, execute: int, say: Callable[[str], None] = lambda text: None
+) -> SurveyReport:
     """Returns the table of a corpus.
 
     Args:
@@ -229,7 +231,7 @@ def survey(corpus: Corpus, target: str | None, execute: int, say: Callable[[str]
         execute: how many modules to run.
         say: is told how far it is.
     """
-    report = Report()
+    report = SurveyReport()
     report.row("files", corpus.files)
     for text in corpus.passed_over:
         report.row("passed over", 1, text)
@@ -245,7 +247,7 @@ def survey(corpus: Corpus, target: str | None, execute: int, say: Callable[[str]
     return report
 
 
-def _neffs(corpus: Corpus, report: Report) -> dict[str, description.NeffDescription]:
+def _neffs(corpus: Corpus, report: SurveyReport) -> dict[str, description.NeffDescription]:
     said: dict[str, description.NeffDescription] = {}
     unnamed: Counter[str] = Counter()
     bits: Counter[str] = Counter()
@@ -284,7 +286,7 @@ def _range(what: str, numbers: Sequence[int]) -> str:
     return f"{what} {min(numbers)}" if len(set(numbers)) == 1 else f"{what} {min(numbers)} to {max(numbers)}"
 
 
-def _pairs(corpus: Corpus, said: dict[str, description.NeffDescription], report: Report) -> None:
+def _pairs(corpus: Corpus, said: dict[str, description.NeffDescription], report: SurveyReport) -> None:
     fates = Counter(module.fate for module in corpus.modules.values())
     report.row("HLO modules", len(corpus.modules), ", ".join(f"{n} {fate}" for fate, n in sorted(fates.items())))
     agree = dropped = retyped = 0
@@ -314,7 +316,9 @@ def _pairs(corpus: Corpus, said: dict[str, description.NeffDescription], report:
     )
 
 
-def _lints(corpus: Corpus, said: dict[str, description.NeffDescription], target: str | None, report: Report) -> None:
+def _lints(
+    corpus: Corpus, said: dict[str, description.NeffDescription], target: str | None, report: SurveyReport
+) -> None:
     counts: dict[str, Counter[str]] = {}
     for module in corpus.modules.values():
         targets = [t for _, data in module.neffs if _digest(data) in said for t in said[_digest(data)].targets] or [
@@ -336,7 +340,7 @@ def _lints(corpus: Corpus, said: dict[str, description.NeffDescription], target:
         )
 
 
-def _canonicals(corpus: Corpus, report: Report) -> list[tuple[Module, bytes]]:
+def _canonicals(corpus: Corpus, report: SurveyReport) -> list[tuple[Module, bytes]]:
     made: list[tuple[Module, bytes]] = []
     for module in corpus.modules.values():
         try:
@@ -362,7 +366,7 @@ def _canonical(data: bytes) -> bytes:
     return canonicalize(data, names, aliases=aliases)
 
 
-def _executions(made: list[tuple[Module, bytes]], limit: int, report: Report, say: Callable[[str], None]) -> None:
+def _executions(made: list[tuple[Module, bytes]], limit: int, report: SurveyReport, say: Callable[[str], None]) -> None:
     from kernelgen.hlo.execute import compile_for_cpu
 
     ran = equal = refused = 0

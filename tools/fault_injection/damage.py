@@ -38,7 +38,7 @@ HYPERPARAMETERS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class MetadataEntry:
     """A metadata value.
 
     Attributes:
@@ -67,7 +67,7 @@ class TensorInfo:
 class Parts:
     """A header. The counts are those of the lists unless they lie."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[MetadataEntry, ...]
     tensors: tuple[TensorInfo, ...]
     version: int = 3
     n_entries: int | None = None
@@ -112,7 +112,7 @@ def parts(data: bytes) -> Parts:
         key, kind = cursor.text(), cursor.number("I")
         start = cursor.at
         cursor.value(kind)
-        entries.append(Entry(key, kind, data[start : cursor.at]))
+        entries.append(MetadataEntry(key, kind, data[start : cursor.at]))
     tensors = []
     for _ in range(n_tensors):
         name = cursor.text()
@@ -167,7 +167,7 @@ def _value(rng: random.Random, kind: int, depth: int = 0) -> bytes:
     return struct.pack("<IQ", element, told) + values
 
 
-def _set(header: Parts, index: int, entry: Entry) -> Parts:
+def _set(header: Parts, index: int, entry: MetadataEntry) -> Parts:
     return replace(header, entries=(*header.entries[:index], entry, *header.entries[index + 1 :]))
 
 
@@ -223,7 +223,7 @@ def another_value(rng: random.Random, header: Parts) -> Parts:
         key = _architecture(header) + b"." + rng.choice(HYPERPARAMETERS)
     kind = rng.choice((2, 4, 4, 4, 6, 6, 7, _STRING, _ARRAY))
     entries = tuple(entry for entry in header.entries if entry.key != key)
-    return replace(header, entries=(*entries, Entry(key, kind, _value(rng, kind))))
+    return replace(header, entries=(*entries, MetadataEntry(key, kind, _value(rng, kind))))
 
 
 def _architecture(header: Parts) -> bytes:
@@ -239,7 +239,7 @@ def other_architecture(rng: random.Random, header: Parts) -> Parts:
     entries = []
     for entry in header.entries:
         if entry.key == b"general.architecture":
-            entries.append(Entry(entry.key, _STRING, _text(new)))
+            entries.append(MetadataEntry(entry.key, _STRING, _text(new)))
         elif entry.key.startswith(old):
             entries.append(replace(entry, key=new + b"." + entry.key.removeprefix(old)))
         else:

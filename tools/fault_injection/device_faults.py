@@ -54,7 +54,7 @@ REPORTED = re.compile(r"^(ggml-neuron: |.*ggml-neuron: \w+ing (a buffer|tensor '
 
 
 @dataclass(frozen=True)
-class Bench:
+class RoundsBench:
     """What rounds need.
 
     Attributes:
@@ -106,7 +106,7 @@ class Round:
         return f"{self.what}, {self.buffers} buffers, {self.fault}"
 
 
-def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) -> Bench:
+def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) -> RoundsBench:
     """Returns what rounds need, built with the simulator.
 
     Args:
@@ -126,7 +126,7 @@ def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) ->
     build(manifest, folder / "model")
     done = _model(programs, model, folder / "right.gguf", GGML_NEURON_KERNEL_DIR=folder / "model")
     assert done.returncode == 0, done.stderr
-    return Bench(programs, kernels, model, folder / "model", read_logits(folder / "right.gguf"), folder)
+    return RoundsBench(programs, kernels, model, folder / "model", read_logits(folder / "right.gguf"), folder)
 
 
 def _scenarios(programs: Programs, folder: Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
@@ -164,7 +164,7 @@ def read_logits(path: Path) -> np.ndarray:
     return np.array(found["logits"].data, np.float64)
 
 
-def play(bench: Bench, one: Round) -> str:
+def play(bench: RoundsBench, one: Round) -> str:
     """Makes a round.
 
     Returns:

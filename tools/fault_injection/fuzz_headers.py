@@ -64,7 +64,7 @@ REFUSED = re.compile(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended.
 
     Attributes:
@@ -81,7 +81,7 @@ class Outcome:
     memory: int
 
 
-def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> Outcome:
+def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> RunOutcome:
     """Runs a program, and ends it when it does nothing for long."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
@@ -96,7 +96,7 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> Outcom
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
-        return Outcome(
+        return RunOutcome(
             process.returncode,
             out.read(),
             err.read().decode(errors="replace"),
@@ -118,7 +118,7 @@ def environment(libraries: Path | None) -> dict[str, str]:
     return found
 
 
-def wrong(outcome: Outcome, file: Path, n_graphs: int = N_GRAPHS) -> str | None:
+def wrong(outcome: RunOutcome, file: Path, n_graphs: int = N_GRAPHS) -> str | None:
     """Returns what is wrong with the outcome of a run without sanitizers, or None."""
     if outcome.seconds > SECONDS:
         return f"{outcome.seconds:.0f} s of CPU time"
@@ -187,7 +187,7 @@ def bases(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def absurd(rng: random.Random) -> headers.Header:
+def absurd(rng: random.Random) -> headers.GgufHeader:
     """Returns a header of which all parts agree with each other, and no model has the sizes."""
 
     def size(usual: int) -> int:
@@ -254,7 +254,7 @@ def derive(program: Path, libraries: Path | None, file: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Programs:
+class ReadingPrograms:
     """The programs, and llama.cpp's libraries; one that is whole needs none."""
 
     exporter: Path
@@ -273,7 +273,7 @@ class Fuzzer:
     """
 
     def __init__(
-        self, programs: Programs, headers: Mapping[str, bytes], folder: Path, keep: Path | None = None
+        self, programs: ReadingPrograms, headers: Mapping[str, bytes], folder: Path, keep: Path | None = None
     ) -> None:
         self.programs, self.headers, self.folder, self.keep = programs, headers, folder, keep
         self.failures: list[str] = []
@@ -334,7 +334,7 @@ class Fuzzer:
             (self.keep / f"{re.sub('[^a-z0-9]+', '-', about.lower()).strip('-')[:60]}.gguf").write_bytes(data)
 
 
-def _kind(outcome: Outcome) -> str:
+def _kind(outcome: RunOutcome) -> str:
     if outcome.status == 0:
         return "graphs"
     for text in (
@@ -361,7 +361,7 @@ def main() -> int:
     whole = os.environ.get(
         "NEURON_KERNELGEN_SANITIZED_EXPORTER", ROOT / "backend/sanitizers/exporter_address_whole/export-graphs"
     )
-    programs = Programs(
+    programs = ReadingPrograms(
         Path(os.environ.get("NEURON_KERNELGEN_EXPORTER", ROOT / "backend/exporter/exporter/export-graphs")).absolute(),
         here,
         Path(whole).absolute(),

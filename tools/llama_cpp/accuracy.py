@@ -91,22 +91,22 @@ def measure(programs: harness.Programs, model: Path, text: str, windows: int, fo
         RuntimeError: kernels can't be derived or built, or a program failed.
     """
     kernels = folder / "kernels"
-    cache = any_tokens.Model("model")
+    cache = any_tokens.RandomModel("model")
     any_tokens.derive(programs, cache, model, kernels, n_tokens=(1, BATCH), n_ctx=(N_CTX,))
     exact = folder / "f32.gguf"
     logits.write_f32(model, exact)
 
     def run(
         file: Path, name: str, options: str, environment: dict[str, str]
-    ) -> tuple[list[any_tokens.Call], list[Path]]:
+    ) -> tuple[list[any_tokens.CallResult], list[Path]]:
         files = [folder / f"{name}-{side}" for side in ("device", "cpu")]
         calls, _ = any_tokens.run(programs, file, folder, [script(windows, options, *files)], environment, words=text)
         return calls, files
 
-    def read(file: Path, calls: Sequence[any_tokens.Call]) -> np.ndarray:
+    def read(file: Path, calls: Sequence[any_tokens.CallResult]) -> np.ndarray:
         return np.memmap(file, np.float32, "r").reshape(sum(call.rows for call in calls), -1)
 
-    def perplexity(calls: Sequence[any_tokens.Call], *, device: bool) -> float:
+    def perplexity(calls: Sequence[any_tokens.CallResult], *, device: bool) -> float:
         nll = sum(call.nll if device else call.nll_cpu for call in calls)
         return math.exp(nll / sum(call.rows for call in calls))
 

@@ -87,7 +87,7 @@ WIDER = random_llama.Size(n_embd=128, n_head=4, n_head_kv=2, n_ff=192, n_layer=2
 
 
 @dataclass(frozen=True)
-class Model:
+class RandomModel:
     """A model with random weights, and the cache it is run with.
 
     Attributes:
@@ -132,16 +132,16 @@ class Model:
 
 
 MODELS = (
-    Model("llama"),
-    Model("qwen3"),
-    Model("llama", "q8_0"),
-    Model("gemma3", window=True),
+    RandomModel("llama"),
+    RandomModel("qwen3"),
+    RandomModel("llama", "q8_0"),
+    RandomModel("gemma3", window=True),
 )
 
 
 def derive(
     programs: harness.Programs,
-    model: Model,
+    model: RandomModel,
     file: Path,
     output: Path,
     *,
@@ -149,7 +149,7 @@ def derive(
     n_ctx: Sequence[int],
     fuse: str = "none",
     more: Sequence[str] = (),
-) -> harness.Built:
+) -> harness.BuiltManifest:
     """Builds into `output` the kernels that `kernelgen model`, with `--fuse` and `more` arguments, derives for a few numbers of tokens.
 
     Raises:
@@ -183,7 +183,7 @@ _CALL = re.compile(
 
 
 @dataclass(frozen=True)
-class Call:
+class CallResult:
     """What became of a call: a line of the program `calls`, see there."""
 
     script: int
@@ -199,14 +199,14 @@ class Call:
     cpu: Counter[str]
 
     @staticmethod
-    def read(line: str) -> Call:
+    def read(line: str) -> CallResult:
         match = _CALL.fullmatch(line)
         if not match:
             raise RuntimeError(f"calls: {line!r}")
         cpu = Counter[str]()
         for op, count in re.findall(r"(\w+)\*(\d+)", match["cpu"]):
             cpu[op] += int(count)
-        return Call(
+        return CallResult(
             int(match["script"]),
             match["context"],
             match["parts"],
@@ -233,9 +233,9 @@ def run(
     scripts: Sequence[Iterable[str]],
     environment: dict[str, str],
     *,
-    say: Callable[[Call], None] = lambda call: None,
+    say: Callable[[CallResult], None] = lambda call: None,
     words: str = "",
-) -> tuple[list[Call], str]:
+) -> tuple[list[CallResult], str]:
     """Makes the calls that scripts say, each in a thread when there are several; returns what became of them, and the log.
 
     The tokens are those of `words`, by default of TEXT.
@@ -258,7 +258,7 @@ def run(
         **environment,
     }
     log = folder / "log"
-    calls: list[Call] = []
+    calls: list[CallResult] = []
     others: list[str] = []
     with log.open("w") as stderr:
         command = [program(), programs.llama_cpp, model, text, *files]
@@ -268,7 +268,7 @@ def run(
                 if not _CALL.match(line):  # what a program that ends with a signal prints
                     others.append(line)
                     continue
-                calls.append(Call.read(line.rstrip("\n")))
+                calls.append(CallResult.read(line.rstrip("\n")))
                 say(calls[-1])
     said = log.read_text(errors="replace")
     if process.returncode or others:
@@ -300,7 +300,7 @@ def fill(before: int, depth: int, numbers: Sequence[int] = N_TOKENS) -> Iterator
 
 
 def grid(
-    model: Model,
+    model: RandomModel,
     pairs: Iterable[tuple[int, int]],
     *,
     n_ctx: int = N_CTX,
@@ -326,7 +326,7 @@ def grid(
     yield "end grid"
 
 
-def text_of(model: Model, batch: int, windows: int, window: int, n_ctx: int) -> Iterator[str]:
+def text_of(model: RandomModel, batch: int, windows: int, window: int, n_ctx: int) -> Iterator[str]:
     """Yields the calls of llama-perplexity: windows over a text, of whose second half the tokens count."""
     sizes = f"n_ctx={n_ctx} n_batch={batch} n_ubatch={batch} n_seq_max={windows} kv_unified=1"
     yield f"context text-{batch} {sizes} {model.options}"
@@ -339,7 +339,7 @@ def text_of(model: Model, batch: int, windows: int, window: int, n_ctx: int) -> 
 
 def several(
     seed: int,
-    model: Model,
+    model: RandomModel,
     name: str,
     *,
     unified: bool = True,
@@ -378,7 +378,9 @@ def several(
     yield f"end {name}"
 
 
-def in_turn(seed: int, model: Model, name: str, sizes: Sequence[int], *, rounds: int, n_ubatch: int) -> Iterator[str]:
+def in_turn(
+    seed: int, model: RandomModel, name: str, sizes: Sequence[int], *, rounds: int, n_ubatch: int
+) -> Iterator[str]:
     """Yields calls of two contexts of different sizes, one after the other."""
     rng = random.Random(seed)
     lengths = {f"{name}-left": 0, f"{name}-right": 0}
@@ -424,7 +426,7 @@ class Found:
     changed: int = 0
     free: bool = False
 
-    def add(self, call: Call) -> None:
+    def add(self, call: CallResult) -> None:
         self.calls += 1
         self.rows += call.rows
         if self.cpu is not None:
@@ -478,7 +480,7 @@ class Sweep:
     def __init__(
         self,
         programs: harness.Programs,
-        model: Model,
+        model: RandomModel,
         folder: Path,
         *,
         n_tokens: Sequence[int] = N_TOKENS,
@@ -495,8 +497,8 @@ class Sweep:
         self.n_ubatch = max(n_tokens)
 
     def run(
-        self, *scripts: Iterable[str], say: Callable[[Call], None] = lambda call: None, **variables: str
-    ) -> list[Call]:
+        self, *scripts: Iterable[str], say: Callable[[CallResult], None] = lambda call: None, **variables: str
+    ) -> list[CallResult]:
         """Makes calls with the few kernels.
 
         Raises:
@@ -515,7 +517,7 @@ class Sweep:
         *,
         window: int = 512,
         rounds: int = 24,
-        say: Callable[[Call], None] = lambda call: None,
+        say: Callable[[CallResult], None] = lambda call: None,
     ) -> list[Found]:
         """Returns what calls of one program came to, by kind.
 
@@ -544,7 +546,7 @@ class Sweep:
             script += self._several(seed, rounds)
             script += self._several(seed, rounds, unified=False)
             script += self._in_turn(seed, rounds // 2)
-        texts: dict[str, list[Call]] = {}
+        texts: dict[str, list[CallResult]] = {}
         for call in self.run(script, say=say):
             kind, _, which = call.context.partition("-")
             kinds[kind].add(call)
@@ -587,7 +589,7 @@ class Sweep:
             calls = grid(self.model, pairs, n_ctx=self.n_ctx, n_ubatch=self.n_ubatch, cpu=False, numbers=numbers)
             return [f"logits {output}", *calls]
 
-        def exactly(**variables: str) -> tuple[list[Call], str]:
+        def exactly(**variables: str) -> tuple[list[CallResult], str]:
             environment = self.environment | variables | {"GGML_NEURON_EXACT": "1"}
             return run(self.programs, self.file, self.folder, [script(self.folder / "exact.f32")], environment)
 
@@ -651,7 +653,7 @@ def main() -> int:
             sweep = Sweep(programs, layered, Path(folder), fuse=args.fuse)
             begun, number = time.monotonic(), 0
 
-            def say(call: Call, total: int = len(pairs), model: Model = model) -> None:
+            def say(call: CallResult, total: int = len(pairs), model: RandomModel = model) -> None:
                 nonlocal begun, number
                 number += call.rows > 0 and call.context == "grid"
                 if time.monotonic() - begun > 30:

@@ -270,14 +270,14 @@ def _filter(chosen: Sequence[str]) -> Sequence[str]:
     return chosen if sum(len(each) + 1 for each in chosen) <= cases.MOST_BYTES else ()
 
 
-def _wanted(rows: Sequence[cases.Row], chosen: Sequence[str]) -> list[cases.Row]:
+def _wanted(rows: Sequence[cases.CaseRow], chosen: Sequence[str]) -> list[cases.CaseRow]:
     if len(_filter(chosen)) == len(chosen):
         return list(rows)
     wanted = frozenset(chosen)
     return [row for row in rows if row.case in wanted or row.op in wanted]
 
 
-def computed_by(rows: Sequence[cases.Row], language: str, languages: Sequence[str]) -> list[cases.Row]:
+def computed_by(rows: Sequence[cases.CaseRow], language: str, languages: Sequence[str]) -> list[cases.CaseRow]:
     """Returns the cases of which this language computes a kernel, when kernels may be in `languages`."""
     entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
     found, _, _ = kernel_builder.KernelBuilder(languages).read(entries)
@@ -301,7 +301,7 @@ def ask(
     *,
     chosen: Sequence[str] = (),
     params: str | None = None,
-) -> list[cases.Row]:
+) -> list[cases.CaseRow]:
     """Returns what the mode `support` says of the kernels of all groups; the arguments are `run`'s, and what it returned.
 
     That mode leaves out the cases of several ops that other backends compute as one.
@@ -312,7 +312,7 @@ def ask(
     return [row for row in _wanted(rows, chosen) if row.case in summary.costs]
 
 
-def write_results(work: Path, summary: Summary, asked: Iterable[cases.Row]) -> None:
+def write_results(work: Path, summary: Summary, asked: Iterable[cases.CaseRow]) -> None:
     """Writes the CSVs; `asked` is from `ask`."""
     header = ["backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name"]
     support = [

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cases
 import harness
 import worker_pool
-from kernel_builder import Built, KernelBuilder
+from kernel_builder import BuiltGroup, KernelBuilder
 from work_folder import COMPILED, digest, locked, programs_digest
 
 from kernelgen import fileio
@@ -45,7 +45,7 @@ class Done:
         reused: whether the outcome is an earlier one.
     """
 
-    built: Built
+    built: BuiltGroup
     outcome: cases.Outcome
     seconds: float
     reused: bool = False
@@ -58,7 +58,7 @@ class Done:
         outcome = value["outcome"]
         results = [cases.Result(**result) for result in outcome["results"]]
         return Done(
-            Built(**value["built"]),
+            BuiltGroup(**value["built"]),
             cases.Outcome(results, outcome["failures"], outcome["ran"]),
             value["seconds"],
             value["reused"],
@@ -159,7 +159,7 @@ class CaseRunner:
         return outcome
 
     @staticmethod
-    def _explain(group: cases.Group, built: Built, outcome: cases.Outcome) -> None:
+    def _explain(group: cases.Group, built: BuiltGroup, outcome: cases.Outcome) -> None:
         """Notes at each case without support which of its nodes has no kernel, and why."""
         for result in outcome.of(cases.UNSUPPORTED):
             reasons: dict[str, None] = {}

@@ -37,7 +37,7 @@ _SLOW_TYPES = re.compile(r"iq[123]_")
 
 
 @dataclass(frozen=True)
-class Row:
+class CaseRow:
     """A row of the program's CSV.
 
     Attributes:
@@ -89,7 +89,7 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[CaseRow] = []
         self.log: list[str] = []
         self._header: list[str] | None = None
         self._nodes: list[tuple[str, str | None]] = []
@@ -108,7 +108,7 @@ class Reader:
             row = dict(zip(self._header, values, strict=True))
             now = time.monotonic()
             self.rows.append(
-                Row(
+                CaseRow(
                     f"{row['op_name']}({row['op_params']})",
                     row["backend_name"],
                     row["supported"] == "1",
@@ -135,7 +135,7 @@ class Ended:
         status: its exit status; None when it took too long and was killed.
     """
 
-    rows: list[Row]
+    rows: list[CaseRow]
     log: str
     status: int | None
 
@@ -245,7 +245,7 @@ class Group:
 
 def listing(
     programs: harness.Programs, empty: Path, *, chosen: Sequence[str] = (), params: str | None = None
-) -> list[Row]:
+) -> list[CaseRow]:
     """Returns every case that the program would test, with what it asks for: it finds no kernel of its own, and so runs nothing.
 
     Args:
@@ -271,15 +271,15 @@ MOST_BYTES = 100_000
 """Of a group's cases on the command line; Linux takes no argument of 128 KiB."""
 
 
-def group(rows: Iterable[Row]) -> list[Group]:
+def group(rows: Iterable[CaseRow]) -> list[Group]:
     """Returns the cases in groups, each of one op where it has many; what the groups are depends on nothing but the cases."""
     rows = list(rows)
     position = {id(row): number for number, row in enumerate(rows)}
-    by_op: dict[str, list[Row]] = {}
+    by_op: dict[str, list[CaseRow]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
-    groups: list[list[Row]] = []
-    small: dict[bool, list[Row]] = {False: [], True: []}
+    groups: list[list[CaseRow]] = []
+    small: dict[bool, list[CaseRow]] = {False: [], True: []}
     for of_op in by_op.values():
         if len(of_op) >= MOST_CASES // 2:
             groups += _cut(sorted(of_op, key=_is_slow))
@@ -301,17 +301,17 @@ def group(rows: Iterable[Row]) -> list[Group]:
     return found
 
 
-def _is_slow(row: Row) -> bool:
+def _is_slow(row: CaseRow) -> bool:
     return bool(_SLOW_TYPES.search(row.case))
 
 
-def _bytes(rows: Iterable[Row]) -> int:
+def _bytes(rows: Iterable[CaseRow]) -> int:
     return sum(len(case) + 1 for case in {row.case for row in rows})
 
 
-def _cut(rows: list[Row]) -> list[list[Row]]:
+def _cut(rows: list[CaseRow]) -> list[list[CaseRow]]:
     """Cuts an op's cases into groups of equal size; a case that the program has twice stays together."""
-    cases: dict[str, list[Row]] = {}
+    cases: dict[str, list[CaseRow]] = {}
     for row in rows:
         cases.setdefault(row.case, []).append(row)
     pieces = max(-(-len(cases) // MOST_CASES), -(-_bytes(rows) // (MOST_BYTES * 9 // 10)))
@@ -322,7 +322,7 @@ def _cut(rows: list[Row]) -> list[list[Row]]:
     ]
 
 
-def _made(name: str, rows: Sequence[Row]) -> Group:
+def _made(name: str, rows: Sequence[CaseRow]) -> Group:
     nodes: dict[tuple[str, str | None], int] = {}
     asks: dict[str, list[int]] = {}
     for row in rows:

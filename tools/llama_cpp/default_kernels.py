@@ -71,7 +71,7 @@ _LAUNCHED = re.compile(r"other numbers of tokens were launched (\d+) times, with
 
 
 @dataclass
-class Model:
+class DefaultKernelsResult:
     """What became of an architecture.
 
     Attributes:
@@ -90,7 +90,7 @@ class Model:
         folds: how its graph with more layers is cut, of each model.
     """
 
-    rows: list[models.Row] = field(default_factory=list)
+    rows: list[models.ArchitectureRow] = field(default_factory=list)
     kernels: int = 0
     launches: int = 0
     ops: int = 0
@@ -116,12 +116,12 @@ class Model:
         return self.passed and not self.lacking
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> Model:
+    def from_json(value: dict[str, Any]) -> DefaultKernelsResult:
         own = {
-            "rows": [models.Row(**row) for row in value["rows"]],
+            "rows": [models.ArchitectureRow(**row) for row in value["rows"]],
             "folds": [folded_layers.Folded(**folded) for folded in value["folds"]],
         }
-        return Model(**value | own)
+        return DefaultKernelsResult(**value | own)
 
 
 # --- why a node has no kernel ----------------------------------------------------------------------------------------------
@@ -170,13 +170,13 @@ class DefaultKernelsRunner:
             fuse,
         )
 
-    def do(self, name: str, progress: harness.Progress) -> Model:
+    def do(self, name: str, progress: harness.Progress) -> DefaultKernelsResult:
         """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
         result = self.work / f"{name}.json"
         with work_folder.locked(self.work / name), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             before = json.loads(result.read_text())
             if before["key"] == self.depends:
-                return Model.from_json(before["model"])
+                return DefaultKernelsResult.from_json(before["model"])
         with work_folder.locked(self.work / name), tempfile.TemporaryDirectory(dir=self.work) as folder:
             begun = time.monotonic()
             model = self._do(name, Path(folder), progress)
@@ -185,7 +185,7 @@ class DefaultKernelsRunner:
             fileio.write_bytes(result, json.dumps(value, indent=1).encode())
             return model
 
-    def _do(self, name: str, folder: Path, progress: harness.Progress) -> Model:
+    def _do(self, name: str, folder: Path, progress: harness.Progress) -> DefaultKernelsResult:
         pattern = f"^{re.escape(name)}$"
         specs: dict[str, KernelSpec | GraphSpec] = {}
         files = []
@@ -198,14 +198,14 @@ class DefaultKernelsRunner:
             words += ["--fuse", self.fuse]
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 if cli.run(list(map(str, words))):
-                    return Model(failure=said.getvalue().strip())
+                    return DefaultKernelsResult(failure=said.getvalue().strip())
             (request,) = manifest.load([output], self.builder.catalog)
             specs |= {kernel.spec.id: kernel.spec for kernel in request.kernels}
             config = next(c for c in request.configs if c.target == harness.target())
             files.append(file)
         if not specs:
-            return Model(absent=True)
-        built = kernel_builder.Built()
+            return DefaultKernelsResult(absent=True)
+        built = kernel_builder.BuiltGroup()
         kernels = folder / "kernels"
         kernels.mkdir()
         path = kernels / pack_name(f"group_{harness.target()}")
@@ -218,7 +218,7 @@ class DefaultKernelsRunner:
         }
         done = models.run(self.programs, environment, pattern)
         output_text = done.stderr + done.stdout
-        model = Model(rows=models.architecture_rows(done.stdout).get(name, []), kernels=len(built.sizes))
+        model = DefaultKernelsResult(rows=models.architecture_rows(done.stdout).get(name, []), kernels=len(built.sizes))
         lacking = [(int(m["lacking"]), int(m["ops"])) for m in _LACKING.finditer(output_text)]
         model.lacking, model.ops = max(lacking, default=(0, 0))
         model.launches = sum(int(count) for count, _ in _LAUNCHED.findall(output_text))
@@ -242,7 +242,7 @@ class DefaultKernelsRunner:
             model.folds = [folded_layers.folded(file, folder, program, N_CTX) for file in files]
         return model
 
-    def _compare(self, model: Model, files: Sequence[Path], environment: dict[str, str]) -> None:
+    def _compare(self, model: DefaultKernelsResult, files: Sequence[Path], environment: dict[str, str]) -> None:
         """Adds how far the logits are from those without groups."""
         model.fused = 0.0
         for file in files:
@@ -258,7 +258,7 @@ class DefaultKernelsRunner:
             model.failure = model.failure or f"the error against the same kernels without groups is {model.fused:.1e}"
 
 
-def _add_groups(model: Model, log: str) -> None:
+def _add_groups(model: DefaultKernelsResult, log: str) -> None:
     """Adds what the backend says of groups."""
     outside: Counter[str] = Counter()
     for match in _GROUPED.finditer(log):
@@ -282,14 +282,21 @@ def run_all(
     *,
     jobs: int | None = None,
     say: harness.Say = print,
-) -> dict[str, Model]:
+) -> dict[str, DefaultKernelsResult]:
     """Does architectures side by side, and returns what became of each; the arguments are those of `models.run_all`."""
     return worker_pool.answers(
-        Path(__file__), {"work": str(work), "fuse": fuse}, programs, names, jobs, Model.from_json, line, say
+        Path(__file__),
+        {"work": str(work), "fuse": fuse},
+        programs,
+        names,
+        jobs,
+        DefaultKernelsResult.from_json,
+        line,
+        say,
     )
 
 
-def line(name: str, model: Model) -> str:
+def line(name: str, model: DefaultKernelsResult) -> str:
     """Returns what became of an architecture, in a line."""
     if model.absent:
         return f"{name}: left out: {_NO_FILE}"
@@ -358,7 +365,7 @@ or twelve times as many layers of the same kinds: `270 → 10 (4)` means that it
 """
 
 
-def layers_page(found: Mapping[str, Model]) -> str:
+def layers_page(found: Mapping[str, DefaultKernelsResult]) -> str:
     """Returns the text of the page about layers."""
     there = {name: model for name, model in found.items() if not model.absent}
     ran = sum(model.ran for model in there.values())
@@ -383,11 +390,11 @@ def layers_page(found: Mapping[str, Model]) -> str:
     return intro + "".join(f"| {' | '.join(_layers_row(name, model))} |\n" for name, model in sorted(there.items()))
 
 
-def _folds(model: Model) -> bool:
+def _folds(model: DefaultKernelsResult) -> bool:
     return bool(model.folds) and not any(folded.why for folded in model.folds)
 
 
-def _layers_row(name: str, model: Model) -> tuple[str, ...]:
+def _layers_row(name: str, model: DefaultKernelsResult) -> tuple[str, ...]:
     """Returns the cells of an architecture's row in the page about layers."""
     share = f"{model.grouped / model.ran:.0%}" if model.ran else ""
     per_launch = f"{model.grouped / model.group_launches:.1f}" if model.group_launches else ""
@@ -401,7 +408,7 @@ def _layers_row(name: str, model: Model) -> tuple[str, ...]:
     return name, "yes" if model.passed else "no", str(model.kernels), share, per_launch, error, folds, said
 
 
-def page(found: Mapping[str, Model]) -> str:
+def page(found: Mapping[str, DefaultKernelsResult]) -> str:
     """Returns the page's text."""
     intro = _INTRO.format(
         n_ctx=N_CTX,
@@ -412,7 +419,7 @@ def page(found: Mapping[str, Model]) -> str:
     return intro + "".join(f"{row(name, model)}\n" for name, model in sorted(found.items()))
 
 
-def row(name: str, model: Model) -> str:
+def row(name: str, model: DefaultKernelsResult) -> str:
     """Returns an architecture's row in the page."""
     if model.absent:
         return f"| {name} | | | | | {_NO_FILE} |"
@@ -428,7 +435,7 @@ def known(text: str) -> dict[str, bool]:
     return {name: bool(on_cpu) for name, on_cpu in rows}
 
 
-def worse(found: Mapping[str, Model], text: str) -> list[str]:
+def worse(found: Mapping[str, DefaultKernelsResult], text: str) -> list[str]:
     """Returns what failed, or has nodes on the CPU that the page does not tell of."""
     told = known(text)
     return [
@@ -438,7 +445,7 @@ def worse(found: Mapping[str, Model], text: str) -> list[str]:
     ]
 
 
-def summary(found: Mapping[str, Model]) -> Iterable[str]:
+def summary(found: Mapping[str, DefaultKernelsResult]) -> Iterable[str]:
     """Yields what is left on the CPU, by reason, and the totals."""
     causes: dict[str, list[str]] = {}
     for name, model in found.items():

@@ -150,7 +150,7 @@ class Programs:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltManifest:
     """What became of a recorded manifest.
 
     Attributes:
@@ -182,7 +182,7 @@ class _Reporter:
             self.say(f"  {self.done} of {self.total} kernels")
 
 
-def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = print) -> Built:
+def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = print) -> BuiltManifest:
     """Builds what can be built of a recorded manifest into a pack in `output`; what is there from an earlier build is kept.
 
     A recorded manifest names every op that was asked for, also those that no emitter knows. Those are left out here.
@@ -204,7 +204,7 @@ def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = p
     return replace(built, refused=refused)
 
 
-def build_request(request: Request, output: Path, *, jobs: int | None = None, say: Say = print) -> Built:
+def build_request(request: Request, output: Path, *, jobs: int | None = None, say: Say = print) -> BuiltManifest:
     """Builds the kernels of a request that their emitters take into a pack for `target()`; the arguments are `build`'s."""
     begun = time.monotonic()
     libraries = (builtin_library(),)
@@ -250,7 +250,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
             embed_folder=None,
         )
     compiled = sum(step.fresh for step in result.steps)
-    return Built(len(there), compiled, refused, failed, time.monotonic() - begun)
+    return BuiltManifest(len(there), compiled, refused, failed, time.monotonic() - begun)
 
 
 _ODD = '{op: "sqr", inputs: ["(1,1,1,97)/f32"], output: "(1,1,1,97)/f32"}'
@@ -268,7 +268,7 @@ def odd_kernel(folder: Path, say: Say = lambda text: None) -> Path:
 
 def build_what_runs(
     programs: Programs, run: Callable[[dict[str, str]], object], folder: Path, *, say: Say = print
-) -> tuple[Path, Built]:
+) -> tuple[Path, BuiltManifest]:
     """Runs something with a record, builds what it asked for, and runs it again, which asks for nothing else.
 
     Args:

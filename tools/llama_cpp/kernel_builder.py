@@ -44,7 +44,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 
 @dataclass
-class Built:
+class BuiltGroup:
     """What became of a group's nodes.
 
     Attributes:
@@ -120,7 +120,7 @@ class KernelBuilder:
         chosen = self.catalog.choose(spec, self.languages, harness.target())
         return lowering.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
 
-    def build(self, entries: Sequence[str], folder: Path, progress: harness.Progress) -> tuple[Built, str]:
+    def build(self, entries: Sequence[str], folder: Path, progress: harness.Progress) -> tuple[BuiltGroup, str]:
         """Makes the pack of `folder/kernels`, and returns what became of the entries and the pack's digest.
 
         There is no pack when no entry has a kernel.
@@ -133,14 +133,14 @@ class KernelBuilder:
         with contextlib.suppress(OSError, ValueError, KeyError):
             before = json.loads(record.read_text())
             if before["key"] == key and before["pack"] == work_folder.sha256(pack):
-                return Built(**before["built"] | {"reused": True}), before["pack"]
+                return BuiltGroup(**before["built"] | {"reused": True}), before["pack"]
         for old in (record, folder / "result.json", folder / "kernels"):
             if old.is_dir():
                 shutil.rmtree(old)
             else:
                 old.unlink(missing_ok=True)
         pack.parent.mkdir(parents=True)
-        built = Built(refused=dict(refused))
+        built = BuiltGroup(refused=dict(refused))
         specs: dict[str, KernelSpec] = {}
         entries_of: dict[str, list[str]] = {}
         for entry, kernel in found.items():
@@ -162,7 +162,7 @@ class KernelBuilder:
         specs: Mapping[str, KernelSpec | GraphSpec],
         config: CompileConfig,
         path: Path,
-        built: Built,
+        built: BuiltGroup,
         progress: harness.Progress,
     ) -> dict[str, str]:
         """Emits kernels and writes their pack, unless there are none; returns why kernels are refused, by kernel.

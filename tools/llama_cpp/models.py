@@ -57,7 +57,7 @@ _NODE = re.compile(r"node #\s*(?P<index>\d+) \(\s*(?P<op>\S+)\s*\):.*?\) \[\s*(?
 
 
 @dataclass(frozen=True)
-class Row:
+class ArchitectureRow:
     """One row of test-llama-archs."""
 
     nmse: float
@@ -70,7 +70,7 @@ class Row:
 
 
 @dataclass
-class Model:
+class ArchitectureResult:
     """What became of an architecture.
 
     Attributes:
@@ -86,7 +86,7 @@ class Model:
         reused: whether all this is from an earlier run.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ArchitectureRow] = field(default_factory=list)
     device: dict[str, int] = field(default_factory=dict)
     cpu: dict[str, int] = field(default_factory=dict)
     ran: int = 0
@@ -107,8 +107,8 @@ class Model:
         return bool(self.rows) and all(row.ok for row in self.rows) and not self.failure
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> Model:
-        return Model(**{**value, "rows": [Row(**row) for row in value["rows"]]})
+    def from_json(value: dict[str, Any]) -> ArchitectureResult:
+        return ArchitectureResult(**{**value, "rows": [ArchitectureRow(**row) for row in value["rows"]]})
 
 
 # --- what the programs say -------------------------------------------------------------------------------------------------
@@ -140,16 +140,16 @@ def dispatched(log: str) -> dict[str, Counter[str]]:
     return found
 
 
-def architecture_rows(output: str) -> dict[str, list[Row]]:
+def architecture_rows(output: str) -> dict[str, list[ArchitectureRow]]:
     """Returns the rows of test-llama-archs' table for the device, by architecture; what it skips has none."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[ArchitectureRow]] = {}
     for line in _COLOUR.sub("", output).splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) < 6 or "(" not in cells[4]:
             continue
         status, _, error = cells[4].partition("(")
         status, error = ("FAIL", error.rpartition("(")[2]) if "toggle" in error else (status, error)
-        found.setdefault(cells[1], []).append(Row(float(error.split(")")[0]), status.strip(), cells[5]))
+        found.setdefault(cells[1], []).append(ArchitectureRow(float(error.split(")")[0]), status.strip(), cells[5]))
     return found
 
 
@@ -216,7 +216,7 @@ class ArchitectureRunner:
         self.builder = CachingBuilder()
         self.depends = depends_on(programs)
 
-    def do(self, name: str, progress: harness.Progress) -> Model:
+    def do(self, name: str, progress: harness.Progress) -> ArchitectureResult:
         """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
         begun = time.monotonic()
         folder = self.work / name
@@ -228,7 +228,7 @@ class ArchitectureRunner:
                 asked = before["asked"]
                 built, pack = self.builder.build(_buildable(asked), folder, progress)
                 if before["key"] == work_folder.digest(self.depends, pack, built.refused, built.failed):
-                    return Model.from_json(before["model"] | {"reused": True})
+                    return ArchitectureResult.from_json(before["model"] | {"reused": True})
             for number in range(ROUNDS):
                 built, pack = self.builder.build(_buildable(asked), folder, progress)
                 progress("running, round", number + 1)
@@ -261,16 +261,16 @@ class ArchitectureRunner:
         name: str,
         done: subprocess.CompletedProcess[str],
         output: str,
-        built: kernel_builder.Built,
+        built: kernel_builder.BuiltGroup,
         asked: dict[str, str | None],
-    ) -> Model:
+    ) -> ArchitectureResult:
         ops, ran = dispatched(output), harness.ran(output)
         lacks: Counter[str] = Counter()
         for node, reason in asked.items():
             why = reason or built.refused.get(node)
             if why:
                 lacks[f"{_op(node).upper()}: {harness.generalize(why)}"] += 1
-        model = Model(
+        model = ArchitectureResult(
             rows=architecture_rows(done.stdout).get(name, []),
             device=dict(ops["device"]),
             cpu=dict(ops["cpu"]),
@@ -318,7 +318,7 @@ def run_all(
     *,
     jobs: int | None = None,
     say: harness.Say = print,
-) -> dict[str, Model]:
+) -> dict[str, ArchitectureResult]:
     """Does architectures side by side, and returns what became of each.
 
     Args:
@@ -328,10 +328,12 @@ def run_all(
         jobs: how many at once; one per CPU by default.
         say: is told of each.
     """
-    return worker_pool.answers(Path(__file__), {"work": str(work)}, programs, names, jobs, Model.from_json, _line, say)
+    return worker_pool.answers(
+        Path(__file__), {"work": str(work)}, programs, names, jobs, ArchitectureResult.from_json, _line, say
+    )
 
 
-def _line(name: str, model: Model) -> str:
+def _line(name: str, model: ArchitectureResult) -> str:
     worst = max((row.nmse for row in model.rows), default=float("nan"))
     device, cpu = sum(model.device.values()), sum(model.cpu.values())
     how = "unchanged" if model.reused else f"{model.seconds:.0f} s"
@@ -342,7 +344,7 @@ def _line(name: str, model: Model) -> str:
     )
 
 
-def report(models: dict[str, Model]) -> None:
+def report(models: dict[str, ArchitectureResult]) -> None:
     """Prints what remains on the CPU and why, and the totals."""
     left, why = Counter[str](), Counter[str]()
     for model in models.values():
@@ -368,7 +370,7 @@ def report(models: dict[str, Model]) -> None:
     print(f"below {SHARE:.0%}: {', '.join(below) or 'none'}")
 
 
-def write_csv(path: Path, models: dict[str, Model]) -> None:
+def write_csv(path: Path, models: dict[str, ArchitectureResult]) -> None:
     """Writes a row for each architecture."""
     with fileio.replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -380,7 +382,7 @@ def write_csv(path: Path, models: dict[str, Model]) -> None:
             writer.writerow([name, len(model.rows), int(model.passed), f"{worst:.2e}", device, cpu, on_cpu])
 
 
-def write_table(path: Path, models: dict[str, Model]) -> None:
+def write_table(path: Path, models: dict[str, ArchitectureResult]) -> None:
     """Writes which architectures need which op, as `kernelgen list --ops` reads it."""
     needs: dict[str, list[str]] = {}
     for name, model in models.items():

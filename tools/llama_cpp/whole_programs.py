@@ -98,7 +98,7 @@ def numbers_of_tokens(printed: str) -> Results:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     """Between two runs.
 
     Attributes:
@@ -113,15 +113,15 @@ class Difference:
         return "equal" if self.size == 0 else f"differs: {self.where}" if math.isinf(self.size) else f"{self.size:.1e}"
 
 
-def compare(one: Results, other: Results) -> Difference:
+def compare(one: Results, other: Results) -> RunDifference:
     """Returns the largest difference of two runs."""
     if one.keys() != other.keys():
-        return Difference(math.inf, f"{len(one)} and {len(other)} results")
-    worst = Difference()
+        return RunDifference(math.inf, f"{len(one)} and {len(other)} results")
+    worst = RunDifference()
     for name, value in one.items():
         size = _error(value, other[name])
         if size > worst.size or math.isnan(size):
-            worst = Difference(math.inf if math.isnan(size) else size, name)
+            worst = RunDifference(math.inf if math.isnan(size) else size, name)
     return worst
 
 
@@ -146,7 +146,7 @@ def _error(a: Value, b: Value) -> float:
 
 
 @dataclass(frozen=True)
-class Case:
+class WholeProgram:
     """A program, and what it is asked for.
 
     Attributes:
@@ -178,21 +178,23 @@ _RESPONSE = r"Response: (.*?)\x1b\[0m\n"
 _TEXT = r"^((?!llama_completion: ).+)$"
 
 CASES = (
-    Case(
+    WholeProgram(
         "bench",
         "llama-bench",
         (("-p", "32,8", "-n", 8, "-r", 1, "-ub", 32, "-o", "json", "-fa", 1),),
         numbers_of_tokens,
         "its tests",
     ),
-    Case("perplexity", "llama-perplexity", (_perplexity(128, 32),), perplexities, "-b 128 -ub 32", limit=FLASH_LIMIT),
-    Case(
+    WholeProgram(
+        "perplexity", "llama-perplexity", (_perplexity(128, 32),), perplexities, "-b 128 -ub 32", limit=FLASH_LIMIT
+    ),
+    WholeProgram(
         "perplexity-odd", "llama-perplexity", (_perplexity(100, 33),), perplexities, "-b 100 -ub 33", False, FLASH_LIMIT
     ),
-    Case(
+    WholeProgram(
         "perplexity-short", "llama-perplexity", (_perplexity(77, 13),), perplexities, "-b 77 -ub 13", False, FLASH_LIMIT
     ),
-    Case(
+    WholeProgram(
         "eval-callback",
         "llama-eval-callback",
         (("-p", "abcdef", "-c", 256, "-ub", 32, *F32),),
@@ -200,7 +202,7 @@ CASES = (
         "every tensor",
         groups=False,
     ),
-    Case(
+    WholeProgram(
         "parallel",
         "llama-parallel",
         (("-np", 4, *_PARALLEL),),
@@ -208,17 +210,17 @@ CASES = (
         "texts of 8 clients, -np 4",
         groups=False,
     ),
-    Case(
+    WholeProgram(
         "completion", "llama-completion", (("-p", "abcdef", "-n", 60, "-c", 256, *_COMPLETE),), texts(_TEXT), "a text"
     ),
-    Case(
+    WholeProgram(
         "context-shift",
         "llama-completion",
         (("-p", "abcdef", "-n", 320, "-c", 256, "--context-shift", *_COMPLETE),),
         texts(_TEXT),
         "a text longer than the cache",
     ),
-    Case(
+    WholeProgram(
         "saved-state",
         "llama-completion",
         (
@@ -228,7 +230,7 @@ CASES = (
         texts(_TEXT),
         "texts before and after loading",
     ),
-    Case(
+    WholeProgram(
         "save-load-state",
         "test-save-load-state",
         (("-c", 256, "-ub", 32, *FLASH),),
@@ -265,7 +267,7 @@ def folder_of(program: str, programs: harness.Programs) -> Path:
     return Path(os.environ.get(VARIABLE, Path(__file__).parent / "llama_programs")).absolute()
 
 
-def run(case: Case, programs: harness.Programs, model: Path, folder: Path, environment: dict[str, str]) -> Run:
+def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Path, environment: dict[str, str]) -> Run:
     """Runs a case; what goes wrong is noted in what is returned."""
     folder.mkdir(parents=True)
     text = folder / "text"
@@ -315,7 +317,7 @@ HEAD = """\
 |---|---|---|---|---|---|--:|--:|--:|--:|"""
 
 
-def check(model: str, case: Case, ways: dict[str, Run]) -> tuple[str, list[str]]:
+def check(model: str, case: WholeProgram, ways: dict[str, Run]) -> tuple[str, list[str]]:
     """Returns the table's row of a case, and what is wrong."""
     groups = ways["groups"]
     wrong = [f"{model} {case.name}: {way}: {done.failure}" for way, done in ways.items() if done.failure]
@@ -342,7 +344,7 @@ def check(model: str, case: Case, ways: dict[str, Run]) -> tuple[str, list[str]]
 
 
 def check_all(
-    programs: harness.Programs, models: Sequence[str], cases: Sequence[Case], folder: Path
+    programs: harness.Programs, models: Sequence[str], cases: Sequence[WholeProgram], folder: Path
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields the row of each case of each model, and what is wrong with it.
 
@@ -358,7 +360,7 @@ def check_all(
             folders.append(path.parent / cache)
             any_tokens.derive(
                 programs,
-                any_tokens.Model(name, cache),
+                any_tokens.RandomModel(name, cache),
                 path,
                 folders[-1],
                 n_tokens=N_TOKENS,

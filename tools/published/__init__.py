@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from published.header import Header, Tensor, Value, decoder
+from published.header import GgufHeader, Tensor, Value, decoder
 
 FOLDER = Path("manifests") / "models"
 """Where the manifests are, from the project's root."""
@@ -39,14 +39,14 @@ class Manifest:
     ftype: str
     options: tuple[str, ...] = OPTIONS
 
-    def header(self) -> Header:
+    def header(self) -> GgufHeader:
         """Returns the header of the model's file."""
         header = _small() if self.model == SMALL else MODELS[self.model]()
         header.fields[".general.name"] = self.model
         return header
 
 
-def _llama3_8b() -> Header:
+def _llama3_8b() -> GgufHeader:
     return decoder(
         "llama",
         n_embd=4096,
@@ -61,7 +61,7 @@ def _llama3_8b() -> Header:
     )
 
 
-def _llama32_1b() -> Header:
+def _llama32_1b() -> GgufHeader:
     return decoder(
         "llama",
         n_embd=2048,
@@ -78,7 +78,7 @@ def _llama32_1b() -> Header:
     )
 
 
-def _qwen25_7b() -> Header:
+def _qwen25_7b() -> GgufHeader:
     return decoder(
         "qwen2",
         n_embd=3584,
@@ -92,7 +92,7 @@ def _qwen25_7b() -> Header:
     )
 
 
-def _qwen3_8b() -> Header:
+def _qwen3_8b() -> GgufHeader:
     return decoder(
         "qwen3",
         n_embd=4096,
@@ -107,7 +107,7 @@ def _qwen3_8b() -> Header:
     )
 
 
-def _gemma2_2b() -> Header:
+def _gemma2_2b() -> GgufHeader:
     return decoder(
         "gemma2",
         n_embd=2304,
@@ -129,7 +129,7 @@ def _gemma2_2b() -> Header:
     )
 
 
-def _gemma3_4b() -> Header:
+def _gemma3_4b() -> GgufHeader:
     return decoder(
         "gemma3",
         n_embd=2560,
@@ -147,7 +147,7 @@ def _gemma3_4b() -> Header:
     )
 
 
-def _mistral_7b() -> Header:
+def _mistral_7b() -> GgufHeader:
     return decoder(
         "llama",
         n_embd=4096,
@@ -161,7 +161,7 @@ def _mistral_7b() -> Header:
     )
 
 
-def _mixtral_8x7b() -> Header:
+def _mixtral_8x7b() -> GgufHeader:
     return decoder(
         "llama",
         n_embd=4096,
@@ -176,7 +176,7 @@ def _mixtral_8x7b() -> Header:
     )
 
 
-def _phi3_mini() -> Header:
+def _phi3_mini() -> GgufHeader:
     return decoder(
         "phi3",
         n_embd=3072,
@@ -193,7 +193,7 @@ def _phi3_mini() -> Header:
     )
 
 
-def _gpt_oss_20b() -> Header:
+def _gpt_oss_20b() -> GgufHeader:
     n_embd, n_head, n_head_kv, head, n_ff, n_vocab, n_layer, n_expert = 2880, 64, 8, 64, 2880, 201088, 24, 32
     fields: dict[str, Value] = {
         "context_length": 131072,
@@ -238,20 +238,20 @@ def _gpt_oss_20b() -> Header:
         for name, n_in, n_out in (("ffn_gate", n_embd, n_ff), ("ffn_up", n_embd, n_ff), ("ffn_down", n_ff, n_embd)):
             tensors.append(Tensor(f"{block}.{name}_exps.weight", (n_in, n_out, n_expert), "f16"))
             tensors.append(Tensor(f"{block}.{name}_exps.bias", (n_out, n_expert), "f32"))
-    return Header("gpt-oss", fields, tensors)
+    return GgufHeader("gpt-oss", fields, tensors)
 
 
 SMALL = "Small"
 """A llama that was not published, with every kind of kernel that Llama-3-8B has and few of each."""
 
 
-def _small() -> Header:
+def _small() -> GgufHeader:
     return decoder(
         "llama", n_embd=64, n_head=4, n_head_kv=2, n_ff=64, n_vocab=64, eps=1e-5, freq_base=10000.0, context_length=256
     )
 
 
-MODELS: Mapping[str, Callable[[], Header]] = MappingProxyType(
+MODELS: Mapping[str, Callable[[], GgufHeader]] = MappingProxyType(
     {
         "Llama-3-8B": _llama3_8b,
         "Llama-3.2-1B": _llama32_1b,

@@ -23,7 +23,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Header:
+class GgufHeader:
     """What a header says.
 
     Attributes:
@@ -37,7 +37,7 @@ class Header:
     tensors: list[Tensor] = field(default_factory=list)
 
 
-def write(header: Header, path: Path, *, part: tuple[int, int] = (0, 1), sparse: bool = False) -> Path:
+def write(header: GgufHeader, path: Path, *, part: tuple[int, int] = (0, 1), sparse: bool = False) -> Path:
     """Writes a header to `path` and returns the path.
 
     Args:
@@ -107,7 +107,7 @@ def decoder(
     freq_base: float = 1e6,
     context_length: int = 8192,
     fields: dict[str, Value] | None = None,
-) -> Header:
+) -> GgufHeader:
     """Returns the header of a model of llama.cpp's usual form.
 
     Args:
@@ -164,7 +164,7 @@ def decoder(
         tensors += [Tensor(f"blk.{i}.{name}.weight", (n,), "f32") for name, n in norms]
         tensors += _attention(i, n_embd, q, kv, kind, fused=fused, biased=qkv_bias)
         tensors += _feed_forward(i, n_embd, n_ff, kind, fused=fused, n_expert=n_expert)
-    return Header(architecture, keys | (fields or {}), tensors)
+    return GgufHeader(architecture, keys | (fields or {}), tensors)
 
 
 def _attention(layer: int, n_embd: int, q: int, kv: int, kind: str, *, fused: bool, biased: bool) -> Iterator[Tensor]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelgen import cli
-from published.header import Header, Tensor, decoder, write
+from published.header import GgufHeader, Tensor, decoder, write
 
 HERE = Path(__file__).parent
 
@@ -36,7 +36,7 @@ class Case:
         manifest: whether it has one here; else it is one of those in manifests/.
     """
 
-    header: Header
+    header: GgufHeader
     n_ctx: int
     n_tokens: Sequence[int]
     n_seq_max: int = 1
@@ -51,7 +51,7 @@ class Case:
         return [*found, "--flash-attn", "both" if len(self.flash_attn) > 1 else self.flash_attn[0]]
 
 
-def retyped(header: Header, types: Mapping[str, Sequence[str]]) -> Header:
+def retyped(header: GgufHeader, types: Mapping[str, Sequence[str]]) -> GgufHeader:
     """Returns a header with other types of weights, by name without `blk.N.` and `.weight`; layers take them in turn."""
 
     def change(tensor: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def retyped(header: Header, types: Mapping[str, Sequence[str]]) -> Header:
     return dataclasses.replace(header, tensors=[change(t) for t in header.tensors])
 
 
-def biased(header: Header, names: Sequence[str]) -> Header:
+def biased(header: GgufHeader, names: Sequence[str]) -> GgufHeader:
     """Returns a header with a bias for these weights of each layer."""
     more = [
         Tensor(t.name.replace(".weight", ".bias"), t.ne[1:], "f32")
@@ -73,13 +73,13 @@ def biased(header: Header, names: Sequence[str]) -> Header:
     return dataclasses.replace(header, tensors=[*header.tensors, *more])
 
 
-def _llama3() -> Header:
+def _llama3() -> GgufHeader:
     return decoder(
         "llama", n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_vocab=128256, eps=1e-5, freq_base=500000.0
     )
 
 
-def _fused_qkv_biases() -> Header:
+def _fused_qkv_biases() -> GgufHeader:
     """One matrix for Q, K and V, so that they are strided views; biases; heads wider than n_embd / n_head."""
     header = decoder(
         "llama",
@@ -100,7 +100,7 @@ def _fused_qkv_biases() -> Header:
     return biased(dataclasses.replace(header, tensors=tensors), ("attn_qkv", "attn_output", "ffn_down"))
 
 
-def _llama_2_7b_yarn() -> Header:
+def _llama_2_7b_yarn() -> GgufHeader:
     """Every query head has a key head of its own; YaRN."""
     return decoder(
         "llama",
@@ -120,7 +120,7 @@ def _llama_2_7b_yarn() -> Header:
     )
 
 
-def _llama_3_2_1b() -> Header:
+def _llama_3_2_1b() -> GgufHeader:
     """The embedding is the output matrix too, and ROPE has frequency factors."""
     header = decoder(
         "llama",
@@ -139,7 +139,7 @@ def _llama_3_2_1b() -> Header:
     return retyped(header, {"token_embd": ("q8_0",)})
 
 
-def _mistral_7b() -> Header:
+def _mistral_7b() -> GgufHeader:
     """The mix of types that Q4_K_M is: those that are mixed, in turn."""
     header = decoder(
         "llama",

@@ -23,7 +23,7 @@ MAX_ELEMENTS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SlotMemory:
     """The array that a slot or a node's result is.
 
     Attributes:
@@ -90,7 +90,7 @@ def _storage(spec: GraphSpec, what: str, tensor: TensorDesc) -> ParameterStorage
         raise _failure(spec, f"{what}: {error}") from None
 
 
-def _slot(spec: GraphSpec, number: int, uses: Sequence[Operand]) -> Memory:
+def _slot(spec: GraphSpec, number: int, uses: Sequence[Operand]) -> SlotMemory:
     """Returns the parameter that a slot is: shaped as a tensor that is all of it, else flat."""
     what = f"slot {number}"
     stored = [_storage(spec, what, use.tensor) for use in uses]
@@ -103,7 +103,7 @@ def _slot(spec: GraphSpec, number: int, uses: Sequence[Operand]) -> Memory:
         if length >= MAX_ELEMENTS and not (made.dense and made.length == length):
             raise _failure(spec, f"{what}: a view of {MAX_ELEMENTS} elements or more is not supported")
     shape = next((made.shape for made in stored if made.dense and made.length == length), (length,))
-    return Memory(stored[0].dtype, shape)
+    return SlotMemory(stored[0].dtype, shape)
 
 
 def _part(spec: GraphSpec, node: int, operand: Operand, size: int) -> tuple[ParameterStorage, int]:
