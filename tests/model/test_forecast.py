@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -19,6 +20,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.forecast import memory
 from kernelgen.model.exporter import Exporter
+from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings
 
 from .conftest import Derive
@@ -190,3 +192,50 @@ def test_the_table_of_models_has_each_target_and_number_of_cores_and_products_in
 def exporter_programs(exporter: Exporter) -> Programs:
     assert exporter.libraries is not None
     return Programs(exporter.program, exporter.libraries)
+
+
+def test_weights_auto_takes_the_quickest_layout_that_fits_and_says_what_others_give(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = headers.write(headers.qwen3(n_embd=2048, n_ff=8192), tmp_path / "model.gguf")
+    where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries), "--n-ctx", "256"]
+    output = tmp_path / "auto.yaml"
+
+    def model(*more: str, weights: str = "auto") -> tuple[int, str, str]:
+        output.unlink(missing_ok=True)
+        words = ["model", str(file), "-o", str(output), "--weights", weights, "--n-tokens", "1", *where, *more]
+        code = cli.run(words)
+        return (code, *capsys.readouterr())
+
+    def chosen(target: str, said: str) -> str:
+        (line,) = [line for line in said.splitlines() if line.startswith(f"{target}: weights ")]
+        assert all(f"{layouts} " in line for layouts in ("as ggml has them", "planes", "bf16"))
+        assert line.endswith("modelled, not measured")
+        return line.removeprefix(f"{target}: weights ").partition(", by a forecast of a call of 1 token on one core")[0]
+
+    code, said, _ = model("--ftype", "Q8_0", "--target", "trn1", "--target", "trn2")
+    assert code == 0 and {chosen(target, said) for target in ("trn1", "trn2")} == {"bf16"}
+    text = output.read_text()
+    assert "\nweights: [bf16]\n" in text and "--weights bf16" in text and "auto" not in text.splitlines()[1]
+    assert model("--ftype", "Q8_0", "--target", "trn1", "--target", "trn2", weights="bf16")[0] == 0
+    assert output.read_text() == text  # what is chosen is what naming it writes
+    # nothing is to be dequantized
+    code, said, _ = model("--ftype", "F16", "--target", "trn1")
+    assert (code, chosen("trn1", said)) == (0, "as ggml has them") and "\nweights:" not in output.read_text()
+    # trn1 has room for the weights as they are, and trn2 for all
+    of_graph = memory.of_graph
+
+    def small(graph: Graph, chip: chips.Chip, cores: int, layouts: Collection[str] = ()) -> memory.Memory:
+        found = of_graph(graph, chip, cores, layouts)
+        plain = of_graph(graph, chip, cores)
+        return replace(found, device=plain.weights + plain.cache) if chip.target == "trn1" else found
+
+    monkeypatch.setattr("kernelgen.forecast.call.of_graph", small)
+    code, said, _ = model("--ftype", "Q8_0", "--target", "trn1")
+    assert (code, chosen("trn1", said)) == (0, "as ggml has them") and "does not fit" in said
+    code, _, wrong = model("--ftype", "Q8_0", "--target", "trn1", "--target", "trn2")
+    assert code == 2 and not output.exists()
+    assert "--weights auto: the targets want different layouts" in wrong and "with --target" in wrong
+    assert "trn1: weights as ggml has them" in wrong and "trn2: weights bf16" in wrong
+    code, _, wrong = model("--weights", "planes")
+    assert code == 2 and "--weights auto chooses a layout: give no other --weights beside it" in wrong

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,21 +13,17 @@ from kernelgen import manifest
 from kernelgen.bundle import reader
 from kernelgen.cli import options, run_options
 from kernelgen.dispatch import chips
-from kernelgen.dispatch.grouping import Groups
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_OK, KernelgenError
 from kernelgen.forecast import printing
-from kernelgen.forecast.call import CallForecast, forecast
-from kernelgen.forecast.time import of_work, sbuf_bytes
-from kernelgen.forecast.work import Work, of_hlo
+from kernelgen.forecast.kernels import Kernels
+from kernelgen.forecast.time import of_work
 from kernelgen.ggml import model_files
 from kernelgen.model import exporter
 from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
-
-_Spec = KernelSpec | GraphSpec
 
 
 @click.command(short_help="Say how long a token and a prompt take, by a model.")
@@ -89,15 +83,8 @@ def command(
         chip = chips.of(name, int(lnc) if lnc else None)
     except KeyError:
         raise KernelgenError(f"--lnc {lnc}: {name} has {' or '.join(map(str, TARGETS[name].lnc_choices))}") from None
-    works: dict[_Spec, Work | None] = {}
-
-    def work_of(spec: _Spec) -> Work | None:
-        if spec not in works:
-            works[spec] = _work(kernels[spec], catalog, chip)
-        return works[spec]
-
     if model is None:
-        _print_kernels(kernels, work_of, chip, not waited, as_json)
+        _print_kernels(kernels, chip, not waited, as_json)
         return EXIT_OK
     if context.get_parameter_source("n_tokens") is not ParameterSource.COMMANDLINE:
         counts: Sequence[int] = dict.fromkeys((1, settings.most_tokens))  # type: ignore[assignment]
@@ -108,22 +95,9 @@ def command(
         for n in counts
         for n_kv in settings.n_kv or (1024,)
     ]
-    groups = Groups(spec for spec in kernels if isinstance(spec, GraphSpec))
-    ops = frozenset(spec for spec in kernels if isinstance(spec, KernelSpec))
-    layouts = frozenset().union(*map(_layouts, kernels.values()))
     asked = exporter.find(program, llama_cpp)
-    found: list[CallForecast] = [
-        forecast(
-            graph,
-            ops,
-            groups,
-            chip,
-            work_of,
-            queued=not waited,
-            layers=header.layers,
-            cores=cores,
-            layouts=layouts,
-        )
+    found = [
+        kernels.forecast(graph, chip, queued=not waited, layers=header.layers, cores=cores)
         for header, _, graph in asked.graphs(model, settings, calls)
     ]
     if as_json:
@@ -133,8 +107,8 @@ def command(
     return EXIT_OK
 
 
-def _kernels(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[dict[_Spec, _Spec], str]:
-    """Returns the kernels as graphs have them, with what they are; and the target.
+def _kernels(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[Kernels, str]:
+    """Returns the kernels and the target.
 
     Raises:
         KernelgenError: a path is neither a manifest nor a bundle, or bundles are for another target.
@@ -155,9 +129,8 @@ def _kernels(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tup
         raise KernelgenError(f"the bundles are for {', '.join(dict.fromkeys(targets))}: choose one with --target")
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
     specs += [kernel.spec for request in requests for kernel in request.kernels]
-    # Graphs have weights as ggml has them; which layout a kernel wants them in, the backend sees to.
-    kernels = {spec.without_layouts: spec for spec in specs if isinstance(spec, KernelSpec | GraphSpec)}
-    if not kernels:
+    kernels = Kernels((spec for spec in specs if isinstance(spec, KernelSpec | GraphSpec)), catalog)
+    if not kernels.by_graph:
         raise KernelgenError(f"no kernel for {target or 'any target'}")
     return kernels, target or (targets[0] if targets else "trn1")
 
@@ -170,17 +143,11 @@ def _refuse_options_of_models(context: click.Context) -> None:
             raise click.UsageError(f"{parameter.opts[0]} is for --model: kernels alone are forecast as they are")
 
 
-def _print_kernels(
-    kernels: Mapping[_Spec, _Spec],
-    work_of: Callable[[_Spec], Work | None],
-    chip: chips.Chip,
-    queued: bool,
-    as_json: bool,
-) -> None:
+def _print_kernels(kernels: Kernels, chip: chips.Chip, queued: bool, as_json: bool) -> None:
     """Prints what a launch of each kernel takes, the longest first."""
     found, without = [], []
-    for spec, kernel in kernels.items():
-        work = work_of(spec)
+    for spec, kernel in kernels.by_graph.items():
+        work = kernels.work(spec, chip)
         if work is None:
             without.append(kernel.id)
         else:
@@ -199,21 +166,3 @@ def _print_kernels(
     lines = printing.kernels_text(found, chip)
     lines += [f"no HLO can be emitted for {name}" for name in without]
     click.echo("\n".join(lines))
-
-
-def _layouts(spec: _Spec) -> frozenset[str]:
-    """Returns the layouts that a kernel wants weights in."""
-    kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
-    return frozenset(t.layout for kernel in kernels for t in kernel.inputs if t is not None and t.layout)
-
-
-def _work(spec: _Spec, catalog: Catalog, chip: chips.Chip) -> Work | None:
-    """Returns what a kernel moves and computes; None when no HLO of it can be emitted."""
-    from kernelgen.lowering import emission
-
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
-            hlo = emission.emit(catalog.emitters(catalog.kernel(spec)), spec).hlo
-    except KernelgenError:
-        return None
-    return of_hlo(hlo, sbuf_bytes(chip))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -16,18 +18,26 @@ from click.core import ParameterSource
 from kernelgen import fileio, manifest
 from kernelgen.cli import options, run_options
 from kernelgen.cli.units import binary_size
+from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import weight_layouts
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, ModelHeader
-from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.model.sources import Kind, Source
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
+
+if TYPE_CHECKING:
+    from kernelgen.forecast.weights import Choice
 
 _FUSE = "layer"
 """What `--fuse` is of a model by default; of lists of kernels it is `none`."""
+
+_AUTO = "auto"
 
 _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 
@@ -65,8 +75,9 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--weights",
     multiple=True,
-    type=click.Choice(list(weight_layouts.LAYOUTS)),
-    help="A layout that the kernels want weights in, where their types have it; may be given several times.  "
+    type=click.Choice([*weight_layouts.LAYOUTS, _AUTO]),
+    help="A layout that the kernels want weights in, where their types have it; may be given several times. "
+    f"{_AUTO} is the one that a token is quickest with on one core, by the forecast, of those that fit.  "
     "[default: as ggml has them]",
 )
 @options.kernels_option
@@ -96,10 +107,14 @@ def command(
     Or of the kernels that files list: what test-export-graph-ops or export-graphs writes, what the backend records, and
     configurations of ggml-hsa-gen-kernels. What a file is, its content tells.
     """
+    if _AUTO in weights and len(weights) > 1:
+        raise KernelgenError(f"--weights {_AUTO} chooses a layout: give no other --weights beside it")
     found = [sources.recognize(path) for path in paths]
     if any(source.kind in _MODELS for source in found):
         if len(found) > 1:
             raise KernelgenError("a model has a manifest of its own: name one source")
+    elif _AUTO in weights:
+        raise KernelgenError(f"--weights {_AUTO} is for models, and {found[0].path} is {found[0].kind.value}")
     else:
         _list(context, found, output, name, targets, catalog, fuse or "none", weights)
         return
@@ -107,20 +122,30 @@ def command(
     (source,) = found
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
+    choices: list[Choice] = []
+
+    def derive_from(file: Path) -> tuple[Derived, ModelHeader]:
+        derived, model = _derive(asked, file, settings, catalog, fuse)
+        if _AUTO in weights:
+            choices.extend(_choices(asked, file, settings, derived, targets or _ALL_TARGETS, catalog))
+        return derived, model
+
     if source.kind is Kind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
-                derived, model = _derive(asked, header.file, settings, catalog, fuse)
+                derived, model = derive_from(header.file)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
             notes = header.notes
     elif python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = _derive(asked, source.path, settings, catalog, fuse)
+        derived, model = derive_from(source.path)
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
+    if choices:
+        weights = _agreed(choices)
     head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
@@ -129,7 +154,8 @@ def command(
         weights,
     )
     kernels = _write(output, head, derived, catalog)
-    click.echo("\n".join([*_summary(model, derived, kernels, settings), *notes, str(output)]))
+    summary = _summary(model, derived, kernels, settings)
+    click.echo("\n".join([*summary, *(choice.text for choice in choices), *notes, str(output)]))
 
 
 def _derive(
@@ -143,6 +169,46 @@ def _derive(
             yield call, graph
 
     return derive(settings, catalog, export, groups.cut_of(fuse)), model[0]
+
+
+def _choices(
+    asked: exporter.Exporter,
+    file: Path,
+    settings: Settings,
+    derived: Derived,
+    targets: Sequence[str],
+    catalog: Catalog,
+) -> list[Choice]:
+    """Returns what each target takes for a call, with weights in each layout, by the kernels that the manifest then has."""
+    from kernelgen.forecast.kernels import Kernels  # these need what only emitting does
+    from kernelgen.forecast.weights import COMPARED, choose
+
+    n_ctx, tokens = settings.n_ctx[0], settings.n_tokens[0]
+    lengths = settings.n_kv or (max(pad(tokens), min(1024, settings.cells(n_ctx))),)
+    call = DecodeCall(n_ctx, 1, tokens, min(settings.n_outputs or (1,)), lengths[0])
+    header, _, graph = next(iter(asked.graphs(file, settings, [call])))
+    kernels = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "manifest.yaml"
+        for layouts in COMPARED:
+            path.write_bytes(writing.text(writing.ManifestHead("auto", targets, "", [], layouts), derived).encode())
+            (request,) = manifest.load([path], catalog)
+            specs = (kernel.spec for kernel in request.kernels)
+            kernels[layouts] = Kernels((s for s in specs if isinstance(s, KernelSpec | GraphSpec)), catalog)
+    return choose(graph, kernels, [chips.of(target) for target in targets], header.layers)
+
+
+def _agreed(choices: Sequence[Choice]) -> tuple[str, ...]:
+    """Returns the layouts of all targets.
+
+    Raises:
+        KernelgenError: they are not the same.
+    """
+    if len({choice.chosen for choice in choices}) > 1:
+        lines = "\n  ".join(choice.text for choice in choices)
+        hint = "write a manifest for each target, with --target, or name a layout"
+        raise KernelgenError(Diagnostic(f"--weights {_AUTO}: the targets want different layouts\n  {lines}", hint=hint))
+    return choices[0].chosen
 
 
 def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:

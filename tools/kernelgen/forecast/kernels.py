@@ -1,0 +1,76 @@
+"""What calls take with the kernels of a manifest or a bundle, each emitted and counted once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+
+from kernelgen.dispatch.chips import Chip
+from kernelgen.dispatch.grouping import Groups
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import KernelgenError
+from kernelgen.forecast.call import CallForecast, forecast
+from kernelgen.forecast.time import sbuf_bytes
+from kernelgen.forecast.work import Work, of_hlo
+from kernelgen.model.graphs import Graph
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
+
+Spec = KernelSpec | GraphSpec
+
+
+class Kernels:
+    """Kernels that there are.
+
+    Args:
+        specs: what they compute.
+        catalog: whose emitters make their HLO.
+    """
+
+    def __init__(self, specs: Iterable[Spec], catalog: Catalog) -> None:
+        self._catalog = catalog
+        # Graphs have weights as ggml has them; which layout a kernel wants them in, the backend sees to.
+        self.by_graph = {spec.without_layouts: spec for spec in specs}
+        self._groups = Groups(spec for spec in self.by_graph if isinstance(spec, GraphSpec))
+        self._ops = frozenset(spec for spec in self.by_graph if isinstance(spec, KernelSpec))
+        self._layouts = frozenset().union(*map(_layouts, self.by_graph.values()))
+        self._hlo: dict[Spec, bytes | None] = {}
+
+    def work(self, spec: Spec, chip: Chip) -> Work | None:
+        """Returns what a kernel, named as graphs have it, moves and computes; None when no HLO of it can be emitted."""
+        if spec not in self._hlo:
+            self._hlo[spec] = self._emitted(self.by_graph[spec])
+        hlo = self._hlo[spec]
+        return None if hlo is None else of_hlo(hlo, sbuf_bytes(chip))
+
+    def _emitted(self, spec: Spec) -> bytes | None:
+        from kernelgen.lowering import emission
+
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
+                return emission.emit(self._catalog.emitters(self._catalog.kernel(spec)), spec).hlo
+        except KernelgenError:
+            return None
+
+    def forecast(
+        self, graph: Graph, chip: Chip, *, queued: bool = True, layers: int = 0, cores: int = 1
+    ) -> CallForecast:
+        """Returns what a call takes; the arguments are those of `kernelgen.forecast.call.forecast`."""
+        return forecast(
+            graph,
+            self._ops,
+            self._groups,
+            chip,
+            lambda spec: self.work(spec, chip),
+            queued=queued,
+            layers=layers,
+            cores=cores,
+            layouts=self._layouts,
+        )
+
+
+def _layouts(spec: Spec) -> frozenset[str]:
+    """Returns the layouts that a kernel wants weights in."""
+    kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
+    return frozenset(t.layout for kernel in kernels for t in kernel.inputs if t is not None and t.layout)
