@@ -67,8 +67,11 @@ def turn(target, rows):
             turn_tile(target[:, chunk : chunk + -(-width // PARTITIONS), at : at + count], part)
 
 
-def turn_tile(target, tile):
-    """Writes a tile, [n, k] with n at most 128, of the first of `turned_dtypes`, transposed to another, [128, ⌈k / 128⌉, n]."""
+def turn_tile(target, tile, scalar=False):
+    """Writes a tile, [n, k] with n at most 128, of the first of `turned_dtypes`, transposed to another, [128, ⌈k / 128⌉, n].
+
+    What copies from PSUM is the vector engine, or the `scalar` one.
+    """
     n, k = tile.shape
     for first, width in blocks(k, 4 * PARTITIONS):
         whole = psum((min(width, PARTITIONS), -(-width // PARTITIONS), n), turned_dtypes(tile.dtype)[1])  # a bank
@@ -76,10 +79,17 @@ def turn_tile(target, tile):
             nisa.nc_transpose(dst=whole[0:p, at // PARTITIONS], data=tile[:, first + at : first + at + p])
         chunk = first // PARTITIONS
         if width % PARTITIONS == 0:
-            nisa.tensor_copy(dst=target[:, chunk : chunk + width // PARTITIONS], src=whole)
+            _copy(target[:, chunk : chunk + width // PARTITIONS], whole, scalar)
         else:
             for at, p in blocks(width, PARTITIONS):
-                nisa.tensor_copy(dst=target[0:p, chunk + at // PARTITIONS], src=whole[0:p, at // PARTITIONS])
+                _copy(target[0:p, chunk + at // PARTITIONS], whole[0:p, at // PARTITIONS], scalar)
+
+
+def _copy(target, source, scalar):
+    if scalar:  # an activation: `tensor_copy` on this engine is of gen3
+        nisa.activation(target, nl.copy, source)
+    else:
+        nisa.tensor_copy(dst=target, src=source)
 
 
 def blocks(total: int, size: int) -> Iterator[tuple[int, int]]:

@@ -6,11 +6,12 @@ from jax import lax
 
 import nki
 from kernelgen.emitters import emitter
+from kernelgen.ggml.types import TYPES
 from kernelgen.ggml.weight_layouts import TRANSPOSED
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, result
-from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, psum, sbuf, turn, turn_tile
+from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, psum, sbuf, turn, turn_tile, turned_dtypes
 
 ROWS = 4 * PARTITIONS
 """Rows of `b` at once: their part of the result is in four of PSUM's eight banks."""
@@ -24,22 +25,25 @@ ROOM = 152 * 1024
 PASSING = 8 * 1024
 """Bytes more that tiles take which pass by in the dtype of the weights: 4 KiB of 128 of their rows, and these transposed."""
 
-Q8_BLOCK, Q8_BYTES = 32, 34
-"""Elements of a block of ggml's Q8_0, and its bytes: a scale in F16 and 32 numbers of 8 bits."""
+PIECE = 2048
+"""Elements of a row that are unpacked at once, a multiple of every format's block."""
+
+UNPACKING = 12 * PIECE
+"""Bytes that tiles take which unpack `PIECE` elements of each of 128 rows: these in float32, in bytes, their scales, and more."""
 
 
 @nki.jit
-def _products(a, b, each, turned):
+def _products(a, b, each, turned, packed):
     """The products of matrices: `b[i] @ a[j].T`, where each outer matrix of `a` serves `each` of `b`.
 
-    a: [A, G, m, k], or [A, G, k, m] where it is `turned`, or [A, G, m, bytes] u8 of Q8_0; b: [A * each, G, n, k], of the type of
-    `a`, or bf16 or f32 for Q8_0. Returns [A * each, G, n, m] f32. The rows of `b` stay in SBUF, transposed; those of `a` pass by
-    once per `ROWS` of them.
+    a: [A, G, m, k], or [A, G, k, m] where it is `turned`, or [A, G, m, bytes] u8 of the format that `packed` names, else "";
+    b: [A * each, G, n, k], of the type of `a`, or bf16 or f32 where that is packed. Returns [A * each, G, n, m] f32. The rows of
+    `b` stay in SBUF, transposed; those of `a` pass by once per `ROWS` of them.
     """
     outer, groups, m = a.shape[0], a.shape[1], a.shape[3 if turned else 2]
     n, k = b.shape[2:]
-    weights = _turned if turned else _packed if a.dtype == nl.uint8 else _plain
-    most, columns = _sizes(k, 4 if b.dtype == nl.float32 else 2, a.dtype == nl.uint8)
+    weights = _turned if turned else _packed if packed else _plain
+    most, columns = _sizes(k, 4 if b.dtype == nl.float32 else 2, a.shape[3] if packed else 0)
     y = hbm((outer * each, groups, n, m), nl.float32)
     for i in nl.affine_range(outer):
         for r in nl.affine_range(each):
@@ -51,20 +55,20 @@ def _products(a, b, each, turned):
                     banks = ROWS // PARTITIONS // -(-rows // PARTITIONS) if turned else 1
                     for column, width in blocks(m, banks * columns):
                         part = y[i * each + r, g, start : start + rows, column : column + width]
-                        _product(*weights(a[i, g], column, width, k, b.dtype), x, part, k)
+                        _product(*weights(a[i, g], column, width, k, b.dtype, packed), x, part, k)
     return y
 
 
 def _sizes(k, itemsize, packed):
-    """Returns how many rows of `b` and of `a` fit into SBUF, transposed, beside what unpacks 128 rows of Q8_0."""
+    """Returns how many rows of `b` and of `a` fit into SBUF, transposed, beside what unpacks 128 rows of `packed` bytes."""
     line = itemsize * -(-k // PARTITIONS)  # of a partition
     if not packed:
         return min(ROWS, (ROOM - PASSING) // line // 64 * 64), COLUMNS
-    most = (ROOM - k * 21 // 4) // (2 * line) // 64 * 64
+    most = (ROOM - packed - UNPACKING) // (2 * line) // 64 * 64
     return min(ROWS, most), min(COLUMNS, most)
 
 
-def _plain(a, column, width, k, dtype):
+def _plain(a, column, width, k, dtype, packed):
     """Returns what gives `width` rows of `a` from row `column`, and of how many elements of each at most.
 
     It takes the first of these elements and their number, and returns them transposed: [128, ⌈size / 128⌉, width].
@@ -78,7 +82,7 @@ def _plain(a, column, width, k, dtype):
     return part, RUN // (4 if a.dtype == nl.float32 else 2)
 
 
-def _turned(a, column, width, k, dtype):
+def _turned(a, column, width, k, dtype, packed):
     """As `_plain`, of weights [k, m], which are transposed as they lie."""
 
     def part(first, size):
@@ -91,24 +95,40 @@ def _turned(a, column, width, k, dtype):
     return part, 2 * PARTITIONS
 
 
-def _packed(a, column, width, k, dtype):
-    """As `_plain`, of Q8_0: rows are unpacked on the vector engine, transposed by the tensor engine, and rounded to `dtype`."""
+def _packed(a, column, width, k, dtype, packed):
+    """As `_plain`, of packed rows: the vector engine unpacks them and rounds them to `dtype`, and the tensor engine transposes them.
+
+    The scalar engine copies from PSUM, as the vector engine has the more to do.
+    """
+    block, size_of_block = TYPES[packed].block, TYPES[packed].size
     turned = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), width), dtype)
     for at, rows in blocks(width, PARTITIONS):
-        turn_tile(turned[:, :, at : at + rows], _unpacked(a[column + at : column + at + rows], k))
+        taken = loaded(a[column + at : column + at + rows]).reshape((rows, k // block, size_of_block))
+        for first, size in blocks(k, PIECE):
+            numbers = sbuf((rows, size // block, block), turned_dtypes(dtype)[0])
+            _unpack(numbers, taken[:, first // block : (first + size) // block], packed)
+            chunk = first // PARTITIONS
+            part = turned[:, chunk : chunk + -(-size // PARTITIONS), at : at + rows]
+            turn_tile(part, numbers.reshape((rows, size)), scalar=True)
     return (lambda first, size: turned), k
 
 
-def _unpacked(rows, k):
-    """Returns rows of Q8_0 as float32: [rows, k]."""
-    count, size = rows.shape[0], k // Q8_BLOCK
-    packed = loaded(rows).reshape((count, size, Q8_BYTES))
-    scales = sbuf((count, size, 1))
-    nisa.tensor_copy(dst=scales, src=packed[:, :, 0:2].view(nl.float16))
-    numbers = sbuf((count, size, Q8_BLOCK))
-    nisa.tensor_copy(dst=numbers, src=packed[:, :, 2:Q8_BYTES].view(nl.int8))
-    nisa.tensor_tensor(numbers, numbers, scales.broadcast(2, Q8_BLOCK), nl.multiply)
-    return numbers.reshape((count, k))
+def _unpack(numbers, taken, packed):
+    """Writes what is in blocks, [rows, blocks, bytes] u8, as numbers: [rows, blocks, elements]."""
+    del packed  # of one format so far
+    _q8_0(numbers, taken)
+
+
+def _half(taken, at):
+    """Returns the F16 number at byte `at` of each block: [rows, blocks, 1] f32."""
+    number = sbuf((*taken.shape[:2], 1))
+    nisa.tensor_copy(dst=number, src=taken[:, :, at : at + 2].view(nl.float16))
+    return number
+
+
+def _q8_0(numbers, taken):
+    scales = _half(taken, 0).broadcast(2, 32)
+    nisa.tensor_tensor(numbers, taken[:, :, 2:34].view(nl.int8), scales, nl.multiply)
 
 
 def _product(weights, most, x, target, k):
@@ -143,18 +163,20 @@ def _product(weights, most, x, target, k):
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
-    `b` is first rounded to the type of `a` (F16, BF16). Weights in Q8_0 are unpacked in SBUF and rounded to bfloat16, and so is
+    `b` is first rounded to the type of `a` (F16, BF16). Packed weights are unpacked in SBUF and rounded to bfloat16, and so is
     `b`; where `prec_src1` asks for F32, both are float32.
 
     a: [A3, A2, m, k] f32, f16, bf16 or q8_0, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
     bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
-    packed = "float32" if prec_src1 == PREC_F32 else "bfloat16"
-    b = lax.convert_element_type(b, packed if a.dtype == "uint8" else a.dtype)
+    packed = inputs[0].dtype if TYPES[inputs[0].dtype].quantized else ""
+    single = "float32" if prec_src1 == PREC_F32 else "bfloat16"
+    b = lax.convert_element_type(b, single if packed else a.dtype)
     a3, a2, rows = a.shape[:3]
     b3, b2, n, k = b.shape
     a = lax.reshape(a, (a3, a2, rows, a.size // (a3 * a2 * rows)))
     # Matrices side by side that share one of `a` are rows of one.
     b = lax.reshape(b, (b3, a2, b2 // a2 * n, k))
-    return result(inline(_products, a, b, each=b3 // a3, turned=inputs[0].layout == TRANSPOSED)[0], out)
+    turned = inputs[0].layout == TRANSPOSED
+    return result(inline(_products, a, b, each=b3 // a3, turned=turned, packed=packed)[0], out)
