@@ -1,4 +1,4 @@
-"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q8_0."""
+"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0 and Q8_0."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -96,7 +96,7 @@ def _turned(a, column, width, k, dtype, packed):
 
 
 def _packed(a, column, width, k, dtype, packed):
-    """As `_plain`, of packed rows: the vector engine unpacks them and rounds them to `dtype`, and the tensor engine transposes them.
+    """As `_plain`, of packed rows: the vector engine unpacks them and rounds to `dtype`, and the tensor engine transposes them.
 
     The scalar engine copies from PSUM, as the vector engine has the more to do.
     """
@@ -115,8 +115,10 @@ def _packed(a, column, width, k, dtype, packed):
 
 def _unpack(numbers, taken, packed):
     """Writes what is in blocks, [rows, blocks, bytes] u8, as numbers: [rows, blocks, elements]."""
-    del packed  # of one format so far
-    _q8_0(numbers, taken)
+    if packed == "q4_0":
+        _q4_0(numbers, taken)
+    else:
+        _q8_0(numbers, taken)
 
 
 def _half(taken, at):
@@ -124,6 +126,19 @@ def _half(taken, at):
     number = sbuf((*taken.shape[:2], 1))
     nisa.tensor_copy(dst=number, src=taken[:, :, at : at + 2].view(nl.float16))
     return number
+
+
+def _nibbles(taken, at):
+    """Returns the lower halves of 16 bytes from `at` on of each block, then the upper ones: [rows, blocks, 32] u8."""
+    codes = sbuf((*taken.shape[:2], 32), nl.uint8)
+    nisa.tensor_scalar(codes[:, :, 0:16], taken[:, :, at : at + 16], nl.bitwise_and, 15)
+    nisa.tensor_scalar(codes[:, :, 16:32], taken[:, :, at : at + 16], nl.right_shift, 4)
+    return codes
+
+
+def _q4_0(numbers, taken):
+    scales = _half(taken, 0).broadcast(2, 32)
+    nisa.scalar_tensor_tensor(numbers, _nibbles(taken, 2), nl.subtract, 8.0, nl.multiply, scales)
 
 
 def _q8_0(numbers, taken):
@@ -155,7 +170,7 @@ def _product(weights, most, x, target, k):
 
 @emitter(
     "mul_mat",
-    types=("f32 f16 bf16, float", "q8_0, float"),
+    types=("f32 f16 bf16, float", "q4_0 q8_0, float"),
     language="nki",
     layouts="transposed",
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),
@@ -166,7 +181,7 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     `b` is first rounded to the type of `a` (F16, BF16). Packed weights are unpacked in SBUF and rounded to bfloat16, and so is
     `b`; where `prec_src1` asks for F32, both are float32.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or q8_0, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
+    a: [A3, A2, m, k] f32, f16, bf16, q4_0 or q8_0, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
     bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
