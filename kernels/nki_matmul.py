@@ -1,4 +1,4 @@
-"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0 and Q8_0."""
+"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1 and Q8_0."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -117,6 +117,8 @@ def _unpack(numbers, taken, packed):
     """Writes what is in blocks, [rows, blocks, bytes] u8, as numbers: [rows, blocks, elements]."""
     if packed == "q4_0":
         _q4_0(numbers, taken)
+    elif packed == "q4_1":
+        _q4_1(numbers, taken)
     else:
         _q8_0(numbers, taken)
 
@@ -139,6 +141,12 @@ def _nibbles(taken, at):
 def _q4_0(numbers, taken):
     scales = _half(taken, 0).broadcast(2, 32)
     nisa.scalar_tensor_tensor(numbers, _nibbles(taken, 2), nl.subtract, 8.0, nl.multiply, scales)
+
+
+def _q4_1(numbers, taken):
+    exact = sbuf(numbers.shape)
+    nisa.tensor_tensor(exact, _nibbles(taken, 4), _half(taken, 0).broadcast(2, 32), nl.multiply)
+    nisa.tensor_tensor(numbers, exact, _half(taken, 2).broadcast(2, 32), nl.add)
 
 
 def _q8_0(numbers, taken):
@@ -170,7 +178,7 @@ def _product(weights, most, x, target, k):
 
 @emitter(
     "mul_mat",
-    types=("f32 f16 bf16, float", "q4_0 q8_0, float"),
+    types=("f32 f16 bf16, float", "q4_0 q4_1 q8_0, float"),
     language="nki",
     layouts="transposed",
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),
@@ -181,7 +189,7 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     `b` is first rounded to the type of `a` (F16, BF16). Packed weights are unpacked in SBUF and rounded to bfloat16, and so is
     `b`; where `prec_src1` asks for F32, both are float32.
 
-    a: [A3, A2, m, k] f32, f16, bf16, q4_0 or q8_0, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
+    a: [A3, A2, m, k] f32, f16, bf16 or packed, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
     bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
