@@ -1,4 +1,4 @@
-"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1 and Q8_0."""
+"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q8_0 and Q4_K."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -119,6 +119,8 @@ def _unpack(numbers, taken, packed):
         _q4_0(numbers, taken)
     elif packed == "q4_1":
         _q4_1(numbers, taken)
+    elif packed == "q4_K":
+        _q4_k(numbers, taken)
     else:
         _q8_0(numbers, taken)
 
@@ -154,6 +156,43 @@ def _q8_0(numbers, taken):
     nisa.tensor_tensor(numbers, taken[:, :, 2:34].view(nl.int8), scales, nl.multiply)
 
 
+def _q4_k(numbers, taken):
+    rows, count = taken.shape[:2]
+    codes = sbuf((rows, count, 8, 32), nl.uint8)
+    for i in range(4):
+        two = taken[:, :, 16 + 32 * i : 48 + 32 * i]
+        nisa.tensor_scalar(codes[:, :, 2 * i], two, nl.bitwise_and, 15)
+        nisa.tensor_scalar(codes[:, :, 2 * i + 1], two, nl.right_shift, 4)
+    scales, minima = _k_scales(taken)
+    exact = sbuf((rows, count * 8, 32))
+    nisa.tensor_tensor(exact, codes.reshape((rows, count * 8, 32)), scales.broadcast(2, 32), nl.multiply)
+    nisa.tensor_tensor(numbers.reshape((rows, count * 8, 32)), exact, minima.broadcast(2, 32), nl.subtract)
+
+
+def _k_scales(taken):
+    """Returns the scales and minima of Q4_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each."""
+    rows, count = taken.shape[:2]
+    high = taken[:, :, 12:16]
+    both = []
+    for i in range(2):
+        # The first four are in the lower bits of four bytes; the others have their upper two bits there, the rest in `high`.
+        low = taken[:, :, 4 + 4 * i : 8 + 4 * i]
+        codes = sbuf((rows, count, 8), nl.uint8)
+        nisa.tensor_scalar(codes[:, :, 0:4], low, nl.bitwise_and, 63)
+        upper = sbuf((rows, count, 4), nl.uint8)
+        nisa.tensor_scalar(upper, low, nl.right_shift, 2, op1=nl.bitwise_and, operand1=48)
+        lower = sbuf((rows, count, 4), nl.uint8)
+        if i == 0:
+            nisa.tensor_scalar(lower, high, nl.bitwise_and, 15)
+        else:
+            nisa.tensor_scalar(lower, high, nl.right_shift, 4)
+        nisa.tensor_tensor(codes[:, :, 4:8], lower, upper, nl.bitwise_or)
+        factors = sbuf((rows, count, 8))
+        nisa.tensor_tensor(factors, codes, _half(taken, 2 * i).broadcast(2, 8), nl.multiply)
+        both.append(factors.reshape((rows, count * 8, 1)))
+    return both
+
+
 def _product(weights, most, x, target, k):
     """Writes the product of transposed rows and weights, of which `most` elements are there at once, to HBM: [rows, width] f32."""
     tiles = []  # AWS's tracer takes no comprehension
@@ -178,7 +217,7 @@ def _product(weights, most, x, target, k):
 
 @emitter(
     "mul_mat",
-    types=("f32 f16 bf16, float", "q4_0 q4_1 q8_0, float"),
+    types=("f32 f16 bf16, float", "q4_0 q4_1 q8_0 q4_K, float"),
     language="nki",
     layouts="transposed",
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),
