@@ -1,4 +1,4 @@
-"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q8_0 and Q4_K."""
+"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q8_0, Q4_K and Q6_K."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -121,6 +121,8 @@ def _unpack(numbers, taken, packed):
         _q4_1(numbers, taken)
     elif packed == "q4_K":
         _q4_k(numbers, taken)
+    elif packed == "q6_K":
+        _q6_k(numbers, taken)
     else:
         _q8_0(numbers, taken)
 
@@ -193,6 +195,29 @@ def _k_scales(taken):
     return both
 
 
+def _q6_k(numbers, taken):
+    rows, count = taken.shape[:2]
+    codes, upper = sbuf((rows, count, 256), nl.uint8), sbuf((rows, count, 256), nl.uint8)
+    for half in range(2):
+        first = 128 * half
+        low = taken[:, :, 64 * half : 64 * half + 64]
+        nisa.tensor_scalar(codes[:, :, first : first + 64], low, nl.bitwise_and, 15)
+        nisa.tensor_scalar(codes[:, :, first + 64 : first + 128], low, nl.right_shift, 4)
+        # Two bits of each byte are bits 4 and 5 of a number; none is shifted out of its byte.
+        high = taken[:, :, 128 + 32 * half : 160 + 32 * half]
+        fields = ((3, nl.left_shift, 4), (12, nl.left_shift, 2), (48, nl.right_shift, 0), (192, nl.right_shift, 2))
+        for i in range(4):
+            mask, op, by = fields[i]
+            place = upper[:, :, first + 32 * i : first + 32 * i + 32]
+            nisa.tensor_scalar(place, high, nl.bitwise_and, mask, op1=op, operand1=by)
+    nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
+    scales = sbuf((rows, count, 16))
+    nisa.tensor_tensor(scales, taken[:, :, 192:208].view(nl.int8), _half(taken, 208).broadcast(2, 16), nl.multiply)
+    runs = (rows, count * 16, 16)
+    by_run = scales.reshape((rows, count * 16, 1)).broadcast(2, 16)
+    nisa.scalar_tensor_tensor(numbers.reshape(runs), codes.reshape(runs), nl.subtract, 32.0, nl.multiply, by_run)
+
+
 def _product(weights, most, x, target, k):
     """Writes the product of transposed rows and weights, of which `most` elements are there at once, to HBM: [rows, width] f32."""
     tiles = []  # AWS's tracer takes no comprehension
@@ -217,7 +242,7 @@ def _product(weights, most, x, target, k):
 
 @emitter(
     "mul_mat",
-    types=("f32 f16 bf16, float", "q4_0 q4_1 q8_0 q4_K, float"),
+    types=("f32 f16 bf16, float", "q4_0 q4_1 q8_0 q4_K q6_K, float"),
     language="nki",
     layouts="transposed",
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),

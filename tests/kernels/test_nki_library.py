@@ -51,12 +51,15 @@ CASES = {
     "mul_mat q4_1": (product("q4_1", 40, 2144, 3, shared=2, matrices=2), 1e-6),
     "mul_mat q4_K": (product("q4_K", 130, 256, 2), 1e-6),
     "mul_mat q4_K, several": (product("q4_K", 40, 2304, 3, shared=2, matrices=2), 1e-6),
+    "mul_mat q6_K": (product("q6_K", 130, 256, 2), 1e-6),
+    "mul_mat q6_K, several": (product("q6_K", 40, 2304, 3, shared=2, matrices=2), 1e-6),
     # The longest rows: fewer of them fit into SBUF at once.
     "mul_mat f32, long": (product("f32", 3, 16384, 400), 1e-6),
     "mul_mat q8_0, long": (product("q8_0", 70, 16384, 70), 1e-6),
     "mul_mat q4_0, long": (product("q4_0", 70, 16384, 70), 1e-6),
     "mul_mat q4_1, long": (product("q4_1", 70, 16384, 70), 1e-6),
     "mul_mat q4_K, long": (product("q4_K", 70, 16384, 70), 1e-6),
+    "mul_mat q6_K, long": (product("q6_K", 70, 16384, 70), 1e-6),
     "prompt": (attention("f16", 70, 300, max_bias=4.0), 1e-5),
     "one token": (attention("f16", 1, 600, logit_softcap=5.0), 1e-5),
     "rope": (spec("rope", ["(64,4,5,1)/f32", "(5,1,1,1)/i32"], "(64,4,5,1)/f32", **LLAMA), 1e-7),
@@ -92,7 +95,17 @@ def emitted(kernel, targets):
 
 @pytest.mark.parametrize("targets", [("trn1",), ("trn2",), ("trn1", "trn2")], ids="+".join)
 @pytest.mark.parametrize(
-    "name", ["mul_mat f16", "mul_mat q4_0", "mul_mat q4_1", "mul_mat q4_K", "mul_mat q8_0", "prompt", "one token"]
+    "name",
+    [
+        "mul_mat f16",
+        "mul_mat q4_0",
+        "mul_mat q4_1",
+        "mul_mat q4_K",
+        "mul_mat q6_K",
+        "mul_mat q8_0",
+        "prompt",
+        "one token",
+    ],
 )
 def test_a_kernel_in_nki_has_nothing_that_devices_or_their_tracer_were_seen_to_refuse(name, targets):
     notes = emitted(CASES[name][0], targets).notes["nki"]
