@@ -129,14 +129,14 @@ def _unpack(numbers, taken, packed):
 
 def _half(taken, at):
     """Returns the F16 number at byte `at` of each block: [rows, blocks, 1] f32."""
-    number = sbuf((*taken.shape[:2], 1))
+    number = sbuf((taken.shape[0], taken.shape[1], 1))
     nisa.tensor_copy(dst=number, src=taken[:, :, at : at + 2].view(nl.float16))
     return number
 
 
 def _nibbles(taken, at):
     """Returns the lower halves of 16 bytes from `at` on of each block, then the upper ones: [rows, blocks, 32] u8."""
-    codes = sbuf((*taken.shape[:2], 32), nl.uint8)
+    codes = sbuf((taken.shape[0], taken.shape[1], 32), nl.uint8)
     nisa.tensor_scalar(codes[:, :, 0:16], taken[:, :, at : at + 16], nl.bitwise_and, 15)
     nisa.tensor_scalar(codes[:, :, 16:32], taken[:, :, at : at + 16], nl.right_shift, 4)
     return codes
