@@ -204,6 +204,18 @@ class Published:
 
 
 KILN = "foxl-ai/kiln"
+
+
+def prompt(name: str, model: Model, target: str, cores: int, n: int, ms: float, *, flash: bool = True) -> Published:
+    """Returns the figure of a prompt of `n` tokens over several cores, which attention computes as in XLA or, `flash`, in NKI."""
+    return Published(
+        f"{name} over {cores} cores, prompt of {n}, {target}, {'flash' if flash else 'XLA'}",
+        KILN,
+        ms,
+        lambda: step(model, target, ranks=cores, rows=n, cells=n, flash=flash),
+    )
+
+
 FIGURES = (
     Published(
         "4,096 x 4,096 weights by 16 rows in a chain, trn1",
@@ -257,42 +269,10 @@ FIGURES = (
         20.1,
         lambda: step(QWEN_8B, "trn2", ranks=4, n_seqs=8),
     ),
-    *(
-        Published(
-            f"Qwen3-8B over 2 cores, prompt of {n}, trn1, XLA",
-            KILN,
-            ms,
-            lambda n=n: step(QWEN_8B, "trn1", ranks=2, rows=n, cells=n),
-        )
-        for n, ms in ((2048, 1080.0), (8192, 7150.0))
-    ),
-    *(
-        Published(
-            f"Qwen3-8B over 2 cores, prompt of {n}, trn1, flash",
-            KILN,
-            ms,
-            lambda n=n: step(QWEN_8B, "trn1", ranks=2, rows=n, cells=n, flash=True),
-        )
-        for n, ms in ((2048, 500.0), (8192, 2860.0))
-    ),
-    *(
-        Published(
-            f"Qwen3-8B over 4 cores, prompt of {n}, trn2, flash",
-            KILN,
-            ms,
-            lambda n=n: step(QWEN_8B, "trn2", ranks=4, rows=n, cells=n, flash=True),
-        )
-        for n, ms in ((2048, 160.0), (8192, 560.0), (32768, 3300.0))
-    ),
-    *(
-        Published(
-            f"Qwen3-32B over 4 cores, prompt of {n}, trn2, flash",
-            KILN,
-            ms,
-            lambda n=n: step(QWEN_32B, "trn2", ranks=4, rows=n, cells=n, flash=True),
-        )
-        for n, ms in ((2048, 550.0), (8192, 2100.0))
-    ),
+    *(prompt("Qwen3-8B", QWEN_8B, "trn1", 2, n, ms, flash=False) for n, ms in ((2048, 1080.0), (8192, 7150.0))),
+    *(prompt("Qwen3-8B", QWEN_8B, "trn1", 2, n, ms) for n, ms in ((2048, 500.0), (8192, 2860.0))),
+    *(prompt("Qwen3-8B", QWEN_8B, "trn2", 4, n, ms) for n, ms in ((2048, 160.0), (8192, 560.0), (32768, 3300.0))),
+    *(prompt("Qwen3-32B", QWEN_32B, "trn2", 4, n, ms) for n, ms in ((2048, 550.0), (8192, 2100.0))),
     *(
         Published(
             f"attention, 4,096 rows behind {n} cells, trn2, XLA",

@@ -87,7 +87,8 @@ def counted(kernel: Path, reference: Path, seconds: int) -> dict[str, Any]:
     """Returns the work of a kernel for the inputs of its op's reference.
 
     Raises:
-        LoadError, NkiError: it is no kernel, or it breaks a rule of NKI.
+        LoadError: the file has no kernel.
+        NkiError: the kernel breaks a rule of NKI.
         _TooLong: it takes more than `seconds` to record.
     """
     spec = importlib.util.spec_from_file_location("reference", reference)

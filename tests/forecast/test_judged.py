@@ -67,7 +67,7 @@ def transform_to_nki_inputs(inputs): return inputs
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """A corpus of two ops, of which one has three kernels: one of these is no kernel, and one has no latency."""
+    """A corpus of two ops. One op has three files: a kernel, a file without a kernel, and a kernel without a latency."""
     bench, kda = tmp_path / "accelopt" / "NKIBench", tmp_path / "kda"
     (bench / "kernels").mkdir(parents=True)
     (bench / "reference").mkdir()

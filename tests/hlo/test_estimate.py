@@ -29,8 +29,8 @@ def test_a_product_is_tiles_of_128_by_128_by_512() -> None:
 
 
 def test_a_convolution_is_a_product_for_each_tap() -> None:
-    def convolution(x: object, kernel: object) -> object:
-        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME")  # type: ignore[arg-type]
+    def convolution(x: jnp.ndarray, kernel: jnp.ndarray) -> jnp.ndarray:
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME")
 
     # 9 taps of 2 by 2 tiles, each loaded and multiplied for one tile of 20 x 20, and its weights transposed.
     found = estimate(raw(convolution, ((1, 256, 20, 20), F32), ((256, 256, 3, 3), F32)), "trn1")

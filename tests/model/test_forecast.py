@@ -26,14 +26,19 @@ from kernelgen.model.sizes import DecodeCall, Settings
 from .conftest import Derive
 
 
+def forecast(model: Path, exporter: Exporter, *options: str) -> list[str]:
+    """Returns the command for a model and the manifest that was derived beside it."""
+    where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
+    return ["forecast", str(model.with_name("derived.yaml")), "--model", str(model), *where, *options]
+
+
 def test_a_call_takes_its_launches_and_what_goes_over_the_host(
     derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     options = ["--n-ctx", "512", "--n-tokens", "1,64"]
     derive(file, *options)
-    where = ["--model", str(file), "--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
-    command = ["forecast", str(tmp_path / "derived.yaml"), *where, *options, "--n-kv", "256"]
+    command = forecast(file, exporter, *options, "--n-kv", "256")
     capsys.readouterr()
     found = {}
     for target, waited in (("trn1", False), ("trn1", True), ("trn2", False)):
@@ -66,9 +71,8 @@ def test_nodes_without_a_kernel_are_counted_and_said(
     text = (tmp_path / "derived.yaml").read_text()
     first = text.index("  - op: rms_norm")
     (tmp_path / "derived.yaml").write_text(text[:first] + text[text.index("  - op:", first + 5) :])
-    where = ["--model", str(file), "--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
     capsys.readouterr()
-    assert cli.run(["forecast", str(tmp_path / "derived.yaml"), *where, "--n-ctx", "512", "--n-tokens", "1"]) == 0
+    assert cli.run(forecast(file, exporter, "--n-ctx", "512", "--n-tokens", "1")) == 0
     assert " nodes have no kernel; the time that the CPU takes for them is not in it" in capsys.readouterr().out
 
 
@@ -78,8 +82,7 @@ def test_weights_over_several_cores_are_forecast_as_not_built_yet_with_the_memor
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     options = ["--n-ctx", "512", "--n-tokens", "1"]
     derive(file, *options)
-    where = ["--model", str(file), "--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
-    command = ["forecast", str(tmp_path / "derived.yaml"), *where, *options, "--n-kv", "256"]
+    command = forecast(file, exporter, *options, "--n-kv", "256")
     capsys.readouterr()
 
     def of(cores: int, *more: str) -> dict[str, Any]:

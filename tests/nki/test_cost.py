@@ -146,7 +146,7 @@ def test_the_older_generation_broadcasts_a_row_by_products_and_leaves_engines_to
     assert noted["instructions"]["tensor"] == (0 if twice else 4)
     assert noted["work"]["vector"] == {"two": 4 * 512}
     assert noted["work"]["either"] == {"one": 4 * 512}
-    # what a tile is assigned is no copy, and the scalar engine is free for the squares
+    # An assignment to a tile does not count as a copy, so the scalar engine is free for the squares.
     made = modelled_cost.of_noted(noted)
     assert made["ns"]["scalar"] == round(4 * 512 * 0.75 + 4 * 40)
     assert made["ns"]["vector"] == round(4 * 512 * 2.0 + 4 * 40)

@@ -172,9 +172,10 @@ def test_a_compile_of_many_layers_is_counted_for_more_memory() -> None:
         ]
         return Kernel(GraphSpec.make(nodes), "matmul")
 
-    def memory(layers: int, dtype: str = "f16", **given: object) -> int:
-        config = CompileConfig.make("trn1", model_type=given.pop("model_type", "generic"))
-        (neff,) = Plan.merge([Request("m", (kernel(layers, dtype),), (config,), **given)]).neffs  # type: ignore[arg-type]
+    def memory(layers: int, dtype: str = "f16", model_type: str = "generic", memory_mb: int | None = None) -> int:
+        config = CompileConfig.make("trn1", model_type=model_type)
+        request = Request("m", (kernel(layers, dtype),), (config,), memory_mb=memory_mb)
+        (neff,) = Plan.merge([request]).neffs
         return neff.memory_mb
 
     assert memory(1) == memory(3, model_type="transformer") == TARGETS["trn1"].memory_per_compile_mb

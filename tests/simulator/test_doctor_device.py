@@ -192,7 +192,7 @@ def test_a_bundle_without_a_kernel_is_said(
 ) -> None:
     status, said, log = doctor(library, environment, bundle, cache)
     assert (status, said["division"], said["layer"]) == (0, "skipped", "skipped")
-    assert "there is no kernel probe_divide: build" in log
+    assert "the bundle lacks the kernel probe_divide: build" in log
 
 
 @pytest.mark.parametrize(

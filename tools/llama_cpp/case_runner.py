@@ -116,13 +116,17 @@ class CaseRunner:
         waiting = dict(group.cases)
         for _ in range(MOST_CRASHES):
             done = group.size - sum(waiting.values())
+
+            def count(rows: int, before: int = done) -> None:
+                progress("running", before + rows)
+
             ended = cases.run(
                 self.programs,
                 "test",
                 environment,
                 chosen=list(waiting),
                 timeout=TIMEOUT,
-                each=lambda count, before=done: progress("running", before + count),  # type: ignore[misc]
+                each=count,
             )
             for row in ended.rows:
                 if not waiting.get(row.case):

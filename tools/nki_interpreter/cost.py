@@ -9,8 +9,8 @@ which `kernelgen inspect --cost` makes nanoseconds of it, so that nothing here n
 - Vector, scalar and GpSimd engines take the elements of a partition; of the vector engine those of instructions with two
   operands in SBUF are counted for themselves, as they take twice as long. An activation that reduces as well takes 64 more.
 - In the older NKI, work that names no engine and that either could do is the vector's or the scalar's, as the compiler chooses
-  (`either`). What a tile is assigned to on the chip is no copy, nor is a sum in PSUM. A row that is used on many partitions
-  is broadcast by a product with ones.
+  (`either`). An assignment of a tile to a tile on the chip does not count as a copy, and neither does a sum in PSUM. The tensor
+  engine broadcasts a row that is used on many partitions, by a product with ones.
 - DMA is counted in bytes, by how many of them lie in one piece in memory, a power of two.
 
 What instructions wait for each other is not modelled.

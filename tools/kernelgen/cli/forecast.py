@@ -87,7 +87,7 @@ def command(
         _print_kernels(kernels, chip, not waited, as_json)
         return EXIT_OK
     if context.get_parameter_source("n_tokens") is not ParameterSource.COMMANDLINE:
-        counts: Sequence[int] = dict.fromkeys((1, settings.most_tokens))  # type: ignore[assignment]
+        counts: Sequence[int] = sorted({1, settings.most_tokens})
     else:
         counts = settings.n_tokens
     calls = [

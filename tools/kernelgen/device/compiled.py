@@ -86,7 +86,9 @@ def _op_by_op(
     for i, node in enumerate(spec.nodes):
         kernel = by_name.get(node.kernel.id)
         if kernel is None:
-            raise MissingKernel(f"there is no kernel {node.kernel.id} of a node: build the manifest of this version")
+            raise MissingKernel(
+                f"the bundle lacks the kernel {node.kernel.id} of a node: build the manifest of this version"
+            )
         sizes = bench.models[kernel.name].inputs
         operands = [o for o in node.inputs if o is not None]
         inputs = {name: part(o, sizes[name]) for name, o in zip(kernel.inputs, operands, strict=True) if name in sizes}
@@ -170,7 +172,10 @@ def _expect(
 
 
 def division(bench: DeviceBench) -> str:
-    """Divides integers by a constant that is no power of two: by way of a float32 reciprocal, quotients are off by one."""
+    """Divides integers by a constant other than a power of two.
+
+    A compiler that divides by a float32 reciprocal gives quotients that are off by one.
+    """
     import numpy as np
 
     kernel = bench.of("probe_divide")

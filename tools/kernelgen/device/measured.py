@@ -237,7 +237,7 @@ def dma(bench: DeviceBench) -> str:
         bound = bench.bind(kernel, inputs_of(kernel))
         bound.execute()
         seconds = min(_timed(bench, bound.execute) for _ in range(REPEATS))
-        # The launch is no copying, and what it takes was measured by others.
+        # The time of a launch, which others measured, is not time of the copy.
         rates[run] = COPIED / max(seconds - chips.of(kernel.target).by("launch_us", "waited") / 1e6, seconds / 20) / 1e9
         for tensor in (*bound.inputs.values(), *bound.outputs.values()):
             bench.nrt.free(tensor)
