@@ -144,7 +144,7 @@ def _of_manifests(
     from kernelgen.lowering import emission
 
     if not manifests:
-        raise click.UsageError(f"{pattern} is no HLO file: give the MANIFEST that has such a kernel")
+        raise click.UsageError(f"{pattern} is not an HLO file: give the MANIFEST that has such a kernel")
     plan = _plan(manifests, targets, catalog)
     ids = set(select([k.id for k in plan.kernels], [k.spec.op for k in plan.kernels], pattern, "KERNEL"))
     configs = {config.key: config for config in plan.configs}

@@ -54,7 +54,7 @@ def estimates(plan: Plan, catalog: Catalog) -> Iterator[EstimatedKernel]:
     """Gives an estimate for each compile of a plan; every kernel is emitted.
 
     Raises:
-        KernelgenError: a kernel is refused by its emitter, or what it emits is no HLO.
+        KernelgenError: a kernel is refused by its emitter, or what it emits is not HLO.
     """
     configs = {config.key: config for config in plan.configs}
     for kernel in plan.kernels:

@@ -59,7 +59,7 @@ def refuse_unsupported(hlo: bytes, config: CompileConfig, kernel: str) -> list[s
     Returns the lint's warnings, a line of text each: what the compiler takes and may not do what was meant.
 
     Raises:
-        KernelgenError: one diagnostic for each error, with the rule's name; or `hlo` is no HLO.
+        KernelgenError: one diagnostic for each error, with the rule's name; or `hlo` is not HLO.
     """
     target = config.target
     if target not in TARGETS:

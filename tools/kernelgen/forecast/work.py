@@ -85,7 +85,7 @@ def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
         sbuf_bytes: SBUF of a logical core.
 
     Raises:
-        ValueError: it is no module.
+        ValueError: it is not a serialized `HloModuleProto`.
     """
     m = LintedModule(hlo)
     count = _WorkCount(m, sbuf_bytes)

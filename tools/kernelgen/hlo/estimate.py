@@ -107,7 +107,7 @@ def estimate(
         model_type: neuronx-cc's `--model-type`.
 
     Raises:
-        ValueError: `module` is no module.
+        ValueError: `module` is not a serialized `HloModuleProto`.
     """
     m = module if isinstance(module, LintedModule) else LintedModule(module)
     cores = TARGETS[target].lnc if lnc is None else lnc

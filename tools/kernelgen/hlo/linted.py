@@ -79,6 +79,7 @@ class LintedModule:
         instructions: of all computations.
         flags: neuronx-cc's further flags that it is compiled with.
         lnc: physical cores of a logical one; None for the target's own.
+        estimate: what the lint has estimated that the module takes; None before.
     """
 
     MESSAGE = _Module
@@ -90,6 +91,7 @@ class LintedModule:
         self.by_id = {(c.id, i.id): i for c in self.message.computations for i in c.instructions}
         self.flags = tuple(flags)
         self.lnc = lnc
+        self.estimate: Any = None
 
     def operands(self, computation: Any, i: Any) -> list[Any]:
         return [self.by_id[computation.id, n] for n in i.operand_ids]
