@@ -160,6 +160,23 @@ def test_kernels_without_a_model_have_a_line_each(tmp_path: Path, capsys: pytest
         assert f"{option[0]} is for --model: kernels alone are forecast as they are" in capsys.readouterr().err
 
 
+def test_a_kernel_whose_emitter_refuses_it_is_left_out_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        'from kernelgen.emitters import emitter\n\n\n@emitter("mine")\ndef mine(x):\n    raise ValueError("not today")\n'
+    )
+    tensor = "(64,8,1,1)/f32"
+    entries = [{"op": op, "inputs": [tensor], "output": tensor} for op in ("silu", "mine")]
+    path = tmp_path / "few.yaml"
+    path.write_text(json.dumps({"format": 1, "name": "few", "targets": ["trn1"], "kernels": entries}))
+    assert cli.run(["forecast", str(path), "--kernels", str(tmp_path), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert [len(found[key]) for key in ("kernels", "without_hlo")] == [1, 1]
+    assert "warning: " in said.err and "not today" in said.err and "leaves this kernel out" in said.err
+
+
 def test_the_table_of_models_has_each_target_and_number_of_cores_and_products_in_f32_beside_them(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

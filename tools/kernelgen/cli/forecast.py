@@ -69,7 +69,7 @@ def command(
 ) -> int:
     """Print how long a call takes on a device, of one token and of a prompt, and of what that consists.
 
-    It is a model and no measurement: docs/forecast.md says how far published measurements are from it.
+    It is a model, not a measurement: docs/forecast.md says how far published measurements are from it.
 
     KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. --n-tokens and --n-kv say which calls; by
     default one token and as many as --n-ubatch, with 1,024 cells of the cache.
@@ -85,6 +85,7 @@ def command(
         raise KernelgenError(f"--lnc {lnc}: {name} has {' or '.join(map(str, TARGETS[name].lnc_choices))}") from None
     if model is None:
         _print_kernels(kernels, chip, not waited, as_json)
+        _print_refusals(kernels)
         return EXIT_OK
     if context.get_parameter_source("n_tokens") is not ParameterSource.COMMANDLINE:
         counts: Sequence[int] = sorted({1, settings.most_tokens})
@@ -104,7 +105,13 @@ def command(
         click.echo(json.dumps([printing.plain(one, chip) for one in found], indent=1))
     else:
         click.echo("\n".join(line for one in found for line in printing.text(one, chip)))
+    _print_refusals(kernels)
     return EXIT_OK
+
+
+def _print_refusals(kernels: Kernels) -> None:
+    for reason in kernels.refusals.values():
+        click.echo(f"warning: {reason}; the forecast leaves this kernel out", err=True)
 
 
 def _kernels(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[Kernels, str]:
@@ -164,5 +171,4 @@ def _print_kernels(kernels: Kernels, chip: chips.Chip, queued: bool, as_json: bo
         click.echo(json.dumps(plain, indent=1))
         return
     lines = printing.kernels_text(found, chip)
-    lines += [f"no HLO can be emitted for {name}" for name in without]
     click.echo("\n".join(lines))

@@ -36,21 +36,31 @@ class Kernels:
         self._ops = frozenset(spec for spec in self.by_graph if isinstance(spec, KernelSpec))
         self._layouts = frozenset().union(*map(_layouts, self.by_graph.values()))
         self._hlo: dict[Spec, bytes | None] = {}
+        self._work: dict[tuple[Spec, int], Work] = {}
+        self.refusals: dict[Spec, str] = {}
+        """Why no HLO of a kernel, named as graphs have it, can be emitted."""
 
     def work(self, spec: Spec, chip: Chip) -> Work | None:
         """Returns what a kernel, named as graphs have it, moves and computes; None when no HLO of it can be emitted."""
         if spec not in self._hlo:
-            self._hlo[spec] = self._emitted(self.by_graph[spec])
+            self._hlo[spec] = self._emitted(spec)
         hlo = self._hlo[spec]
-        return None if hlo is None else of_hlo(hlo, sbuf_bytes(chip))
+        if hlo is None:
+            return None
+        key = spec, sbuf_bytes(chip)
+        if key not in self._work:
+            self._work[key] = of_hlo(hlo, key[1])
+        return self._work[key]
 
-    def _emitted(self, spec: Spec) -> bytes | None:
+    def _emitted(self, name: Spec) -> bytes | None:
         from kernelgen.lowering import emission
 
+        spec = self.by_graph[name]
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
                 return emission.emit(self._catalog.emitters(self._catalog.kernel(spec)), spec).hlo
-        except KernelgenError:
+        except KernelgenError as error:
+            self.refusals[name] = str(error)
             return None
 
     def forecast(

@@ -52,9 +52,9 @@ class Choice:
 
     def _one(self, layouts: Layouts) -> str:
         call = self.calls[layouts]
-        held = (call.memory.weights + call.memory.cache) / (1 << 30)
+        taken = (call.memory.weights + call.memory.cache) / (1 << 30)
         fits = "" if call.memory.fits else ", does not fit"
-        return f"{name(layouts)} {call.ms:.1f} ms ({held:.1f} of {call.memory.device >> 30} GiB{fits})"
+        return f"{name(layouts)} {call.ms:.1f} ms ({taken:.1f} of {call.memory.device >> 30} GiB{fits})"
 
 
 def name(layouts: Layouts) -> str:
