@@ -111,7 +111,7 @@ def command(
 
 def _print_refusals(kernels: Kernels) -> None:
     for reason in kernels.refusals.values():
-        click.echo(f"warning: {reason}; the forecast leaves this kernel out", err=True)
+        click.echo(f"warning: the forecast leaves out a kernel whose HLO can't be emitted: {reason}", err=True)
 
 
 def _kernels(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[Kernels, str]:
