@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kernelgen import cli
-from kernelgen.device import checks
+from kernelgen.device import checks, measured
+from kernelgen.device.bench import CheckError, MissingKernel
 from kernelgen.dispatch import costs
 from kernelgen.targets import TARGETS
 
@@ -193,6 +195,25 @@ def test_a_bundle_without_a_kernel_is_said(
     status, said, log = doctor(library, environment, bundle, cache)
     assert (status, said["division"], said["layer"]) == (0, "skipped", "skipped")
     assert "the bundle lacks the kernel probe_divide: build" in log
+
+
+def test_a_process_that_does_not_end_is_stopped_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = SimpleNamespace(path=tmp_path, bundle=tmp_path, nrt=SimpleNamespace(close=lambda: None))
+    sleeps = tmp_path / "sleeps"
+    sleeps.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeps.chmod(0o755)
+    monkeypatch.setattr(measured, "fingerprint", lambda bench: {"results": {}, "us": 0.0})
+    monkeypatch.setattr(measured, "MAX_WAIT", 0.1)
+    monkeypatch.setattr(measured, "CORES_BUSY", 0.1)
+    monkeypatch.setattr(measured.sys, "executable", str(sleeps))
+    with pytest.raises(CheckError, match=r"process 2 did not end within 0\.2 s, and was stopped"):
+        measured.process(bench)
+
+
+def test_memory_of_one_program_is_not_judged() -> None:
+    bench = SimpleNamespace(kernels=[])
+    with pytest.raises(MissingKernel, match="the bundle has one program"):
+        measured.memory(bench)
 
 
 @pytest.mark.parametrize(

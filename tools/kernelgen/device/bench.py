@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.device.libnrt import Libnrt, NrtModel, NrtTensor
+from kernelgen.device.libnrt import Libnrt, NrtModel, NrtTensor, Scheduled
 from kernelgen.hlo import proto
 from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json
 
 if TYPE_CHECKING:
     import numpy as np
+
+MAX_WAIT = 60
+"""Seconds for which executions in the queue may take."""
 
 TOLERANCE = 1e-5
 """Normalized mean squared error of a kernel's results at most: test-backend-ops allows 5e-4 for products."""
@@ -183,6 +186,20 @@ class DeviceBench:
         used = {name: tensor for name, tensor in inputs.items() if name in model.inputs}
         sets = self.nrt.tensor_set(used), self.nrt.tensor_set(outputs)
         return Bound(dict(inputs), dict(outputs), lambda: self.nrt.execute(model, *sets), model, sets)
+
+    def wait(self, queued: Sequence[Scheduled]) -> None:
+        """Waits until executions in the queue are done, in their order.
+
+        Raises:
+            CheckError: they take longer than `MAX_WAIT`, or one is not done and the last one is.
+        """
+        until = time.monotonic() + MAX_WAIT
+        while not self.nrt.is_completed(queued[-1]):
+            if time.monotonic() > until:
+                raise CheckError(f"{len(queued)} executions that were queued are not done after {MAX_WAIT} s")
+        for i, one in enumerate(queued):
+            if not self.nrt.is_completed(one):
+                raise CheckError(f"execution {i + 1} of {len(queued)} is not done, and the last one is")
 
     def compare(self, kernel: CheckKernel, arrays: Sequence[np.ndarray[Any, Any]], bound: Bound) -> float:
         """Returns the largest error of a result.

@@ -36,8 +36,6 @@ ALIGNMENT = 512
 ELEMENT = 4
 """Bytes of an element of the kernel that slices are tried with."""
 IN_FLIGHT = 3
-MAX_WAIT = 60
-"""Seconds."""
 
 
 class Bench(DeviceBench):
@@ -183,13 +181,7 @@ class Bench(DeviceBench):
         arrays = inputs_of(kernel)
         bound = self.bind(kernel, arrays)
         queued = [self.nrt.schedule(bound.model, *bound.sets) for _ in range(IN_FLIGHT)]
-        until = time.monotonic() + MAX_WAIT
-        while not self.nrt.is_completed(queued[-1]):
-            if time.monotonic() > until:
-                raise CheckError(f"{IN_FLIGHT} executions that were queued are not done after {MAX_WAIT} s")
-        for i, one in enumerate(queued):
-            if not self.nrt.is_completed(one):
-                raise CheckError(f"execution {i + 1} of {IN_FLIGHT} is not done, and the last one is")
+        self.wait(queued)
         return f"{IN_FLIGHT} executions in flight; NMSE {self.compare(kernel, arrays, bound):.2g}"
 
     def _copies(self) -> str:
@@ -205,7 +197,9 @@ class Bench(DeviceBench):
         copy = rate(lambda: self.nrt.copy(first, second))
         read = rate(lambda: self.nrt.read(second))
         if self.nrt.read(second) != data:
-            raise CheckError(f"{COPY_BYTES} bytes that were written, copied on the device and read again are others")
+            raise CheckError(
+                f"{COPY_BYTES} bytes: what is read back differs from what was written and copied on the device"
+            )
         self.nrt.free(first)
         self.nrt.free(second)
         return f"{COPY_BYTES >> 20} MiB: to the device {write:.2f} GB/s, on it {copy:.2f} GB/s, from it {read:.2f} GB/s"

@@ -6,12 +6,20 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.device.bench import Bound, CheckError, CheckKernel, CheckWarning, DeviceBench, inputs_of
+from kernelgen.device.bench import (
+    MAX_WAIT,
+    Bound,
+    CheckError,
+    CheckKernel,
+    CheckWarning,
+    DeviceBench,
+    MissingKernel,
+    inputs_of,
+)
 from kernelgen.device.libnrt import NrtTensor, Scheduled, StatusError
 from kernelgen.device.manifest import COPIED, RUNS
 from kernelgen.dispatch import chips
@@ -38,9 +46,6 @@ MOST = 64
 
 REPEATS = 3
 """The quickest of so many counts: others saw one NEFF take a fifth longer in one process than in another."""
-
-MAX_WAIT = 60
-"""Seconds."""
 
 PROGRAM = 250 << 10
 """Bytes that a small program is taken to take, as AWS says."""
@@ -78,7 +83,7 @@ def launch(bench: DeviceBench) -> str:
     if bench.nrt.has_queues():
 
         def several() -> None:
-            _wait(bench, [bench.nrt.schedule(bound.model, *bound.sets) for _ in range(QUEUED)])
+            bench.wait([bench.nrt.schedule(bound.model, *bound.sets) for _ in range(QUEUED)])
 
         queued = min(_timed(bench, several) for _ in range(REPEATS)) / QUEUED * 1e6
         text = f"queued: {queued:.0f} µs (taken for {taken_queued:g}); {text}"
@@ -90,16 +95,6 @@ def _timed(bench: DeviceBench, action: Callable[[], object]) -> float:
     begun = bench.clock()
     action()
     return bench.clock() - begun
-
-
-def _wait(bench: DeviceBench, queued: list[Scheduled]) -> None:
-    until = time.monotonic() + MAX_WAIT
-    while not bench.nrt.is_completed(queued[-1]):
-        if time.monotonic() > until:
-            raise CheckError(f"{len(queued)} executions that were queued are not done after {MAX_WAIT} s")
-    for i, one in enumerate(queued):
-        if not bench.nrt.is_completed(one):
-            raise CheckError(f"execution {i + 1} of {len(queued)} is not done, and the last one is")
 
 
 def queue(bench: DeviceBench) -> str:
@@ -124,7 +119,7 @@ def queue(bench: DeviceBench) -> str:
                 raise
             full = "then the queue was full"
             break
-    _wait(bench, queued)
+    bench.wait(queued)
     done = len(queued) // 2
     layers = len(queued) - done
     if len(queued) < QUEUED:
@@ -185,7 +180,7 @@ def writes(bench: DeviceBench) -> str:
     for i in range(QUEUED):
         queued = [bench.nrt.schedule(beside.model, *beside.sets) for _ in range(4)]
         bench.nrt.write(bound.inputs[kernel.inputs[0]], (arrays[0] + np.float32(i)).tobytes())
-        _wait(bench, [*queued, bench.nrt.schedule(bound.model, *bound.sets)])
+        bench.wait([*queued, bench.nrt.schedule(bound.model, *bound.sets)])
         found = np.frombuffer(bench.nrt.read(bound.outputs[kernel.outputs[0]]), np.float32).reshape(arrays[0].shape)
         if not np.allclose(found, arrays[0] + np.float32(i) + arrays[1], rtol=1e-5, atol=1e-5):
             raise CheckError(
@@ -198,6 +193,10 @@ def writes(bench: DeviceBench) -> str:
 
 def memory(bench: DeviceBench) -> str:
     """Compares what loading took of the core's memory with what programs are taken to take."""
+    if len(bench.kernels) < 2:
+        raise MissingKernel(
+            "the bundle has one program: pages of the scratchpad, which come with the first, can't be told apart"
+        )
     if not any(bench.taken.values()):
         return "the library does not tell how much memory is used"
     # Some programs come with pages of the scratchpad, which all share.
@@ -253,14 +252,20 @@ def process(bench: DeviceBench) -> str:
     times = [here["us"]]
     for i in range(PROCESSES):
         words = [sys.executable, "-m", "kernelgen.device.again", str(bench.path)]
-        done = subprocess.run(
-            [*words, str(bench.bundle)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=MAX_WAIT + CORES_BUSY,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        try:
+            done = subprocess.run(
+                [*words, str(bench.bundle)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=MAX_WAIT + CORES_BUSY,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        except subprocess.TimeoutExpired:
+            raise CheckError(
+                f"process {i + 2} did not end within {MAX_WAIT + CORES_BUSY} s, and was stopped: see whether another process has "
+                "the core (neuron-ls), and load the driver again"
+            ) from None
         if done.returncode:
             raise CheckError(
                 f"process {i + 2} could not do what this one did: {(done.stderr.strip() or 'it said nothing').splitlines()[-1]}"

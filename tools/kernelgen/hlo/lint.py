@@ -261,9 +261,9 @@ def _names(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
 
 def _estimate(m: LintedModule, target: Target) -> estimates.Estimate:
     """Returns what a module takes on the target that it is linted for; two rules ask."""
-    if m.estimate is None:
-        m.estimate = estimates.estimate(m, target.name, m.lnc)
-    return m.estimate
+    made: estimates.Estimate = m.estimate or estimates.estimate(m, target.name, m.lnc)
+    m.estimate = made
+    return made
 
 
 def _instructions(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
