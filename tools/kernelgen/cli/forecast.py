@@ -78,14 +78,11 @@ def command(
     """
     if model is None:
         _refuse_options_of_models(context)
-    kernels, name = _kernels(paths, target, catalog)
-    try:
-        chip = chips.of(name, int(lnc) if lnc else None)
-    except KeyError:
-        raise KernelgenError(f"--lnc {lnc}: {name} has {' or '.join(map(str, TARGETS[name].lnc_choices))}") from None
+    kernels, name = kernels_of(paths, target, catalog)
+    chip = chip_of(name, lnc)
     if model is None:
         _print_kernels(kernels, chip, not waited, as_json)
-        _print_refusals(kernels)
+        print_refusals(kernels)
         return EXIT_OK
     if context.get_parameter_source("n_tokens") is not ParameterSource.COMMANDLINE:
         counts: Sequence[int] = sorted({1, settings.most_tokens})
@@ -105,16 +102,34 @@ def command(
         click.echo(json.dumps([printing.plain(one, chip) for one in found], indent=1))
     else:
         click.echo("\n".join(line for one in found for line in printing.text(one, chip)))
-    _print_refusals(kernels)
+    print_refusals(kernels)
     return EXIT_OK
 
 
-def _print_refusals(kernels: Kernels) -> None:
+def chip_of(target: str, lnc: str | None) -> chips.Chip:
+    """Returns the figures of a target.
+
+    Args:
+        target: its name.
+        lnc: physical cores of a logical one; the target's own when None.
+
+    Raises:
+        KernelgenError: the target has no such LNC.
+    """
+    try:
+        return chips.of(target, int(lnc) if lnc else None)
+    except KeyError:
+        choices = " or ".join(map(str, TARGETS[target].lnc_choices))
+        raise KernelgenError(f"--lnc {lnc}: {target} has {choices}") from None
+
+
+def print_refusals(kernels: Kernels) -> None:
+    """Prints which kernels the forecast leaves out, and why."""
     for reason in kernels.refusals.values():
         click.echo(f"warning: the forecast leaves out a kernel whose HLO can't be emitted: {reason}", err=True)
 
 
-def _kernels(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[Kernels, str]:
+def kernels_of(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[Kernels, str]:
     """Returns the kernels and the target.
 
     Raises:

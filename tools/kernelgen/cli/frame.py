@@ -38,6 +38,7 @@ COMMANDS = MappingProxyType(
         "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
         "coverage": "Say which nodes of a model's graphs have a kernel.",
         "forecast": "Say how long a token and a prompt take, by a model.",
+        "report": "Write a page about a model's kernels.",
         "list": "Print the ops, targets and dtypes that kernelgen knows.",
         "simulate": "Run a program with simulated NeuronCores.",
         "doctor": "Say what is installed, what is missing and how to get it.",

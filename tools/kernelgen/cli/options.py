@@ -36,7 +36,7 @@ def kernels_option(function: F) -> F:
         multiple=True,
         metavar="DIR",
         type=click.Path(path_type=Path),
-        callback=lambda context, parameter, value: Catalog(_libraries(value)),
+        callback=lambda context, parameter, value: Catalog(libraries(value)),
         help="A folder with emitters of your own; they win over kernelgen's. May be given several times.",
     )(function)
 
@@ -118,7 +118,7 @@ def cache_options(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
-def _libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
+def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
     """Returns the libraries in the folders, in their order, and the built-in one last.
 
     A library is named after its folder, so that a plan does not depend on where the folder is.

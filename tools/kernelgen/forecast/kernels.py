@@ -40,11 +40,15 @@ class Kernels:
         self.refusals: dict[Spec, str] = {}
         """Why no HLO of a kernel, named as graphs have it, can be emitted."""
 
-    def work(self, spec: Spec, chip: Chip) -> Work | None:
-        """Returns what a kernel, named as graphs have it, moves and computes; None when no HLO of it can be emitted."""
+    def hlo(self, spec: Spec) -> bytes | None:
+        """Returns the HLO of a kernel, named as graphs have it; None when none can be emitted."""
         if spec not in self._hlo:
             self._hlo[spec] = self._emitted(spec)
-        hlo = self._hlo[spec]
+        return self._hlo[spec]
+
+    def work(self, spec: Spec, chip: Chip) -> Work | None:
+        """Returns what a kernel, named as graphs have it, moves and computes; None when no HLO of it can be emitted."""
+        hlo = self.hlo(spec)
         if hlo is None:
             return None
         key = spec, sbuf_bytes(chip)

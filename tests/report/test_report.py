@@ -1,0 +1,219 @@
+"""`kernelgen report`: the page, the numbers beside it, and what differs from an earlier report."""
+
+from __future__ import annotations
+
+import csv
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelgen import cli
+from kernelgen.dispatch import chips
+from kernelgen.errors import KernelgenError
+from kernelgen.report import baseline, plots
+from kernelgen.report.numbers import PARTS, peak, published
+from kernelgen.report.page import page
+
+ROOT = Path(__file__).parents[2]
+MANIFEST = str(ROOT / "manifests" / "basic.yaml")
+
+
+class Page(HTMLParser):
+    """What a test asks of a page: ids, links within it, what it would load, and whether elements are closed."""
+
+    VOID = frozenset("meta link img br hr input".split())
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.open: list[str] = []
+        self.rows = 0
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        if tag == "a":
+            self.links.append(str(values["href"]))
+        self.loads += [str(values[name]) for name in ("src", "srcset", "data") if values.get(name)]
+        self.loads += [str(values["href"])] if tag in ("link", "image", "use") and values.get("href") else []
+        self.rows += tag == "tr"
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    assert cli.run(["report", MANIFEST, "--target", "trn1", "-o", str(folder / "a.html")]) == 0
+    return folder
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "a.json").read_text())
+    return found
+
+
+def test_the_page_is_whole_and_asks_for_nothing(written: Path) -> None:
+    text = (written / "a.html").read_text()
+    found = Page(text)
+    assert found.open == [] and found.loads == []
+    assert "modelled, not measured" in text
+    assert len(found.ids) == len(set(found.ids))
+    assert {link.removeprefix("#") for link in found.links} <= set(found.ids)
+    assert len(text) < 1_000_000 * max(len(numbers(written)["kernels"]) / 200, 0.2)
+
+
+def test_json_and_csv_have_the_same_numbers(written: Path) -> None:
+    kernels = numbers(written)["kernels"]
+    with (written / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [kernel["id"] for kernel in kernels] and len(rows) == 10
+    for row, kernel in zip(rows, kernels, strict=True):
+        assert (float(row["us"]), int(float(row["bytes"]))) == (kernel["us"], kernel["bytes"])
+        flops = {name.removeprefix("flops_"): int(n) for name, n in row.items() if name.startswith("flops_")}
+        assert {dtype: n for dtype, n in flops.items() if n} == kernel["flops"]
+
+
+def test_no_kernel_is_quicker_than_its_lower_bound(written: Path) -> None:
+    kernels = numbers(written)["kernels"]
+    assert any(kernel["flops"] for kernel in kernels)
+    for kernel in kernels:
+        assert 0 < kernel["lower_bound_us"] <= kernel["us"]
+        assert 0 <= kernel["padding"] < 1
+        assert sum(kernel["parts_us"].values()) == pytest.approx(kernel["us"])
+    assert sum(kernel["share"] for kernel in kernels) == pytest.approx(1)
+
+
+def test_the_same_kernels_give_the_same_bytes(written: Path, tmp_path: Path) -> None:
+    assert cli.run(["report", MANIFEST, "--target", "trn1", "-o", str(tmp_path / "a.html")]) == 0
+    for name in ("a.html", "a.json", "a.csv"):
+        assert (tmp_path / name).read_bytes() == (written / name).read_bytes()
+
+
+def test_a_time_above_the_baselines_ends_with_1(
+    written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = numbers(written)
+    slow, quick = before["kernels"][0], before["kernels"][1]
+    slow["us"] /= 1.2
+    quick["us"] *= 1.2
+    (tmp_path / "before.json").write_text(json.dumps(before))
+    words = ["report", MANIFEST, "--target", "trn1", "--baseline", str(tmp_path / "before.json")]
+    assert cli.run([*words, "-o", str(tmp_path / "b.html")]) == 1
+    said = capsys.readouterr().err
+    assert f"regression: {slow['id']}: us" in said and quick["id"] not in said
+    text = (tmp_path / "b.html").read_text()
+    assert "Against the baseline" in text and Page(text).open == []
+    assert cli.run([*words, "--threshold", "30", "-o", str(tmp_path / "c.html")]) == 0
+
+
+def test_measured_times_have_a_column_and_are_compared(written: Path, tmp_path: Path) -> None:
+    first = numbers(written)["kernels"][0]["id"]
+    reports = []
+    for us in ("10", "12.5"):
+        (tmp_path / "m.csv").write_text(f"kernel,us\n{first},{us}\n")
+        words = ["--target", "trn1", "--measured", str(tmp_path / "m.csv"), "-o", str(tmp_path / f"{us}.html")]
+        assert cli.run(["report", MANIFEST, *words]) == 0
+        reports.append(baseline.read(tmp_path / f"{us}.json" if us == "10" else tmp_path / "12.5.json"))
+    assert "measured, µs" in (tmp_path / "10.html").read_text()
+    assert "measured, µs" not in (written / "a.html").read_text()
+    (only,) = baseline.differences(*reports, threshold=0.05)
+    assert only == {"name": first, "column": "measured_us", "before": 10.0, "now": 12.5, "regression": True}
+    assert not baseline.differences(*reports, threshold=0.3)[0]["regression"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,us\nx,1\n", "expected CSV with the columns kernel and us"),
+        ("kernel,us\nx,quick\n", "us is 'quick'; expected microseconds"),
+        ("kernel,us\nx,-1\n", "expected a number above 0"),
+        ("kernel,us\nx,nan\n", "expected a number above 0"),
+        ("kernel,us\nx\n", "us is None; expected microseconds"),
+    ],
+)
+def test_measured_times_that_are_none_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "m.csv").write_text(text)
+    with pytest.raises(KernelgenError, match=said):
+        baseline.read_measured(tmp_path / "m.csv")
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"format": 99, "kernels": []}', b'{"format": 1}', b"\xed\xa0\x80"])
+def test_a_baseline_that_is_not_a_report_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "before.json"
+    path.write_bytes(text)
+    with pytest.raises(KernelgenError, match="report"):
+        baseline.read(path)
+
+
+def test_baselines_of_another_target_are_refused(written: Path) -> None:
+    other = numbers(written) | {"target": "trn2"}
+    with pytest.raises(KernelgenError, match="the baseline is for trn2 with LNC 1"):
+        baseline.differences(other, numbers(written), 0.05)
+
+
+def test_a_name_that_is_not_a_pages_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["report", MANIFEST, "-o", str(tmp_path / "a.json")]) == 2
+    assert "expected a name that ends in .html" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def call(n_kv: int, cores: int, ms: float) -> dict[str, Any]:
+    parts = dict.fromkeys(PARTS, ms / len(PARTS))
+    return {
+        "n_tokens": 1,
+        "n_kv": n_kv,
+        "cores": cores,
+        "ms": ms,
+        "tokens_per_s": 1e3 / ms,
+        "launches": 3,
+        "nodes_without_kernel": 2,
+        "fits": False,
+        "parts_ms": parts,
+    }
+
+
+def test_calls_of_a_model_have_bars_and_plots(written: Path) -> None:
+    covered = {"covered": 1, "ops": 2, "rows": [], "missing": [{"op": "<b>", "id": "x", "why": "none & <none>"}]}
+    with_calls = numbers(written) | {
+        "calls": [call(1024, 1, 10.0)],
+        "by_cache": [call(256, 1, 8.0), call(1024, 1, 10.0)],
+        "by_cores": [call(1024, n, 10.0 / n) for n in (1, 2, 4)],
+        "coverage": [covered],
+    }
+    text = page(with_calls)
+    found = Page(text)
+    assert found.open == [] and text.count("<svg") == 4
+    assert "2 nodes have no kernel" in text and "do not fit into the memory of a core" in text
+    assert "none &amp; &lt;none&gt;" in text and "<b>" not in text
+    for words in PARTS.values():
+        assert words in text
+
+
+def test_plots_say_in_words_what_they_show() -> None:
+    assert plots.line([(1, 2.0)], "x", "y", "one point") is None
+    drawn = plots.line([(256, 90.0), (4096, 30.0)], "cells", "tokens", 'A "plot"')
+    assert drawn is not None and 'role="img" aria-label="A &#34;plot&#34;"' in drawn
+    assert "256 cells: 90 tokens" in drawn and ">100<" in drawn
+    assert plots.roofline([], 200.0, {"bf16": 80.0}) is None
+
+
+def test_peaks_are_below_what_aws_promises_and_published_figures_have_sources() -> None:
+    assert 70e6 < peak(chips.of("trn1"), "bf16") < 95e6
+    assert peak(chips.of("trn2"), "f32") < peak(chips.of("trn2"), "bf16") / 3
+    assert published("trn1") and published("trn2") and published("trn3") == []
+    assert all(one["source"] and one["ms"] > 0 for one in published("trn1"))

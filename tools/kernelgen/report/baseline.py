@@ -1,0 +1,96 @@
+"""What is measured of kernels, and what differs between two reports."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from kernelgen.errors import KernelgenError
+from kernelgen.report.numbers import FORMAT
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Returns the numbers of a report's JSON.
+
+    Raises:
+        KernelgenError: the file is not one.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise KernelgenError(f"{path}: expected the JSON that `kernelgen report` writes: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT or "kernels" not in found:
+        raise KernelgenError(f"{path}: expected a report of format {FORMAT}; write it again with this kernelgen")
+    return found
+
+
+def read_measured(path: Path) -> dict[str, float]:
+    """Returns microseconds of a launch by kernel, of a CSV with the columns `kernel` and `us`.
+
+    Raises:
+        KernelgenError: it has other columns, or a value is not a number above 0.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        if not {"kernel", "us"} <= set(rows.fieldnames or ()):
+            raise KernelgenError(f"{path}: expected CSV with the columns kernel and us, not {rows.fieldnames}")
+        found = {}
+        for row in rows:
+            try:
+                found[row["kernel"]] = float(row["us"])
+            except (TypeError, ValueError):
+                raise KernelgenError(f"{path}:{rows.line_num}: us is {row['us']!r}; expected microseconds") from None
+            if not 0 < found[row["kernel"]] < float("inf"):
+                raise KernelgenError(f"{path}:{rows.line_num}: us is {row['us']}; expected a number above 0")
+    return found
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], threshold: float) -> list[dict[str, Any]]:
+    """Returns what differs in calls and kernels, each with whether it is a regression.
+
+    A kernel with measured times in both reports is compared by them, else by what the forecast says.
+
+    Args:
+        before: the earlier report.
+        now: the later one.
+        threshold: the part by which a time may grow: 0.05 for 5 %.
+
+    Raises:
+        KernelgenError: the reports are for different targets.
+    """
+    places = [(one["target"], one["lnc"]) for one in (before, now)]
+    if places[0] != places[1]:
+        (target, lnc), (other, other_lnc) = places
+        raise KernelgenError(
+            f"the baseline is for {target} with LNC {lnc}, and this report for {other} with LNC {other_lnc}"
+        )
+    found = []
+    calls = {_call_name(call): call for call in before["calls"]}
+    for call in now["calls"]:
+        old = calls.get(_call_name(call))
+        if old is not None:
+            found.append(_difference(_call_name(call), "ms", old["ms"], call["ms"], threshold))
+    kernels = {kernel["id"]: kernel for kernel in before["kernels"]}
+    for kernel in now["kernels"]:
+        old = kernels.get(kernel["id"])
+        if old is not None:
+            measured = old["measured_us"] is not None and kernel["measured_us"] is not None
+            column = "measured_us" if measured else "us"
+            found.append(_difference(kernel["id"], column, old[column], kernel[column], threshold))
+    return [one for one in found if one["before"] != one["now"]]
+
+
+def _call_name(call: dict[str, Any]) -> str:
+    return f"n_tokens {call['n_tokens']}, n_kv {call['n_kv']}"
+
+
+def _difference(name: str, column: str, before: float, now: float, threshold: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "column": column,
+        "before": before,
+        "now": now,
+        "regression": now > before * (1 + threshold),
+    }

@@ -1,0 +1,213 @@
+"""The numbers of a report, as plain values: what the page, the JSON and the CSV are written from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import kernelgen
+from kernelgen.bundle.reader import Stored
+from kernelgen.dispatch.chips import Chip
+from kernelgen.forecast.call import CallForecast
+from kernelgen.forecast.kernels import Kernels, Spec
+from kernelgen.forecast.time import of_work
+from kernelgen.hlo.flops import flops
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.targets import PARTITIONS
+
+FORMAT = 1
+"""Version of the JSON; a reader refuses another one."""
+
+DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+"""Names that the table of the chips has for dtypes of products."""
+
+PARTS = {
+    "launch": "launches",
+    "memory": "device memory",
+    "tensor": "tensor engine",
+    "descriptors": "descriptors",
+    "elements": "vector and scalar engines",
+    "spills": "spills",
+    "waited": "few partitions",
+    "calls": "NKI calls",
+    "reductions": "reductions",
+    "host": "host transfers",
+}
+"""What a call's time consists of, in the order of the bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a report is made of.
+
+    Attributes:
+        names: of the manifests and bundles.
+        chip: the target.
+        model: what is known of the model's file; empty without one.
+        settings: how the model is run, by option.
+        calls: forecasts of one token and of a prompt, the first of them one token; empty without a model.
+        by_cache: forecasts of one token, by ascending cells of the cache.
+        by_cores: forecasts of one token, by ascending number of cores.
+        coverage: which nodes have a kernel, as `kernelgen coverage --format json` prints it; None without a model.
+        stored: bundles of the target.
+        measured: microseconds of a launch by kernel, as they were measured.
+    """
+
+    names: Sequence[str]
+    chip: Chip
+    model: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    calls: Sequence[CallForecast]
+    by_cache: Sequence[CallForecast]
+    by_cores: Sequence[CallForecast]
+    coverage: Any
+    stored: Sequence[Stored]
+    measured: Mapping[str, float]
+
+
+def peak(chip: Chip, dtype: str) -> float:
+    """Returns the FLOPs per microsecond of a logical core's tensor engines, for a dtype as HLO names it."""
+    name = "float8" if dtype.startswith("f8") else DTYPES.get(dtype, "float32")
+    return 2 * PARTITIONS * PARTITIONS / chip.by("tensor_ns_per_column", name) * 1e3 * chip.lnc
+
+
+def collect(asked: Asked, kernels: Kernels) -> dict[str, Any]:
+    """Returns the numbers of a report. Every kernel is emitted.
+
+    Args:
+        asked: what it is made of.
+        kernels: those of the manifests and bundles.
+    """
+    counts = [{one.spec: one.count for one in call.launches} for call in asked.calls]
+    neffs = {kernel.id: kernel.neff_size for stored in asked.stored for kernel in stored.kernels}
+    rows = [
+        row
+        for spec, named in kernels.by_graph.items()
+        if (row := _kernel(spec, named, kernels, asked.chip, counts, asked.measured)) is not None
+    ]
+    for row in rows:
+        row["neff_bytes"] = neffs.get(row["id"])
+    token = asked.calls[0].ms * 1e3 if asked.calls else sum(row["us"] for row in rows)
+    for row in rows:
+        launches = row["per_token"] if asked.calls else 1
+        row["share"] = launches * row["us"] / token if token else 0.0
+    rows.sort(key=lambda row: (-row["share"], -row["us"], row["id"]))
+    return {
+        "format": FORMAT,
+        "kernelgen": kernelgen.__version__,
+        "modelled": True,
+        "names": list(asked.names),
+        "target": asked.chip.target,
+        "lnc": asked.chip.lnc,
+        "model": dict(asked.model),
+        "settings": dict(asked.settings),
+        "bundles": [_bundle(stored) for stored in asked.stored],
+        "kernels_sha256": _digest(row["id"] + row["hlo_sha256"] for row in rows),
+        "roofline": {
+            "gb_per_s": asked.chip.number("gb_per_s"),
+            "tflops": {dtype: peak(asked.chip, dtype) / 1e6 for dtype in ("bf16", "f16", "f32")},
+        },
+        "calls": [_call(call) for call in asked.calls],
+        "by_cache": [_call(call) for call in asked.by_cache],
+        "by_cores": [_call(call) for call in asked.by_cores],
+        "published": published(asked.chip.target),
+        "coverage": asked.coverage,
+        "kernels": rows,
+        "without_hlo": sorted(kernels.by_graph[spec].id for spec in kernels.refusals),
+    }
+
+
+def published(target: str) -> list[dict[str, Any]]:
+    """Returns what others measured on a target with other software, each with its source."""
+    text = resources.files("kernelgen.report").joinpath("published.json").read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = json.loads(text)
+    return [one for one in found if target in one["targets"]]
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()
+
+
+def _bundle(stored: Stored) -> dict[str, Any]:
+    origin = stored.origin
+    return {
+        "name": origin.id,
+        "compiler": origin.compiler,
+        "flags": list(origin.flags),
+        "simulated": origin.simulated,
+        "kernelgen": origin.version,
+        "jax": origin.jax_version,
+        "kernels": len(stored.kernels),
+        "neffs_sha256": _digest(kernel.neff_sha256 for kernel in stored.kernels),
+    }
+
+
+def _call(call: CallForecast) -> dict[str, Any]:
+    return {
+        "n_tokens": call.n_tokens,
+        "n_kv": call.n_kv,
+        "cores": call.cores,
+        "ms": call.ms,
+        "tokens_per_s": call.n_tokens / call.ms * 1e3,
+        "launches": call.count,
+        "nodes_without_kernel": call.missing,
+        "fits": call.memory.fits,
+        "parts_ms": {**call.parts_ms, "host": call.transfers_us / 1e3},
+    }
+
+
+def _kernel(
+    spec: Spec,
+    named: Spec,
+    kernels: Kernels,
+    chip: Chip,
+    counts: Sequence[Mapping[Spec, int]],
+    measured: Mapping[str, float],
+) -> dict[str, Any] | None:
+    """Returns the row of a kernel; None when no HLO of it can be emitted."""
+    work = kernels.work(spec, chip)
+    hlo = kernels.hlo(spec)
+    if work is None or hlo is None:
+        return None
+    time = of_work(work, chip)
+    found = flops(hlo)
+    products = {name: n for name, n in found.items() if name not in ("elementwise", "transcendental")}
+    moved = work.read + work.written
+    columns = sum(work.columns.values())
+    needed = sum(products.values()) / (2 * PARTITIONS * PARTITIONS)
+    streamed = moved / (chip.number("gb_per_s") * 1e3)
+    bound = max(streamed, sum(n / peak(chip, dtype) for dtype, n in products.items()))
+    is_group = isinstance(named, GraphSpec)
+    return {
+        "id": named.id,
+        "kind": "group" if is_group else named.op,
+        "nodes": len(named.nodes) if isinstance(named, GraphSpec) else 1,
+        "computes": _described(named),
+        "per_token": counts[0].get(spec, 0) if counts else None,
+        "per_prompt": counts[-1].get(spec, 0) if counts else None,
+        "flops": products,
+        "elementwise": found["elementwise"] + found["transcendental"],
+        "bytes": moved,
+        "intensity": sum(products.values()) / moved if moved else 0.0,
+        "bound": time.bound,
+        "us": time.total,
+        "lower_bound_us": bound,
+        "padding": 1 - min(needed / columns, 1.0) if needed and columns else 0.0,
+        "parts_us": {part: us for part, us in time.parts.items() if us},
+        "measured_us": measured.get(named.id),
+        "hlo_sha256": hashlib.sha256(hlo).hexdigest(),
+    }
+
+
+def _described(named: Spec) -> list[str]:
+    """Returns the tensors of an op's kernel, or of a group how often it has each op and the bytes of what is bound."""
+    if isinstance(named, GraphSpec):
+        counts = Counter(node.op for node in named.nodes)
+        return [f"{count} {op}" for op, count in sorted(counts.items())] + [f"{sum(named.slots):,} bytes bound"]
+    inputs = ", ".join("-" if t is None else str(t) for t in named.inputs)
+    return [f"{inputs} -> {named.output}"]
