@@ -264,45 +264,85 @@ static void take_price(runtime & rt, const execution & execution) {
     rt.core_states[execution.model->core].clock_ns += ns;
 }
 
+// Has the helper execute a model.
+//
+// `messages`: of all ranks, in their order.
+static NRT_STATUS ask(runtime &                                         rt,
+                      nrt_model &                                       model,
+                      const std::vector<const std::vector<uint8_t> *> & messages,
+                      const char *                                      where) {
+    namespace protocol   = simulator::protocol;
+    const double timeout = rt.config.exec_timeout;
+    return with_helper(rt, model, timeout, where, [&](simulator::helper & helper, NRT_STATUS & status) {
+        std::vector<uint8_t> message(sizeof(protocol::execute));
+        for (const auto * one : messages) {
+            message.insert(message.end(), one->begin() + sizeof(protocol::execute), one->end());
+        }
+        const size_t      n       = (message.size() - sizeof(protocol::execute)) / sizeof(protocol::binding);
+        protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
+        {
+            const std::lock_guard<std::mutex> lock(model.mutex);
+            if (model.helper_number != helper.number()) {
+                return outcome::not_sent;  // another thread has seen it go, and start again
+            }
+            request.model = model.number;
+        }
+        memcpy(message.data(), &request, sizeof(request));
+        if (rt.faults.strikes("kill")) {
+            helper.doom();
+        }
+        const outcome result = helper.call(message, timeout);
+        if (result == outcome::answered) {
+            status = answered(message, where);
+        }
+        return result;
+    });
+}
+
+// Executes a model with the other ranks, when all of them have begun to.
+static NRT_STATUS ask_with_others(runtime & rt, const execution & own) {
+    nrt_model & model = *own.model;
+    return model.group->meet(
+        model.rank, &own, rt.config.rank_timeout(),
+        [&](const std::vector<const void *> & ranks) {
+            std::vector<const std::vector<uint8_t> *> messages;
+            uint64_t                                  clock = 0;
+            for (const void * one : ranks) {
+                const auto & execution = *static_cast<const simulator::execution *>(one);
+                messages.push_back(&execution.message);
+                clock = std::max(clock, rt.core_states[execution.model->core].clock_ns.load());
+            }
+            // None goes on before the last one is there.
+            for (const void * one : ranks) {
+                rt.core_states[static_cast<const simulator::execution *>(one)->model->core].clock_ns = clock;
+            }
+            return ask(rt, model, messages, own.where);
+        },
+        own.where);
+}
+
 static NRT_STATUS run(runtime & rt, const execution & execution) {
-    namespace protocol         = simulator::protocol;
-    const char * const where   = execution.where;
-    nrt_model &        model   = *execution.model;
-    const auto &       tensors = execution.tensors;
-    const auto &       message = execution.message;
-    const size_t       n       = tensors.size();
+    const char * const where    = execution.where;
+    nrt_model &        model    = *execution.model;
+    const auto &       tensors  = execution.tensors;
+    const bool         together = model.collectives > 0 && model.ranks > 1;
 
     const spoiler outputs_of(rt, model, tensors);
     if (!rt.faults.empty()) {
         bool             made   = false;
         const NRT_STATUS status = fault_of_execution(rt, model.core, outputs_of, where, made);
         if (made) {
+            if (together) {
+                model.group->leave(model.rank);
+            }
             return status;
         }
     }
-    const double     timeout = rt.config.exec_timeout;
-    const NRT_STATUS done =
-        with_helper(rt, model, timeout, where, [&](simulator::helper & helper, NRT_STATUS & status) {
-            protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
-            {
-                const std::lock_guard<std::mutex> lock(model.mutex);
-                if (model.helper_number != helper.number()) {
-                    return outcome::not_sent;  // another thread has seen it go, and start again
-                }
-                request.model = model.number;
-            }
-            std::vector<uint8_t> answer = message;
-            memcpy(answer.data(), &request, sizeof(request));
-            if (rt.faults.strikes("kill")) {
-                helper.doom();
-            }
-            const outcome result = helper.call(answer, timeout);
-            if (result == outcome::answered) {
-                status = answered(answer, where);
-            }
-            return result;
-        });
+    const NRT_STATUS done = together ? ask_with_others(rt, execution) : ask(rt, model, { &execution.message }, where);
     if (done != NRT_SUCCESS) {
+        if (together && model.group->failed()) {
+            outputs_of.write_half();
+        }
         return done;
     }
     outputs_of.spoil();

@@ -144,8 +144,23 @@ class Libnrt:
 
     def load(self, neff: bytes) -> NrtModel:
         """Loads a NEFF."""
-        handle, array = ctypes.c_void_p(), ctypes.c_void_p()
+        handle = ctypes.c_void_p()
         self._call("nrt_load", neff, ctypes.c_size_t(len(neff)), 0, -1, ctypes.byref(handle))
+        return self._described(handle)
+
+    def load_rank(self, neff: bytes, core: int, rank: int, ranks: int) -> NrtModel:
+        """Loads a NEFF with collectives; returns when as many threads as there are ranks have called it."""
+        handle = ctypes.c_void_p()
+        size = ctypes.c_size_t(len(neff))
+        self._call("nrt_load_collectives", neff, size, core, -1, rank, ranks, ctypes.byref(handle))
+        return self._described(handle)
+
+    def barrier(self, core: int, rank: int, ranks: int) -> None:
+        """Returns when as many threads as there are ranks have called it."""
+        self._call("nrt_barrier", core, rank, ranks)
+
+    def _described(self, handle: ctypes.c_void_p) -> NrtModel:
+        array = ctypes.c_void_p()
         self._call("nrt_get_model_tensor_info", handle, ctypes.byref(array))
         assert array.value is not None
         count = ctypes.c_uint64.from_address(array.value).value
@@ -160,10 +175,10 @@ class Libnrt:
         """Unloads a NEFF."""
         self._call("nrt_unload", model.handle)
 
-    def allocate(self, size: int) -> NrtTensor:
+    def allocate(self, size: int, core: int = 0) -> NrtTensor:
         """Returns device memory of so many bytes."""
         handle = ctypes.c_void_p()
-        self._call("nrt_tensor_allocate", _DEVICE, 0, ctypes.c_size_t(size), b"doctor", ctypes.byref(handle))
+        self._call("nrt_tensor_allocate", _DEVICE, core, ctypes.c_size_t(size), b"doctor", ctypes.byref(handle))
         return NrtTensor(handle, size)
 
     def slice(self, source: NrtTensor, offset: int, size: int) -> NrtTensor:
