@@ -127,7 +127,7 @@ outcome load(nrt_model & model, simulator::helper & helper, NRT_STATUS & status)
     if (result != outcome::answered) {
         return result;
     }
-    status = answered(message, "nrt_load");
+    status = answered(message, model.ranks > 0 ? "nrt_load_collectives" : "nrt_load");
     if (status != NRT_SUCCESS) {
         return result;
     }

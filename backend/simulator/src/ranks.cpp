@@ -47,7 +47,7 @@ NRT_STATUS group::meet(uint32_t rank, const void * what, double seconds, const a
         }
     }
     if (failed_ != NRT_SUCCESS) {
-        log(level::error, where, "an execution of these ranks failed before, and collectives do not recover");
+        log(level::error, where, "these ranks did not all come before, and do not meet again");
         return failed_;
     }
     const std::shared_ptr<round> own = current_;
@@ -88,6 +88,11 @@ NRT_STATUS group::meet(uint32_t rank, const void * what, double seconds, const a
 void group::leave(uint32_t rank) {
     const std::lock_guard<std::mutex> lock(mutex_);
     left_.push_back(rank);
+}
+
+void group::pause(double seconds) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_until(lock, after(seconds), [this] { return failed_ != NRT_SUCCESS; });
 }
 
 void group::close() {
@@ -148,7 +153,7 @@ void ranks::close() {
     }
 }
 
-NRT_STATUS check_ranks(const runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where) {
+NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where) {
     if (count == 0 || rank >= count) {
         log(level::error, where, "device %u of %u", rank, count);
         return NRT_INVALID;
@@ -169,7 +174,13 @@ NRT_STATUS check_ranks(const runtime & rt, int32_t vnc, uint32_t rank, uint32_t 
         log(level::error, where, "core %d is wanted, %u are visible", static_cast<int>(vnc), rt.cores());
         return NRT_LOAD_NOT_ENOUGH_NC;
     }
-    return NRT_SUCCESS;
+    const uint32_t core = vnc < 0 ? rank : static_cast<uint32_t>(vnc);
+    if (rt.core_states[core].wedged || rt.faults.strikes("wedged")) {
+        log(level::error, where, "collectives of core %u failed before: start this process again%s", core,
+            rt.core_states[core].wedged ? "" : ", after a reboot (NEURON_SIMULATOR_FAULT=wedged)");
+        return NRT_TIMEOUT;
+    }
+    return core_status(rt, core, where);
 }
 
 bool on_different_cores(const std::vector<uint32_t> & cores, const char * where) {
@@ -233,10 +244,14 @@ NRT_STATUS nrt_build_global_comm(int32_t vnc, uint32_t g_device_id, uint32_t g_d
 NRT_STATUS nrt_barrier(int32_t vnc, uint32_t g_device_id, uint32_t g_device_count) {
     const char * const where = "nrt_barrier";
     return with_runtime(where, [&](runtime & rt) {
-        const NRT_STATUS status = check_ranks(rt, vnc, g_device_id, g_device_count, where);
+        NRT_STATUS status = check_ranks(rt, vnc, g_device_id, g_device_count, where);
         if (status != NRT_SUCCESS) {
             return status;
         }
-        return meet_once(rt, ranks::BARRIER, vnc, { g_device_id, g_device_count }, rt.config.rank_timeout(), where);
+        status = meet_once(rt, ranks::BARRIER, vnc, { g_device_id, g_device_count }, rt.config.rank_timeout(), where);
+        if (status == NRT_TIMEOUT) {
+            rt.core_states[vnc < 0 ? g_device_id : static_cast<uint32_t>(vnc)].wedged = true;
+        }
+        return status;
     });
 }

@@ -42,6 +42,9 @@ class group {
     // A rank fails instead of coming.
     void leave(uint32_t rank);
 
+    // Waits so many seconds, or until a round fails.
+    void pause(double seconds);
+
     // Ends all waiting, with NRT_CLOSED.
     void close();
 

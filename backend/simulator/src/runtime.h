@@ -130,6 +130,7 @@ namespace simulator {
 struct core_state {
     std::atomic<bool> saw_nan{ false };  // an execution made something that is not a number: all later ones report it
     std::atomic<bool> lost{ false };     // NEURON_SIMULATOR_FAULT
+    std::atomic<bool> wedged{ false };   // ranks did not meet in a collective: none of this core's does from then on
     std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // likewise: what the next call says of an execution before it
     std::atomic<uint64_t>   clock_ns{ 0 };        // what its executions take on a device: price.h
 };
@@ -206,7 +207,7 @@ template <typename F> NRT_STATUS with_config(const char * where, F body) {
 NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where);
 
 // Returns what is wrong with a device's number among so many that compute together, on a core of this process (-1: any).
-NRT_STATUS check_ranks(const runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where);
+NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where);
 
 // Returns whether each rank is on a core of its own; else says so.
 bool on_different_cores(const std::vector<uint32_t> & cores, const char * where);

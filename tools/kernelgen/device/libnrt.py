@@ -134,12 +134,12 @@ class Libnrt:
         self._call("nrt_get_vnc_memory_stats", 0, ctypes.byref(used), *sizes)
         return used[0]
 
-    def simulated_ns(self) -> int | None:
-        """Returns what executions so far would have taken on a device, in nanoseconds; None when the library is a device's."""
+    def simulated_ns(self, core: int = 0) -> int | None:
+        """Returns what a core's executions so far would have taken on a device, in nanoseconds; None when the library is a device's."""
         if not hasattr(self._library, "nrt_simulator_clock"):
             return None
         ns = ctypes.c_uint64()
-        self._call("nrt_simulator_clock", 0, ctypes.byref(ns))
+        self._call("nrt_simulator_clock", core, ctypes.byref(ns))
         return ns.value
 
     def load(self, neff: bytes) -> NrtModel:
@@ -154,6 +154,10 @@ class Libnrt:
         size = ctypes.c_size_t(len(neff))
         self._call("nrt_load_collectives", neff, size, core, -1, rank, ranks, ctypes.byref(handle))
         return self._described(handle)
+
+    def build_global_comm(self, core: int, rank: int, ranks: int) -> None:
+        """Says how many ranks a program has at most; returns when as many threads as that have called it."""
+        self._call("nrt_build_global_comm", core, rank, ranks)
 
     def barrier(self, core: int, rank: int, ranks: int) -> None:
         """Returns when as many threads as there are ranks have called it."""

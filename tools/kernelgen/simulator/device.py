@@ -252,7 +252,9 @@ class SimulatedDevice:
         self._programs = _Programs(strict, self._forget_launches)
         client()  # a machine without jaxlib is told so before it has a model
 
-    def load(self, arena: int, offset: int, size: int, count: int = 0) -> tuple[int, tuple[container.NeffTensor, ...], Needs]:
+    def load(
+        self, arena: int, offset: int, size: int, count: int = 0
+    ) -> tuple[int, tuple[container.NeffTensor, ...], Needs]:
         """Returns a new model's number, its tensors, inputs first, without those that are dropped, and what it needs of a core.
 
         Args:
@@ -278,7 +280,9 @@ class SimulatedDevice:
         results = [numpy_dtype(dtype) for dtype, _ in executable.results[: len(outputs)]]
         found = len(executable.parameters), len(executable.results) - bool(program.indirect)
         if found != (len(inputs) * program.ranks, len(outputs) * program.ranks):
-            raise DeviceError(f"the HLO has {found[0]} parameters and {found[1]} results, and the NEFF describes others")
+            raise DeviceError(
+                f"the HLO has {found[0]} parameters and {found[1]} results, and the NEFF describes others"
+            )
         model = LoadedNeff(
             program,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],

@@ -26,7 +26,16 @@ _TUPLE = 13
 _NUMBERS = ("replica-id", "partition-id")
 """Give a rank its number: a program for one device a rank has either replicas or partitions."""
 
-_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-", "ragged-all-to-all", "reduce-scatter", "send", "recv")
+_COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-",
+    "ragged-all-to-all",
+    "reduce-scatter",
+    "send",
+    "recv",
+)
 """What opcodes of collectives begin with."""
 
 _REDUCTIONS = ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
@@ -76,7 +85,9 @@ def collectives_of(hlo: bytes) -> Collectives:
     Raises:
         ValueError: `hlo` is not a module.
     """
-    found = [i for c in proto.parse(hlo, Module).computations for i in c.instructions if i.opcode.startswith(_COLLECTIVES)]
+    found = [
+        i for c in proto.parse(hlo, Module).computations for i in c.instructions if i.opcode.startswith(_COLLECTIVES)
+    ]
     pairs = [tuple((p.source, p.target) for p in i.source_target_pairs) for i in found]
     return Collectives(
         tuple(f"{i.opcode} '{i.name}'" for i in found),
@@ -156,7 +167,7 @@ class _Merger(Writer):
             elif i.opcode.startswith(_COLLECTIVES):
                 values[i.id] = self._collective(i, operands)
             elif i.opcode in _NUMBERS:
-                values[i.id] = [self._number(i, rank) for rank in range(self._ranks)]
+                values[i.id] = [self._rank(i, rank) for rank in range(self._ranks)]
             elif not self._meeting.isdisjoint(i.called_computation_ids):
                 if i.opcode != "call":
                     raise ValueError(
@@ -198,7 +209,7 @@ class _Merger(Writer):
             out.append(made[own])
         return out
 
-    def _number(self, like: Any, rank: int) -> Any:
+    def _rank(self, like: Any, rank: int) -> Any:
         made = self.add(like, "constant", (), element_type=_U32)
         set_shape(made.literal.shape, (), _U32)
         made.literal.u32s.append(rank)
@@ -207,10 +218,16 @@ class _Merger(Writer):
     def _collective(self, i: Any, operands: list[list[Any]]) -> list[Any]:
         if i.opcode == "collective-permute":
             return self._permute(i, operands[0])
-        function = {"all-reduce": self._all_reduce, "all-gather": self._all_gather, "reduce-scatter": self._reduce_scatter}
+        function = {
+            "all-reduce": self._all_reduce,
+            "all-gather": self._all_gather,
+            "reduce-scatter": self._reduce_scatter,
+        }
         if i.opcode not in function:
             known = ", ".join([*function, "collective-permute"])
-            raise ValueError(f"'{i.name}' ({i.opcode}) is a collective that the simulator does not execute; it executes {known}")
+            raise ValueError(
+                f"'{i.name}' ({i.opcode}) is a collective that the simulator does not execute; it executes {known}"
+            )
         out: list[Any] = [None] * self._ranks
         for group in _groups(i) or (tuple(range(self._ranks)),):
             parts = [function[i.opcode](i, group, [o[rank] for rank in group]) for o in operands]
@@ -242,7 +259,9 @@ class _Merger(Writer):
         root = by_id[computation.root_id]
         operands = [by_id[n].opcode for n in root.operand_ids]
         if root.opcode not in _REDUCTIONS or operands != ["parameter"] * 2:
-            raise ValueError(f"'{i.name}' reduces with {root.opcode} of {', '.join(operands)}; expected one of {', '.join(_REDUCTIONS)}")
+            raise ValueError(
+                f"'{i.name}' reduces with {root.opcode} of {', '.join(operands)}; expected one of {', '.join(_REDUCTIONS)}"
+            )
         return str(root.opcode)
 
     def _like(self, opcode: str, x: Any, *operands: Any) -> Any:
@@ -291,7 +310,11 @@ def _meeting(module: Any) -> set[int]:
     found: set[int] = set()
     for computation in module.computations:
         for i in computation.instructions:
-            if i.opcode.startswith(_COLLECTIVES) or i.opcode in _NUMBERS or not found.isdisjoint(i.called_computation_ids):
+            if (
+                i.opcode.startswith(_COLLECTIVES)
+                or i.opcode in _NUMBERS
+                or not found.isdisjoint(i.called_computation_ids)
+            ):
                 found.add(computation.id)
     return found
 
