@@ -135,7 +135,7 @@ class Libnrt:
         return used[0]
 
     def simulated_ns(self, core: int = 0) -> int | None:
-        """Returns what a core's executions so far would have taken on a device, in nanoseconds; None when the library is a device's."""
+        """Returns nanoseconds that a core's executions so far take on a device; None when the library is a device's."""
         if not hasattr(self._library, "nrt_simulator_clock"):
             return None
         ns = ctypes.c_uint64()
