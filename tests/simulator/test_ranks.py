@@ -143,7 +143,7 @@ def test_a_program_whose_ranks_do_not_fit_is_refused(run: Run) -> None:
     assert too_many == [not_enough, not_enough, f"{LOADING} {INVALID}", f"{LOADING} {INVALID}"]
     assert "129 devices are wanted, and the instance has " in log
     assert other_count == [f"{LOADING} {INVALID}"] * 2
-    assert "its collectives are over 4 ranks, and ctx_device_count is 2" in log
+    assert "its collectives are over 4 ranks, and 2 load it" in log
     assert same_core == [f"{LOADING} {INVALID}"] * RANKS
     assert "ranks 0 and 1 are both on core 0" in log
     assert different == [f"{LOADING} {INVALID}"] * RANKS
@@ -163,7 +163,7 @@ def test_ranks_of_other_processes_are_refused(run: Run) -> None:
     ("groups", "said"),
     [
         ("0,1", "replica groups {{0,1}} do not have each of 4 ranks once"),
-        ("0,1,2,3,4", "its collectives are over 5 ranks, and ctx_device_count is 4"),
+        ("0,1,2,3,4", "its collectives are over 5 ranks, and 4 load it"),
     ],
 )
 def test_wrong_groups_are_refused(run: Run, groups: str, said: str) -> None:

@@ -65,7 +65,7 @@ class Collectives:
     def mistake(self, ranks: int) -> str:
         """Returns why so many ranks cannot run the program; an empty text when they can."""
         if self.ranks > ranks:
-            return f"its collectives are over {self.ranks} ranks, and ctx_device_count is {ranks}"
+            return f"its collectives are over {self.ranks} ranks, and {ranks} load it"
         for groups in self.groups:
             if groups and sorted(n for group in groups for n in group) != list(range(ranks)):
                 return f"replica groups {_text(groups)} do not have each of {ranks} ranks once"
