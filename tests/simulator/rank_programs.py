@@ -81,17 +81,17 @@ class Ranks:
     def load(self, neff: bytes) -> list[Any]:
         return self.each(lambda rank: self.nrt.load_rank(neff, rank, rank, self.count))
 
-    def tensors(self, model: NrtModel, rank: int) -> tuple[Any, Any, NrtTensor]:
-        """Returns sets of inputs, the first is 1000 times the rank and its position, and outputs; and the first output."""
-        sets, last = [], None
-        for sizes in (model.inputs, model.outputs):
-            made = {name: self.nrt.allocate(size, rank) for name, size in sizes.items()}
-            for name, tensor in made.items():
-                self.nrt.write(tensor, values(rank, sizes[name] // 4).tobytes())
-                last = tensor
-            sets.append(self.nrt.tensor_set(made))
-        assert last is not None
-        return sets[0], sets[1], last
+    def tensors(self, model: NrtModel, rank: int) -> tuple[Any, Any, NrtTensor, NrtTensor]:
+        """Returns sets of the input and the output, the output, and the input; both have `values`."""
+        (made,), (result,) = (
+            [self.nrt.allocate(size, rank) for size in sizes.values()] for sizes in (model.inputs, model.outputs)
+        )
+        for tensor in (made, result):
+            self.nrt.write(tensor, values(rank, tensor.size // 4).tobytes())
+        sets = [
+            self.nrt.tensor_set(dict.fromkeys(sizes, t)) for sizes, t in ((model.inputs, made), (model.outputs, result))
+        ]
+        return sets[0], sets[1], result, made
 
     def result(self, tensor: NrtTensor) -> list[float]:
         return [float(x) for x in np.frombuffer(self.nrt.read(tensor), np.float32)]
@@ -108,13 +108,15 @@ class Program:
     Args:
         ranks: who runs it.
         neff: what is loaded.
+        allocate: whether the tensors are made, too.
     """
 
-    def __init__(self, ranks: Ranks, neff: bytes) -> None:
+    def __init__(self, ranks: Ranks, neff: bytes, *, allocate: bool = True) -> None:
         self.ranks = ranks
         self.models = ranks.load(neff)
         self.loaded = not any(isinstance(model, str) for model in self.models)
-        self.tensors = [ranks.tensors(model, rank) for rank, model in enumerate(self.models)] if self.loaded else []
+        allocate = allocate and self.loaded
+        self.tensors = [ranks.tensors(model, rank) for rank, model in enumerate(self.models)] if allocate else []
 
     def execute(self, rank: int) -> None:
         self.ranks.nrt.execute(self.models[rank], *self.tensors[rank][:2])
@@ -281,6 +283,31 @@ def outputs(ranks: Ranks, neff: bytes) -> Any:
     return [found, firsts]
 
 
+def steps(ranks: Ranks, neff: bytes) -> Any:
+    """What each rank gets of four executions, with other inputs each time, waited for and in queues; then all is freed."""
+    program = Program(ranks, neff, allocate=False)
+    program.tensors = ranks.each(lambda rank: ranks.tensors(program.models[rank], rank)) if program.loaded else []
+    if not program.loaded or any(isinstance(tensors, str) for tensors in program.tensors):
+        failed = program.tensors or program.models
+        return [[one if isinstance(one, str) else "loaded" for one in failed]]
+
+    def step(rank: int, number: int) -> float:
+        result, given = program.tensors[rank][2:]
+        ranks.nrt.write(given, (values(rank, given.size // 4) + number).tobytes())
+        if number % 2:
+            scheduled(ranks, program, rank)
+        else:
+            program.execute(rank)
+        return ranks.result(result)[0]
+
+    found = [ranks.each(lambda rank, number=number: step(rank, number)) for number in range(4)]
+    ranks.each(lambda rank: ranks.nrt.unload(program.models[rank]))
+    for tensors in program.tensors:
+        for tensor in tensors[2:]:
+            ranks.nrt.free(tensor)
+    return found
+
+
 def attempt(function: Callable[[], Any]) -> str:
     try:
         function()
@@ -306,6 +333,7 @@ COMMANDS: dict[str, Callable[[Ranks, bytes], Any]] = {
         plain,
         queue,
         same_core,
+        steps,
         too_many,
         unloaded,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -252,6 +253,24 @@ def test_a_helper_that_dies_is_replaced(run: Run) -> None:
     assert others == [[None] * RANKS] * 2
 
 
+FAULTS = ("rank", "straggler", "absent", "wedged", "load", "memory", "execute", "deferred", "lost", "kill")
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 200))])
+def test_whatever_fails_no_result_is_wrong(run: Run, seed: int) -> None:
+    """One or two faults at random counts: each rank gets a right result or an error, all can be freed, and the process ends."""
+    chosen = random.Random(seed)
+    names = chosen.sample(FAULTS, chosen.choice((1, 1, 2)))
+    fault = ",".join(f"{name}{chosen.choice('@@/')}{int(2 ** chosen.uniform(1, 5))}" for name in names)
+    (found, again), _ = run(
+        hlo_of(all_reduce(SUM)), "steps", "steps", NEURON_SIMULATOR_FAULT=fault, NEURON_RT_EXEC_TIMEOUT="1", **LOADED
+    )
+    first = summed(SUM)[0][0]
+    for step, each in itertools.chain(enumerate(found), enumerate(again)):
+        for result in each:
+            assert isinstance(result, str) or result in ("loaded", first + 2 * RANKS * step), fault
+
+
 def test_collectives_have_a_price(run: Run, neuron_target: str) -> None:
     (found,), _ = run(hlo_of(all_reduce(SUM)), "clocks")
     chip = chips.of(neuron_target)
@@ -272,8 +291,8 @@ def merged(body: str, inputs: list[np.ndarray], result: int | None = None) -> li
 
 def test_sums_are_in_the_order_of_the_ranks() -> None:
     """Whatever the order in which a group lists them: the bits are those of one addition after the other."""
-    random = np.random.default_rng(1)
-    inputs = [(random.standard_normal(64) * 10.0 ** random.integers(-6, 6, 64)).astype(np.float32) for _ in range(8)]
+    made = np.random.default_rng(1)
+    inputs = [(made.standard_normal(64) * 10.0 ** made.integers(-6, 6, 64)).astype(np.float32) for _ in range(8)]
     expected = inputs[0] * 2
     for other in inputs[1:]:
         expected = expected + other * 2
