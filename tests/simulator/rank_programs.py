@@ -162,9 +162,9 @@ def missing(ranks: Ranks, neff: bytes) -> Any:
     return [first, ranks.each(program.execute), ranks.each(other.execute), ranks.load(neff)]
 
 
-def one_by_one(ranks: Ranks, neff: bytes) -> Any:
-    """One thread loads for two ranks, one after the other."""
-    return [attempt(lambda rank=rank: ranks.nrt.load_rank(neff, rank, rank, ranks.count)) for rank in range(2)]
+def alone(ranks: Ranks, neff: bytes) -> Any:
+    """The first rank loads by itself, as it does where one thread loads for one rank after the other."""
+    return attempt(lambda: ranks.nrt.load_rank(neff, 0, 0, ranks.count))
 
 
 def different(ranks: Ranks, neff: bytes) -> Any:
@@ -320,6 +320,7 @@ COMMANDS: dict[str, Callable[[Ranks, bytes], Any]] = {
     function.__name__: function
     for function in (
         again,
+        alone,
         barrier,
         clocks,
         closing,
@@ -327,7 +328,6 @@ COMMANDS: dict[str, Callable[[Ranks, bytes], Any]] = {
         different,
         execute,
         missing,
-        one_by_one,
         other_count,
         outputs,
         plain,
