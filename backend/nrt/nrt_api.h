@@ -42,6 +42,7 @@ typedef enum {
     NRT_EXEC_COMPLETED_WITH_ERR     = 1004,
     NRT_EXEC_NC_BUSY                = 1005,
     NRT_EXEC_OOB                    = 1006,
+    NRT_EXEC_HW_ERR_COLLECTIVES     = 1200,  // ranks wait for one that does not come, which failed
 } NRT_STATUS;
 
 typedef enum {
@@ -148,6 +149,24 @@ NRT_STATUS nrt_get_instance_info(nrt_instance_info_t * info, size_t size);
 // start_vnc -1: the library chooses; vnc_count -1: as many as the NEFF wants.
 NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t vnc_count, nrt_model_t ** model);
 NRT_STATUS nrt_unload(nrt_model_t * model);
+
+// Loads a program with collectives: each of `count` ranks loads the same NEFF, and the calls return when all have. So they are made
+// at the same time, by a thread for each rank; so are the executions, which wait for each other. vnc_count is deprecated: -1.
+NRT_STATUS nrt_load_collectives(const void *   neff,
+                                size_t         size,
+                                int32_t        vnc,
+                                int32_t        vnc_count,
+                                uint32_t       ctx_device_id,
+                                uint32_t       ctx_device_count,
+                                nrt_model_t ** model);
+
+// For programs of fewer ranks than there are devices: `g_device_count` is the largest number of ranks that a program has. Without it the
+// first nrt_load_collectives does this with its own numbers.
+NRT_STATUS nrt_build_global_comm(int32_t vnc, uint32_t g_device_id, uint32_t g_device_count);
+
+// Waits for all ranks, by way of a small all-reduce (nrt_experimental.h).
+NRT_STATUS nrt_barrier(int32_t vnc, uint32_t g_device_id, uint32_t g_device_count);
+
 NRT_STATUS nrt_execute(nrt_model_t * model, const nrt_tensor_set_t * inputs, nrt_tensor_set_t * outputs);
 NRT_STATUS nrt_get_model_tensor_info(nrt_model_t * model, nrt_tensor_info_array_t ** info);
 NRT_STATUS nrt_free_model_tensor_info(nrt_tensor_info_array_t * info);
@@ -306,6 +325,9 @@ NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor);
     X(nrt_get_tensor_from_tensor_set) \
     X(nrt_get_vnc_memory_stats)       \
     X(nrt_get_instance_info)          \
+    X(nrt_load_collectives)           \
+    X(nrt_build_global_comm)          \
+    X(nrt_barrier)                    \
     X(nrta_execute_schedule)          \
     X(nrta_is_completed)              \
     X(nrta_event_register_seq_id_completion)

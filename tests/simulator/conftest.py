@@ -22,6 +22,8 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 ROOT = Path(__file__).parents[2]
 
+sys.path.insert(0, str(Path(__file__).parent))  # rank_programs
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Make = Callable[..., Path]
 

@@ -164,7 +164,10 @@ def test_a_program_of_several_ranks_is_refused(
     neff.write_bytes(container.write_simulated(proto.serialize(module), flags, "simulator 1"))
     done = client("programs", neff, NEURON_SIMULATOR_STRICT=strict)
     assert done.stdout.startswith("NRT_FAILURE"), done.stderr
-    assert "is a collective (all-reduce), and the simulator has no nrt_load_collectives" in done.stderr
+    assert (
+        "is a collective: a program of several ranks is one NEFF, which every rank loads with nrt_load_collectives"
+        in done.stderr
+    )
 
 
 LAUNCHES = """

@@ -264,6 +264,11 @@ bool config::read(config & out, std::string & error) {
         error = bad("NEURON_RT_EXEC_TIMEOUT", timeout, "seconds");
         return false;
     }
+    const char * const loading = variable("NEURON_SIMULATOR_LOAD_TIMEOUT");
+    if (loading != nullptr && !read_duration(loading, HUGE_VAL, out.load_timeout)) {
+        error = bad("NEURON_SIMULATOR_LOAD_TIMEOUT", loading, "seconds");
+        return false;
+    }
     const char * const queue = variable("NEURON_SIMULATOR_QUEUE");
     if (queue != nullptr && (!read_count(queue, out.queue) || out.queue > MAX_QUEUE)) {
         error = bad("NEURON_SIMULATOR_QUEUE", queue, "a number of requests from 1 to 63");

@@ -28,6 +28,7 @@ struct config {
     size_t                memory       = 0;        // bytes per core
     size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
     double                exec_timeout = 0;        // seconds; 0: none
+    double                load_timeout = 120;      // seconds that loading waits for the other ranks
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
     bool                  priced       = false;    // it takes what its target takes, instead: price.h
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
@@ -57,6 +58,9 @@ struct config {
     size_t state_buffer() const;
     size_t microcode() const;
     size_t scratchpad_page() const;
+
+    // Returns seconds that an execution waits for the other ranks: what AWS documents for NEURON_RT_EXEC_TIMEOUT by default.
+    double rank_timeout() const { return exec_timeout > 0 ? exec_timeout : 30; }
 
     // Returns whether nrt_execute returns before the execution is done.
     bool returns_early() const { return release < 32 && in_flight > 0; }

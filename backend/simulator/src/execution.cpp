@@ -249,6 +249,18 @@ static uint32_t core_version_of(const runtime & rt, const nrt_model & model) {
     return rt.config.profile != nullptr ? rt.config.profile->version : model.core_version;
 }
 
+// Returns whether an execution of a model waits for other ranks.
+static bool meets_others(const nrt_model & model) {
+    return model.collectives > 0 && model.ranks > 1;
+}
+
+// Returns microseconds that a launch takes on the model's NeuronCore, with its collectives.
+static double launch_us(const runtime & rt, const nrt_model & model, bool queued) {
+    const price & own = price_of(core_version_of(rt, model));
+    const double  us  = queued ? own.queued_us : own.waited_us;
+    return us + (meets_others(model) ? collectives_us(own, queued, model.ranks, model.collectives) : 0);
+}
+
 // The core's clock goes on by what the execution takes on a device.
 static void take_price(runtime & rt, const execution & execution) {
     constexpr uint64_t SLOWER = 20;  // with NEURON_SIMULATOR_FAULT=slow
@@ -256,53 +268,130 @@ static void take_price(runtime & rt, const execution & execution) {
     for (const auto & tensor : execution.tensors) {
         bytes += tensor->size;
     }
-    price own = price_of(core_version_of(rt, *execution.model));
+    const nrt_model & model = *execution.model;
+    price             own   = price_of(core_version_of(rt, model));
     if (rt.config.launch_us > 0) {
         own.waited_us = own.queued_us = rt.config.launch_us;
     }
-    const uint64_t ns = price_ns(own, execution.queued, bytes) * (rt.faults.strikes("slow") ? SLOWER : 1);
-    rt.core_states[execution.model->core].clock_ns += ns;
+    uint64_t ns = price_ns(own, execution.queued, bytes);
+    if (meets_others(model)) {
+        ns += static_cast<uint64_t>(collectives_us(own, execution.queued, model.ranks, model.collectives) * 1000);
+    }
+    ns *= (rt.faults.strikes("slow") ? SLOWER : 1);
+    rt.core_states[model.core].clock_ns += ns;
+}
+
+// Has the helper execute a model.
+//
+// `messages`: of all ranks, in their order.
+static NRT_STATUS ask(runtime &                                         rt,
+                      nrt_model &                                       model,
+                      const std::vector<const std::vector<uint8_t> *> & messages,
+                      const char *                                      where) {
+    namespace protocol   = simulator::protocol;
+    const double timeout = rt.config.exec_timeout;
+    return with_helper(rt, model, timeout, where, [&](simulator::helper & helper, NRT_STATUS & status) {
+        std::vector<uint8_t> message(sizeof(protocol::execute));
+        for (const auto * one : messages) {
+            message.insert(message.end(), one->begin() + sizeof(protocol::execute), one->end());
+        }
+        const size_t      n       = (message.size() - sizeof(protocol::execute)) / sizeof(protocol::binding);
+        protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
+        {
+            const std::lock_guard<std::mutex> lock(model.mutex);
+            if (model.helper_number != helper.number()) {
+                return outcome::not_sent;  // another thread has seen it go, and start again
+            }
+            request.model = model.number;
+        }
+        memcpy(message.data(), &request, sizeof(request));
+        if (rt.faults.strikes("kill")) {
+            helper.doom();
+        }
+        const outcome result = helper.call(message, timeout);
+        if (result == outcome::answered) {
+            status = answered(message, where);
+        }
+        return result;
+    });
+}
+
+// Executes a model with the other ranks, when all of them have begun to.
+static NRT_STATUS ask_with_others(runtime & rt, const execution & own) {
+    nrt_model & model = *own.model;
+    return model.group->meet(
+        model.rank, &own, rt.config.rank_timeout(),
+        [&](const std::vector<const void *> & ranks) {
+            std::vector<const std::vector<uint8_t> *> messages;
+            uint64_t                                  clock = 0;
+            for (const void * one : ranks) {
+                const auto & execution = *static_cast<const simulator::execution *>(one);
+                messages.push_back(&execution.message);
+                clock = std::max(clock, rt.core_states[execution.model->core].clock_ns.load());
+            }
+            // None goes on before the last one is there.
+            for (const void * one : ranks) {
+                rt.core_states[static_cast<const simulator::execution *>(one)->model->core].clock_ns = clock;
+            }
+            return ask(rt, model, messages, own.where);
+        },
+        own.where);
+}
+
+// Returns what an execution comes to before it meets the other ranks: collectives of its core do not work any more, or
+// NEURON_SIMULATOR_FAULT says so.
+static NRT_STATUS fault_of_rank(runtime & rt, nrt_model & model, const spoiler & outputs, const char * where) {
+    simulator::core_state & core = rt.core_states[model.core];
+    if (core.wedged) {
+        log(level::error, where, "collectives of core %u failed before, and do not work any more in this process",
+            model.core);
+        model.group->leave(model.rank);
+        return NRT_EXEC_HW_ERR_COLLECTIVES;
+    }
+    if (rt.faults.strikes("rank")) {
+        core.lost = core.wedged = true;
+        outputs.write_half();
+        model.group->leave(model.rank);
+        return core_status(rt, model.core, where);
+    }
+    if (rt.faults.strikes("straggler")) {
+        model.group->pause(rt.config.rank_timeout() / 2);
+    }
+    if (rt.faults.strikes("absent")) {
+        model.group->pause(rt.config.rank_timeout() * 2);
+    }
+    return NRT_SUCCESS;
 }
 
 static NRT_STATUS run(runtime & rt, const execution & execution) {
-    namespace protocol         = simulator::protocol;
-    const char * const where   = execution.where;
-    nrt_model &        model   = *execution.model;
-    const auto &       tensors = execution.tensors;
-    const auto &       message = execution.message;
-    const size_t       n       = tensors.size();
+    const char * const where    = execution.where;
+    nrt_model &        model    = *execution.model;
+    const auto &       tensors  = execution.tensors;
+    const bool         together = meets_others(model);
 
     const spoiler outputs_of(rt, model, tensors);
     if (!rt.faults.empty()) {
         bool             made   = false;
         const NRT_STATUS status = fault_of_execution(rt, model.core, outputs_of, where, made);
         if (made) {
+            if (together) {
+                model.group->leave(model.rank);
+            }
             return status;
         }
     }
-    const double     timeout = rt.config.exec_timeout;
-    const NRT_STATUS done =
-        with_helper(rt, model, timeout, where, [&](simulator::helper & helper, NRT_STATUS & status) {
-            protocol::execute request = { protocol::EXECUTE, static_cast<uint32_t>(n), 0 };
-            {
-                const std::lock_guard<std::mutex> lock(model.mutex);
-                if (model.helper_number != helper.number()) {
-                    return outcome::not_sent;  // another thread has seen it go, and start again
-                }
-                request.model = model.number;
-            }
-            std::vector<uint8_t> answer = message;
-            memcpy(answer.data(), &request, sizeof(request));
-            if (rt.faults.strikes("kill")) {
-                helper.doom();
-            }
-            const outcome result = helper.call(answer, timeout);
-            if (result == outcome::answered) {
-                status = answered(answer, where);
-            }
-            return result;
-        });
+    if (together) {
+        const NRT_STATUS status = fault_of_rank(rt, model, outputs_of, where);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+    }
+    const NRT_STATUS done = together ? ask_with_others(rt, execution) : ask(rt, model, { &execution.message }, where);
     if (done != NRT_SUCCESS) {
+        if (together && model.group->failed()) {
+            rt.core_states[model.core].wedged = true;
+            outputs_of.write_half();
+        }
         return done;
     }
     outputs_of.spoil();
@@ -355,7 +444,7 @@ std::shared_ptr<simulator::request> request_for(runtime &                rt,
         rt.units->find(launch.model->core, NRTA_XU_COMPUTE, 0)->size() >= MANY && rt.faults.strikes("drops");
     made->run = [&rt, lost, launch = std::move(launch)] {
         if (rt.config.priced) {  // one behind the other
-            wait_for_launch(price_of(core_version_of(rt, *launch.model)).queued_us);
+            wait_for_launch(launch_us(rt, *launch.model, true));
         }
         if (lost) {
             take_price(rt, launch);
@@ -398,8 +487,7 @@ NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nr
         if (rt.config.returns_early()) {
             return return_early(rt, std::move(launch), inputs, outputs, handle);
         }
-        wait_for_launch(rt.config.priced ? price_of(core_version_of(rt, *launch.model)).waited_us
-                                         : rt.config.launch_us);
+        wait_for_launch(rt.config.priced ? launch_us(rt, *launch.model, false) : rt.config.launch_us);
         return run(rt, launch);
     });
 }

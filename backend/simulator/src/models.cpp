@@ -118,15 +118,16 @@ NRT_STATUS unanswered(outcome result, simulator::helper & helper, double timeout
 }
 
 outcome load(nrt_model & model, simulator::helper & helper, NRT_STATUS & status) {
-    const simulator::protocol::load request = { simulator::protocol::LOAD, model.neff->in().index(),
-                                                model.neff->offset(), model.neff_size };
-    std::vector<uint8_t>            message(sizeof(request));
+    const simulator::protocol::load request = {
+        simulator::protocol::LOAD, model.neff->in().index(), model.neff->offset(), model.neff_size, model.ranks, 0
+    };
+    std::vector<uint8_t> message(sizeof(request));
     memcpy(message.data(), &request, sizeof(request));
     const outcome result = helper.call(message, 0);
     if (result != outcome::answered) {
         return result;
     }
-    status = answered(message, "nrt_load");
+    status = answered(message, model.ranks > 0 ? "nrt_load_collectives" : "nrt_load");
     if (status != NRT_SUCCESS) {
         return result;
     }
@@ -145,6 +146,7 @@ outcome load(nrt_model & model, simulator::helper & helper, NRT_STATUS & status)
         model.code         = loaded.code;
         model.descriptors  = loaded.descriptors;
         model.core_version = loaded.core_version;
+        model.collectives  = loaded.collectives;
     }
     return result;
 }
@@ -232,6 +234,101 @@ static NRT_STATUS check_needs(runtime & rt, nrt_model & model, const char * wher
     return NRT_SUCCESS;
 }
 
+// A program and the core that it is loaded to, as nrt_load and nrt_load_collectives are given them.
+struct loading {
+    const char * where;
+    const void * neff;
+    size_t       size;
+    int32_t      vnc;
+    int32_t      vnc_count;
+    uint32_t     rank;
+    uint32_t     ranks;  // 0: nrt_load
+};
+
+// Loads a program to its core.
+static NRT_STATUS load_model(runtime & rt, const loading & from, std::shared_ptr<nrt_model> & out) {
+    const char * const where = from.where;
+    std::string        why;
+    const NRT_STATUS   readable = simulator::check_neff_header(from.neff, from.size, why);
+    if (readable != NRT_SUCCESS) {
+        log(level::error, where, "%s", why.c_str());
+        return readable;
+    }
+    if (rt.faults.strikes("load")) {
+        log(level::error, where, "NEURON_SIMULATOR_FAULT=load");
+        return NRT_FAILURE;
+    }
+    const int64_t first = std::max(from.vnc, 0);
+    const int64_t count = std::max(from.vnc_count, 1);  // a simulated NEFF wants one
+    if (first + count > rt.cores()) {
+        log(level::error, where, "cores %d to %d are wanted, %u are visible", static_cast<int>(first),
+            static_cast<int>(first + count - 1), rt.cores());
+        return NRT_LOAD_NOT_ENOUGH_NC;
+    }
+    const NRT_STATUS core = core_status(rt, static_cast<uint32_t>(first), where);
+    if (core != NRT_SUCCESS || is_out_of_memory(rt, where)) {
+        return core != NRT_SUCCESS ? core : NRT_RESOURCE;
+    }
+    auto model   = std::make_shared<nrt_model>();
+    model->core  = static_cast<uint32_t>(first);
+    model->rank  = from.rank;
+    model->ranks = from.ranks;
+    model->neff  = simulator::memory::allocate(rt.host(), from.size);
+    if (model->neff == nullptr) {
+        log(level::error, where, "no host memory for a NEFF of %zu bytes", from.size);
+        return NRT_FAIL_HOST_MEM_ALLOC;
+    }
+    model->neff_size = from.size;
+    memcpy(model->neff->data(), from.neff, from.size);
+    if (rt.config.strict && !is_for_these_cores(rt, simulator::lnc_of_neff(from.neff), where)) {
+        return NRT_INVALID;
+    }
+    NRT_STATUS status =
+        with_helper(rt, *model, 0, where, [](simulator::helper &, NRT_STATUS &) { return outcome::answered; });
+    if (status == NRT_SUCCESS && rt.config.strict) {
+        status = check_needs(rt, *model, where);
+        if (status != NRT_SUCCESS) {
+            forget(rt, *model);
+        }
+    }
+    if (status == NRT_SUCCESS) {
+        log(level::debug, where, "a NEFF of %zu bytes and %zu tensors on core %u", from.size, model->tensors.size(),
+            model->core);
+        out = std::move(model);
+    }
+    return status;
+}
+
+// Sees to the ranks of a program having the same one, each on a core of its own.
+static NRT_STATUS check_same(const std::vector<const void *> & models, const char * where) {
+    const auto &          first = *static_cast<const nrt_model *>(models.front());
+    std::vector<uint32_t> cores;
+    for (const void * one : models) {
+        const auto & model = *static_cast<const nrt_model *>(one);
+        cores.push_back(model.core);
+        if (model.neff_size != first.neff_size ||
+            memcmp(model.neff->data(), first.neff->data(), first.neff_size) != 0) {
+            log(level::error, where, "ranks %u and %u load different NEFFs: all ranks of a program load the same one",
+                first.rank, model.rank);
+            return NRT_INVALID;
+        }
+    }
+    return on_different_cores(cores, where) ? NRT_SUCCESS : NRT_INVALID;
+}
+
+// Waits until all ranks have loaded the program.
+static NRT_STATUS wait_for_ranks(runtime & rt, nrt_model & model, const char * where) {
+    model.group             = rt.ranks.join(ranks::LOAD, model.rank, model.ranks);
+    const NRT_STATUS status = model.group->meet(
+        model.rank, &model, rt.config.load_timeout,
+        [where](const std::vector<const void *> & models) { return check_same(models, where); }, where);
+    if (status != NRT_SUCCESS) {
+        rt.ranks.give_up(model.group);
+        forget(rt, model);
+    }
+    return status;
+}
+
 }  // namespace simulator
 
 using namespace simulator;
@@ -243,50 +340,46 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
             return invalid(where, "a null pointer, or a number of cores below -1");
         }
         *out = nullptr;
-        std::string      why;
-        const NRT_STATUS readable = simulator::check_neff_header(neff, size, why);
-        if (readable != NRT_SUCCESS) {
-            log(level::error, where, "%s", why.c_str());
-            return readable;
+        std::shared_ptr<nrt_model> model;
+        const NRT_STATUS           status = load_model(rt, { where, neff, size, start_vnc, vnc_count, 0, 0 }, model);
+        if (status == NRT_SUCCESS) {
+            *out = rt.models.add(std::move(model));
         }
-        if (rt.faults.strikes("load")) {
-            log(level::error, where, "NEURON_SIMULATOR_FAULT=load");
-            return NRT_FAILURE;
+        return status;
+    });
+}
+
+NRT_STATUS nrt_load_collectives(const void *   neff,
+                                size_t         size,
+                                int32_t        vnc,
+                                int32_t        vnc_count,
+                                uint32_t       ctx_device_id,
+                                uint32_t       ctx_device_count,
+                                nrt_model_t ** out) {
+    const char * const where = "nrt_load_collectives";
+    return with_runtime(where, [&](runtime & rt) {
+        if (neff == nullptr || out == nullptr || vnc < -1 || vnc_count < -1) {
+            return invalid(where, "a null pointer, or a number of cores below -1");
         }
-        const int64_t first = std::max(start_vnc, 0);
-        const int64_t count = std::max(vnc_count, 1);  // a simulated NEFF wants one
-        if (first + count > rt.cores()) {
-            log(level::error, where, "cores %d to %d are wanted, %u are visible", static_cast<int>(first),
-                static_cast<int>(first + count - 1), rt.cores());
-            return NRT_LOAD_NOT_ENOUGH_NC;
+        *out              = nullptr;
+        NRT_STATUS status = check_ranks(rt, vnc, ctx_device_id, ctx_device_count, where);
+        if (status != NRT_SUCCESS) {
+            return status;
         }
-        const NRT_STATUS core = core_status(rt, static_cast<uint32_t>(first), where);
-        if (core != NRT_SUCCESS || is_out_of_memory(rt, where)) {
-            return core != NRT_SUCCESS ? core : NRT_RESOURCE;
-        }
-        auto model  = std::make_shared<nrt_model>();
-        model->core = static_cast<uint32_t>(first);
-        model->neff = simulator::memory::allocate(rt.host(), size);
-        if (model->neff == nullptr) {
-            log(level::error, where, "no host memory for a NEFF of %zu bytes", size);
-            return NRT_FAIL_HOST_MEM_ALLOC;
-        }
-        model->neff_size = size;
-        memcpy(model->neff->data(), neff, size);
-        if (rt.config.strict && !is_for_these_cores(rt, simulator::lnc_of_neff(neff), where)) {
+        const uint32_t      core = vnc < 0 ? ctx_device_id : static_cast<uint32_t>(vnc);
+        ranks::communicator global;
+        if (rt.ranks.communicator_of(core, global) && global.second < ctx_device_count) {
+            log(level::error, where, "nrt_build_global_comm was told of %u devices at most, and this program has %u",
+                global.second, ctx_device_count);
             return NRT_INVALID;
         }
-        NRT_STATUS status =
-            with_helper(rt, *model, 0, where, [](simulator::helper &, NRT_STATUS &) { return outcome::answered; });
-        if (status == NRT_SUCCESS && rt.config.strict) {
-            status = check_needs(rt, *model, where);
-            if (status != NRT_SUCCESS) {
-                forget(rt, *model);
-            }
+        std::shared_ptr<nrt_model> model;
+        status = load_model(
+            rt, { where, neff, size, static_cast<int32_t>(core), vnc_count, ctx_device_id, ctx_device_count }, model);
+        if (status == NRT_SUCCESS) {
+            status = wait_for_ranks(rt, *model, where);
         }
         if (status == NRT_SUCCESS) {
-            log(level::debug, where, "a NEFF of %zu bytes and %zu tensors on core %u", size, model->tensors.size(),
-                model->core);
             *out = rt.models.add(std::move(model));
         }
         return status;

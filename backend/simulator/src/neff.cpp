@@ -16,8 +16,8 @@ static constexpr uint64_t SIMULATED_MAJOR = 0x4D4953;  // SIM
 static constexpr uint64_t FORMAT          = 3;
 
 // `kernelgen simulate` reads it in the library's file, before it starts a program.
-__attribute__((used)) static const char VERSIONS[] = "neuron-kernelgen simulator of NEFF 3, protocol 4";
-static_assert(FORMAT == 3 && protocol::VERSION == 4, "as VERSIONS says");
+__attribute__((used)) static const char VERSIONS[] = "neuron-kernelgen simulator of NEFF 3, protocol 5";
+static_assert(FORMAT == 3 && protocol::VERSION == 5, "as VERSIONS says");
 
 static uint64_t u64_at(const uint8_t * data, size_t offset) {
     uint64_t value = 0;

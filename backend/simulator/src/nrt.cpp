@@ -92,6 +92,7 @@ void nrt_close(void) {
         return;  // there is nothing to close, and no way to say so
     }
     rt.state = phase::closed;
+    rt.ranks.close();
     rt.units->stop();
     if (const size_t left = rt.units->registered()) {
         log(level::warning, "nrt_close", "%zu requests have eventfds that were not unregistered (-1 in place of one)",
@@ -131,6 +132,7 @@ const char * nrt_get_status_as_str(NRT_STATUS status) {
         X(NRT_EXEC_COMPLETED_WITH_ERR)
         X(NRT_EXEC_NC_BUSY)
         X(NRT_EXEC_OOB)
+        X(NRT_EXEC_HW_ERR_COLLECTIVES)
     }
 #undef X
     return "unknown status";

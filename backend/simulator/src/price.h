@@ -4,16 +4,25 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 namespace simulator {
 
+// What an execution with collectives takes that waits for its ranks.
+struct barrier_price {
+    uint32_t ranks;  // 0: the table ends
+    double   us;
+};
+
 struct price {
-    uint32_t version;    // of the NeuronCore
-    double   waited_us;  // a launch that is waited for
-    double   queued_us;  // what one adds behind others in a queue
-    double   gb_per_s;   // of tensors
+    uint32_t      version;        // of the NeuronCore
+    double        waited_us;      // a launch that is waited for
+    double        queued_us;      // what one adds behind others in a queue
+    double        gb_per_s;       // of tensors
+    double        all_reduce_us;  // each small collective of an execution
+    barrier_price barriers[8];    // by ranks
 };
 
 #include "prices.inc"
@@ -26,6 +35,27 @@ inline const price & price_of(uint32_t version) {
         }
     }
     return PRICES[0];
+}
+
+// Returns microseconds of a barrier: between two numbers of ranks linear in their logarithm, and outside of them that of the nearest.
+inline double barrier_us(const price & price, uint32_t ranks) {
+    const barrier_price * before = price.barriers;
+    for (const barrier_price & next : price.barriers) {
+        if (next.ranks == 0 || ranks <= before->ranks) {
+            break;
+        }
+        if (ranks <= next.ranks) {
+            const double part = std::log(double(ranks) / before->ranks) / std::log(double(next.ranks) / before->ranks);
+            return before->us + (next.us - before->us) * part;
+        }
+        before = &next;
+    }
+    return before->us;
+}
+
+// Returns microseconds that the collectives of an execution take. Executions in a queue hide the barrier.
+inline double collectives_us(const price & price, bool queued, uint32_t ranks, uint32_t collectives) {
+    return (queued ? 0 : barrier_us(price, ranks)) + price.all_reduce_us * collectives;
 }
 
 // Returns nanoseconds of an execution that reads and writes so many bytes.

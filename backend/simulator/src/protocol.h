@@ -12,7 +12,7 @@
 
 namespace simulator::protocol {
 
-constexpr uint32_t VERSION     = 4;
+constexpr uint32_t VERSION     = 5;
 constexpr size_t   MAX_MESSAGE = 65536;
 
 enum operation : uint32_t {
@@ -36,13 +36,15 @@ struct load {
     uint32_t arena;
     uint64_t offset;
     uint64_t size;
+    uint32_t ranks;  // that load it to execute it together; 0: it is loaded by itself
+    uint32_t zero;
 };
 
 struct execute {
     uint32_t operation;
     uint32_t tensors;
     uint64_t model;
-    // binding[tensors] follows: inputs, then outputs
+    // binding[tensors] follows: inputs, then outputs; of each rank that executes the model, one after the other
 };
 
 struct binding {
@@ -70,7 +72,7 @@ struct loaded {
     uint64_t code;          // bytes of its instructions and of its rings for spills, of all physical cores
     uint64_t descriptors;   // of DMA, of each physical core
     uint32_t core_version;  // of the NeuronCore that it was compiled for: 2 of trn1; 0 when that is not known
-    uint32_t zero;
+    uint32_t collectives;   // how many it has
 };
 
 // Then for each tensor this, its shape and its name.

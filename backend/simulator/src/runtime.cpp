@@ -51,7 +51,7 @@ NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where) {
     }
     simulator::core_state & state = rt.core_states[core];
     if (state.lost) {
-        log(level::error, where, "core %u is lost (NEURON_SIMULATOR_FAULT=lost)", core);
+        log(level::error, where, "core %u is lost (NEURON_SIMULATOR_FAULT)", core);
         return NRT_EXEC_UNIT_UNRECOVERABLE;
     }
     const NRT_STATUS owed = state.owed.exchange(NRT_SUCCESS);

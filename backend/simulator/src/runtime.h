@@ -14,6 +14,7 @@
 #include "helper.h"
 #include "log.h"
 #include "programs.h"
+#include "ranks.h"
 #include "units.h"
 
 #include <atomic>
@@ -108,6 +109,11 @@ struct nrt_model {
     size_t                               code         = 0;  // bytes of its instructions and rings
     uint64_t                             descriptors  = 0;  // of DMA
     uint32_t                             core_version = 0;  // that it was compiled for; 0: not known
+    uint32_t                             ranks        = 0;  // that loaded it together; 0: it was loaded by nrt_load
+    uint32_t                             rank         = 0;
+    uint32_t                             collectives  = 0;  // that it has
+
+    std::shared_ptr<simulator::group> group;                // of these ranks
 
     std::mutex mutex;
     uint64_t   helper_number = 0;  // of the helper that knows it
@@ -124,6 +130,7 @@ namespace simulator {
 struct core_state {
     std::atomic<bool> saw_nan{ false };  // an execution made something that is not a number: all later ones report it
     std::atomic<bool> lost{ false };     // NEURON_SIMULATOR_FAULT
+    std::atomic<bool> wedged{ false };   // ranks did not meet in a collective: none of this core's does from then on
     std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // likewise: what the next call says of an execution before it
     std::atomic<uint64_t>   clock_ns{ 0 };        // what its executions take on a device: price.h
 };
@@ -146,6 +153,7 @@ struct runtime {
     bool second = false;                                            // another process had a core of this machine before
 
     std::unique_ptr<simulator::units> units;                        // what nrta_* queues; from nrt_init to the next
+    simulator::ranks                  ranks;                        // which of this process's cores compute together
 
     std::mutex                         helper_mutex;                // guards what follows
     std::shared_ptr<simulator::helper> helper;
@@ -197,6 +205,12 @@ template <typename F> NRT_STATUS with_config(const char * where, F body) {
 
 // Returns what a call that concerns a core, or the host, says first: that the core is lost, or how an execution before it ended.
 NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where);
+
+// Returns what is wrong with a device's number among so many that compute together, on a core of this process (-1: any).
+NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where);
+
+// Returns whether each rank is on a core of its own; else says so.
+bool on_different_cores(const std::vector<uint32_t> & cores, const char * where);
 
 // Returns whether an allocation is to fail, and says so.
 bool is_out_of_memory(runtime & rt, const char * where);

@@ -134,18 +134,37 @@ class Libnrt:
         self._call("nrt_get_vnc_memory_stats", 0, ctypes.byref(used), *sizes)
         return used[0]
 
-    def simulated_ns(self) -> int | None:
-        """Returns what executions so far would have taken on a device, in nanoseconds; None when the library is a device's."""
+    def simulated_ns(self, core: int = 0) -> int | None:
+        """Returns nanoseconds that a core's executions so far take on a device; None when the library is a device's."""
         if not hasattr(self._library, "nrt_simulator_clock"):
             return None
         ns = ctypes.c_uint64()
-        self._call("nrt_simulator_clock", 0, ctypes.byref(ns))
+        self._call("nrt_simulator_clock", core, ctypes.byref(ns))
         return ns.value
 
     def load(self, neff: bytes) -> NrtModel:
         """Loads a NEFF."""
-        handle, array = ctypes.c_void_p(), ctypes.c_void_p()
+        handle = ctypes.c_void_p()
         self._call("nrt_load", neff, ctypes.c_size_t(len(neff)), 0, -1, ctypes.byref(handle))
+        return self._described(handle)
+
+    def load_rank(self, neff: bytes, core: int, rank: int, ranks: int) -> NrtModel:
+        """Loads a NEFF with collectives; returns when as many threads as there are ranks have called it."""
+        handle = ctypes.c_void_p()
+        size = ctypes.c_size_t(len(neff))
+        self._call("nrt_load_collectives", neff, size, core, -1, rank, ranks, ctypes.byref(handle))
+        return self._described(handle)
+
+    def build_global_comm(self, core: int, rank: int, ranks: int) -> None:
+        """Says how many ranks a program has at most; returns when as many threads as that have called it."""
+        self._call("nrt_build_global_comm", core, rank, ranks)
+
+    def barrier(self, core: int, rank: int, ranks: int) -> None:
+        """Returns when as many threads as there are ranks have called it."""
+        self._call("nrt_barrier", core, rank, ranks)
+
+    def _described(self, handle: ctypes.c_void_p) -> NrtModel:
+        array = ctypes.c_void_p()
         self._call("nrt_get_model_tensor_info", handle, ctypes.byref(array))
         assert array.value is not None
         count = ctypes.c_uint64.from_address(array.value).value
@@ -160,10 +179,10 @@ class Libnrt:
         """Unloads a NEFF."""
         self._call("nrt_unload", model.handle)
 
-    def allocate(self, size: int) -> NrtTensor:
+    def allocate(self, size: int, core: int = 0) -> NrtTensor:
         """Returns device memory of so many bytes."""
         handle = ctypes.c_void_p()
-        self._call("nrt_tensor_allocate", _DEVICE, 0, ctypes.c_size_t(size), b"doctor", ctypes.byref(handle))
+        self._call("nrt_tensor_allocate", _DEVICE, core, ctypes.c_size_t(size), b"doctor", ctypes.byref(handle))
         return NrtTensor(handle, size)
 
     def slice(self, source: NrtTensor, offset: int, size: int) -> NrtTensor:

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
 from kernelgen.hlo.cpu import client
 from kernelgen.hlo.estimate import estimate
@@ -30,6 +31,7 @@ from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dt
 from kernelgen.neff import container
 from kernelgen.neff.identity import flag
 from kernelgen.simulator import bounds, cache, miscompiles, products, scales
+from kernelgen.simulator.ranks import Collectives, collectives_of, merge
 from kernelgen.simulator.scratchpad import scratchpad_bytes
 from kernelgen.simulator.unused import unused_parameters
 from kernelgen.targets import TARGETS
@@ -175,6 +177,7 @@ class Program:
 
     Attributes:
         hlo: what it computes.
+        ranks: how many compute it together, each with inputs and results of its own.
         executable: what XLA made of it; None when that was not kept.
         indirect: its gathers and scatters, when the last result says whether an index of one is out of bounds.
         used: grows with each use.
@@ -182,6 +185,7 @@ class Program:
     """
 
     hlo: bytes
+    ranks: int = 1
     executable: Executable | None = None
     indirect: tuple[str, ...] = ()
     used: int = 0
@@ -194,9 +198,9 @@ class LoadedNeff:
 
     Attributes:
         program: what it computes.
-        inputs: (NumPy dtype, shape, bytes) of each.
+        inputs: (NumPy dtype, shape, bytes) of each that a rank has.
         dropped: the numbers of those that a client does not give, because no result depends on them.
-        outputs: (NumPy dtype, bytes) of each.
+        outputs: (NumPy dtype, bytes) of each that a rank has.
         requests: what was prepared for it.
     """
 
@@ -215,12 +219,14 @@ class Needs(NamedTuple):
         code: bytes of its instructions and of its rings for spills, of all physical cores.
         descriptors: of DMA, of each physical core.
         core_version: of the NeuronCore that it was compiled for; 0 when it does not say.
+        collectives: how many it has.
     """
 
     scratchpad: int
     code: int
     descriptors: int
     core_version: int
+    collectives: int
 
 
 class SimulatedDevice:
@@ -246,36 +252,44 @@ class SimulatedDevice:
         self._programs = _Programs(strict, self._forget_launches)
         client()  # a machine without jaxlib is told so before it has a model
 
-    def load(self, arena: int, offset: int, size: int) -> tuple[int, tuple[container.NeffTensor, ...], Needs]:
+    def load(
+        self, arena: int, offset: int, size: int, count: int = 0
+    ) -> tuple[int, tuple[container.NeffTensor, ...], Needs]:
         """Returns a new model's number, its tensors, inputs first, without those that are dropped, and what it needs of a core.
 
         Args:
             arena: where the NEFF lies.
             offset: the same, in bytes.
             size: bytes of the NEFF.
+            count: ranks that load it and execute it together; 0: it is loaded by itself, and has no collectives.
 
         Raises:
-            KernelgenError: it is not an undamaged simulated NEFF.
+            KernelgenError: it is not an undamaged simulated NEFF, or its collectives are not those of so many ranks.
             DeviceError: XLA does not compile it.
         """
         data = self._arenas[arena].data[offset : offset + size]
         contents = container.read_simulated(data, source="nrt_load")
-        _refuse_collectives(contents.hlo)
-        program = self._programs.of(contents.hlo)
+        collectives = collectives_of(contents.hlo)
+        _check_collectives(collectives, count)
+        program = self._programs.of(contents.hlo, count if collectives.names else 1)
         executable = self._programs.compiled(program)
-        types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters]
         inputs = [t for t in contents.tensors if t.usage == "in"]
         outputs = [t for t in contents.tensors if t.usage == "out"]
-        results = [
-            numpy_dtype(dtype) for dtype, _ in executable.results[: len(executable.results) - bool(program.indirect)]
-        ]
+        # Those of the first rank, which are as the others'.
+        types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters[: len(inputs)]]
+        results = [numpy_dtype(dtype) for dtype, _ in executable.results[: len(outputs)]]
+        found = len(executable.parameters), len(executable.results) - bool(program.indirect)
+        if found != (len(inputs) * program.ranks, len(outputs) * program.ranks):
+            raise DeviceError(
+                f"the HLO has {found[0]} parameters and {found[1]} results, and the NEFF describes others"
+            )
         model = LoadedNeff(
             program,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
             dropped=unused_parameters(contents.hlo) if self._strict else frozenset(),
             outputs=[(dtype, t.size) for dtype, t in zip(results, outputs, strict=True)],
         )
-        needs = _needs(contents)
+        needs = _needs(contents, len(collectives.names))
         told = tuple(t for i, t in enumerate(inputs) if i not in model.dropped) + tuple(outputs)
         with self._lock:
             self._number += 1
@@ -306,8 +320,8 @@ class SimulatedDevice:
 
         Args:
             request: which model, and where its inputs and outputs are, in any form that tells requests apart.
-            read: reads that: the model's number; (arena, offset) of each input, then of each output. Not called when the same was
-                executed before.
+            read: reads that: the model's number; (arena, offset) of each input, then of each output; of each rank, one after the
+                other. Not called when the same was executed before.
 
         Raises:
             DeviceError: no such model, or places that are none.
@@ -341,28 +355,33 @@ class SimulatedDevice:
         if model is None:
             raise DeviceError(f"no model {number}")
         count = len(model.inputs) - len(model.dropped)
-        if len(places) != count + len(model.outputs):
-            raise DeviceError(f"{len(places)} tensors for a model of {count} inputs and {len(model.outputs)} outputs")
+        ranks = model.program.ranks
+        if len(places) != ranks * (count + len(model.outputs)):
+            raise DeviceError(
+                f"{len(places)} tensors for {ranks} ranks of a model of {count} inputs and {len(model.outputs)} outputs"
+            )
         arguments, views, results = [], [], []
-        given = iter(places[:count])
-        for i, (dtype, shape, size) in enumerate(model.inputs):
-            if i in model.dropped:
-                views.append(
-                    np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape)
-                )  # not numbers, should a kernel read them
-                arguments.append(put(views[-1]))
-                continue
-            place = next(given)
-            begin = self._address(place, size)
-            view = np.frombuffer(self._arenas[place[0]].data, dtype, size // dtype.itemsize, place[1]).reshape(shape)
-            array = put(view)
-            arguments.append(array if address(array) == begin else None)
-            views.append(view)
-        for (dtype, size), (arena, offset) in zip(model.outputs, places[count:], strict=True):
-            begin = self._address((arena, offset), size)
-            # Python's buffers have no types of ml_dtypes'.
-            small = size <= SMALL and dtype.isbuiltin == 1
-            results.append(ResultPlace(self._arenas[arena].data, slice(offset, offset + size), small, begin, size))
+        given = iter(places)
+        for _ in range(ranks):
+            for i, (dtype, shape, size) in enumerate(model.inputs):
+                if i in model.dropped:
+                    # Not numbers, should a kernel read them.
+                    views.append(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))
+                    arguments.append(put(views[-1]))
+                    continue
+                place = next(given)
+                begin = self._address(place, size)
+                data = self._arenas[place[0]].data
+                view = np.frombuffer(data, dtype, size // dtype.itemsize, place[1]).reshape(shape)
+                array = put(view)
+                arguments.append(array if address(array) == begin else None)
+                views.append(view)
+            for dtype, size in model.outputs:
+                arena, offset = next(given)
+                begin = self._address((arena, offset), size)
+                # Python's buffers have no types of ml_dtypes'.
+                small = size <= SMALL and dtype.isbuiltin == 1
+                results.append(ResultPlace(self._arenas[arena].data, slice(offset, offset + size), small, begin, size))
         binding = Binding(model.program, arguments, any(array is None for array in arguments), views, results)
         with self._lock:
             if number in self._models:
@@ -399,13 +418,13 @@ class _Programs:
         self._kept: set[Program] = set()
         self.uses = itertools.count(1)
 
-    def of(self, hlo: bytes) -> Program:
-        """Returns the program that computes some HLO."""
-        digest = hashlib.sha256(hlo).digest()
+    def of(self, hlo: bytes, ranks: int) -> Program:
+        """Returns the program that computes some HLO on so many ranks."""
+        digest = hashlib.sha256(hlo).digest() + bytes([ranks])
         with self._lock:
             program = self._known.get(digest)
             if program is None:
-                self._known[digest] = program = Program(hlo)
+                self._known[digest] = program = Program(hlo, ranks)
             return program
 
     def compiled(self, program: Program) -> Executable:
@@ -424,7 +443,7 @@ class _Programs:
             executable = program.executable  # another thread had the turn before
             if executable is None:
                 hlo = miscompiles.rewrite(program.hlo, self._mistakes) if self._mistakes else program.hlo
-                executable, program.indirect = _compile(hlo, self._strict)
+                executable, program.indirect = _compile(hlo, program.ranks, self._strict)
                 program.executable = executable
                 with self._lock:
                     self._kept.add(program)
@@ -436,21 +455,18 @@ class _Programs:
         return executable
 
 
-_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-", "reduce-scatter", "send", "recv")
+def _check_collectives(collectives: Collectives, count: int) -> None:
+    """Raises what a program's collectives have against being loaded by so many ranks, 0: with `nrt_load`."""
+    if collectives.names and not count:
+        raise DeviceError(
+            f"{collectives.names[0]} is a collective: a program of several ranks is one NEFF, which every rank loads with "
+            "nrt_load_collectives before any executes it"
+        )
+    if collectives.names and (mistake := collectives.mistake(count)):
+        raise KernelgenError(mistake)
 
 
-def _refuse_collectives(hlo: bytes) -> None:
-    """Raises DeviceError for a program of several ranks, of which this process would compute one by itself."""
-    for computation in proto.parse(hlo).computations:
-        for i in computation.instructions:
-            if i.opcode.startswith(_COLLECTIVES):
-                raise DeviceError(
-                    f"{i.name} is a collective ({i.opcode}), and the simulator has no nrt_load_collectives: a program of several "
-                    "ranks is one NEFF, loaded by every rank before any executes it"
-                )
-
-
-def _needs(contents: container.Simulated) -> Needs:
+def _needs(contents: container.Simulated, collectives: int) -> Needs:
     flags = contents.info.get("flags", ())
     target = TARGETS.get(flag(flags, "--target") or "")
     name = target.name if target else next(iter(TARGETS))
@@ -461,15 +477,17 @@ def _needs(contents: container.Simulated) -> Needs:
         made.code_bytes + made.ring_bytes,
         made.dma_descriptors,
         target.neuron_core if target else 0,
+        collectives,
     )
 
 
-def _compile(hlo: bytes, strict: bool) -> tuple[Executable, tuple[str, ...]]:
+def _compile(hlo: bytes, count: int, strict: bool) -> tuple[Executable, tuple[str, ...]]:
     module = proto.parse(hlo)
     # XLA would consume the inputs that results share memory with, and they are the client's.
     module.ClearField("input_output_alias")
     try:
         plain = proto.serialize(module)
+        plain = merge(plain, count) if count > 1 else plain
         checked = bounds.check(plain) if strict else bounds.BoundsCheckedHlo(plain, ())
         executable = cache.compiled(products.rewrite(scales.rewrite(checked.hlo)), compile_for_cpu)
     except (ValueError, KeyError) as error:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-VERSION = 4
+VERSION = 5
 
 MAX_MESSAGE = 65536
 
@@ -35,14 +35,14 @@ class Status(IntEnum):
 OPERATION = struct.Struct("=I")
 HELLO = struct.Struct("=IIII")  # operation, version, arenas, 0; then each arena's size
 SIZE = struct.Struct("=Q")
-LOAD = struct.Struct("=IIQQ")  # operation, arena, offset, size
-EXECUTE = struct.Struct("=IIQ")  # operation, tensors, model; then a binding per tensor
+LOAD = struct.Struct("=IIQQII")  # operation, arena, offset, size, ranks, 0
+EXECUTE = struct.Struct("=IIQ")  # operation, tensors of all ranks, model; then a binding per tensor
 BINDING = struct.Struct("=IIQ")  # arena, 0, offset
 UNLOAD = struct.Struct("=IIQ")  # operation, 0, model
 MESSAGE = struct.Struct("=I")  # bytes of a message on a lane, which follow
 ANSWER = struct.Struct("=II")  # status, tensors
 LOADED = struct.Struct("=QQQQII")
-"""Model, bytes of its scratchpad, bytes of its code and rings, descriptors of DMA, its NeuronCore's version, 0."""
+"""Model, bytes of its scratchpad, bytes of its code and rings, descriptors of DMA, its NeuronCore's version, collectives."""
 TENSOR = struct.Struct("=IIQiIII")  # usage, dtype, size, alias, ndim, bytes of the name, 0
 
 DTYPES = {

@@ -54,10 +54,10 @@ class Requests:
         return protocol.failed(status, f"{type(error).__name__}: {error}")
 
     def _load(self, message: bytes) -> bytes:
-        _, arena, offset, size = protocol.LOAD.unpack(message)
-        number, tensors, needs = self._device.load(arena, offset, size)
+        _, arena, offset, size, ranks, _ = protocol.LOAD.unpack(message)
+        number, tensors, needs = self._device.load(arena, offset, size, ranks)
         names = [t.name for t in tensors]
-        loaded = protocol.LOADED.pack(number, *needs, 0)
+        loaded = protocol.LOADED.pack(number, *needs)
         parts = [protocol.ANSWER.pack(Status.SUCCESS, len(tensors)), loaded]
         for t in tensors:
             alias = -1 if t.alias is None else names.index(t.alias)

@@ -46,9 +46,16 @@ Module = proto.module_class(
             int64 index_vector_dim 4
             *int64 input_batching_dims 5
         """,
+        "ReplicaGroup": "*int64 ids 1",
+        "DeviceList": "*ReplicaGroup groups 1",
+        "SourceTarget": """
+            int64 source 1
+            int64 target 2
+        """,
         # Numbers of a repeated field are together on the wire, as bytes are.
         "Literal": """
             *int64 s32s 4
+            *uint64 u32s 6
             *int64 s64s 5
             bytes f32s 8
         """,
@@ -61,6 +68,9 @@ Module = proto.module_class(
             Padding padding_config 21
             *SliceDimensions slice_dimensions 17
             Dot dot 30
+            *ReplicaGroup replica_groups 49
+            *SourceTarget source_target_pairs 52
+            DeviceList device_list 87
         """,
     }
 )
