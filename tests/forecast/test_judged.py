@@ -17,14 +17,29 @@ from kernelgen.dispatch.modelled_cost import UNHIDDEN
 from nki_judged import Judged
 
 
-def test_the_forecast_is_no_further_from_published_figures_than_its_page_says(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert len(forecast_judged.FIGURES) >= 25
-    assert forecast_judged.main([]) == 0
+def test_the_forecast_is_as_far_from_published_figures_as_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert forecast_judged.main(["--markdown"]) == 0
     said = capsys.readouterr().out
     page = (Path(__file__).resolve().parents[2] / "docs" / "forecast.md").read_text()
-    assert said.splitlines()[-1] in " ".join(page.split())
+    table, counts = said.strip().split("\n\n")
+    assert table in page and counts in page
+    assert sum("| added later |" in line for line in table.splitlines()) == len(forecast_judged.LATER) >= 15
+
+
+def test_half_of_the_first_figures_judge_and_no_rule_was_chosen_by_them() -> None:
+    first = [one for one in forecast_judged.FIGURES if not one.in_table]
+    assert len(first) == 29 and not any(one.in_table for one in forecast_judged.LATER)
+    errors = [one.modelled() / one.measured - 1 for one in (*first[1::2], *forecast_judged.LATER)]
+    assert sum(abs(error) <= 0.3 for error in errors) >= 0.8 * len(errors)  # the goal
+
+
+def test_the_time_of_the_kernel_for_attention_is_between_those_that_were_measured() -> None:
+    assert forecast_judged.flash_ms("trn1", 16, 2048, 0) == pytest.approx(6.184)
+    assert forecast_judged.flash_ms("trn1", 32, 2048, 6144) == pytest.approx(2 * 19.740)
+    assert forecast_judged.flash_ms("trn2", 8, 2048, 0) == pytest.approx(2.742 / 2)
+    assert forecast_judged.flash_ms("trn2", 8, 8192, 0) == pytest.approx(2.742 + 4.411)
+    assert 14.045 < forecast_judged.flash_ms("trn2", 8, 4096, 32768) < 17
+    assert forecast_judged.in_buckets(8192, 4096) == [(4096, 8192), (4096, 8192)]
 
 
 def judged(op: str, name: str, measured: float, **engines: float) -> Judged:
