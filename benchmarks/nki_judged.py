@@ -5,8 +5,8 @@ Jerry2423/kda-for-trainium, which has variants of them and `benchmark.csv` with 
 
 Each kernel is recorded and its work counted (nki_interpreter.cost); kernelgen.dispatch.modelled_cost makes nanoseconds of it by the
 figures of a physical core of trn2. What the latencies were measured on is doubtful (its rates are about twice those of such a
-core), so the engines' rates are scaled: by one factor the tensor engine's and DMA's, by another the vector and the scalar engine's.
-These two, and nothing else, are fitted, on every second op by name; the others judge.
+core), so all times are scaled by one factor. It is fitted on every second op by name, as is what engines wait for each other
+(`modelled_cost.UNHIDDEN`); the other ops judge.
 Of two kernels of an op whose latencies differ by 3 % or more the model says which is quicker, or that they are equal: within 3 %.
 """
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.dispatch import chips
-from kernelgen.dispatch.modelled_cost import alone, shared
+from kernelgen.dispatch.modelled_cost import alone, elapsed, shared
 from nki_interpreter.cost import cost
 from nki_interpreter.errors import LoadError, NkiError
 from nki_interpreter.kernel import record_kernel
@@ -38,10 +38,8 @@ EQUAL = 1.03
 """Times whose ratio is less are equal."""
 FACTOR = 1.5
 ENGINES = ("tensor", "vector", "scalar", "dma")
-GROUPS = (("tensor", "dma"), ("vector", "scalar"))
-"""Engines whose times have one scale."""
-STARTS, STEP = (0.25, 0.5, 1.0), 0.3
-"""Where the search for scales begins, and its first step."""
+SCALES = tuple(0.01 * n for n in range(10, 201))
+"""That are tried."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,9 @@ class Judged:
     engines: Mapping[str, float]
     either: Mapping[str, float]
 
-    def modelled(self, scales: Mapping[str, float]) -> float:
-        """Returns the nanoseconds of the engine that takes longest."""
-        engines, either = (
-            {engine: scales.get(engine, 1.0) * ns for engine, ns in each.items()}
-            for each in (self.engines, self.either)
-        )
-        return max(shared(engines, either).values())
+    def modelled(self, scale: float = 1.0) -> float:
+        """Returns the nanoseconds of the kernel."""
+        return scale * elapsed(shared(self.engines, self.either))
 
 
 def latencies(folder: Path) -> dict[str, float]:
@@ -142,46 +136,26 @@ def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Ite
             yield Judged(op, file.stem, measured[file.stem] * 1e6, *ns)
 
 
-def _distance(kernels: Sequence[Judged], scales: Mapping[str, float]) -> float:
+def _distance(kernels: Sequence[Judged], scale: float) -> float:
     """Returns the mean, over ops, of the mean distance of the logarithms of both times."""
     by_op: dict[str, list[float]] = {}
     for one in kernels:
-        by_op.setdefault(one.op, []).append(abs(math.log(one.modelled(scales) / one.measured)))
+        by_op.setdefault(one.op, []).append(abs(math.log(one.modelled(scale) / one.measured)))
     return statistics.mean(map(statistics.mean, by_op.values()))
 
 
-def fit(kernels: Sequence[Judged]) -> dict[str, float]:
-    """Returns a factor for each engine's time, one for a group, that brings modelled times nearest to measured ones."""
-    found = []
-    for start in STARTS:
-        factors, step = [start] * len(GROUPS), STEP
-        distance = _distance(kernels, _scales(factors))
-        while step > 0.005:
-            tried = [
-                [*factors[:n], factors[n] * f, *factors[n + 1 :]]
-                for n in range(len(factors))
-                for f in (1 + step, 1 / (1 + step))
-            ]
-            least, best = min((_distance(kernels, _scales(one)), one) for one in tried)
-            if least < distance - 1e-9:
-                distance, factors = least, best
-            else:
-                step /= 2
-        found.append((distance, factors))
-    return _scales(min(found)[1])
+def fit(kernels: Sequence[Judged]) -> float:
+    """Returns the factor that brings modelled times nearest to measured ones."""
+    return min(SCALES, key=lambda scale: _distance(kernels, scale))
 
 
-def _scales(factors: Sequence[float]) -> dict[str, float]:
-    return {engine: factor for group, factor in zip(GROUPS, factors, strict=True) for engine in group}
-
-
-def order(kernels: Sequence[Judged], scales: Mapping[str, float]) -> tuple[int, int, int]:
+def order(kernels: Sequence[Judged]) -> tuple[int, int, int]:
     """Returns how many pairs of kernels of one op that differ the model orders right, wrong, and calls equal."""
     right = wrong = tied = 0
     for a, b in combinations(kernels, 2):
         if a.op != b.op or max(a.measured, b.measured) < EQUAL * min(a.measured, b.measured):
             continue
-        one, other = a.modelled(scales), b.modelled(scales)
+        one, other = a.modelled(), b.modelled()
         if max(one, other) < EQUAL * min(one, other):
             tied += 1
         elif (one < other) == (a.measured < b.measured):
@@ -192,12 +166,11 @@ def order(kernels: Sequence[Judged], scales: Mapping[str, float]) -> tuple[int, 
 
 
 def table(kernels: Sequence[Judged]) -> list[str]:
-    """Returns the lines that say how near the model is: the fitted scales, each op, and each half."""
+    """Returns the lines that say how near the model is: the fitted scale, each op, and each half."""
     ops = sorted({one.op for one in kernels})
     fitted = [one for one in kernels if one.op in ops[::2]]
-    scales = fit(fitted)
-    lines = [f"scales of the times of a physical core of {TARGET}, fitted on {', '.join(ops[::2])}:"]
-    lines += ["  " + ", ".join(f"{engine} {scale:.2f}" for engine, scale in scales.items()), ""]
+    scale = fit(fitted)
+    lines = [f"{scale:.2f} of the time of a physical core of {TARGET}, fitted on {', '.join(ops[::2])}", ""]
     lines.append(
         f"{'op':24} kernels  measured/modelled: least, median, most   within {FACTOR:g}  pairs right, wrong, tied"
     )
@@ -206,10 +179,10 @@ def table(kernels: Sequence[Judged]) -> list[str]:
     for name, some in groups:
         if not some:
             continue
-        ratios = sorted(one.measured / one.modelled(scales) for one in some)
+        ratios = sorted(one.measured / one.modelled(scale) for one in some)
         within = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
         spread = f"{ratios[0]:.2f}, {statistics.median(ratios):.2f}, {ratios[-1]:.2f}"
-        right, wrong, tied = order(some, scales)
+        right, wrong, tied = order(some)
         lines.append(f"{name:24} {len(some):7}  {spread:38} {within:4} of {len(some):<3} {right:4} {wrong:4} {tied:4}")
     return lines
 
@@ -235,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     for one in kernels:
         engine = max(one.engines, key=lambda name: one.engines[name])
         print(
-            f"{one.op:24} {one.name:36} {one.measured / 1e6:8.3f} ms measured; {one.modelled({}) / 1e6:8.3f} ms, {engine}"
+            f"{one.op:24} {one.name:36} {one.measured / 1e6:8.3f} ms measured; {one.modelled() / 1e6:8.3f} ms, {engine}"
         )
     print()
     print("\n".join(table(kernels)))

@@ -121,6 +121,7 @@ def test_costs_of_a_bundle_are_told_for_each_kernel_and_together(kernels: Kernel
             "modelled": True,
             "target": "trn1",
             "bottleneck": "tensor",
+            "elapsed_ns": 3010 + round(0.6 * 405),
             "kernels": 2,
             "without": 10,
             "ns": {"tensor": 3010, "vector": 405, "dma": 70} | idle,
@@ -130,7 +131,10 @@ def test_costs_of_a_bundle_are_told_for_each_kernel_and_together(kernels: Kernel
             "psum_bytes_per_partition": 8192,
         }
         text = run(inspect_command.command, path, "--cost").stdout
-        assert "modelled for trn1, not measured, of 2 of 12 kernels together; the bottleneck is tensor\n" in text
+        assert (
+            "cost         3.3 µs, modelled for trn1, not measured, of 2 of 12 kernels together; the bottleneck is tensor\n"
+            in text
+        )
         assert text.count("modelled for trn1, not measured") == 4
     assert "no cost is noted of any of its kernels" in failure(inspect_command.command, out / "tiny_trn1", "--cost")
     files[first].write_text(json.dumps({"costs": [{"cycles": 1}]}))

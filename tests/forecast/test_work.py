@@ -39,7 +39,8 @@ def test_a_product_reads_its_weights_once_and_pays_128_rows_at_least(rows: int, 
     found = work(lambda x, w: x @ w, bf16(rows, 4096), bf16(4096, 4096))
     assert found.read == 2 * (rows + 4096) * 4096 and found.written == 2 * rows * 4096
     expected = min(columns, 32 * 32 * max(rows, 128))
-    assert dict(found.columns) == {"bfloat16": expected}
+    assert dict(found.columns if rows <= 128 else found.columns_many) == {"bfloat16": expected}
+    assert not (found.columns_many if rows <= 128 else found.columns)
     assert found.spilled == found.vector == found.either == found.waited == 0
 
 
@@ -81,7 +82,9 @@ def test_what_is_sliced_or_written_over_counts_and_not_all_of_a_cache() -> None:
 
 def test_descriptors_of_rows_and_of_single_elements() -> None:
     rows = work(lambda x, at: x[at], bf16(1000, 256), ((32,), "int32"))
-    assert (rows.rows, rows.elements, rows.read) == (32, 0, 2 * 32 * 256 + 4 * 32)
+    assert (rows.rows, rows.elements, rows.read) == (32, 0, 4 * 32)  # descriptors move what is gathered
+    long = work(lambda x, at: x[at], bf16(1000, 4096), ((32,), "int32"))
+    assert long.rows == 4 * 32  # 2 KB each
     elements = work(lambda x, at: x[at], bf16(1000), ((512,), "int32"))
     assert (elements.rows, elements.elements) == (0, 512)
 
@@ -107,7 +110,9 @@ def test_attention_of_few_rows_waits_in_few_partitions_and_of_many_moves_its_sco
         return work(attention, bf16(8, rows, 128), bf16(8, 4096, 128), bf16(8, 4096, 128))
 
     few, many = of(2), of(4096)
-    assert few.waited >= 4 * 8 * 4096 and few.spilled == 0
+    assert 4 * 2 * 4096 <= few.waited < 8 * 8 * 4096 and few.spilled == 0  # four heads at a time
+    assert of(16).waited == few.waited  # in four times as many partitions as there are rows
+    assert of(33).waited == pytest.approx(few.waited * 33 / 2 * 4 / 33)  # two heads of more than 32 rows
     assert many.waited == 0
     # scores, and their exponentials: written once, and read by a reduction and by what follows
     assert many.spilled == 2 * 3 * 4 * 8 * 4096 * 4096
@@ -122,11 +127,36 @@ def test_time_is_that_of_the_longest_part_and_the_launch() -> None:
     few = work(lambda x, w: x @ w, bf16(1, 4096), bf16(4096, 4096))
     time = of_work(few, chip)
     assert time.bound == "memory"
-    assert time.total == pytest.approx(15 + (few.read + few.written) / 227e3)
+    assert time.total == pytest.approx(15 + (few.read + few.written) / 227e3 + few.depth * 0.2)
     assert of_work(few, chip, queued=False).total == pytest.approx(time.total + 125)
     wide = of_work(work(function, ((1, 4096), "float32"), bf16(4096, 4096)), chip)
     assert wide.bound == "tensor"  # F32 takes five times as long
     assert wide.tensor == pytest.approx(time.tensor * 2.25 / 0.43)
     both = chips.of("trn2")
     assert of_work(few, both).tensor == pytest.approx(of_work(few, chips.of("trn2", 1)).tensor / 2)
+    many = work(lambda x, w: x @ w, bf16(512, 4096), bf16(4096, 4096))
+    time = of_work(many, chip)
+    assert time.tensor == 0 and time.total > time.memory + time.products  # one after the other
+    assert time.products == pytest.approx(32 * 32 * 512 * 0.43 / 1e3)
     assert sbuf_bytes(both) == 2 * 28 << 20
+
+
+def test_short_rows_of_weights_take_longer_to_read() -> None:
+    chip = chips.of("trn1")
+    times = {}
+    for row in (512, 2048, 4096):  # bytes
+        found = work(lambda x, w: x @ w, bf16(1, 2048), bf16(2048, row // 2))
+        assert set(found.narrow) == ({row} if row < 4096 else set())
+        times[row] = of_work(found, chip).memory / (found.read + found.written)
+    assert times[512] == pytest.approx(times[4096] * 262 / 160, rel=0.01)
+    assert times[4096] < times[2048] < times[512]
+
+
+def test_each_instruction_on_the_longest_way_waits_for_the_one_before() -> None:
+    def chain(n: int) -> Work:
+        return work(lambda x: jax.lax.fori_loop(0, n, lambda _, x: jnp.exp(x), x), ((128, 8), "float32"))
+
+    assert chain(9).depth - chain(3).depth == 6 * chain(2).depth - 6 * chain(1).depth > 0
+    beside = work(lambda x, y: (jnp.exp(x), jnp.exp(y)), ((128, 8), "float32"), ((128, 8), "float32"))
+    assert beside.depth == 1
+    assert of_work(beside, chips.of("trn1")).latency == pytest.approx(0.2)

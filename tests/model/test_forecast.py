@@ -101,7 +101,8 @@ def test_weights_over_several_cores_are_forecast_as_not_built_yet_with_the_memor
         assert found[2]["memory"][part] == -(-found[1]["memory"][part] // 2) > 0
     # two of a layer on the two cores of a chip, and beyond them a barrier: once for a queue, else of each launch
     layers, chip = 2, chips.of("trn1")
-    of_two = 2 * layers * chip.number("all_reduce_us") / 1e3
+    n_bytes = 4 * headers.SMALL["n_embd"]
+    of_two = 2 * layers * (chip.number("all_reduce_us") / 1e3 + n_bytes / chip.number("all_reduce_gb_per_s") / 1e6)
     barrier = chip.at("collectives_us", 4) / 1e3
     assert found[1]["parts_ms"]["reductions"] == 0
     assert found[2]["parts_ms"]["reductions"] == pytest.approx(of_two)

@@ -18,6 +18,7 @@ from nki_interpreter import kernel, loading
 from nki_interpreter.cost import cost
 
 with loading.interpreter():
+    import neuronxcc.nki.isa as older_nisa
     import neuronxcc.nki.language as older_nl
     import nki.isa as nisa
     import nki.language as nl
@@ -151,3 +152,40 @@ def test_the_older_generation_broadcasts_a_row_by_products_and_leaves_engines_to
     assert made["ns"]["scalar"] == round(4 * 512 * 0.75 + 4 * 40)
     assert made["ns"]["vector"] == round(4 * 512 * 2.0 + 4 * 40)
     assert "of vector or scalar engine" in "\n".join(modelled_cost.lines(made))
+
+
+def reducing_kernel(x, reduces):
+    """Exponentials of sums of tiles; an activation adds them up, too, or does not."""
+    result = older_nl.ndarray(x.shape, x.dtype, buffer=older_nl.shared_hbm)
+    for i in older_nl.affine_range(4):
+        tile = older_nl.load(x[nl.ds(128 * i, 128)])
+        total = older_nl.ndarray((older_nl.par_dim(128), 1), x.dtype, buffer=older_nl.sbuf)
+        added = older_nl.add(tile, tile)
+        more = {"reduce_op": np.add, "reduce_res": total, "reduce_cmd": older_nisa.reduce_cmd.reset_reduce}
+        made = older_nisa.activation(op=older_nl.exp, data=added, **(more if reduces else {}))
+        older_nl.store(result[nl.ds(128 * i, 128)], older_nl.square(made))
+    return result
+
+
+def test_the_older_generation_computes_anew_what_an_activation_reduces():
+    def noted(reduces):
+        recorded = kernel.record(reducing_kernel, [np.zeros((512, 512), np.float32)], {"reduces": reduces}, older=True)
+        return cost(recorded.block, recorded.storages, recorded.older).to_json()
+
+    without, reduced = noted(False), noted(True)
+    assert reduced["work"]["vector"]["two"] == 2 * without["work"]["vector"]["two"] == 2 * 4 * 512
+    assert reduced["work"]["dma"]["2048"] == without["work"]["dma"]["2048"] + 4 * 512 * 512  # loads, and not stores
+    assert reduced["work"]["either"] == without["work"]["either"]  # the squares of its result
+    assert reduced["instructions"]["scalar"] == without["instructions"]["scalar"] == 4
+
+
+@pytest.mark.parametrize(
+    ("ns", "expected"),
+    [
+        ({"tensor": 100, "vector": 50, "scalar": 0, "gpsimd": 0, "dma": 10}, 130),
+        ({"tensor": 20, "vector": 50, "scalar": 30, "gpsimd": 0, "dma": 79}, 80),
+        ({"tensor": 20, "vector": 50, "scalar": 30, "gpsimd": 0, "dma": 200}, 200),  # DMA loads ahead
+    ],
+)
+def test_the_longest_engine_waits_for_a_part_of_what_others_do(ns, expected):
+    assert modelled_cost.elapsed(ns) == pytest.approx(expected)

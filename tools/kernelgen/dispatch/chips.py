@@ -37,15 +37,16 @@ FIGURES: Mapping[str, tuple[str, tuple[str, ...] | type, str]] = {
     "tensor_ns_per_column": (
         "ns", ("bfloat16", "float16", "float8", "float32"), "a column that moves through a tile of 128 x 128, by dtype"
     ),
-    "product_share": ("", float, "of the tensor engine's rate, what products reach in a program by XLA"),
     "vector_ns_per_element": ("ns", ("one", "two"), "an element of a partition, by operands in SBUF"),
     "scalar_ns_per_element": ("ns", float, "an element of a partition"),
     "gpsimd_ns_per_element": ("ns", float, "an element of a partition"),
     "instruction_ns": ("ns", _ENGINES, "an instruction beside its elements"),
+    "dependent_ns": ("ns", float, "an instruction that waits for the result of the one before, beside its elements"),
     "nki_call_us": ("µs", float, "a call of an NKI kernel within a graph, beside its work"),
     "descriptor_ns": ("ns", ("row", "element"), "a descriptor of DMA whose address the program computes"),
     "collectives_us": ("µs", list, "an execution with any all-reduce, by ranks"),
     "all_reduce_us": ("µs", float, "each small all-reduce, beside that"),
+    "all_reduce_gb_per_s": ("GB/s", float, "of an all-reduce's bytes, beside that"),
     "host_gb_per_s": ("GB/s", ("to_device", "from_device"), "of one core"),
     "host_transfer_us": ("µs", float, "a transfer beside its bytes"),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kernelgen.dispatch.chips import Chip
 from kernelgen.dispatch.grouping import Groups
 from kernelgen.forecast.memory import Memory, of_graph
-from kernelgen.forecast.time import Time, of_work
+from kernelgen.forecast.time import Time, of_work, summed_us
 from kernelgen.forecast.work import Work, of_one_core
 from kernelgen.model.graphs import Graph
 from kernelgen.spec.graph_kernel import GraphSpec
@@ -149,7 +149,10 @@ def forecast(
     reductions = 0.0
     if cores > 1:
         barriers = 1 if queued else sum(one.count for one in launches)
-        reductions = barriers * chip.at("collectives_us", cores) + 2 * layers * chip.number("all_reduce_us")
+        products = (node.spec() for node in reversed(graph.nodes) if node.op == "mul_mat")
+        width = next((spec.inputs[0].ne[0] for spec in products if spec.inputs[0]), 0)  # of the logits' weights
+        reductions = barriers * chip.at("collectives_us", cores)
+        reductions += summed_us(chip, 2 * layers, 2 * layers * 4 * n_tokens * width)
     memory = of_graph(graph, chip, cores, layouts)
     return CallForecast(
         n_tokens, n_kv, tuple(launches), missing, written + waited + read, logits, memory, cores, reductions

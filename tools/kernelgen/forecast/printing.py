@@ -16,15 +16,17 @@ SHOWN = 8
 _PARTS = {
     "launch": "launches",
     "memory": "weights, cache and results, streamed",
-    "tensor": "products",
+    "tensor": "products of up to 128 rows",
+    "products": "products of more rows",
     "descriptors": "what is found by an index",
     "elements": "work element by element",
     "spills": "scores that SBUF has no room for",
     "waited": "attention in few partitions",
+    "latency": "waiting for the instruction before",
     "calls": "beginnings of NKI kernels",
     "reductions": "sums over cores",
 }
-_OVERLAPPED = ("memory", "tensor", "vector", "scalar", "descriptors")
+_OVERLAPPED = ("memory", "tensor", "vector", "scalar")
 
 
 def plain(call: CallForecast, chip: Chip) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """How long a program takes on a target: what each of its parts would take alone, of which the longest counts, and its launch.
 
-DMA and the tensor engine work at the same time, and the longer of them counts. What is computed element by element is added, for
-the next product waits for it: the vector or the scalar engine's, whichever takes longer. So is what attention computes in few
-partitions, and what it writes and reads again. docs/forecast.md says how far measurements are from that.
+DMA and products of up to 128 rows go at the same time, and the longer of them counts. Products of more rows are added: layers and
+products that others measured take what their bytes and their columns take, one after another. What is computed element by element
+is added, too, for the next product waits for it: the vector or the scalar engine's, whichever takes longer. So is what attention
+computes in few partitions, what it writes and reads again, and what is found by an index, for it is moved by the same DMA.
+docs/forecast.md says how far measurements are from that.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelgen.dispatch.chips import Chip
-from kernelgen.forecast.work import Work
+from kernelgen.forecast.work import LONG_ROW, Work
 from kernelgen.targets import TARGETS
 
 
@@ -23,9 +25,11 @@ class Time:
         memory: weights, cache and results, streamed.
         spills: what SBUF has no room for, written and read again.
         waited: what is computed in few partitions while nothing else is.
-        tensor: products.
+        tensor: products of at most 128 rows.
+        products: products of more.
         vector, scalar: element by element work, what either can do shared among both.
         descriptors: what is found by an index.
+        latency: what instructions wait for the ones before them.
         calls: beginnings of NKI kernels within a graph.
         reductions: sums over cores.
     """
@@ -35,23 +39,28 @@ class Time:
     spills: float
     waited: float
     tensor: float
+    products: float
     vector: float
     scalar: float
     descriptors: float
+    latency: float
     calls: float
     reductions: float
 
     @property
     def parts(self) -> dict[str, float]:
         """What is done one after another: what streams and multiplies, what is computed element by element, and the rest."""
-        streams = {"memory": self.memory, "tensor": self.tensor, "descriptors": self.descriptors}
+        streams = {"memory": self.memory, "tensor": self.tensor}
         longest = max(sorted(streams), key=streams.__getitem__)
         return {
             "launch": self.launch,
             longest: streams[longest],
+            "products": self.products,
+            "descriptors": self.descriptors,
             "elements": max(self.vector, self.scalar),
             "spills": self.spills,
             "waited": self.waited,
+            "latency": self.latency,
             "calls": self.calls,
             "reductions": self.reductions,
         }
@@ -73,6 +82,11 @@ def sbuf_bytes(chip: Chip) -> int:
     return chip.lnc * TARGETS[chip.target].state_buffer_mib << 20
 
 
+def summed_us(chip: Chip, count: float, n_bytes: float) -> float:
+    """Returns the microseconds of sums over cores: how many there are, and their bytes together."""
+    return count * chip.number("all_reduce_us") + n_bytes / (chip.number("all_reduce_gb_per_s") * 1e3)
+
+
 def of_work(work: Work, chip: Chip, *, queued: bool = True) -> Time:
     """Returns what a program takes.
 
@@ -92,17 +106,24 @@ def of_work(work: Work, chip: Chip, *, queued: bool = True) -> Time:
         part = min(max((scalar + work.either * other - vector) / (work.either * (one + other)), 0.0), 1.0)
     vector += part * work.either * one
     scalar += (1 - part) * work.either * other
-    tensor = sum(n * chip.by("tensor_ns_per_column", dtype) for dtype, n in work.columns.items())
+    tensor, products = (
+        sum(n * chip.by("tensor_ns_per_column", dtype) for dtype, n in columns.items()) / cores / 1e3
+        for columns in (work.columns, work.columns_many)
+    )
+    full = chip.at("dma_gb_per_s", LONG_ROW)
+    slower = sum(n * (full / max(chip.at("dma_gb_per_s", row), 1.0) - 1) for row, n in work.narrow.items())
     found = work.rows * chip.by("descriptor_ns", "row") + work.elements * chip.by("descriptor_ns", "element")
     return Time(
         launch=chip.by("launch_us", "queued" if queued else "waited"),
-        memory=(work.read + work.written) / rate,
+        memory=(work.read + slower + work.written) / rate,
         spills=work.spilled / rate,
         waited=work.waited * one / cores / 1e3,
-        tensor=tensor / chip.number("product_share") / cores / 1e3,
+        tensor=tensor,
+        products=products,
         vector=vector / cores / 1e3,
         scalar=scalar / cores / 1e3,
         descriptors=found / 1e3,
+        latency=work.depth * chip.number("dependent_ns") / 1e3,
         calls=work.nki_calls * chip.number("nki_call_us"),
-        reductions=work.all_reduces * chip.number("all_reduce_us"),
+        reductions=summed_us(chip, work.all_reduces, work.reduced),
     )

@@ -2,13 +2,17 @@
 
 How neuronx-cc arranges a program is its own; the rules here are
 
-- A parameter is read once, or what is sliced or gathered of it. Results are written; of one that is an update of a parameter, what
-  is written over.
+- A parameter is read once, or what is sliced of it; what is gathered of it is moved by its descriptors alone. Results are written;
+  of one that is an update of a parameter, what is written over.
+- What needs the result of another instruction waits for it, on the longest way from parameters to results as often as there are
+  instructions on it.
 - A product is done in tiles of 128 x 128 of one operand, through which the other one's rows move; 128 columns at least are paid.
+  Of more than 128 rows each weight is used longer than it takes to read, and the compiler loads and multiplies in turns.
 - What is made element by element takes the elements of a partition, all 128 at once: of the scalar engine for functions such
   as `exp`, of the vector engine for two operands, and of either for one.
-- What a product of several matrices makes (scores of attention) has its rows in the partitions: with few rows most partitions are
-  idle in what follows element by element, and as the next product waits for it, nothing overlaps it.
+- What a product of several matrices makes (scores of attention) has its rows in the partitions, and as many matrices beside each
+  other as there are places to begin at (every 32nd partition): with few rows most partitions are idle in what follows element by
+  element, and as the next product waits for it, nothing overlaps it.
 - What is made of such a product, is larger than SBUF and has a reduction and another user (the maximum of scores, the sum of their
   exponentials) is written, and read by each user. Other values are kept on the chip, tile by tile.
 """
@@ -35,6 +39,15 @@ _VIEWS = _SAME_BYTES | {"get-tuple-element", "tuple"}
 _FREE = _VIEWS | frozenset("after-all broadcast constant iota parameter partition-id replica-id slice".split())
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
+ROW_BYTES = 2048
+"""Of a row that is gathered, a descriptor moves as many at most (the size of which `descriptor_ns` is known)."""
+
+QUADRANT = 32
+"""What is in partitions begins at a multiple of it (AWS's guide of the architecture for NKI: partitions 0, 32, 64 or 96)."""
+
+LONG_ROW = 4096
+"""From as many bytes in one piece on DMA reaches its full rate (AWS's guide of the architecture for NKI)."""
+
 
 @dataclass(slots=True)
 class Work:
@@ -42,29 +55,37 @@ class Work:
 
     Attributes:
         read: bytes of parameters.
+        narrow: of these, bytes of matrices with short rows, by bytes of a row: a row is what lies in one piece for DMA.
         written: bytes of results.
         spilled: bytes that are written and read again since SBUF has no room.
-        columns: that move through tiles of the tensor engine, by dtype.
+        columns: that move through tiles of the tensor engine, by dtype, of products of at most 128 rows.
+        columns_many: those of products of more rows.
         vector, vector_two, scalar, either: elements of a partition; `vector_two` of what has two operands.
         waited: elements of a partition that are computed in few partitions while nothing else is.
+        depth: instructions on the longest way from parameters to results, each of which waits for the one before.
         rows, elements: descriptors of DMA for what is found by an index, and of these for single elements.
         nki_calls: calls of kernels that NKI's own compiler made; their inside is not counted.
         all_reduces: sums over cores.
+        reduced: bytes of these.
     """
 
     read: float = 0
+    narrow: Counter[int] = field(default_factory=Counter)
     written: float = 0
     spilled: float = 0
     columns: Counter[str] = field(default_factory=Counter)
+    columns_many: Counter[str] = field(default_factory=Counter)
     vector: float = 0
     vector_two: float = 0
     scalar: float = 0
     either: float = 0
     waited: float = 0
+    depth: float = 0
     rows: float = 0
     elements: float = 0
     nki_calls: int = 0
     all_reduces: int = 0
+    reduced: float = 0
 
 
 def of_one_core(work: Work, cores: int) -> Work:
@@ -73,8 +94,11 @@ def of_one_core(work: Work, cores: int) -> Work:
     What each would do by itself (norms, the choice of experts) is divided, too: it is small.
     """
     divided = ("read", "written", "spilled", "vector", "vector_two", "scalar", "either", "waited", "rows", "elements")
-    columns = Counter({dtype: ceil(n / cores) for dtype, n in work.columns.items()})
-    return replace(work, columns=columns, **{name: getattr(work, name) / cores for name in divided})
+    counted: dict[str, Any] = {
+        name: Counter({dtype: ceil(n / cores) for dtype, n in getattr(work, name).items()})
+        for name in ("columns", "columns_many", "narrow")
+    }
+    return replace(work, **counted, **{name: getattr(work, name) / cores for name in divided})
 
 
 def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
@@ -90,7 +114,7 @@ def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
     m = LintedModule(hlo)
     count = _WorkCount(m, sbuf_bytes)
     entry = m.computations[m.message.entry_computation_id]
-    count.computation(entry, 1, {p.parameter_number: True for p in proto.parameters(entry)})
+    count.work.depth = count.computation(entry, 1, {p.parameter_number: True for p in proto.parameters(entry)})
     root = m.root(entry.id)
     for i in m.operands(entry, root) if root.opcode == "tuple" else [root]:
         if i.id not in count.updated and i.opcode != "parameter":
@@ -105,11 +129,13 @@ class _WorkCount:
         self.work = Work()
         self.updated: set[int] = set()
         """Instructions of the entry that are parameters with something written over."""
+        self.inside = 0.0
+        """How many instructions one is that is being counted, of those on the longest way."""
         self.partitions: dict[tuple[int, int], int] = {}
         """In how many partitions a value lies that is made of a product of several matrices, by computation and instruction."""
 
-    def computation(self, computation: Any, times: float, stored: dict[Any, bool]) -> None:
-        """Counts a computation.
+    def computation(self, computation: Any, times: float, stored: dict[Any, bool]) -> float:
+        """Counts a computation, and returns how many instructions are on the longest way through it.
 
         Args:
             computation: the computation.
@@ -120,8 +146,10 @@ class _WorkCount:
         reduced = {o for i in computation.instructions if i.opcode == "reduce" for o in i.operand_ids}
         memory: dict[int, Any] = {}  # whether a value lies in device memory, or which elements of a tuple do
         seen: set[int] = set()
+        depths: dict[int, float] = {}
         for i in computation.instructions:
             operands = self.m.operands(computation, i)
+            self.inside = float(i.opcode not in _FREE)
             if i.opcode == "parameter":
                 whole = bool(i.shape.tuple_shapes)
                 memory[i.id] = stored if whole else stored.get(i.parameter_number, False)
@@ -137,16 +165,20 @@ class _WorkCount:
             else:
                 self.reads(computation, i, operands, memory, times, seen)
                 memory[i.id] = self.instruction(computation, i, operands, memory, times)
+            depths[i.id] = self.inside + max((depths[o.id] for o in operands), default=0.0)
             self.attend(computation, i, operands)
             if users[i.id] > 1 and i.id in reduced and (computation.id, i.id) in self.partitions:
                 self.work.spilled += (1 + users[i.id]) * times * size(i.shape) * (size(i.shape) > self.sbuf_bytes)
+        return max(depths.values(), default=0.0)
 
     def attend(self, computation: Any, i: Any, operands: list[Any]) -> None:
         """Notes in how many partitions a value lies that is made of a product of several matrices."""
         if i.opcode == "dot":
             batch, _, m, n = product_sizes(i, operands)
             if batch > 1:
-                self.partitions[computation.id, i.id] = min(m, n, PARTITIONS)
+                rows = min(m, n, PARTITIONS)
+                beside = min(batch, PARTITIONS // (ceil(rows / QUADRANT) * QUADRANT))
+                self.partitions[computation.id, i.id] = rows * beside
             return
         made = prod(i.shape.dimensions)
         for o in operands:
@@ -173,11 +205,17 @@ class _WorkCount:
         for n, o in enumerate(operands):
             if memory[o.id] is not True or (n == 0 and i.opcode in ("dynamic-update-slice", "scatter")):
                 continue
-            if n == 0 and i.opcode in ("slice", "dynamic-slice", "gather"):
+            if n == 0 and i.opcode == "gather":
+                continue
+            if n == 0 and i.opcode in ("slice", "dynamic-slice"):
                 self.work.read += times * size(i.shape)
             elif (origin := self.origin(computation, o)) not in seen:
                 seen.add(origin)
                 self.work.read += times * size(o.shape)
+                if i.opcode == "dot" and len(o.shape.dimensions) == 2:
+                    row = size(o.shape) // max(o.shape.dimensions[0], 1)
+                    if row < LONG_ROW:
+                        self.work.narrow[row] += ceil(times * size(o.shape))
 
     def origin(self, computation: Any, i: Any) -> int:
         while i.opcode in _SAME_BYTES:
@@ -189,11 +227,13 @@ class _WorkCount:
         if i.opcode == "while":
             _, body = self.m.condition_and_body(i)
             inside = memory[operands[0].id]
-            self.computation(body, times * trips(self.m, computation, i), inside if isinstance(inside, dict) else {})
+            turns = trips(self.m, computation, i)
+            depth = self.computation(body, times * turns, inside if isinstance(inside, dict) else {})
+            self.inside = turns * depth
             return inside
         if i.opcode in ("call", "fusion"):
             called = self.m.computations[i.called_computation_ids[0]]
-            self.computation(called, times, {n: memory[o.id] for n, o in enumerate(operands)})
+            self.inside = self.computation(called, times, {n: memory[o.id] for n, o in enumerate(operands)})
             return False
         if i.opcode in _FREE:
             return False
@@ -217,6 +257,7 @@ class _WorkCount:
             self.elements(computation, operands, "vector", times * made)
         elif i.opcode == "all-reduce":
             self.work.all_reduces += int(times)
+            self.work.reduced += times * size(i.shape)
         elif i.opcode == "convert" and {element_type(o.shape) for o in (i, *operands)} <= {"f32", "bf16", "f16"}:
             if memory[operands[0].id] is True:  # else what makes a value writes it in any type
                 self.elements(computation, operands, "either", times * made)
@@ -233,7 +274,8 @@ class _WorkCount:
         batch, inner, m, n = product_sizes(i, operands)
         columns = min(ceil(a / PARTITIONS) * max(b, PARTITIONS) for a, b in ((m, n), (n, m)))
         dtype = max((_dtype(o) for o in operands), key=lambda name: name == "float32")
-        self.work.columns[dtype] += ceil(times * batch * ceil(inner / PARTITIONS) * columns)
+        found = self.work.columns if min(m, n) <= PARTITIONS else self.work.columns_many
+        found[dtype] += ceil(times * batch * ceil(inner / PARTITIONS) * columns)
 
     def found(self, i: Any, operands: list[Any], times: float) -> None:
         """Counts the descriptors of what is found by an index, and what is written over."""
@@ -244,7 +286,8 @@ class _WorkCount:
         if row == 1:
             self.work.elements += count
         else:
-            self.work.rows += count
+            pieces = ceil(size(moved) * times / max(count, 1) / ROW_BYTES) if i.opcode == "gather" else 1
+            self.work.rows += count * pieces
 
 
 def _dtype(i: Any) -> str:
