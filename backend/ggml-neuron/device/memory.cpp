@@ -3,6 +3,7 @@
 #include "../../nrt/targets.h"
 #include "device/core.h"
 #include "report/log.h"
+#include "report/metrics.h"
 
 #include <algorithm>
 #include <cstring>
@@ -30,6 +31,7 @@ void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
 
 NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n, uint64_t before) {
     wait_to_write(offset, n, before);
+    g_metrics.traffic.add_write(n);
     return checked(core->nrt.nrt_tensor_write(tensor, data, offset, n), "nrt_tensor_write", offset, n);
 }
 
@@ -42,6 +44,7 @@ NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n, uint
         NEURON_ERROR("%s\n", failure.c_str());
         return NRT_EXEC_COMPLETED_WITH_ERR;
     }
+    g_metrics.traffic.add_read(n);
     return checked(core->nrt.nrt_tensor_read(tensor, data, offset, n), "nrt_tensor_read", offset, n);
 }
 

@@ -78,6 +78,7 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     if (status != GGML_STATUS_SUCCESS) {
         core.finish(ctx->stream);
     } else if (ggml_backend_neuron_has_output(cgraph)) {
+        g_metrics.traffic.end_graph();
         graph_lock.unlock();  // another backend of the core may launch meanwhile
         const NRT_STATUS finished = core.finish(ctx->stream);
         status                    = finished == NRT_SUCCESS ? status : neuron_ggml_status(finished);
