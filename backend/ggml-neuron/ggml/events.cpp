@@ -82,8 +82,10 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
         return false;
     }
     ggml_backend_synchronize(backend_src);
-    const bool keep = dst->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;  // as a graph's inputs are
-    neuron_require(to->memory->write(src->data, to->offset_of(dst), size, keep), "writing", dst);
+    const bool input = dst->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    neuron_require(
+        input ? neuron_write_input(dst, src->data, 0, size) : to->memory->write(src->data, to->offset_of(dst), size),
+        "writing", dst);
     return true;
 }
 
