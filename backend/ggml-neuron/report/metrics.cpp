@@ -72,14 +72,6 @@ neuron_metrics::~neuron_metrics() {
         NEURON_LOG("%.3f MiB of host memory were copied to NeuronCores, and %.3f MiB of weights that stay there\n",
                    (double) uploaded / (1 << 20), (double) kept / (1 << 20));
     }
-    uint64_t   n_calls = 0;
-    const auto moved   = traffic.last(n_calls);
-    if (n_calls) {
-        NEURON_LOG("the last of %llu calls moved %llu bytes to NeuronCores in %llu writes, and %llu bytes from them in "
-                   "%llu reads\n",
-                   (unsigned long long) n_calls, (unsigned long long) moved.bytes_in, (unsigned long long) moved.writes,
-                   (unsigned long long) moved.bytes_out, (unsigned long long) moved.reads);
-    }
     print_groups();
     if (pieces) {
         NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",
@@ -97,6 +89,14 @@ neuron_metrics::~neuron_metrics() {
     if (moves) {
         NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n",
                    (unsigned long long) moves.load());
+    }
+    uint64_t   n_calls = 0;
+    const auto moved   = traffic.last(n_calls);
+    if (n_calls) {
+        NEURON_LOG("the last of %llu calls moved %llu bytes to NeuronCores in %llu writes, and %llu bytes from them in "
+                   "%llu reads\n",
+                   (unsigned long long) n_calls, (unsigned long long) moved.bytes_in, (unsigned long long) moved.writes,
+                   (unsigned long long) moved.bytes_out, (unsigned long long) moved.reads);
     }
 }
 

@@ -49,8 +49,6 @@ struct neuron_metrics {
     std::atomic<uint64_t> uploaded{ 0 };
     std::atomic<uint64_t> kept{ 0 };
 
-    neuron_host_traffic traffic;
-
     // Times that a mask or numbers of rows were looked at: as the program wrote them, or read from the device.
     std::atomic<uint64_t> recalled{ 0 };
     std::atomic<uint64_t> read_back{ 0 };
@@ -68,6 +66,8 @@ struct neuron_metrics {
     // Of ops that kernels for other numbers of tokens computed.
     std::atomic<uint64_t> pieces{ 0 };
     std::atomic<uint64_t> padding{ 0 };  // rows beyond the ops' own, or computed twice
+
+    neuron_host_traffic traffic;
 
     ~neuron_metrics();
 
