@@ -6,9 +6,12 @@
 //
 // For tests of what the backend does about errors, NOOP_NRT_FAIL is a list of "function=status": that function returns that
 // status from then on. "function=status@n": on its n-th call only.
+//
+// With NOOP_NRT_COUNT it prints to stderr, when it is unloaded, what was written to its tensors and read from them.
 
 #include "nrt_api.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -71,6 +74,23 @@ NRT_STATUS outcome(const char * function) {
     f.calls++;
     return !f.at || f.at == f.calls ? f.status : NRT_SUCCESS;
 }
+
+// Transfers between the host and tensors.
+struct transfers {
+    std::atomic<size_t> bytes_in{ 0 };
+    std::atomic<size_t> writes{ 0 };
+    std::atomic<size_t> bytes_out{ 0 };
+    std::atomic<size_t> reads{ 0 };
+
+    ~transfers() {
+        if (getenv("NOOP_NRT_COUNT")) {
+            fprintf(stderr, "libnrt: %zu bytes in %zu writes, %zu bytes in %zu reads\n", bytes_in.load(), writes.load(),
+                    bytes_out.load(), reads.load());
+        }
+    }
+};
+
+transfers counted;
 
 }  // namespace
 
@@ -222,6 +242,8 @@ API NRT_STATUS nrt_tensor_read(const nrt_tensor_t * tensor, void * data, size_t 
         return NRT_INVALID;
     }
     memcpy(data, tensor->data + offset, size);
+    counted.bytes_out += size;
+    counted.reads++;
     return NRT_SUCCESS;
 }
 
@@ -231,5 +253,7 @@ API NRT_STATUS nrt_tensor_write(nrt_tensor_t * tensor, const void * data, size_t
         return NRT_INVALID;
     }
     memcpy(tensor->data + offset, data, size);
+    counted.bytes_in += size;
+    counted.writes++;
     return NRT_SUCCESS;
 }

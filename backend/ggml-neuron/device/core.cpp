@@ -132,7 +132,17 @@ void neuron_core::wait_for(neuron_stream & stream, neuron_core & other, uint64_t
 }
 
 void neuron_core::copy_from(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to) {
-    neuron_core &          other = *from.memory->core;
+    neuron_core & other = *from.memory->core;
+    for (neuron_memory * memory : { from.memory, to.memory }) {  // one after the other: what waits lets go of one mutex
+        std::unique_lock<std::mutex> lock(memory->core->mutex);
+        const NRT_STATUS             status = memory->write_staged();
+        if (status != NRT_SUCCESS) {
+            lock.unlock();
+            const std::lock_guard<std::mutex> own(mutex);
+            stream.failed = status;
+            return;
+        }
+    }
     const std::scoped_lock both(mutex, other.mutex);
     const uint64_t         fence = other.launch_queue.add_fence({ from.memory, from.offset, from.size, false });
     launch_queue.queue(

@@ -69,6 +69,16 @@ class neuron_known_bytes {
     uint64_t             clock = 0;
 };
 
+// A write that waits for others beside it, so that one transfer has them all.
+struct neuron_staged {
+    size_t               offset = 0;
+    size_t               room   = 0;  // bytes from the offset on that are nobody else's
+    std::vector<uint8_t> data;
+};
+
+// Bytes of a memory that are staged at most: to move more takes longer than a transfer costs.
+constexpr size_t NEURON_MAX_STAGED = (size_t) 1 << 20;
+
 // A stretch of device memory: one NRT tensor and the slices of it that kernels are bound to.
 struct neuron_memory {
     neuron_core *  core   = nullptr;
@@ -91,10 +101,18 @@ struct neuron_memory {
 
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 
+    // Guarded by the core's mutex. They do not overlap.
+    std::vector<neuron_staged> staged;
+
+    // Writes bytes before the memory is used again, if they are few, else at once, and keeps what is written as known. `room` is that of
+    // `neuron_staged`. Returns "" when nothing failed yet.
+    std::string stage(const void * data, size_t offset, size_t n, size_t room);
+
+    // locked. Writes what is staged, in one transfer where there is nothing of others between.
+    NRT_STATUS write_staged();
+
     // Each waits for launches that use the bytes, and returns "" when it worked, else what failed, which it reports, too.
-    //
-    // keep  whether what is written is to be known although nothing was asked for yet
-    std::string write(const void * data, size_t offset, size_t n, bool keep = false);
+    std::string write(const void * data, size_t offset, size_t n);
     std::string read(void * data, size_t offset, size_t n);
     std::string set(uint8_t value, size_t offset, size_t n);
 
@@ -109,6 +127,7 @@ struct neuron_memory {
 
   private:
     NRT_STATUS checked(NRT_STATUS status, const char * function, size_t offset, size_t n);
+    bool       wait_to_write_staged();
     void       wait_to_write(size_t offset, size_t n, uint64_t before);
 
     std::string failure;  // what failed last
@@ -229,6 +248,9 @@ struct neuron_core {
     // an earlier launch of the stream came to if that failed.
     NRT_STATUS execute(neuron_bound_launch & bound_launch, neuron_stream & stream, const char * node);
 
+    // locked. Writes what is staged for any memory, as is to be done before a graph is launched.
+    NRT_STATUS write_staged();
+
     // locked. Does work that uses some memory, or makes it a job behind other jobs.
     NRT_STATUS in_order(neuron_stream & stream, std::vector<neuron_use> uses, const neuron_work & work);
 
@@ -250,32 +272,33 @@ struct neuron_core {
     void copy_from(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
 
   private:
-    NRT_STATUS      try_launch(neuron_bound_launch & bound_launch,
-                               neuron_stream &       stream,
-                               uint64_t              graph,
-                               uint64_t              number,
-                               const std::string &   node);
-    NRT_STATUS      load(neuron_model & model, std::string & message, bool make_room = true);
-    bool            is_refused(const neuron_model & model) const;
-    bool            is_unusable(const neuron_model & model) const;
-    bool            read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message);
-    bool            stats(nrt_vnc_memory_stats_t & stats) const;
-    size_t          used() const;
-    void            note_size(neuron_model & model, size_t before);
-    size_t          program_size() const;
-    bool            could_fit(size_t size) const;
-    static size_t   microcode(const neuron_nrt & nrt);
-    std::string     occupancy(size_t needed, const char * at_least) const;
-    void            note_reload();
-    void            note_refusal(const std::string & message);
-    NRT_STATUS      read_tensors(neuron_model & model, std::string & message);
-    void            mark_broken(neuron_model & model, const std::string & why);
-    void            unload(neuron_model & model);
-    bool            evict();
-    neuron_model &  model_of(const neuron_kernel & kernel);
-    neuron_memory * allocate_locked(size_t size, std::string & message, bool make_room = true);
-    nrt_tensor_t *  slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
-    bool            fill(neuron_bound_launch & bound_launch, const neuron_binding & binding, std::string & message);
+    NRT_STATUS            try_launch(neuron_bound_launch & bound_launch,
+                                     neuron_stream &       stream,
+                                     uint64_t              graph,
+                                     uint64_t              number,
+                                     const std::string &   node);
+    std::vector<uint64_t> ids_of_staged() const;
+    NRT_STATUS            load(neuron_model & model, std::string & message, bool make_room = true);
+    bool                  is_refused(const neuron_model & model) const;
+    bool                  is_unusable(const neuron_model & model) const;
+    bool                  read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message);
+    bool                  stats(nrt_vnc_memory_stats_t & stats) const;
+    size_t                used() const;
+    void                  note_size(neuron_model & model, size_t before);
+    size_t                program_size() const;
+    bool                  could_fit(size_t size) const;
+    static size_t         microcode(const neuron_nrt & nrt);
+    std::string           occupancy(size_t needed, const char * at_least) const;
+    void                  note_reload();
+    void                  note_refusal(const std::string & message);
+    NRT_STATUS            read_tensors(neuron_model & model, std::string & message);
+    void                  mark_broken(neuron_model & model, const std::string & why);
+    void                  unload(neuron_model & model);
+    bool                  evict();
+    neuron_model &        model_of(const neuron_kernel & kernel);
+    neuron_memory *       allocate_locked(size_t size, std::string & message, bool make_room = true);
+    nrt_tensor_t *        slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
+    bool fill(neuron_bound_launch & bound_launch, const neuron_binding & binding, std::string & message);
 
     std::unique_ptr<neuron_bound_launch> make_bound_launch(neuron_model &         model,
                                                            const neuron_binding & binding,

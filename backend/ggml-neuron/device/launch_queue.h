@@ -136,6 +136,9 @@ class neuron_launch_queue {
     // stream, those up to a number.
     void wait_for_use(const neuron_use & use, uint64_t before = NEURON_LAST);
 
+    // Returns whether an access to memory must wait.
+    bool is_used(const neuron_use & use) const { return last_conflict(use, NEURON_LAST) != 0; }
+
     void wait_for(const neuron_stream & stream) { wait_for(stream.last); }
 
     void wait_for(uint64_t number);

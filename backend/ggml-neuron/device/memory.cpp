@@ -3,6 +3,7 @@
 #include "../../nrt/targets.h"
 #include "device/core.h"
 #include "report/log.h"
+#include "report/metrics.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,6 +21,101 @@ NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size
     return status;
 }
 
+std::string neuron_memory::stage(const void * data, size_t offset, size_t n, size_t room) {
+    std::lock_guard<std::mutex> lock(core->mutex);
+    size_t                      taken  = n;
+    bool                        others = false;  // have some of the bytes
+    neuron_staged *             same   = nullptr;
+    for (neuron_staged & s : staged) {
+        taken += s.data.size();
+        if (s.offset == offset && s.data.size() == n) {
+            same = &s;
+        } else {
+            others = others || (s.offset < offset + n && offset < s.offset + s.data.size());
+        }
+    }
+    if (same) {
+        memcpy(same->data.data(), data, n);
+        return "";
+    }
+    if ((others || taken > NEURON_MAX_STAGED) && write_staged() != NRT_SUCCESS) {
+        return failure;
+    }
+    if (n > NEURON_MAX_STAGED) {
+        if (write_locked(data, offset, n) != NRT_SUCCESS) {
+            return failure;
+        }
+        known.set(offset, data, n);
+        return "";
+    }
+    const auto * bytes = (const uint8_t *) data;
+    staged.push_back({ offset, room, std::vector<uint8_t>(bytes, bytes + n) });
+    return "";
+}
+
+// Waits for a launch that uses what is staged. Returns false when none does, with the mutex held all the time.
+bool neuron_memory::wait_to_write_staged() {
+    for (const neuron_staged & s : staged) {
+        const neuron_use use = { this, s.offset, std::max(s.room, s.data.size()), true };
+        if (core->launch_queue.is_used(use)) {
+            core->launch_queue.wait_for_use(use);
+            return true;
+        }
+    }
+    return false;
+}
+
+NRT_STATUS neuron_memory::write_staged() {
+    while (wait_to_write_staged()) {
+        // another thread may have staged more meanwhile, or written it
+    }
+    std::vector<neuron_staged> parts = std::move(staged);
+    staged.clear();
+    std::sort(parts.begin(), parts.end(),
+              [](const neuron_staged & a, const neuron_staged & b) { return a.offset < b.offset; });
+    std::vector<uint8_t> run;
+    for (auto first = parts.begin(), end = first; first != parts.end(); first = end) {
+        run = first->data;
+        for (end = first + 1; end != parts.end(); ++end) {
+            const neuron_staged & last = *(end - 1);
+            if (end->offset > last.offset + std::max(last.room, last.data.size())) {
+                break;
+            }
+            run.resize(end->offset - first->offset);
+            run.insert(run.end(), end->data.begin(), end->data.end());
+        }
+        const NRT_STATUS status = write_locked(run.data(), first->offset, run.size());
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        std::for_each(first, end,
+                      [this](const neuron_staged & s) { known.set(s.offset, s.data.data(), s.data.size()); });
+    }
+    return NRT_SUCCESS;
+}
+
+NRT_STATUS neuron_core::write_staged() {
+    NRT_STATUS status = NRT_SUCCESS;
+    for (const uint64_t id : ids_of_staged()) {
+        const auto found = memories.find(id);  // it may be freed while another one is waited for
+        if (status == NRT_SUCCESS && found != memories.end()) {
+            status = found->second->write_staged();
+        }
+    }
+    return status;
+}
+
+// locked
+std::vector<uint64_t> neuron_core::ids_of_staged() const {
+    std::vector<uint64_t> ids;
+    for (const auto & [id, memory] : memories) {
+        if (!memory->staged.empty()) {
+            ids.push_back(id);
+        }
+    }
+    return ids;
+}
+
 // Waits for launches, after which the host may write.
 void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
     const neuron_use use = { this, offset, n, true };
@@ -29,11 +125,21 @@ void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
 }
 
 NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n, uint64_t before) {
+    // what is staged is later than a job
+    const NRT_STATUS staged_status = before == NEURON_LAST ? write_staged() : NRT_SUCCESS;
+    if (staged_status != NRT_SUCCESS) {
+        return staged_status;
+    }
     wait_to_write(offset, n, before);
+    g_metrics.traffic.add_write(n);
     return checked(core->nrt.nrt_tensor_write(tensor, data, offset, n), "nrt_tensor_write", offset, n);
 }
 
 NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n, uint64_t before) {
+    const NRT_STATUS staged_status = before == NEURON_LAST ? write_staged() : NRT_SUCCESS;
+    if (staged_status != NRT_SUCCESS) {
+        return staged_status;
+    }
     const neuron_use use = { this, offset, n, false };
     core->launch_queue.wait_for_use(use, before);
     if (core->launch_queue.is_poisoned(use)) {
@@ -42,10 +148,15 @@ NRT_STATUS neuron_memory::read_locked(void * data, size_t offset, size_t n, uint
         NEURON_ERROR("%s\n", failure.c_str());
         return NRT_EXEC_COMPLETED_WITH_ERR;
     }
+    g_metrics.traffic.add_read(n);
     return checked(core->nrt.nrt_tensor_read(tensor, data, offset, n), "nrt_tensor_read", offset, n);
 }
 
 NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
+    const NRT_STATUS staged_status = write_staged();
+    if (staged_status != NRT_SUCCESS) {
+        return staged_status;
+    }
     wait_to_write(offset, n, NEURON_LAST);
     if (core->nrt.nrt_tensor_memset) {
         return checked(core->nrt.nrt_tensor_memset(tensor, offset, value, n), "nrt_tensor_memset", offset, n);
@@ -61,12 +172,12 @@ NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
     return NRT_SUCCESS;
 }
 
-std::string neuron_memory::write(const void * data, size_t offset, size_t n, bool keep) {
+std::string neuron_memory::write(const void * data, size_t offset, size_t n) {
     std::lock_guard<std::mutex> lock(core->mutex);
     if (write_locked(data, offset, n) != NRT_SUCCESS) {
         return failure;
     }
-    if (keep || keeps) {
+    if (keeps) {
         known.set(offset, data, n);
     }
     return "";
@@ -202,6 +313,7 @@ neuron_memory * neuron_core::allocate_spare(size_t size, size_t n_programs) {
 }
 
 void neuron_core::free_locked(neuron_memory * memory) {
+    memory->staged.clear();
     launch_queue.wait_for_use({ memory, 0, memory->size, true });
     launch_queue.forget_poisoned({ memory, 0, memory->size, true });
     epoch++;  // also when no launch is bound to it: a plan may copy from it or to it
@@ -275,6 +387,12 @@ nrt_tensor_t * neuron_core::slice(neuron_memory & memory, size_t offset, size_t 
 }
 
 NRT_STATUS neuron_core::copy(const neuron_operand & from, const neuron_operand & to, uint64_t before) {
+    for (neuron_memory * memory : { from.memory, to.memory }) {
+        const NRT_STATUS status = before == NEURON_LAST ? memory->write_staged() : NRT_SUCCESS;
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+    }
     launch_queue.wait_for_use({ from.memory, from.offset, from.size, false }, before);
     launch_queue.wait_for_use({ to.memory, to.offset, from.size, true }, before);
     if (launch_queue.is_poisoned({ from.memory, from.offset, from.size, false })) {

@@ -64,6 +64,11 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
                      ctx->device->name.c_str());
         return neuron_ggml_status(core.finish(ctx->stream));
     }
+    const NRT_STATUS written = core.write_staged();
+    if (written != NRT_SUCCESS) {
+        core.finish(ctx->stream);
+        return neuron_ggml_status(written);
+    }
     const neuron_plan * plan   = nullptr;
     enum ggml_status    status = ctx->planner.get(cgraph, &plan);
     if (status == GGML_STATUS_SUCCESS) {
@@ -78,6 +83,7 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     if (status != GGML_STATUS_SUCCESS) {
         core.finish(ctx->stream);
     } else if (ggml_backend_neuron_has_output(cgraph)) {
+        g_metrics.traffic.end_graph();
         graph_lock.unlock();  // another backend of the core may launch meanwhile
         const NRT_STATUS finished = core.finish(ctx->stream);
         status                    = finished == NRT_SUCCESS ? status : neuron_ggml_status(finished);

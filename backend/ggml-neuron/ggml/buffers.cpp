@@ -159,6 +159,15 @@ static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffe
     neuron_require(ctx->memory->set(value, ctx->offset_of(tensor) + offset, size), "setting", tensor);
 }
 
+// ggml's allocators begin each tensor at a boundary, so that what is behind a whole one up to the next boundary is nobody else's.
+std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    const neuron_buffer & ctx   = *neuron_buffer_of(tensor);
+    const bool            whole = !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor);
+    const size_t          begin = ctx.offset_of(tensor) + offset;
+    const size_t          room  = whole && begin % NEURON_ALIGNMENT == 0 ? GGML_PAD(size, NEURON_ALIGNMENT) : size;
+    return ctx.memory->stage(data, begin, size, room);
+}
+
 static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
                                                   ggml_tensor *         tensor,
                                                   const void *          data,
@@ -170,9 +179,11 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
         neuron_require(neuron_write_packed(*ctx, packed, (const uint8_t *) data), "writing", tensor);
         return;
     }
-    // a graph's inputs are in such a buffer
-    const bool keep = buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
-    neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size, keep), "writing", tensor);
+    if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+        neuron_require(neuron_write_input(tensor, data, offset, size), "writing", tensor);
+        return;
+    }
+    neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size), "writing", tensor);
 }
 
 // Reads what of a tensor that is in no layout lies in some bytes of it. Of a view as a whole that is its elements, and what is between them

@@ -53,6 +53,10 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
                                   size_t                               size,
                                   const std::function<std::string()> & read);
 
+// Writes bytes of a tensor that a graph computes with, which is in no layout, before the graph is computed. Returns "" when it worked, or
+// is yet to be done.
+std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size);
+
 // Bytes that are brought into a layout or out of it at once, unless a unit has more.
 static constexpr size_t PACK_CHUNK = (size_t) 4 << 20;
 

@@ -82,7 +82,10 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
         return false;
     }
     ggml_backend_synchronize(backend_src);
-    neuron_require(to->memory->write(src->data, to->offset_of(dst), size), "writing", dst);
+    const bool input = dst->buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    neuron_require(
+        input ? neuron_write_input(dst, src->data, 0, size) : to->memory->write(src->data, to->offset_of(dst), size),
+        "writing", dst);
     return true;
 }
 

@@ -6,6 +6,37 @@
 
 neuron_metrics g_metrics;
 
+void neuron_host_traffic::add_write(size_t size) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (ended) {
+        current = {};
+        ended   = false;
+    }
+    current.bytes_in += size;
+    current.writes++;
+}
+
+void neuron_host_traffic::add_read(size_t size) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    current.bytes_out += size;
+    current.reads++;
+}
+
+void neuron_host_traffic::end_graph() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (ended) {  // nothing was written for this graph
+        current = {};
+    }
+    ended = true;
+    n_calls++;
+}
+
+neuron_host_traffic::counts neuron_host_traffic::last(uint64_t & n_calls) const {
+    const std::lock_guard<std::mutex> lock(mutex);
+    n_calls = this->n_calls;
+    return current;
+}
+
 // Numbers of things, of each that there was one of.
 struct listed {
     uint64_t    total = 0;
@@ -58,6 +89,14 @@ neuron_metrics::~neuron_metrics() {
     if (moves) {
         NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n",
                    (unsigned long long) moves.load());
+    }
+    uint64_t   n_calls = 0;
+    const auto moved   = traffic.last(n_calls);
+    if (n_calls) {
+        NEURON_LOG("the last of %llu calls moved %llu bytes to NeuronCores in %llu writes, and %llu bytes from them in "
+                   "%llu reads\n",
+                   (unsigned long long) n_calls, (unsigned long long) moved.bytes_in, (unsigned long long) moved.writes,
+                   (unsigned long long) moved.bytes_out, (unsigned long long) moved.reads);
     }
 }
 

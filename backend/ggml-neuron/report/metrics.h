@@ -8,7 +8,36 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <mutex>
+
+// What goes over the host for a call, which is all that a program has computed until it reads what a graph computes. A call begins with the
+// first write after such a graph: what is read behind the graph is the call's.
+class neuron_host_traffic {
+  public:
+    struct counts {
+        uint64_t bytes_in  = 0;  // to NeuronCores
+        uint64_t writes    = 0;
+        uint64_t bytes_out = 0;  // from them
+        uint64_t reads     = 0;
+    };
+
+    void add_write(size_t size);
+    void add_read(size_t size);
+
+    // Notes that a graph is computed which the program reads.
+    void end_graph();
+
+    // Returns what the last call moved, and sets the number of calls.
+    counts last(uint64_t & n_calls) const;
+
+  private:
+    mutable std::mutex mutex;
+    counts             current;
+    uint64_t           n_calls = 0;      // that ended
+    bool               ended   = false;  // the current one did, but for what is read
+};
 
 struct neuron_metrics {
     std::array<std::atomic<uint64_t>, GGML_OP_COUNT> device{};
@@ -37,6 +66,8 @@ struct neuron_metrics {
     // Of ops that kernels for other numbers of tokens computed.
     std::atomic<uint64_t> pieces{ 0 };
     std::atomic<uint64_t> padding{ 0 };  // rows beyond the ops' own, or computed twice
+
+    neuron_host_traffic traffic;
 
     ~neuron_metrics();
 

@@ -1,10 +1,14 @@
 // Graphs that ggml's scheduler shares out between a NeuronCore and the CPU.
 
 #include "../values.h"
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml-impl.h"
 #include "ggml.h"
 #include "scenario.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -89,12 +93,52 @@ static void scheduled() {
     }
 }
 
+// Inputs in the memory of a graph, which are written when that is used: written twice, in part over what waits, and read before.
+static void inputs_in_parts() {
+    ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_dev_buffer_type(neuron)));
+    context          ctx;
+    const built      b     = add(ctx.get());
+    ggml_tensor *    a     = b.inputs[0];
+    ggml_cgraph *    graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, b.result);
+    for (ggml_tensor * t : b.inputs) {
+        ggml_set_input(t);
+    }
+    ggml_set_output(b.result);
+    check(ggml_gallocr_alloc_graph(allocator.get(), graph), "no memory");
+    const std::vector<float> first  = numbers(256, 1);
+    const std::vector<float> second = numbers(256, 2);
+    const std::vector<float> row    = numbers(64, 3);
+    const auto               set    = [](ggml_tensor * t, const std::vector<float> & values, size_t from, size_t n) {
+        ggml_backend_tensor_set(t, values.data() + from, from * sizeof(float), n * sizeof(float));
+    };
+    std::vector<float> wanted = second;
+    set(b.inputs[1], row, 0, row.size());
+    set(a, first, 0, first.size());
+    set(a, second, 0, second.size());
+    for (const size_t from : { (size_t) 64, (size_t) 100 }) {
+        set(a, first, from, 90);
+        std::copy_n(first.begin() + (std::ptrdiff_t) from, 90, wanted.begin() + (std::ptrdiff_t) from);
+    }
+    compare(read(a), wanted);
+    set(a, first, 200, 56);
+    std::copy_n(first.begin() + 200, 56, wanted.begin() + 200);
+    check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
+    for (size_t i = 0; i < wanted.size(); i++) {
+        wanted[i] += row[i % row.size()];
+    }
+    compare(read(b.result), wanted);
+}
+
 scenario_table scheduled_scenarios() {
     return {
-        { "scheduled",              scheduled                                              },
-        { "shared-out",             [] { shared_out(false); }                              },
-        { "shared-out-and-watched", [] { shared_out(true); }                               },
-        { "last-node-first",        last_node_first                                        },
-        { "far-off",                [] { (void) run_scheduled({ neuron, cpu }, far_off); } },
+        { "inputs-at-once",         [] { compare(run_scheduled({ neuron, cpu }, add), run(cpu, add)); } },
+        { "inputs-in-parts",        inputs_in_parts                                                     },
+        { "scheduled",              scheduled                                                           },
+        { "shared-out",             [] { shared_out(false); }                                           },
+        { "shared-out-and-watched", [] { shared_out(true); }                                            },
+        { "last-node-first",        last_node_first                                                     },
+        { "far-off",                [] { (void) run_scheduled({ neuron, cpu }, far_off); }              },
     };
 }

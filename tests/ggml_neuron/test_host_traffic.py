@@ -1,0 +1,52 @@
+"""What goes over the host for a call: bytes and transfers, as the backend says them and as libnrt counts them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from programs import Benched, Programs, Run, llama_bench
+from random_llama import Size
+
+CELLS = 256
+"""Of the cache that the first tokens of a context see: llama.cpp rounds up to so many."""
+
+ALIGNMENT = 512
+"""At which the backend has tensors begin. Between two that are written together this much moves, too."""
+
+
+def last_call(log: str) -> tuple[int, ...]:
+    """Returns the bytes to NeuronCores and the writes, the bytes from them and the reads."""
+    line = r"the last of \d+ calls moved (\d+) bytes to NeuronCores in (\d+) writes, and (\d+) bytes from them in (\d+) reads"
+    (found,) = re.findall(line, log)
+    return tuple(map(int, found))
+
+
+def test_a_call_moves_what_libnrt_counts(run: Run, kernels: Path, noop: dict[str, str | Path]) -> None:
+    """Two calls clear a buffer of 2,560 bytes and write 1,280 of inputs; the buffer is cleared once before, and the result read once."""
+    variables = noop | {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device", "GGML_NEURON_LOG": "1"}
+    result = run("add", NOOP_NRT_COUNT="1", **variables)
+    (counted,) = re.findall(r"libnrt: (\d+) bytes in (\d+) writes, (\d+) bytes in (\d+) reads", result.log)
+    assert tuple(map(int, counted)) == (2560 + 2 * (2560 + 1280), 1 + 2 * 3, 1024, 1)
+    assert last_call(result.log) == (2560 + 1280, 3, 1024, 1)
+
+
+def test_a_token_takes_its_inputs_and_gives_its_logits(programs: Programs, benched: Benched) -> None:
+    """Nothing else: neither a mask nor a cache is read back. With a kernel for each op, inputs lie in three places."""
+    result = llama_bench(programs, benched.model, GGML_NEURON_KERNEL_DIR=benched.kernels, GGML_NEURON_LOG="1")
+    size = Size()
+    position, row, output = 4, 8, 4  # of each cache a row; which logits are wanted
+    inputs = (size.n_embd * 4, position, row, row, CELLS * 2)
+    moved = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in inputs) + output
+    assert last_call(result.stderr) == (moved, 3, size.n_vocab * 4, 1), result.stderr
+    assert "read from the device" not in result.stderr
+
+
+def test_inputs_that_lie_side_by_side_are_one_write(run: Run, kernels: Path) -> None:
+    """And are as the program wrote them, also where it writes over them before they are used."""
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device", "GGML_NEURON_LOG": "1"}
+    result = run("inputs-at-once", **variables)
+    assert result.said == {"inputs-at-once": "ok"}, result.log
+    assert last_call(result.log) == (1024 + 256, 1, 1024, 1), result.log
+    result = run("inputs-in-parts", **variables)
+    assert result.said == {"inputs-in-parts": "ok"}, result.log
