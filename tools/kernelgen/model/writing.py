@@ -29,14 +29,15 @@ class ManifestHead:
         targets: to build for.
         description: for readers.
         comment: lines that say what the manifest is made of.
-        weights: the layouts that weights are asked for in.
+        weights: the layouts that weights are asked for in, for all targets or for each; a layout of some weights is a mapping, as
+            YAML writes it.
     """
 
     name: str
     targets: Sequence[str]
     description: str
     comment: Sequence[str]
-    weights: Sequence[str] = ()
+    weights: Sequence[str] | Mapping[str, Sequence[str]] = ()
 
 
 def text(head: ManifestHead, derived: Derived) -> str:
@@ -48,8 +49,7 @@ def text(head: ManifestHead, derived: Derived) -> str:
     lines = [f"# {line}".rstrip() for line in head.comment]
     lines += ["format: 1", f"name: {head.name}", f"targets: [{', '.join(head.targets)}]"]
     lines.append(f"description: {_quoted(head.description)}")
-    if head.weights:
-        lines.append(f"weights: [{', '.join(head.weights)}]")
+    lines += _weights(head.weights)
     if shared:
         lines += ["", "sizes:"]
         for name, values in shared.items():
@@ -74,6 +74,15 @@ def text(head: ManifestHead, derived: Derived) -> str:
         lines += ["", "# These are no graph kernels, since one of their nodes has no kernel."]
         lines += [f"# {entry.name}, {len(entry.kernel.nodes)} nodes: {entry.reason}" for entry in apart]
     return "\n".join(lines) + "\n"
+
+
+def _weights(weights: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
+    if isinstance(weights, Mapping):
+        first, *rest = weights.values()
+        if any(other != first for other in rest):
+            return ["weights:", *(f"  {target}: [{', '.join(layouts)}]" for target, layouts in weights.items())]
+        weights = first
+    return [f"weights: [{', '.join(weights)}]"] if weights else []
 
 
 def _shared(entries: Sequence[DerivedKernel | GraphEntry]) -> dict[str, list[int]]:
