@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,9 +81,21 @@ def _weights(weights: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
     if isinstance(weights, Mapping):
         first, *rest = weights.values()
         if any(other != first for other in rest):
-            return ["weights:", *(f"  {target}: [{', '.join(layouts)}]" for target, layouts in weights.items())]
+            lists = (f"  {target}: [{', '.join(layouts)}]" for target, layouts in weights.items())
+            return ["weights:", *(line for text in lists for line in _broken(text))]
         weights = first
-    return [f"weights: [{', '.join(weights)}]"] if weights else []
+    return _broken(f"weights: [{', '.join(weights)}]") if weights else []
+
+
+def _broken(text: str) -> list[str]:
+    """Returns a line as several where it is long, at the spaces behind its commas."""
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _shared(entries: Sequence[DerivedKernel | GraphEntry]) -> dict[str, list[int]]:
