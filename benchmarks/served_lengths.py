@@ -84,7 +84,20 @@ def kernels_of(file: Path, output: Path, programs: Programs) -> list[KernelSpec]
     """
     options = [str(N_CTX) if option == "4096" else option for option in OPTIONS]
     with contextlib.redirect_stdout(sys.stderr):
-        status = cli.run(["model", str(file), "-o", str(output), "--fuse", "none", *options, *programs.options()])
+        status = cli.run(
+            [
+                "model",
+                str(file),
+                "-o",
+                str(output),
+                "--fuse",
+                "none",
+                "--weights",
+                "none",
+                *options,
+                *programs.options(),
+            ]
+        )
     if status:
         raise SystemExit(f"{file}: no manifest")
     (request,) = manifest.load([output], Catalog([builtin_library()]))

@@ -50,7 +50,14 @@ class SimulatedModel:
         cache.mkdir(mode=0o700)
         self._llama = harness.Programs.find()
         random_llama.write(self.file, weights=weights, size=size or random_llama.Size())
-        sizes = ["--n-ctx=256", f"--n-tokens={n_tokens}", "--flash-attn=on", "--fuse=layer", "--target=trn1"]
+        sizes = [
+            "--n-ctx=256",
+            f"--n-tokens={n_tokens}",
+            "--flash-attn=on",
+            "--fuse=layer",
+            "--weights=none",
+            "--target=trn1",
+        ]
         for words in (
             ["model", self.file, "-o", manifest, *sizes, *Programs.find().options()],
             ["build", manifest, "--compiler=simulator", "-o", kernels],

@@ -16,7 +16,8 @@ from kernelgen.ggml.ops import OPS
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.manifest.template import Template
 from kernelgen.model import graph_ops
-from kernelgen.plan import Request
+from kernelgen.plan import Plan, Request
+from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 DATA = Path(__file__).parents[1] / "data" / "graph-ops"
@@ -274,3 +275,48 @@ def test_too_many_combinations_are_one_mistake(library: Library, tmp_path: Path,
     assert [d.message for d in error.value.diagnostics] == [
         "the entry's variables have 160801 combinations, more than 100000"
     ]
+
+
+def test_weights_have_layouts_by_target_and_by_shape_and_type(library: Library, tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    named = '{bf16: ["(256,8,1,1)/q8_0"]}'
+    file.write_text(
+        f"""\
+format: 1
+name: t
+targets: [trn1, inf2, trn2]
+weights: {{trn1: [bf16], trn2: [{named}, planes]}}
+kernels:
+  - &small {{op: mul_mat, inputs: ["(256,8,1,1)/q8_0", "(256,${{n}},1,1)/f32"], output: "(8,${{n}},1,1)/f32", batch: {{n: [1, 2]}}}}
+  - {{<<: *small, inputs: ["(256,16,1,1)/q8_0", "(256,${{n}},1,1)/f32"], output: "(16,${{n}},1,1)/f32"}}
+  - {{<<: *small, weights: {{trn1: [planes]}}, batch: {{n: [4]}}}}
+  - {{op: relu, inputs: ["(8,1,1,1)/f32"], output: "(8,1,1,1)/f32"}}
+graphs:
+  - inputs: {{w: "(256,8,1,1)/q8_0", x: "(256,1,1,1)/f32"}}
+    nodes:
+      - {{name: y, op: mul_mat, inputs: [w, x], output: "(8,1,1,1)/f32"}}
+      - {{name: z, op: relu, inputs: [y], output: "(8,1,1,1)/f32"}}
+    outputs: [z]
+    fallback: false
+"""
+    )
+    (request,) = manifest.load([file], Catalog([library]))
+    wanted = {
+        "trn1": {8: "bf16", 16: "bf16", 4: "planes"},
+        "inf2": {8: "", 16: "", 4: ""},
+        "trn2": {8: "bf16", 16: "planes", 4: ""},
+    }
+    for target, layouts in wanted.items():
+        specs = [kernel.spec for kernel in request.kernels_for(target)]
+        (group,) = [spec for spec in specs if isinstance(spec, GraphSpec)]
+        weight = group.nodes[0].inputs[0]
+        assert weight is not None and weight.tensor.layout == layouts[8]
+        found = [spec.inputs for spec in specs if isinstance(spec, KernelSpec) and spec.op == "mul_mat"]
+        assert len(found) == 5
+        for w, x in found:
+            assert w is not None and x is not None
+            assert w.layout == layouts[4 if x.ne[1] == 4 else w.ne[1]], target
+    plan = Plan.merge([request])
+    of = {bundle.target: set(bundle.kernels) for bundle in plan.bundles}
+    assert [len(ids) for ids in of.values()] == [7, 7, 7] and len(set.intersection(*of.values())) == 1
+    assert {kernel.targets for kernel in plan.kernels} == {()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection
+import re
+import sys
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -14,14 +17,20 @@ import pytest
 
 import forecast_models
 from backend_programs import Programs
-from kernelgen import cli
+from kernelgen import cli, manifest
 from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.forecast import memory
+from kernelgen.forecast import memory, weights
+from kernelgen.forecast.products import DEQUANTIZE, of_product
+from kernelgen.forecast.work import Work, of_hlo
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.weight_layouts import FIELDS
+from kernelgen.lowering import emission
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.spec.op_kernel import KernelSpec
 
 from .conftest import Derive
 
@@ -120,15 +129,21 @@ def test_memory_has_the_weights_of_the_device_in_their_layout_and_the_cache(expo
     settings = Settings((512,), 512, 1, (1,), (1,), None, "f16", "f16", (True,), False, False, "Q8_0")
     ((_, _, graph),) = exporter.graphs(file, settings, [DecodeCall(512, 1, 1, 1, 256)])
     roots = graph.roots.values()
-    weights = {root.name: root.shape for root in roots if root.weight and root.name != "token_embd.weight"}
+    held = {root.name: root.shape for root in roots if root.weight and root.name != "token_embd.weight"}
     cache = [root.shape for root in roots if root.name.startswith("cache_")]
     assert len(cache) == 4
     found = memory.of_graph(graph, chips.of("trn1"), 1)
-    assert found.weights == sum(shape.storage_bytes for shape in weights.values())
+    assert found.weights == sum(shape.storage_bytes for shape in held.values())
     assert found.cache == sum(shape.storage_bytes for shape in cache)
-    quantized = sum(prod(shape.ne) for shape in weights.values() if shape.dtype == "q8_0")
-    wide = memory.of_graph(graph, chips.of("trn1"), 1, {"bf16"})
-    assert wide.weights - found.weights == 2 * quantized - quantized // 32 * 34 > 0
+    quantized = [shape for shape in held.values() if shape.dtype == "q8_0"]
+    for some in (quantized, [one for one in quantized if one.ne == quantized[0].ne]):
+        elements = sum(prod(shape.ne) for shape in some)
+        wide = memory.of_graph(graph, chips.of("trn1"), 1, {TensorDesc.make(one.ne, one.dtype) for one in some})
+        assert wide.weights - found.weights == 2 * elements - elements // 32 * 34 > 0
+        if some == quantized:
+            (choice,) = weights.choose(graph, [chips.of("trn1")])
+            option = choice.options["bf16"]
+            assert (option.memory, option.host) == (wide, elements // 32 * 34)
     small = memory.Memory(found.weights, found.cache, found.weights + found.cache - 1)
     assert found.fits and not small.fits
     assert (
@@ -215,48 +230,120 @@ def exporter_programs(exporter: Exporter) -> Programs:
     return Programs(exporter.program, exporter.libraries)
 
 
-def test_weights_auto_takes_the_quickest_layout_that_fits_and_says_what_others_give(
-    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+RunModel = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run_model(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunModel:
+    """Returns a function that writes auto.yaml of a model with a large layer, and returns status, output and messages."""
     file = headers.write(headers.qwen3(n_embd=2048, n_ff=8192), tmp_path / "model.gguf")
     where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries), "--n-ctx", "256"]
-    output = tmp_path / "auto.yaml"
 
-    def model(*more: str, weights: str = "auto") -> tuple[int, str, str]:
-        output.unlink(missing_ok=True)
-        words = ["model", str(file), "-o", str(output), "--weights", weights, "--n-tokens", "1", *where, *more]
-        code = cli.run(words)
+    def run(*more: str) -> tuple[int, str, str]:
+        (tmp_path / "auto.yaml").unlink(missing_ok=True)
+        code = cli.run(["model", str(file), "-o", str(tmp_path / "auto.yaml"), "--n-tokens", "1", *where, *more])
         return (code, *capsys.readouterr())
 
-    def chosen(target: str, said: str) -> str:
-        (line,) = [line for line in said.splitlines() if line.startswith(f"{target}: weights ")]
-        assert all(f"{layouts} " in line for layouts in ("as ggml has them", "planes", "bf16"))
-        assert line.endswith("modelled, not measured")
-        return line.removeprefix(f"{target}: weights ").partition(", by a forecast of a call of 1 token on one core")[0]
+    return run
 
-    code, said, _ = model("--ftype", "Q8_0", "--target", "trn1", "--target", "trn2")
-    assert code == 0 and {chosen(target, said) for target in ("trn1", "trn2")} == {"bf16"}
-    text = output.read_text()
-    assert "\nweights: [bf16]\n" in text and "--weights bf16" in text and "auto" not in text.splitlines()[1]
-    assert model("--ftype", "Q8_0", "--target", "trn1", "--target", "trn2", weights="bf16")[0] == 0
-    assert output.read_text() == text  # what is chosen is what naming it writes
-    # nothing is to be dequantized
-    code, said, _ = model("--ftype", "F16", "--target", "trn1")
-    assert (code, chosen("trn1", said)) == (0, "as ggml has them") and "\nweights:" not in output.read_text()
-    # trn1 has room for the weights as they are, and trn2 for all
+
+def with_memory(monkeypatch: pytest.MonkeyPatch, target: str, more: int) -> None:
+    """Gives a target so many bytes beside the weights as ggml has them, the cache and what is left for programs."""
     of_graph = memory.of_graph
 
-    def small(graph: Graph, chip: chips.Chip, cores: int, layouts: Collection[str] = ()) -> memory.Memory:
-        found = of_graph(graph, chip, cores, layouts)
-        plain = of_graph(graph, chip, cores)
-        return replace(found, device=plain.weights + plain.cache) if chip.target == "trn1" else found
+    def small(graph: Graph, chip: chips.Chip, cores: int, widened: Collection[TensorDesc] = ()) -> memory.Memory:
+        found = of_graph(graph, chip, cores, widened)
+        held = found.weights + found.cache + more
+        return replace(found, device=held * weights.ROOM // (weights.ROOM - 1) + 1) if chip.target == target else found
 
-    monkeypatch.setattr("kernelgen.forecast.call.of_graph", small)
-    code, said, _ = model("--ftype", "Q8_0", "--target", "trn1")
-    assert (code, chosen("trn1", said)) == (0, "as ggml has them") and "does not fit" in said
-    code, _, wrong = model("--ftype", "Q8_0", "--target", "trn1", "--target", "trn2")
-    assert code == 2 and not output.exists()
-    assert "--weights auto: the targets want different layouts" in wrong and "with --target" in wrong
-    assert "trn1: weights as ggml has them" in wrong and "trn2: weights bf16" in wrong
-    code, _, wrong = model("--weights", "planes")
-    assert code == 2 and "--weights auto chooses a layout: give no other --weights beside it" in wrong
+    monkeypatch.setattr(weights, "of_graph", small)
+
+
+def test_each_target_has_the_layouts_that_products_are_quickest_with_of_those_that_fit(
+    run_model: RunModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "auto.yaml"
+
+    def chosen(target: str, said: str) -> str:
+        (line,) = [line for line in said.splitlines() if target in line.partition(": weights ")[0].split(", ")]
+        assert all(f"{layouts} " in line for layouts in ("as ggml has them", "bf16"))
+        assert line.endswith("modelled, not measured") and "GiB of host memory for the originals" in line
+        return line.partition(": weights ")[2].partition(", by a forecast of the products of 1 token by weights")[0]
+
+    monkeypatch.setitem(sys.modules, "jax", None)  # planning needs none
+    both = ["--ftype", "Q4_K_M", "--target", "trn1", "--target", "trn2"]
+    code, said, _ = run_model(*both)
+    assert code == 0 and {chosen(target, said) for target in ("trn1", "trn2")} == {"bf16"}
+    text = output.read_text()
+    assert "\nweights: [bf16]\n" in text and "--weights" not in text
+    assert run_model(*both, "--weights", "auto")[0] == 0 and output.read_text() == text
+    # nothing is to be dequantized
+    code, said, _ = run_model("--ftype", "F16", "--target", "trn1")
+    assert code == 0 and "forecast" not in said and "\nweights:" not in output.read_text()
+    # trn1 has room for the weights as they are, and trn2 for all
+    with_memory(monkeypatch, "trn1", 0)
+    code, said, _ = run_model(*both)
+    assert code == 0 and (chosen("trn1", said), chosen("trn2", said)) == ("as ggml has them", "bf16")
+    assert "fits over 4 cores" in said
+    assert "\nweights:\n  trn1: []\n  trn2: [bf16]\n" in output.read_text()
+    (request,) = manifest.load([output], Catalog([builtin_library()]))
+    layouts = {
+        target: {
+            t.layout for k in request.kernels_for(target) if isinstance(k.spec, KernelSpec) for t in k.spec.inputs if t
+        }
+        for target in ("trn1", "trn2")
+    }
+    assert layouts == {"trn1": {""}, "trn2": {"", "bf16"}}
+    # and with a little more for those that gain most of it
+    with_memory(monkeypatch, "trn1", 24 << 20)
+    code, said, _ = run_model(*both)
+    assert code == 0 and chosen("trn1", said) == "bf16 for 4 of 8 shapes and types"
+    (line,) = re.findall(r"\n  trn1: (.*)\n", output.read_text())
+    # those of Q6_K have more to dequantize, and grow less; then what there is room for
+    named = [f"(2048,{n},1,1)/{t}" for n, t in ((128, "q6_K"), (256, "q6_K"), (512, "q4_K"))]
+    assert json.loads(line.removeprefix("[{bf16: ").removesuffix("}]")) == [*named, "(8192,2048,1,1)/q6_K"]
+
+
+def test_weights_are_as_they_are_named(run_model: RunModel, tmp_path: Path) -> None:
+    output = tmp_path / "auto.yaml"
+    code, said, _ = run_model("--ftype", "Q8_0", "--weights", "none")
+    assert code == 0 and "forecast" not in said
+    assert "\nweights:" not in output.read_text() and "--weights none" in output.read_text()
+    code, said, _ = run_model("--ftype", "Q8_0", "--weights", "bf16")
+    assert code == 0 and "forecast" not in said
+    assert "\nweights: [bf16]\n" in output.read_text() and "--weights bf16" in output.read_text()
+    for word, what in (("auto", "what the forecast chooses"), ("none", "weights as ggml has them")):
+        code, _, wrong = run_model("--weights", "planes", "--weights", word)
+        assert code == 2 and f"--weights {word} is {what}: give no other --weights beside it" in wrong
+
+
+def test_products_take_what_is_counted_of_their_kernels() -> None:
+    """For each type and layout; what activations and results add is small beside it, and the same in each."""
+    catalog = Catalog([builtin_library()])
+
+    def counted(op: str, layout: str, *tensors: TensorDesc) -> Work:
+        weight, *rest, output = tensors
+        spec = KernelSpec.make(op, [weight.in_layout(layout), *rest], output)
+        with contextlib.redirect_stdout(sys.stderr):
+            return of_hlo(emission.emit(catalog.emitters(catalog.kernel(spec)), spec).hlo, 24 << 20)
+
+    assert set(DEQUANTIZE) == set(FIELDS)
+    ids = [TensorDesc.parse(text) for text in ("(512,1,1,1)/f32", "(2,1,1,1)/i32", "(256,2,1,1)/f32")]
+    for dtype in (*FIELDS, "f16", "f32"):
+        rows = 300 if dtype == "q6_K" else 1
+        dense = [
+            TensorDesc.parse(f"({ne})/{t}")
+            for ne, t in (("512,256,1,1", dtype), (f"512,{rows},1,1", "f32"), (f"256,{rows},1,1", "f32"))
+        ]
+        experts = [TensorDesc.parse(f"(512,256,4,1)/{dtype}"), *ids]
+        for op, tensors in (("mul_mat", dense), ("mul_mat_id", experts)):
+            plain, wide = (
+                (counted(op, layout, *tensors), of_product(op, tensors[0].in_layout(layout), tensors[-1]))
+                for layout in (("", "bf16") if dtype in FIELDS else ("", ""))
+            )
+            for known, said in (plain, wide):
+                assert known.columns == said.columns, (op, dtype)
+                assert known.read == pytest.approx(said.read, abs=512 * rows * 4 + 4096), (op, dtype)
+            for name in ("vector", "vector_two", "either", "scalar", "elements"):
+                gains = [getattr(one[i], name) for i in (0, 1) for one in (plain, wide)]
+                assert gains[0] - gains[1] == pytest.approx(gains[2] - gains[3], abs=1e-6), (op, dtype, name)

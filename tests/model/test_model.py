@@ -59,7 +59,8 @@ def test_what_llama_cpp_exports_is_covered(
     command += ["-c", "1024", "-b", "64", "-ub", "64", "-ot", "zzz=CPU"]
     subprocess.run(list(map(str, command)), check=True, capture_output=True)
     derived = derive(file, "--n-ctx", 1024, "--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", flash)
-    result = coverage.compare(derived, graph_ops.read(out))
+    # an export has weights as ggml has them
+    result = coverage.compare({spec.without_layouts for spec in derived}, graph_ops.read(out))
     assert [str(op.spec) for op in result.missing] == []
     assert len(result.covered) > 20
 

@@ -228,6 +228,10 @@ class Request:
     special: tuple[tuple[str, tuple[CompileConfig, ...]], ...] = ()
     file: str = field(default="", compare=False)
 
+    def kernels_for(self, target: str) -> tuple[Kernel, ...]:
+        """Returns a target's kernels."""
+        return tuple(kernel for kernel in self.kernels if not kernel.targets or target in kernel.targets)
+
     def special_for(self, target: str) -> dict[str, CompileConfig]:
         """Returns the settings of a target's kernels that are not compiled as the others, by `Kernel.id`."""
         return {kernel: config for kernel, several in self.special for config in several if config.target == target}
@@ -247,9 +251,7 @@ def _chosen_for(target: str, request: Request) -> tuple[str, ...]:
         KernelgenError: two languages are to compute one of them.
     """
     found: dict[str, Kernel] = {}
-    for kernel in request.kernels:
-        if kernel.targets and target not in kernel.targets:
-            continue
+    for kernel in request.kernels_for(target):
         other = found.setdefault(kernel.spec.id, kernel)
         if other.id != kernel.id:
             raise KernelgenError(

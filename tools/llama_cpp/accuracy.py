@@ -3,8 +3,8 @@
     ./bazelw run //tools/llama_cpp:accuracy -- MODEL.gguf TEXT [--windows 4]
 
 The reference is a model in F32 whose weights are those that the quantized file stands for, with a cache in F32, on the CPU. So what is
-compared is the rounding of the products alone: kernels round weights and activations to bfloat16, llama.cpp's CPU backend rounds
-activations to 8 bits. Printed are, over the tokens of the second half of each window of the text:
+compared is the rounding of the products alone: kernels round weights and activations to bfloat16, or have weights that were rounded at
+load, and llama.cpp's CPU backend rounds activations to 8 bits. Printed are, over the tokens of the second half of each window of the text:
 
 - the perplexity;
 - the mean Kullback-Leibler divergence of the next token's distribution from the reference's, in nats;
@@ -36,6 +36,8 @@ BATCH = 32
 N_CTX = 256
 F32_CACHE = "type_k=0 type_v=0 cpu_flash_attn=0"
 F16_CACHE = "type_k=1 type_v=1"
+DEVICE = {"device": "none", "device, weights in bf16": "bf16"}
+"""What `--weights` of `kernelgen model` is for each run on the device."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,15 @@ def script(windows: int, options: str, device: Path, cpu: Path) -> Iterator[str]
 
 
 def measure(programs: harness.Programs, model: Path, text: str, windows: int, folder: Path) -> dict[str, Distance]:
-    """Returns the distances of the runs "reference", "device" and "CPU" from the reference.
+    """Returns the distances of the runs "reference", "CPU" and of `DEVICE` from the reference.
 
     Raises:
         RuntimeError: kernels can't be derived or built, or a program failed.
     """
-    kernels = folder / "kernels"
     cache = any_tokens.RandomModel("model")
-    any_tokens.derive(programs, cache, model, kernels, n_tokens=(1, BATCH), n_ctx=(N_CTX,))
+    kernels = {name: folder / f"kernels-{layout}" for name, layout in DEVICE.items()}
+    for name, layout in DEVICE.items():
+        any_tokens.derive(programs, cache, model, kernels[name], n_tokens=(1, BATCH), n_ctx=(N_CTX,), weights=layout)
     exact = folder / "f32.gguf"
     logits.write_f32(model, exact)
 
@@ -110,14 +113,16 @@ def measure(programs: harness.Programs, model: Path, text: str, windows: int, fo
         nll = sum(call.nll if device else call.nll_cpu for call in calls)
         return math.exp(nll / sum(call.rows for call in calls))
 
-    calls, (_, cpu) = run(exact, "reference", F32_CACHE, programs.environment(kernels=kernels))
+    first, *_ = kernels.values()
+    calls, (_, cpu) = run(exact, "reference", F32_CACHE, programs.environment(kernels=first))
     reference = read(cpu, calls)
     found = {"reference": distance(reference, reference, perplexity(calls, device=False))}
-    calls, (device, cpu) = run(model, "model", F16_CACHE, programs.environment(kernels=kernels))
-    on_cpu = sum((call.cpu for call in calls), start=type(calls[0].cpu)())
-    if set(on_cpu) - {"GET_ROWS"}:
-        raise RuntimeError(f"the CPU computed ops that are the device's: {dict(on_cpu)}")
-    found["device"] = distance(read(device, calls), reference, perplexity(calls, device=True))
+    for name in DEVICE:
+        calls, (device, cpu) = run(model, "model", F16_CACHE, programs.environment(kernels=kernels[name]))
+        on_cpu = sum((call.cpu for call in calls), start=type(calls[0].cpu)())
+        if set(on_cpu) - {"GET_ROWS"}:
+            raise RuntimeError(f"{name}: the CPU computed ops that are the device's: {dict(on_cpu)}")
+        found[name] = distance(read(device, calls), reference, perplexity(calls, device=True))
     found["CPU"] = distance(read(cpu, calls), reference, perplexity(calls, device=False))
     return found
 
@@ -146,10 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| | perplexity | divergence | error of the logits | same likeliest token |\n|---|--:|--:|--:|--:|")
     for name, one in found.items():
         print(f"| {name} | {one.perplexity:.4f} | {one.divergence:.2e} | {one.nmse:.1e} | {one.same:.1%} |")
-    further = found["device"].divergence > found["CPU"].divergence
-    if further:
-        print("WRONG: the device is further from F32 than the CPU is", file=sys.stderr)
-    return int(further)
+    further = [name for name in DEVICE if found[name].divergence > found["CPU"].divergence]
+    for name in further:
+        print(f"WRONG: the {name} is further from F32 than the CPU is", file=sys.stderr)
+    return int(bool(further))
 
 
 if __name__ == "__main__":

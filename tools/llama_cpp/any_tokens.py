@@ -148,9 +148,11 @@ def derive(
     n_tokens: Sequence[int],
     n_ctx: Sequence[int],
     fuse: str = "none",
+    weights: str = "none",
     more: Sequence[str] = (),
 ) -> harness.BuiltManifest:
-    """Builds into `output` the kernels that `kernelgen model`, with `--fuse` and `more` arguments, derives for a few numbers of tokens.
+    """Builds into `output` the kernels that `kernelgen model`, with `--fuse`, `--weights` and `more` arguments, derives for a few
+    numbers of tokens.
 
     Raises:
         RuntimeError: one can't be derived or built.
@@ -160,7 +162,7 @@ def derive(
     arguments = ["model", file, "-o", written, "--n-ctx", ",".join(map(str, n_ctx))]
     arguments += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens)]
     arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.target()]
-    arguments += ["--fuse", fuse]
+    arguments += ["--fuse", fuse, "--weights", weights]
     arguments += ["--exporter", derived_kernels.exporter(), "--llama-cpp", programs.llama_cpp, *more]
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):

@@ -111,7 +111,7 @@ def compare(programs: harness.Programs, name: str, model: Path, folder: Path) ->
     """Derives a model's manifest, runs the model, and compares."""
     said, output = io.StringIO(), folder / "derived.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", N_CTX, "--n-ubatch", PROMPT, "--flash-attn", "both"]
-    arguments += ["--fuse", "none"]  # a run asks for the kernels of ops
+    arguments += ["--fuse", "none", "--weights", "none"]  # a run asks for the kernels of ops
     arguments += [
         "--n-tokens",
         ",".join(map(str, N_TOKENS)),

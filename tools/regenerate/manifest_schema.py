@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 
 from kernelgen.ggml.ops import OPS
+from kernelgen.ggml.weight_layouts import LAYOUTS
 from kernelgen.languages import LANGUAGES
 from kernelgen.targets import TARGETS
 
@@ -16,12 +17,15 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def render(text: str) -> str:
-    """Returns the schema with the ops, languages and targets that there are."""
+    """Returns the schema with the ops, languages, targets and layouts that there are."""
     schema = json.loads(text)
     definitions = schema["$defs"]
     definitions["kernel"]["properties"]["op"]["examples"] = sorted(OPS)
     definitions["language"]["enum"] = list(LANGUAGES)
     definitions["target"]["enum"] = list(TARGETS)
+    definitions["layout"]["enum"] = list(LAYOUTS)
+    definitions["layout_of_some"]["properties"] = {name: {"$ref": "#/$defs/weights_named"} for name in LAYOUTS}
+    definitions["weights_by_target"]["properties"] = {name: {"$ref": "#/$defs/layouts"} for name in TARGETS}
     experimental = _listed(name for name, target in TARGETS.items() if target.experimental)
     definitions["target"]["description"] = f"A value of neuronx-cc's --target; experimental: {experimental}."
     defaults = {n: [name for name, target in TARGETS.items() if target.lnc == n] for n in (1, 2)}

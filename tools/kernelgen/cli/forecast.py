@@ -150,11 +150,12 @@ def kernels_of(paths: Sequence[Path], target: str | None, catalog: Catalog) -> t
     if len(set(targets)) > 1:
         raise KernelgenError(f"the bundles are for {', '.join(dict.fromkeys(targets))}: choose one with --target")
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
-    specs += [kernel.spec for request in requests for kernel in request.kernels]
+    chosen = target or (targets[0] if targets else "trn1")
+    specs += [kernel.spec for request in requests for kernel in request.kernels_for(chosen)]
     kernels = Kernels((spec for spec in specs if isinstance(spec, KernelSpec | GraphSpec)), catalog)
     if not kernels.by_graph:
         raise KernelgenError(f"no kernel for {target or 'any target'}")
-    return kernels, target or (targets[0] if targets else "trn1")
+    return kernels, chosen
 
 
 def _refuse_options_of_models(context: click.Context) -> None:

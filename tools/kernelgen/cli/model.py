@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -21,23 +19,21 @@ from kernelgen.cli.units import binary_size
 from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
+from kernelgen.forecast.weights import AS_GGML, Choice, choose, said
 from kernelgen.ggml import weight_layouts
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Derived, derive
 from kernelgen.model.graphs import Graph, ModelHeader
-from kernelgen.model.sizes import DecodeCall, Settings, pad
+from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.model.sources import Kind, Source
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
-
-if TYPE_CHECKING:
-    from kernelgen.forecast.weights import Choice
 
 _FUSE = "layer"
 """What `--fuse` is of a model by default; of lists of kernels it is `none`."""
 
-_AUTO = "auto"
+_AUTO, _NONE = "auto", "none"
+_WORDS = {_AUTO: "what the forecast chooses", _NONE: f"weights {AS_GGML}"}
+"""What `--weights` may be instead of layouts."""
 
 _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 
@@ -75,10 +71,10 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--weights",
     multiple=True,
-    type=click.Choice([*weight_layouts.LAYOUTS, _AUTO]),
+    type=click.Choice([*weight_layouts.LAYOUTS, *_WORDS]),
     help="A layout that the kernels want weights in, where their types have it; may be given several times. "
-    f"{_AUTO} is the one that a token is quickest with on one core, by the forecast, of those that fit.  "
-    "[default: as ggml has them]",
+    f"{_AUTO}: for each target and each weight the one that a token is quickest with on one core, by the forecast, of those that "
+    f"fit; {_NONE}: {AS_GGML}.  [default: {_AUTO}; of files that list kernels {_NONE}]",
 )
 @options.kernels_option
 @click.pass_context
@@ -107,8 +103,9 @@ def command(
     Or of the kernels that files list: what test-export-graph-ops or export-graphs writes, what the backend records, and
     configurations of ggml-hsa-gen-kernels. What a file is, its content tells.
     """
-    if _AUTO in weights and len(weights) > 1:
-        raise KernelgenError(f"--weights {_AUTO} chooses a layout: give no other --weights beside it")
+    for word, what in _WORDS.items():
+        if word in weights and len(weights) > 1:
+            raise KernelgenError(f"--weights {word} is {what}: give no other --weights beside it")
     found = [sources.recognize(path) for path in paths]
     if any(source.kind in _MODELS for source in found):
         if len(found) > 1:
@@ -118,97 +115,67 @@ def command(
     else:
         _list(context, found, output, name, targets, catalog, fuse or "none", weights)
         return
-    fuse = fuse or _FUSE
+    fuse, weights = fuse or _FUSE, weights or (_AUTO,)
     (source,) = found
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
-    choices: list[Choice] = []
-
-    def derive_from(file: Path) -> tuple[Derived, ModelHeader]:
-        derived, model = _derive(asked, file, settings, catalog, fuse)
-        if _AUTO in weights:
-            choices.extend(_choices(asked, file, settings, derived, targets or _ALL_TARGETS, catalog))
-        return derived, model
-
+    shortest = _ShortestCall(settings)
     if source.kind is Kind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
-                derived, model = derive_from(header.file)
+                derived, model = _derive(asked, header.file, settings, catalog, fuse, shortest)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
             notes = header.notes
     elif python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = derive_from(source.path)
+        derived, model = _derive(asked, source.path, settings, catalog, fuse, shortest)
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
-    if choices:
-        weights = _agreed(choices)
+    choices: list[Choice] = []
+    if weights == (_AUTO,) and shortest.graph is not None:
+        choices = choose(shortest.graph, [chips.of(target) for target in targets or _ALL_TARGETS])
     head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path),
         _made_by(settings, source.path, fuse, weights),
-        weights,
+        {choice.chip.target: choice.layouts for choice in choices} or _layouts(weights),
     )
     kernels = _write(output, head, derived, catalog)
     summary = _summary(model, derived, kernels, settings)
-    click.echo("\n".join([*summary, *(choice.text for choice in choices), *notes, str(output)]))
+    click.echo("\n".join([*summary, *said(choices), *notes, str(output)]))
 
 
 def _derive(
-    asked: exporter.Exporter, file: Path, settings: Settings, catalog: Catalog, fuse: str
+    asked: exporter.Exporter, file: Path, settings: Settings, catalog: Catalog, fuse: str, shortest: _ShortestCall
 ) -> tuple[Derived, ModelHeader]:
     model: list[ModelHeader] = []
 
     def export(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
         for described, call, graph in asked.graphs(file, settings, calls):
             model.append(described)
+            shortest.see(call, graph)
             yield call, graph
 
     return derive(settings, catalog, export, groups.cut_of(fuse)), model[0]
 
 
-def _choices(
-    asked: exporter.Exporter,
-    file: Path,
-    settings: Settings,
-    derived: Derived,
-    targets: Sequence[str],
-    catalog: Catalog,
-) -> list[Choice]:
-    """Returns what each target takes for a call, with weights in each layout, by the kernels that the manifest then has."""
-    from kernelgen.forecast.kernels import Kernels  # these need what only emitting does
-    from kernelgen.forecast.weights import COMPARED, choose
+class _ShortestCall:
+    """The graph of the call by which layouts are chosen: of those that are asked for one of the fewest tokens and most cells."""
 
-    n_ctx, tokens = settings.n_ctx[0], settings.n_tokens[0]
-    lengths = settings.n_kv or (max(pad(tokens), min(1024, settings.cells(n_ctx))),)
-    call = DecodeCall(n_ctx, 1, tokens, min(settings.n_outputs or (1,)), lengths[0])
-    header, _, graph = next(iter(asked.graphs(file, settings, [call])))
-    kernels = {}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "manifest.yaml"
-        for layouts in COMPARED:
-            path.write_bytes(writing.text(writing.ManifestHead("auto", targets, "", [], layouts), derived).encode())
-            (request,) = manifest.load([path], catalog)
-            specs = (kernel.spec for kernel in request.kernels)
-            kernels[layouts] = Kernels((s for s in specs if isinstance(s, KernelSpec | GraphSpec)), catalog)
-    return choose(graph, kernels, [chips.of(target) for target in targets], header.layers)
+    def __init__(self, settings: Settings) -> None:
+        self._tokens = settings.n_tokens
+        self._rank: tuple[int, ...] | None = None
+        self.graph: Graph | None = None
 
-
-def _agreed(choices: Sequence[Choice]) -> tuple[str, ...]:
-    """Returns the layouts of all targets.
-
-    Raises:
-        KernelgenError: they are not the same.
-    """
-    if len({choice.chosen for choice in choices}) > 1:
-        lines = "\n  ".join(choice.text for choice in choices)
-        hint = "write a manifest for each target, with --target, or name a layout"
-        raise KernelgenError(Diagnostic(f"--weights {_AUTO}: the targets want different layouts\n  {lines}", hint=hint))
-    return choices[0].chosen
+    def see(self, call: DecodeCall, graph: Graph) -> None:
+        """Keeps a graph that is better than those before it."""
+        rank = (call.n_seqs, call.n_tokens, -call.n_ctx, call.n_outputs, call.n_kv)
+        if call.n_tokens in self._tokens and (self._rank is None or rank < self._rank):
+            self._rank, self.graph = rank, graph
 
 
 def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
@@ -257,8 +224,8 @@ def _list(
         chosen,
         targets or listed.targets(lists) or _ALL_TARGETS,
         f"Kernels that {', '.join(files)} list{'s' * (len(files) == 1)}",
-        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files, *made, *_weights(weights)])}"],
-        weights,
+        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files, *made, *_weights(weights, _NONE)])}"],
+        _layouts(weights),
     )
     kernels = _write(output, head, merged, catalog)
     lines = [
@@ -270,11 +237,11 @@ def _list(
 
 
 def _write(output: Path, head: writing.ManifestHead, derived: Derived, catalog: Catalog) -> int:
-    """Writes a manifest, and returns how many kernels it has."""
+    """Writes a manifest, and returns how many kernels a target has."""
     fileio.check_replaceable(output)
     fileio.write_bytes(output, writing.text(head, derived).encode())
     (request,) = manifest.load([output], catalog)
-    return len({kernel.spec.id for kernel in request.kernels})
+    return max(len({kernel.spec.id for kernel in request.kernels_for(target)}) for target in head.targets)
 
 
 def _name(output: Path) -> str:
@@ -289,8 +256,12 @@ def _title(model: ModelHeader, path: Path) -> str:
     return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it"
 
 
-def _weights(weights: tuple[str, ...]) -> list[str]:
-    return [word for layout in weights for word in ("--weights", layout)]
+def _layouts(weights: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(layout for layout in weights if layout not in _WORDS)
+
+
+def _weights(weights: tuple[str, ...], default: str) -> list[str]:
+    return [word for layout in weights if layout != default for word in ("--weights", layout)]
 
 
 def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]) -> list[str]:
@@ -321,7 +292,7 @@ def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]
         parts += ["--ftype", settings.ftype]
     if fuse != _FUSE:
         parts += ["--fuse", fuse]
-    parts += _weights(weights)
+    parts += _weights(weights, _AUTO)
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     # A shell reads the lines as one.
     *lines, last = textwrap.wrap(

@@ -159,7 +159,14 @@ def only_targets(requests: Sequence[Request], targets: Sequence[str]) -> list[Re
     ]
     if wrong:
         raise KernelgenError(wrong)
-    return [replace(r, configs=tuple(c for c in r.configs if c.target in targets)) for r in requests]
+    return [
+        replace(
+            r,
+            configs=tuple(c for c in r.configs if c.target in targets),
+            kernels=tuple(k for k in r.kernels if not k.targets or not set(k.targets).isdisjoint(targets)),
+        )
+        for r in requests
+    ]
 
 
 def _check_targets(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:

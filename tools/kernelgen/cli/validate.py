@@ -20,16 +20,22 @@ from kernelgen.plan import Plan
 def command(manifests: tuple[Path, ...], catalog: Catalog, linted: bool) -> None:
     """Check manifests and report every mistake with its file, line and column.
 
-    For right ones, print the number of distinct kernels and the targets. With --lint, what neuronx-cc is known to refuse in a
+    For right ones, print the number of distinct kernels of each target. With --lint, what neuronx-cc is known to refuse in a
     kernel's HLO is a mistake, too, for each target and its settings, and what it may not do as meant is a warning.
     """
     requests = manifest.load(manifests, catalog)
     if linted:
         _lint(Plan.merge(requests), catalog)
     for request in requests:
-        count = len({kernel.spec.id for kernel in request.kernels})
-        targets = ", ".join(config.target for config in request.configs)
-        click.echo(f"{request.name}: {count} {'kernel' if count == 1 else 'kernels'} for {targets}")
+        counts: dict[int, list[str]] = {}
+        for config in request.configs:
+            ids = {kernel.spec.id for kernel in request.kernels_for(config.target)}
+            counts.setdefault(len(ids), []).append(config.target)
+        said = [
+            f"{count} {'kernel' if count == 1 else 'kernels'} for {', '.join(targets)}"
+            for count, targets in counts.items()
+        ]
+        click.echo(f"{request.name}: {', '.join(said)}")
 
 
 def _lint(plan: Plan, catalog: Catalog) -> None:

@@ -15,6 +15,7 @@ from kernelgen.dispatch.grouping import Groups
 from kernelgen.forecast.memory import Memory, of_graph
 from kernelgen.forecast.time import Time, of_work, summed_us
 from kernelgen.forecast.work import Work, of_one_core
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model.graphs import Graph
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
@@ -100,7 +101,7 @@ def forecast(
     queued: bool = True,
     layers: int = 0,
     cores: int = 1,
-    layouts: Collection[str] = (),
+    widened: Collection[TensorDesc] = (),
 ) -> CallForecast:
     """Returns what a call takes.
 
@@ -116,7 +117,7 @@ def forecast(
         queued: whether launches are queued, or each is waited for.
         layers: how many the model has.
         cores: over how many weights, heads and cache are split.
-        layouts: those that weights have where their types can.
+        widened: weights, as ggml has them, that are in the layout `bf16`.
     """
     grouping = groups.find(graph)
     counts: Counter[KernelSpec | GraphSpec] = Counter(grouping.groups)
@@ -153,7 +154,7 @@ def forecast(
         width = next((spec.inputs[0].ne[0] for spec in products if spec.inputs[0]), 0)  # of the logits' weights
         reductions = barriers * chip.at("collectives_us", cores)
         reductions += summed_us(chip, 2 * layers, 2 * layers * 4 * n_tokens * width)
-    memory = of_graph(graph, chip, cores, layouts)
+    memory = of_graph(graph, chip, cores, widened)
     return CallForecast(
         n_tokens, n_kv, tuple(launches), missing, written + waited + read, logits, memory, cores, reductions
     )

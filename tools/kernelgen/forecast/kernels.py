@@ -13,6 +13,8 @@ from kernelgen.errors import KernelgenError
 from kernelgen.forecast.call import CallForecast, forecast
 from kernelgen.forecast.time import sbuf_bytes
 from kernelgen.forecast.work import Work, of_hlo
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.weight_layouts import BF16
 from kernelgen.model.graphs import Graph
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
@@ -34,7 +36,7 @@ class Kernels:
         self.by_graph = {spec.without_layouts: spec for spec in specs}
         self._groups = Groups(spec for spec in self.by_graph if isinstance(spec, GraphSpec))
         self._ops = frozenset(spec for spec in self.by_graph if isinstance(spec, KernelSpec))
-        self._layouts = frozenset().union(*map(_layouts, self.by_graph.values()))
+        self._widened = frozenset().union(*map(_widened, self.by_graph.values()))
         self._hlo: dict[Spec, bytes | None] = {}
         self._work: dict[tuple[Spec, int], Work] = {}
         self.refusals: dict[Spec, str] = {}
@@ -80,11 +82,11 @@ class Kernels:
             queued=queued,
             layers=layers,
             cores=cores,
-            layouts=self._layouts,
+            widened=self._widened,
         )
 
 
-def _layouts(spec: Spec) -> frozenset[str]:
-    """Returns the layouts that a kernel wants weights in."""
+def _widened(spec: Spec) -> frozenset[TensorDesc]:
+    """Returns the weights, as ggml has them, that a kernel wants in the layout `bf16`."""
     kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
-    return frozenset(t.layout for kernel in kernels for t in kernel.inputs if t is not None and t.layout)
+    return frozenset(t.in_layout("") for kernel in kernels for t in kernel.inputs if t is not None and t.layout == BF16)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from kernelgen.dispatch.chips import Chip
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.ggml.weight_layouts import BF16, WEIGHTS
+from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.model.graphs import Graph, Root
 from kernelgen.targets import TARGETS
 
@@ -33,23 +34,24 @@ class Memory:
         return self.weights + self.cache <= self.device
 
 
-def of_graph(graph: Graph, chip: Chip, cores: int, layouts: Collection[str] = ()) -> Memory:
+def of_graph(graph: Graph, chip: Chip, cores: int, widened: Collection[TensorDesc] = ()) -> Memory:
     """Returns what a core has of a model.
 
     Args:
         graph: what a call computes.
         chip: of the target.
         cores: that weights and cache are split over evenly.
-        layouts: those that weights have where their types can.
+        widened: weights, as ggml has them, that are in the layout `bf16`.
     """
+    shapes = {(weight.dtype, weight.ne) for weight in widened}
     weights: dict[int, int] = {}
     caches: dict[int, int] = {}
     for node, wires in zip(graph.nodes, graph.wires, strict=True):
         for number, at in enumerate(wires.inputs):
             root = None if at is None else graph.roots[at.root]
             if at is not None and root is not None and root.weight and not (node.op == "get_rows" and number == 0):
-                widened = BF16 in layouts and WEIGHTS.get(node.op) == number
-                weights[at.root] = max(weights.get(at.root, 0), _bytes(root, widened))
+                wide = WEIGHTS.get(node.op) == number and (root.shape.dtype, root.shape.ne) in shapes
+                weights[at.root] = max(weights.get(at.root, 0), _bytes(root, wide))
         root = graph.roots[wires.output.root]
         if root.node is None:  # given to the call, and written over
             caches[wires.output.root] = root.shape.storage_bytes

@@ -17,7 +17,8 @@ from kernelgen.manifest.kernels import Choice, KernelEntry
 from kernelgen.manifest.schema import Report
 from kernelgen.manifest.sizes import Sizes
 from kernelgen.manifest.template import Value
-from kernelgen.manifest.values import explain_tensor, laid_out, parse_tensor
+from kernelgen.manifest.values import explain_tensor, parse_tensor
+from kernelgen.manifest.weights import Wishes
 from kernelgen.plan import Kernel
 from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 
@@ -96,16 +97,21 @@ class _GraphEntry(KernelEntry):
         has_layout = False
         fallback = self.entry.get("fallback")
         for values in self._combinations():
-            spec = self._group(values, weights)
-            if spec is not None:
+            specs: dict[GraphSpec, list[str]] = {}
+            for targets, wishes in self.weights.by_targets:
+                spec = self._group(values, weights, wishes)
+                if spec is not None:
+                    specs.setdefault(spec, []).extend(targets)
+            for spec, of in specs.items():
                 has_layout = has_layout or any(
                     t is not None and t.tensor.layout for node in spec.nodes for t in node.inputs
                 )
-                group = self._of_group(spec)
+                group = self.only_for(of, self._of_group(spec))
                 self.note_settings(group, values, self.own)
                 found += group
                 if fallback is None or fallback.value:
-                    ops = [k for one in dict.fromkeys(node.kernel for node in spec.nodes) for k in self._chosen(one)]
+                    kernels = dict.fromkeys(node.kernel for node in spec.nodes)
+                    ops = [k for one in kernels for k in self._chosen(one, of)]
                     self.note_settings(ops, values, None)
                     found += ops
         self._check_layouts(has_layout)
@@ -226,13 +232,13 @@ class _GraphEntry(KernelEntry):
 
     # --- one group -------------------------------------------------------------------------------------------------------
 
-    def _group(self, values: Mapping[str, Value], weights: set[str]) -> GraphSpec | None:
+    def _group(self, values: Mapping[str, Value], weights: set[str], wishes: Wishes) -> GraphSpec | None:
         """Returns the group with these values of the variables; None when it has a mistake."""
         memory: dict[str, _Memory] = {}
         for name, item in self._need("inputs").value.items():
             tensor = self._tensor(item.node, values)
             if tensor is not None:
-                memory[name] = _Memory(name, 0, laid_out(tensor, self.layouts()) if name in weights else tensor)
+                memory[name] = _Memory(name, 0, self.weights.laid_out(tensor, wishes) if name in weights else tensor)
         outputs = {item.text for item in self._need("outputs").value}
         nodes = []
         for i, member in enumerate(self.members):

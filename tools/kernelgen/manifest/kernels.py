@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError, did_you_mean, nearest
@@ -21,7 +21,8 @@ from kernelgen.manifest.schema import Report, describe
 from kernelgen.manifest.settings import Changes, KernelSettings
 from kernelgen.manifest.sizes import NO_SIZES, SizeCondition, Sizes
 from kernelgen.manifest.template import Template, TemplateError, Value
-from kernelgen.manifest.values import check_param, explain_tensor, laid_out, parse_tensor
+from kernelgen.manifest.values import check_param, explain_tensor, parse_tensor
+from kernelgen.manifest.weights import WeightLayouts, Wishes
 from kernelgen.plan import Kernel
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -50,14 +51,14 @@ class Choice:
         languages: its `languages`, or None.
         manifest: its name.
         settings: where it is noted which kernels are compiled with settings of their own, or None.
-        weights: the layouts that weights are asked for in, or None.
+        weights: the layouts that weights are asked for in; None for none.
     """
 
     targets: tuple[str, ...] = ()
     languages: YamlNode | None = None
     manifest: str = ""
     settings: KernelSettings | None = None
-    weights: YamlNode | None = None
+    weights: WeightLayouts | None = None
 
 
 def expand(
@@ -85,8 +86,8 @@ class KernelEntry:
         self.sizes = sizes
         self.choice = choice
         self.languages = entry.get("languages") or choice.languages if entry.kind == "map" else None
-        own_weights = entry.get("weights") if entry.kind == "map" else None
-        self.weights = choice.weights if own_weights is None else own_weights
+        own = entry.get("weights") if entry.kind == "map" else None
+        self.weights = choice.weights if own is None and choice.weights else WeightLayouts(own, choice.targets, report)
         self.good = id(entry) not in report.wrong
         self.own = choice.settings.own(entry) if choice.settings is not None and entry.kind == "map" else None
         self.op: Op | None = None
@@ -135,30 +136,28 @@ class KernelEntry:
             return kernels, named
         has_layout = False
         for values in self._combinations():
-            spec = self._spec(self.op, values)
-            if spec is None:
-                continue
-            has_layout = has_layout or any(t is not None and t.layout for t in spec.inputs)
-            chosen = self._chosen(spec)
-            self.note_settings(chosen, values, self.own)
-            kernels += chosen
+            specs: dict[KernelSpec, list[str]] = {}
+            for targets, wishes in self.weights.by_targets:
+                spec = self._spec(self.op, values, wishes)
+                if spec is not None:
+                    specs.setdefault(spec, []).extend(targets)
+            for spec, of in specs.items():
+                has_layout = has_layout or any(t is not None and t.layout for t in spec.inputs)
+                chosen = self._chosen(spec, of)
+                self.note_settings(chosen, values, self.own)
+                kernels += chosen
             name = entry.get("name")
-            if name is not None and self.usable(name):
-                named.append(Named(str(self._fill(name, values)), spec, name))
+            if specs and name is not None and self.usable(name):
+                named.append(Named(str(self._fill(name, values)), next(iter(specs)), name))
         self._check_layouts(has_layout)
         return (kernels, named) if self.good else ([], [])
-
-    def layouts(self) -> list[str]:
-        """Returns the layouts that weights are asked for in."""
-        node = self.weights
-        return [item.text for item in node.value] if node is not None and self.usable(node) else []
 
     def is_sized(self, node: YamlNode) -> bool:
         """Returns whether a tensor depends on the manifest's sizes, as no weight does."""
         template = self.templates.get(id(node))
         return template is not None and any(name in self.sizes.variables for name in template.names)
 
-    def _with_layouts(self, op: Op, inputs: list[TensorDesc | None]) -> list[TensorDesc | None]:
+    def _with_layouts(self, op: Op, inputs: list[TensorDesc | None], wishes: Wishes) -> list[TensorDesc | None]:
         """Returns the inputs with the weight in the layout that is asked for."""
         index = WEIGHTS.get(op.name)
         weight = inputs[index] if index is not None and index < len(inputs) else None
@@ -166,16 +165,20 @@ class KernelEntry:
             return inputs
         if op.name == "mul_mat" and weight.ne[2] * weight.ne[3] > 1:  # heads of a cache
             return inputs
-        return [*inputs[:index], laid_out(weight, self.layouts()), *inputs[index + 1 :]]
+        return [*inputs[:index], self.weights.laid_out(weight, wishes), *inputs[index + 1 :]]
 
     def _check_layouts(self, has_layout: bool) -> None:
         """Notes layouts that an entry asks for of its own and has no weight for."""
         own = self.entry.get("weights")
-        if own is not None and self.usable(own) and own.value and self.good and not has_layout:
+        if own is None or not self.usable(own):
+            return
+        if self.weights.names and self.good and not has_layout:
             hint = (
                 f"a weight is the first operand of {' or '.join(WEIGHTS)}, contiguous, and has no variable of `sizes`"
             )
-            self.fail(own, f"the entry has no weight that can be {' or '.join(self.layouts())}", hint)
+            self.fail(own, f"the entry has no weight that can be {' or '.join(self.weights.names)}", hint)
+        elif self.good:
+            self.weights.check_used()
 
     def _only_of_op(self) -> None:
         """Notes what only a kernel that is named by its source has, and what it may lack."""
@@ -217,18 +220,24 @@ class KernelEntry:
             return []
         return [node.text for node in self.languages.value] if self.usable(self.languages) else None
 
-    def _chosen(self, spec: KernelSpec) -> list[Kernel]:
-        """Returns the kernel with its emitter, several times when targets have emitters of their own."""
+    def _chosen(self, spec: KernelSpec, targets: Sequence[str]) -> list[Kernel]:
+        """Returns the kernel for these targets with its emitter, several times when targets have emitters of their own."""
         languages = self._asked_languages()
         if languages is None:
             return []
         try:
-            return self.catalog.kernels(spec, languages, self.choice.targets)
+            return self.only_for(targets, self.catalog.kernels(spec, languages, targets))
         except KernelgenError as error:
             (found,) = error.diagnostics
             own = self.entry.get("languages")
             self.fail(own or self.entry.get("op") or self.entry, found.message, found.hint)
             return []
+
+    def only_for(self, targets: Sequence[str], kernels: Sequence[Kernel]) -> list[Kernel]:
+        """Returns kernels for some of the manifest's targets, which name these where they are not all."""
+        if len(targets) == len(self.choice.targets):
+            return list(kernels)
+        return [replace(kernel, targets=kernel.targets or tuple(targets)) for kernel in kernels]
 
     def note_settings(self, chosen: Sequence[Kernel], values: Mapping[str, Value], own: Changes | None) -> None:
         """Notes how kernels of the entry are compiled; `own` are settings that it names for them."""
@@ -434,9 +443,9 @@ class KernelEntry:
                 self.fail(node, message, hint)
             return None
 
-    def _spec(self, op: Op, values: Mapping[str, Value]) -> KernelSpec | None:
+    def _spec(self, op: Op, values: Mapping[str, Value], wishes: Wishes) -> KernelSpec | None:
         inputs, output = self._tensors(values)
-        inputs = self._with_layouts(op, inputs)
+        inputs = self._with_layouts(op, inputs, wishes)
         params = self._params(op, values)
         alias = self._alias(op, inputs, output)
         if not self.good or output is None:

@@ -12,6 +12,7 @@ from kernelgen.ggml import model_files
 from kernelgen.manifest import document, graphs, kernels, recorded, schema, settings, sizes, sources
 from kernelgen.manifest.document import Document, YamlNode
 from kernelgen.manifest.schema import Report
+from kernelgen.manifest.weights import WeightLayouts
 from kernelgen.plan import Kernel, Request
 
 
@@ -80,14 +81,18 @@ def _request(root: YamlNode, catalog: Catalog, report: Report) -> Request | None
     config = settings.read(root, report)
     own = settings.KernelSettings(root, config, report)
     name = root.get("name")
+    targets = tuple(c.target for c in config.configs)
+    weights = WeightLayouts(root.get("weights"), targets, report)
     choice = kernels.Choice(
-        tuple(c.target for c in config.configs),
+        targets,
         root.get("languages"),
         manifest="" if name is None else str(name.value),
         settings=own,
-        weights=root.get("weights"),
+        weights=weights,
     )
     found, checks = _entries(root, catalog, report, choice)
+    if not report.diagnostics:
+        weights.check_used()
     if name is None or report.diagnostics:
         return None
     special = own.special()

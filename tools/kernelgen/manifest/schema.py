@@ -309,9 +309,11 @@ class _Compiler:
                 for i, item in enumerate(items):
                     if id(item) in report.wrong:
                         continue
-                    if item.value in seen:
-                        good = report.fail(item, f"{label}[{i}]: '{short(item.text)}' is already in the list")
-                    seen.add(item.value)
+                    value = _hashable(item)
+                    if value in seen:
+                        what = f"'{short(item.text)}'" if item.kind == "scalar" else _NAMES[_kind(item)]
+                        good = report.fail(item, f"{label}[{i}]: {what} is already in the list")
+                    seen.add(value)
             if not good:
                 report.wrong.add(id(node))
             return good
@@ -321,6 +323,13 @@ class _Compiler:
 
 def _accept(node: YamlNode, label: str, report: Report) -> bool:
     return True
+
+
+def _hashable(node: YamlNode) -> Any:
+    """Returns what equal nodes have in common."""
+    if node.kind == "map":
+        return frozenset((key, _hashable(item.node)) for key, item in node.value.items())
+    return tuple(map(_hashable, node.value)) if node.kind == "seq" else node.value
 
 
 def _choices(values: Any) -> str:

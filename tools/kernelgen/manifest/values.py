@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
 
 from kernelgen.errors import did_you_mean
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import types as ggml_types
 from kernelgen.ggml.ops import Param
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.weight_layouts import of_type
 from kernelgen.manifest.document import short
 
 
@@ -51,12 +49,6 @@ def check_param(param: Param, value: object, shown: str) -> str | None:
     if param.maximum is not None and value > param.maximum:
         return f"{name}: expected at most {param.maximum:g}, not {shown}"
     return None
-
-
-def laid_out(tensor: TensorDesc, layouts: Sequence[str]) -> TensorDesc:
-    """Returns a weight in the first of some layouts that it can have, or as it is."""
-    layout = next((layout for layout in layouts if layout in of_type(tensor.dtype)), None)
-    return tensor.in_layout(layout) if layout is not None and tensor.contiguous else tensor
 
 
 @functools.lru_cache(maxsize=65536)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,14 +30,15 @@ class ManifestHead:
         targets: to build for.
         description: for readers.
         comment: lines that say what the manifest is made of.
-        weights: the layouts that weights are asked for in.
+        weights: the layouts that weights are asked for in, for all targets or for each; a layout of some weights is a mapping, as
+            YAML writes it.
     """
 
     name: str
     targets: Sequence[str]
     description: str
     comment: Sequence[str]
-    weights: Sequence[str] = ()
+    weights: Sequence[str] | Mapping[str, Sequence[str]] = ()
 
 
 def text(head: ManifestHead, derived: Derived) -> str:
@@ -48,8 +50,7 @@ def text(head: ManifestHead, derived: Derived) -> str:
     lines = [f"# {line}".rstrip() for line in head.comment]
     lines += ["format: 1", f"name: {head.name}", f"targets: [{', '.join(head.targets)}]"]
     lines.append(f"description: {_quoted(head.description)}")
-    if head.weights:
-        lines.append(f"weights: [{', '.join(head.weights)}]")
+    lines += _weights(head.weights)
     if shared:
         lines += ["", "sizes:"]
         for name, values in shared.items():
@@ -74,6 +75,27 @@ def text(head: ManifestHead, derived: Derived) -> str:
         lines += ["", "# These are no graph kernels, since one of their nodes has no kernel."]
         lines += [f"# {entry.name}, {len(entry.kernel.nodes)} nodes: {entry.reason}" for entry in apart]
     return "\n".join(lines) + "\n"
+
+
+def _weights(weights: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
+    if isinstance(weights, Mapping):
+        first, *rest = weights.values()
+        if any(other != first for other in rest):
+            lists = (f"  {target}: [{', '.join(layouts)}]" for target, layouts in weights.items())
+            return ["weights:", *(line for text in lists for line in _broken(text))]
+        weights = first
+    return _broken(f"weights: [{', '.join(weights)}]") if weights else []
+
+
+def _broken(text: str) -> list[str]:
+    """Returns a line as several where it is long, at the spaces behind its commas."""
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _shared(entries: Sequence[DerivedKernel | GraphEntry]) -> dict[str, list[int]]:

@@ -1,0 +1,116 @@
+"""The key `weights`: which layouts weights are asked for in, by target and by weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.weight_layouts import of_type
+from kernelgen.manifest.document import YamlNode, short
+from kernelgen.manifest.schema import Report
+from kernelgen.manifest.values import explain_tensor, parse_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutWish:
+    """A layout that weights are asked for in.
+
+    Attributes:
+        layout: its name.
+        tensors: shape and type of those that it is for, as ggml has them; None for all that can have it.
+    """
+
+    layout: str
+    tensors: frozenset[TensorDesc] | None = None
+
+    def is_for(self, tensor: TensorDesc) -> bool:
+        """Returns whether a weight, as ggml has it, gets this layout."""
+        return self.layout in of_type(tensor.dtype) and (self.tensors is None or tensor in self.tensors)
+
+
+Wishes = tuple[LayoutWish, ...]
+
+
+class WeightLayouts:
+    """What a manifest, or an entry in its place, asks for.
+
+    Args:
+        node: the value of `weights` that the schema was checked against; None where there is none.
+        targets: the manifest's.
+        report: where mistakes are noted; nodes in `report.wrong` are not looked at.
+    """
+
+    def __init__(self, node: YamlNode | None, targets: Sequence[str], report: Report) -> None:
+        self._report = report
+        self._named: list[tuple[LayoutWish, TensorDesc, YamlNode]] = []
+        self._used: set[tuple[LayoutWish, TensorDesc]] = set()
+        everywhere = tuple(targets)
+        self.by_targets: list[tuple[tuple[str, ...], Wishes]] = [(everywhere, ())]
+        """Targets, and what is asked for on them: one item where it is the same on all."""
+        if node is None or id(node) in report.wrong:
+            return
+        if node.kind != "map":
+            self.by_targets = [(everywhere, self._wishes(node))]
+            return
+        for name, item in node.value.items():
+            if targets and name not in targets:
+                hint = f"its targets are {', '.join(targets)}"
+                report.fail(item.key, f"weights: the manifest is not for {short(name)}", hint)
+        asked = {name: self._wishes(item.node) for name, item in node.value.items()}
+        found: list[tuple[list[str], Wishes]] = []
+        for target in everywhere:
+            wishes = asked.get(target, ())
+            same = next((names for names, known in found if known == wishes), None)
+            if same is None:
+                found.append(([target], wishes))
+            else:
+                same.append(target)
+        self.by_targets = [(tuple(names), wishes) for names, wishes in found] or self.by_targets
+
+    def _wishes(self, node: YamlNode) -> Wishes:
+        return tuple(wish for item in node.value for wish in self._of_item(item))
+
+    def _of_item(self, item: YamlNode) -> Iterator[LayoutWish]:
+        if item.kind != "map":
+            yield LayoutWish(item.text)
+            return
+        for layout, listed in item.value.items():
+            tensors: dict[TensorDesc, YamlNode] = {}
+            for text in listed.node.value:
+                try:
+                    tensor = parse_tensor(text.text)
+                except ValueError as error:
+                    self._report.fail(text, *explain_tensor(text.text, str(error)))
+                    continue
+                if tensor.layout:
+                    self._report.fail(text, f"a weight is named as ggml has it, without :{tensor.layout}")
+                elif layout not in of_type(tensor.dtype):
+                    there = ", ".join(of_type(tensor.dtype)) or "none"
+                    self._report.fail(
+                        text, f"{layout} is not a layout of {tensor.type_text}", f"its layouts are {there}"
+                    )
+                tensors[tensor] = text
+            wish = LayoutWish(layout, frozenset(tensors))
+            self._named += [(wish, tensor, text) for tensor, text in tensors.items()]
+            yield wish
+
+    def laid_out(self, tensor: TensorDesc, wishes: Wishes) -> TensorDesc:
+        """Returns a weight in the first of some layouts that it can have, or as it is."""
+        wish = next((wish for wish in wishes if wish.is_for(tensor)), None)
+        if wish is None or not tensor.contiguous:
+            return tensor
+        self._used.add((wish, tensor))
+        return tensor.in_layout(wish.layout)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The layouts that are asked for."""
+        return tuple(dict.fromkeys(wish.layout for _, wishes in self.by_targets for wish in wishes))
+
+    def check_used(self) -> None:
+        """Notes tensors that are named and that no entry has as a weight."""
+        for wish, tensor, node in self._named:
+            if (wish, tensor) not in self._used and id(node) not in self._report.wrong:
+                hint = "a weight is named by its shape and type, as entries have it"
+                self._report.fail(node, f"no entry has a weight {tensor} for the layout {wish.layout}", hint)
