@@ -44,14 +44,18 @@ std::string write_sum(const ggml_tensor * t, const float * data) {
     return "";
 }
 
-// Has the next graph of each backend fail.
+// Has the next graph fail, which the first backend is given first, and no other one.
 void fail(const comm & c) {
+    NRT_STATUS first = NRT_SUCCESS;
     for (ggml_backend_neuron_context * backend : c.backends) {
-        const std::lock_guard<std::mutex> lock(backend->device->core->mutex);
-        if (backend->stream.failed == NRT_SUCCESS) {
-            backend->stream.failed = NRT_EXEC_COMPLETED_WITH_ERR;
-        }
+        neuron_core &                     core = *backend->device->core;
+        const std::lock_guard<std::mutex> lock(core.mutex);
+        const NRT_STATUS                  status = core.finish(backend->stream);
+        first                                    = first == NRT_SUCCESS ? status : first;
     }
+    ggml_backend_neuron_context &     told = *c.backends[0];
+    const std::lock_guard<std::mutex> lock(told.device->core->mutex);
+    told.stream.failed = first == NRT_SUCCESS ? NRT_EXEC_COMPLETED_WITH_ERR : first;
 }
 
 // Returns whether a tensor is where its sum can be written, and of a type that is added here.

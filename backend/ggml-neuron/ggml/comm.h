@@ -16,5 +16,5 @@ void ggml_backend_neuron_comm_free(void * comm);
 // host in the order of the backends, so it does not depend on which of them is late. A tensor without GGML_TENSOR_FLAG_COMPUTE, which
 // nobody computed because its slice is empty, counts as zeros. Returns false where it does nothing: then the meta backend copies and adds.
 //
-// ggml can't be told that a reduction fails: each backend's next graph fails then, as after a launch that failed.
+// ggml can't be told that a reduction fails: the next graph fails then, as after a launch that failed.
 bool ggml_backend_neuron_comm_allreduce_tensor(void * comm, ggml_tensor ** tensors);
