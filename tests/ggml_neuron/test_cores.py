@@ -103,7 +103,17 @@ def test_loading_says_what_to_use_instead_of_a_split_by_rows(
     programs: Programs, model: Model, tmp_path: Path, program: str
 ) -> None:
     """llama-bench silences llama.cpp's own messages."""
-    command: list[str | Path] = [programs.llama_cpp / program, "-m", model.path, "-ngl", "99", "-fa", "on", "-sm", "row"]
+    command: list[str | Path] = [
+        programs.llama_cpp / program,
+        "-m",
+        model.path,
+        "-ngl",
+        "99",
+        "-fa",
+        "on",
+        "-sm",
+        "row",
+    ]
     command += (
         ["-p", "44", "-n", "0", "-r", "1"]
         if program == "llama-bench"

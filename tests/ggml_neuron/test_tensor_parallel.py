@@ -51,7 +51,7 @@ def compute(
     output.unlink(missing_ok=True)
     command: list[str | Path] = [programs.llama_cpp / "llama-results", "-m", model, "-o", output, "-p", prompt]
     command += ["-fa", "on", "-c", "512", "-fit", "off", *arguments]
-    chosen: dict[str, str | Path] = {}
+    chosen: dict[str, str | Path] = dict(variables)
     if cores:
         command += ["-ngl", "99", "-sm", "tensor"]
         chosen = {
@@ -59,10 +59,11 @@ def compute(
             "GGML_NEURON_BUFFERS": "device",
             "GGML_NEURON_LOG": "1",
             "NEURON_RT_NUM_CORES": str(cores),
-        }
+            "GGML_NO_BACKTRACE": "1",
+        } | chosen
     done = subprocess.run(
         command,
-        env=programs.environment(GGML_NO_BACKTRACE="1", **(chosen | variables)),
+        env=programs.environment(**chosen),
         capture_output=True,
         text=True,
         check=False,
@@ -86,7 +87,7 @@ def record(programs: Programs, model: Path, cores: int, **variables: str | Path)
     """Builds the kernels that a run over some cores asks for, and returns their folder."""
     name = f"recorded-{cores}"
     manifest = model.parent / f"{name}.yaml"
-    recorded = compute(programs, model, cores, GGML_NEURON_RECORD=manifest, **variables)
+    recorded = compute(programs, model, cores, prompt=PROMPT, GGML_NEURON_RECORD=manifest, **variables)
     assert recorded.status == 0, recorded.log[-4000:]
     build(manifest, model.parent / name)
     return model.parent / name
@@ -118,6 +119,7 @@ def test_logits_are_those_of_one_core(programs: Programs, model: Path, kernels: 
     assert "no kernel for" not in got.log
     assert got.reductions == 2 * 2 * LAYERS  # of the warm-up and of the prompt
     again = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels)
+    assert got.logits is not None and again.logits is not None
     assert np.array_equal(again.logits, got.logits)
 
 
@@ -139,9 +141,7 @@ def test_a_core_without_a_part_adds_zeros(programs: Programs, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("arguments", [(), ("-ub", "64")], ids=["at once", "in batches"])
-def test_prompts_of_other_lengths(
-    programs: Programs, model: Path, kernels: Path, arguments: tuple[str, ...]
-) -> None:
+def test_prompts_of_other_lengths(programs: Programs, model: Path, kernels: Path, arguments: tuple[str, ...]) -> None:
     for prompt in ("Neu", LONGER):
         got = compute(programs, model, 2, *arguments, prompt=prompt, GGML_NEURON_KERNEL_DIR=kernels)
         check(got, compute(programs, model, 0, *arguments, prompt=prompt))
@@ -155,18 +155,19 @@ def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, mo
     build(manifest, model.parent / "whole")
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=model.parent / "whole")
     check(got, right)
-    assert re.search(r"a manifest's kernels would have it by this line: - \{op: \"mul_mat\", inputs: \[\"\(128,64,1,1\)", got.log)
+    assert re.search(
+        r"a manifest's kernels would have it by this line: - \{op: \"mul_mat\", inputs: \[\"\(128,64,1,1\)", got.log
+    )
 
 
-def test_groups_are_the_parts_between_reductions(
-    programs: Programs, model: Path, kernels: Path, right: Run
-) -> None:
+def test_groups_are_the_parts_between_reductions(programs: Programs, model: Path, kernels: Path, right: Run) -> None:
     folder = model.parent
-    for arguments in (
+    steps: list[list[str | Path]] = [
         ["model", folder / "recorded-2.yaml", folder / "steps.graphs", "--fuse", "layer", "-o", folder / "fused.yaml"],
         ["build", folder / "fused.yaml", "--compiler", "simulator", "-o", folder / "fused"],
-    ):
-        command = [sys.executable, "-m", "kernelgen", *arguments]
+    ]
+    for arguments in steps:
+        command: list[str | Path] = [sys.executable, "-m", "kernelgen", *arguments]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT / "tools")}, check=True)
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{folder / 'fused'}:{kernels}")
     check(got, right)
@@ -188,17 +189,11 @@ def test_what_fails_on_one_core_is_an_error(
         assert re.search(r"ggml-neuron: .*core \d: nrt\w+ failed", got.log), got.log[-4000:]
 
 
-def test_a_reduction_that_fails_fails_one_graph(
-    programs: Programs, model: Path, kernels: Path, right: Run
-) -> None:
+def test_a_reduction_that_fails_fails_one_graph(programs: Programs, model: Path, kernels: Path, right: Run) -> None:
     """The launch that computes the first partial result of the warm-up fails: the prompt is computed."""
-    launches = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels).log
-    assert "the reduction of" not in launches
     failed = []
     for count in range(20, 32):
-        got = compute(
-            programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_FAULT=f"execute@{count}"
-        )
+        got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_FAULT=f"execute@{count}")
         if re.search(r"the reduction of attn_out-0 over 2 cores failed", got.log):
             failed.append(count)
             check(got, right)
@@ -211,7 +206,9 @@ def test_loading_says_that_parts_are_in_device_memory(
 ) -> None:
     """llama-bench silences llama.cpp's own messages."""
     command: list[str | Path] = [programs.llama_cpp / program, "-m", model, "-ngl", "99", "-fa", "on", "-sm", "tensor"]
-    command += ["-p", "44", "-n", "0"] if program == "llama-bench" else ["-o", tmp_path / "r", "-p", PROMPT, "-fit", "off"]
+    command += (
+        ["-p", "44", "-n", "0"] if program == "llama-bench" else ["-o", tmp_path / "r", "-p", PROMPT, "-fit", "off"]
+    )
     done = subprocess.run(
         command,
         env=programs.environment(
@@ -231,7 +228,11 @@ def test_loading_says_that_parts_are_in_device_memory(
 
 @pytest.mark.parametrize(
     "architecture",
-    ["^llama$", "^gemma3$", *(pytest.param(one, marks=pytest.mark.long) for one in ("^qwen3$", "^mixtral$", "^gpt-oss$", "^gpt2$"))],
+    [
+        "^llama$",
+        "^gemma3$",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("^qwen3$", "^mellum$", "^gpt-oss$", "^gpt2$")),
+    ],
 )
 def test_architectures(programs: Programs, kernels: Path, architecture: str) -> None:
     """test-llama-archs compares with the CPU, on each core alone and on both."""
