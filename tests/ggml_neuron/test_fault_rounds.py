@@ -32,6 +32,9 @@ def test_every_nth_allocation_fails(bench: RoundsBench, what: str, buffers: str,
         (Round("scenarios", "execute@1", "device"), "an error"),
         (Round("model", "execute/30", "host"), "ended"),  # in the prompt, whose batch is then not decoded
         (Round("scenarios", "lost@30", "device"), "an error"),
+        (Round("parts", "execute@90", "device"), "ended"),  # on one of two cores, in the prompt
+        (Round("parts", "lost@45", "device"), "ended"),
+        pytest.param(Round("parts", "load/1", "device"), "right", marks=pytest.mark.long),
         # Right where the helper is gone before it reads the execution: the next helper does it.
         (Round("scenarios", "kill@1", "device"), "an error or right"),
         pytest.param(Round("scenarios", "load/1", "device"), "an error", marks=pytest.mark.long),
