@@ -19,6 +19,11 @@ def test_nothing_crashes_and_no_result_is_wrong(bench: RoundsBench, seed: int) -
     play(bench, Round.choose(seed))
 
 
+@pytest.mark.parametrize("seed", [7, *(pytest.param(n, marks=pytest.mark.long) for n in range(8, 30))])
+def test_parts_of_a_model(bench: RoundsBench, seed: int) -> None:
+    play(bench, Round.choose(seed, parts=True))
+
+
 @pytest.mark.parametrize("what", ["scenarios", "model"])
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 @pytest.mark.parametrize("n", [2, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, *range(4, 200)))])
