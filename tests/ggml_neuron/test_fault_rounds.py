@@ -19,6 +19,11 @@ def test_nothing_crashes_and_no_result_is_wrong(bench: RoundsBench, seed: int) -
     play(bench, Round.choose(seed))
 
 
+@pytest.mark.parametrize("seed", [7, *(pytest.param(n, marks=pytest.mark.long) for n in range(8, 30))])
+def test_parts_of_a_model(bench: RoundsBench, seed: int) -> None:
+    play(bench, Round.choose(seed, parts=True))
+
+
 @pytest.mark.parametrize("what", ["scenarios", "model"])
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 @pytest.mark.parametrize("n", [2, 3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, *range(4, 200)))])
@@ -32,6 +37,9 @@ def test_every_nth_allocation_fails(bench: RoundsBench, what: str, buffers: str,
         (Round("scenarios", "execute@1", "device"), "an error"),
         (Round("model", "execute/30", "host"), "ended"),  # in the prompt, whose batch is then not decoded
         (Round("scenarios", "lost@30", "device"), "an error"),
+        (Round("parts", "execute@90", "device"), "ended"),  # on one of two cores, in the prompt
+        (Round("parts", "lost@45", "device"), "ended"),
+        pytest.param(Round("parts", "load/1", "device"), "right", marks=pytest.mark.long),
         # Right where the helper is gone before it reads the execution: the next helper does it.
         (Round("scenarios", "kill@1", "device"), "an error or right"),
         pytest.param(Round("scenarios", "load/1", "device"), "an error", marks=pytest.mark.long),

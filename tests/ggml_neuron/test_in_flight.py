@@ -211,6 +211,21 @@ def test_what_a_copy_waits_for_fails_late(run: Run, kernels: Path) -> None:
     assert re.search(r"core 0: 1024 bytes at offset \d+ were not computed: a launch failed", result.log), result.log
 
 
+def test_reductions(run: Run, kernels: Path) -> None:
+    names = ("two-cores-reduced", "two-cores-not-reduced")
+    for depth in ("3", "1"):
+        result = run_on_two_cores(run, kernels, *names, launch_us=2_000, GGML_NEURON_QUEUE_DEPTH=depth)
+        assert result.said == dict.fromkeys(names, "ok"), result.log
+        assert "21 reductions over NeuronCores went through the host's memory, 0.082 MiB" in result.log
+
+
+def test_a_reduction_of_what_a_launch_did_not_compute(run: Run, kernels: Path) -> None:
+    fault = {"NEURON_SIMULATOR_FAULT": "execute@1"}
+    result = run_on_two_cores(run, kernels, "two-cores-unreduced", launch_us=300_000, **fault)
+    assert result.said == {"two-cores-unreduced": "ok"}, result.log
+    assert re.search(r"the reduction of .* over 2 cores failed: ", result.log), result.log
+
+
 LAUNCH_FAILED = re.compile(
     r"nrta_execute_schedule failed: NRT_EXEC_COMPLETED_WITH_ERR \(1004\): \w+-[\w-]+ of [^\n]*, for node"
 )

@@ -75,11 +75,12 @@ def test_launches_in_flight(sanitized: Programs, kernels: Path) -> None:
     names = (
         *("in-flight", "in-flight-in-threads", "freed-unused", "asynchronous"),
         *("two-cores-in-flight", "two-cores-ahead", "two-cores-behind", "two-cores-fenced", "two-cores-crossing"),
+        *("two-cores-reduced", "two-cores-not-reduced"),
     )
     variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device"}
     expect_ok(scenarios(sanitized, *names, NEURON_SIMULATOR_LAUNCH_US="1000", **variables), names)
     late = (("fails-late", 2), ("fails-later", 2), ("poisons-a-cache", 1), ("poisons-for-another-core", 3))
-    for name, count in (*late, ("two-cores-waiting", 1), ("two-cores-late", 1)):
+    for name, count in (*late, ("two-cores-waiting", 1), ("two-cores-late", 1), ("two-cores-unreduced", 1)):
         fault = {"NEURON_SIMULATOR_FAULT": f"execute@{count}", "NEURON_SIMULATOR_LAUNCH_US": "100000"}
         expect_ok(scenarios(sanitized, name, **fault, **variables), (name,))
     # The runtime writes the status of a launch that it says not to know.

@@ -49,6 +49,12 @@ NO_BUFFER = re.compile(
 )
 """The end of a log: the backend has no buffer to give, and ggml says at the most which one it did not get."""
 
+NO_PART = re.compile(
+    r"^ggml-neuron: \w+: no buffer of .*\n.*ggml-backend-meta\.cpp:\d+: GGML_ASSERT\(\S+bufs\[i\]\) failed$",
+    re.MULTILINE,
+)
+"""ggml's meta backend, which splits weights, has no other answer to a device without a buffer to give."""
+
 REPORTED = re.compile(r"^(ggml-neuron: |.*ggml-neuron: \w+ing (a buffer|tensor '.*'): core \d+: )", re.MULTILINE)
 """A line that says what failed."""
 
@@ -61,7 +67,7 @@ class RoundsBench:
         programs: what was built from C++.
         kernels: the scenarios' kernels.
         model: a model.
-        model_kernels: its kernels.
+        model_kernels: its kernels, and those of parts of it on two cores.
         logits: its logits, when nothing fails.
         folder: for files.
     """
@@ -79,7 +85,7 @@ class Round:
     """A process and what goes wrong in it.
 
     Attributes:
-        what: `scenarios` or `model`.
+        what: `scenarios`, `model`, or `parts` of one on two cores (-sm tensor).
         fault: NEURON_SIMULATOR_FAULT.
         buffers: GGML_NEURON_BUFFERS.
     """
@@ -89,18 +95,16 @@ class Round:
     buffers: str
 
     @classmethod
-    def choose(cls, seed: int) -> Round:
-        """Returns the round of a number, the same each time."""
+    def choose(cls, seed: int, parts: bool = False) -> Round:
+        """Returns the round of a number, the same each time; with `parts` one of them."""
         chosen = random.Random(seed)
         faults = []
         for name in chosen.sample(FAULTS, chosen.choice((1, 1, 1, 2))):
             count = int(2 ** chosen.uniform(0, 7))
             faults.append(f"{name}{chosen.choice('@@/')}{count}")
-        return cls(
-            what=chosen.choice(("scenarios", "scenarios", "model")),
-            fault=",".join(faults),
-            buffers=chosen.choice(("device", "host")),
-        )
+        what = chosen.choice(("scenarios", "scenarios", "model"))
+        buffers = chosen.choice(("device", "host"))
+        return cls("parts", ",".join(faults), "device") if parts else cls(what, ",".join(faults), buffers)
 
     def __str__(self) -> str:
         return f"{self.what}, {self.buffers} buffers, {self.fault}"
@@ -123,6 +127,10 @@ def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) ->
     random_llama.write(model, size=random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=2, n_ctx=256))
     done = _model(programs, model, folder / "recorded.gguf", GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
     assert done.returncode == 0, done.stderr
+    done = _model(
+        programs, model, folder / "recorded.gguf", parts=True, GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device"
+    )
+    assert done.returncode == 0, done.stderr
     build(manifest, folder / "model")
     done = _model(programs, model, folder / "right.gguf", GGML_NEURON_KERNEL_DIR=folder / "model")
     assert done.returncode == 0, done.stderr
@@ -134,11 +142,16 @@ def _scenarios(programs: Programs, folder: Path, **variables: str | Path) -> sub
     return _run(programs, [*command, *(s for s in SCENARIOS if s not in NOT_A_RESULT), "scheduled"], folder, variables)
 
 
-def _model(programs: Programs, model: Path, output: Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
+def _model(
+    programs: Programs, model: Path, output: Path, *, parts: bool = False, **variables: str | Path
+) -> subprocess.CompletedProcess[str]:
     output.unlink(missing_ok=True)
     arguments: list[str | Path] = ["-m", model, "-o", output, "-p", PROMPT]
     arguments += ["-ngl", "99", "-fa", "on", "-c", "256", "-fit", "off"]
     variables = {"GGML_BACKEND_PATH": programs.find("libggml-neuron.so"), **variables}
+    if parts:
+        arguments += ["-sm", "tensor"]
+        variables["NEURON_RT_NUM_CORES"] = "2"
     return _run(programs, [programs.llama_cpp / "llama-results", *arguments], output.parent, variables)
 
 
@@ -175,12 +188,13 @@ def play(bench: RoundsBench, one: Round) -> str:
     """
     variables = {"NEURON_SIMULATOR_FAULT": one.fault, "GGML_NEURON_BUFFERS": one.buffers}
     output = bench.folder / "round.gguf"
-    if one.what == "model":
-        done = _model(bench.programs, bench.model, output, GGML_NEURON_KERNEL_DIR=bench.model_kernels, **variables)
+    if one.what != "scenarios":
+        variables["GGML_NEURON_KERNEL_DIR"] = str(bench.model_kernels)
+        done = _model(bench.programs, bench.model, output, parts=one.what == "parts", **variables)
     else:
         done = _scenarios(bench.programs, bench.folder, GGML_NEURON_KERNEL_DIR=bench.kernels, **variables)
     log = f"{one}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
-    if one.what == "model" and done.returncode == 0:
+    if one.what != "scenarios" and done.returncode == 0:
         got = read_logits(output)
         error = float(((got - bench.logits) ** 2).sum() / (bench.logits**2).sum())
         assert error <= TOLERANCE, f"the logits' error is {error}: {log}"
@@ -192,7 +206,7 @@ def play(bench: RoundsBench, one: Round) -> str:
         if done.returncode == 0:
             return "right"
     assert REPORTED.search(done.stderr), f"what failed is not said: {log}"
-    if done.returncode == -signal.SIGSEGV and one.what == "model":
+    if done.returncode == -signal.SIGSEGV and one.what != "scenarios":
         # llama-results does not look whether it got a context. A thread writes its log, so the last lines may be missing: then the
         # backend's last one, which has no buffer to give, is followed by what llama.cpp says of that buffer, or by nothing.
         refused = NO_BUFFER.search(done.stderr.rstrip())
@@ -200,7 +214,8 @@ def play(bench: RoundsBench, one: Round) -> str:
         return "ended"
     if done.returncode == -signal.SIGABRT:
         # Nor does it catch what it throws. ggml has no other way out when data did not get where it should be.
-        ended = "failed to decode batch" in done.stderr or re.search(r"ggml-neuron: \w+ing .*core \d", done.stderr)
+        ends = [re.compile(r"failed to decode batch|ggml-neuron: \w+ing .*core \d")] + [NO_PART] * (one.what == "parts")
+        ended = any(end.search(done.stderr) for end in ends)
         assert ended, f"a crash: {log}"
         return "ended"
     assert done.returncode in (1, 3), f"a crash: {log}"
@@ -212,12 +227,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Makes the simulator fail, and sees what the backend makes of it.")
     parser.add_argument("--rounds", type=int, default=200, help="how many rounds are made")
     parser.add_argument("--seed", type=int, default=1, help="the first round's number")
+    parser.add_argument("--parts", action="store_true", help="make rounds with parts of a model on two cores")
     arguments = parser.parse_args()
     count: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as name:
         bench = make_bench(find_programs(), Path(name))
         for seed in range(arguments.seed, arguments.seed + arguments.rounds):
-            one = Round.choose(seed)
+            one = Round.choose(seed, arguments.parts)
             try:
                 ending = play(bench, one)
             except (AssertionError, subprocess.TimeoutExpired) as error:

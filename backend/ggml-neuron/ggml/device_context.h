@@ -9,6 +9,7 @@
 #include "select/kernel_store.h"
 #include "weights/layouts.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,9 @@ struct ggml_backend_neuron_device_context {
 
     // Those for weights that some kernel takes, then NULL.
     std::vector<ggml_backend_buffer_type_t> extra_bufts;
+
+    // How many contexts have it compute parts of nodes for ggml's meta backend (-sm tensor).
+    std::atomic<int> n_comms{ 0 };
 
     explicit ggml_backend_neuron_device_context(const neuron_kernel_store & kernels) : fusion(kernels) {}
 };

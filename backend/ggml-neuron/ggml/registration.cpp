@@ -5,6 +5,7 @@
 #include "ggml-neuron.h"
 #include "ggml/backend.h"
 #include "ggml/buffers.h"
+#include "ggml/comm.h"
 #include "ggml/device_context.h"
 #include "ggml/events.h"
 #include "ggml/host_buffer.h"
@@ -219,13 +220,16 @@ static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, c
         const char * name;
         void *       function;
     } functions[] = {
-        { "ggml_backend_dev_get_extra_bufts",    (void *) ggml_backend_neuron_get_extra_bufts    },
-        { "ggml_backend_neuron_register_bundle", (void *) ggml_backend_neuron_register_bundle    },
-        { "ggml_backend_fusion_get",             (void *) ggml_backend_neuron_fusion_get         },
-        { "ggml_backend_fusion_stats_init",      (void *) ggml_backend_neuron_fusion_stats_init  },
-        { "ggml_backend_fusion_stats_reset",     (void *) ggml_backend_neuron_fusion_stats_reset },
-        { "ggml_backend_fusion_stats_get",       (void *) ggml_backend_neuron_fusion_stats_get   },
-        { "ggml_backend_fusion_set_enabled",     (void *) ggml_backend_neuron_fusion_set_enabled },
+        { "ggml_backend_comm_init",              (void *) ggml_backend_neuron_comm_init             },
+        { "ggml_backend_comm_free",              (void *) ggml_backend_neuron_comm_free             },
+        { "ggml_backend_comm_allreduce_tensor",  (void *) ggml_backend_neuron_comm_allreduce_tensor },
+        { "ggml_backend_dev_get_extra_bufts",    (void *) ggml_backend_neuron_get_extra_bufts       },
+        { "ggml_backend_neuron_register_bundle", (void *) ggml_backend_neuron_register_bundle       },
+        { "ggml_backend_fusion_get",             (void *) ggml_backend_neuron_fusion_get            },
+        { "ggml_backend_fusion_stats_init",      (void *) ggml_backend_neuron_fusion_stats_init     },
+        { "ggml_backend_fusion_stats_reset",     (void *) ggml_backend_neuron_fusion_stats_reset    },
+        { "ggml_backend_fusion_stats_get",       (void *) ggml_backend_neuron_fusion_stats_get      },
+        { "ggml_backend_fusion_set_enabled",     (void *) ggml_backend_neuron_fusion_set_enabled    },
     };
 
     for (const auto & entry : functions) {
@@ -235,7 +239,9 @@ static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, c
     }
     // llama.cpp asks for it while it loads a model with -sm row, and fails without it. Programs may silence what it says.
     if (strcmp(name, "ggml_backend_split_buffer_type") == 0) {
-        NEURON_ERROR("%s\n", neuron_no_split("row").c_str());
+        NEURON_ERROR("NeuronCores don't compute with rows of a weight each (-sm row): use -sm tensor, which splits "
+                     "weights by heads "
+                     "and the like, or -sm layer, which gives each core whole layers\n");
     }
     return NULL;
 

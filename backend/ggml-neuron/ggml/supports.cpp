@@ -29,21 +29,6 @@ static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
     return nullptr;
 }
 
-std::string neuron_no_split(const char * mode) {
-    return std::string("NeuronCores don't compute with parts of a weight each (-sm ") + mode +
-           "): use -sm layer, which gives each core whole layers";
-}
-
-// Refuses a weight of which ggml's meta backend would put a part on each device. That backend aborts where ops on parts have no
-// kernels, and here is where it shows first.
-static void neuron_refuse_parts(const ggml_tensor * weight) {
-    if (ggml_backend_buft_is_meta(weight->buffer->buft)) {
-        const std::string message = neuron_no_split("tensor");
-        NEURON_ERROR("%s\n", message.c_str());
-        throw std::runtime_error(message);
-    }
-}
-
 // Returns whether kernels want a weight in a layout that the device offers buffers for.
 static bool neuron_wants_layout(const ggml_backend_neuron_device_context * device,
                                 const ggml_tensor *                        op,
@@ -84,6 +69,27 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     } else {
         takes = !neuron_wants_any_layout(device, op, weight) &&
                 (store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
+    }
+    neuron_note_weight(op, weight, takes);
+    return takes;
+}
+
+// Answers for a weight of which each device has a part (-sm tensor). The meta backend has no other backend for an op on parts, and buffers
+// for parts have no layout. Throws std::runtime_error where tensors are in host memory: llama.cpp has no other way to be told before it
+// has a context, and takes that for a model that can't be loaded.
+static bool neuron_takes_parts(const ggml_tensor * op, const ggml_tensor * weight) {
+    if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
+        const std::string message = "NeuronCores compute with parts of a weight each (-sm tensor) in device memory "
+                                    "only, and tensors are in host memory "
+                                    "here: set GGML_NEURON_BUFFERS=device";
+        NEURON_ERROR("%s\n", message.c_str());
+        throw std::runtime_error(message);
+    }
+    const bool known = ggml_backend_neuron_shared().kernels.has_signature(op);
+    const bool takes = known || neuron_has_cpu();
+    if (takes && !known && !neuron_recording()) {
+        NEURON_WARN("no kernel computes %s with %s of %s: the CPU does, for each core (-sm tensor)\n", ggml_op_desc(op),
+                    ggml_type_name(weight->type), weight->name);
     }
     neuron_note_weight(op, weight, takes);
     return takes;
@@ -159,13 +165,20 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         return true;
     }
     if (const ggml_tensor * weight = neuron_probed_weight(op)) {
-        neuron_refuse_parts(weight);
+        if (ggml_backend_buft_is_meta(weight->buffer->buft)) {
+            return neuron_takes_parts(op, weight);
+        }
         // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
         const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
         return !elsewhere && neuron_takes_weight(device, op, weight);
     }
     if (in_host) {
         neuron_note_writes(op);  // the CPU may compute it, too
+    }
+    if (device->n_comms && !in_host) {
+        // The question is about the whole node, and the device computes a part, whose shapes it is not told. ggml's scheduler can't
+        // give the other parts to another backend: partial results are not to be copied, and what is in parts can't move.
+        return !neuron_is_kept_by_host(op) && neuron_has_cpu();
     }
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
         return false;

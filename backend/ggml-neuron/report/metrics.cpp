@@ -72,6 +72,10 @@ neuron_metrics::~neuron_metrics() {
         NEURON_LOG("%.3f MiB of host memory were copied to NeuronCores, and %.3f MiB of weights that stay there\n",
                    (double) uploaded / (1 << 20), (double) kept / (1 << 20));
     }
+    if (reductions) {
+        NEURON_LOG("%llu reductions over NeuronCores went through the host's memory, %.3f MiB\n",
+                   (unsigned long long) reductions.load(), (double) reduced / (1 << 20));
+    }
     print_groups();
     if (pieces) {
         NEURON_LOG("kernels for other numbers of tokens were launched %llu times, with %llu rows of padding\n",

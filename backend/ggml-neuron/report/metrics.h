@@ -49,6 +49,10 @@ struct neuron_metrics {
     std::atomic<uint64_t> uploaded{ 0 };
     std::atomic<uint64_t> kept{ 0 };
 
+    // Sums of partial results over devices (-sm tensor), and the bytes that these read and wrote on all devices.
+    std::atomic<uint64_t> reductions{ 0 };
+    std::atomic<uint64_t> reduced{ 0 };
+
     // Times that a mask or numbers of rows were looked at: as the program wrote them, or read from the device.
     std::atomic<uint64_t> recalled{ 0 };
     std::atomic<uint64_t> read_back{ 0 };

@@ -180,14 +180,110 @@ static void two_cores_late() {
     compare(t.to[0].get(), t.wanted(0));
 }
 
+// What ggml's meta backend asks a backend for by name, over both cores.
+struct reducing_pair : pair_of_cores {
+    template <typename F> static F named(const char * name) {
+        void * address = ggml_backend_reg_get_proc_address(neurons, name);
+        check(address != nullptr, name);
+        return (F) address;
+    }
+
+    void * comm = nullptr;
+
+    reducing_pair() : pair_of_cores(1) {
+        ggml_backend_t backends[] = { first.get(), second.get() };
+        comm                      = named<ggml_backend_comm_init_t>("ggml_backend_comm_init")(backends, 2);
+        check(comm != nullptr, "no comm");
+    }
+
+    ~reducing_pair() { named<ggml_backend_comm_free_t>("ggml_backend_comm_free")(comm); }
+
+    bool reduce(ggml_tensor * a, ggml_tensor * b) {
+        ggml_tensor * tensors[] = { a, b };
+        return named<ggml_backend_comm_allreduce_tensor_t>("ggml_backend_comm_allreduce_tensor")(comm, tensors);
+    }
+
+    bool reduce() { return reduce(from[0].b.result, to[0].b.result); }
+
+    void compute() {
+        from[0].compute();
+        to[0].compute();
+    }
+};
+
+static std::vector<float> sum_of(std::vector<float> a, const std::vector<float> & b) {
+    for (size_t k = 0; k < a.size(); k++) {
+        a[k] += b[k];
+    }
+    return a;
+}
+
+// Both cores have the sum of what each computes, time after time; a result that is not to be computed counts as zeros.
+static void two_cores_reduced() {
+    reducing_pair t;
+    placed &      a = t.from[0];
+    placed &      b = t.to[0];
+    for (int i = 0; i < 20; i++) {
+        a.set(i);
+        b.set(2 * i);
+        t.compute();
+        check(t.reduce(), "not reduced");
+        const std::vector<float> wanted = sum_of(run(cpu, add, i + 1), run(cpu, add, 2 * i + 1));
+        compare(a.get(), wanted);
+        check(a.get() == b.get(), "the cores have different sums");
+    }
+    t.compute();
+    b.b.result->flags &= ~GGML_TENSOR_FLAG_COMPUTE;
+    check(t.reduce(), "not reduced");
+    compare(b.get(), run(cpu, add, 20));
+    compare(a.get(), run(cpu, add, 20));
+}
+
+// The meta backend copies and adds where tensors are of another core, type or shape, and nothing happened to them.
+static void two_cores_not_reduced() {
+    reducing_pair t;
+    placed &      a = t.from[0];
+    placed &      b = t.to[0];
+    t.compute();
+    const std::vector<float> before = a.get();
+    check(!t.reduce(b.b.result, a.b.result), "reduced on other cores");
+    check(!t.reduce(a.b.inputs[0], b.b.inputs[1]), "reduced shapes that differ");
+    for (ggml_tensor * tensor : { a.b.result, b.b.result }) {
+        tensor->type = GGML_TYPE_I32;
+    }
+    check(!t.reduce(), "reduced integers");
+    for (ggml_tensor * tensor : { a.b.result, b.b.result }) {
+        tensor->type = GGML_TYPE_F32;
+    }
+    check(a.get() == before, "changed");
+    const ggml_backend_ptr other(ggml_backend_dev_init(cpu, nullptr));
+    ggml_backend_t         mixed[] = { t.first.get(), other.get() };
+    check(!t.named<ggml_backend_comm_init_t>("ggml_backend_comm_init")(mixed, 2), "a comm with the CPU");
+}
+
+// A launch of the second core fails, and with it the reduction: the first core's next graph fails, and no other one.
+static void two_cores_unreduced() {
+    reducing_pair t;
+    t.to[0].compute();
+    t.from[0].compute();
+    check(t.reduce(), "left to the meta backend");
+    t.from[0].compute(GGML_STATUS_FAILED);
+    t.compute();
+    check(t.reduce(), "not reduced");
+    compare(t.from[0].get(), sum_of(run(cpu, add, 1), run(cpu, add, 1)));
+}
+
 scenario_table two_cores_scenarios() {
     return {
-        { "two-cores-in-flight", two_cores_in_flight },
-        { "two-cores-ahead",     two_cores_ahead     },
-        { "two-cores-behind",    two_cores_behind    },
-        { "two-cores-fenced",    two_cores_fenced    },
-        { "two-cores-crossing",  two_cores_crossing  },
-        { "two-cores-waiting",   two_cores_waiting   },
-        { "two-cores-late",      two_cores_late      },
+        { "two-cores-in-flight",   two_cores_in_flight   },
+        { "two-cores-ahead",       two_cores_ahead       },
+        { "two-cores-behind",      two_cores_behind      },
+        { "two-cores-fenced",      two_cores_fenced      },
+        { "two-cores-crossing",    two_cores_crossing    },
+        { "two-cores-waiting",     two_cores_waiting     },
+        { "two-cores-late",        two_cores_late        },
+        { "two-cores-reduced",     two_cores_reduced     },
+        { "two-cores-not-reduced", two_cores_not_reduced },
+        { "two-cores-unreduced",   two_cores_unreduced   },
     };
 }

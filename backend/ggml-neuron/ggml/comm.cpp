@@ -1,0 +1,139 @@
+#include "ggml/comm.h"
+
+#include "device/core.h"
+#include "ggml-neuron.h"
+#include "ggml/backend.h"
+#include "ggml/buffers.h"
+#include "report/log.h"
+#include "report/metrics.h"
+#include "select/tensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct comm {
+    std::vector<ggml_backend_neuron_context *> backends;
+
+    // Of reductions, one after the other: a partial result, and the sum.
+    std::vector<float> partial;
+    std::vector<float> sum;
+};
+
+// Returns "" or what failed.
+std::string read_partial(const ggml_tensor * t, float * data) {
+    const size_t size = ggml_nbytes(t);
+    if (const neuron_buffer * on_core = neuron_buffer_of(t)) {
+        return on_core->memory->read(data, on_core->offset_of(t), size);
+    }
+    memcpy(data, t->data, size);  // of tensors in host memory graphs are computed when they are given back
+    return "";
+}
+
+std::string write_sum(const ggml_tensor * t, const float * data) {
+    const size_t size = ggml_nbytes(t);
+    if (const neuron_buffer * on_core = neuron_buffer_of(t)) {
+        return on_core->memory->write(data, on_core->offset_of(t), size);
+    }
+    memcpy(t->data, data, size);
+    return "";
+}
+
+// Has the next graph fail, which the first backend is given first, and no other one.
+void fail(const comm & c) {
+    NRT_STATUS first = NRT_SUCCESS;
+    for (ggml_backend_neuron_context * backend : c.backends) {
+        neuron_core &                     core = *backend->device->core;
+        const std::lock_guard<std::mutex> lock(core.mutex);
+        const NRT_STATUS                  status = core.finish(backend->stream);
+        first                                    = first == NRT_SUCCESS ? status : first;
+    }
+    ggml_backend_neuron_context &     told = *c.backends[0];
+    const std::lock_guard<std::mutex> lock(told.device->core->mutex);
+    told.stream.failed = first == NRT_SUCCESS ? NRT_EXEC_COMPLETED_WITH_ERR : first;
+}
+
+// Returns whether a tensor is where its sum can be written, and of a type that is added here.
+bool is_reducible(const comm & c, size_t rank, const ggml_tensor * first, const ggml_tensor * t) {
+    if (t->type != GGML_TYPE_F32 || !ggml_is_contiguous(t) || !ggml_are_same_shape(first, t)) {
+        return false;
+    }
+    if (const neuron_buffer * on_core = neuron_buffer_of(t)) {
+        return on_core->core == c.backends[rank]->device->core.get();
+    }
+    const ggml_backend_buffer_t buffer = neuron_buffer_of_root(t);
+    return buffer && ggml_backend_buffer_is_host(buffer);
+}
+
+std::string reduce(comm & c, ggml_tensor ** tensors) {
+    const auto n = (size_t) ggml_nelements(tensors[0]);
+    c.partial.resize(n);
+    c.sum.assign(n, 0.0F);
+    bool first = true;
+    for (size_t rank = 0; rank < c.backends.size(); rank++) {
+        if (!(tensors[rank]->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+            continue;
+        }
+        const std::string failure = read_partial(tensors[rank], first ? c.sum.data() : c.partial.data());
+        if (!failure.empty()) {
+            return failure;
+        }
+        if (!first) {
+            std::transform(c.sum.begin(), c.sum.end(), c.partial.begin(), c.sum.begin(), std::plus<float>());
+        }
+        first = false;
+    }
+    for (size_t rank = 0; rank < c.backends.size(); rank++) {
+        const std::string failure = write_sum(tensors[rank], c.sum.data());
+        if (!failure.empty()) {
+            return failure;
+        }
+    }
+    return "";
+}
+
+}  // namespace
+
+void * ggml_backend_neuron_comm_init(ggml_backend_t * backends, size_t n_backends) {
+    if (!std::all_of(backends, backends + n_backends, ggml_backend_is_neuron)) {
+        return nullptr;
+    }
+    auto * c = new comm;
+    for (size_t i = 0; i < n_backends; i++) {
+        c->backends.push_back((ggml_backend_neuron_context *) backends[i]->context);
+        c->backends.back()->device->n_comms++;
+    }
+    return c;
+}
+
+void ggml_backend_neuron_comm_free(void * context) {
+    auto * c = (comm *) context;
+    for (ggml_backend_neuron_context * backend : c->backends) {
+        backend->device->n_comms--;
+    }
+    delete c;
+}
+
+bool ggml_backend_neuron_comm_allreduce_tensor(void * context, ggml_tensor ** tensors) {
+    comm & c = *(comm *) context;
+    for (size_t rank = 0; rank < c.backends.size(); rank++) {
+        if (!is_reducible(c, rank, tensors[0], tensors[rank])) {
+            return false;
+        }
+    }
+    const std::string failure = reduce(c, tensors);
+    if (!failure.empty()) {
+        NEURON_ERROR("the reduction of %s over %zu cores failed: %s\n", tensors[0]->name, c.backends.size(),
+                     failure.c_str());
+        fail(c);
+        return true;
+    }
+    g_metrics.reduced.fetch_add(2 * c.backends.size() * ggml_nbytes(tensors[0]), std::memory_order_relaxed);
+    g_metrics.reductions.fetch_add(1, std::memory_order_relaxed);
+    return true;
+}

@@ -1,0 +1,256 @@
+"""Parts of each weight on several NeuronCores (-sm tensor): logits are those of one core, and what fails is said."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from programs import ROOT, Programs, build
+
+sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
+
+import random_llama
+
+LAYERS = 3
+PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results wants a multiple of four
+LONGER = (PROMPT + " of ") * 6 + PROMPT[:10]
+"""300 tokens."""
+
+TOLERANCE = 1e-5
+"""Normalized mean squared error of logits at most, against those of the CPU."""
+
+NOTHING_ON_THE_CPU = "ggml-neuron: 0 ops ran on the CPU instead of a NeuronCore"
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run of llama-results ended; `logits` is None when it wrote none."""
+
+    status: int
+    logits: np.ndarray | None
+    log: str
+
+    @property
+    def reductions(self) -> int:
+        found = re.search(r"(\d+) reductions over NeuronCores went through the host's memory", self.log)
+        return int(found[1]) if found else 0
+
+
+def compute(
+    programs: Programs, model: Path, cores: int, *arguments: str, prompt: str = PROMPT, **variables: str | Path
+) -> Run:
+    """Has llama-results compute a prompt; with no core on the CPU."""
+    output = model.parent / "results.gguf"
+    output.unlink(missing_ok=True)
+    command: list[str | Path] = [programs.llama_cpp / "llama-results", "-m", model, "-o", output, "-p", prompt]
+    command += ["-fa", "on", "-c", "512", "-fit", "off", *arguments]
+    chosen: dict[str, str | Path] = dict(variables)
+    if cores:
+        command += ["-ngl", "99", "-sm", "tensor"]
+        chosen = {
+            "GGML_BACKEND_PATH": programs.find("libggml-neuron.so"),
+            "GGML_NEURON_BUFFERS": "device",
+            "GGML_NEURON_LOG": "1",
+            "NEURON_RT_NUM_CORES": str(cores),
+            "GGML_NO_BACKTRACE": "1",
+        } | chosen
+    done = subprocess.run(
+        command,
+        env=programs.environment(**chosen),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    found = gguf.GGUFReader(output).tensors if output.exists() else []
+    logits = [np.array(tensor.data, np.float64) for tensor in found if tensor.name == "logits"]
+    return Run(done.returncode, logits[0] if logits else None, done.stdout + done.stderr)
+
+
+def check(got: Run, right: Run) -> None:
+    """Checks that logits are right."""
+    assert got.status == 0 and got.logits is not None, got.log[-4000:]
+    assert right.status == 0 and right.logits is not None, right.log[-4000:]
+    assert right.logits.std() > 0.1
+    error = float(((got.logits - right.logits) ** 2).sum() / (right.logits**2).sum())
+    assert error <= TOLERANCE, got.log[-4000:]
+
+
+def record(programs: Programs, model: Path, cores: int, **variables: str | Path) -> Path:
+    """Builds the kernels that a run over some cores asks for, and returns their folder."""
+    name = f"recorded-{cores}"
+    manifest = model.parent / f"{name}.yaml"
+    recorded = compute(programs, model, cores, prompt=PROMPT, GGML_NEURON_RECORD=manifest, **variables)
+    assert recorded.status == 0, recorded.log[-4000:]
+    build(manifest, model.parent / name)
+    return model.parent / name
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tensor") / "model.gguf"
+    size = random_llama.Size(n_embd=128, n_head=4, n_head_kv=4, n_ff=256, n_layer=LAYERS)
+    random_llama.write(path, size=size)
+    return path
+
+
+@pytest.fixture(scope="module")
+def kernels(programs: Programs, model: Path) -> Path:
+    """Returns the folder with the kernels for two cores, and with their graphs beside it in `steps.graphs`."""
+    return record(programs, model, 2, GGML_NEURON_RECORD_GRAPHS=model.parent / "steps.graphs")
+
+
+@pytest.fixture(scope="module")
+def right(programs: Programs, model: Path) -> Run:
+    return compute(programs, model, 0)
+
+
+def test_logits_are_those_of_one_core(programs: Programs, model: Path, kernels: Path, right: Run) -> None:
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels)
+    check(got, right)
+    assert NOTHING_ON_THE_CPU in got.log
+    assert "no kernel for" not in got.log
+    assert got.reductions == 2 * 2 * LAYERS  # of the warm-up and of the prompt
+    again = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels)
+    assert got.logits is not None and again.logits is not None
+    assert np.array_equal(again.logits, got.logits)
+
+
+@pytest.mark.parametrize("cores", [4, pytest.param(3, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
+def test_more_cores(programs: Programs, model: Path, right: Run, cores: int) -> None:
+    """With three and eight of them, some have a larger part of four heads, or none."""
+    got = compute(programs, model, cores, GGML_NEURON_KERNEL_DIR=record(programs, model, cores))
+    check(got, right)
+    assert NOTHING_ON_THE_CPU in got.log
+
+
+def test_a_core_without_a_part_adds_zeros(programs: Programs, tmp_path: Path) -> None:
+    """One head of keys is on one core: the other computes no attention, and nothing of what it has there is added."""
+    model = tmp_path / "model.gguf"
+    random_llama.write(model, size=random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_layer=2))
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=record(programs, model, 2))
+    check(got, compute(programs, model, 0))
+    assert NOTHING_ON_THE_CPU in got.log
+
+
+@pytest.mark.parametrize("arguments", [(), ("-ub", "64")], ids=["at once", "in batches"])
+def test_prompts_of_other_lengths(programs: Programs, model: Path, kernels: Path, arguments: tuple[str, ...]) -> None:
+    for prompt in ("Neu", LONGER):
+        got = compute(programs, model, 2, *arguments, prompt=prompt, GGML_NEURON_KERNEL_DIR=kernels)
+        check(got, compute(programs, model, 0, *arguments, prompt=prompt))
+
+
+def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, model: Path, right: Run) -> None:
+    """The CPU computes the parts that have no kernels, and stderr has their lines of a manifest."""
+    manifest = model.parent / "whole.yaml"
+    recorded = compute(programs, model, 1, "-sm", "layer", GGML_NEURON_RECORD=manifest)
+    assert recorded.status == 0, recorded.log[-4000:]
+    build(manifest, model.parent / "whole")
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=model.parent / "whole")
+    check(got, right)
+    assert re.search(
+        r"a manifest's kernels would have it by this line: - \{op: \"mul_mat\", inputs: \[\"\(128,64,1,1\)", got.log
+    )
+
+
+def test_groups_are_the_parts_between_reductions(programs: Programs, model: Path, kernels: Path, right: Run) -> None:
+    folder = model.parent
+    steps: list[list[str | Path]] = [
+        ["model", folder / "recorded-2.yaml", folder / "steps.graphs", "--fuse", "layer", "-o", folder / "fused.yaml"],
+        ["build", folder / "fused.yaml", "--compiler", "simulator", "-o", folder / "fused"],
+    ]
+    for arguments in steps:
+        command: list[str | Path] = [sys.executable, "-m", "kernelgen", *arguments]
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT / "tools")}, check=True)
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{folder / 'fused'}:{kernels}")
+    check(got, right)
+    assert NOTHING_ON_THE_CPU in got.log
+    launches = [int(n) for n in re.findall(r"core \d+: (\d+) launches", got.log)]
+    assert len(launches) == 2
+    assert max(launches) <= 2 * (2 * LAYERS + 2), got.log  # of the warm-up and of the prompt
+
+
+@pytest.mark.parametrize("fault", ["execute@9", "execute@31", "lost@31", "load/5"])
+def test_what_fails_on_one_core_is_an_error(
+    programs: Programs, model: Path, kernels: Path, right: Run, fault: str
+) -> None:
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_FAULT=fault)
+    if got.status == 0:  # it failed in the warm-up, or the CPU computed what did not load
+        check(got, right)
+    else:
+        assert got.logits is None
+        assert re.search(r"ggml-neuron: .*core \d: nrt\w+ failed", got.log), got.log[-4000:]
+
+
+def test_a_reduction_that_fails_fails_one_graph(programs: Programs, model: Path, kernels: Path, right: Run) -> None:
+    """The launch that computes the first partial result of the warm-up fails: the prompt is computed."""
+    failed = []
+    for count in range(20, 32):
+        got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_FAULT=f"execute@{count}")
+        if re.search(r"the reduction of attn_out-0 over 2 cores failed", got.log):
+            failed.append(count)
+            check(got, right)
+    assert failed
+
+
+@pytest.mark.parametrize("program", ["llama-bench", "llama-results"])
+def test_loading_says_that_parts_are_in_device_memory(
+    programs: Programs, model: Path, kernels: Path, tmp_path: Path, program: str
+) -> None:
+    """llama-bench silences llama.cpp's own messages."""
+    command: list[str | Path] = [programs.llama_cpp / program, "-m", model, "-ngl", "99", "-fa", "on", "-sm", "tensor"]
+    command += (
+        ["-p", "44", "-n", "0"] if program == "llama-bench" else ["-o", tmp_path / "r", "-p", PROMPT, "-fit", "off"]
+    )
+    done = subprocess.run(
+        command,
+        env=programs.environment(
+            GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
+            GGML_NEURON_KERNEL_DIR=kernels,
+            GGML_NEURON_BUFFERS="host",
+            NEURON_RT_NUM_CORES="2",
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert "set GGML_NEURON_BUFFERS=device" in done.stderr
+    assert done.returncode == 1, done.stderr  # and no signal
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "^llama$",
+        "^gemma3$",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("^qwen3$", "^mellum$", "^gpt-oss$", "^gpt2$")),
+    ],
+)
+def test_architectures(programs: Programs, kernels: Path, architecture: str) -> None:
+    """test-llama-archs compares with the CPU, on each core alone and on both."""
+    preload = os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools" / "llama_cpp" / "libload_backends.so")
+    done = subprocess.run(
+        [programs.llama_cpp / "test-llama-archs", "-s", "1", "-a", architecture],
+        env=programs.environment(
+            GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
+            GGML_NEURON_KERNEL_DIR=kernels,
+            GGML_NEURON_BUFFERS="device",
+            NEURON_RT_NUM_CORES="2",
+            LD_PRELOAD=Path(preload).absolute(),
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Meta" in done.stdout
+    assert re.search(r"Summary: all \d+ test\(s\) passed", done.stdout), done.stdout
