@@ -12,6 +12,7 @@ import headers
 import pytest
 
 from kernelgen.model.exporter import Exporter
+from kernelgen.model.graphs import GraphReader
 
 SIZES = ("--graph", "n_tokens=1,n_kv=512", "--graph", "n_tokens=45,n_outputs=1")
 
@@ -61,6 +62,21 @@ def test_equal_devices_have_one_graph_with_slices_and_sums(exporter: Exporter, n
             assert any(i in t.get("src", ()) for t in tensors[i + 1 :])
         assert {t["name"].split("#")[1] for t in tensors if t.get("role") == "input"} >= {"inp_pos"}
         assert {t["ne"][0] for t in tensors if t.get("role") == "cache"} == {128 * 4 // n_devices}
+
+
+def test_a_graph_of_a_device_is_read_with_its_sums(exporter: Exporter, tmp_path: Path) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    done = run(exporter, file, "--split-mode", "tensor", "--devices", 2)
+    reader = GraphReader(done.stdout.encode().splitlines(), "export")
+    reader.model()
+    for graph in reader.graphs():
+        sums = [i for i, node in enumerate(graph.nodes) if node.op == "all_reduce"]
+        assert len(sums) == 4
+        for i in sums:
+            spec = graph.nodes[i].spec()
+            assert (spec.alias, dict(spec.params)) == (0, {"n_devices": 2})
+            # the sum is in the memory of its summand, which the node before has computed
+            assert graph.wires[i].output == graph.wires[i - 1].output == graph.wires[i].inputs[0]
 
 
 def test_devices_that_differ_have_a_graph_each(exporter: Exporter, tmp_path: Path) -> None:
