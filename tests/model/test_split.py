@@ -11,8 +11,14 @@ from typing import Any
 import headers
 import pytest
 
+from kernelgen import cli, lowering, manifest
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.loading import load_function
+from kernelgen.hlo import proto
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import GraphReader
+from kernelgen.spec.graph_kernel import GraphSpec
 
 SIZES = ("--graph", "n_tokens=1,n_kv=512", "--graph", "n_tokens=45,n_outputs=1")
 
@@ -77,6 +83,21 @@ def test_a_graph_of_a_device_is_read_with_its_sums(exporter: Exporter, tmp_path:
             assert (spec.alias, dict(spec.params)) == (0, {"n_devices": 2})
             # the sum is in the memory of its summand, which the node before has computed
             assert graph.wires[i].output == graph.wires[i - 1].output == graph.wires[i].inputs[0]
+
+
+def test_a_step_is_one_kernel_with_its_sums(exporter: Exporter, tmp_path: Path) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    export = tmp_path / "export.jsonl"
+    export.write_text(run(exporter, file, "--split-mode", "tensor", "--devices", 2).stdout)
+    assert cli.run(["model", str(export), "-o", str(tmp_path / "m.yaml"), "--fuse", "step"]) == 0
+    catalog = Catalog([builtin_library()])
+    (request,) = manifest.load([tmp_path / "m.yaml"], catalog)
+    steps = [kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)]
+    assert [sum(node.op == "all_reduce" for node in step.nodes) for step in steps] == [4, 4]
+    for step in steps:
+        hlo = lowering.emit_graph(step, {op: load_function(*catalog.find(op)) for op in step.ops}).hlo
+        instructions = proto.entry(proto.parse(hlo)).instructions
+        assert [i.channel_id for i in instructions if i.opcode == "all-reduce"] == [1, 2, 3, 4]
 
 
 def test_devices_that_differ_have_a_graph_each(exporter: Exporter, tmp_path: Path) -> None:
