@@ -23,6 +23,7 @@
 #include "llama.h"
 #include "options.h"
 #include "sparse_file.h"
+#include "split_devices.h"
 
 #include <dlfcn.h>
 #include <sys/prctl.h>
@@ -51,8 +52,10 @@ constexpr int EXIT_BAD_INPUT = 2;
 
 // A model of 500 layers in a context of 16 million cells needs 3 GiB and a minute; a header that asks for more than this is
 // refused by the allocation.
-constexpr rlim_t MAX_ADDRESS_SPACE = (rlim_t) 16 << 30;
-constexpr rlim_t MAX_CPU_SECONDS   = 300;
+constexpr rlim_t MAX_ADDRESS_SPACE       = (rlim_t) 16 << 30;
+constexpr rlim_t MAX_CPU_SECONDS         = 300;
+// llama.cpp reserves 2 x 370 MB of addresses for each device and buffer of its meta backend, and uses little of it.
+constexpr rlim_t ADDRESS_SPACE_OF_DEVICE = (rlim_t) 6 << 30;
 
 //
 // llama.cpp's own messages
@@ -183,8 +186,8 @@ struct free_context {
 using model_ptr   = std::unique_ptr<llama_model, free_model>;
 using context_ptr = std::unique_ptr<llama_context, free_context>;
 
-// Loads a model without its weights.
-model_ptr load_model(const std::vector<sparse_file> & files) {
+// Loads a model without its weights. With more than one device llama.cpp splits its tensors over them.
+model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices = 1) {
     std::vector<const char *> paths;
     for (const sparse_file & file : files) {
         paths.push_back(file.path().c_str());
@@ -193,10 +196,15 @@ model_ptr load_model(const std::vector<sparse_file> & files) {
     llama_model_params params    = llama_model_default_params();
     params.devices               = &no_device;
     params.n_gpu_layers          = 0;
-    params.load_mode             = LLAMA_LOAD_MODE_NONE;
-    params.use_extra_bufts       = false;
-    params.no_alloc              = true;
-    params.progress_callback     = [](float, void *) {
+    if (n_devices > 1) {
+        params.devices      = split_devices(n_devices);
+        params.n_gpu_layers = INT32_MAX;
+        params.split_mode   = LLAMA_SPLIT_MODE_TENSOR;
+    }
+    params.load_mode         = LLAMA_LOAD_MODE_NONE;
+    params.use_extra_bufts   = false;
+    params.no_alloc          = true;
+    params.progress_callback = [](float, void *) {
         return true;
     };
     model_ptr model(paths.size() == 1 ? llama_model_load_from_file(paths[0], params)
@@ -252,7 +260,8 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
 
 class model_graphs {
   public:
-    model_graphs(const options & opts, const std::vector<sparse_file> & files) : opts(opts), model(load_model(files)) {
+    model_graphs(const options & opts, const std::vector<sparse_file> & files) :
+        opts(opts), model(load_model(files, opts.n_devices)) {
         for (const sparse_file & file : files) {
             weights.insert(file.tensor_names().begin(), file.tensor_names().end());
         }
@@ -338,12 +347,58 @@ class model_graphs {
         }
         const cache_lengths lengths = lengths_of(memory_context.get());
 
+        if (!opts.split_tensors) {
+            json_line tensors;
+            tensors.begin_array("tensors");
+            graph_writer(tensors, [this](const ggml_tensor * t) { return role_of(t); }).write(graph);
+            tensors.end_array();
+            write_line(size, lengths, tensors, {});
+            return;
+        }
+        // what devices compute alike is written once
+        const auto &                                        steps = splitter.split(context->get_sched(), graph);
+        std::vector<std::pair<json_line, std::vector<int>>> different;
+        for (size_t j = 0; j < steps.size(); j++) {
+            json_line tensors = write_steps(steps[j]);
+            auto      equal   = std::find_if(different.begin(), different.end(), [&tensors](const auto & other) {
+                return other.first.written() == tensors.written();
+            });
+            if (equal == different.end()) {
+                equal = different.insert(equal, { std::move(tensors), {} });
+            }
+            equal->second.push_back((int) j);
+        }
+        for (const auto & [tensors, devices] : different) {
+            write_line(size, lengths, tensors, devices);
+        }
+    }
+
+  private:
+    json_line write_steps(const std::vector<device_step> & steps) const {
+        json_line tensors;
+        tensors.begin_array("tensors");
+        graph_writer writer(tensors, role_on_device);
+        for (const device_step & step : steps) {
+            if (step.part) {
+                writer.write(step.part);
+            } else {
+                writer.write_all_reduce(step.sum, (int) opts.n_devices);
+            }
+        }
+        tensors.end_array();
+        return tensors;
+    }
+
+    void write_line(const graph_size &       size,
+                    const cache_lengths &    lengths,
+                    const json_line &        tensors,
+                    const std::vector<int> & devices) const {
         json_line out;
         out.begin_object();
         out.begin_object("sizes");
         out.integer("n_tokens", size.n_tokens);
         out.integer("n_outputs", size.n_outputs);
-        out.integer("n_seqs", n_seqs);
+        out.integer("n_seqs", size.n_seqs);
         if (lengths.n_kv) {
             out.integer("n_kv", lengths.n_kv);
         }
@@ -360,14 +415,22 @@ class model_graphs {
         out.text("type_k", ggml_type_name(opts.type_k));
         out.text("type_v", ggml_type_name(opts.type_v));
         out.end_object();
-        out.begin_array("tensors");
-        graph_writer(out, [this](const ggml_tensor * t) { return role_of(t); }).write(graph);
-        out.end_array();
+        if (!devices.empty()) {
+            out.begin_object("split");
+            out.text("mode", "tensor");
+            out.integer("devices", opts.n_devices);
+            out.begin_array("of");
+            for (const int device : devices) {
+                out.number(device);
+            }
+            out.end_array();
+            out.end_object();
+        }
+        out.append(tensors);
         out.end_object();
         out.print(stdout);
     }
 
-  private:
     const char * role_of(const ggml_tensor * t) const {
         if (t->flags & GGML_TENSOR_FLAG_INPUT) {
             return "input";
@@ -431,6 +494,7 @@ class model_graphs {
     model_ptr                       model;
     context_ptr                     context;
     bool                            flash_attn = false;
+    graph_splitter                  splitter;
 };
 
 //
@@ -499,7 +563,7 @@ void limit(int resource, rlim_t most) {
         _exit(EXIT_BAD_INPUT);
     }
 #ifndef __SANITIZE_ADDRESS__  // which takes terabytes of addresses for its own books
-    limit(RLIMIT_AS, MAX_ADDRESS_SPACE);
+    limit(RLIMIT_AS, MAX_ADDRESS_SPACE + (opts.split_tensors ? opts.n_devices * ADDRESS_SPACE_OF_DEVICE : 0));
 #endif
     limit(RLIMIT_CPU, MAX_CPU_SECONDS);
     limit(RLIMIT_CORE, 0);

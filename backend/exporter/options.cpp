@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include "ggml-backend.h"
 #include "llama.h"
 
 #include <cerrno>
@@ -143,6 +144,17 @@ bool read_value(const std::string & name, const std::string & value, options & o
     if (name == "--ftype") {
         return read_ftype(value, opts.ftype, mistake);
     }
+    if (name == "--split-mode") {
+        if (value != "tensor" && value != "none") {
+            mistake = "expected tensor or none, not '" + value + "'";
+            return false;
+        }
+        opts.split_tensors = value == "tensor";
+        return true;
+    }
+    if (name == "--devices") {
+        return read_number(value, opts.n_devices, mistake);
+    }
     if (name == "--flash-attn") {
         opts.flash_attn.clear();
         for (const std::string & word : split(value, ',')) {
@@ -182,6 +194,10 @@ const char * usage() {
            "default\n"
            "  --kv-unified          sequences share one cache\n"
            "  --swa-full            sliding windows have a cache as long as the others\n"
+           "  --split-mode MODE     tensor: the graphs of each of the devices over which llama.cpp splits tensors; "
+           "none by "
+           "default\n"
+           "  --devices N           devices of --split-mode tensor, 2 to 16\n"
            "  --version             print the llama.cpp that this program was built for\n"
            "\n"
            "Exit status: 0 done, 2 wrong usage or a model that llama.cpp does not take.\n";
@@ -189,7 +205,8 @@ const char * usage() {
 
 bool parse_options(int argc, char ** argv, options & opts, std::string & mistake) {
     const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
-                                        "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype" };
+                                        "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype",
+                                        "--split-mode",   "--devices" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;
@@ -242,6 +259,12 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
     }
     if (opts.n_ctx == 0 || opts.n_ubatch == 0 || opts.n_seq_max == 0) {
         mistake = "--ctx-size, --ubatch-size and --parallel are at least 1";
+        return false;
+    }
+    if (opts.split_tensors ? opts.n_devices < 2 || opts.n_devices > GGML_BACKEND_META_MAX_DEVICES
+                           : opts.n_devices != 1) {
+        mistake = "--devices is 2 to " + std::to_string(GGML_BACKEND_META_MAX_DEVICES) +
+                  " with --split-mode tensor, and not given without";
         return false;
     }
     return true;

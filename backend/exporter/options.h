@@ -18,16 +18,18 @@ struct graph_size {
 
 struct options {
     std::string             model;
-    uint32_t                n_ctx      = 4096;
-    uint32_t                n_ubatch   = 512;
-    uint32_t                n_seq_max  = 1;
-    ggml_type               type_k     = GGML_TYPE_F16;
-    ggml_type               type_v     = GGML_TYPE_F16;
-    std::vector<bool>       flash_attn = { true };
-    bool                    kv_unified = false;
-    bool                    swa_full   = false;
-    int                     ftype      = -1;  // llama_ftype; -1: types as the file has them
-    bool                    version    = false;
+    uint32_t                n_ctx         = 4096;
+    uint32_t                n_ubatch      = 512;
+    uint32_t                n_seq_max     = 1;
+    ggml_type               type_k        = GGML_TYPE_F16;
+    ggml_type               type_v        = GGML_TYPE_F16;
+    std::vector<bool>       flash_attn    = { true };
+    bool                    kv_unified    = false;
+    bool                    swa_full      = false;
+    int                     ftype         = -1;     // llama_ftype; -1: types as the file has them
+    bool                    split_tensors = false;  // over n_devices, as llama.cpp does with -sm tensor
+    uint32_t                n_devices     = 1;
+    bool                    version       = false;
     std::vector<graph_size> graphs;
 };
 

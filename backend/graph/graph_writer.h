@@ -34,7 +34,40 @@ class graph_writer {
         }
     }
 
+    // Writes the sum over `n_devices` devices that takes the place of `t`, which was written before: a node in the memory of
+    // `t` that every later node has as its source.
+    void write_all_reduce(const ggml_tensor * t, int n_devices) {
+        const int storage = t->view_src ? storage_of(t->view_src) : storage_of(t);
+        const int source  = number_of(t);
+        places.emplace(t, source);
+        const int number       = n_written++;
+        numbers[t]             = number;
+        const std::string name = std::string(t->name) + " (sum)";
+        begin_tensor(name.c_str(), "all_reduce", t);
+        write_array("src", &source, 1);
+        write_array("params", &n_devices, 1);
+        const int64_t view[] = { storage, (int64_t) (t->view_src ? t->view_offs : 0) };
+        write_array("view", view, 2);
+        out.end_object();
+    }
+
   private:
+    // Returns the number of the tensor that has memory of its own for `t`: a sum is in the memory of its source.
+    int storage_of(const ggml_tensor * t) {
+        const int  number = number_of(t);
+        const auto found  = places.find(t);
+        return found == places.end() ? number : found->second;
+    }
+
+    void begin_tensor(const char * name, const char * op, const ggml_tensor * t) {
+        out.begin_object();
+        out.text("name", name);
+        out.text("op", op);
+        out.text("type", ggml_type_name(t->type));
+        write_array("ne", t->ne, GGML_MAX_DIMS);
+        write_array("nb", t->nb, GGML_MAX_DIMS);
+    }
+
     int number_of(const ggml_tensor * t) {
         const auto found = numbers.find(t);
         if (found != numbers.end()) {
@@ -49,8 +82,8 @@ class graph_writer {
             sources[i] = !t->src[i] ? -1 : t->src[i] == t ? SELF : number_of(t->src[i]);
             n_src      = t->src[i] ? i + 1 : n_src;
         }
-        const int root   = t->view_src ? number_of(t->view_src) : -1;
-        const int number = (int) numbers.size();
+        const int root   = t->view_src ? storage_of(t->view_src) : -1;
+        const int number = n_written++;
         numbers[t]       = number;
         std::replace(sources, sources + n_src, SELF, number);
         write_tensor(t, sources, n_src, root);
@@ -73,12 +106,7 @@ class graph_writer {
         while (n_params > 0 && t->op_params[n_params - 1] == 0) {
             n_params--;
         }
-        out.begin_object();
-        out.text("name", t->name);
-        out.text("op", op.c_str());
-        out.text("type", ggml_type_name(t->type));
-        write_array("ne", t->ne, GGML_MAX_DIMS);
-        write_array("nb", t->nb, GGML_MAX_DIMS);
+        begin_tensor(t->name, op.c_str(), t);
         if (n_src) {
             write_array("src", sources, n_src);
         }
@@ -108,6 +136,8 @@ class graph_writer {
 
     json_line &                                  out;
     const role_of_t                              role_of;
+    int                                          n_written = 0;
     std::unordered_map<const ggml_tensor *, int> numbers;
+    std::unordered_map<const ggml_tensor *, int> places;  // of sources of sums
     std::unordered_set<const ggml_tensor *>      in_graph;
 };

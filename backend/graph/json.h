@@ -37,6 +37,12 @@ class json_line {
         line += std::to_string(value);
     }
 
+    // Adds what another line has written, which begins with a key.
+    void append(const json_line & other) {
+        start(nullptr);
+        line += other.line;
+    }
+
     // Returns what was written so far.
     const std::string & written() const { return line; }
 

@@ -14,11 +14,12 @@ from kernelgen.ggml import ops, shapes
 from kernelgen.hlo.lint import lint
 from kernelgen.targets import TARGETS
 
-SCAN = LIBRARY.scan()
+# What several devices compute is in test_collective.py: XLA does not compile it for one.
+SCAN = {op: registration for op, registration in LIBRARY.scan().items() if op != "all_reduce"}
 
 
 def test_every_op_that_a_manifest_can_name_has_an_emitter() -> None:
-    assert sorted(SCAN) == sorted(ops.OPS)
+    assert sorted(LIBRARY.scan()) == sorted(ops.OPS)
 
 
 def test_every_emitter_has_a_reference_an_example_and_types() -> None:

@@ -85,6 +85,7 @@ filegroup(
         "ggml/CMakeLists.txt",
     ] + glob([
         "ggml/include/*.h",
+        "ggml/src/*.h",
         "include/*.h",
         "src/*.h",
     ]),

@@ -9,6 +9,7 @@ The form:
 * calls are inlined, so that a helper function of an emitter leaves no trace; instructions that no result needs are dropped;
 * a computation lists its parameters by number, then the other instructions in depth-first order of operands from the root;
 * computations come callee before caller, numbered from 1; instructions are numbered from 1 through the whole module;
+* channels of collectives are numbered from 1 in that order;
 * names are `opcode.id`; metadata, stack frames, shardings and profiles are gone, and backend configurations but for those of custom
   calls;
 * the entry's parameters and results carry the names that the NEFF's tensors get, as the frontend attributes `neff_input_names`
@@ -207,7 +208,7 @@ def _renumber(module: Any, order: list[Any], instructions: list[list[Any]]) -> N
     computation_ids = {c.id: n for n, c in enumerate(order, start=1)}
     entry_id = computation_ids[module.entry_computation_id]
     kept = []
-    number = 1
+    number = channel = 1
     for computation, listed in zip(order, instructions, strict=True):
         ids = {i.id: number + k for k, i in enumerate(listed)}
         number += len(listed)
@@ -220,6 +221,9 @@ def _renumber(module: Any, order: list[Any], instructions: list[list[Any]]) -> N
             _substitute(i.control_predecessor_ids, ids)
             i.control_predecessor_ids.sort()  # a set, unlike operands
             _substitute(i.called_computation_ids, computation_ids)
+            if i.channel_id:
+                i.channel_id = channel
+                channel += 1
         copy.root_id = ids[computation.root_id]
         copy.id = computation_ids[computation.id]
         kept.append(copy)

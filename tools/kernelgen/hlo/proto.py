@@ -56,6 +56,7 @@ _SCHEMA: dict[str, str] = {
         Literal literal 8
         int64 parameter_number 9
         int64 tuple_index 13
+        int64 channel_id 26
         string custom_call_target 28
         int64 id 35
         *int64 operand_ids 36

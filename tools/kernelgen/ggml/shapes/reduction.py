@@ -68,7 +68,14 @@ def _repeat_back(op: str, inputs: Inputs, output: TensorDesc, params: Mapping[st
         )
 
 
+def _all_reduce(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
+    a = given(inputs, 0)
+    want_type(inputs, 0, "src0 of all_reduce", frozenset({"f32"}))
+    return a.ne, a.dtype
+
+
 RULES: Mapping[str, Rule] = {
+    "all_reduce": _all_reduce,
     "sum": _sum,
     "mean": _mean,
     "cumsum": _cumsum,
