@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from kernelgen import cli
 from kernelgen.dispatch import chips
 from kernelgen.errors import KernelgenError
+from kernelgen.forecast.time import Time
 from kernelgen.report import baseline, plots
 from kernelgen.report.numbers import PARTS, peak, published
 from kernelgen.report.page import page
@@ -202,6 +204,13 @@ def test_calls_of_a_model_have_bars_and_plots(written: Path) -> None:
     assert "none &amp; &lt;none&gt;" in text and "<b>" not in text
     for words in PARTS.values():
         assert words in text
+
+
+def test_each_part_of_a_launch_has_words_and_a_color() -> None:
+    names = [field.name for field in dataclasses.fields(Time)]
+    longest = [Time(**{name: float(name in ("launch", one)) for name in names}) for one in names]
+    assert {part for time in longest for part in time.parts} | {"host"} == set(PARTS)
+    assert len({plots.color(part) for part in PARTS}) == len(PARTS)
 
 
 def test_plots_say_in_words_what_they_show() -> None:

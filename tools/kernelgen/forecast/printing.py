@@ -13,7 +13,7 @@ from kernelgen.forecast.time import Time
 SHOWN = 8
 """Kernels that have a line of their own."""
 
-_PARTS = {
+PARTS = {
     "launch": "launches",
     "memory": "weights, cache and results, streamed",
     "tensor": "products of up to 128 rows",
@@ -26,6 +26,7 @@ _PARTS = {
     "calls": "beginnings of NKI kernels",
     "reductions": "sums over cores",
 }
+"""What a launch's time consists of (`Time.parts`), in words."""
 _OVERLAPPED = ("memory", "tensor", "vector", "scalar")
 
 
@@ -90,7 +91,7 @@ def text(call: CallForecast, chip: Chip) -> list[str]:
         lines.append(f"  {call.missing} nodes have no kernel; the time that the CPU takes for them is not in it")
     lines.append(f"  {call.count} launches, and {call.transfers_us / 1e3:.2f} ms of transfers over the host")
     parts = call.parts_ms
-    lines += [f"  {parts[part]:9.2f} ms  {words}" for part, words in _PARTS.items() if parts.get(part)]
+    lines += [f"  {parts[part]:9.2f} ms  {words}" for part, words in PARTS.items() if parts.get(part)]
     alone = ", ".join(f"{part} {call.part_ms(part):.2f}" for part in _OVERLAPPED)
     lines.append(f"  ms that each would take alone: {alone}")
     for one in call.launches[:SHOWN]:

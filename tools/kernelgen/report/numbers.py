@@ -13,6 +13,7 @@ from typing import Any
 import kernelgen
 from kernelgen.bundle.reader import Stored
 from kernelgen.dispatch.chips import Chip
+from kernelgen.forecast import printing
 from kernelgen.forecast.call import CallForecast
 from kernelgen.forecast.kernels import Kernels, Spec
 from kernelgen.forecast.time import of_work
@@ -26,18 +27,7 @@ FORMAT = 1
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 """Names that the table of the chips has for dtypes of products."""
 
-PARTS = {
-    "launch": "launches",
-    "memory": "device memory",
-    "tensor": "tensor engine",
-    "descriptors": "descriptors",
-    "elements": "vector and scalar engines",
-    "spills": "spills",
-    "waited": "few partitions",
-    "calls": "NKI calls",
-    "reductions": "reductions",
-    "host": "host transfers",
-}
+PARTS = {**printing.PARTS, "host": "transfers over the host"}
 """What a call's time consists of, in the order of the bar."""
 
 

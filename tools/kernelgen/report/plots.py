@@ -12,13 +12,26 @@ from kernelgen.report.numbers import PARTS
 
 WIDTH, HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 44
-COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d1f", "#7f7f7f", "#5d3a9b", "#333333")
+COLORS = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#d55e00",
+    "#8c6d1f",
+    "#7f7f7f",
+    "#5d3a9b",
+    "#f0e442",
+    "#332288",
+    "#333333",
+)
 """Okabe and Ito's colors, which people with any color vision can tell apart, and more for parts that are seldom there."""
 
 
 def color(part: str) -> str:
     """Returns the color of a part of a call's time."""
-    return COLORS[list(PARTS).index(part)]
+    return dict(zip(PARTS, COLORS, strict=True))[part]
 
 
 def bar(parts_ms: Mapping[str, float], label: str) -> Markup:
