@@ -342,7 +342,8 @@ def test_products_take_what_is_counted_of_their_kernels() -> None:
                 for layout in (("", "bf16") if dtype in FIELDS else ("", ""))
             )
             for known, said in (plain, wide):
-                assert known.columns == said.columns, (op, dtype)
+                assert (known.columns, known.columns_many) == (said.columns, said.columns_many), (op, dtype)
+                assert known.narrow == said.narrow, (op, dtype)
                 assert known.read == pytest.approx(said.read, abs=512 * rows * 4 + 4096), (op, dtype)
             for name in ("vector", "vector_two", "either", "scalar", "elements"):
                 gains = [getattr(one[i], name) for i in (0, 1) for one in (plain, wide)]
