@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import ceil
 from types import MappingProxyType
 
-from kernelgen.forecast.work import LONG_ROW, Work
+from kernelgen.forecast.work import Work
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.ggml.weight_layouts import BF16
@@ -73,9 +73,6 @@ def of_product(op: str, weight: TensorDesc, output: TensorDesc) -> Work:
     tiles = min(ceil(a / PARTITIONS) * max(b, PARTITIONS) for a, b in ((rows, columns), (columns, rows)))
     found = work.columns if min(rows, columns) <= PARTITIONS else work.columns_many
     found[_DTYPES.get(weight.dtype, "bfloat16")] = matrices * ceil(inner / PARTITIONS) * tiles
-    row = 2 * inner if widened else inner * kind.size
-    if op == "mul_mat" and row < LONG_ROW and (widened or not kind.quantized):  # dequantized ones are not multiplied as they lie
-        work.narrow[row] = int(work.read)
     if kind.quantized and not widened:
         vector, two, either, work.elements = (blocks * n for n in DEQUANTIZE[weight.dtype])
         work.vector, work.vector_two, work.either = (n / PARTITIONS for n in (vector, two, either))
@@ -86,7 +83,7 @@ def added(works: Iterable[tuple[Work, int]]) -> Work:
     """Returns the sum of what products take, each so often."""
     total = Work()
     for work, count in works:
-        for name in ("columns", "columns_many", "narrow"):
+        for name in ("columns", "columns_many"):
             for key, n in getattr(work, name).items():
                 getattr(total, name)[key] += count * n
         for name in ("read", "vector", "vector_two", "either", "elements"):

@@ -212,8 +212,8 @@ class _WorkCount:
             elif (origin := self.origin(computation, o)) not in seen:
                 seen.add(origin)
                 self.work.read += times * size(o.shape)
-                if i.opcode == "dot" and sum(n > 1 for n in o.shape.dimensions) == 2:
-                    row = size(o.shape) * o.shape.dimensions[-1] // prod(o.shape.dimensions)
+                if i.opcode == "dot" and len(o.shape.dimensions) == 2:
+                    row = size(o.shape) // max(o.shape.dimensions[0], 1)
                     if row < LONG_ROW:
                         self.work.narrow[row] += ceil(times * size(o.shape))
 
