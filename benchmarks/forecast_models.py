@@ -2,8 +2,10 @@
 `./bazelw run //benchmarks:forecast_models`.
 
 llama.cpp says what it computes for one token and for a prompt of 512 with 1,024 cells, from the models' headers; each layer is one
-kernel. More than one core is not built yet. A column is of products by quantized weights in F32, as they were before their kernels
-rounded both factors to BF16: the same counts, with the rate of F32. `--markdown` prints the table of docs/forecast.md.
+kernel. More than one core is not built yet. Quantized weights have the layouts that `kernelgen model` chooses, for one token, the
+target and the number of cores. Before, they were as ggml has them, and multiplied in F32: the same counts, with the rate of F32.
+A second table has FLOPs in F32 and bytes that are read, of a layer's launch and of a token, before and now. `--markdown` prints
+both for docs/forecast.md.
 """
 
 from __future__ import annotations
@@ -27,15 +29,20 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.forecast.call import CallForecast, forecast
 from kernelgen.forecast.time import sbuf_bytes
+from kernelgen.forecast.weights import AS_GGML, Widened, choose
 from kernelgen.forecast.work import Work, of_hlo
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
+from kernelgen.ggml.weight_layouts import BF16, WEIGHTS
 from kernelgen.lowering import emission
 from kernelgen.model.exporter import Exporter
+from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import segment_spec
 from kernelgen.model.repeats import layers
 from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import PARTITIONS
 from published import MODELS
 from published.header import write
 
@@ -63,9 +70,46 @@ def quantized(spec: Spec) -> bool:
 
 def in_f32(work: Work) -> Work:
     """Returns the work with its products of BF16 as ones of F32."""
-    columns = Counter(work.columns)
-    columns["float32"] += columns.pop("bfloat16", 0)
-    return replace(work, columns=columns)
+    found = [Counter(columns) for columns in (work.columns, work.columns_many)]
+    for columns in found:
+        columns["float32"] += columns.pop("bfloat16", 0)
+    return replace(work, columns=found[0], columns_many=found[1])
+
+
+def laid_out(spec: Spec, widened: Widened) -> Spec:
+    """Returns a kernel that has some weights in the layout `bf16`."""
+    if isinstance(spec, KernelSpec):
+        return replace(spec, inputs=tuple(in_layout(spec.op, n, t, widened) for n, t in enumerate(spec.inputs)))
+    nodes = []
+    for node in spec.nodes:
+        tensors = [in_layout(node.op, n, o and o.tensor, widened) for n, o in enumerate(node.inputs)]
+        inputs = (o and t and replace(o, tensor=t) for o, t in zip(node.inputs, tensors, strict=True))
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    return GraphSpec(tuple(nodes), spec.slots)
+
+
+def in_layout(op: str, number: int, tensor: TensorDesc | None, widened: Widened) -> TensorDesc | None:
+    """Returns an input of an op, in the layout `bf16` where it is a weight among some."""
+    return tensor.in_layout(BF16) if tensor is not None and tensor in widened and WEIGHTS.get(op) == number else tensor
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of a launch or a call.
+
+    Attributes:
+        gflop: that the tensor engine multiplies in F32, in 1e9: of all columns that move through tiles of 128 x 128, used or not.
+        gb: that are read (weights, cache and activations), in 1e9 bytes.
+    """
+
+    gflop: float
+    gb: float
+
+    @classmethod
+    def of(cls, works: Sequence[tuple[Work, int]]) -> Sums:
+        """Returns the sums of works, each so often."""
+        columns = sum(n * (work.columns["float32"] + work.columns_many["float32"]) for work, n in works)
+        return cls(2 * PARTITIONS**2 * columns / 1e9, sum(n * work.read for work, n in works) / 1e9)
 
 
 @dataclass(frozen=True)
@@ -76,13 +120,19 @@ class Row:
         target: its name.
         token: one token, over each of `CORES`.
         prompt: a prompt of `N_PROMPT` tokens on one core.
-        before: one token on one core with products by quantized weights in F32.
+        before: one token on one core with quantized weights as ggml has them, and their products in F32.
+        prompt_before: a prompt so.
+        layouts: what quantized weights are in on one core; empty where none are quantized.
+        sums: of a launch of the layer that takes longest and of a token: before, and now.
     """
 
     target: str
     token: tuple[CallForecast, ...]
     prompt: CallForecast
     before: CallForecast
+    prompt_before: CallForecast
+    layouts: str
+    sums: tuple[tuple[Sums, Sums], tuple[Sums, Sums]]
 
 
 def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> Iterator[Row]:
@@ -101,43 +151,85 @@ def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> I
         with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
             return emission.emit(catalog.emitters(catalog.kernel(spec)), spec).hlo
 
+    @cache
+    def counted(spec: Spec, sbuf: int) -> Work:
+        return of_hlo(hlo(spec), sbuf)
+
+    def before(spec: Spec, sbuf: int) -> Work:
+        work = counted(spec, sbuf)
+        return in_f32(work) if quantized(spec) else work
+
     for target in SHOWN:
         chip = chips.of(target)
         sbuf = sbuf_bytes(chip)
+        choices = {cores: choice for cores in CORES for choice in choose(token, [chip], cores)}
+        widened: dict[int, Widened] = {cores: frozenset() for cores in CORES}
+        widened |= {cores: choice.chosen.widened for cores, choice in choices.items()}
 
-        def known(spec: Spec, sbuf: int = sbuf) -> Work:
-            return of_hlo(hlo(spec), sbuf)
+        def now(graph: Graph, cores: int) -> CallForecast:
+            in_bf16 = widened[cores]  # noqa: B023
 
-        def before(spec: Spec, sbuf: int = sbuf) -> Work:
-            work = of_hlo(hlo(spec), sbuf)
-            return in_f32(work) if quantized(spec) else work
+            def work_of(spec: Spec) -> Work:
+                return counted(laid_out(spec, in_bf16), sbuf)  # noqa: B023
 
-        found = [
-            forecast(graph, (), groups, chip, work_of, layers=header.layers, cores=cores)
-            for graph, work_of, cores in [(prompt, known, 1), (token, before, 1), *((token, known, n) for n in CORES)]
+            return forecast(graph, (), groups, chip, work_of, layers=header.layers, cores=cores, widened=in_bf16)  # noqa: B023
+
+        past = [
+            forecast(graph, (), groups, chip, lambda spec: before(spec, sbuf), layers=header.layers)  # noqa: B023
+            for graph in (token, prompt)
         ]
-        if found[0].missing + found[1].missing:
-            raise SystemExit(f"{model}, {ftype}: {found[0].missing + found[1].missing} nodes have no kernel")
-        yield Row(target, tuple(found[2:]), found[0], found[1])
+        if missing := sum(one.missing for one in past):
+            raise SystemExit(f"{model}, {ftype}: {missing} nodes have no kernel")
+        longest = past[0].launches[0].spec
+        launched = [(one.spec, one.count) for one in past[0].launches]
+        sums = [
+            (
+                Sums.of([(before(spec, sbuf), n) for spec, n in specs]),
+                Sums.of([(counted(laid_out(spec, widened[1]), sbuf), n) for spec, n in specs]),
+            )
+            for specs in ([(longest, 1)], launched)
+        ]
+        layouts = choices[1].name if choices else ""
+        tokens = tuple(now(token, cores) for cores in CORES)
+        yield Row(target, tokens, now(prompt, 1), *past, layouts, (sums[0], sums[1]))
 
 
-def rows(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> Iterator[list[str]]:
+def fields(row: Row) -> tuple[str, ...]:
+    """Returns what a line of the first table has behind the target."""
+    one = row.token[0]
+    held = (one.memory.weights + one.memory.cache) / (1 << 30)
+    parts = sorted(one.parts_ms.items(), key=lambda part: -part[1])[:2]
+    return (
+        short(row.layouts),
+        f"{held:.1f} of {one.memory.device >> 30}",
+        *map(cell, row.token),
+        ", ".join(f"{part} {ms:.1f}" for part, ms in parts),
+        cell(row.before) if row.layouts else "",
+        f"{row.prompt.ms:.0f} ms",
+        f"{row.prompt_before.ms:.0f} ms" if row.layouts else "",
+    )
+
+
+def sums_fields(row: Row) -> tuple[str, ...]:
+    """Returns what a line of the second table has behind the target."""
+    found = [short(row.layouts)]
+    for before, now in row.sums:
+        found += [f"{before.gflop:.2f}, {now.gflop:.2f}", f"{before.gb:.3f}, {now.gb:.3f}"]
+    return tuple(found)
+
+
+def short(layouts: str) -> str:
+    """Returns the name of layouts as the tables have it."""
+    return "as ggml's" if layouts == AS_GGML else layouts.replace(" shapes and types", "").replace(" for ", ": ")
+
+
+def merged(model: str, ftype: str, found: Sequence[tuple[str, tuple[str, ...]]]) -> Iterator[list[str]]:
     """Yields the fields of each line; targets of the same figures have one."""
-    merged: dict[tuple[str, ...], list[str]] = {}
-    for row in forecasts(model, ftype, exporter, catalog):
-        one = row.token[0]
-        held = (one.memory.weights + one.memory.cache) / (1 << 30)
-        parts = sorted(one.parts_ms.items(), key=lambda part: -part[1])[:2]
-        fields = (
-            f"{held:.1f} of {one.memory.device >> 30}",
-            *map(cell, row.token),
-            ", ".join(f"{part} {ms:.1f}" for part, ms in parts),
-            "" if row.before.ms == one.ms else cell(row.before),
-            f"{row.prompt.ms:.0f} ms",
-        )
-        merged.setdefault(fields, []).append(row.target)
-    for fields, targets in merged.items():
-        yield [model, ftype, ", ".join(targets), *fields]
+    targets: dict[tuple[str, ...], list[str]] = {}
+    for target, figures in found:
+        targets.setdefault(figures, []).append(target)
+    for figures, names in targets.items():
+        yield [model, ftype, ", ".join(names), *figures]
 
 
 def cell(one: CallForecast) -> str:
@@ -153,32 +245,51 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     programs = Programs.find()
     exporter, catalog = Exporter(programs.exporter, programs.libraries), Catalog([builtin_library()])
-    if args.markdown:
-        print("| " + " | ".join(HEADS) + " |\n|---|---|---|--:|--:|--:|--:|---|--:|--:|")
-    else:
+    if not args.markdown:
         print("ms of a token and tokens a second, in parentheses what does not fit; modelled, not measured")
         print(f"one sequence, {N_KV:,} cells; more than 1 core is not built yet\n")
-        print(LINE.format(*HEADS))
+    print(line(HEADS, LINE, args.markdown))
+    if args.markdown:
+        print("|---|---|---|---|--:|--:|--:|--:|---|--:|--:|--:|")
+    later: list[list[str]] = []
     for model, ftype in ROWS:
         if args.only in (None, model):
-            for fields in rows(model, ftype, exporter, catalog):
-                print("| " + " | ".join(fields) + " |" if args.markdown else LINE.format(*fields))
+            found = list(forecasts(model, ftype, exporter, catalog))
+            for figures in merged(model, ftype, [(row.target, fields(row)) for row in found]):
+                print(line(figures, LINE, args.markdown), flush=True)
+            if found[0].layouts:
+                later += merged(model, ftype, [(row.target, sums_fields(row)) for row in found])
+    print("" if args.markdown else "\n10^9 FLOPs in F32 and 10^9 bytes that are read, before and now\n")
+    print(line(SUMS_HEADS, SUMS_LINE, args.markdown))
+    if args.markdown:
+        print("|---|---|---|---|--:|--:|--:|--:|")
+    for figures in later:
+        print(line(figures, SUMS_LINE, args.markdown))
     return 0
+
+
+def line(values: Sequence[str], template: str, markdown: bool) -> str:
+    """Returns a line of a table."""
+    return f"| {' | '.join(values)} |" if markdown else template.format(*values)
 
 
 HEADS = (
     "model",
     "weights",
     "target",
+    "layout",
     "GiB",
     "1 core",
     "2 cores",
     "4 cores",
     "longest on 1",
-    "1 core, in F32",
+    "1 core, before",
     "512 tokens",
+    "512, before",
 )
-LINE = "{:11}  {:7}  {:10}  {:>10}  {:>14}  {:>14}  {:>14}  {:29}  {:>14}  {:>10}"
+LINE = "{:11}  {:7}  {:10}  {:12}  {:>10}  {:>14}  {:>14}  {:>14}  {:29}  {:>14}  {:>10}  {:>11}"
+SUMS_HEADS = ("model", "weights", "target", "layout", "GFLOP, layer", "GB, layer", "GFLOP, token", "GB, token")
+SUMS_LINE = "{:11}  {:7}  {:22}  {:12}  {:>14}  {:>14}  {:>14}  {:>16}"
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -193,7 +193,7 @@ def test_a_kernel_whose_emitter_refuses_it_is_left_out_with_the_reason(
     assert "warning: the forecast leaves out a kernel" in said.err and "ValueError: not today" in said.err
 
 
-def test_the_table_of_models_has_each_target_and_number_of_cores_and_products_in_f32_beside_them(
+def test_the_table_of_models_has_each_target_and_number_of_cores_in_the_layouts_that_are_chosen_and_what_was_before(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(forecast_models.Programs, "find", lambda: exporter_programs(exporter))
@@ -204,23 +204,35 @@ def test_the_table_of_models_has_each_target_and_number_of_cores_and_products_in
     said = capsys.readouterr().out
     assert "modelled, not measured" in said and "more than 1 core is not built yet" in said
     assert forecast_models.main(["--markdown"]) == 0
-    head, _, *lines = [
-        [field.strip() for field in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
+    tables = [
+        [[field.strip() for field in line.split("|")[1:-1]] for line in table.splitlines()]
+        for table in capsys.readouterr().out.strip().split("\n\n")
     ]
-    assert head == list(forecast_models.HEADS)
+    (head, _, *lines), (sums_head, _, *sums_lines) = tables
+    assert (head, sums_head) == (list(forecast_models.HEADS), list(forecast_models.SUMS_HEADS))
     assert [line[:3] for line in lines] == [
         ["small", ftype, target] for ftype in ("F16", "Q8_0") for target in ("trn1, inf2", "trn2")
     ]
     for line in lines:
-        assert all(" ms, " in cell and "(" not in cell for cell in line[4:7])
-        # of F16 weights nothing was multiplied in F32 before, either
-        assert bool(line[8]) == (line[1] == "Q8_0")
+        assert all(" ms, " in cell and "(" not in cell for cell in line[5:8])
+        # of F16 weights nothing was dequantized or multiplied in F32 before, either
+        assert [line[3], bool(line[9]), bool(line[11])] == (
+            ["bf16", True, True] if line[1] == "Q8_0" else ["", False, False]
+        )
+    assert [line[:4] for line in sums_lines] == [["small", "Q8_0", "trn1, inf2, trn2", "bf16"]]
     catalog = Catalog([builtin_library()])
     for row in forecast_models.forecasts("small", "Q8_0", exporter, catalog):
         one, *_, four = row.token
         assert (four.cores, row.prompt.n_tokens, row.prompt.cores) == (4, 512, 1)
-        assert row.before.part_ms("tensor") > one.part_ms("tensor") > 0
-        assert row.before.part_ms("memory") == one.part_ms("memory")
+        for before, now in ((row.before, one), (row.prompt_before, row.prompt)):
+            for part in ("tensor", "products")[: 1 + (before is row.prompt_before)]:
+                assert before.part_ms(part) > now.part_ms(part) > 0
+            assert before.part_ms("scalar") > now.part_ms("scalar")
+        assert one.memory.weights > row.before.memory.weights
+        for before, now in row.sums:  # what attention multiplies in F32 is the same
+            assert before.gflop > now.gflop >= 0 and 1 < now.gb / before.gb < 2 / (34 / 32)
+        layer, call = row.sums
+        assert all(0 < of.gb < whole.gb for of, whole in zip(layer, call, strict=True))
     huge = memory.Memory(1 << 40, 0, 1 << 34)
     assert forecast_models.cell(replace(one, memory=huge)) == f"({forecast_models.cell(one)})"
 
@@ -342,7 +354,8 @@ def test_products_take_what_is_counted_of_their_kernels() -> None:
                 for layout in (("", "bf16") if dtype in FIELDS else ("", ""))
             )
             for known, said in (plain, wide):
-                assert known.columns == said.columns, (op, dtype)
+                assert (known.columns, known.columns_many) == (said.columns, said.columns_many), (op, dtype)
+                assert known.narrow == said.narrow, (op, dtype)
                 assert known.read == pytest.approx(said.read, abs=512 * rows * 4 + 4096), (op, dtype)
             for name in ("vector", "vector_two", "either", "scalar", "elements"):
                 gains = [getattr(one[i], name) for i in (0, 1) for one in (plain, wide)]

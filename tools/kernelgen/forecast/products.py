@@ -71,7 +71,8 @@ def of_product(op: str, weight: TensorDesc, output: TensorDesc) -> Work:
     widened = weight.layout == BF16
     work = Work(read=2 * elements if widened else blocks * kind.size)
     tiles = min(ceil(a / PARTITIONS) * max(b, PARTITIONS) for a, b in ((rows, columns), (columns, rows)))
-    work.columns[_DTYPES.get(weight.dtype, "bfloat16")] = matrices * ceil(inner / PARTITIONS) * tiles
+    found = work.columns if min(rows, columns) <= PARTITIONS else work.columns_many
+    found[_DTYPES.get(weight.dtype, "bfloat16")] = matrices * ceil(inner / PARTITIONS) * tiles
     if kind.quantized and not widened:
         vector, two, either, work.elements = (blocks * n for n in DEQUANTIZE[weight.dtype])
         work.vector, work.vector_two, work.either = (n / PARTITIONS for n in (vector, two, either))
@@ -82,8 +83,9 @@ def added(works: Iterable[tuple[Work, int]]) -> Work:
     """Returns the sum of what products take, each so often."""
     total = Work()
     for work, count in works:
-        for dtype, n in work.columns.items():
-            total.columns[dtype] += count * n
+        for name in ("columns", "columns_many"):
+            for key, n in getattr(work, name).items():
+                getattr(total, name)[key] += count * n
         for name in ("read", "vector", "vector_two", "either", "elements"):
             setattr(total, name, getattr(total, name) + count * getattr(work, name))
     return total

@@ -26,6 +26,9 @@ AS_GGML = "as ggml has them"
 EQUAL = 1.01
 """Times whose ratio is less are equal; then weights stay as ggml has them."""
 
+DIGITS = 6
+"""As many digits of what weights gain for a byte are compared; those behind them are rounding of sums."""
+
 ROOM = 16
 """A part in so many of the memory is left for programs, their results and scratchpads, which the forecast does not know."""
 
@@ -206,8 +209,10 @@ def _choice(products: Products, chip: Chip, cores: int) -> Choice:
             / products.added_bytes(frozenset([weight]))
             for weight in products.bytes
         }
+        # weights of one type often gain the same for a byte, but for the last digits: then the larger ones first
+        order = sorted(products.bytes, key=lambda one: (-products.added_bytes(frozenset([one])), str(one)))
         some: Widened = frozenset()
-        for weight in sorted(products.bytes, key=lambda one: (-gains[one], str(one))):
+        for weight in sorted(order, key=lambda one: float(f"{-gains[one]:.{DIGITS}g}")):
             if gains[weight] > 0 and has_room(memory(some | {weight}, cores)):
                 some |= {weight}
         if some:
