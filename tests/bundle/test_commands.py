@@ -21,6 +21,7 @@ from kernelgen.cli import compile as compile_command
 from kernelgen.cli import inspect as inspect_command
 from kernelgen.errors import EXIT_USAGE, KernelgenError
 from kernelgen.hlo import proto
+from kernelgen.hlo.estimate import estimate
 from kernelgen.neff import description
 from kernelgen.plan import Kernel, Neff, Plan
 
@@ -66,6 +67,13 @@ def test_pack_and_tree_say_the_same(out: Path, kernels: Kernels) -> None:
     relu, silu = (next(k for k in packed["kernels"] if k["id"].startswith(f"{op}-6-")) for op in ("relu", "silu"))
     assert relu["same_as"] is None and silu["same_as"] == relu["id"]
     assert relu["neff_size"] == kernels.neffs[relu["id"]].stat().st_size
+    made = estimate(kernels.hlos[relu["id"]].read_bytes(), "trn1")
+    assert relu["neff_memory"] == silu["neff_memory"] == {"code": made.code_bytes, "rings": 0, "scratchpad": 0}
+    said = run(inspect_command.command, out / "tiny_trn1").stdout
+    assert (
+        said.count(f"its program takes {made.code_bytes} bytes of code, 0 bytes of rings, 0 bytes of scratchpad\n")
+        == 12
+    )
 
 
 def test_notes_are_kept_in_pack_and_tree_and_printed(kernels: Kernels, tmp_path: Path) -> None:

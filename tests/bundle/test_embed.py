@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
@@ -44,7 +45,11 @@ int main(void) {
         for (uint64_t b = 0; b < t->neff_sizes[i]; b++) {
             sum = sum * 31 + data[b];
         }
-        printf("%llu %llu %s\n", (unsigned long long) t->neff_sizes[i], sum, t->neff_sha256 + 65 * i);
+        printf("%llu %llu %s", (unsigned long long) t->neff_sizes[i], sum, t->neff_sha256 + 65 * i);
+        for (int m = 0; t->neff_memory && m < NEURON_KERNELS_N_MEMORY; m++) {
+            printf(" %llu", (unsigned long long) t->neff_memory[NEURON_KERNELS_N_MEMORY * i + m]);
+        }
+        printf("\n");
     }
     return (uintptr_t) t->neff_data % 64 + (uintptr_t) t->key_words % 8 + (uintptr_t) t->slots % 4;
 }
@@ -66,7 +71,7 @@ def expected(made: pack.Pack) -> str:
         total = 0
         for byte in made.read_neff(number):
             total = (total * 31 + byte) % 2**64
-        lines.append(f"{neff.size} {total} {neff.sha256}")
+        lines.append(" ".join(map(str, (neff.size, total, neff.sha256, *(neff.memory.words() if neff.memory else ())))))
     return "\n".join(lines) + "\n"
 
 
@@ -93,6 +98,17 @@ def test_linked_tables_are_those_of_the_pack(kernels: Kernels, tmp_path: Path, f
         assert int(size, 16) == neff.size
     assert "RWE" not in run("readelf", "-lW", "program", cwd=out), "the stack is not executable"
     assert str(tmp_path).encode() not in (out / "tiny_trn1.S").read_bytes()
+
+
+def test_a_pack_that_does_not_say_what_programs_take_is_embedded(kernels: Kernels, tmp_path: Path) -> None:
+    contents = dataclasses.replace(bundle.gather(*kernels.arguments), neff_memory=())
+    pack.write(tmp_path / "tiny_trn1.kernels.gguf", contents)
+    made = pack.read(tmp_path / "tiny_trn1.kernels.gguf")
+    assert {neff.memory for neff in made.neffs} == {None}
+    embed.write(tmp_path, made)
+    (tmp_path / "main.c").write_text(MAIN)
+    run("cc", f"-I{HEADERS}", "-I.", "main.c", "tiny_trn1.c", "tiny_trn1.S", "-o", "program", cwd=tmp_path)
+    assert run("./program", cwd=tmp_path) == expected(made)
 
 
 def test_shared_library_exports_the_bundle_and_no_tables(kernels: Kernels, tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ def test_the_gguf_package_reads_it(packed: Path, kernels: Kernels) -> None:
     assert reader.get_field("kernelgen.key.words").contents() == list(made.index.words)
     assert reader.get_field("kernelgen.key.offsets").contents() == list(made.index.offsets)
     assert reader.get_field("kernelgen.key.slots").contents() == list(made.index.slots)
+    figures = reader.get_field("kernelgen.neff.memory").contents()
+    assert figures == [figure for neff in made.neffs if neff.memory for figure in neff.memory.words()]
+    assert len(figures) == 3 * len(made.neffs) and min(figures[::3]) > 0
     which = reader.get_field("kernelgen.kernel.neff").contents()
     assert which == list(made.kernel_neff)
     for number, kernel in enumerate(made.index.ids):

@@ -246,6 +246,10 @@ def pack_bytes(draft: Draft) -> bytes:
         "kernelgen.key.slots": ("u32s", make_slots(words, offsets)),
         **{f"kernelgen.{n}": ("string", index[n]) for n in ("name", "target", "compiler", "version", "jax_version")},
     }
+    memory = {k["neff_sha256"]: k["neff_memory"] for k in kernels if "neff_memory" in k}
+    if memory:
+        figures = [memory[d][name] for d in digests for name in ("code", "rings", "scratchpad")]
+        metadata["kernelgen.neff.memory"] = ("u64s", figures)
     metadata |= {name: (kind, value) for name, kind, value in draft.metadata}
     body = b"".join(_text(name) + _value(kind, value) for name, (kind, value) in metadata.items())
     names = [f"neff.{digest[:32]}" for digest in metadata["kernelgen.neff.sha256"][1]]

@@ -53,6 +53,7 @@ NO_KEYS = {
     "attn_q attn_k attn_v": "tensors of llama.cpp's models",
     "cpu jax.devices jax.random device_kind lax.fori_loop": "Python",
     "general.alignment general.architecture kernelgen.kernel kernelgen.key kernelgen.neff n_kernels n_neffs": "in a pack",
+    "neff_memory neff_sha256": "in the index of a tree",
     "neuron.kernels neuron_hlo data neuron_kernelgen emit_timeout": "Bazel",
     "add_neuron_kernels": "CMake",
     "nrt_execute nrt_load nrt_load_collectives nrt_simulator_clock neuron_kernels_table": "C",

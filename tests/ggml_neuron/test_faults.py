@@ -158,7 +158,7 @@ def test_a_neff_that_disagrees_with_the_index_is_not_used(
     index = json.loads((tree / "index.json").read_text())
     by_op = {k["spec"]["op"]: k for k in index["kernels"]}
     add = next(k for k in index["kernels"] if k["spec"]["op"] == "add" and "(64,1,1,1)/f32" in k["spec"]["inputs"])
-    add |= {name: by_op["mul_mat"][name] for name in ("neff", "neff_sha256", "neff_size")}
+    add |= {name: by_op["mul_mat"][name] for name in ("neff", "neff_sha256", "neff_size", "neff_memory")}
     (tree / "index.json").write_text(json.dumps(index))
 
     # The first graph is computed nevertheless, by the CPU; after that the op is refused.

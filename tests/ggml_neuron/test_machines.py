@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from programs import Run, build, built_tree
@@ -55,7 +60,7 @@ def test_a_trn2_with_logical_cores_of_either_size(
 
 
 def test_programs_are_taken_for_what_loading_some_took(run: Run, kernels: Path) -> None:
-    """What is reported as free leaves room for the others by the one that was loaded: here it takes 64 times what a small one does."""
+    """What is reported as free leaves room for the others by the one that was loaded: here it takes 64 times what its bundle says."""
 
     def free(**variables: str) -> int:
         done = run("add", "free-memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", **variables)
@@ -63,6 +68,48 @@ def test_programs_are_taken_for_what_loading_some_took(run: Run, kernels: Path) 
 
     neffs = {neff.read_bytes() for neff in kernels.rglob("*.neff")}
     assert free() - free(NEURON_SIMULATOR_FAULT="bloat") == len(neffs) * 63 * PROGRAM
+
+
+@pytest.fixture
+def saying(kernels: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Any]], None]], Path]:
+    """Returns a function that copies the bundle, edits what it says of each kernel, and returns the copy."""
+
+    def copied(edit: Callable[[dict[str, Any]], None]) -> Path:
+        tree = Path(tempfile.mkdtemp(dir=tmp_path)) / "tree"
+        shutil.copytree(built_tree(kernels), tree)
+        index = json.loads((tree / "index.json").read_text())
+        for kernel in index["kernels"]:
+            edit(kernel)
+        (tree / "index.json").write_text(json.dumps(index))
+        return tree
+
+    return copied
+
+
+def test_programs_are_taken_for_what_their_bundle_says(
+    run: Run, kernels: Path, saying: Callable[[Callable[[dict[str, Any]], None]], Path]
+) -> None:
+    """Before they are loaded; then libnrt says what they take. Here all take a small program's memory."""
+
+    def free(tree: Path, *scenarios: str, said: str = "") -> int:
+        done = run(*scenarios, "free-memory", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_LOG="1")
+        assert said in done.log, done.log
+        return int(done.said["free-memory"].partition(" ")[0])
+
+    def add_is_large(kernel: dict[str, Any]) -> None:
+        if kernel["neff_sha256"] in large:
+            kernel["neff_memory"] = {"code": 8 * MIB, "rings": 2 * MIB, "scratchpad": SCRATCHPAD + 1}
+
+    tree = built_tree(kernels)
+    stored = json.loads((tree / "index.json").read_text())["kernels"]
+    large = {k["neff_sha256"] for k in stored if k["id"].startswith("add-64x4-f32-")}
+    before, after = free(tree), free(tree, "add", said="takes 250 KiB, and 250 KiB as its bundle says")
+    edited = saying(add_is_large)
+    assert before - free(edited) == len(large) * (10 * MIB - PROGRAM) + SCRATCHPAD
+    assert free(saying(lambda kernel: kernel.pop("neff_memory"))) == before
+    # The loaded one counts no more; the pages that it asks for are there as its bundle says, and the others are small.
+    loaded = free(edited, "add", said="takes 250 KiB, and 10240 KiB as its bundle says")
+    assert after - loaded == (len(large) - 1) * (10 * MIB - PROGRAM)
 
 
 def test_large_buffers_are_of_several_tensors(run: Run, kernels: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from toys import canonical, raw
@@ -15,6 +17,7 @@ from kernelgen.compilers.base import refuse_unsupported
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
+from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.hlo.lint import ERROR, KNOWN_CUSTOM_CALLS, RULES, WARNING, Finding, errors, lint
 from kernelgen.targets import TARGETS
 
@@ -76,6 +79,26 @@ def custom(target: str) -> bytes:
 DOT = functools.partial(canonical, jnp.dot)
 
 
+def in_place(edit: Callable[[Any], None]) -> bytes:
+    """Returns an edited module that writes a row of its first input, a cache, in place."""
+
+    def written(cache: Any, row: Any, at: Any) -> Any:
+        return lax.dynamic_update_slice(cache, row, (at[0], np.int32(0)))
+
+    arguments = ((16, 8), FLOAT), ((1, 8), FLOAT), ((1,), "int32")
+    made = proto.parse(canonicalize(raw(written, *arguments), ["input0", "input1", "input2"], aliases={0: 0}))
+    edit(made)
+    return proto.serialize(made)
+
+
+def shorter(module: Any) -> None:
+    proto.parameters(proto.entry(module))[0].shape.dimensions[0] = 15
+
+
+def elsewhere_written(module: Any) -> None:
+    module.input_output_alias.entries[0].output_shape_index[:] = [3]
+
+
 def elements(x: Any, i: Any, row: bool = False) -> Any:
     """Gathers elements of a table, or its rows, by their numbers."""
     numbers = lax.GatherDimensionNumbers((1,) if row else (), (0,) if row else (0, 1), (0,) if row else (0, 1))
@@ -105,6 +128,21 @@ BROKEN = [
         "two instructions",
         "input0 (add)",
         lambda: edited(canonical(jnp.add, ((2,), FLOAT), ((2,), FLOAT)), "add", name="input0"),
+        None,
+    ),
+    (
+        "kernelgen/alias",
+        "no result is written",
+        "input0.must_alias_input",
+        lambda: in_place(lambda m: m.ClearField("input_output_alias")),
+        None,
+    ),
+    ("kernelgen/alias", "has another shape or type", "input0.must_alias_input", lambda: in_place(shorter), None),
+    (
+        "kernelgen/alias",
+        "has another shape or type",
+        "input0.must_alias_input",
+        lambda: in_place(elsewhere_written),
         None,
     ),
     ("NCC_EVRF001", "topk is not supported", "", lambda: canonical(lambda x: lax.top_k(x, 3)[0], ((9,), FLOAT)), None),

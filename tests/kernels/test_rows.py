@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import check, spec
+from harness import check, emit, spec
 
 from kernelgen.ggml.types import GROUPS
+from kernelgen.hlo import proto
+from kernelgen.hlo.lint import errors, lint
+from kernelgen.targets import TARGETS
 
 
 def rows(*shape: int, below: int, dtype: type = np.int32, unique: bool = False) -> np.ndarray:
@@ -45,6 +48,23 @@ def test_set_rows(index: str, dtype: str, n: int) -> None:
     dst = f"(64,9,1,1)/{dtype}"
     kernel = spec("set_rows", [f"(64,{n},1,1)/f32", f"({n},1,1,1)/{index}", dst], dst)
     check(kernel, 0.0, src1=rows(n, below=9, unique=True))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "iq4_nl"])
+@pytest.mark.parametrize("n", [1, 4])
+def test_one_row_is_written_as_a_slice_and_a_cache_stays_where_it_is(dtype: str, n: int) -> None:
+    """A scatter of one row that the graph computes took 8.7 ms on a device, where two took 0.14. What a lint finds is found for every target."""
+    cache = f"(64,9,1,1)/{dtype}"
+    kernel = spec("set_rows", [f"(64,{n},1,1)/f32", f"({n},1,1,1)/i64", cache], cache)
+    hlo = emit(kernel)
+    opcodes = [i.opcode for c in proto.parse(hlo).computations for i in c.instructions]
+    written = ["dynamic-update-slice"] if n == 1 else ["scatter"]
+    assert [o for o in opcodes if o in ("scatter", "dynamic-update-slice")] == written
+    copied = proto.parse(hlo)
+    copied.ClearField("input_output_alias")
+    for target in TARGETS.values():
+        assert [f.rule for f in errors(lint(hlo, target))] == []
+        assert [f.rule for f in errors(lint(proto.serialize(copied), target))] == ["kernelgen/alias"]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "iq4_nl"])

@@ -11,6 +11,11 @@ import tarfile
 import pytest
 
 from kernelgen.errors import KernelgenError
+from kernelgen.hlo import proto
+from kernelgen.hlo.estimate import estimate
+from kernelgen.hlo.linted import LintedModule
+from kernelgen.neff import scratchpad_estimate
+from kernelgen.neff.memory import NeffMemory, needed
 from kernelgen.neff.program import program
 from kernelgen.neff.scratchpad import scratchpad_bytes
 
@@ -49,6 +54,7 @@ def test_instructions_are_those_of_the_core_that_has_most() -> None:
     )
     assert dict(found.instructions) == {"PE": 9} and found.total == 9
     assert (found.descriptors, found.spills) == (1024 + 1 + 5, 1024)
+    assert found.all_instructions == 3 + 1 + 9
 
 
 def test_copies_of_another_form_are_refused() -> None:
@@ -69,6 +75,54 @@ def test_the_end_of_the_last_variable_counts_on_each_core() -> None:
     both = {"sg00/def.json": first, "sg01/def.json": variables(("virtual", 512, 512))}
     assert scratchpad_bytes(neff(both)) == 1024 + 8192 + 1024
     assert scratchpad_bytes(neff({"sg00/def.json": variables()})) == 0
+
+
+def chain(*opcodes: str) -> bytes:
+    """Returns a module whose instructions each make f32[4096,4096], 64 MiB, of the one before."""
+    made = LintedModule.MESSAGE(name="made", entry_computation_name="main", entry_computation_id=1)
+    computation = made.computations.add(name="main", id=1, root_id=len(opcodes))
+    for number, opcode in enumerate(opcodes, start=1):
+        i = computation.instructions.add(name=f"{opcode}.{number}", opcode=opcode, id=number)
+        i.shape.element_type = 11
+        i.shape.dimensions.extend((4096, 4096))
+        i.operand_ids.extend(range(number - 1, number) if number > 1 else ())
+        i.dimensions.extend([1] if opcode == "sort" else [])
+    return proto.serialize(made)
+
+
+HLO, SPILLING = chain("parameter", "negate"), chain("parameter", "sort", "negate")
+
+
+def takes(members: dict[str, bytes], *, simulated: bool = False, hlo: bytes = HLO) -> NeffMemory:
+    return needed(neff(members), hlo, "trn2", 2, "generic", simulated=simulated)
+
+
+def test_what_a_program_takes_is_read_from_its_neff() -> None:
+    spills = copies("qSPSpillReload0", ([512, 128], [64, 1024]))
+    both = {"sg00/PE.bin": bytes(640), "sg01/PE.bin": bytes(1280), "sg01/SP.json": spills}
+    placed = {"sg00/def.json": variables(("virtual", 0, 4096)), "sg01/def.json": variables(("virtual", 0, 8))}
+    assert takes(both | placed) == NeffMemory(code=640 + 1280, rings=32 * 1024, scratchpad=4104)
+
+
+def test_what_a_neff_does_not_say_is_estimated() -> None:
+    """Where the engines make descriptors as they run, a NEFF has no copies."""
+    made = estimate(SPILLING, "trn2", 2)
+    assert made.ring_bytes > 0
+    said = takes({"sg00/PE.bin": bytes(640)}, hlo=SPILLING)
+    assert (said.code, said.rings) == (640, made.ring_bytes)
+    assert takes({}, hlo=SPILLING).code == made.code_bytes
+
+
+def test_a_simulated_program_takes_of_the_scratchpad_what_the_state_buffer_does_not_hold() -> None:
+    made = scratchpad_estimate.scratchpad_bytes(SPILLING)
+    assert made > 2 * 28 << 20
+    assert takes({}, simulated=True, hlo=SPILLING).scratchpad == made - (2 * 28 << 20)
+    assert takes({}, simulated=True).scratchpad == 0
+
+
+def test_an_hlo_that_is_none_is_refused() -> None:
+    with pytest.raises(KernelgenError, match="can't be estimated from its HLO"):
+        takes({}, hlo=b"no module")
 
 
 @pytest.mark.parametrize("text", [b"[]", b'{"var": {"v": {"type": "virtual", "size": 1}}}', b"nothing"])

@@ -17,7 +17,7 @@ from kernelgen.hlo import proto
 from kernelgen.hlo.estimate import estimate
 from kernelgen.lowering.op import traced_hlo
 from kernelgen.neff import container
-from kernelgen.simulator.scratchpad import scratchpad_bytes
+from kernelgen.neff.scratchpad_estimate import scratchpad_bytes
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
 

@@ -43,12 +43,20 @@ extern "C" {
 #endif
 
 // Version of the functions below and of the table. Either is added to, never changed; each addition raises it by one.
-#define NEURON_KERNELS_API_VERSION 8
+#define NEURON_KERNELS_API_VERSION 9
 
 // Versions of what is in a pack, a tree and a table that this library reads, the first and the last: keys, hash and metadata
 // (docs/bundle-format.md). The second has graph kernels, too, the third kernels that are found by their names.
 #define NEURON_KERNELS_FIRST_FORMAT 1
 #define NEURON_KERNELS_FORMAT       3
+
+// Figures of the memory of a NeuronCore that a kernel's program takes, in bytes: its instructions, the rings of its copies, and what it
+// needs of the scratchpad, which the programs of a core share. Since API version 9.
+#define NEURON_KERNELS_MEMORY_CODE       0
+#define NEURON_KERNELS_MEMORY_RINGS      1
+#define NEURON_KERNELS_MEMORY_SCRATCHPAD 2
+#define NEURON_KERNELS_N_MEMORY          3
+#define NEURON_KERNELS_MAX_MEMORY        (UINT64_C(1) << 40)
 
 // Room for any message; a shorter buffer gets the message's beginning.
 #define NEURON_KERNELS_MESSAGE_SIZE 512
@@ -116,6 +124,7 @@ typedef struct neuron_kernels_table {
     const uint64_t * neff_sizes;    // [n_neffs], bytes
     // Not in tables that are shorter.
     const char *     neff_sha256;  // [n_neffs][65], or NULL
+    const uint64_t * neff_memory;  // [n_neffs][NEURON_KERNELS_N_MEMORY], bytes, or NULL
 } neuron_kernels_table;
 
 //
@@ -260,6 +269,11 @@ NEURON_KERNELS_API neuron_kernels_status neuron_kernels_verify(const neuron_kern
 NEURON_KERNELS_API int32_t neuron_kernels_neff_index(const neuron_kernels * bundle, int32_t kernel);
 
 NEURON_KERNELS_API size_t neuron_kernels_neff_count(const neuron_kernels * bundle);
+
+// Returns what a kernel's program takes of the memory of a NeuronCore, NEURON_KERNELS_N_MEMORY figures, before it is loaded; NULL where
+// the bundle has fewer kernels, and where it does not say, as those that earlier kernelgens wrote. Each is at most
+// NEURON_KERNELS_MAX_MEMORY. Since API version 9.
+NEURON_KERNELS_API const uint64_t * neuron_kernels_neff_memory(const neuron_kernels * bundle, int32_t kernel);
 
 // Returns a kernel's lookup key, as docs/bundle-format.md describes it, and sets *n_words (which may be NULL) to its
 // length; NULL and 0 where the bundle has fewer kernels.

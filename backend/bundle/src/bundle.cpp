@@ -44,6 +44,7 @@ void neuron_kernels::make_table(uint32_t format, bool simulated, uint32_t lnc, c
     table.neff_offsets = neff_offsets.data();
     table.neff_sizes   = neff_sizes.data();
     table.neff_sha256  = neff_sha256.c_str();
+    table.neff_memory  = neff_memory.empty() ? nullptr : neff_memory.data();
     if (lnc == 0) {
         nk::fail(NEURON_KERNELS_ERROR_CORRUPT, "lnc is 0; expected 1 or more physical cores");
     }
@@ -387,6 +388,13 @@ neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
 
 int32_t neuron_kernels_neff_index(const neuron_kernels * bundle, int32_t kernel) {
     return has(bundle, kernel) ? static_cast<int32_t>(bundle->table.kernel_neff[kernel]) : NEURON_KERNELS_NOT_FOUND;
+}
+
+const uint64_t * neuron_kernels_neff_memory(const neuron_kernels * bundle, int32_t kernel) {
+    if (!has(bundle, kernel) || !bundle->table.neff_memory) {
+        return nullptr;
+    }
+    return bundle->table.neff_memory + size_t(NEURON_KERNELS_N_MEMORY) * bundle->table.kernel_neff[kernel];
 }
 
 size_t neuron_kernels_neff_count(const neuron_kernels * bundle) {

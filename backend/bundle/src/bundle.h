@@ -34,7 +34,8 @@ struct neuron_kernels {
     std::vector<uint32_t> slots;
     std::vector<uint64_t> neff_offsets;
     std::vector<uint64_t> neff_sizes;
-    std::vector<uint8_t>  neff_data;  // of a tree
+    std::vector<uint64_t> neff_memory;  // empty where it is not said
+    std::vector<uint8_t>  neff_data;    // of a tree
 
     // Makes the table of the members. What else is in it, it is given.
     //

@@ -106,6 +106,23 @@ void read_neffs(const gguf_file & file, neuron_kernels & bundle) {
     }
 }
 
+// Reads what programs take of a core's memory, which not every pack says.
+void read_memory(const gguf_file & file, neuron_kernels & bundle) {
+    constexpr const char * KEY = "kernelgen.neff.memory";
+
+    if (!file.find(KEY)) {
+        return;
+    }
+    bundle.neff_memory = file.u64_array(KEY);
+    check_count(KEY, bundle.neff_memory.size(), NEURON_KERNELS_N_MEMORY * bundle.neff_sizes.size());
+    for (size_t i = 0; i < bundle.neff_memory.size(); i++) {
+        if (bundle.neff_memory[i] > NEURON_KERNELS_MAX_MEMORY) {
+            corrupt(KEY, "item " + std::to_string(i) + " is " + std::to_string(bundle.neff_memory[i]) +
+                             " bytes; expected at most " + std::to_string(NEURON_KERNELS_MAX_MEMORY));
+        }
+    }
+}
+
 void read_keys(const gguf_file & file, uint32_t format, neuron_kernels & bundle) {
     constexpr const char * KEY = "kernelgen.key.offsets";
 
@@ -185,6 +202,7 @@ void read_pack(const uint8_t * data, size_t size, neuron_kernels & bundle) {
     read_ids(file, bundle);
     read_hlo_digests(file, bundle);
     read_neffs(file, bundle);
+    read_memory(file, bundle);
     read_keys(file, format, bundle);
     read_slots(file, bundle);
 

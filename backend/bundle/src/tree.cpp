@@ -77,6 +77,27 @@ void read_neff(const std::string & folder, const std::string & path, const json 
     data.insert(data.end(), file.data(), file.data() + file.size());
 }
 
+// Reads what the program of NEFF number `neff` takes of a core's memory: of all NEFFs of a tree that is said, or of none.
+void read_memory(const json & kernel, uint32_t neff, bool fresh, neuron_kernels & bundle) {
+    std::vector<uint64_t> & all = bundle.neff_memory;
+    std::vector<uint64_t>   said;
+    for (const auto & [name, value] : kernel.members) {
+        if (name == "neff_memory") {
+            for (const char * figure : { "code", "rings", "scratchpad" }) {
+                said.push_back(value.count(figure, NEURON_KERNELS_MAX_MEMORY));
+            }
+        }
+    }
+    if (!bundle.kernel_neff.empty() && all.empty() != said.empty()) {
+        corrupt(kernel, "some kernels have 'neff_memory', and some don't");
+    }
+    if (fresh) {
+        all.insert(all.end(), said.begin(), said.end());
+    } else if (!std::equal(said.begin(), said.end(), all.data() + (all.empty() ? 0 : neff * NEURON_KERNELS_N_MEMORY))) {
+        corrupt(kernel, "'neff_memory' is not that of others with this 'neff_sha256'");
+    }
+}
+
 // Returns the kernels in the order of their ids, which an edited file need not have.
 std::vector<const json *> sorted_kernels(const json & index) {
     std::vector<const json *> kernels;
@@ -126,6 +147,7 @@ void read_kernels(const std::string & folder, const json & index, uint32_t forma
                    kernel->count("neff_size", UINT64_MAX) != size) {
             corrupt(*kernel, "'neff_size' is not " + std::to_string(size) + ", as of others with this 'neff_sha256'");
         }
+        read_memory(*kernel, neff->second, fresh, bundle);
         bundle.kernel_neff.push_back(neff->second);
     }
     bundle.slots = make_slots(bundle.key_words, bundle.key_offsets);

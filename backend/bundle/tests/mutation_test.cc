@@ -201,7 +201,9 @@ int main(int argc, char ** argv) {
         }
     }
     if (packs.empty()) {
-        packs.push_back(test::make_pack(test::sample_kernels()).bytes());
+        test::pack pack = test::make_pack(test::sample_kernels());
+        test::add_memory(pack);
+        packs.push_back(pack.bytes());
         packs.push_back(test::make_pack(test::sample_graphs()).bytes());
     }
     for (const std::string & bytes : packs) {

@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -381,6 +383,59 @@ static void test_unknown_things_are_ignored() {
     CHECK_MSG(open_exactly(later.bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
 }
 
+static void test_memory_of_programs() {
+    pack             p = test::make_pack(test::sample_kernels());
+    neuron_kernels * bundle;
+    std::string      bytes = p.bytes();
+    char             message[NEURON_KERNELS_MESSAGE_SIZE];
+    CHECK(neuron_kernels_open_memory(bytes.data(), bytes.size(), &bundle, message, sizeof(message)) ==
+          NEURON_KERNELS_OK);
+    CHECK(!neuron_kernels_neff_memory(bundle, 0));  // a pack of an earlier kernelgen
+    neuron_kernels_close(bundle);
+
+    test::add_memory(p);
+    bytes = p.bytes();
+    CHECK(neuron_kernels_open_memory(bytes.data(), bytes.size(), &bundle, message, sizeof(message)) ==
+          NEURON_KERNELS_OK);
+    for (int32_t i = 0; i < (int32_t) neuron_kernels_count(bundle); i++) {
+        const std::vector<uint64_t> expected = test::neff_memory((size_t) neuron_kernels_neff_index(bundle, i));
+        const uint64_t *            memory   = neuron_kernels_neff_memory(bundle, i);
+        CHECK_MSG(memory && std::equal(expected.begin(), expected.end(), memory), "kernel %d", i);
+    }
+    CHECK(!neuron_kernels_neff_memory(bundle, -1));
+    CHECK(!neuron_kernels_neff_memory(bundle, (int32_t) neuron_kernels_count(bundle)));
+    CHECK(!neuron_kernels_neff_memory(nullptr, 0));
+    neuron_kernels_close(bundle);
+
+    const auto wrong = [&](size_t n, uint64_t last, const char * part) {
+        std::vector<uint64_t> figures(n);
+        figures.back() = last;
+        p.set("kernelgen.neff.memory", test::ARRAY, test::array(test::U64, figures));
+        std::string said;
+        CHECK(open_exactly(p.bytes(), said) == NEURON_KERNELS_ERROR_CORRUPT);
+        CHECK_MSG(said.find(part) != std::string::npos, "%s", said.c_str());
+    };
+    wrong(23, 0, "'kernelgen.neff.memory': has 23 items; expected 24");
+    wrong(25, 0, "'kernelgen.neff.memory': has 25 items; expected 24");
+    wrong(24, (uint64_t(1) << 40) + 1, "item 23 is 1099511627777 bytes; expected at most 1099511627776");
+
+    // A table of before programs' memory was said: what follows it in memory is none of its members.
+    const uint32_t       numbers[] = { 0 };
+    const uint64_t       memory[]  = { 1, 2, 3 };
+    neuron_kernels_table table     = {};
+    table.struct_size              = sizeof(table);
+    table.format                   = NEURON_KERNELS_FORMAT;
+    table.n_kernels                = 1;
+    table.kernel_neff              = numbers;
+    table.neff_memory              = memory;
+    for (const size_t size : { sizeof(table), offsetof(neuron_kernels_table, neff_memory) }) {
+        table.struct_size = static_cast<uint32_t>(size);
+        CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
+        CHECK(neuron_kernels_neff_memory(bundle, 0) == (size == sizeof(table) ? memory : nullptr));
+        neuron_kernels_close(bundle);
+    }
+}
+
 static void test_files(const std::string & folder) {
     char       message[NEURON_KERNELS_MESSAGE_SIZE];
     const auto open = [&](const std::string & path) {
@@ -524,6 +579,7 @@ int main() {
     test_wrong_packs();
     test_wrong_graphs();
     test_unknown_things_are_ignored();
+    test_memory_of_programs();
     test_files(folder);
     test_arguments();
     test_embedded_versions();

@@ -214,6 +214,21 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
     return out;
 }
 
+// What the program of NEFF `i` takes in packs and trees of tests.
+inline std::vector<uint64_t> neff_memory(size_t i) {
+    return { 64 * i, 32 * i + 1, i % 2 ? uint64_t(1) << 40 : 0 };
+}
+
+// Has a pack say what its programs take.
+inline void add_memory(pack & p) {
+    std::vector<uint64_t> all;
+    for (size_t i = 0; i < p.tensors.size(); i++) {
+        const std::vector<uint64_t> memory = neff_memory(i);
+        all.insert(all.end(), memory.begin(), memory.end());
+    }
+    p.values.push_back({ "kernelgen.neff.memory", ARRAY, array(U64, all) });
+}
+
 // A few kernels of different kinds.
 inline std::vector<kernel> sample_kernels() {
     constexpr int32_t F32 = 0, F16 = 1, Q4_K = 12, I64 = 27;

@@ -45,6 +45,11 @@ inline void read_everything(const neuron_kernels * bundle) {
         read_text(neuron_kernels_id(bundle, number));
         read_text(neuron_kernels_hlo_sha256(bundle, number));
         CHECK(static_cast<size_t>(neuron_kernels_neff_index(bundle, number)) < neuron_kernels_neff_count(bundle));
+        if (const uint64_t * memory = neuron_kernels_neff_memory(bundle, number)) {
+            for (size_t j = 0; j < NEURON_KERNELS_N_MEMORY; j++) {
+                CHECK(memory[j] <= NEURON_KERNELS_MAX_MEMORY);
+            }
+        }
         CHECK(neuron_kernels_find_id(bundle, neuron_kernels_id(bundle, number)) == number);
     }
     for (const auto & kernels : { sample_kernels(), sample_graphs() }) {

@@ -6,6 +6,7 @@
 #include "read_everything.h"
 #include "src/hash.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdlib>
 #include <cstring>
@@ -108,6 +109,50 @@ static void test_every_kernel_is_found(const fs::path & folder, const std::vecto
     CHECK(strcmp(neuron_kernels_metadata(bundle, "flags"), "-O\n2\n") == 0);
     CHECK(neuron_kernels_simulated(bundle) == 1 && neuron_kernels_lnc(bundle) == 1);
     neuron_kernels_close(bundle);
+}
+
+static void test_memory_of_programs(const fs::path & folder, const std::vector<test::kernel> & kernels) {
+    neuron_kernels * bundle;
+    std::string      message;
+    const auto       with = [&](size_t i, const std::vector<uint64_t> & memory) {
+        const std::string line = entry(kernels, i);
+        return line.substr(0, line.size() - 1) +
+               ",\"neff_memory\":{\"later\":-1,\"scratchpad\":" + std::to_string(memory[2]) +
+               ",\"rings\":" + std::to_string(memory[1]) + ",\"code\":" + std::to_string(memory[0]) + "}}";
+    };
+    std::string  text = make_index(kernels);
+    const size_t last = kernels.size() - 1;  // with the NEFF of the one before it
+    CHECK(open_tree(folder, &bundle, message) == NEURON_KERNELS_OK);
+    CHECK(!neuron_kernels_neff_memory(bundle, 0));
+    neuron_kernels_close(bundle);
+    for (size_t i = 0; i <= last; i++) {
+        text = replaced(text, entry(kernels, i), with(i, test::neff_memory(std::min(i, last - 1))));
+    }
+    write(folder / "index.json", text);
+    CHECK_MSG(open_tree(folder, &bundle, message) == NEURON_KERNELS_OK, "%s", message.c_str());
+    for (size_t i = 0; i <= last; i++) {
+        const std::vector<uint64_t> expected = test::neff_memory(std::min(i, last - 1));
+        const uint64_t *            memory   = neuron_kernels_neff_memory(bundle, static_cast<int32_t>(i));
+        CHECK_MSG(memory && std::equal(expected.begin(), expected.end(), memory), "kernel %zu", i);
+    }
+    neuron_kernels_close(bundle);
+
+    const auto wrong = [&](const std::string & part, const std::string & with_what, const char * said) {
+        write(folder / "index.json", replaced(text, part, with_what));
+        CHECK(open_tree(folder, &bundle, message) == NEURON_KERNELS_ERROR_CORRUPT);
+        CHECK_MSG(message.find(said) != std::string::npos, "%s", message.c_str());
+    };
+    const std::string shared = with(last, test::neff_memory(last - 1));
+    for (const size_t i : { size_t(0), size_t(1), last }) {
+        const std::string line = with(i, test::neff_memory(std::min(i, last - 1)));
+        wrong(line, entry(kernels, i), "some kernels have 'neff_memory', and some don't");
+    }
+    wrong(shared, with(last, test::neff_memory(0)), "'neff_memory' is not that of others with this 'neff_sha256'");
+    wrong("\"code\":64", "\"other\":64", "'code' is missing");
+    wrong("\"code\":64", "\"code\":-64", "expected a count");
+    wrong("\"code\":64", "\"code\":1099511627777", "expected a count");
+    wrong("\"neff_memory\":{\"later\":-1,", "\"neff_memory\":7,\"x\":{", "'code' is missing in a number");
+    write(folder / "index.json", make_index(kernels));
 }
 
 // Kernels are numbered by their ids, wherever they stand in the file.
@@ -306,6 +351,8 @@ int main() {
     test_every_kernel_is_found(folder, kernels);
     test_the_order_in_the_index_means_nothing(folder, kernels);
     test_wrong_trees(folder, kernels);
+    write_tree(folder, kernels);
+    test_memory_of_programs(folder, kernels);
     write_tree(folder, kernels);
     test_a_neff_that_is_not_the_indexs_is_noticed(folder);
     test_truncation(folder, kernels);

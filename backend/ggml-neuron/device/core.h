@@ -30,12 +30,10 @@ struct neuron_core;
 constexpr size_t NEURON_ALIGNMENT = 512;
 
 // What libnrt takes of a core's memory for programs: micro-code once for each physical core, a scratchpad that all share, of which this
-// is a page, and what each needs besides its tensors, at least: 64 bytes an instruction and 32 a run of a spill, which is known when it
-// is loaded.
-// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide; 250 KiB is what it gives for a small NEFF.
+// is a page, and what each needs besides its tensors: 64 bytes an instruction and 32 a run of a spill, which bundles say.
+// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
 constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
 constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
-constexpr size_t NEURON_PROGRAM_MEMORY    = (size_t) 250 << 10;
 
 // The most bytes of one tensor: releases of libnrt before 2.28 compute sizes of 4 GiB and more wrongly.
 // Source: AWS Neuron's runtime release notes, known issues.
@@ -163,13 +161,14 @@ struct neuron_model {
         size_t      size;    // bytes
     };
 
-    neuron_kernel       kernel;  // one of those whose NEFF it is
-    std::string         name;    // for messages: the kernel's id and its bundle
-    nrt_model_t *       handle = nullptr;
-    std::vector<tensor> tensors;
-    uint64_t            last_used = 0;
-    bool                evicted   = false;  // was unloaded to make room
-    bool                measured  = false;  // what it takes was seen
+    neuron_kernel         kernel;  // one of those whose NEFF it is
+    std::string           name;    // for messages: the kernel's id and its bundle
+    nrt_model_t *         handle = nullptr;
+    std::vector<tensor>   tensors;
+    uint64_t              last_used = 0;
+    bool                  evicted   = false;  // was unloaded to make room
+    bool                  measured  = false;  // what it takes was seen
+    neuron_program_memory memory;             // as its bundle says
 
     // Why it does not fit, though every other model was unloaded for it; empty when it was not refused. It is not tried again before the
     // core's tensors take less memory than they did then.
@@ -211,12 +210,13 @@ struct neuron_core {
     void            free_locked(neuron_memory * memory);
 
     // locked. Returns memory for what the core can do without, or NULL when that would leave too little: a sixteenth of the core's
-    // memory stays free beside that of `n_programs` programs.
-    neuron_memory * allocate_spare(size_t size, size_t n_programs);
+    // memory stays free beside that of the bundles' programs.
+    neuron_memory * allocate_spare(size_t size, const neuron_programs & all);
 
-    // Sets both to 0 when the library does not tell. What is free is less what `n_programs` programs, as far as they are not loaded
-    // yet, will take: as much as those that were loaded, on the average.
-    void memory_stats(size_t n_programs, size_t * free, size_t * total);
+    // Sets both to 0 when the library does not tell. What is free is less what the programs of all bundles, as far as they are not loaded
+    // yet, will take: what the bundles say, times how much more those took that were loaded than it was said of them. A program of
+    // which nothing is said is taken for as much as those that were loaded, on the average.
+    void memory_stats(const neuron_programs & all, size_t * free, size_t * total);
 
     // Loads what is not loaded yet of some kernels' NEFFs until the memory is full: nothing is unloaded for it. A line says so when it
     // takes long on a device. What fails is reported, and tried again when it is bound.
@@ -286,11 +286,13 @@ struct neuron_core {
     size_t                used() const;
     void                  note_size(neuron_model & model, size_t before);
     size_t                program_size() const;
+    size_t                missing_programs(const neuron_programs & all) const;
+    void                  count_loaded();
     bool                  could_fit(size_t size) const;
     static size_t         microcode(const neuron_nrt & nrt);
     std::string           occupancy(size_t needed, const char * at_least) const;
     void                  note_reload();
-    void                  note_refusal(const std::string & message);
+    void                  note_refusal(const neuron_model & model);
     NRT_STATUS            read_tensors(neuron_model & model, std::string & message);
     void                  mark_broken(neuron_model & model, const std::string & why);
     void                  unload(neuron_model & model);
@@ -327,5 +329,10 @@ struct neuron_core {
     std::atomic<size_t> n_loaded{ 0 };
     std::atomic<size_t> n_measured{ 0 };       // programs whose size was seen when they were loaded
     std::atomic<size_t> measured_bytes{ 0 };   // of these
+    std::atomic<size_t> compared_bytes{ 0 };   // of those of which the bundle says it, too
+    std::atomic<size_t> stated_bytes{ 0 };     // what bundles say of the latter
+    std::atomic<size_t> loaded_bytes{ 0 };     // what bundles say of the programs that are loaded
+    std::atomic<size_t> loaded_unstated{ 0 };  // of which they do not
+    std::atomic<size_t> loaded_pages{ 0 };     // bytes of the scratchpad for them
     std::atomic<bool>   any_broken{ false };
 };

@@ -220,10 +220,17 @@ void neuron_core::note_size(neuron_model & model, size_t before) {
     model.measured    = true;
     measured_bytes += size;
     n_measured++;
+    if (model.memory.bytes) {
+        compared_bytes += size;
+        stated_bytes += model.memory.bytes;
+        NEURON_LOG("core %d: %s takes %zu KiB, and %zu KiB as its bundle says\n", vnc, model.name.c_str(), size >> 10,
+                   model.memory.bytes >> 10);
+        return;
+    }
     NEURON_LOG("core %d: %s takes %zu KiB\n", vnc, model.name.c_str(), size >> 10);
 }
 
-// Returns what a program is taken to take that is not loaded yet.
+// Returns what a program is taken to take that is not loaded yet, and of which its bundle does not say it.
 size_t neuron_core::program_size() const {
     const size_t n = n_measured;
     return n ? std::max(NEURON_PROGRAM_MEMORY, measured_bytes / n) : NEURON_PROGRAM_MEMORY;
@@ -301,10 +308,10 @@ neuron_memory * neuron_core::allocate(size_t size) {
     return memory;
 }
 
-neuron_memory * neuron_core::allocate_spare(size_t size, size_t n_programs) {
+neuron_memory * neuron_core::allocate_spare(size_t size, const neuron_programs & all) {
     size_t free  = 0;
     size_t total = 0;
-    memory_stats(n_programs, &free, &total);
+    memory_stats(all, &free, &total);
     if (total && free < size + total / 16) {
         return nullptr;
     }
@@ -356,19 +363,53 @@ neuron_memory * neuron_core::scratch(size_t size) {
     return scratch_memory;
 }
 
-void neuron_core::memory_stats(size_t n_programs, size_t * free, size_t * total) {
+// Returns a scratchpad's bytes, of which there are whole pages.
+static size_t pages(size_t scratchpad) {
+    return (scratchpad + NEURON_SCRATCHPAD_MEMORY - 1) / NEURON_SCRATCHPAD_MEMORY * NEURON_SCRATCHPAD_MEMORY;
+}
+
+// locked. Counts what is said of the programs that are loaded.
+void neuron_core::count_loaded() {
+    size_t bytes = 0, unstated = 0, scratchpad = 0;
+    for (const auto & entry : models) {
+        const neuron_model & model = *entry.second;
+        if (model.handle) {
+            bytes += model.memory.bytes;
+            unstated += model.memory.bytes == 0;
+            scratchpad = std::max(scratchpad, model.memory.scratchpad);
+        }
+    }
+    loaded_bytes    = bytes;
+    loaded_unstated = unstated;
+    loaded_pages    = pages(scratchpad);
+}
+
+// Returns what the programs will take that are not loaded yet, with what comes with the first one.
+size_t neuron_core::missing_programs(const neuron_programs & all) const {
+    const auto reserved = [&](size_t n) {
+        return all.n > NEURON_RESERVED_PROGRAMS ? n / all.n * NEURON_RESERVED_PROGRAMS : n;
+    };
+    const auto rest = [](size_t n, size_t there) {
+        return n - std::min(n, there);
+    };
+    const size_t compared = compared_bytes;
+    const size_t stated   = stated_bytes;
+    size_t       missing  = rest(reserved(all.memory.bytes), loaded_bytes);
+    if (compared > stated) {
+        missing = (size_t) ((double) missing * (double) compared / (double) stated);
+    }
+    missing += rest(std::min(all.n_unstated, NEURON_RESERVED_PROGRAMS), loaded_unstated) * program_size();
+    const size_t once = n_loaded ? 0 : NEURON_SCRATCHPAD_MEMORY;
+    return missing + rest(std::max(pages(all.memory.scratchpad), once), loaded_pages) + (n_loaded ? 0 : microcode(nrt));
+}
+
+void neuron_core::memory_stats(const neuron_programs & all_programs, size_t * free, size_t * total) {
     *free = *total = 0;
     nrt_vnc_memory_stats_t all;
     if (nrt.nrt_get_vnc_memory_stats && open() && stats(all)) {
         *total = all.bytes_limit;
         *free  = all.bytes_limit - std::min(all.bytes_used, all.bytes_limit);
-
-        const size_t loaded   = n_loaded;
-        const size_t wanted   = std::min(n_programs, NEURON_RESERVED_PROGRAMS);
-        const size_t missing  = wanted - std::min(loaded, wanted);
-        const size_t once     = microcode(nrt) + NEURON_SCRATCHPAD_MEMORY;
-        const size_t reserved = missing * program_size() + (loaded ? 0 : once);
-        *free -= std::min(*free, reserved);
+        *free -= std::min(*free, missing_programs(all_programs));
     }
 }
 

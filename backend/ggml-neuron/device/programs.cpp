@@ -86,6 +86,7 @@ void neuron_core::unload(neuron_model & model) {
     model.handle = nullptr;
     nrt.users--;
     n_loaded--;
+    count_loaded();
 }
 
 void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
@@ -124,14 +125,16 @@ bool neuron_core::is_refused(const neuron_model & model) const {
 }
 
 // Says once, until memory is freed, that a program does not fit.
-void neuron_core::note_refusal(const std::string & message) {
+void neuron_core::note_refusal(const neuron_model & model) {
+    const std::string & message = model.refused;
     if (said_full) {
         NEURON_LOG("core %d: %s\n", vnc, message.c_str());
         return;
     }
-    said_full = true;
+    said_full         = true;
+    const size_t size = model.memory.bytes ? model.memory.bytes : program_size();
     NEURON_ERROR("core %d: %s%s. Until tensors are freed, the CPU computes the ops of programs that do not fit\n", vnc,
-                 message.c_str(), occupancy(microcode(nrt) + program_size(), "at least ").c_str());
+                 message.c_str(), occupancy(microcode(nrt) + size, "at least ").c_str());
 }
 
 // Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is
@@ -174,7 +177,7 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
                     message += " does not fit beside the tensors, though no other program is loaded";
                     model.refused        = message;
                     model.refused_beside = tensor_bytes;
-                    note_refusal(message);
+                    note_refusal(model);
                 }
                 break;
             case NRT_FAILURE:
@@ -192,6 +195,7 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
     note_size(model, before);
     nrt.users++;
     n_loaded++;
+    count_loaded();
     model.last_used = ++clock;
     if (model.evicted) {
         model.evicted = false;
@@ -277,6 +281,7 @@ neuron_model & neuron_core::model_of(const neuron_kernel & kernel) {
     if (!model) {
         model         = std::make_unique<neuron_model>();
         model->kernel = kernel;
+        model->memory = kernel.memory();
         model->name   = std::string(kernel.id()) + " of " + kernel.bundle->origin;
     }
     return *model;

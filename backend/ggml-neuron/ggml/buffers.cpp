@@ -362,7 +362,7 @@ bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_opera
     ggml_backend_neuron_reg_context & shared = ggml_backend_neuron_shared();
     // this core, as one that memory is allocated of
     neuron_core &                     same   = *shared.contexts[(size_t) core.vnc]->core;
-    neuron_locate_kept(same, t, shared.kernels.n_neffs(), operand);
+    neuron_locate_kept(same, t, shared.kernels.programs(), operand);
     return true;
 }
 

@@ -224,7 +224,10 @@ static kept_buffer * kept_buffer_of(const ggml_tensor * root) {
     return known ? (kept_buffer *) root->buffer->context : nullptr;
 }
 
-bool neuron_locate_kept(neuron_core & core, const ggml_tensor * t, size_t n_programs, neuron_operand & operand) {
+bool neuron_locate_kept(neuron_core &           core,
+                        const ggml_tensor *     t,
+                        const neuron_programs & programs,
+                        neuron_operand &        operand) {
     const ggml_tensor * root = neuron_root_of(t);
     kept_buffer *       kept = kept_buffer_of(root);
     // what is trained is written to by ops of other backends, too
@@ -247,7 +250,7 @@ bool neuron_locate_kept(neuron_core & core, const ggml_tensor * t, size_t n_prog
     });
     neuron_memory * memory = found != kept->copies.end() ? found->memory : nullptr;
     if (!memory) {
-        memory = core.allocate_spare(size, n_programs);
+        memory = core.allocate_spare(size, programs);
         if (!memory) {
             return false;
         }

@@ -19,7 +19,10 @@ ggml_backend_buffer_t neuron_kept_buffer_from_ptr(ggml_backend_buffer_type_t buf
 // locked. Sets `operand` to where a core has a copy of a tensor that is in host memory, which it gets and keeps when there is none yet.
 // Returns false when it keeps none: only of weights (GGML_BACKEND_BUFFER_USAGE_WEIGHTS) that no op is known to write to, in buffers of
 // neuron_kept_buffer_type, and as long as memory is left. Copies go when the buffer is freed, or written to by ggml's functions.
-bool neuron_locate_kept(neuron_core & core, const ggml_tensor * t, size_t n_programs, neuron_operand & operand);
+bool neuron_locate_kept(neuron_core &           core,
+                        const ggml_tensor *     t,
+                        const neuron_programs & programs,
+                        neuron_operand &        operand);
 
 // Has no core keep a copy of the tensors that an op writes to. To be called with no core locked, before the op is computed.
 void neuron_note_writes(const ggml_tensor * op);

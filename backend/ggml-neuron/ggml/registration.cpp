@@ -49,7 +49,7 @@ static const char * ggml_backend_neuron_device_get_description(ggml_backend_dev_
 
 static void ggml_backend_neuron_device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
     neuron_core & core = *((ggml_backend_neuron_device_context *) dev->context)->core;
-    core.memory_stats(ggml_backend_neuron_shared().kernels.n_neffs(), free, total);
+    core.memory_stats(ggml_backend_neuron_shared().kernels.programs(), free, total);
     // llama.cpp divides layers by what its devices have free, and ends the program where that is 0 for all of them. With this a buffer
     // is asked for, and what refuses it says why.
     if (*total) {

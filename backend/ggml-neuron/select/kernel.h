@@ -4,10 +4,29 @@
 
 #include "neuron_kernels.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <unordered_set>
 #include <vector>
+
+// What programs take of a core's memory for themselves, in bytes.
+struct neuron_program_memory {
+    size_t bytes      = 0;  // of code and rings; 0 where their bundle does not say
+    size_t scratchpad = 0;  // that all programs of a core share
+};
+
+// What the programs of all bundles take. Equal NEFFs of a bundle count once.
+struct neuron_programs {
+    size_t                n          = 0;
+    size_t                n_unstated = 0;  // those of which the bundle does not say it
+    neuron_program_memory memory;          // of the others: all their code and rings, and the largest scratchpad
+};
+
+// What a program takes at least besides its tensors.
+// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide: what it gives for a small NEFF.
+constexpr size_t NEURON_PROGRAM_MEMORY = (size_t) 250 << 10;
 
 // A bundle that is open for as long as the process lives.
 struct neuron_bundle {
@@ -25,6 +44,8 @@ struct neuron_bundle {
     std::unordered_set<uint64_t> weights;
     uint32_t                     layouts = 0;
 
+    neuron_programs programs;
+
     ~neuron_bundle() { neuron_kernels_close(handle); }
 };
 
@@ -35,6 +56,16 @@ struct neuron_kernel {
     int                   alias  = NEURON_KERNELS_NO_ALIAS;  // the source that it writes its result to
 
     explicit operator bool() const { return bundle != nullptr; }
+
+    // Returns what its program takes, as the bundle says.
+    neuron_program_memory memory() const {
+        const uint64_t * said = neuron_kernels_neff_memory(bundle->handle, number);
+        if (!said) {
+            return {};
+        }
+        const uint64_t bytes = said[NEURON_KERNELS_MEMORY_CODE] + said[NEURON_KERNELS_MEMORY_RINGS];
+        return { std::max<size_t>(bytes, NEURON_PROGRAM_MEMORY), (size_t) said[NEURON_KERNELS_MEMORY_SCRATCHPAD] };
+    }
 
     const char * id() const { return neuron_kernels_id(bundle->handle, number); }
 

@@ -318,12 +318,16 @@ size_t neuron_kernel_store::n_kernels() const {
     return n;
 }
 
-size_t neuron_kernel_store::n_neffs() const {
-    size_t n = 0;
+neuron_programs neuron_kernel_store::programs() const {
+    neuron_programs all;
     for (const auto & bundle : bundles) {
-        n += neuron_kernels_neff_count(bundle->handle);
+        const neuron_programs & one = bundle->programs;
+        all.n += one.n;
+        all.n_unstated += one.n_unstated;
+        all.memory.bytes += one.memory.bytes;
+        all.memory.scratchpad = std::max(all.memory.scratchpad, one.memory.scratchpad);
     }
-    return n;
+    return all;
 }
 
 std::string neuron_kernel_store::target() const {
@@ -337,6 +341,24 @@ uint32_t neuron_kernel_store::lnc() const {
 //
 // opening
 //
+
+// Notes what a bundle's programs take.
+static void read_memory(neuron_bundle & bundle) {
+    std::vector<bool> seen(neuron_kernels_neff_count(bundle.handle));
+    neuron_programs & programs = bundle.programs;
+    programs.n                 = seen.size();
+    for (int32_t i = 0; i < (int32_t) neuron_kernels_count(bundle.handle); i++) {
+        const auto neff = (size_t) neuron_kernels_neff_index(bundle.handle, i);
+        if (seen[neff]) {
+            continue;
+        }
+        seen[neff]                         = true;
+        const neuron_program_memory memory = neuron_kernel{ &bundle, i }.memory();
+        programs.n_unstated += memory.bytes == 0;
+        programs.memory.bytes += memory.bytes;
+        programs.memory.scratchpad = std::max(programs.memory.scratchpad, memory.scratchpad);
+    }
+}
 
 void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin) {
     auto bundle    = std::make_unique<neuron_bundle>();
@@ -380,6 +402,7 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     }
     bundle->position = (uint32_t) bundles.size();
     read_signatures(*bundle);
+    read_memory(*bundle);
     NEURON_LOG("%s: %zu kernels for %s, %zu NEFFs by %s\n", bundle->origin.c_str(), neuron_kernels_count(handle),
                target, neuron_kernels_neff_count(handle), neuron_kernels_metadata(handle, "compiler"));
     bundles.push_back(std::move(bundle));

@@ -97,8 +97,7 @@ class neuron_kernel_store {
 
     size_t n_kernels() const;
 
-    // Equal NEFFs count once.
-    size_t n_neffs() const;
+    neuron_programs programs() const;
 
   private:
     void open_path(const neuron_nrt & nrt, const std::string & path);

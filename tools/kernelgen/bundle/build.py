@@ -20,6 +20,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.neff import container as neff_format
 from kernelgen.neff import description
+from kernelgen.neff.memory import NeffMemory, needed
 from kernelgen.plan import Bundle, BundleEntries
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import kernel_of, notes_file
@@ -184,6 +185,7 @@ def gather(
         tuple(neff.file for neff in distinct.values()),
         tuple(files.neff.number for files in found.values()),
         notes=tuple(files.notes for files in found.values()),
+        neff_memory=tuple(neff.memory for neff in distinct.values()),
         special_flags=tuple(
             (n, tuple(own[kernel].flags())) for n, kernel in enumerate(kernels) if own.get(kernel, config) != config
         ),
@@ -220,6 +222,7 @@ class _Neff:
     file: StoredFile
     simulated: bool
     made_by: str
+    memory: NeffMemory
     hlo_sha256: str | None
     """None for a real NEFF, which does not tell what it was compiled from."""
     said: description.NeffDescription | None = None
@@ -244,7 +247,7 @@ def _kernel_files(
     """
     hlo = _stored(Path(hlo_path))
     noted = _notes(notes)
-    neff = _neff(Path(neff_path), known, config)
+    neff = _neff(Path(neff_path), Path(hlo_path), known, config)
     if neff.hlo_sha256 not in (None, hlo.sha256):
         raise KernelgenError(f"{neff_path}: compiled from another HLO (SHA-256 {neff.hlo_sha256}, not {hlo.sha256})")
     if neff.said is not None:
@@ -253,10 +256,11 @@ def _kernel_files(
     return _KernelFiles(hlo, neff, noted)
 
 
-def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
+def _neff(path: Path, hlo_path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
     """Returns the NEFF in `path`: one of `known` when its bytes are equal, else a new one, which is added to `known`.
 
-    Of a simulated NEFF everything is checked, its settings too. A real one is read to its end.
+    Of a simulated NEFF everything is checked, its settings too. A real one is read to its end. What its program takes is told by
+    `hlo_path`, which it was compiled from, where the NEFF does not.
     """
     data = path.read_bytes()
     sha = hashlib.sha256(data).hexdigest()
@@ -264,16 +268,21 @@ def _neff(path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
         return known[sha]
     file = StoredFile(path, sha, len(data))
     header = neff_format.read_header(data, source=str(path))
+
+    def memory() -> NeffMemory:
+        of = (config.target, config.lnc, config.model_type)
+        return needed(data, hlo_path.read_bytes(), *of, simulated=header.simulated, source=str(path))
+
     if not header.simulated:
         said = description.describe(data, source=str(path))
-        made = _Neff(len(known), file, False, said.identity, None, said)
+        made = _Neff(len(known), file, False, said.identity, memory(), None, said)
     else:
         info = neff_format.read_simulated(data, source=str(path)).info
         if info["flags"] != config.flags():
             raise KernelgenError(
                 f"{path}: compiled with {' '.join(info['flags'])}, not with {' '.join(config.flags())}"
             )
-        made = _Neff(len(known), file, True, info["compiler"], info["hlo_sha256"])
+        made = _Neff(len(known), file, True, info["compiler"], memory(), info["hlo_sha256"])
     return known.setdefault(sha, made)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kernelgen.bundle.index import KernelIndex
 from kernelgen.errors import KernelgenError
+from kernelgen.neff.memory import NeffMemory
 from kernelgen.spec.graph_kernel import GraphSpec, Spec
 from kernelgen.spec.op_kernel import MAX_ID
 from kernelgen.spec.source_kernel import SourceSpec
@@ -121,6 +122,7 @@ class Contents:
         notes: what is noted about each kernel, as JSON; a text is empty where there is nothing, and there is none at
             all where nothing is noted.
         special_flags: (number, the compiler's flags) of kernels that were compiled with others than the bundle's.
+        neff_memory: what the program of each NEFF takes, as `neffs`.
     """
 
     origin: BundleOrigin
@@ -131,6 +133,7 @@ class Contents:
     kernel_neff: tuple[int, ...]
     notes: tuple[str, ...] = ()
     special_flags: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    neff_memory: tuple[NeffMemory, ...] = ()
 
     @property
     def format(self) -> int:

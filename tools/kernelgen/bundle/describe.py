@@ -137,6 +137,9 @@ def text(what: dict[str, Any]) -> str:
     for kernel in what.get("kernels", ()):
         lines.append(f"  {kernel['id']}  {kernel['neff_size']} bytes{_sharing(kernel)}")
         lines.append(f"      {_spec_text(kernel['spec'])}")
+        if memory := kernel.get("neff_memory"):
+            figures = ", ".join(f"{size} bytes of {name}" for name, size in memory.items())
+            lines.append(f"      its program takes {figures}")
         if "flags" in kernel:
             lines.append(f"      compiled with {' '.join(kernel['flags'])}")
         lines += [f"    {line}" for line in _notes_text(kernel.get("notes") or {})]
@@ -236,6 +239,7 @@ def _bundle(made: Stored, check: bool) -> dict[str, Any]:
                 "neff_sha256": kernel.neff_sha256,
                 "neff_size": kernel.neff_size,
                 "same_as": first.get(kernel.neff_sha256),
+                **({"neff_memory": kernel.memory.to_json()} if kernel.memory else {}),
                 **({"notes": kernel.notes} if kernel.notes else {}),
                 **({} if kernel.flags is None else {"flags": list(kernel.flags)}),
             }

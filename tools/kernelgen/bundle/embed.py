@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from kernelgen import fileio
-from kernelgen.bundle.pack import ALIGNMENT, Pack
+from kernelgen.bundle.pack import ALIGNMENT, MEMORY_KEY, Pack
 
 _PREFIX = "neuron_kernels_"
 
@@ -32,6 +32,11 @@ _TABLES = (
     ("key_offsets", "kernelgen.key.offsets", 4),
     ("slots", "kernelgen.key.slots", 4),
 )
+
+
+def _tables(pack: Pack) -> list[tuple[str, str, int]]:
+    memory = [("neff_memory", MEMORY_KEY, 8)] if MEMORY_KEY in pack.metadata else []
+    return [*_TABLES, *memory]
 
 
 def symbol(bundle_id: str) -> str:
@@ -55,7 +60,7 @@ def assembly(pack: Pack, incbin: str | None = None) -> str:
             f"    .balign {alignment}\n    .globl {name}_{member}\n    .hidden {name}_{member}\n{name}_{member}:"
         )
 
-    for member, key, size in _TABLES:
+    for member, key, size in _tables(pack):
         value = pack.metadata[key]
         table(member, size)
         lines.append(f"    .incbin {path}, {value.offset}, {len(value.value) * size}")
@@ -127,6 +132,7 @@ def source(pack: Pack) -> str:
         ("char", "hlo_sha256"),
         ("uint8_t", "neff_data"),
         ("char", "neff_sha256"),
+        *[("uint64_t", member) for member, _, _ in _tables(pack)[len(_TABLES) :]],
     )
     # Hidden as in the assembly, so that position-independent code addresses the tables directly.
     externs = "\n".join(

@@ -18,10 +18,12 @@ from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, is_kernel
 from kernelgen.bundle.index import KernelIndex, make_slots
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.gguf_reader import BOOL, MAGIC, STRING, U32, U64, DamagedGguf, GgufReader, Value
+from kernelgen.neff.memory import MAX, NeffMemory
 from kernelgen.spec.op_kernel import spec_json
 
 ARCHITECTURE = "neuron-kernels"
 ALIGNMENT = 64
+MEMORY_KEY = "kernelgen.neff.memory"
 _I8_TENSOR = 24
 
 
@@ -66,6 +68,9 @@ def write(path: str | Path, contents: Contents) -> None:
             texts = [special.get(number, "") for number in range(len(index.ids))]
             add("kernelgen.kernel.flags", texts, value.ARRAY, value.STRING)
         add("kernelgen.neff.sha256", [neff.sha256 for neff in contents.neffs], value.ARRAY, value.STRING)
+        if contents.neff_memory:
+            figures = [figure for memory in contents.neff_memory for figure in memory.words()]
+            add(MEMORY_KEY, figures, value.ARRAY, value.UINT64)
         add("kernelgen.key.words", index.words, value.ARRAY, value.UINT64)
         add("kernelgen.key.offsets", index.offsets, value.ARRAY, value.UINT32)
         add("kernelgen.key.slots", index.slots, value.ARRAY, value.UINT32)
@@ -92,11 +97,13 @@ class PackedNeff:
         sha256: 64 hexadecimal digits, as the metadata has them.
         offset: from the start of the tensor data.
         size: bytes.
+        memory: what its program takes, where the pack says it.
     """
 
     sha256: str
     offset: int
     size: int
+    memory: NeffMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +268,26 @@ def _check(
         specs=tuple(specs),
         hlo_sha256=tuple(hlo_sha256),
         kernel_neff=tuple(kernel_neff),
-        neffs=tuple(PackedNeff(d, offset, size) for d, (_, offset, size) in zip(digests, tensors, strict=True)),
+        neffs=tuple(
+            PackedNeff(d, offset, size, said)
+            for d, (_, offset, size), said in zip(digests, tensors, _memory(metadata, m), strict=True)
+        ),
         data_offset=data_offset,
         size=size,
         metadata=values,
         notes=tuple(notes),
         special_flags={id: tuple(text.splitlines()) for id, text in zip(ids, flags, strict=True) if text},
     )
+
+
+def _memory(metadata: _Metadata, count: int) -> list[NeffMemory | None]:
+    """Returns what the program of each NEFF takes, where the pack says it."""
+    if MEMORY_KEY not in metadata.values:
+        return [None] * count
+    figures = metadata.array(MEMORY_KEY, U64, 3 * count)
+    if max(figures) > MAX:
+        metadata.damaged(f"{MEMORY_KEY} has {max(figures)} bytes; expected at most {MAX}")
+    return [NeffMemory(*figures[at : at + 3]) for at in range(0, 3 * count, 3)]
 
 
 def _index(metadata: _Metadata, ids: list[str], offsets: list[int]) -> KernelIndex:

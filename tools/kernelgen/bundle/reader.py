@@ -20,6 +20,7 @@ from kernelgen.bundle.json_text import read_json
 from kernelgen.bundle.key import key
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import gguf_reader
+from kernelgen.neff.memory import NeffMemory
 from kernelgen.spec.graph_kernel import Spec, spec_from_json
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
@@ -39,6 +40,7 @@ class StoredKernel:
         notes: what is noted about it.
         flags: the compiler's flags, when they are not the bundle's.
         files: of a tree, its HLO and its NEFF.
+        memory: what its NEFF's program takes, where the bundle says it.
     """
 
     id: str
@@ -50,6 +52,7 @@ class StoredKernel:
     notes: Mapping[str, Any]
     flags: tuple[str, ...] | None = None
     files: tuple[str, str] | None = None
+    memory: NeffMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,7 @@ def of_pack(path: Path) -> Stored:
                 stored.size,
                 value(notes, f"what is noted of {id}") if notes else {},
                 made.special_flags.get(id),
+                memory=stored.memory,
             )
         )
     return Stored(path, made.metadata["kernelgen.format"].value, made.origin, tuple(kernels), made)
@@ -187,6 +191,9 @@ def of_tree(path: Path) -> Stored:
             kernel.get("notes", {}),
             tuple(kernel["flags"]) if "flags" in kernel else None,
             (kernel["hlo"], kernel["neff"]),
+            NeffMemory(**{n: kernel["neff_memory"][n] for n in ("code", "rings", "scratchpad")})
+            if "neff_memory" in kernel
+            else None,
         )
         for kernel, words in zip(stored, keys, strict=True)
     ]

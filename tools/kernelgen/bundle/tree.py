@@ -5,6 +5,7 @@ The layout is docs/bundle-format.md's.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from kernelgen import fileio
 from kernelgen.bundle.contents import FORMATS, BundleOrigin, Contents, file_name, is_kernel_id, is_sha256, readable
 from kernelgen.bundle.json_text import read_json
 from kernelgen.errors import KernelgenError
+from kernelgen.neff.memory import MAX, NeffMemory
 from kernelgen.spec.canonical import canonical_json
 from kernelgen.spec.filenames import NEFF, hlo_file
 from kernelgen.spec.op_kernel import spec_json
@@ -50,6 +52,7 @@ def write(path: str | Path, contents: Contents) -> None:
     origin = contents.origin
     lines = []
     special = dict(contents.special_flags)
+    memory = contents.neff_memory
     notes = contents.notes or [""] * len(contents.specs)
     with fileio.replacing_folder(path) as folder:
         (folder / "generic/hlo").mkdir(parents=True)
@@ -74,6 +77,7 @@ def write(path: str | Path, contents: Contents) -> None:
                         "neff": neff,
                         "neff_sha256": source.sha256,
                         "neff_size": source.size,
+                        **({"neff_memory": memory[which].to_json()} if memory else {}),
                         **({"notes": json.loads(notes[number])} if notes[number] else {}),
                     }
                     | ({"flags": special[number]} if number in special else {})
@@ -149,9 +153,20 @@ def read_index(path: str | Path) -> dict[str, Any]:
                 raise KernelgenError(f"{file}: {where}.{name} is outside the tree: {kernel[name]!r}")
         if not isinstance(kernel.get("notes", {}), dict):
             raise KernelgenError(f"{file}: {where}.notes is not of type dict")
+        if "neff_memory" in kernel and not _is_memory(kernel["neff_memory"]):
+            raise KernelgenError(f"{file}: {where}.neff_memory does not have code, rings and scratchpad in bytes")
         flags = kernel.get("flags", [])
         if not isinstance(flags, list) or not all(isinstance(flag, str) for flag in flags):
             raise KernelgenError(f"{file}: {where}.flags is not a list of strings")
+    said: dict[str, Any] = {}
+    for kernel in value["kernels"]:
+        memory = kernel.get("neff_memory")
+        if (memory is None) != (value["kernels"][0].get("neff_memory") is None):
+            raise KernelgenError(f"{file}: some kernels have 'neff_memory', and some don't")
+        if said.setdefault(kernel["neff_sha256"], memory) != memory:
+            raise KernelgenError(
+                f"{file}: kernel {kernel['id']}: 'neff_memory' is not that of others with this 'neff_sha256'"
+            )
     return value
 
 
@@ -173,6 +188,11 @@ def _fields(file: Path, value: dict[str, Any], expected: dict[str, type], where:
     for name, kind in expected.items():
         if not isinstance(value.get(name), kind) or (kind is int and isinstance(value[name], bool)):
             raise KernelgenError(f"{file}: {where}{name} is missing or not of type {kind.__name__}")
+
+
+def _is_memory(value: Any) -> bool:
+    names = [field.name for field in dataclasses.fields(NeffMemory)]
+    return isinstance(value, dict) and all(type(value.get(n)) is int and 0 <= value[n] <= MAX for n in names)
 
 
 def _link(source: Path, destination: Path) -> bool:

@@ -16,6 +16,7 @@ from kernelgen.hlo import estimate as estimates
 from kernelgen.hlo import lint_mistakes as mistakes
 from kernelgen.hlo import lint_mx, proto
 from kernelgen.hlo import lint_published as published
+from kernelgen.hlo.canonicalize import MUST_ALIAS_SUFFIX
 from kernelgen.hlo.linted import LintedModule, element_type, shapes
 from kernelgen.targets import MAX_INSTRUCTIONS, TARGETS, Target
 
@@ -259,6 +260,24 @@ def _names(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
         seen.add(i.name)
 
 
+def _written_in_place(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
+    entry_computation = proto.entry(m.message)
+    if all(i.id != entry_computation.root_id for i in entry_computation.instructions):
+        return  # its ids are wrong, which is found above
+    parameters, results = proto.parameters(entry_computation), proto.result_shapes(m.message)
+    shared = {}
+    for entry in m.message.input_output_alias.entries:
+        shared[entry.parameter_number] = entry.output_shape_index[0] if entry.output_shape_index else 0
+    for number, p in enumerate(parameters):
+        if number not in shared:
+            if p.name.endswith(MUST_ALIAS_SUFFIX):
+                yield p, "no result is written to the memory of this input"
+            continue
+        of = results[shared[number]] if 0 <= shared[number] < len(results) else None
+        if of is None or (of.element_type, list(of.dimensions)) != (p.shape.element_type, list(p.shape.dimensions)):
+            yield p, f"result {shared[number]}, which is written to its memory, has another shape or type"
+
+
 def _estimate(m: LintedModule, target: Target) -> estimates.Estimate:
     """Returns what a module takes on the target that it is linted for; two rules ask."""
     made: estimates.Estimate = m.estimate or estimates.estimate(m, target.name, m.lnc)
@@ -295,6 +314,13 @@ RULES: tuple[Rule, ...] = (
         evidence="logs of neuronx-cc 2.23 and 2.26; of an id that is used twice " + _XLA,
     ),
     Rule("kernelgen/unique-name", _names, "canonicalize the module", "two instructions of one name", evidence=_XLA),
+    Rule(
+        "kernelgen/alias",
+        _written_in_place,
+        "emit the module again: canonicalization names the input and records the pair",
+        "an input that is written in place, such as a cache, and whose result does not share its memory",
+        evidence="the names that NEFFs of neuronx-cc have: without the pair a cache is copied in each call",
+    ),
     Rule(
         "NCC_EVRF001",
         _topk,

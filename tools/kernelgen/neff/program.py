@@ -29,11 +29,13 @@ class NeffProgram:
         instructions: by engine, of the physical core that has most.
         descriptors: runs of bytes that the queues copy, of all cores.
         spills: how many of them are of queues for spills.
+        all_instructions: of all engines of all cores.
     """
 
     instructions: Mapping[str, int]
     descriptors: int
     spills: int
+    all_instructions: int = 0
 
     @property
     def total(self) -> int:
@@ -66,4 +68,5 @@ def program(data: bytes, *, source: str = "NEFF") -> NeffProgram:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise KernelgenError(f"{source}: the copies of {name} cannot be read: {error}") from None
     most = max(cores.values(), key=lambda core: core.total(), default=Counter[str]())
-    return NeffProgram(dict(sorted(most.items())), descriptors, spills)
+    everything = sum(core.total() for core in cores.values())
+    return NeffProgram(dict(sorted(most.items())), descriptors, spills, everything)
