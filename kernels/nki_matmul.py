@@ -11,7 +11,8 @@ from kernelgen.ggml.weight_layouts import TRANSPOSED
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, result
-from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, psum, sbuf, turn, turn_tile, turned_dtypes
+from .matmul import by_expert, take
+from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, named, psum, sbuf, turn, turn_tile, turned_dtypes
 
 ROWS = 4 * PARTITIONS
 """Rows of `b` at once: their part of the result is in four of PSUM's eight banks."""
@@ -41,22 +42,42 @@ def _products(a, b, each, turned, packed):
     `b` stay in SBUF, transposed; those of `a` pass by once per `ROWS` of them.
     """
     outer, groups, m = a.shape[0], a.shape[1], a.shape[3 if turned else 2]
-    n, k = b.shape[2:]
-    weights = _turned if turned else _packed if packed else _plain
-    most, columns = _sizes(k, 4 if b.dtype == nl.float32 else 2, a.shape[3] if packed else 0)
-    y = hbm((outer * each, groups, n, m), nl.float32)
+    y = hbm((outer * each, groups, b.shape[2], m), nl.float32)
     for i in nl.affine_range(outer):
         for r in nl.affine_range(each):
             for g in nl.affine_range(groups):
-                for start, rows in blocks(n, most):
-                    x = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), rows), b.dtype)
-                    turn(x, b[i * each + r, g, start : start + rows])
-                    # Longer runs for few rows: their sums are in as many banks of PSUM as those of many.
-                    banks = ROWS // PARTITIONS // -(-rows // PARTITIONS) if turned else 1
-                    for column, width in blocks(m, banks * columns):
-                        part = y[i * each + r, g, start : start + rows, column : column + width]
-                        _product(*weights(a[i, g], column, width, k, b.dtype, packed), x, part, k)
+                _matrices(y[i * each + r, g], a[i, g], b[i * each + r, g], turned, packed)
     return y
+
+
+@nki.jit
+def _chosen_products(a, b, numbers, turned, packed):
+    """The products of matrices with those that numbers choose: `b[i] @ a[numbers[i]].T`. Others than these are not read.
+
+    a: [E, m, k], or [E, k, m] where it is `turned`, or [E, m, bytes] u8 of the format that `packed` names, else ""; b: [n, rows,
+    k], of the type of `a`, or bf16 or f32 where that is packed; numbers: [1, n] i32, below E. Returns [n, rows, m] f32.
+    """
+    n, rows = b.shape[:2]
+    y = hbm((n, rows, a.shape[2 if turned else 1]), nl.float32)
+    chosen = loaded(numbers)
+    for i in nl.affine_range(n):
+        _matrices(y[i], a[0], b[i], turned, packed, chosen[0:1, i : i + 1])
+    return y
+
+
+def _matrices(y, a, b, turned, packed, number=None):
+    """Writes `b @ a.T`, [n, m], of matrices in HBM; with `number`, a tile, of the matrix that is that many after `a`."""
+    (n, m), k = y.shape, b.shape[1]
+    weights = _turned if turned else _packed if packed else _plain
+    most, columns = _sizes(k, 4 if b.dtype == nl.float32 else 2, a.shape[1] if packed else 0)
+    for start, rows in blocks(n, most):
+        x = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), rows), b.dtype)
+        turn(x, b[start : start + rows])
+        # Longer runs for few rows: their sums are in as many banks of PSUM as those of many.
+        banks = ROWS // PARTITIONS // -(-rows // PARTITIONS) if turned else 1
+        for column, width in blocks(m, banks * columns):
+            part = y[start : start + rows, column : column + width]
+            _product(*weights(a, column, width, k, b.dtype, packed, number), x, part, k)
 
 
 def _sizes(k, itemsize, packed):
@@ -68,7 +89,7 @@ def _sizes(k, itemsize, packed):
     return min(ROWS, most), min(COLUMNS, most)
 
 
-def _plain(a, column, width, k, dtype, packed):
+def _plain(a, column, width, k, dtype, packed, number):
     """Returns what gives `width` rows of `a` from row `column`, and of how many elements of each at most.
 
     It takes the first of these elements and their number, and returns them transposed: [128, ⌈size / 128⌉, width].
@@ -76,26 +97,26 @@ def _plain(a, column, width, k, dtype, packed):
 
     def part(first, size):
         tile = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), width), a.dtype)
-        turn(tile, a[column : column + width, first : first + size])
+        turn(tile, a[column : column + width, first : first + size], number)
         return tile
 
     return part, RUN // (4 if a.dtype == nl.float32 else 2)
 
 
-def _turned(a, column, width, k, dtype, packed):
+def _turned(a, column, width, k, dtype, packed, number):
     """As `_plain`, of weights [k, m], which are transposed as they lie."""
 
     def part(first, size):
         tile = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), width), a.dtype)
         for at, p in blocks(size, PARTITIONS):
             source = a[first + at : first + at + p, column : column + width]
-            nisa.dma_copy(dst=tile[0:p, at // PARTITIONS], src=source)
+            nisa.dma_copy(dst=tile[0:p, at // PARTITIONS], src=named(source, number))
         return tile
 
     return part, 2 * PARTITIONS
 
 
-def _packed(a, column, width, k, dtype, packed):
+def _packed(a, column, width, k, dtype, packed, number):
     """As `_plain`, of packed rows: the vector engine unpacks them and rounds to `dtype`, and the tensor engine transposes them.
 
     The scalar engine copies from PSUM, as the vector engine has the more to do.
@@ -103,7 +124,7 @@ def _packed(a, column, width, k, dtype, packed):
     block, size_of_block = TYPES[packed].block, TYPES[packed].size
     turned = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), width), dtype)
     for at, rows in blocks(width, PARTITIONS):
-        taken = loaded(a[column + at : column + at + rows]).reshape((rows, k // block, size_of_block))
+        taken = loaded(a[column + at : column + at + rows], number=number).reshape((rows, k // block, size_of_block))
         for first, size in blocks(k, PIECE):
             numbers = sbuf((rows, size // block, block), turned_dtypes(dtype)[0])
             _unpack(numbers, taken[:, first // block : (first + size) // block], packed)
@@ -257,9 +278,8 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
-    packed = inputs[0].dtype if TYPES[inputs[0].dtype].quantized else ""
-    single = "float32" if prec_src1 == PREC_F32 else "bfloat16"
-    b = lax.convert_element_type(b, single if packed else a.dtype)
+    packed, single = _types(inputs[0].dtype, prec_src1)
+    b = lax.convert_element_type(b, single)
     a3, a2, rows = a.shape[:3]
     b3, b2, n, k = b.shape
     a = lax.reshape(a, (a3, a2, rows, a.size // (a3 * a2 * rows)))
@@ -267,3 +287,53 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     b = lax.reshape(b, (b3, a2, b2 // a2 * n, k))
     turned = inputs[0].layout == TRANSPOSED
     return result(inline(_products, a, b, each=b3 // a3, turned=turned, packed=packed)[0], out)
+
+
+def _types(dtype, prec_src1):
+    """Returns the name of a packed type, "" for another, and the type that `b` is rounded to."""
+    if not TYPES[dtype].quantized:
+        return "", {"f16": "float16", "bf16": "bfloat16"}.get(dtype, "float32")
+    return dtype, "float32" if prec_src1 == PREC_F32 else "bfloat16"
+
+
+@emitter(
+    "mul_mat_id",
+    types=("f32 f16 bf16, float, i32", "q4_0 q4_1 q8_0 q4_K q6_K, float, i32"),
+    language="nki",
+    layouts="transposed",
+    where=(
+        "b_ne0 <= 16384",
+        "ids_ne1 <= 32",
+        # Between half of what is less, pairs or experts, and that.
+        "ids_ne0 * ids_ne1 * a_ne2 // (ids_ne0 * ids_ne1 + a_ne2) * (a_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 7168",
+    ),
+)
+def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
+    """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
+
+    As in JAX, rows that share an expert are a block. A DMA reads its weights from where a register says, in as many descriptors and
+    bytes as a product of one matrix: what the kernel takes grows with the experts that tokens choose, or all where pairs of a token
+    and an expert are more than these, and not with how many lie in memory.
+
+    Rounding is that of `mul_mat`.
+
+    a: [1, E, m, k] f32, f16, bf16 or packed, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
+    dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
+    """
+    del prec
+    packed, single = _types(inputs[0].dtype, prec_src1)
+    n_experts, rows, pairs = a.shape[1], a.shape[2], ids.size
+    m = inputs[0].ne[1]
+
+    def taken(size):
+        """Rows that pass by: of weights, and of `b`, which are gathered, written and read again."""
+        return (n_experts + (pairs - n_experts) // size) * (m + 3 * size)
+
+    size = min((2**i for i in range(8)), key=taken)
+    b, numbers, chosen, place = by_expert(lax.convert_element_type(b, single), ids, n_experts, size)
+    a = lax.reshape(a, (n_experts, rows, a.size // (n_experts * rows)))
+    turned = inputs[0].layout == TRANSPOSED
+    b = take(b, lax.reshape(numbers, (numbers.size,)))
+    b = lax.reshape(b, (*numbers.shape, b.shape[1]))
+    y = inline(_chosen_products, a, b, chosen[None, :], turned=turned, packed=packed)[0]
+    return result(y if place is None else take(lax.reshape(y, (numbers.size, m)), place), out)

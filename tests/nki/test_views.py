@@ -15,9 +15,10 @@ from nki_interpreter.indices import box
 with loading.interpreter():
     import neuronxcc.nki as older
     import neuronxcc.nki.language as older_nl
-    import nki
     import nki.isa as nisa
     import nki.language as nl
+
+    import nki
 
 
 @st.composite
