@@ -1,4 +1,4 @@
-"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q8_0, Q4_K and Q6_K."""
+"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -140,8 +140,16 @@ def _unpack(numbers, taken, packed):
         _q4_0(numbers, taken)
     elif packed == "q4_1":
         _q4_1(numbers, taken)
-    elif packed == "q4_K":
-        _q4_k(numbers, taken)
+    elif packed == "q5_0":
+        _q5_0(numbers, taken)
+    elif packed == "q5_1":
+        _q5_1(numbers, taken)
+    elif packed == "q2_K":
+        _q2_k(numbers, taken)
+    elif packed == "q3_K":
+        _q3_k(numbers, taken)
+    elif packed in ("q4_K", "q5_K"):
+        _q4_k(numbers, taken, fifth=packed == "q5_K")
     elif packed == "q6_K":
         _q6_k(numbers, taken)
     else:
@@ -155,11 +163,30 @@ def _half(taken, at):
     return number
 
 
+def _bits(target, source, first, count, to=0):
+    """Writes `count` bits of bytes, from bit `first` on, as bits of others, from `to` on, and zeros as their other bits."""
+    mask = ((1 << count) - 1) << first
+    if to == first:
+        nisa.tensor_scalar(target, source, nl.bitwise_and, mask)
+    else:
+        op = nl.left_shift if to > first else nl.right_shift
+        nisa.tensor_scalar(target, source, nl.bitwise_and, mask, op1=op, operand1=abs(to - first))
+
+
+def _fifth_bits(codes, taken, at):
+    """Adds the fifth bits of 32 numbers of a block, which are in order in four bytes from `at` on, to codes of four bits."""
+    upper = sbuf((*codes.shape[:2], 4, 8), nl.uint8)
+    for i in range(8):
+        _bits(upper[:, :, :, i], taken[:, :, at : at + 4], i, 1, to=4)
+    nisa.tensor_tensor(codes, codes, upper.reshape(codes.shape), nl.bitwise_or)
+    return codes
+
+
 def _nibbles(taken, at):
     """Returns the lower halves of 16 bytes from `at` on of each block, then the upper ones: [rows, blocks, 32] u8."""
     codes = sbuf((taken.shape[0], taken.shape[1], 32), nl.uint8)
-    nisa.tensor_scalar(codes[:, :, 0:16], taken[:, :, at : at + 16], nl.bitwise_and, 15)
-    nisa.tensor_scalar(codes[:, :, 16:32], taken[:, :, at : at + 16], nl.right_shift, 4)
+    for i in range(2):
+        _bits(codes[:, :, 16 * i : 16 * i + 16], taken[:, :, at : at + 16], 4 * i, 4)
     return codes
 
 
@@ -169,9 +196,25 @@ def _q4_0(numbers, taken):
 
 
 def _q4_1(numbers, taken):
-    exact = sbuf(numbers.shape)
-    nisa.tensor_tensor(exact, _nibbles(taken, 4), _half(taken, 0).broadcast(2, 32), nl.multiply)
-    nisa.tensor_tensor(numbers, exact, _half(taken, 2).broadcast(2, 32), nl.add)
+    _times_and(numbers, _nibbles(taken, 4), _half(taken, 0), _half(taken, 2), nl.add)
+
+
+def _q5_0(numbers, taken):
+    codes, scales = _fifth_bits(_nibbles(taken, 6), taken, 2), _half(taken, 0).broadcast(2, 32)
+    nisa.scalar_tensor_tensor(numbers, codes, nl.subtract, 16.0, nl.multiply, scales)
+
+
+def _q5_1(numbers, taken):
+    codes = _fifth_bits(_nibbles(taken, 8), taken, 4)
+    _times_and(numbers, codes, _half(taken, 0), _half(taken, 2), nl.add)
+
+
+def _times_and(numbers, codes, scales, others, op):
+    """Writes codes times scales, with others added or subtracted: [rows, runs, length], of which each run has one of them."""
+    length = codes.shape[2]
+    exact = sbuf(codes.shape)
+    nisa.tensor_tensor(exact, codes, scales.broadcast(2, length), nl.multiply)
+    nisa.tensor_tensor(numbers, exact, others.broadcast(2, length), op)
 
 
 def _q8_0(numbers, taken):
@@ -179,21 +222,67 @@ def _q8_0(numbers, taken):
     nisa.tensor_tensor(numbers, taken[:, :, 2:34].view(nl.int8), scales, nl.multiply)
 
 
-def _q4_k(numbers, taken):
+def _q2_k(numbers, taken):
+    rows, count = taken.shape[:2]
+    runs = (rows, count * 16, 16)
+    both = []
+    for i in range(2):  # scales are in the lower bits of 16 bytes, minima in the upper ones
+        fields, factors = sbuf((rows, count, 16), nl.uint8), sbuf((rows, count, 16))
+        _bits(fields, taken[:, :, 0:16], 4 * i, 4)
+        nisa.tensor_tensor(factors, fields, _half(taken, 80 + 2 * i).broadcast(2, 16), nl.multiply)
+        both.append(factors.reshape((rows, count * 16, 1)))
+    _times_and(numbers.reshape(runs), _two_bits(taken, 16).reshape(runs), both[0], both[1], nl.subtract)
+
+
+def _two_bits(taken, at):
+    """Returns codes of two bits: 128 from each of two times 32 bytes from `at` on, by bits, [rows, blocks, 256] u8."""
+    codes = sbuf((*taken.shape[:2], 256), nl.uint8)
+    for i in range(8):
+        first = at + 32 * (i // 4)
+        _bits(codes[:, :, 32 * i : 32 * i + 32], taken[:, :, first : first + 32], 2 * (i % 4), 2)
+    return codes
+
+
+def _q3_k(numbers, taken):
+    rows, count = taken.shape[:2]
+    codes, upper = _two_bits(taken, 32), sbuf((rows, count, 256), nl.uint8)
+    fields, high = sbuf((rows, count, 16), nl.uint8), sbuf((rows, count, 16), nl.uint8)
+    for i in range(8):
+        _bits(upper[:, :, 32 * i : 32 * i + 32], taken[:, :, 0:32], i, 1, to=2)
+    for i in range(4):  # scales of six bits: the lower four in eight bytes, the upper two in four more
+        first = 96 + 4 * (i % 2)
+        _bits(fields[:, :, 4 * i : 4 * i + 4], taken[:, :, first : first + 4], 4 * (i // 2), 4)
+        _bits(high[:, :, 4 * i : 4 * i + 4], taken[:, :, 104:108], 2 * i, 2, to=4)
+    nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
+    nisa.tensor_tensor(fields, fields, high, nl.bitwise_or)
+    scales = sbuf((rows, count, 16))
+    half = _half(taken, 108).broadcast(2, 16)
+    nisa.scalar_tensor_tensor(scales, fields, nl.subtract, 32.0, nl.multiply, half)
+    runs = (rows, count * 16, 16)
+    by_run = scales.reshape((rows, count * 16, 1)).broadcast(2, 16)
+    nisa.scalar_tensor_tensor(numbers.reshape(runs), codes.reshape(runs), nl.subtract, 4.0, nl.multiply, by_run)
+
+
+def _q4_k(numbers, taken, fifth):
+    """Of Q4_K, or of Q5_K: that has a `fifth` bit for each number, in 32 bytes before the others."""
     rows, count = taken.shape[:2]
     codes = sbuf((rows, count, 8, 32), nl.uint8)
-    for i in range(4):
-        two = taken[:, :, 16 + 32 * i : 48 + 32 * i]
-        nisa.tensor_scalar(codes[:, :, 2 * i], two, nl.bitwise_and, 15)
-        nisa.tensor_scalar(codes[:, :, 2 * i + 1], two, nl.right_shift, 4)
+    at = 48 if fifth else 16
+    for i in range(8):
+        first = at + 32 * (i // 2)
+        _bits(codes[:, :, i], taken[:, :, first : first + 32], 4 * (i % 2), 4)
+    if fifth:
+        upper = sbuf(codes.shape, nl.uint8)
+        for i in range(8):
+            _bits(upper[:, :, i], taken[:, :, 16:48], i, 1, to=4)
+        nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
+    runs = (rows, count * 8, 32)
     scales, minima = _k_scales(taken)
-    exact = sbuf((rows, count * 8, 32))
-    nisa.tensor_tensor(exact, codes.reshape((rows, count * 8, 32)), scales.broadcast(2, 32), nl.multiply)
-    nisa.tensor_tensor(numbers.reshape((rows, count * 8, 32)), exact, minima.broadcast(2, 32), nl.subtract)
+    _times_and(numbers.reshape(runs), codes.reshape(runs), scales, minima, nl.subtract)
 
 
 def _k_scales(taken):
-    """Returns the scales and minima of Q4_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each."""
+    """Returns the scales and minima of Q4_K and Q5_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each."""
     rows, count = taken.shape[:2]
     high = taken[:, :, 12:16]
     both = []
@@ -201,14 +290,11 @@ def _k_scales(taken):
         # The first four are in the lower bits of four bytes; the others have their upper two bits there, the rest in `high`.
         low = taken[:, :, 4 + 4 * i : 8 + 4 * i]
         codes = sbuf((rows, count, 8), nl.uint8)
-        nisa.tensor_scalar(codes[:, :, 0:4], low, nl.bitwise_and, 63)
+        _bits(codes[:, :, 0:4], low, 0, 6)
         upper = sbuf((rows, count, 4), nl.uint8)
-        nisa.tensor_scalar(upper, low, nl.right_shift, 2, op1=nl.bitwise_and, operand1=48)
+        _bits(upper, low, 6, 2, to=4)
         lower = sbuf((rows, count, 4), nl.uint8)
-        if i == 0:
-            nisa.tensor_scalar(lower, high, nl.bitwise_and, 15)
-        else:
-            nisa.tensor_scalar(lower, high, nl.right_shift, 4)
+        _bits(lower, high, 4 * i, 4)
         nisa.tensor_tensor(codes[:, :, 4:8], lower, upper, nl.bitwise_or)
         factors = sbuf((rows, count, 8))
         nisa.tensor_tensor(factors, codes, _half(taken, 2 * i).broadcast(2, 8), nl.multiply)
@@ -222,15 +308,12 @@ def _q6_k(numbers, taken):
     for half in range(2):
         first = 128 * half
         low = taken[:, :, 64 * half : 64 * half + 64]
-        nisa.tensor_scalar(codes[:, :, first : first + 64], low, nl.bitwise_and, 15)
-        nisa.tensor_scalar(codes[:, :, first + 64 : first + 128], low, nl.right_shift, 4)
+        _bits(codes[:, :, first : first + 64], low, 0, 4)
+        _bits(codes[:, :, first + 64 : first + 128], low, 4, 4)
         # Two bits of each byte are bits 4 and 5 of a number; none is shifted out of its byte.
         high = taken[:, :, 128 + 32 * half : 160 + 32 * half]
-        fields = ((3, nl.left_shift, 4), (12, nl.left_shift, 2), (48, nl.right_shift, 0), (192, nl.right_shift, 2))
         for i in range(4):
-            mask, op, by = fields[i]
-            place = upper[:, :, first + 32 * i : first + 32 * i + 32]
-            nisa.tensor_scalar(place, high, nl.bitwise_and, mask, op1=op, operand1=by)
+            _bits(upper[:, :, first + 32 * i : first + 32 * i + 32], high, 2 * i, 2, to=4)
     nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
     scales = sbuf((rows, count, 16))
     nisa.tensor_tensor(scales, taken[:, :, 192:208].view(nl.int8), _half(taken, 208).broadcast(2, 16), nl.multiply)
@@ -263,7 +346,7 @@ def _product(weights, most, x, target, k):
 
 @emitter(
     "mul_mat",
-    types=("f32 f16 bf16, float", "q4_0 q4_1 q8_0 q4_K q6_K, float"),
+    types=("f32 f16 bf16, float", "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K, float"),
     language="nki",
     layouts="transposed",
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),
@@ -298,7 +381,7 @@ def _types(dtype, prec_src1):
 
 @emitter(
     "mul_mat_id",
-    types=("f32 f16 bf16, float, i32", "q4_0 q4_1 q8_0 q4_K q6_K, float, i32"),
+    types=("f32 f16 bf16, float, i32", "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K, float, i32"),
     language="nki",
     layouts="transposed",
     where=(
