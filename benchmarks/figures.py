@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 Direction = Literal["value / peer", "peer / value"]
 
-UNITS = tuple("s ms µs ns MB MiB KiB bytes kernels nodes ops launches splits lines errors times 1/s".split())
+UNITS = tuple(
+    "s ms µs ns MB MiB KiB bytes kernels nodes ops launches splits lines instructions descriptors errors times 1/s".split()
+)
 """What a figure may be in; results.schema.json has the same."""
 
 

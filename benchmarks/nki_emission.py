@@ -1,11 +1,13 @@
-"""What emitting NKI kernels costs: seconds and lines of HLO, beside the same computation in JAX.
+"""What emitting NKI kernels costs: seconds and lines of HLO, beside the same computation in JAX; and what kernels take.
 
     ./bazelw run //benchmarks:nki_emission
 
 The product of large matrices is written here, with a DMA per tile of each product; the other kernels are kernelgen's own, in NKI
 and in JAX, for a Llama of 8 billion parameters. Seconds are of one CPU, the least of three times: recording, rolling loops, and
 lowering through JAX to canonical HLO. In the first of the three JAX traces its own functions as well. Each is held against the
-emitter in JAX in the same run. Exit status 1 where a kernel takes more than a second or has more than 1,000 lines.
+emitter in JAX in the same run. What kernelgen's own take of a trn1, instructions and DMA descriptors, is counted from the record
+of those in NKI, a descriptor for each run in memory, and estimated from the HLO of those in JAX. Exit status 1 where a kernel
+takes more than a second or has more than 1,000 lines.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from kernelgen.emitters.library import builtin_library
 from kernelgen.emitters.loading import load_function
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo import proto
+from kernelgen.hlo.estimate import estimate
 from kernelgen.spec.op_kernel import KernelSpec
 from nki_interpreter import kernel, loading
 
@@ -61,11 +64,16 @@ def product(stationary: Any, moving: Any) -> Any:
 
 @dataclass(frozen=True)
 class Cost:
-    """What emitting a kernel takes: CPU seconds, the least and those of the first time, and the lines of its HLO."""
+    """What emitting a kernel takes: CPU seconds, the least and those of the first time, and the lines of its HLO.
+
+    `instructions` and `descriptors` are what it takes of a device.
+    """
 
     seconds: float
     first: float
     lines: int
+    instructions: int = 0
+    descriptors: int = 0
 
 
 def done(work: Callable[[], Any]) -> tuple[float, float, Any]:
@@ -91,13 +99,25 @@ def emitted(spec: KernelSpec, language: str, catalog: Catalog) -> Cost:
     assert chosen is not None
     assert chosen[1].fits(spec)
     function = load_function(*chosen)
-    seconds, first, made = done(lambda: lowering.emit(spec, function))
-    module = proto.parse(made)
-    return Cost(seconds, first, sum(len(computation.instructions) for computation in module.computations))
+    seconds, first, made = done(lambda: lowering.emit_in(language, spec, function, ("trn1",)))
+    lines = sum(len(computation.instructions) for computation in proto.parse(made.hlo).computations)
+    if language == "nki":
+        (cost,) = made.notes["costs"]
+        descriptors = sum(n // int(run) for run, n in cost["work"]["dma"].items())
+        return Cost(seconds, first, lines, sum(cost["instructions"].values()), descriptors)
+    taken = estimate(made.hlo, "trn1")
+    return Cost(seconds, first, lines, taken.total, taken.dma_descriptors)
 
 
 def library() -> Iterator[tuple[str, KernelSpec]]:
-    """Yields kernels of a Llama of 8 billion parameters, for a token with 4,096 cells of cache and for 512 with 1,024."""
+    """Yields kernels of a Llama of 8 billion parameters, for a token with 4,096 cells of cache and for 512 with 1,024.
+
+    The products with 8 of 128 experts are those of a Qwen3 of 30 billion parameters, for a token and for 8.
+    """
+    for kind, n in (("bf16", 1), ("bf16", 8), ("q4_K", 1)):
+        inputs = [f"(2048,768,128,1)/{kind}", f"(2048,1,{n},1)/f32", f"(8,{n},1,1)/i32"]
+        tensors = [TensorDesc.parse(t) for t in inputs]
+        yield f"mul_mat_id {kind}, {n}", KernelSpec.make("mul_mat_id", tensors, TensorDesc.parse(f"(768,8,{n},1)/f32"))
     for n, cells in ((1, 4096), (512, 1024)):
         x, weights = f"(4096,{n},1,1)/f32", "(4096,14336,1,1)"
         q, kv = f"(128,{n},32,1)/f32", f"(128,{cells},8,1)/f16"
@@ -150,6 +170,10 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         yield figures.Figure(
             f"{name}, lines of HLO", own.lines, "lines", peer=figures.Peer("in JAX", base.lines), limit=within
         )
+        if own.instructions:
+            for unit in ("instructions", "descriptors"):
+                peer = figures.Peer("in JAX, estimated", getattr(base, unit))
+                yield figures.Figure(f"{name}, {unit}", getattr(own, unit), unit, peer=peer)
 
 
 if __name__ == "__main__":

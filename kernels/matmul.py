@@ -60,7 +60,7 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     many as there are experts. With fewer rows than experts, as for a single token, every row is a block of its own.
 
     Not measured on a device. Measured by others on trn1 and trn2, XLA's gathers of experts took 2.4 to 54 ms a layer, and a step of
-    a loop 20 to 37 us; a kernel in NKI that reads each expert by one DMA took 0.2 to 1.2 ms.
+    a loop 20 to 37 us; a kernel in NKI that reads each expert by one DMA took 0.2 to 1.2 ms; `nki_matmul.py` has one.
 
     Rounding is that of `mul_mat`.
 
@@ -68,11 +68,9 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
     """
     del prec
-    n_experts, (n_tokens, n_used), n_rows = a.shape[1], ids.shape[2:], b.shape[2]
-    pairs = n_tokens * n_used
+    n_experts, pairs = a.shape[1], ids.size
     a = lax.reshape(a, a.shape[1:])
     one = TensorDesc.make((*inputs[0].ne[:2], 1, 1), inputs[0].dtype, layout=inputs[0].layout)
-    ids = lax.reshape(ids, (pairs,))
 
     def product(rows: Array, expert: Array) -> Array:
         weights = lax.reshape(lax.dynamic_index_in_dim(a, expert, keepdims=False), (1, 1, *a.shape[1:]))
@@ -81,6 +79,34 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
         rows = lax.convert_element_type(rows, weights.dtype)
         return lax.dot_general(rows, weights, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
+    def step(_: None, block: tuple[Array, Array]) -> tuple[None, Array]:
+        numbers, expert = block
+        return None, product(take(b, numbers), expert)
+
+    size = 1
+    while size < MAX_BLOCK and size * n_experts < pairs:
+        size *= 2
+    b, rows, chosen, place = by_expert(b, ids, n_experts, size)
+    y = lax.scan(step, None, (rows, chosen))[1]
+    return result(y if place is None else take(lax.reshape(y, (rows.size, y.shape[2])), place), out)
+
+
+def by_expert(b: Array, ids: Array, n_experts: int, size: int) -> tuple[Array, Array, Array, Array | None]:
+    """Returns the rows of `b` as blocks that share an expert.
+
+    Args:
+        b: [1, T, B, k].
+        ids: the experts of each token, [1, 1, T, U] i32, B dividing U.
+        n_experts: how many experts there are.
+        size: rows in a block, where there are more pairs of a token and an expert than experts; else every pair is a block.
+
+    Returns:
+        `b` as rows, [T * B, k]; which of them each block has, [blocks, size] i32; the expert of each block, [blocks] i32; where in
+        the blocks each pair is, [T * U] i32, or None where block and pair are one.
+    """
+    (n_tokens, n_used), n_rows = ids.shape[2:], b.shape[2]
+    pairs = n_tokens * n_used
+    ids = lax.reshape(ids, (pairs,))
     # A token and a place in its list make a pair; row of b by pair.
     token, place = (lax.reshape(_number((n_tokens, n_used), k), (pairs,)) for k in (0, 1))
     if 1 < n_rows < n_used and n_rows & (n_rows - 1):
@@ -90,17 +116,8 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
         row = lax.rem(place, np.int32(n_rows))
     row_of = token * np.int32(n_rows) + row
     b = lax.reshape(b, (n_tokens * n_rows, b.shape[3]))
-
-    def step(_: None, block: tuple[Array, Array]) -> tuple[None, Array]:
-        rows, expert = block
-        return None, product(_take(b, rows), expert)
-
     if pairs <= n_experts:
-        return result(lax.scan(step, None, (row_of[:, None], ids))[1], out)
-
-    size = 1
-    while size < MAX_BLOCK and size * n_experts < pairs:
-        size *= 2
+        return b, row_of[:, None], ids, None
     place, expert_of, n_blocks = _blocks(ids, n_experts, size)
     # Places that no pair has repeat the first row; what becomes of it is not read.
     rows = lax.scatter(
@@ -110,11 +127,10 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
         lax.ScatterDimensionNumbers((), (0,), (0,)),
         mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
     )
-    y = lax.scan(step, None, (lax.reshape(rows, (n_blocks, size)), expert_of))[1]
-    return result(_take(lax.reshape(y, (n_blocks * size, y.shape[2])), place), out)
+    return b, lax.reshape(rows, (n_blocks, size)), expert_of, place
 
 
-def _take(x: Array, index: Array) -> Array:
+def take(x: Array, index: Array) -> Array:
     """Returns elements or rows of `x` by their numbers: [n, …] from [n] i32."""
     return lax.gather(
         x,
@@ -153,7 +169,7 @@ def _blocks(ids: Array, n_experts: int, size: int) -> tuple[Array, Array, int]:
     )
     ends = lax.reduce_sum(upto, (1,))
     expert_of = _count(ends[None, :] <= _number((n_blocks, n_experts), 0))
-    return _take(ends - blocks, ids) * np.int32(size) + rank, lax.min(expert_of, np.int32(n_experts - 1)), n_blocks
+    return take(ends - blocks, ids) * np.int32(size) + rank, lax.min(expert_of, np.int32(n_experts - 1)), n_blocks
 
 
 def _ranks(ids: Array, n_experts: int) -> tuple[Array, Array]:

@@ -30,10 +30,21 @@ def hbm(shape, dtype):
     return nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
 
 
-def loaded(source, dtype=None, shape=None):
-    """Returns a tile with what a view in HBM holds, in a dtype (its own by default) and a shape of as many elements."""
+def named(source, number):
+    """Returns the view in HBM that is `number` steps of its tensor's first dimension on: a tile of one integer, None for none.
+
+    A DMA finds it by a register, and has as many descriptors as without; XLA's gather of a matrix has some for all that there are.
+    """
+    return source if number is None else source.ap(source.get_pattern(), scalar_offset=number)
+
+
+def loaded(source, dtype=None, shape=None, number=None):
+    """Returns a tile with what a view in HBM holds, in a dtype (its own by default) and a shape of as many elements.
+
+    With `number`, a tile of one integer, it is what lies there that many steps of the tensor's first dimension on.
+    """
     tile = sbuf(shape or source.shape, dtype or source.dtype)
-    nisa.dma_copy(dst=tile, src=source)
+    nisa.dma_copy(dst=tile, src=named(source, number))
     return tile
 
 
@@ -52,8 +63,8 @@ def turned_dtypes(dtype):
     return (dtype if older and not newer else single), single
 
 
-def turn(target, rows):
-    """Writes rows in HBM, [n, k], transposed to a tile of any n, [128, ⌈k / 128⌉, n].
+def turn(target, rows, number=None):
+    """Writes rows in HBM, [n, k], transposed to a tile of any n, [128, ⌈k / 128⌉, n]; for `number` see `loaded`.
 
     The rows are read as they lie, and the tensor engine transposes them: 40 to 208 ns for 128 x 128 elements. A DMA that transposes
     moves each element by itself; one with such steps was measured at 37 us.
@@ -62,7 +73,7 @@ def turn(target, rows):
     step = RUN // np.dtype(rows.dtype).itemsize
     for at, count in blocks(n, PARTITIONS):
         for first, width in blocks(k, step):
-            part = loaded(rows[at : at + count, first : first + width], turned_dtypes(rows.dtype)[0])
+            part = loaded(rows[at : at + count, first : first + width], turned_dtypes(rows.dtype)[0], number=number)
             chunk = first // PARTITIONS
             turn_tile(target[:, chunk : chunk + -(-width // PARTITIONS), at : at + count], part)
 

@@ -1,4 +1,4 @@
-"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q8_0, Q4_K and Q6_K."""
+"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -11,7 +11,8 @@ from kernelgen.ggml.weight_layouts import TRANSPOSED
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, result
-from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, psum, sbuf, turn, turn_tile, turned_dtypes
+from .matmul import by_expert, take
+from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, named, psum, sbuf, turn, turn_tile, turned_dtypes
 
 ROWS = 4 * PARTITIONS
 """Rows of `b` at once: their part of the result is in four of PSUM's eight banks."""
@@ -41,22 +42,42 @@ def _products(a, b, each, turned, packed):
     `b` stay in SBUF, transposed; those of `a` pass by once per `ROWS` of them.
     """
     outer, groups, m = a.shape[0], a.shape[1], a.shape[3 if turned else 2]
-    n, k = b.shape[2:]
-    weights = _turned if turned else _packed if packed else _plain
-    most, columns = _sizes(k, 4 if b.dtype == nl.float32 else 2, a.shape[3] if packed else 0)
-    y = hbm((outer * each, groups, n, m), nl.float32)
+    y = hbm((outer * each, groups, b.shape[2], m), nl.float32)
     for i in nl.affine_range(outer):
         for r in nl.affine_range(each):
             for g in nl.affine_range(groups):
-                for start, rows in blocks(n, most):
-                    x = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), rows), b.dtype)
-                    turn(x, b[i * each + r, g, start : start + rows])
-                    # Longer runs for few rows: their sums are in as many banks of PSUM as those of many.
-                    banks = ROWS // PARTITIONS // -(-rows // PARTITIONS) if turned else 1
-                    for column, width in blocks(m, banks * columns):
-                        part = y[i * each + r, g, start : start + rows, column : column + width]
-                        _product(*weights(a[i, g], column, width, k, b.dtype, packed), x, part, k)
+                _matrices(y[i * each + r, g], a[i, g], b[i * each + r, g], turned, packed)
     return y
+
+
+@nki.jit
+def _chosen_products(a, b, numbers, turned, packed):
+    """The products of matrices with those that numbers choose: `b[i] @ a[numbers[i]].T`. Others than these are not read.
+
+    a: [E, m, k], or [E, k, m] where it is `turned`, or [E, m, bytes] u8 of the format that `packed` names, else ""; b: [n, rows,
+    k], of the type of `a`, or bf16 or f32 where that is packed; numbers: [1, n] i32, below E. Returns [n, rows, m] f32.
+    """
+    n, rows = b.shape[:2]
+    y = hbm((n, rows, a.shape[2 if turned else 1]), nl.float32)
+    chosen = loaded(numbers)
+    for i in nl.affine_range(n):
+        _matrices(y[i], a[0], b[i], turned, packed, chosen[0:1, i : i + 1])
+    return y
+
+
+def _matrices(y, a, b, turned, packed, number=None):
+    """Writes `b @ a.T`, [n, m], of matrices in HBM; with `number`, a tile, of the matrix that is that many after `a`."""
+    (n, m), k = y.shape, b.shape[1]
+    weights = _turned if turned else _packed if packed else _plain
+    most, columns = _sizes(k, 4 if b.dtype == nl.float32 else 2, a.shape[1] if packed else 0)
+    for start, rows in blocks(n, most):
+        x = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), rows), b.dtype)
+        turn(x, b[start : start + rows])
+        # Longer runs for few rows: their sums are in as many banks of PSUM as those of many.
+        banks = ROWS // PARTITIONS // -(-rows // PARTITIONS) if turned else 1
+        for column, width in blocks(m, banks * columns):
+            part = y[start : start + rows, column : column + width]
+            _product(*weights(a, column, width, k, b.dtype, packed, number), x, part, k)
 
 
 def _sizes(k, itemsize, packed):
@@ -68,7 +89,7 @@ def _sizes(k, itemsize, packed):
     return min(ROWS, most), min(COLUMNS, most)
 
 
-def _plain(a, column, width, k, dtype, packed):
+def _plain(a, column, width, k, dtype, packed, number):
     """Returns what gives `width` rows of `a` from row `column`, and of how many elements of each at most.
 
     It takes the first of these elements and their number, and returns them transposed: [128, ⌈size / 128⌉, width].
@@ -76,26 +97,26 @@ def _plain(a, column, width, k, dtype, packed):
 
     def part(first, size):
         tile = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), width), a.dtype)
-        turn(tile, a[column : column + width, first : first + size])
+        turn(tile, a[column : column + width, first : first + size], number)
         return tile
 
     return part, RUN // (4 if a.dtype == nl.float32 else 2)
 
 
-def _turned(a, column, width, k, dtype, packed):
+def _turned(a, column, width, k, dtype, packed, number):
     """As `_plain`, of weights [k, m], which are transposed as they lie."""
 
     def part(first, size):
         tile = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), width), a.dtype)
         for at, p in blocks(size, PARTITIONS):
             source = a[first + at : first + at + p, column : column + width]
-            nisa.dma_copy(dst=tile[0:p, at // PARTITIONS], src=source)
+            nisa.dma_copy(dst=tile[0:p, at // PARTITIONS], src=named(source, number))
         return tile
 
     return part, 2 * PARTITIONS
 
 
-def _packed(a, column, width, k, dtype, packed):
+def _packed(a, column, width, k, dtype, packed, number):
     """As `_plain`, of packed rows: the vector engine unpacks them and rounds to `dtype`, and the tensor engine transposes them.
 
     The scalar engine copies from PSUM, as the vector engine has the more to do.
@@ -103,7 +124,7 @@ def _packed(a, column, width, k, dtype, packed):
     block, size_of_block = TYPES[packed].block, TYPES[packed].size
     turned = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), width), dtype)
     for at, rows in blocks(width, PARTITIONS):
-        taken = loaded(a[column + at : column + at + rows]).reshape((rows, k // block, size_of_block))
+        taken = loaded(a[column + at : column + at + rows], number=number).reshape((rows, k // block, size_of_block))
         for first, size in blocks(k, PIECE):
             numbers = sbuf((rows, size // block, block), turned_dtypes(dtype)[0])
             _unpack(numbers, taken[:, first // block : (first + size) // block], packed)
@@ -119,8 +140,16 @@ def _unpack(numbers, taken, packed):
         _q4_0(numbers, taken)
     elif packed == "q4_1":
         _q4_1(numbers, taken)
-    elif packed == "q4_K":
-        _q4_k(numbers, taken)
+    elif packed == "q5_0":
+        _q5_0(numbers, taken)
+    elif packed == "q5_1":
+        _q5_1(numbers, taken)
+    elif packed == "q2_K":
+        _q2_k(numbers, taken)
+    elif packed == "q3_K":
+        _q3_k(numbers, taken)
+    elif packed in ("q4_K", "q5_K"):
+        _q4_k(numbers, taken, fifth=packed == "q5_K")
     elif packed == "q6_K":
         _q6_k(numbers, taken)
     else:
@@ -134,11 +163,30 @@ def _half(taken, at):
     return number
 
 
+def _bits(target, source, first, count, to=0):
+    """Writes `count` bits of bytes, from bit `first` on, as bits of others, from `to` on, and zeros as their other bits."""
+    mask = ((1 << count) - 1) << first
+    if to == first:
+        nisa.tensor_scalar(target, source, nl.bitwise_and, mask)
+    else:
+        op = nl.left_shift if to > first else nl.right_shift
+        nisa.tensor_scalar(target, source, nl.bitwise_and, mask, op1=op, operand1=abs(to - first))
+
+
+def _fifth_bits(codes, taken, at):
+    """Adds the fifth bits of 32 numbers of a block, which are in order in four bytes from `at` on, to codes of four bits."""
+    upper = sbuf((*codes.shape[:2], 4, 8), nl.uint8)
+    for i in range(8):
+        _bits(upper[:, :, :, i], taken[:, :, at : at + 4], i, 1, to=4)
+    nisa.tensor_tensor(codes, codes, upper.reshape(codes.shape), nl.bitwise_or)
+    return codes
+
+
 def _nibbles(taken, at):
     """Returns the lower halves of 16 bytes from `at` on of each block, then the upper ones: [rows, blocks, 32] u8."""
     codes = sbuf((taken.shape[0], taken.shape[1], 32), nl.uint8)
-    nisa.tensor_scalar(codes[:, :, 0:16], taken[:, :, at : at + 16], nl.bitwise_and, 15)
-    nisa.tensor_scalar(codes[:, :, 16:32], taken[:, :, at : at + 16], nl.right_shift, 4)
+    for i in range(2):
+        _bits(codes[:, :, 16 * i : 16 * i + 16], taken[:, :, at : at + 16], 4 * i, 4)
     return codes
 
 
@@ -148,9 +196,25 @@ def _q4_0(numbers, taken):
 
 
 def _q4_1(numbers, taken):
-    exact = sbuf(numbers.shape)
-    nisa.tensor_tensor(exact, _nibbles(taken, 4), _half(taken, 0).broadcast(2, 32), nl.multiply)
-    nisa.tensor_tensor(numbers, exact, _half(taken, 2).broadcast(2, 32), nl.add)
+    _times_and(numbers, _nibbles(taken, 4), _half(taken, 0), _half(taken, 2), nl.add)
+
+
+def _q5_0(numbers, taken):
+    codes, scales = _fifth_bits(_nibbles(taken, 6), taken, 2), _half(taken, 0).broadcast(2, 32)
+    nisa.scalar_tensor_tensor(numbers, codes, nl.subtract, 16.0, nl.multiply, scales)
+
+
+def _q5_1(numbers, taken):
+    codes = _fifth_bits(_nibbles(taken, 8), taken, 4)
+    _times_and(numbers, codes, _half(taken, 0), _half(taken, 2), nl.add)
+
+
+def _times_and(numbers, codes, scales, others, op):
+    """Writes codes times scales, with others added or subtracted: [rows, runs, length], of which each run has one of them."""
+    length = codes.shape[2]
+    exact = sbuf(codes.shape)
+    nisa.tensor_tensor(exact, codes, scales.broadcast(2, length), nl.multiply)
+    nisa.tensor_tensor(numbers, exact, others.broadcast(2, length), op)
 
 
 def _q8_0(numbers, taken):
@@ -158,21 +222,67 @@ def _q8_0(numbers, taken):
     nisa.tensor_tensor(numbers, taken[:, :, 2:34].view(nl.int8), scales, nl.multiply)
 
 
-def _q4_k(numbers, taken):
+def _q2_k(numbers, taken):
+    rows, count = taken.shape[:2]
+    runs = (rows, count * 16, 16)
+    both = []
+    for i in range(2):  # scales are in the lower bits of 16 bytes, minima in the upper ones
+        fields, factors = sbuf((rows, count, 16), nl.uint8), sbuf((rows, count, 16))
+        _bits(fields, taken[:, :, 0:16], 4 * i, 4)
+        nisa.tensor_tensor(factors, fields, _half(taken, 80 + 2 * i).broadcast(2, 16), nl.multiply)
+        both.append(factors.reshape((rows, count * 16, 1)))
+    _times_and(numbers.reshape(runs), _two_bits(taken, 16).reshape(runs), both[0], both[1], nl.subtract)
+
+
+def _two_bits(taken, at):
+    """Returns codes of two bits: 128 from each of two times 32 bytes from `at` on, by bits, [rows, blocks, 256] u8."""
+    codes = sbuf((*taken.shape[:2], 256), nl.uint8)
+    for i in range(8):
+        first = at + 32 * (i // 4)
+        _bits(codes[:, :, 32 * i : 32 * i + 32], taken[:, :, first : first + 32], 2 * (i % 4), 2)
+    return codes
+
+
+def _q3_k(numbers, taken):
+    rows, count = taken.shape[:2]
+    codes, upper = _two_bits(taken, 32), sbuf((rows, count, 256), nl.uint8)
+    fields, high = sbuf((rows, count, 16), nl.uint8), sbuf((rows, count, 16), nl.uint8)
+    for i in range(8):
+        _bits(upper[:, :, 32 * i : 32 * i + 32], taken[:, :, 0:32], i, 1, to=2)
+    for i in range(4):  # scales of six bits: the lower four in eight bytes, the upper two in four more
+        first = 96 + 4 * (i % 2)
+        _bits(fields[:, :, 4 * i : 4 * i + 4], taken[:, :, first : first + 4], 4 * (i // 2), 4)
+        _bits(high[:, :, 4 * i : 4 * i + 4], taken[:, :, 104:108], 2 * i, 2, to=4)
+    nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
+    nisa.tensor_tensor(fields, fields, high, nl.bitwise_or)
+    scales = sbuf((rows, count, 16))
+    half = _half(taken, 108).broadcast(2, 16)
+    nisa.scalar_tensor_tensor(scales, fields, nl.subtract, 32.0, nl.multiply, half)
+    runs = (rows, count * 16, 16)
+    by_run = scales.reshape((rows, count * 16, 1)).broadcast(2, 16)
+    nisa.scalar_tensor_tensor(numbers.reshape(runs), codes.reshape(runs), nl.subtract, 4.0, nl.multiply, by_run)
+
+
+def _q4_k(numbers, taken, fifth):
+    """Of Q4_K, or of Q5_K: that has a `fifth` bit for each number, in 32 bytes before the others."""
     rows, count = taken.shape[:2]
     codes = sbuf((rows, count, 8, 32), nl.uint8)
-    for i in range(4):
-        two = taken[:, :, 16 + 32 * i : 48 + 32 * i]
-        nisa.tensor_scalar(codes[:, :, 2 * i], two, nl.bitwise_and, 15)
-        nisa.tensor_scalar(codes[:, :, 2 * i + 1], two, nl.right_shift, 4)
+    at = 48 if fifth else 16
+    for i in range(8):
+        first = at + 32 * (i // 2)
+        _bits(codes[:, :, i], taken[:, :, first : first + 32], 4 * (i % 2), 4)
+    if fifth:
+        upper = sbuf(codes.shape, nl.uint8)
+        for i in range(8):
+            _bits(upper[:, :, i], taken[:, :, 16:48], i, 1, to=4)
+        nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
+    runs = (rows, count * 8, 32)
     scales, minima = _k_scales(taken)
-    exact = sbuf((rows, count * 8, 32))
-    nisa.tensor_tensor(exact, codes.reshape((rows, count * 8, 32)), scales.broadcast(2, 32), nl.multiply)
-    nisa.tensor_tensor(numbers.reshape((rows, count * 8, 32)), exact, minima.broadcast(2, 32), nl.subtract)
+    _times_and(numbers.reshape(runs), codes.reshape(runs), scales, minima, nl.subtract)
 
 
 def _k_scales(taken):
-    """Returns the scales and minima of Q4_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each."""
+    """Returns the scales and minima of Q4_K and Q5_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each."""
     rows, count = taken.shape[:2]
     high = taken[:, :, 12:16]
     both = []
@@ -180,14 +290,11 @@ def _k_scales(taken):
         # The first four are in the lower bits of four bytes; the others have their upper two bits there, the rest in `high`.
         low = taken[:, :, 4 + 4 * i : 8 + 4 * i]
         codes = sbuf((rows, count, 8), nl.uint8)
-        nisa.tensor_scalar(codes[:, :, 0:4], low, nl.bitwise_and, 63)
+        _bits(codes[:, :, 0:4], low, 0, 6)
         upper = sbuf((rows, count, 4), nl.uint8)
-        nisa.tensor_scalar(upper, low, nl.right_shift, 2, op1=nl.bitwise_and, operand1=48)
+        _bits(upper, low, 6, 2, to=4)
         lower = sbuf((rows, count, 4), nl.uint8)
-        if i == 0:
-            nisa.tensor_scalar(lower, high, nl.bitwise_and, 15)
-        else:
-            nisa.tensor_scalar(lower, high, nl.right_shift, 4)
+        _bits(lower, high, 4 * i, 4)
         nisa.tensor_tensor(codes[:, :, 4:8], lower, upper, nl.bitwise_or)
         factors = sbuf((rows, count, 8))
         nisa.tensor_tensor(factors, codes, _half(taken, 2 * i).broadcast(2, 8), nl.multiply)
@@ -201,15 +308,12 @@ def _q6_k(numbers, taken):
     for half in range(2):
         first = 128 * half
         low = taken[:, :, 64 * half : 64 * half + 64]
-        nisa.tensor_scalar(codes[:, :, first : first + 64], low, nl.bitwise_and, 15)
-        nisa.tensor_scalar(codes[:, :, first + 64 : first + 128], low, nl.right_shift, 4)
+        _bits(codes[:, :, first : first + 64], low, 0, 4)
+        _bits(codes[:, :, first + 64 : first + 128], low, 4, 4)
         # Two bits of each byte are bits 4 and 5 of a number; none is shifted out of its byte.
         high = taken[:, :, 128 + 32 * half : 160 + 32 * half]
-        fields = ((3, nl.left_shift, 4), (12, nl.left_shift, 2), (48, nl.right_shift, 0), (192, nl.right_shift, 2))
         for i in range(4):
-            mask, op, by = fields[i]
-            place = upper[:, :, first + 32 * i : first + 32 * i + 32]
-            nisa.tensor_scalar(place, high, nl.bitwise_and, mask, op1=op, operand1=by)
+            _bits(upper[:, :, first + 32 * i : first + 32 * i + 32], high, 2 * i, 2, to=4)
     nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
     scales = sbuf((rows, count, 16))
     nisa.tensor_tensor(scales, taken[:, :, 192:208].view(nl.int8), _half(taken, 208).broadcast(2, 16), nl.multiply)
@@ -242,7 +346,7 @@ def _product(weights, most, x, target, k):
 
 @emitter(
     "mul_mat",
-    types=("f32 f16 bf16, float", "q4_0 q4_1 q8_0 q4_K q6_K, float"),
+    types=("f32 f16 bf16, float", "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K, float"),
     language="nki",
     layouts="transposed",
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),
@@ -257,9 +361,8 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
-    packed = inputs[0].dtype if TYPES[inputs[0].dtype].quantized else ""
-    single = "float32" if prec_src1 == PREC_F32 else "bfloat16"
-    b = lax.convert_element_type(b, single if packed else a.dtype)
+    packed, single = _types(inputs[0].dtype, prec_src1)
+    b = lax.convert_element_type(b, single)
     a3, a2, rows = a.shape[:3]
     b3, b2, n, k = b.shape
     a = lax.reshape(a, (a3, a2, rows, a.size // (a3 * a2 * rows)))
@@ -267,3 +370,53 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     b = lax.reshape(b, (b3, a2, b2 // a2 * n, k))
     turned = inputs[0].layout == TRANSPOSED
     return result(inline(_products, a, b, each=b3 // a3, turned=turned, packed=packed)[0], out)
+
+
+def _types(dtype, prec_src1):
+    """Returns the name of a packed type, "" for another, and the type that `b` is rounded to."""
+    if not TYPES[dtype].quantized:
+        return "", {"f16": "float16", "bf16": "bfloat16"}.get(dtype, "float32")
+    return dtype, "float32" if prec_src1 == PREC_F32 else "bfloat16"
+
+
+@emitter(
+    "mul_mat_id",
+    types=("f32 f16 bf16, float, i32", "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K, float, i32"),
+    language="nki",
+    layouts="transposed",
+    where=(
+        "b_ne0 <= 16384",
+        "ids_ne1 <= 32",
+        # Between half of what is less, pairs or experts, and that.
+        "ids_ne0 * ids_ne1 * a_ne2 // (ids_ne0 * ids_ne1 + a_ne2) * (a_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 7168",
+    ),
+)
+def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
+    """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
+
+    As in JAX, rows that share an expert are a block. A DMA reads its weights from where a register says, in as many descriptors and
+    bytes as a product of one matrix: what the kernel takes grows with the experts that tokens choose, or all where pairs of a token
+    and an expert are more than these, and not with how many lie in memory.
+
+    Rounding is that of `mul_mat`.
+
+    a: [1, E, m, k] f32, f16, bf16 or packed, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
+    dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
+    """
+    del prec
+    packed, single = _types(inputs[0].dtype, prec_src1)
+    n_experts, rows, pairs = a.shape[1], a.shape[2], ids.size
+    m = inputs[0].ne[1]
+
+    def taken(size):
+        """Rows that pass by: of weights, and of `b`, which are gathered, written and read again."""
+        return (n_experts + (pairs - n_experts) // size) * (m + 3 * size)
+
+    size = min((2**i for i in range(8)), key=taken)
+    b, numbers, chosen, place = by_expert(lax.convert_element_type(b, single), ids, n_experts, size)
+    a = lax.reshape(a, (n_experts, rows, a.size // (n_experts * rows)))
+    turned = inputs[0].layout == TRANSPOSED
+    b = take(b, lax.reshape(numbers, (numbers.size,)))
+    b = lax.reshape(b, (*numbers.shape, b.shape[1]))
+    y = inline(_chosen_products, a, b, chosen[None, :], turned=turned, packed=packed)[0]
+    return result(y if place is None else take(lax.reshape(y, (numbers.size, m)), place), out)

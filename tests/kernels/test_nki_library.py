@@ -16,7 +16,7 @@ from harness import LIBRARY, check, emit, spec
 from kernelgen import lowering
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.loading import load_function
-from kernelgen.hlo import execute
+from kernelgen.hlo import execute, proto
 
 NKI = ("nki",)
 LLAMA = {"n_dims": 64, "mode": 0, "freq_base": 5e5}
@@ -35,6 +35,11 @@ def product(kind: str, m: int, k: int, n: int, shared: int = 1, matrices: int = 
     return spec("mul_mat", [a, b], f"({m},{n},{matrices * shared},1)/f32")
 
 
+def chosen(kind: str, m: int, k: int, experts: int, used: int, tokens: int, rows: int = 1, layout: str = ""):
+    inputs = [f"({k},{m},{experts},1)/{kind}{layout}", f"({k},{rows},{tokens},1)/f32", f"({used},{tokens},1,1)/i32"]
+    return spec("mul_mat_id", inputs, f"({m},{used},{tokens},1)/f32")
+
+
 CASES = {
     "rms_norm": (spec("rms_norm", ["(96,130,2,1)/f16"], "(96,130,2,1)/f16", eps=1e-5), 1e-7),
     "soft_max": (
@@ -51,8 +56,20 @@ CASES = {
     "mul_mat q4_1": (product("q4_1", 40, 2144, 3, shared=2, matrices=2), 1e-6),
     "mul_mat q4_K": (product("q4_K", 130, 256, 2), 1e-6),
     "mul_mat q4_K, several": (product("q4_K", 40, 2304, 3, shared=2, matrices=2), 1e-6),
+    **{
+        f"mul_mat {kind}, several": (product(kind, 40, 2304, 3, shared=2, matrices=2), 1e-6)
+        for kind in ("q5_0", "q5_1", "q2_K", "q3_K", "q5_K")
+    },
+    # Its blocks take most while they are unpacked.
+    "mul_mat q5_K, long": (product("q5_K", 70, 16384, 70), 1e-6),
     "mul_mat q6_K": (product("q6_K", 130, 256, 2), 1e-6),
     "mul_mat q6_K, several": (product("q6_K", 40, 2304, 3, shared=2, matrices=2), 1e-6),
+    "mul_mat_id f32": (chosen("f32", 7, 32, 8, 3, 1), 1e-7),
+    "mul_mat_id f16": (chosen("f16", 600, 160, 64, 2, 17), 1e-6),
+    "mul_mat_id bf16, fewer experts": (chosen("bf16", 40, 160, 4, 2, 5, rows=2), 1e-6),
+    "mul_mat_id f16, transposed": (chosen("f16", 600, 160, 64, 2, 17, layout=":transposed"), 1e-6),
+    "mul_mat_id q8_0": (chosen("q8_0", 130, 160, 64, 2, 17), 1e-6),
+    "mul_mat_id q4_K, fewer experts": (chosen("q4_K", 40, 256, 4, 2, 5), 1e-6),
     # The longest rows: fewer of them fit into SBUF at once.
     "mul_mat f32, long": (product("f32", 3, 16384, 400), 1e-6),
     "mul_mat q8_0, long": (product("q8_0", 70, 16384, 70), 1e-6),
@@ -78,7 +95,11 @@ CASES = {
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_kernel_in_nki_computes_what_the_reference_does(name):
     kernel, limit = CASES[name]
-    check(kernel, limit, languages=NKI)
+    given = {}
+    if kernel.op == "mul_mat_id":
+        weights, _, ids = kernel.inputs
+        given["src2"] = np.random.default_rng(1).integers(0, weights.ne[2], ids.shape)
+    check(kernel, limit, languages=NKI, **given)
 
 
 def test_the_hlo_of_a_kernel_in_nki_is_its_own():
@@ -101,8 +122,13 @@ def emitted(kernel, targets):
         "mul_mat q4_0",
         "mul_mat q4_1",
         "mul_mat q4_K",
+        "mul_mat q5_1, several",
+        "mul_mat q3_K, several",
+        "mul_mat q5_K, several",
         "mul_mat q6_K",
         "mul_mat q8_0",
+        "mul_mat_id bf16, fewer experts",
+        "mul_mat_id q8_0",
         "prompt",
         "one token",
     ],
@@ -130,6 +156,27 @@ def test_no_kernel_in_nki_transposes_by_dma():
     assert {name for name, text in texts.items() if "nc_transpose(" in text} == {"nki_common.py"}
 
 
+def moved(kernel):
+    """Returns bytes and descriptors of DMA that a kernel's record has."""
+    (cost,) = emitted(kernel, ("trn1",)).notes["costs"]
+    runs = cost["work"]["dma"]
+    return sum(runs.values()), sum(n // int(run) for run, n in runs.items())
+
+
+@pytest.mark.parametrize("kind", ["f16", "q4_K"])
+def test_products_of_chosen_experts_move_what_these_have_however_many_there_are(kind):
+    few, many, twice = (moved(chosen(kind, 40, 256, *n)) for n in ((8, 2, 4), (256, 2, 4), (256, 2, 8)))
+    assert few == many
+    assert [a / b for a, b in zip(twice, many, strict=True)] == pytest.approx([2, 2], rel=0.01)
+
+
+def test_chosen_experts_are_slices_and_only_the_rows_of_tokens_a_gather():
+    module = proto.parse(emitted(CASES["mul_mat_id f16"][0], ("trn1",)).hlo)
+    opcodes = [i.opcode for computation in module.computations for i in computation.instructions]
+    assert opcodes.count("gather") == 1
+    assert "scatter" not in opcodes
+
+
 @pytest.mark.parametrize(
     "kernel", [attention("f16", 1, 300), attention("f16", 70, 300), product("f16", 200, 160, 3)], ids=lambda k: k.id
 )
@@ -149,7 +196,12 @@ def test_a_kernel_of_every_target_has_the_same_values(kernel):
         (spec("rms_norm", ["(20000,1,1,1)/f32"], "(20000,1,1,1)/f32", eps=1e-5), "jax"),
         (product("q8_0", 64, 64, 1), "nki"),
         (product("q4_K", 64, 256, 1), "nki"),
-        (product("q5_K", 64, 256, 1), "jax"),
+        (product("q5_K", 64, 256, 1), "nki"),
+        (product("iq4_xs", 64, 256, 1), "jax"),
+        (chosen("q4_K", 14336, 4096, 8, 2, 32), "nki"),
+        (chosen("bf16", 768, 2048, 128, 8, 32), "nki"),
+        (chosen("f16", 768, 2048, 128, 8, 33), "jax"),
+        (chosen("f16", 2048, 7168, 256, 8, 32), "jax"),
         (product("f16", 64, 20000, 1), "jax"),
         (attention("f16", 512, 1024, heads=32, groups=8), "nki"),
         (attention("f16", 1, 32768, heads=32, groups=8), "nki"),

@@ -18,6 +18,8 @@ with loading.interpreter():
     import nki.isa as nisa
     import nki.language as nl
 
+    import nki
+
 
 @st.composite
 def views(draw):
@@ -179,6 +181,36 @@ def test_indices_are_checked_in_a_rolled_loop(bad):
     with pytest.raises(IndexError, match=f"index {10 + bad} is out of bounds for axis 0 with size 10") as raised:
         gathered(x, rows)
     assert "test_views.py" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("number", [[6, 0, 6, 3], [6, 7, 0, 0]], ids=["inside", "outside"])
+def test_a_matrix_that_a_number_names_is_a_slice_and_no_gather_of_elements(number):
+    """Rows of it too, in rolled loops over numbers and over rows."""
+
+    @nki.jit
+    def named(x, numbers):
+        count, (rows, columns) = numbers.shape[1], x.shape[1:]
+        result = nl.ndarray((count, rows, columns), x.dtype, buffer=nl.shared_hbm)
+        places = nl.ndarray(numbers.shape, numbers.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=places, src=numbers)
+        for i in nl.affine_range(count):
+            for start in nl.affine_range(rows // 2):
+                part = nl.ndarray((2, columns), x.dtype, buffer=nl.sbuf)
+                view = x[0, nl.ds(2 * start, 2)]
+                nisa.dma_copy(dst=part, src=view.ap(view.get_pattern(), scalar_offset=places[0:1, i : i + 1]))
+                nisa.dma_copy(dst=result[i, nl.ds(2 * start, 2)], src=part)
+        return result
+
+    x, numbers = np.arange(7 * 80 * 3, dtype=np.float32).reshape(7, 80, 3), np.array([number], np.int32)
+    recorded = kernel.record(named.function, [x, numbers], {}, older=False, bound=0)
+    assert recorded.notes == tuple(f"a loop of {n} iterations is rolled" for n in (40, 4))
+    assert "gather" not in jax.jit(recorded).lower(x, numbers).as_text("hlo")
+    if max(number) < 7:
+        np.testing.assert_array_equal(jax.jit(recorded)(x, numbers)[0], x[number])
+        np.testing.assert_array_equal(named(x, numbers), x[number])
+        return
+    with pytest.raises(IndexError, match="is out of bounds for axis 0 with size"):
+        named(x, numbers)
 
 
 def test_the_size_of_the_hlo_does_not_grow_with_the_loops():

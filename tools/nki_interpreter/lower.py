@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nki_interpreter import indices, memory
-from nki_interpreter.access import plan
+from nki_interpreter.access import plan, strides_of
 from nki_interpreter.dtypes import boolean, float32, is_float, is_int
 from nki_interpreter.errors import NkiError
 from nki_interpreter.lazy import jnp, lax
@@ -258,10 +258,32 @@ class Context:
         return flat, jnp.broadcast_to(inside, flat.shape)
 
     def _read_dynamic(self, tensor: NkiTensor, values: Any) -> tuple[Any, Any]:
+        if (part := self._read_named(tensor, values)) is not None:
+            return part
         flat, inside = self._flat(tensor)
         if tensor.valid is not None:
             inside = inside & tensor.valid
         return jnp.take(values.reshape(-1), jnp.clip(flat, 0, values.size - 1), axis=0, mode="clip"), inside
+
+    def _read_named(self, tensor: NkiTensor, values: Any) -> tuple[Any, Any] | None:
+        """As `_read_dynamic`, by a slice: of a view inside of one step of an axis, a matrix or a row, that one number names."""
+        if len(tensor.dynamic) != 1 or tensor.gather is not None or tensor.valid is not None:
+            return None
+        (dynamic,) = tensor.dynamic
+        found = plan(values.shape, tensor.offset, tensor.dims)
+        if found is None or dynamic.index.size != 1:
+            return None
+        starts = self._starts(tensor, values) if tensor.varying else [axis.start for axis in found.axes]
+        if starts is None:
+            return None
+        for place, (axis, stride) in enumerate(zip(found.axes, strides_of(found.shape), strict=True)):
+            within = isinstance(starts[place], int) and starts[place] == 0 and not axis.parts
+            if within and (stride, axis.size) == (dynamic.stride, dynamic.limit):
+                starts[place] = self.read(dynamic.index).astype(np.int32).reshape(())
+                inside = (starts[place] >= 0) & (starts[place] < dynamic.limit)
+                values = memory.read(values, tensor.dims, tensor.offset, starts)
+                return values, jnp.broadcast_to(inside, tensor.shape)
+        return None
 
     def check_indices(self, tensor: NkiTensor, where: str) -> None:
         """Notes the first index of a view that is outside of the memory, for `simulate` to report."""

@@ -306,28 +306,30 @@ def _with_step(tensor: NkiTensor, step: int, loop: int, count: int) -> NkiTensor
         return tensor
     if tensor.gather is not None or tensor.valid is not None or tensor.mask is not None:
         return None
-    steps = None
-    if not tensor.dynamic and tensor.cast is None:
-        shape = tensor.storage.shape
-        # Where all slices of the loop begin within the same axes, each axis has a step of its own.
-        first = plan(shape, tensor.offset, tensor.dims)
-        last = plan(shape, tensor.offset + step * (count - 1), tensor.dims)
-        if first is None or last is None or first.shape != last.shape or first.order != last.order:
-            return None
-        by = [b.start - a.start for a, b in zip(first.axes, last.axes, strict=True)]
-        if any(d % (count - 1) for d in by) or any(
-            a.parts != b.parts for a, b in zip(first.axes, last.axes, strict=True)
-        ):
-            return None
-        # An axis with several parts is cut at its first element; with a start that a loop changes it can't be padded.
-        for axis in (*first.axes, *last.axes):
-            if len(axis.parts) > 1 or (axis.parts and axis.parts[0][0] > 1):
-                outer_step, outer_count = axis.parts[0]
-                if axis.start + outer_step * outer_count > axis.size:
-                    return None
-        steps = tuple(d // (count - 1) for d in by)
-        if tensor.varying and any(old is None for _, _, old in tensor.varying):
-            return None
-    elif tensor.cast is not None:
+    if tensor.cast is not None:
+        return None
+    steps = _steps(tensor, step, count)
+    if steps is not None and any(old is None for _, _, old in tensor.varying):
+        steps = None
+    if steps is None and not tensor.dynamic:  # what is found by an index needs no slices
         return None
     return tensor.replaced(varying=(*tensor.varying, (loop, step, steps)))
+
+
+def _steps(tensor: NkiTensor, step: int, count: int) -> tuple[int, ...] | None:
+    """Returns the step of each axis's slice in a loop, where all slices of the loop begin within the same axes."""
+    shape = tensor.storage.shape
+    first = plan(shape, tensor.offset, tensor.dims)
+    last = plan(shape, tensor.offset + step * (count - 1), tensor.dims)
+    if first is None or last is None or first.shape != last.shape or first.order != last.order:
+        return None
+    by = [b.start - a.start for a, b in zip(first.axes, last.axes, strict=True)]
+    if any(d % (count - 1) for d in by) or any(a.parts != b.parts for a, b in zip(first.axes, last.axes, strict=True)):
+        return None
+    # An axis with several parts is cut at its first element; with a start that a loop changes it can't be padded.
+    for axis in (*first.axes, *last.axes):
+        if len(axis.parts) > 1 or (axis.parts and axis.parts[0][0] > 1):
+            outer_step, outer_count = axis.parts[0]
+            if axis.start + outer_step * outer_count > axis.size:
+                return None
+    return tuple(d // (count - 1) for d in by)
