@@ -419,6 +419,7 @@ class _Names:
 
     def of(self, name: str, otherwise: str) -> str:
         """Returns a name for a tensor; `otherwise` where llama.cpp gives none."""
+        name = re.sub(r"^Meta\([^)]*\)#(.*)#[0-9]+$", r"\1", name)  # an input of several devices
         name = name.partition(" (")[0]
         name = re.sub(r"^blk\.[0-9]+\.", "", name)
         name = re.sub(r"-[0-9]+$|_l[0-9]+$", "", name)
