@@ -299,6 +299,42 @@ def test_every_published_code_has_a_case() -> None:
     assert {r.name for r in RULES if r.name.startswith("NCC_")} == refused | others
 
 
+def reductions(*groups: list[list[int]], field: str = "device_list") -> bytes:
+    """A module with a sum over each of these replica groups."""
+    parsed = proto.parse(
+        module(
+            "\n".join(["x = f32[8] parameter()", *(f"y{n} = f32[8] all-reduce(x)" for n in range(len(groups)))]), "add"
+        ),
+        LintedModule.MESSAGE,
+    )
+    sums = [i for i in parsed.computations[0].instructions if i.opcode == "all-reduce"]
+    for i, ranks in zip(sums, groups, strict=True):
+        for group in ranks:
+            (i.device_list.groups if field == "device_list" else i.replica_groups).add(ids=group)
+    return proto.serialize(parsed)
+
+
+PAIRS = [[[0, n], [m for m in range(1, 16) if m != n]] for n in range(1, 16)]
+
+
+@pytest.mark.parametrize("field", ["device_list", "replica_groups"])
+@pytest.mark.parametrize(
+    "groups, said",
+    [
+        ([[[0, 1, 2, 3]], [[0, 1, 2, 3]], [[0, 1], [2, 3]]], ""),
+        ([[[0, 1, 1]]], "do not have each of 2 ranks once"),
+        ([[[0, 2]]], "do not have each of 3 ranks once"),
+        ([[[0, 1, 2, 3]], [[0, 1]]], "do not have each of 4 ranks once"),
+        (PAIRS[:12], ""),
+        (PAIRS[:13], "13 different replica groups, and a NEFF has 12 at most"),
+    ],
+)
+def test_replica_groups_have_each_rank_once_and_are_few(groups: list[Any], said: str, field: str) -> None:
+    found = [f for f in errors(lint(reductions(*groups, field=field))) if f.rule == "kernelgen/replica-groups"]
+    assert len(found) == bool(said)
+    assert all(said in f.message for f in found)
+
+
 def test_a_u64_constant_is_refused_by_its_size() -> None:
     def plus(n: int) -> bytes:
         return canonical(lambda x: x + jnp.array([1, n], "uint64"), ((2,), "uint64"), x64=True)

@@ -282,6 +282,18 @@ _OPS = ("--fuse", "none")
 _LENGTHS = ",".join(map(str, range(256, 4097, 256)))
 _BOTH = ("--n-ctx", "4096", "--n-tokens", "1,512", "--n-kv", _LENGTHS, "--flash-attn", "both")
 
+DEVICES_FOLDER = Path("manifests") / "devices"
+"""Where the manifests of tensors split over the cores of a chip are, from the project's root."""
+
+
+def _of_devices(devices: int, *targets: str) -> Manifest:
+    """Returns the manifest of Llama-3-8B over the cores of one chip: parts between two sums, which the backend launches."""
+    name = f"llama_3_8b_f16_{devices}_devices"
+    split = ("--split-mode", "tensor", "--devices", str(devices), "--fuse", "parts")
+    chosen = tuple(part for target in targets for part in ("--target", target))
+    return Manifest(DEVICES_FOLDER / f"{name}.yaml", name, "Llama-3-8B", "F16", (*OPTIONS, *split, *chosen))
+
+
 MANIFESTS = (
     # What README.md builds first.
     Manifest(Path("manifests/llama3.yaml"), "llama3", "Llama-3-8B", "F16", (*_BOTH, *_OPS, *_FEWER_TARGETS)),
@@ -298,5 +310,7 @@ MANIFESTS = (
         for model in MODELS
         for ftype in FTYPES
     ),
+    _of_devices(2, "trn1", "trn1n", "inf2"),
+    _of_devices(4, "trn2"),
 )
 """All of them."""

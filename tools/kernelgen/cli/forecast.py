@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -16,11 +16,14 @@ from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_OK, KernelgenError
 from kernelgen.forecast import printing
+from kernelgen.forecast.call import CallForecast
 from kernelgen.forecast.kernels import Kernels
 from kernelgen.forecast.time import of_work
 from kernelgen.ggml import model_files
-from kernelgen.model import exporter
+from kernelgen.model import exporter, graph_ops, sources
+from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings, pad
+from kernelgen.model.sources import Kind
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
@@ -48,7 +51,8 @@ from kernelgen.targets import TARGETS
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
-    help="What a token would take when weights were split over so many cores. Not built yet.",
+    help="What a call takes over so many cores: with --split-mode tensor by the kernels of their slices; "
+    "otherwise the work of each kernel is divided.",
 )
 @options.kernels_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -93,17 +97,34 @@ def command(
         for n in counts
         for n_kv in settings.n_kv or (1024,)
     ]
-    asked = exporter.find(program, llama_cpp)
-    found = [
-        kernels.forecast(graph, chip, queued=not waited, layers=header.layers, cores=cores)
-        for header, _, graph in asked.graphs(model, settings, calls)
-    ]
+    slowest: dict[object, CallForecast] = {}
+    for layers, call, graph in _graphs(model, settings, calls, program, llama_cpp):
+        one = kernels.forecast(graph, chip, queued=not waited, layers=layers, cores=cores)
+        key = call, graph.devices, graph.context.get("flash_attn")
+        if key not in slowest or slowest[key].ms < one.ms:  # devices wait for each other
+            slowest[key] = one
+    found = list(slowest.values())
     if as_json:
         click.echo(json.dumps([printing.plain(one, chip) for one in found], indent=1))
     else:
         click.echo("\n".join(line for one in found for line in printing.text(one, chip)))
     print_refusals(kernels)
     return EXIT_OK
+
+
+def _graphs(
+    model: Path, settings: Settings, calls: Sequence[DecodeCall], program: Path | None, llama_cpp: Path | None
+) -> Iterator[tuple[int, object, Graph]]:
+    """Yields how many layers the model has, the call and what it computes; of an export of graphs, what is in it."""
+    if sources.recognize(model).kind is not Kind.GRAPHS:
+        for header, call, graph in exporter.find(program, llama_cpp).graphs(model, settings, calls):
+            yield header.layers, call, graph
+        return
+    graphs = graph_ops.read_graphs(model)
+    if not graphs:
+        raise KernelgenError(f"{model}: a list of distinct ops does not say what a call computes: give whole graphs")
+    for graph in graphs:
+        yield 0, tuple(sorted(graph.sizes.items())), graph
 
 
 def chip_of(target: str, lnc: str | None) -> chips.Chip:

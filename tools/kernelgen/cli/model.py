@@ -65,7 +65,8 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
     "--fuse",
     callback=_checked_fuse,
     metavar=f"[{'|'.join(groups.FUSE)}]",
-    help="Which parts of a graph are one kernel each, beside the kernels of its ops: each layer, N layers, all of it, or none.  "
+    help="Which parts of a graph are one kernel each, beside the kernels of its ops: each layer, N layers, all of it, or none; "
+    "with --split-mode tensor also parts between two sums over devices, or such a part and the sum before it.  "
     f"[default: {_FUSE}; of files that list kernels none]",
 )
 @click.option(
@@ -116,6 +117,9 @@ def command(
         _list(context, found, output, name, targets, catalog, fuse or "none", weights)
         return
     fuse, weights = fuse or _FUSE, weights or (_AUTO,)
+    if settings.split and _layouts(weights):
+        hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
+        raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
     (source,) = found
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
@@ -135,12 +139,14 @@ def command(
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
     choices: list[Choice] = []
-    if weights == (_AUTO,) and shortest.graph is not None:
+    if settings.split:
+        notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
+    elif weights == (_AUTO,) and shortest.graph is not None:
         choices = choose(shortest.graph, [chips.of(target) for target in targets or _ALL_TARGETS])
     head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
-        _title(model, source.path),
+        _title(model, source.path, settings),
         _made_by(settings, source.path, fuse, weights),
         {choice.chip.target: choice.layouts for choice in choices} or _layouts(weights),
     )
@@ -251,9 +257,11 @@ def _name(output: Path) -> str:
     return name
 
 
-def _title(model: ModelHeader, path: Path) -> str:
+def _title(model: ModelHeader, path: Path, settings: Settings) -> str:
     name = model.name or path.absolute().name
-    return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it"
+    devices = " and ".join(map(str, settings.devices))
+    over = f", its tensors split over {devices} devices" if settings.split else ""
+    return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it{over}"
 
 
 def _layouts(weights: tuple[str, ...]) -> tuple[str, ...]:
@@ -290,6 +298,8 @@ def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]
     parts += ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
+    if settings.split:
+        parts += ["--split-mode", "tensor", "--devices", _joined(settings.devices)]
     if fuse != _FUSE:
         parts += ["--fuse", fuse]
     parts += _weights(weights, _AUTO)
@@ -322,16 +332,21 @@ def _summary(model: ModelHeader, derived: Derived, kernels: int, settings: Setti
         f"{model.architecture}: {_count(model.parameters)} parameters, {binary_size(model.size)} of weights, {model.layers} layers"
     ]
     for flash in settings.flash_attn:
-        seen: set[tuple[int, int]] = set()
+        seen: set[object] = set()
         for one in derived.calls:
             sizes = (one.call.n_tokens, one.call.n_outputs)
-            if one.flash_attn is not flash or one.call.n_seqs > 1 or sizes in seen:
+            key = sizes, one.devices, one.of
+            if one.flash_attn is not flash or one.call.n_seqs > 1 or key in seen:
                 continue
-            seen.add(sizes)
+            seen.add(key)
+            over = ""
+            if one.devices > 1:
+                whose = f"device{'s' * (len(one.of) > 1)} {', '.join(map(str, one.of))}"
+                over = f", {whose} of {one.devices}"
             without = sum(one.without.values())
             lines.append(
-                f"  {_counted(sizes[0], 'token')}, {_counted(sizes[1], 'output')}, flash attention {'on' if flash else 'off'}: "
-                f"{_counted(one.nodes, 'node')}, {without or 'none'} without a kernel"
+                f"  {_counted(sizes[0], 'token')}, {_counted(sizes[1], 'output')}, flash attention {'on' if flash else 'off'}"
+                f"{over}: {_counted(one.nodes, 'node')}, {without or 'none'} without a kernel"
             )
     lines.append(f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries")
     lines += _groups(derived)

@@ -22,6 +22,11 @@ _FLASH_ATTN = {"auto": (True,), "on": (True,), "off": (False,), "both": (True, F
 MAX_CTX = 1 << 24
 """Cells that a context has at most: of any model's training length there are fewer."""
 
+_TENSOR = "tensor"
+
+MAX_DEVICES = 16
+"""Devices over which llama.cpp splits tensors at most (`GGML_BACKEND_META_MAX_DEVICES`)."""
+
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
@@ -87,6 +92,19 @@ _SETTINGS = (
         metavar="NAME",
         help="Types of a quantization that was not made yet, by llama-quantize's name: Q4_K_M. Those of the file by default.",
     ),
+    click.option(
+        "--split-mode",
+        type=click.Choice(["none", _TENSOR]),
+        default="none",
+        show_default=True,
+        help="llama.cpp's -sm: with tensor each device has slices of weights and cache, and computes its part.",
+    ),
+    click.option(
+        "--devices",
+        type=Counts(),
+        metavar="N,…",
+        help=f"Over how many devices --split-mode {_TENSOR} splits; several for several runs, and 1 is without a split.",
+    ),
 )
 
 _EXPORTER = (
@@ -106,7 +124,7 @@ _EXPORTER = (
 )
 
 
-NAMES = frozenset((*Settings.__dataclass_fields__, "program", "llama_cpp"))
+NAMES = frozenset((*Settings.__dataclass_fields__, "split_mode", "program", "llama_cpp"))
 """The parameters of commands with these options."""
 
 
@@ -118,9 +136,23 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def wrapper(*args: Any, flash_attn: str, n_tokens: tuple[int, ...] | None, **kwargs: Any) -> Any:
+    def wrapper(
+        *args: Any,
+        flash_attn: str,
+        n_tokens: tuple[int, ...] | None,
+        split_mode: str,
+        devices: tuple[int, ...] | None,
+        **kwargs: Any,
+    ) -> Any:
         given = {name: kwargs.pop(name) for name in Settings.__dataclass_fields__ if name in kwargs}
-        settings = Settings(**given, n_tokens=n_tokens or (1,), flash_attn=_flash_attn(flash_attn, given["type_v"]))
+        if devices is None and split_mode == _TENSOR and kwargs.get("cores", 1) > 1:
+            devices = (kwargs["cores"],)
+        settings = Settings(
+            **given,
+            n_tokens=n_tokens or (1,),
+            flash_attn=_flash_attn(flash_attn, given["type_v"]),
+            devices=_devices(split_mode, devices, flash_attn),
+        )
         if n_tokens is None:
             settings = replace(settings, n_tokens=few(settings.most_tokens))
         _check(settings)
@@ -146,6 +178,22 @@ def _flash_attn(chosen: str, type_v: str) -> tuple[bool, ...]:
             f"--flash-attn {chosen}: llama.cpp has a {type_v} cache of values only with flash attention"
         )
     return _FLASH_ATTN[chosen]
+
+
+def _devices(split_mode: str, devices: tuple[int, ...] | None, flash_attn: str) -> tuple[int, ...]:
+    if split_mode != _TENSOR:
+        if devices is not None:
+            raise KernelgenError(
+                f"--devices says over how many devices tensors are split: give --split-mode {_TENSOR} too"
+            )
+        return (1,)
+    if devices is None or devices[-1] == 1:
+        raise KernelgenError(f"--split-mode {_TENSOR}: say over how many devices, --devices 2")
+    if devices[-1] > MAX_DEVICES:
+        raise KernelgenError(f"--devices {devices[-1]}: llama.cpp splits tensors over at most {MAX_DEVICES} devices")
+    if flash_attn in ("off", "both"):
+        raise KernelgenError(f"--flash-attn {flash_attn}: llama.cpp splits tensors only with flash attention")
+    return devices
 
 
 def _check(settings: Settings) -> None:

@@ -53,7 +53,8 @@ class CallForecast:
         logits_bytes: of these.
         memory: what a core holds of the model.
         cores: over how many weights are split.
-        reductions_us: microseconds of what these sum up together.
+        reductions_us: microseconds of what these sum up together, beside what kernels with sums take.
+        split: whether this is what one of the cores computes, as llama.cpp splits the model; otherwise work is divided evenly.
     """
 
     n_tokens: int
@@ -65,6 +66,7 @@ class CallForecast:
     memory: Memory
     cores: int = 1
     reductions_us: float = 0.0
+    split: bool = False
 
     @property
     def count(self) -> int:
@@ -105,8 +107,10 @@ def forecast(
 ) -> CallForecast:
     """Returns what a call takes.
 
-    No kernel computes for one of several cores yet: with more than one the work of each kernel is divided, and cores sum up twice
-    in a layer, behind attention and behind the feed-forward network.
+    A graph of one of several devices counts as it is: its slices and its sums. An execution with a sum in it is a barrier, which a
+    queue hides but for one. Where there is no kernel for a sum, it goes over the host, as the backend adds it up.
+    Of another graph with more than one core the work of each kernel is divided, and cores sum up twice in a layer, behind attention
+    and behind the feed-forward network.
 
     Args:
         graph: what llama.cpp computes for it.
@@ -116,12 +120,16 @@ def forecast(
         work_of: what a kernel moves and computes; None where no kernel can be made.
         queued: whether launches are queued, or each is waited for.
         layers: how many the model has.
-        cores: over how many weights, heads and cache are split.
+        cores: over how many weights, heads and cache are split, of a graph that is not one of several devices.
         widened: weights, as ggml has them, that are in the layout `bf16`.
     """
     grouping = groups.find(graph)
     counts: Counter[KernelSpec | GraphSpec] = Counter(grouping.groups)
+    split = graph.devices > 1
+    if split:
+        cores = 1
     missing = 0
+    over_host: list[int] = []  # bytes of each sum
     for number, _ in grouping.outside:
         node = graph.nodes[number]
         if node.empty:
@@ -129,14 +137,18 @@ def forecast(
         spec = node.spec()
         if spec in kernels:
             counts[spec] += 1
+        elif spec.op == "all_reduce":
+            over_host.append(spec.output.storage_bytes)
         else:
             missing += 1
     launches = []
+    summing = 0
     for one, count in counts.items():
         work = work_of(one)
         if work is None:
             missing += count
         else:
+            summing += count * bool(work.all_reduces)
             launches.append(Launches(one, count, of_work(of_one_core(work, cores), chip, queued=queued)))
     launches.sort(key=lambda one: -one.count * one.time.total)
     sizes = graph.sizes
@@ -148,7 +160,12 @@ def forecast(
     waited = chip.by("launch_us", "waited") - chip.by("launch_us", "queued")
     read = chip.number("host_transfer_us") + logits / (chip.by("host_gb_per_s", "from_device") * 1e3)
     reductions = 0.0
-    if cores > 1:
+    if split:
+        barriers = min(summing, 1) if queued else summing
+        reductions = barriers * chip.at("collectives_us", graph.devices) if barriers else 0.0
+        rate = 1 / chip.by("host_gb_per_s", "from_device") + 1 / chip.by("host_gb_per_s", "to_device")
+        reductions += len(over_host) * (2 * chip.number("host_transfer_us") + waited) + sum(over_host) * rate / 1e3
+    elif cores > 1:
         barriers = 1 if queued else sum(one.count for one in launches)
         products = (node.spec() for node in reversed(graph.nodes) if node.op == "mul_mat")
         width = next((spec.inputs[0].ne[0] for spec in products if spec.inputs[0]), 0)  # of the logits' weights
@@ -156,5 +173,14 @@ def forecast(
         reductions += summed_us(chip, 2 * layers, 2 * layers * 4 * n_tokens * width)
     memory = of_graph(graph, chip, cores, widened)
     return CallForecast(
-        n_tokens, n_kv, tuple(launches), missing, written + waited + read, logits, memory, cores, reductions
+        n_tokens,
+        n_kv,
+        tuple(launches),
+        missing,
+        written + waited + read,
+        logits,
+        memory,
+        graph.devices if split else cores,
+        reductions,
+        split,
     )

@@ -41,7 +41,7 @@ def plain(call: CallForecast, chip: Chip) -> dict[str, Any]:
         "ms": call.ms,
         "tokens_per_s": call.n_tokens / call.ms * 1e3,
         "cores": call.cores,
-        "built": call.cores == 1,
+        "built": call.cores == 1 or call.split,
         "memory": {**asdict(call.memory), "fits": call.memory.fits},
         "launches": call.count,
         "nodes_without_kernel": call.missing,
@@ -82,9 +82,11 @@ def text(call: CallForecast, chip: Chip) -> list[str]:
         f"{call.n_tokens} {tokens}, {call.n_kv} cells, {chip.target} with LNC {chip.lnc}: {call.ms:.2f} ms, "
         f"{per_second:,.0f} tokens/s; modelled, not measured"
     ]
-    if call.cores > 1:
+    if call.split:
+        lines.append(f"  the slowest of {call.cores} cores over which llama.cpp splits the tensors")
+    elif call.cores > 1:
         lines.append(
-            f"  weights split over {call.cores} cores: not built yet, as programs of several ranks are refused"
+            f"  the work of each kernel divided by {call.cores} cores: --split-mode tensor has the kernels of slices"
         )
     lines.append(f"  {_memory(call.memory)}")
     if call.missing:

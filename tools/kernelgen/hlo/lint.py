@@ -303,6 +303,7 @@ def _descriptors(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, 
 _AWS = "AWS's page of the error"
 _JAX = "AWS's known issues of JAX"
 _XLA = "XLA's own reader"
+_NEC = "AWS's nec.h, and its pages of collectives"
 _MEASURED = "measured on trn1 and trn2 by others, neuronx-cc 2.27"
 
 RULES: tuple[Rule, ...] = (
@@ -529,6 +530,13 @@ RULES: tuple[Rule, ...] = (
         per_target=True,
         evidence=_AWS,
         waiver="all_reduce",
+    ),
+    Rule(
+        "kernelgen/replica-groups",
+        published.replica_groups,
+        "let all collectives of a kernel be over the same groups, which have each rank once",
+        f"replica groups that do not have each rank once, or more than {published.MAX_GROUPS} different ones",
+        evidence=_NEC,
     ),
     Rule(
         "NCC_EVRF062",

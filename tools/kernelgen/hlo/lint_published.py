@@ -12,6 +12,9 @@ from kernelgen.targets import Target
 
 Violations = Iterator[tuple[Any, str]]
 
+MAX_GROUPS = 12
+"""Replica groups that a NEFF has at most: `NEC_MAX_COMM_N` of AWS Neuron's nec.h."""
+
 _WIDE = frozenset({"s32", "s64", "u32", "u64"})
 _UNARY = frozenset(
     "abs ceil convert copy cosine exponential exponential-minus-one floor is-finite log log-plus-one logistic negate not"
@@ -134,6 +137,21 @@ def integer_sum(opcode: str) -> Any:
                 yield i, f"a sum of {', '.join(sorted(found))} over cores is not supported"
 
     return check
+
+
+def replica_groups(m: LintedModule, target: Target | None) -> Violations:
+    found = []
+    for _, i in m.with_computation():
+        groups = tuple(tuple(group.ids) for group in i.device_list.groups or i.replica_groups)
+        if groups:
+            found.append((i, groups))
+    ranks = 1 + max((rank for _, groups in found for group in groups for rank in group), default=-1)
+    for i, groups in found:
+        if sorted(rank for group in groups for rank in group) != list(range(ranks)):
+            yield i, f"its replica groups do not have each of {ranks} ranks once"
+    different = len({groups for _, groups in found})
+    if different > MAX_GROUPS:
+        yield None, f"{different} different replica groups, and a NEFF has {MAX_GROUPS} at most"
 
 
 def integer_power(m: LintedModule, target: Target | None) -> Violations:

@@ -40,6 +40,8 @@ _Module = proto.module_class(
             *int64 scatter_dims_to_operand_dims 3
             int64 index_vector_dim 4
         """,
+        "ReplicaGroup": "*int64 ids 1",
+        "DeviceList": "*ReplicaGroup groups 1",
         "Literal": """
             bytes u8s 3
             *int64 s32s 4
@@ -59,6 +61,8 @@ _Module = proto.module_class(
             ScatterDimensions scatter 48
             int64 feature_group_count 50
             int32 rng_algorithm 70
+            *ReplicaGroup replica_groups 49
+            DeviceList device_list 87
         """,
     }
 )

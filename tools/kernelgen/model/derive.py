@@ -48,12 +48,16 @@ class DeriveCall:
         flash_attn: whether it is with flash attention.
         nodes: how many nodes it computes.
         without: of these, how many have no kernel, by reason.
+        devices: over how many devices tensors are split.
+        of: the devices that compute these nodes.
     """
 
     call: DecodeCall
     flash_attn: bool
     nodes: int
     without: Mapping[str, int]
+    devices: int = 1
+    of: tuple[int, ...] = (0,)
 
 
 @dataclass
@@ -88,7 +92,7 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
     """
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, cut)
-    derived_calls: dict[tuple[bool, DecodeCall], DeriveCall] = {}
+    derived_calls: list[DeriveCall] = []
     asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
     wanted = {call for n in asked for call in asked[n]}
     reasons = Reasons(catalog)
@@ -97,9 +101,8 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
         if call in wanted:
             without = Counter(reasons.of_node(node) for node in graph.nodes)
             del without[""]
-            derived_calls[bool(graph.context["flash_attn"]), call] = DeriveCall(
-                call, bool(graph.context["flash_attn"]), len(graph.nodes), dict(without)
-            )
+            flash = bool(graph.context["flash_attn"])
+            derived_calls.append(DeriveCall(call, flash, len(graph.nodes), dict(without), graph.devices, graph.of))
     entries, incomplete = classes.entries(asked)
     listed = 0
     if incomplete:
@@ -118,8 +121,8 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
     entries = _absorb(entries)
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
-    order = sorted(derived_calls, key=lambda key: (not key[0], key[1]))
-    return Derived(entries, [derived_calls[key] for key in order], listed, _graphs(classes.graphs.values(), reasons))
+    derived_calls.sort(key=lambda one: (not one.flash_attn, one.devices, one.of, one.call))
+    return Derived(entries, derived_calls, listed, _graphs(classes.graphs.values(), reasons))
 
 
 def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[GraphEntry]:
@@ -178,10 +181,12 @@ def _point(settings: Settings, call: DecodeCall, graph: Graph) -> dict[str, int]
 
 @dataclass
 class _Class:
-    """Graphs that have the same ops one after another."""
+    """Graphs that have the same ops one after another, of the same devices."""
 
     n_seqs: int
     flash_attn: bool
+    devices: int
+    of: tuple[int, ...]
     names: tuple[str, ...]
     calls: list[DecodeCall] = field(default_factory=list)
     points: list[dict[str, int]] = field(default_factory=list)
@@ -200,8 +205,9 @@ class _Classes:
 
     def add(self, call: DecodeCall, graph: Graph) -> None:
         flash = bool(graph.context["flash_attn"])
-        key = (call.n_seqs, flash, tuple(map(self._kind, graph.nodes)))
-        one = self._found.setdefault(key, _Class(call.n_seqs, flash, graph.names, columns=[[] for _ in graph.nodes]))
+        whose = (call.n_seqs, flash, graph.devices, graph.of)
+        key = (whose, tuple(map(self._kind, graph.nodes)), graph.zeroed)
+        one = self._found.setdefault(key, _Class(*whose, graph.names, columns=[[] for _ in graph.nodes]))
         one.calls.append(call)
         one.points.append(_point(self._settings, call, graph))
         for column, node in zip(one.columns, graph.nodes, strict=True):
@@ -226,11 +232,11 @@ class _Classes:
         """Returns an entry for each kernel, and the numbers of sequences for which something has no formula."""
         found: dict[KernelFormula, DerivedKernel] = {}
         incomplete: set[int] = set()
-        met: dict[tuple[int, bool], set[DecodeCall]] = {}
+        met: dict[tuple[int, bool, int, tuple[int, ...]], set[DecodeCall]] = {}
         for one in self._found.values():
             n_seqs = one.n_seqs
             points, complete = _asked_of(self._settings, one, asked[n_seqs])
-            met.setdefault((n_seqs, one.flash_attn), set()).update(points)
+            met.setdefault((n_seqs, one.flash_attn, one.devices, one.of), set()).update(points)
             if not complete:
                 incomplete.add(n_seqs)
             fitter = Fitter(NAMES, one.points)
@@ -252,7 +258,7 @@ class _Classes:
                 if not complete:
                     incomplete.add(n_seqs)
                 _note(self.graphs, grouped, list(points.values()))
-        for (n_seqs, _), calls in met.items():
+        for (n_seqs, *_), calls in met.items():
             if calls != set(asked[n_seqs]):
                 incomplete.add(n_seqs)
         return list(found.values()), incomplete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -43,14 +44,18 @@ class Exporter:
     program: Path
     libraries: Path | None = None
 
-    def run(self, source: Path, settings: Settings, n_ctx: int, calls: Sequence[DecodeCall]) -> ExporterOutput:
-        """Returns what the program prints for a model, in a context of `n_ctx`.
+    def run(
+        self, source: Path, settings: Settings, n_ctx: int, calls: Sequence[DecodeCall], devices: int = 1
+    ) -> ExporterOutput:
+        """Returns what the program prints for a model, in a context of `n_ctx`, its tensors split over `devices`.
 
         Raises:
             KernelgenError: the program can't be run, or refuses the model.
         """
         output = tempfile.TemporaryFile()  # noqa: SIM115 - the export is read from it, and it closes with that
         command = [str(self.program), str(source), *_options(settings, n_ctx)]
+        if devices > 1:
+            command += ["--split-mode", "tensor", "--devices", str(devices)]
         for call in calls:
             command += ["--graph", str(call)]
         environment = {**os.environ, "LC_ALL": "C"}
@@ -87,15 +92,33 @@ class Exporter:
     ) -> Iterator[tuple[ModelHeader, DecodeCall, Graph]]:
         """Yields the graph of each call with each setting of flash attention, a context after the other.
 
+        Where tensors are split a call has a graph for each device that computes something else than those before it.
+
         Raises:
             KernelgenError: as of `run`.
         """
-        for n_ctx in settings.n_ctx:
+        for devices, n_ctx in itertools.product(settings.devices, settings.n_ctx):
             own = [call for call in calls if call.n_ctx == n_ctx]
             if own:
-                exported = self.run(source, settings, n_ctx, own)
-                for call, graph in zip(own * len(settings.flash_attn), exported.graphs(), strict=True):
+                exported = self.run(source, settings, n_ctx, own, devices)
+                for call, graph in _with_calls(own * len(settings.flash_attn), exported.graphs()):
                     yield exported.model, call, graph
+
+
+def _with_calls(calls: Sequence[DecodeCall], graphs: Iterable[Graph]) -> Iterator[tuple[DecodeCall, Graph]]:
+    """Yields each graph with its call: the graphs of a call begin with that of device 0.
+
+    Raises:
+        ValueError: there are graphs of fewer or more calls.
+    """
+    begun = 0
+    for graph in graphs:
+        begun += 0 in graph.of
+        if not 0 < begun <= len(calls):
+            raise ValueError(f"graphs of more than {len(calls)} calls")
+        yield calls[begun - 1], graph
+    if begun != len(calls):
+        raise ValueError(f"graphs of {begun} calls, not {len(calls)}")
 
 
 class ExporterOutput:

@@ -143,6 +143,9 @@ class Graph:
         names: llama.cpp's names of the nodes.
         wires: where the tensors of each node are.
         roots: the memory that they are in, by number.
+        devices: over how many devices llama.cpp splits tensors; 1 without a split.
+        of: the devices that compute this.
+        zeroed: nodes `all_reduce` whose summand this device does not compute, since its slices are empty: who runs them makes it 0.
     """
 
     sizes: Mapping[str, int]
@@ -151,6 +154,9 @@ class Graph:
     names: tuple[str, ...]
     wires: tuple[Wires, ...] = ()
     roots: Mapping[int, Root] = field(default_factory=dict)
+    devices: int = 1
+    of: Ints = (0,)
+    zeroed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +266,7 @@ class GraphReader:
         nodes: list[ExportedNode] = []
         names = []
         wires = []
+        zeroed = set()
         computed: dict[int, int] = {}
         places = [_at(tensors, index) for index in range(len(tensors))]
         for index, t in enumerate(tensors):
@@ -282,6 +289,8 @@ class GraphReader:
                     raise ValueError(f"op {key[0]}")
                 node = self._nodes[key] = ExportedNode(key[0], key[1], key[2], words, key[4])
             computed[index] = len(nodes)
+            if t["op"] == "all_reduce" and tensors[sources[0]].get("skipped"):
+                zeroed.add(len(nodes))
             nodes.append(node)
             names.append(str(t["name"]))
             wires.append(Wires(tuple(None if s < 0 else places[s] for s in sources), places[index]))
@@ -300,7 +309,21 @@ class GraphReader:
             if t.get("role") == "output" and not roots[at.root].output:
                 roots[at.root] = replace(roots[at.root], output=True)
         sizes = {str(name): int(size) for name, size in value["sizes"].items()}
-        return Graph(sizes, dict(value["context"]), tuple(nodes), tuple(names), tuple(wires), roots)
+        split = value.get("split", {"devices": 1, "of": [0]})
+        devices, of = int(split["devices"]), tuple(map(int, split["of"]))
+        if not of or not all(0 <= device < devices for device in of):
+            raise ValueError(f"split {split}")
+        return Graph(
+            sizes,
+            dict(value["context"]),
+            tuple(nodes),
+            tuple(names),
+            tuple(wires),
+            roots,
+            devices,
+            of,
+            frozenset(zeroed),
+        )
 
     def _shape(self, t: Mapping[str, Any]) -> Shape:
         key = (t["type"], *t["ne"], *t["nb"])

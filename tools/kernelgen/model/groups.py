@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,34 @@ def _instructions(graph: Graph, segment: Segment) -> int:
     return count
 
 
-FUSE = ("layer", "layers:N", "step", "none")
+def _parts(graph: Graph, *, sums: bool) -> list[Segment]:
+    """Returns what a device computes between two sums over devices; layers where there are no sums.
+
+    Args:
+        graph: the graph.
+        sums: whether a part begins with the sum before it, or each sum is a segment of its own.
+    """
+    found = [i for i, node in enumerate(graph.nodes) if node.op == "all_reduce"]
+    return repeats.at(graph, {*found, *([] if sums else [i + 1 for i in found])}) if found else repeats.layers(graph)
+
+
+def _with_sums_alone(cut: Cut, graph: Graph) -> list[Segment]:
+    """Returns segments in which those sums are alone that no group may have.
+
+    A device that computes no summand has anything in its memory until the runtime writes zeros right before the sum. And devices
+    that compute different things have no group in common, while all of them have to run the same program for a sum.
+    """
+    differ = len(graph.of) < graph.devices
+    alone = [i for i, node in enumerate(graph.nodes) if node.op == "all_reduce"] if differ else graph.zeroed
+    edges = [edge for i in alone for edge in (i, i + 1)]
+    found = []
+    for segment in cut(graph):
+        places = {segment.start, *(e for e in edges if segment.start < e < segment.end), segment.end}
+        found += [Segment(a, b) for a, b in itertools.pairwise(sorted(places))]
+    return found
+
+
+FUSE = ("layer", "layers:N", "step", "parts", "parts+sums", "none")
 """How graphs are cut, as `kernelgen model --fuse` says it."""
 
 
@@ -65,11 +93,18 @@ def cut_of(fuse: str) -> Cut | None:
         ValueError: it is not one of them.
     """
     if match := re.fullmatch(r"layers:0*([1-9][0-9]{0,3})", fuse):
-        return functools.partial(repeats.layers, at_once=int(match[1]))
-    cuts: Mapping[str, Cut | None] = {"layer": repeats.layers, "step": _steps, "none": None}
+        return functools.partial(_with_sums_alone, functools.partial(repeats.layers, at_once=int(match[1])))
+    cuts: Mapping[str, Cut | None] = {
+        "layer": repeats.layers,
+        "step": _steps,
+        "parts": functools.partial(_parts, sums=False),
+        "parts+sums": functools.partial(_parts, sums=True),
+        "none": None,
+    }
     if fuse not in cuts:
         raise ValueError(f"{fuse!r} is not one of {', '.join(FUSE)}, with N from 1 to 9999")
-    return cuts[fuse]
+    cut = cuts[fuse]
+    return None if cut is None else functools.partial(_with_sums_alone, cut)
 
 
 # --- a segment of one graph ----------------------------------------------------------------------------------------------------
@@ -384,6 +419,7 @@ class _Names:
 
     def of(self, name: str, otherwise: str) -> str:
         """Returns a name for a tensor; `otherwise` where llama.cpp gives none."""
+        name = re.sub(r"^Meta\([^)]*\)#(.*)#[0-9]+$", r"\1", name)  # an input of several devices
         name = name.partition(" (")[0]
         name = re.sub(r"^blk\.[0-9]+\.", "", name)
         name = re.sub(r"-[0-9]+$|_l[0-9]+$", "", name)

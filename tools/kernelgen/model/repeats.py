@@ -56,6 +56,11 @@ def whole(graph: Graph) -> list[Segment]:
     return _segments(graph, {0, len(graph.nodes)})
 
 
+def at(graph: Graph, places: set[int]) -> list[Segment]:
+    """Returns what is between these places, the beginning and the end."""
+    return _segments(graph, {0, *places, len(graph.nodes)})
+
+
 def _segments(graph: Graph, edges: set[int]) -> list[Segment]:
     """Returns what is between these places, the first of which is cut behind the embedding unless hardly anything is left then."""
     embedding = _embedding(graph)

@@ -63,6 +63,7 @@ class Settings:
         kv_unified: whether sequences share one cache.
         swa_full: whether sliding windows have a cache as long as the others.
         ftype: the quantization whose types the weights have, by llama-quantize's name; None for those of the file.
+        devices: over how many devices llama.cpp splits the tensors (`-sm tensor`); a run for each. 1 is without a split.
     """
 
     n_ctx: tuple[int, ...]
@@ -77,6 +78,12 @@ class Settings:
     kv_unified: bool
     swa_full: bool
     ftype: str | None = None
+    devices: tuple[int, ...] = (1,)
+
+    @property
+    def split(self) -> bool:
+        """Whether tensors are split over devices."""
+        return self.devices != (1,)
 
     @property
     def most_tokens(self) -> int:

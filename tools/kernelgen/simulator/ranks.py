@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.hlo import proto
+from kernelgen.hlo.lint_published import MAX_GROUPS
 from kernelgen.simulator.writing import Module, Writer, set_shape
-
-MAX_GROUPS = 12
-"""Replica groups that a NEFF has at most: `NEC_MAX_COMM_N` of AWS Neuron's nec.h."""
 
 _U32 = 8
 """XLA's number of the element type."""

@@ -1,0 +1,197 @@
+"""`kernelgen model --split-mode tensor`, and what other commands make of graphs and kernels of slices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import headers
+import pytest
+
+from kernelgen import cli, manifest
+from kernelgen.dispatch import chips
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.forecast import memory
+from kernelgen.model.exporter import Exporter
+from kernelgen.model.groups import cut_of
+from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
+from published import MODELS
+
+OPTIONS = ("--n-ctx", "512", "--n-tokens", "1,45")
+Said = pytest.CaptureFixture[str]
+
+
+def where(exporter: Exporter) -> list[str]:
+    return ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
+
+
+def derive(exporter: Exporter, model: Path, devices: str, *options: str) -> Path:
+    output = model.with_name("derived.yaml")
+    split = ("--split-mode", "tensor", "--devices", devices)
+    assert cli.run(["model", str(model), "-o", str(output), *where(exporter), *OPTIONS, *split, *options]) == 0
+    return output
+
+
+def loaded(path: Path) -> tuple[set[KernelSpec], list[GraphSpec]]:
+    (request,) = manifest.load([path], Catalog([builtin_library()]))
+    specs = [kernel.spec for kernel in request.kernels]
+    return {s for s in specs if isinstance(s, KernelSpec)}, [s for s in specs if isinstance(s, GraphSpec)]
+
+
+def sums(spec: GraphSpec) -> list[int]:
+    return [i for i, node in enumerate(spec.nodes) if node.op == "all_reduce"]
+
+
+def test_a_model_has_the_kernels_of_its_slices_as_formulas(exporter: Exporter, tmp_path: Path, capsys: Said) -> None:
+    model = headers.write(headers.qwen3(n_head=8, n_head_kv=4, n_layer=4), tmp_path / "model.gguf")
+    output = derive(exporter, model, "1,2,4")
+    said = capsys.readouterr().out
+    assert "flash attention on, devices 0, 1 of 2: " in said and "devices 0, 1, 2, 3 of 4: " in said
+    assert "weights as ggml has them: llama.cpp asks no device for other layouts when it splits tensors" in said
+    assert "no formula" not in said and "no kernel" not in said
+    text = output.read_text()
+    assert "--split-mode tensor --devices 1,2,4" in text.replace(" \\\n#     ", "").partition("\nformat")[0]
+    assert "its tensors split over 1 and 2 and 4 devices" in text
+    kernels, graphs = loaded(output)
+    # keys of a cell: four heads of 128, and slices of them
+    assert {s.inputs[2].ne[0] for s in kernels if s.op == "set_rows" and s.inputs[2]} == {512, 256, 128}
+    assert {dict(s.params)["n_devices"] for s in kernels if s.op == "all_reduce"} == {2, 4}
+    assert {len(sums(graph)) for graph in graphs} >= {0, 2}
+
+
+def test_equal_devices_share_kernels_and_others_have_their_own(
+    exporter: Exporter, tmp_path: Path, capsys: Said
+) -> None:
+    model = headers.write(headers.qwen3(n_head=6, n_head_kv=3), tmp_path / "model.gguf")
+    kernels, _ = loaded(derive(exporter, model, "2"))
+    assert {s.inputs[2].ne[0] for s in kernels if s.op == "set_rows" and s.inputs[2]} == {128, 256}
+    assert "device 0 of 2: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fuse", ["parts", "parts+sums", "layer", "step"])
+def test_kernels_are_parts_between_sums(exporter: Exporter, tmp_path: Path, fuse: str) -> None:
+    model = headers.write(headers.qwen3(n_layer=4), tmp_path / "model.gguf")
+    _, graphs = loaded(derive(exporter, model, "2", "--fuse", fuse, "--n-kv", "256", "--n-outputs", "1"))
+    found = [sums(graph) for graph in graphs]
+    if fuse == "parts":
+        assert len(found) >= 2 and all(not places for places in found)
+    elif fuse == "parts+sums":
+        assert {tuple(places) for places in found} == {(), (0,)}  # the first part has none before it
+    else:
+        assert max(map(len, found)) == {"layer": 2, "step": 8}[fuse]
+
+
+def test_no_group_has_a_sum_of_devices_that_differ(exporter: Exporter, tmp_path: Path) -> None:
+    # two heads of the cache over four devices: of each layer two of them compute no attention, and add 0
+    model = headers.write(headers.qwen3(n_head=4, n_head_kv=2, n_layer=4), tmp_path / "model.gguf")
+    settings = Settings((512,), 512, 1, (1,), None, (256,), "f16", "f16", (True,), False, False, devices=(4,))
+    graphs = [g for _, _, g in exporter.graphs(model, settings, [DecodeCall(512, 1, 1, 1, 256)])]
+    assert len(graphs) == 2 and all(graph.zeroed for graph in graphs)
+    for graph in graphs:
+        for place in graph.zeroed:
+            at = graph.wires[place].inputs[0]
+            assert at is not None and graph.roots[at.root].node is None  # nothing computes it
+    for fuse in ("step", "layer", "layers:2", "parts", "parts+sums"):
+        kernels, groups = loaded(derive(exporter, model, "4", "--fuse", fuse, "--n-kv", "256", "--n-outputs", "1"))
+        assert groups and not any(map(sums, groups))
+        assert any(kernel.op == "all_reduce" for kernel in kernels)
+        # as the graph of one device, that does not say so: the sums without a summand stay outside
+        for graph in graphs:
+            cut = cut_of(fuse)
+            assert cut is not None
+            segments = cut(replace(graph, devices=1, of=(0,)))
+            assert all(len(s) == 1 for s in segments for place in graph.zeroed if s.start <= place < s.end)
+            assert (segments[0].start, segments[-1].end) == (0, len(graph.nodes))
+
+
+@pytest.mark.parametrize("n_devices", [2, 4])
+def test_a_core_has_its_part_of_the_weights(exporter: Exporter, tmp_path: Path, n_devices: int) -> None:
+    model = headers.write(MODELS["Llama-3-8B"](), tmp_path / "model.gguf")
+    settings = Settings(
+        (4096,), 512, 1, (1,), None, (1024,), "f16", "f16", (True,), False, False, devices=(1, n_devices)
+    )
+    chip = chips.of("trn2")
+    whole, *slices = (
+        memory.of_graph(graph, chip, 1)
+        for _, _, graph in exporter.graphs(model, settings, [DecodeCall(4096, 1, 1, 1, 1024)])
+    )
+    assert slices
+    for one in slices:
+        assert one.weights <= whole.weights * (1 / n_devices + 0.02)
+        assert one.cache == whole.cache / n_devices
+
+
+def test_a_forecast_counts_real_slices_and_sums(exporter: Exporter, tmp_path: Path, capsys: Said) -> None:
+    model = headers.write(headers.qwen3(n_head=8, n_head_kv=4, n_layer=4), tmp_path / "model.gguf")
+    sizes = ("--n-ctx", "512", "--n-tokens", "1", "--n-kv", "256")
+    found = {}
+    for fuse in ("parts", "parts+sums", "layer", "step"):
+        kernels = derive(exporter, model, "2", "--fuse", fuse)
+        command = ["forecast", str(kernels), "--model", str(model), *where(exporter), *sizes, "--target", "trn2"]
+        capsys.readouterr()
+        for waited in ("", "--waited"):
+            options = ["--split-mode", "tensor", "--cores", "2", "--json", *([waited] if waited else [])]
+            assert cli.run([*command, *options]) == 0
+            (found[fuse, waited],) = json.loads(capsys.readouterr().out)
+        one = found[fuse, ""]
+        assert (one["cores"], one["built"], one["nodes_without_kernel"]) == (2, True, 0)
+    launches = {fuse: one["launches"] for (fuse, waited), one in found.items() if not waited}
+    assert launches["step"] < launches["layer"] < launches["parts+sums"]
+    # each execution with a sum is a barrier when it is waited for
+    barrier = chips.of("trn2").at("collectives_us", 2) / 1e3
+    sums_ms = {fuse: found[fuse, "--waited"]["parts_ms"]["reductions"] for fuse in ("step", "layer", "parts+sums")}
+    assert sums_ms["step"] >= barrier
+    assert sums_ms["parts+sums"] - sums_ms["layer"] >= barrier
+    ms = {fuse: found[fuse, "--waited"]["ms"] for fuse in ("step", "layer", "parts+sums")}
+    assert ms["step"] < ms["layer"] < ms["parts+sums"]
+
+
+def test_other_commands_take_kernels_and_exports_of_slices(exporter: Exporter, tmp_path: Path, capsys: Said) -> None:
+    model = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    kernels = derive(exporter, model, "2", "--n-kv", "256", "--n-outputs", "1")
+    split = ("--split-mode", "tensor", "--devices", "2")
+    sizes = (*OPTIONS, "--n-kv", "256", "--n-outputs", "1")
+    capsys.readouterr()
+    assert cli.run(["coverage", str(kernels), "--model", str(model), *where(exporter), *sizes, *split]) == 0
+    assert "all_reduce" not in capsys.readouterr().out.partition("without")[2]
+    # without the split there are other kernels
+    assert cli.run(["coverage", str(kernels), "--model", str(model), *where(exporter), *sizes]) == 1
+    capsys.readouterr()
+    assert cli.run(["plan", str(kernels)]) == 0
+    assert "all_reduce" in capsys.readouterr().out
+    export = tmp_path / "split.jsonl"
+    call = DecodeCall(512, 1, 1, 1, 256)
+    command = [exporter.program, model, "--ctx-size", "512", "--graph", str(call), *split]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(exporter.libraries)}
+    export.write_bytes(subprocess.run(list(map(str, command)), env=environment, capture_output=True, check=True).stdout)
+    assert cli.run(["coverage", str(kernels), "--graph-ops", str(export)]) == 0
+    capsys.readouterr()
+    assert cli.run(["forecast", str(kernels), "--model", str(export), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["cores"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--devices", "2"), "give --split-mode tensor too"),
+        (("--split-mode", "tensor"), "say over how many devices, --devices 2"),
+        (("--split-mode", "tensor", "--devices", "1"), "say over how many devices, --devices 2"),
+        (("--split-mode", "tensor", "--devices", "17"), "at most 16 devices"),
+        (("--split-mode", "tensor", "--devices", "2", "--flash-attn", "both"), "only with flash attention"),
+        (("--split-mode", "tensor", "--devices", "2", "--weights", "bf16"), "leave --weights out"),
+    ],
+)
+def test_what_is_not_split_is_refused(
+    exporter: Exporter, tmp_path: Path, capsys: Said, options: tuple[str, ...], said: str
+) -> None:
+    model = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    output = tmp_path / "m.yaml"
+    assert cli.run(["model", str(model), "-o", str(output), *where(exporter), *options]) == 2
+    assert said in capsys.readouterr().err
+    assert not output.exists()
