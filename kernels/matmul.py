@@ -7,13 +7,13 @@ from jax import Array, lax
 from kernelgen.emitters import emitter
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.ggml.weight_layouts import TRANSPOSED
+from kernelgen.ggml.weight_layouts import F8_TILES, TILE, TRANSPOSED, tiles
 
-from .common import PREC_F32, f32, grouped_dot, result
+from .common import PREC_F32, Unsupported, f32, grouped_dot, result
 from .dequantize import floats
 
 
-@emitter("mul_mat", types="float quantized, float", layouts=("planes", "transposed", "bf16"))
+@emitter("mul_mat", types="float quantized, float", layouts=("planes", "transposed", "bf16", "f8_e4m3_128x128"))
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
@@ -22,10 +22,15 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     8 bits. Where `prec_src1` asks for F32, both are float32. `prec` says how coarse accumulation may get, and this is finer;
     `hint` tells of a structure of `a` that could be used, and changes no number.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
-    bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
+    Of a weight in `f8_e4m3_128x128` the codes are multiplied, which bfloat16 holds exactly, and the product of each tile by its scale.
+
+    a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
+    `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many
+    of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
+    if inputs[0].layout == F8_TILES:
+        return result(_tiled_product(a, inputs[0], b, prec_src1), out)
     a = _factor(a, inputs[0], prec_src1)
     return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 2 if inputs[0].layout == TRANSPOSED else 3), out)
 
@@ -34,6 +39,64 @@ def _factor(a: Array, tensor: TensorDesc, prec_src1: int) -> Array:
     """Returns weights in the type that is multiplied: bfloat16 for a quantized tensor, float32 where `prec_src1` asks for it."""
     a = floats(a, tensor)
     return lax.convert_element_type(a, jnp.bfloat16) if TYPES[tensor.dtype].quantized and prec_src1 != PREC_F32 else a
+
+
+TILED_BYTES = 16 << 20
+"""Products of tiles that are scaled and added up at once at most, in bytes: SBUF has 24 MiB."""
+
+
+def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Array:
+    """Returns the product of `b` and weights in `f8_e4m3_128x128`: [B3, B2, n, m] f32.
+
+    A step of a loop has as many tiles of k as `TILED_BYTES` allow, so that one row of activations mostly needs no loop.
+
+    Args:
+        a: [A3, A2, 1, bytes of a matrix] i8.
+        tensor: the weight.
+        b: [B3, B2, n, k] f32, f16 or bf16, of which A3 divides B3 and A2 divides B2.
+        prec_src1: F32 where factors are to be float32.
+    """
+    a3, a2 = a.shape[:2]
+    b3, b2, n, k = b.shape
+    if b3 % a3 or b2 % a2:
+        raise Unsupported(f"a batch of {b3} x {b2} can't be shared out over {a3} x {a2} matrices")
+    m = tensor.ne[1]
+    kt, mt = tiles(tensor.ne)
+    kind = jnp.float32 if prec_src1 == PREC_F32 else jnp.bfloat16
+    codes, scales = (lax.slice_in_dim(a, *at, axis=3) for at in ((0, kt * TILE * m), (kt * TILE * m, a.shape[3])))
+    codes = lax.reshape(lax.bitcast_convert_type(codes, jnp.float8_e4m3), (a3, a2, kt, TILE, m))
+    scales = lax.bitcast_convert_type(lax.reshape(scales, (a3, a2, kt, mt, 4)), jnp.float32)
+    scales = lax.broadcast_in_dim(scales, (a3, a2, kt, mt, TILE), (0, 1, 2, 3))
+    scales = lax.slice_in_dim(lax.reshape(scales, (a3, a2, kt, mt * TILE)), 0, m, axis=3)
+    b = lax.pad(lax.convert_element_type(b, kind), kind(0), [*[(0, 0, 0)] * 3, (0, kt * TILE - k, 0)])
+    b = lax.reshape(b, (a3, b3 // a3, a2, b2 // a2, n, kt, TILE))
+    b = lax.transpose(b, (0, 2, 5, 1, 3, 4, 6))  # [a3, a2, kt, b3/a3, b2/a2, n, TILE]
+    batch = tuple(range(3))
+
+    def step(b: Array, codes: Array, scales: Array) -> Array:
+        y = lax.dot_general(
+            b,
+            lax.convert_element_type(codes, kind),
+            (((6,), (3,)), (batch, batch)),
+            preferred_element_type=jnp.float32,
+        )  # [a3, a2, some of kt, b3/a3, b2/a2, n, m]
+        return lax.reduce_sum(y * lax.broadcast_in_dim(scales, y.shape, (0, 1, 2, 6)), (2,))
+
+    some = max(
+        count
+        for count in range(1, kt + 1)
+        if kt % count == 0 and (count == 1 or count * b3 * b2 * n * m * 4 <= TILED_BYTES)
+    )
+    if some == kt:
+        y = step(b, codes, scales)
+    else:
+
+        def part(x: Array, i: Array) -> Array:
+            return lax.dynamic_slice_in_dim(x, i * np.int32(some), some, axis=2)
+
+        zero = lax.full((a3, a2, b3 // a3, b2 // a2, n, m), 0, jnp.float32)
+        y = lax.fori_loop(0, kt // some, lambda i, y: y + step(part(b, i), part(codes, i), part(scales, i)), zero)
+    return lax.reshape(lax.transpose(y, (0, 2, 1, 3, 4, 5)), (b3, b2, n, m))
 
 
 @emitter("out_prod", types="float quantized, float")
@@ -50,7 +113,7 @@ MAX_BLOCK = 128
 """Rows that meet an expert's weights at once at most: a tensor engine has as many."""
 
 
-@emitter("mul_mat_id", types="float quantized, float, i32", layouts=("planes", "transposed", "bf16"))
+@emitter("mul_mat_id", types="float quantized, float, i32", layouts=("planes", "transposed", "bf16", "f8_e4m3_128x128"))
 def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
 
@@ -64,7 +127,8 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
 
     Rounding is that of `mul_mat`.
 
-    a: [1, E, m, k] f32, f16, bf16 or quantized, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
+    a: [1, E, m, k] f32, f16, bf16 or quantized, [1, E, k, m] when it is stored transposed, or [1, E, 1, bytes of a matrix] i8 in
+    `f8_e4m3_128x128`; b: [1, T, B, k] f32, f16 or bf16, B
     dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
     """
     del prec
@@ -76,6 +140,9 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
 
     def product(rows: Array, expert: Array) -> Array:
         weights = lax.reshape(lax.dynamic_index_in_dim(a, expert, keepdims=False), (1, 1, *a.shape[1:]))
+        if one.layout == F8_TILES:
+            y = _tiled_product(weights, one, lax.reshape(rows, (1, 1, *rows.shape)), prec_src1)
+            return lax.reshape(y, y.shape[2:])
         stored, axis = (one.ne[:2], 0) if one.layout == TRANSPOSED else (one.shape[2:], 1)
         weights = lax.reshape(_factor(weights, one, prec_src1), stored)
         rows = lax.convert_element_type(rows, weights.dtype)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import prod
 
 from kernelgen.dispatch.chips import Chip
-from kernelgen.ggml.types import TYPES
-from kernelgen.ggml.weight_layouts import BF16, WEIGHTS
+from kernelgen.ggml.weight_layouts import BF16, F8_TILES, WEIGHTS, of_type, stored_bytes
 from kernelgen.model.graphs import Graph, Root
 from kernelgen.targets import TARGETS
 
@@ -48,8 +46,8 @@ def of_graph(graph: Graph, chip: Chip, cores: int, layouts: Collection[str] = ()
         for number, at in enumerate(wires.inputs):
             root = None if at is None else graph.roots[at.root]
             if at is not None and root is not None and root.weight and not (node.op == "get_rows" and number == 0):
-                widened = BF16 in layouts and WEIGHTS.get(node.op) == number
-                weights[at.root] = max(weights.get(at.root, 0), _bytes(root, widened))
+                taken = layouts if WEIGHTS.get(node.op) == number else ()
+                weights[at.root] = max(weights.get(at.root, 0), _bytes(root, taken))
         root = graph.roots[wires.output.root]
         if root.node is None:  # given to the call, and written over
             caches[wires.output.root] = root.shape.storage_bytes
@@ -57,8 +55,8 @@ def of_graph(graph: Graph, chip: Chip, cores: int, layouts: Collection[str] = ()
     return Memory(-(-sum(weights.values()) // cores), -(-sum(caches.values()) // cores), device)
 
 
-def _bytes(root: Root, widened: bool) -> int:
+def _bytes(root: Root, layouts: Collection[str]) -> int:
+    """Returns what a weight takes: ggml reserves no less for a tensor than its own size."""
     shape = root.shape
-    if widened and TYPES[shape.dtype].quantized:
-        return 2 * prod(shape.ne)
-    return shape.storage_bytes
+    converted = next((one for one in (BF16, F8_TILES) if one in layouts and one in of_type(shape.dtype)), "")
+    return max(shape.storage_bytes, stored_bytes(converted, shape.dtype, shape.ne) if converted else 0)
