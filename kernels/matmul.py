@@ -22,7 +22,8 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     8 bits. Where `prec_src1` asks for F32, both are float32. `prec` says how coarse accumulation may get, and this is finer;
     `hint` tells of a structure of `a` that could be used, and changes no number.
 
-    Of a weight in `f8_e4m3_128x128` the codes are multiplied, which bfloat16 holds exactly, and the product of each tile by its scale.
+    Of a weight in `f8_e4m3_128x128` the codes are multiplied, which bfloat16 holds exactly, and the product of each tile by its
+    scale. For 64 rows and more the codes are multiplied by their scales first, and rounded.
 
     a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
     `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many
@@ -42,13 +43,16 @@ def _factor(a: Array, tensor: TensorDesc, prec_src1: int) -> Array:
 
 
 TILED_BYTES = 16 << 20
-"""Products of tiles that are scaled and added up at once at most, in bytes: SBUF has 24 MiB."""
+"""Bytes of products of tiles that are scaled at most: SBUF has 24 MiB, and what does not fit moves twice."""
+
+TILED_ROWS = 64
+"""Rows from which scaling the products of tiles, and adding them up, takes longer than scaling their codes."""
 
 
 def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Array:
     """Returns the product of `b` and weights in `f8_e4m3_128x128`: [B3, B2, n, m] f32.
 
-    A step of a loop has as many tiles of k as `TILED_BYTES` allow, so that one row of activations mostly needs no loop.
+    Of few rows the product of each tile is multiplied by its scale. Of more rows the codes are, and then rounded.
 
     Args:
         a: [A3, A2, 1, bytes of a matrix] i8.
@@ -68,35 +72,24 @@ def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Ar
     scales = lax.bitcast_convert_type(lax.reshape(scales, (a3, a2, kt, mt, 4)), jnp.float32)
     scales = lax.broadcast_in_dim(scales, (a3, a2, kt, mt, TILE), (0, 1, 2, 3))
     scales = lax.slice_in_dim(lax.reshape(scales, (a3, a2, kt, mt * TILE)), 0, m, axis=3)
-    b = lax.pad(lax.convert_element_type(b, kind), kind(0), [*[(0, 0, 0)] * 3, (0, kt * TILE - k, 0)])
+    b = lax.convert_element_type(b, kind)
+    rows = b3 // a3 * (b2 // a2) * n
+    if rows >= TILED_ROWS or a3 * a2 * rows * m * kt * 4 > TILED_BYTES:
+        weights = f32(codes) * lax.broadcast_in_dim(scales, codes.shape, (0, 1, 2, 4))
+        weights = lax.reshape(lax.convert_element_type(weights, kind), (a3, a2, kt * TILE, m))
+        return grouped_dot(lax.slice_in_dim(weights, 0, k, axis=2), b, 2)
+    b = lax.pad(b, kind(0), [*[(0, 0, 0)] * 3, (0, kt * TILE - k, 0)])
     b = lax.reshape(b, (a3, b3 // a3, a2, b2 // a2, n, kt, TILE))
-    b = lax.transpose(b, (0, 2, 5, 1, 3, 4, 6))  # [a3, a2, kt, b3/a3, b2/a2, n, TILE]
-    batch = tuple(range(3))
-
-    def step(b: Array, codes: Array, scales: Array) -> Array:
-        y = lax.dot_general(
-            b,
-            lax.convert_element_type(codes, kind),
-            (((6,), (3,)), (batch, batch)),
-            preferred_element_type=jnp.float32,
-        )  # [a3, a2, some of kt, b3/a3, b2/a2, n, m]
-        return lax.reduce_sum(y * lax.broadcast_in_dim(scales, y.shape, (0, 1, 2, 6)), (2,))
-
-    some = max(
-        count
-        for count in range(1, kt + 1)
-        if kt % count == 0 and (count == 1 or count * b3 * b2 * n * m * 4 <= TILED_BYTES)
-    )
-    if some == kt:
-        y = step(b, codes, scales)
-    else:
-
-        def part(x: Array, i: Array) -> Array:
-            return lax.dynamic_slice_in_dim(x, i * np.int32(some), some, axis=2)
-
-        zero = lax.full((a3, a2, b3 // a3, b2 // a2, n, m), 0, jnp.float32)
-        y = lax.fori_loop(0, kt // some, lambda i, y: y + step(part(b, i), part(codes, i), part(scales, i)), zero)
-    return lax.reshape(lax.transpose(y, (0, 2, 1, 3, 4, 5)), (b3, b2, n, m))
+    batch = (0, 1, 2)
+    # The weights are first, so that a result's partitions are their rows, and not those of `b`, which may be one.
+    y = lax.dot_general(
+        lax.convert_element_type(codes, kind),
+        lax.transpose(b, (0, 2, 5, 1, 3, 4, 6)),
+        (((3,), (6,)), (batch, batch)),
+        preferred_element_type=jnp.float32,
+    )  # [a3, a2, kt, m, b3/a3, b2/a2, n]
+    y = lax.reduce_sum(y * lax.broadcast_in_dim(scales, y.shape, (0, 1, 2, 3)), (2,))
+    return lax.reshape(lax.transpose(y, (0, 3, 1, 4, 5, 2)), (b3, b2, n, m))
 
 
 @emitter("out_prod", types="float quantized, float")
