@@ -23,7 +23,7 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     `hint` tells of a structure of `a` that could be used, and changes no number.
 
     Of a weight in `f8_e4m3_128x128` the codes are multiplied, which bfloat16 holds exactly, and the product of each tile by its
-    scale. For 64 rows and more the codes are multiplied by their scales first, and rounded.
+    scale. For more rows than `MAX_SPREAD` over the tiles of a row of `a`, the codes are multiplied by their scales first, and rounded.
 
     a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
     `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many
@@ -42,17 +42,15 @@ def _factor(a: Array, tensor: TensorDesc, prec_src1: int) -> Array:
     return lax.convert_element_type(a, jnp.bfloat16) if TYPES[tensor.dtype].quantized and prec_src1 != PREC_F32 else a
 
 
-TILED_BYTES = 16 << 20
-"""Bytes of products of tiles that are scaled at most: SBUF has 24 MiB, and what does not fit moves twice."""
-
-TILED_ROWS = 64
-"""Rows from which scaling the products of tiles, and adding them up, takes longer than scaling their codes."""
+MAX_SPREAD = 128
+"""Products of tiles, for a row of the weights, that are scaled at most: as many pass by a tile of the weights in the time of one."""
 
 
 def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Array:
     """Returns the product of `b` and weights in `f8_e4m3_128x128`: [B3, B2, n, m] f32.
 
-    Of few rows the product of each tile is multiplied by its scale. Of more rows the codes are, and then rounded.
+    Of few rows the product of each tile is multiplied by its scale. Such a row is spread out to one for each tile of columns, which
+    is zero but there: the product of a matrix has the products of its tiles then. Of more rows the codes are scaled, and rounded.
 
     Args:
         a: [A3, A2, 1, bytes of a matrix] i8.
@@ -73,22 +71,23 @@ def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Ar
     scales = lax.broadcast_in_dim(scales, (a3, a2, kt, mt, TILE), (0, 1, 2, 3))
     scales = lax.slice_in_dim(lax.reshape(scales, (a3, a2, kt, mt * TILE)), 0, m, axis=3)
     b = lax.convert_element_type(b, kind)
-    rows = b3 // a3 * (b2 // a2) * n
-    if rows >= TILED_ROWS or a3 * a2 * rows * m * kt * 4 > TILED_BYTES:
+    if b3 // a3 * (b2 // a2) * n * kt > MAX_SPREAD:
         weights = f32(codes) * lax.broadcast_in_dim(scales, codes.shape, (0, 1, 2, 4))
         weights = lax.reshape(lax.convert_element_type(weights, kind), (a3, a2, kt * TILE, m))
         return grouped_dot(lax.slice_in_dim(weights, 0, k, axis=2), b, 2)
     b = lax.pad(b, kind(0), [*[(0, 0, 0)] * 3, (0, kt * TILE - k, 0)])
-    b = lax.reshape(b, (a3, b3 // a3, a2, b2 // a2, n, kt, TILE))
-    batch = (0, 1, 2)
-    # The weights are first, so that a result's partitions are their rows, and not those of `b`, which may be one.
+    shape = (a3, b3 // a3, a2, b2 // a2, n, kt, kt, TILE)
+    b = lax.broadcast_in_dim(lax.reshape(b, (*shape[:5], kt, TILE)), shape, (0, 1, 2, 3, 4, 6, 7))
+    own = lax.broadcast_in_dim(np.eye(kt, dtype=np.bool_), shape, (5, 6))
+    b = lax.reshape(lax.select(own, b, lax.full_like(b, 0)), (*shape[:6], kt * TILE))
+    # The weights are first, so that a result's partitions are their rows, and tiles are added up within each.
     y = lax.dot_general(
-        lax.convert_element_type(codes, kind),
-        lax.transpose(b, (0, 2, 5, 1, 3, 4, 6)),
-        (((3,), (6,)), (batch, batch)),
+        lax.reshape(lax.convert_element_type(codes, kind), (a3, a2, kt * TILE, m)),
+        b,
+        (((2,), (6,)), ((0, 1), (0, 2))),
         preferred_element_type=jnp.float32,
-    )  # [a3, a2, kt, m, b3/a3, b2/a2, n]
-    y = lax.reduce_sum(y * lax.broadcast_in_dim(scales, y.shape, (0, 1, 2, 3)), (2,))
+    )  # [a3, a2, m, b3/a3, b2/a2, n, kt]
+    y = lax.reduce_sum(y * lax.broadcast_in_dim(lax.transpose(scales, (0, 1, 3, 2)), y.shape, (0, 1, 2, 6)), (6,))
     return lax.reshape(lax.transpose(y, (0, 3, 1, 4, 5, 2)), (b3, b2, n, m))
 
 

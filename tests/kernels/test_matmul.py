@@ -108,9 +108,8 @@ def test_weights_in_tiles_of_8_bits(dtype: str) -> None:
     [
         (576, 200, 1),  # tiles that are cut on both sides
         (32, 5, 7),  # less than one tile
-        (300, 200, 63),  # the most rows of which products are scaled
-        (300, 200, 64),  # the fewest of which codes are
-        (1024, 9000, 60),  # products of 17 MB
+        (512, 200, 32),  # the most rows of which products are scaled
+        (512, 200, 33),  # the fewest of which codes are
     ],
 )
 def test_tiles_of_any_size(k: int, m: int, n: int) -> None:
