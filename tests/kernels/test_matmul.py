@@ -104,19 +104,22 @@ def test_weights_in_tiles_of_8_bits(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "k, m, n",
+    "k, m, n, spread",
     [
-        (576, 200, 1),  # tiles that are cut on both sides
-        (32, 5, 7),  # less than one tile
-        (512, 200, 32),  # the most rows of which products are scaled
-        (512, 200, 33),  # the fewest of which codes are
+        (576, 200, 1, 5),  # tiles that are cut on both sides
+        (32, 5, 7, 1),  # less than one tile
+        (512, 200, 32, 4),  # the most rows of which products are scaled
+        (512, 200, 33, 1),  # the fewest of which codes are
     ],
 )
-def test_tiles_of_any_size(k: int, m: int, n: int) -> None:
+def test_tiles_of_any_size(k: int, m: int, n: int, spread: int) -> None:
     kernel = spec("mul_mat", [f"({k},{m},1,1)/f16:{F8}", f"({k},{n},1,1)/f32"], f"({m},{n},1,1)/f32")
     check(kernel, 1e-5)
-    for name in TARGETS:
-        assert lint(emit(kernel), TARGETS[name]) == []
+    hlo = emit(kernel)
+    dots = [i for c in proto.parse(hlo).computations for i in c.instructions if i.opcode == "dot"]
+    assert [np.prod(i.shape.dimensions) for i in dots] == [spread * m * n]
+    for target in TARGETS.values():
+        assert lint(hlo, target) == []
 
 
 @pytest.mark.parametrize(("prec_src1", "factor"), [(0, "bf16"), (10, "f32")])

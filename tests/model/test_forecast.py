@@ -19,6 +19,7 @@ from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.forecast import memory
+from kernelgen.ggml.weight_layouts import stored_bytes
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings
@@ -128,6 +129,11 @@ def test_memory_has_the_weights_of_the_device_in_their_layout_and_the_cache(expo
     quantized = sum(prod(shape.ne) for shape in weights.values() if shape.dtype == "q8_0")
     wide = memory.of_graph(graph, chips.of("trn1"), 1, {"bf16"})
     assert wide.weights - found.weights == 2 * quantized - quantized // 32 * 34 > 0
+    tiled = memory.of_graph(graph, chips.of("trn1"), 1, {"f8_e4m3_128x128"})
+    # codes of whole tiles of columns and the scales, or what ggml has where that is more
+    matrices = [shape for shape in weights.values() if shape.dtype == "q8_0"]
+    codes = sum(max(shape.storage_bytes, stored_bytes("f8_e4m3_128x128", "q8_0", shape.ne)) for shape in matrices)
+    assert tiled.weights - found.weights == codes - quantized // 32 * 34
     small = memory.Memory(found.weights, found.cache, found.weights + found.cache - 1)
     assert found.fits and not small.fits
     assert (
