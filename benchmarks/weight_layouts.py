@@ -72,7 +72,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         for layout, rows in itertools.product(weight_layouts.of_type(dtype), ROWS):
             plain, rearranged = product(dtype, rows), product(f"{dtype}:{layout}", rows)
             (a,), (b,) = (one.executable.run(one.arrays) for one in (plain, rearranged))
-            if not nmse(b, a) < 2e-5:
+            if not nmse(b, a) < (2e-3 if layout == weight_layouts.F8_TILES else 2e-5):
                 raise SystemExit(f"{dtype}: the products are not the same")
             for _ in range(2 if quick else TURNS):
                 plain.turn()

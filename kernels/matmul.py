@@ -7,13 +7,13 @@ from jax import Array, lax
 from kernelgen.emitters import emitter
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.ggml.weight_layouts import TRANSPOSED
+from kernelgen.ggml.weight_layouts import F8_TILES, TILE, TRANSPOSED, tiles
 
-from .common import PREC_F32, f32, grouped_dot, result
+from .common import PREC_F32, Unsupported, f32, grouped_dot, result
 from .dequantize import floats
 
 
-@emitter("mul_mat", types="float quantized, float", layouts=("planes", "transposed", "bf16"))
+@emitter("mul_mat", types="float quantized, float", layouts=("planes", "transposed", "bf16", "f8_e4m3_128x128"))
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
@@ -22,10 +22,16 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     8 bits. Where `prec_src1` asks for F32, both are float32. `prec` says how coarse accumulation may get, and this is finer;
     `hint` tells of a structure of `a` that could be used, and changes no number.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
-    bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
+    Of a weight in `f8_e4m3_128x128` the codes are multiplied, which bfloat16 holds exactly, and the product of each tile by its
+    scale. For more rows than `MAX_SPREAD` over the tiles of a row of `a`, the codes are multiplied by their scales first, and rounded.
+
+    a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
+    `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many
+    of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
+    if inputs[0].layout == F8_TILES:
+        return result(_tiled_product(a, inputs[0], b, prec_src1), out)
     a = _factor(a, inputs[0], prec_src1)
     return result(grouped_dot(a, lax.convert_element_type(b, a.dtype), 2 if inputs[0].layout == TRANSPOSED else 3), out)
 
@@ -34,6 +40,55 @@ def _factor(a: Array, tensor: TensorDesc, prec_src1: int) -> Array:
     """Returns weights in the type that is multiplied: bfloat16 for a quantized tensor, float32 where `prec_src1` asks for it."""
     a = floats(a, tensor)
     return lax.convert_element_type(a, jnp.bfloat16) if TYPES[tensor.dtype].quantized and prec_src1 != PREC_F32 else a
+
+
+MAX_SPREAD = 128
+"""Products of tiles, for a row of the weights, that are scaled at most: as many pass by a tile of the weights in the time of one."""
+
+
+def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Array:
+    """Returns the product of `b` and weights in `f8_e4m3_128x128`: [B3, B2, n, m] f32.
+
+    Of few rows the product of each tile is multiplied by its scale. Such a row is spread out to one for each tile of columns, which
+    is zero but there: the product of a matrix has the products of its tiles then. Of more rows the codes are scaled, and rounded.
+
+    Args:
+        a: [A3, A2, 1, bytes of a matrix] i8.
+        tensor: the weight.
+        b: [B3, B2, n, k] f32, f16 or bf16, of which A3 divides B3 and A2 divides B2.
+        prec_src1: F32 where factors are to be float32.
+    """
+    a3, a2 = a.shape[:2]
+    b3, b2, n, k = b.shape
+    if b3 % a3 or b2 % a2:
+        raise Unsupported(f"a batch of {b3} x {b2} can't be shared out over {a3} x {a2} matrices")
+    m = tensor.ne[1]
+    kt, mt = tiles(tensor.ne)
+    kind = jnp.float32 if prec_src1 == PREC_F32 else jnp.bfloat16
+    codes, scales = (lax.slice_in_dim(a, *at, axis=3) for at in ((0, kt * TILE * m), (kt * TILE * m, a.shape[3])))
+    codes = lax.reshape(lax.bitcast_convert_type(codes, jnp.float8_e4m3), (a3, a2, kt, TILE, m))
+    scales = lax.bitcast_convert_type(lax.reshape(scales, (a3, a2, kt, mt, 4)), jnp.float32)
+    scales = lax.broadcast_in_dim(scales, (a3, a2, kt, mt, TILE), (0, 1, 2, 3))
+    scales = lax.slice_in_dim(lax.reshape(scales, (a3, a2, kt, mt * TILE)), 0, m, axis=3)
+    b = lax.convert_element_type(b, kind)
+    if b3 // a3 * (b2 // a2) * n * kt > MAX_SPREAD:
+        weights = f32(codes) * lax.broadcast_in_dim(scales, codes.shape, (0, 1, 2, 4))
+        weights = lax.reshape(lax.convert_element_type(weights, kind), (a3, a2, kt * TILE, m))
+        return grouped_dot(lax.slice_in_dim(weights, 0, k, axis=2), b, 2)
+    b = lax.pad(b, kind(0), [*[(0, 0, 0)] * 3, (0, kt * TILE - k, 0)])
+    shape = (a3, b3 // a3, a2, b2 // a2, n, kt, kt, TILE)
+    b = lax.broadcast_in_dim(lax.reshape(b, (*shape[:5], kt, TILE)), shape, (0, 1, 2, 3, 4, 6, 7))
+    own = lax.broadcast_in_dim(np.eye(kt, dtype=np.bool_), shape, (5, 6))
+    b = lax.reshape(lax.select(own, b, lax.full_like(b, 0)), (*shape[:6], kt * TILE))
+    # The weights are first, so that a result's partitions are their rows, and tiles are added up within each.
+    y = lax.dot_general(
+        lax.reshape(lax.convert_element_type(codes, kind), (a3, a2, kt * TILE, m)),
+        b,
+        (((2,), (6,)), ((0, 1), (0, 2))),
+        preferred_element_type=jnp.float32,
+    )  # [a3, a2, m, b3/a3, b2/a2, n, kt]
+    y = lax.reduce_sum(y * lax.broadcast_in_dim(lax.transpose(scales, (0, 1, 3, 2)), y.shape, (0, 1, 2, 6)), (6,))
+    return lax.reshape(lax.transpose(y, (0, 3, 1, 4, 5, 2)), (b3, b2, n, m))
 
 
 @emitter("out_prod", types="float quantized, float")
@@ -50,7 +105,7 @@ MAX_BLOCK = 128
 """Rows that meet an expert's weights at once at most: a tensor engine has as many."""
 
 
-@emitter("mul_mat_id", types="float quantized, float, i32", layouts=("planes", "transposed", "bf16"))
+@emitter("mul_mat_id", types="float quantized, float, i32", layouts=("planes", "transposed", "bf16", "f8_e4m3_128x128"))
 def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
 
@@ -64,7 +119,8 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
 
     Rounding is that of `mul_mat`.
 
-    a: [1, E, m, k] f32, f16, bf16 or quantized, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
+    a: [1, E, m, k] f32, f16, bf16 or quantized, [1, E, k, m] when it is stored transposed, or [1, E, 1, bytes of a matrix] i8 in
+    `f8_e4m3_128x128`; b: [1, T, B, k] f32, f16 or bf16, B
     dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
     """
     del prec
@@ -74,6 +130,9 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
 
     def product(rows: Array, expert: Array) -> Array:
         weights = lax.reshape(lax.dynamic_index_in_dim(a, expert, keepdims=False), (1, 1, *a.shape[1:]))
+        if one.layout == F8_TILES:
+            y = _tiled_product(weights, one, lax.reshape(rows, (1, 1, *rows.shape)), prec_src1)
+            return lax.reshape(y, y.shape[2:])
         stored, axis = (one.ne[:2], 0) if one.layout == TRANSPOSED else (one.shape[2:], 1)
         weights = lax.reshape(_factor(weights, one, prec_src1), stored)
         rows = lax.convert_element_type(rows, weights.dtype)

@@ -33,12 +33,16 @@ graphs:
     weights: [planes]
     fallback: false
   - {<<: *group, weights: [bf16]}
+  - {<<: *group, weights: [f8_e4m3_128x128]}
 kernels:
   - {op: relu, inputs: ["(24,3,1,1)/f32"], output: "(24,3,1,1)/f32"}
 """
 PRODUCTS = ("q8_0", "q4_K", "q6_K", "f16", "f32")
 ROUNDED = ("q8_0", "q4_K")
 """Of which there are kernels for weights in the layout bf16, too."""
+F8 = "f8_e4m3_128x128"
+TILED = ("q8_0", "q4_K", "f16")
+"""Of which there are kernels for weights in the layout f8_e4m3_128x128, too."""
 
 RunLayouts = Callable[..., Result]
 
@@ -63,6 +67,7 @@ def both(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         + entries(PRODUCTS, "weights: [planes, transposed]")
     )
     text += entries(ROUNDED, "weights: [bf16]")
+    text += entries(TILED, f"weights: [{F8}]")
     for layout in ("planes", "bf16"):
         text += (
             f'  - {{op: mul_mat, inputs: ["(512,7,1,1)/q8_0:{layout}", "(512,3,1,1)/f32"], output: "(7,3,1,1)/f32"}}\n'
@@ -89,6 +94,16 @@ def rounded(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
     head = f"format: 1\nname: rounded\ntargets: [{neuron_target}]\nweights: [bf16, transposed]\nkernels:\n"
     (folder / "rounded.yaml").write_text(head + entries((*ROUNDED, "f16"), "params: {}"))
     build(folder / "rounded.yaml", folder / "kernels")
+    return folder / "kernels"
+
+
+@pytest.fixture(scope="session")
+def tiled(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with kernels for weights in tiles of 8 bits, and no others."""
+    folder = tmp_path_factory.mktemp("tiled")
+    head = f"format: 1\nname: tiled\ntargets: [{neuron_target}]\nweights: [{F8}]\nkernels:\n"
+    (folder / "tiled.yaml").write_text(head + entries(TILED, "params: {}"))
+    build(folder / "tiled.yaml", folder / "kernels")
     return folder / "kernels"
 
 
@@ -147,9 +162,38 @@ def test_what_is_kept_as_bf16_is_rounded(run_layouts: RunLayouts, rounded: Path)
         assert np.mean((have == wanted) | np.isnan(wanted)) > 0.99, t
 
 
+def test_tiles_of_8_bits_are_those_of_kernelgen(run_layouts: RunLayouts, tiled: Path) -> None:
+    """Two matrices of two tiles of rows, the second of noise, of which scales and elements may be no numbers."""
+    types = [t for t in (*QUANTIZED, "f16", "bf16") if t not in ("q1_0", "q2_0")]  # which the package does not decode
+    result = run_layouts(*(f"bytes:{t}:{F8}" for t in types), GGML_NEURON_KERNEL_DIR=tiled)
+    good(result, [f"bytes:{t}:{F8}" for t in types])
+    lines = [line for line in result.log.splitlines() if line and set(line) <= set("0123456789abcdef")]
+    for t, given, kept in zip(types, lines[::2], lines[1::2], strict=True):
+        ne = (max(2 * TYPES[t].block, 96), 131, 2, 1)
+        blocks = np.frombuffer(bytes.fromhex(given), np.uint8).reshape(-1, TYPES[t].size)
+        with np.errstate(all="ignore"):
+            values = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(TYPES[t].number))
+            wanted = weight_layouts.pack_f8_tiles(values.reshape(ne[::-1]))
+        size = weight_layouts.stored_bytes(F8, t, ne)
+        have = np.frombuffer(bytes.fromhex(kept), np.uint8)
+        assert len(wanted) == size and len(have) == max(size, len(given) // 2), t
+        columns, rows = weight_layouts.tiles(ne)
+        codes = columns * weight_layouts.TILE * ne[1]
+        first, second = (np.split(x[:size].reshape(2, -1), [codes], axis=1) for x in (have, wanted))
+        scales = [np.ascontiguousarray(x[1]).view(np.float32) for x in (first, second)]
+        np.testing.assert_allclose(*scales, rtol=1e-6, err_msg=t)
+        assert np.isfinite(scales[0][0]).all() and first[0][0].any(), t
+        # ggml and the package may differ in a float's last bit, which can tip a code to the next one
+        apart = np.abs((first[0] & 127).astype(int) - (second[0] & 127))
+        assert apart.max() <= 1 and np.mean(first[0] == second[0]) > 0.999, t
+        if t in ("f16", "bf16", "q8_0", "q4_0"):  # of which they can't
+            assert have[:size].tobytes() == wanted.tobytes(), t
+
+
 @pytest.mark.parametrize("scenario", ["parts", "copies"])
 def test_what_is_written_is_read_back(run_layouts: RunLayouts, both: Path, scenario: str) -> None:
     asked = [f"{scenario}:{t}" for t in ("q8_0", "q4_K", "q5_K", "f16", "f32", "q8_0:bf16", "q4_K:bf16")]
+    asked += [f"{scenario}:{t}:{F8}" for t in TILED]
     good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device"), asked)
 
 
@@ -161,7 +205,8 @@ def test_a_buffer_of_rounded_weights_is_cleared_with_nothing_but_zeros(run_layou
 
 @pytest.mark.parametrize("buffers", ["device", "host"])
 def test_products_are_the_same_with_and_without_layouts(run_layouts: RunLayouts, both: Path, buffers: str) -> None:
-    asked = [f"{what}:{t}" for what in ("product", "experts") for t in (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED))]
+    types = (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED), *(f"{t}:{F8}" for t in TILED))
+    asked = [f"{what}:{t}" for what in ("product", "experts") for t in types]
     result = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
     good(result, asked)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.log
@@ -174,7 +219,7 @@ def test_rows_of_a_weight_have_its_layout(run_layouts: RunLayouts, both: Path) -
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.log
 
 
-@pytest.mark.parametrize("scenario", ["group:q8_0", "group:q8_0:bf16"])
+@pytest.mark.parametrize("scenario", ["group:q8_0", "group:q8_0:bf16", f"group:q8_0:{F8}"])
 def test_a_group_has_its_weights_in_layouts(run_layouts: RunLayouts, both: Path, scenario: str) -> None:
     """The group's kernels want layouts: without them its nodes are computed one by one."""
     result = run_layouts(scenario, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
@@ -184,7 +229,8 @@ def test_a_group_has_its_weights_in_layouts(run_layouts: RunLayouts, both: Path,
 
 
 def test_a_device_offers_buffers_for_the_weights_that_kernels_want(run_layouts: RunLayouts, both: Path) -> None:
-    asked = [f"probes:{t}" for t in (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED))]
+    types = (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED), *(f"{t}:{F8}" for t in TILED))
+    asked = [f"probes:{t}" for t in types]
     good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device"), asked)
 
 
@@ -194,15 +240,19 @@ def test_repacking_can_be_turned_off(run_layouts: RunLayouts, both: Path) -> Non
     good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, **variables), asked)
 
 
-def test_a_kernel_is_found_for_its_layout_alone(run_layouts: RunLayouts, layouts_alone: Path, rounded: Path) -> None:
+def test_a_kernel_is_found_for_its_layout_alone(
+    run_layouts: RunLayouts, layouts_alone: Path, rounded: Path, tiled: Path
+) -> None:
     asked = ["other-layout:q8_0", "other-layout:f16"]
     good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=layouts_alone, GGML_NEURON_BUFFERS="device"), asked)
     asked = ["other-layout:q8_0:bf16", "other-layout:f16"]
     good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device"), asked)
+    asked = [f"other-layout:{t}:{F8}" for t in TILED]
+    good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=tiled, GGML_NEURON_BUFFERS="device"), asked)
 
 
 def test_what_has_no_kernel_for_the_form_is_refused_and_never_wrong(
-    run_layouts: RunLayouts, layouts_alone: Path, rounded: Path
+    run_layouts: RunLayouts, layouts_alone: Path, rounded: Path, tiled: Path
 ) -> None:
     asked = ["refused:q8_0", "refused:f16"]
     result = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=layouts_alone, GGML_NEURON_BUFFERS="device")
@@ -213,3 +263,7 @@ def test_what_has_no_kernel_for_the_form_is_refused_and_never_wrong(
     good(log, asked)
     assert "(512,7,1,1)/q8_0:bf16" in log.log
     assert "(256,24,1,1)/q8_0:scattered" in result.log
+    asked = [f"refused:q8_0:{F8}"]
+    log = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=tiled, GGML_NEURON_BUFFERS="device")
+    good(log, asked)
+    assert "(512,7,1,1)/q8_0:scattered" in log.log  # rows without the rest of their tile

@@ -146,6 +146,8 @@ def in_layout(storage: Array, logical: Array, t: TensorDesc) -> Array:
     """
     if t.layout == weight_layouts.BF16:
         return weight_layouts.pack_bf16(dequantize(logical, t))
+    if t.layout == weight_layouts.F8_TILES:
+        return weight_layouts.pack_f8_tiles(dequantize(logical, t))
     return weight_layouts.pack(storage, t.layout, t.dtype, t.ne) if t.layout else storage
 
 

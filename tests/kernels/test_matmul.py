@@ -10,6 +10,7 @@ from reference.core import dequantize
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import GROUPS
+from kernelgen.ggml.weight_layouts import pack_f8_tiles
 from kernelgen.hlo import proto
 from kernelgen.hlo.lint import lint
 from kernelgen.targets import TARGETS
@@ -89,6 +90,60 @@ def test_quantized_weights_as_bf16(dtype: str) -> None:
     np.testing.assert_array_equal(*results)
 
 
+F8 = "f8_e4m3_128x128"
+
+
+@pytest.mark.parametrize("dtype", [*GROUPS["quantized"], "f16", "bf16"])
+def test_weights_in_tiles_of_8_bits(dtype: str) -> None:
+    """Two matrices of two tiles of rows and four of columns, near the product by the weight as it is."""
+    kernels = [
+        spec("mul_mat", [f"(512,130,2,1)/{w}", "(512,3,4,1)/f32"], "(130,3,4,1)/f32") for w in (f"{dtype}:{F8}", dtype)
+    ]
+    tiles, plain = (check(kernel, 1e-6) for kernel in kernels)
+    assert 0 < nmse(tiles, plain) < 2e-3
+
+
+@pytest.mark.parametrize(
+    "k, m, n, spread",
+    [
+        (576, 200, 1, 5),  # tiles that are cut on both sides
+        (32, 5, 7, 1),  # less than one tile
+        (512, 200, 32, 4),  # the most rows of which products are scaled
+        (512, 200, 33, 1),  # the fewest of which codes are
+    ],
+)
+def test_tiles_of_any_size(k: int, m: int, n: int, spread: int) -> None:
+    kernel = spec("mul_mat", [f"({k},{m},1,1)/f16:{F8}", f"({k},{n},1,1)/f32"], f"({m},{n},1,1)/f32")
+    check(kernel, 1e-5)
+    hlo = emit(kernel)
+    dots = [i for c in proto.parse(hlo).computations for i in c.instructions if i.opcode == "dot"]
+    assert [np.prod(i.shape.dimensions) for i in dots] == [spread * m * n]
+    for target in TARGETS.values():
+        assert lint(hlo, target) == []
+
+
+@pytest.mark.parametrize(("prec_src1", "factor"), [(0, "bf16"), (10, "f32")])
+def test_codes_of_tiles_are_multiplied_and_scaled_afterwards(prec_src1: int, factor: str) -> None:
+    """Of three scales none is rounded to bfloat16, and one is 0."""
+    weights = np.random.default_rng(1).normal(size=(1, 1, 256, 256)).astype(np.float32)
+    weights[..., :128, :128] *= np.float32(2.0**-9)
+    weights[..., 128:, 128:] = 0
+    kernel = spec("mul_mat", [f"(256,256,1,1)/f16:{F8}", "(256,3,1,1)/f32"], "(256,3,1,1)/f32", prec_src1=prec_src1)
+    check(kernel, 1e-12, src0=weights.astype(np.float16))
+    assert factors(emit(kernel)) == {factor}
+
+
+@pytest.mark.parametrize("broken", [np.inf, -np.inf, np.nan])
+def test_a_tile_that_is_not_finite_has_no_scale(broken: float) -> None:
+    values = np.ones((1, 1, 130, 130), np.float32)
+    values[0, 0, 129, 3] = broken
+    stored = pack_f8_tiles(values)
+    scales = stored[256 * 130 :].view(np.float32)
+    assert np.isnan(scales[1]) and np.all(scales[[0, 2, 3]] == np.float32(1) / np.float32(240))
+    codes = stored[: 256 * 130].reshape(256, 130)
+    assert not codes[:128, 128:].any() and codes[:128, :128].all() and not codes[130:].any()
+
+
 @pytest.mark.parametrize("language", ["jax", "nki"])
 @pytest.mark.parametrize(("prec_src1", "factor"), [(0, "bf16"), (10, "f32")])
 def test_products_of_quantized_weights_are_of_bfloat16_unless_float32_is_asked_for(
@@ -163,7 +218,13 @@ def test_mul_mat_id(n_experts: int, used: int, tokens: int, per_token: int) -> N
 @pytest.mark.parametrize("tokens", [2, 70])
 @pytest.mark.parametrize(
     "dtype, layout, limit",
-    [("q8_0", "planes", 0.0), ("q4_K", "planes", 0.0), ("f16", "transposed", 1e-10), ("q4_K", "bf16", 2e-5)],
+    [
+        ("q8_0", "planes", 0.0),
+        ("q4_K", "planes", 0.0),
+        ("f16", "transposed", 1e-10),
+        ("q4_K", "bf16", 2e-5),
+        ("q4_K", F8, 2e-3),
+    ],
 )
 def test_mul_mat_id_of_weights_in_layouts(dtype: str, layout: str, limit: float, tokens: int) -> None:
     chosen = experts(8, tokens, 4)

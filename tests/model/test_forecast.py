@@ -25,7 +25,7 @@ from kernelgen.forecast import memory, weights
 from kernelgen.forecast.products import DEQUANTIZE, of_product
 from kernelgen.forecast.work import Work, of_hlo
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.weight_layouts import FIELDS
+from kernelgen.ggml.weight_layouts import F8_TILES, FIELDS, stored_bytes
 from kernelgen.lowering import emission
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
@@ -144,6 +144,12 @@ def test_memory_has_the_weights_of_the_device_in_their_layout_and_the_cache(expo
             (choice,) = weights.choose(graph, [chips.of("trn1")])
             option = choice.options["bf16"]
             assert (option.memory, option.host) == (wide, elements // 32 * 34)
+    tiled = memory.of_graph(
+        graph, chips.of("trn1"), 1, {TensorDesc.make(one.ne, one.dtype).in_layout(F8_TILES) for one in quantized}
+    )
+    # codes of whole tiles of columns and the scales, or what ggml has where that is more
+    codes = sum(max(one.storage_bytes, stored_bytes(F8_TILES, "q8_0", one.ne)) for one in quantized)
+    assert tiled.weights - found.weights == codes - sum(one.storage_bytes for one in quantized)
     small = memory.Memory(found.weights, found.cache, found.weights + found.cache - 1)
     assert found.fits and not small.fits
     assert (

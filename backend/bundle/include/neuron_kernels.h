@@ -69,11 +69,12 @@ extern "C" {
 
 // A weight that is not stored as ggml has it has its layout in the type of its neuron_kernels_tensor: the type's number with the
 // layout from bit 16 on. docs/bundle-format.md says what the layouts are. Since API version 7.
-#define NEURON_KERNELS_FORM_SHIFT      16
-#define NEURON_KERNELS_FORM_PLANES     1
-#define NEURON_KERNELS_FORM_TRANSPOSED 2
-#define NEURON_KERNELS_FORM_BF16       3
-#define NEURON_KERNELS_LAST_FORM       NEURON_KERNELS_FORM_BF16
+#define NEURON_KERNELS_FORM_SHIFT           16
+#define NEURON_KERNELS_FORM_PLANES          1
+#define NEURON_KERNELS_FORM_TRANSPOSED      2
+#define NEURON_KERNELS_FORM_BF16            3
+#define NEURON_KERNELS_FORM_F8_E4M3_128X128 4
+#define NEURON_KERNELS_LAST_FORM            NEURON_KERNELS_FORM_F8_E4M3_128X128
 
 // One bundle, opened.
 typedef struct neuron_kernels neuron_kernels;

@@ -4,7 +4,9 @@
 #include "select/tensors.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 namespace {
@@ -63,9 +65,14 @@ int32_t layout_of_root(const ggml_tensor * root) {
     return root->buffer ? layout_in(root->buffer->buft, root) : 0;
 }
 
+// Returns whether a layout stores each matrix by itself, where others store each row.
+bool stores_matrices(int32_t layout) {
+    return layout == NEURON_KERNELS_FORM_TRANSPOSED || layout == NEURON_KERNELS_FORM_F8_E4M3_128X128;
+}
+
 // Bytes of what is stored by itself, as ggml has it.
 size_t unit_of(const ggml_tensor * root, int32_t layout) {
-    return layout == NEURON_KERNELS_FORM_TRANSPOSED ? root->nb[2] : root->nb[1];
+    return stores_matrices(layout) ? root->nb[2] : root->nb[1];
 }
 
 // Bytes of a row in the layout bf16.
@@ -73,10 +80,94 @@ size_t bf16_row(const ggml_tensor * root) {
     return ggml_row_size(GGML_TYPE_BF16, root->ne[0]);
 }
 
+constexpr size_t F8_TILE = 128;  // rows and columns that have one scale
+constexpr float  F8_MAX  = 240;  // the largest e4m3 that every target has
+
+size_t n_tiles(int64_t n) {
+    return ((size_t) n + F8_TILE - 1) / F8_TILE;
+}
+
+// Bytes of the codes of a matrix in the layout f8_e4m3_128x128: whole tiles of columns, each column of ne1 codes.
+size_t f8_codes(const ggml_tensor * root) {
+    return n_tiles(root->ne[0]) * F8_TILE * (size_t) root->ne[1];
+}
+
+// Bytes of a unit as it is stored, in a layout.
+size_t stored_unit_of(const ggml_tensor * root, int32_t layout) {
+    switch (layout) {
+        case NEURON_KERNELS_FORM_BF16:
+            return bf16_row(root);
+        case NEURON_KERNELS_FORM_F8_E4M3_128X128:
+            return f8_codes(root) + n_tiles(root->ne[0]) * n_tiles(root->ne[1]) * sizeof(float);
+        default:
+            return unit_of(root, layout);
+    }
+}
+
+// Returns the e4m3 nearest to a number of at most F8_MAX, of two the even one.
+uint8_t e4m3_of(float x) {
+    constexpr uint32_t MANTISSA = 20;  // bits of a float's mantissa that e4m3 does not have
+    uint32_t           bits;
+    memcpy(&bits, &x, sizeof(bits));
+    const auto sign = (uint8_t) (bits >> 24 & 0x80);
+    x               = std::fabs(x);
+    if (x < 0x1p-6f) {  // below the normal numbers, which are steps of 2^-9 apart there
+        return (uint8_t) (sign | (uint8_t) std::lrint(x * 0x1p9f));
+    }
+    bits &= 0x7fffffff;
+    bits += (1u << (MANTISSA - 1)) - 1 + (bits >> MANTISSA & 1);
+    return (uint8_t) (sign | (uint8_t) ((bits >> MANTISSA) - ((127 - 7) << 3)));
+}
+
+// Writes the codes of a tile column by column, `step` apart, and returns its scale. A tile with an element that is not finite has a
+// scale that is not a number.
+float pack_tile(const float * from, size_t row_step, size_t n_rows, size_t n_columns, uint8_t * to, size_t step) {
+    float largest = 0;
+    bool  finite  = true;
+    for (size_t r = 0; r < n_rows; r++) {
+        for (size_t c = 0; c < n_columns; c++) {
+            const float x = std::fabs(from[r * row_step + c]);
+            finite        = finite && x <= std::numeric_limits<float>::max();
+            largest       = std::max(largest, x);
+        }
+    }
+    const float scale = finite ? largest / F8_MAX : std::numeric_limits<float>::quiet_NaN();
+    const bool  codes = scale > 0;  // where the scale is 0, or not a number, all codes are 0
+    for (size_t c = 0; c < n_columns; c++) {
+        for (size_t r = 0; r < n_rows; r++) {
+            const float x    = codes ? from[r * row_step + c] / scale : 0.0f;
+            to[c * step + r] = e4m3_of(std::min(std::max(x, -F8_MAX), F8_MAX));
+        }
+    }
+    return scale;
+}
+
+// Stores a matrix in the layout f8_e4m3_128x128.
+void pack_f8(const ggml_tensor * root, const uint8_t * from, uint8_t * to) {
+    const auto         columns  = (size_t) root->ne[0];
+    const auto         rows     = (size_t) root->ne[1];
+    const size_t       codes    = f8_codes(root);
+    const auto         to_float = ggml_get_type_traits(root->type)->to_float;
+    std::vector<float> some(std::min(rows, F8_TILE) * columns);
+    memset(to + columns * rows, 0, codes - columns * rows);  // columns that fill up the last tile
+    for (size_t r = 0; r < rows; r += F8_TILE) {
+        const size_t n_rows = std::min(F8_TILE, rows - r);
+        for (size_t i = 0; i < n_rows; i++) {
+            to_float(from + (r + i) * root->nb[1], some.data() + i * columns, root->ne[0]);
+        }
+        for (size_t c = 0; c < columns; c += F8_TILE) {
+            const float scale =
+                pack_tile(some.data() + c, columns, n_rows, std::min(F8_TILE, columns - c), to + c * rows + r, rows);
+            const size_t tile = c / F8_TILE * n_tiles(root->ne[1]) + r / F8_TILE;
+            memcpy(to + codes + tile * sizeof(float), &scale, sizeof(float));
+        }
+    }
+}
+
 // Returns whether a view is of whole units, each as it is: then it has its root's layout.
 bool has_whole_units(const ggml_tensor * view, const ggml_tensor * root, int32_t layout) {
     const size_t unit  = unit_of(root, layout);
-    const int    outer = layout == NEURON_KERNELS_FORM_TRANSPOSED ? 2 : 1;
+    const int    outer = stores_matrices(layout) ? 2 : 1;
     if (view->type != root->type || view->view_offs % unit != 0 || view->nb[0] != root->nb[0] ||
         view->ne[0] != root->ne[0]) {
         return false;
@@ -131,18 +222,24 @@ bool neuron_has_layout(enum ggml_type type, int32_t layout) {
             return fields_of(type) != nullptr;
         case NEURON_KERNELS_FORM_TRANSPOSED:
             return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+        case NEURON_KERNELS_FORM_F8_E4M3_128X128:
+            return fields_of(type) != nullptr || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
         default:
             return false;
     }
 }
 
 bool neuron_is_permutation(int32_t layout) {
-    return layout != NEURON_KERNELS_FORM_BF16;
+    return layout != NEURON_KERNELS_FORM_BF16 && layout != NEURON_KERNELS_FORM_F8_E4M3_128X128;
 }
 
 size_t neuron_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
-    const size_t size = ggml_nbytes(t);
-    return layout_in(buft, t) == NEURON_KERNELS_FORM_BF16 ? std::max(size, bf16_row(t) * (size_t) ggml_nrows(t)) : size;
+    const size_t  size   = ggml_nbytes(t);
+    const int32_t layout = layout_in(buft, t);
+    if (neuron_is_permutation(layout) || size == 0) {
+        return size;
+    }
+    return std::max(size, size / unit_of(t, layout) * stored_unit_of(t, layout));
 }
 
 const char * neuron_layout_name(int32_t layout) {
@@ -153,6 +250,8 @@ const char * neuron_layout_name(int32_t layout) {
             return "transposed";
         case NEURON_KERNELS_FORM_BF16:
             return "bf16";
+        case NEURON_KERNELS_FORM_F8_E4M3_128X128:
+            return "f8_e4m3_128x128";
         default:
             return "scattered";
     }
@@ -207,12 +306,18 @@ template <bool PACK> void neuron_layout::permute(const uint8_t * from, uint8_t *
 }
 
 size_t neuron_layout::stored_unit() const {
-    return layout == NEURON_KERNELS_FORM_BF16 ? bf16_row(root) : unit_size;
+    return stored_unit_of(root, layout);
 }
 
 void neuron_layout::pack(const uint8_t * from, uint8_t * to, size_t n_units) const {
     if (is_permutation()) {
         permute<true>(from, to, n_units);
+        return;
+    }
+    if (layout == NEURON_KERNELS_FORM_F8_E4M3_128X128) {
+        for (size_t i = 0; i < n_units; i++) {
+            pack_f8(root, from + i * unit_size, to + i * stored_unit());
+        }
         return;
     }
     const auto         to_float = ggml_get_type_traits(root->type)->to_float;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from kernelgen.ggml.types import TYPES
@@ -11,12 +12,31 @@ from .core import DTYPES, Array, below, dequantize, dot_type, example, f32, out,
 
 
 def factors(spec: KernelSpec, a: Array, b: Array) -> tuple[Array, Array]:
-    """What is multiplied, as float64: of quantized weights both are rounded to bfloat16, unless F32 is asked for."""
+    """What is multiplied, as float64: of quantized weights both are rounded to bfloat16, unless F32 is asked for.
+
+    Of weights in tiles the codes are not rounded, and the scales are float32.
+    """
     weights = spec.inputs[0]
+    if weights.layout == "f8_e4m3_128x128":
+        kept = DTYPES["f32" if dict(spec.params)["prec_src1"] == 10 else "bf16"]
+        return in_tiles(dequantize(a, weights)), b.astype(kept).astype(np.float64)
     if not TYPES[weights.dtype].quantized:
         return f32(a).astype(np.float64), dot_type(b, weights).astype(np.float64)
     kept = DTYPES["f32" if dict(spec.params)["prec_src1"] == 10 else "bf16"]
     return dequantize(a, weights).astype(kept).astype(np.float64), b.astype(kept).astype(np.float64)
+
+
+def in_tiles(values: Array) -> Array:
+    """What the layout f8_e4m3_128x128 makes of a weight: each tile's elements are codes times a scale, [..., ne1, ne0] float64."""
+    made = np.empty(values.shape, np.float64)
+    for r in range(0, values.shape[-2], 128):
+        for c in range(0, values.shape[-1], 128):
+            for matrix in np.ndindex(*values.shape[:-2]):
+                at = (*matrix, slice(r, r + 128), slice(c, c + 128))
+                scale = np.abs(values[at]).max() / np.float32(240)
+                codes = (values[at] / (scale or np.float32(1))).astype(ml_dtypes.float8_e4m3)
+                made[at] = codes.astype(np.float64) * scale
+    return made
 
 
 @reference("mul_mat")

@@ -14,7 +14,7 @@ from kernelgen.forecast.call import CallForecast, forecast
 from kernelgen.forecast.time import sbuf_bytes
 from kernelgen.forecast.work import Work, of_hlo
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.weight_layouts import BF16
+from kernelgen.ggml.weight_layouts import BF16, F8_TILES
 from kernelgen.model.graphs import Graph
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
@@ -87,6 +87,7 @@ class Kernels:
 
 
 def _widened(spec: Spec) -> frozenset[TensorDesc]:
-    """Returns the weights, as ggml has them, that a kernel wants in the layout `bf16`."""
+    """Returns the weights that a kernel wants in a layout that takes more or less memory; those in `bf16` as ggml has them."""
     kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
-    return frozenset(t.in_layout("") for kernel in kernels for t in kernel.inputs if t is not None and t.layout == BF16)
+    tensors = [t for kernel in kernels for t in kernel.inputs if t is not None]
+    return frozenset(t if t.layout == F8_TILES else t.in_layout("") for t in tensors if t.layout in (BF16, F8_TILES))

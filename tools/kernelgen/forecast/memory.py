@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import prod
 
 from kernelgen.dispatch.chips import Chip
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.ggml.types import TYPES
-from kernelgen.ggml.weight_layouts import WEIGHTS
+from kernelgen.ggml.weight_layouts import BF16, WEIGHTS, of_type, stored_bytes
 from kernelgen.model.graphs import Graph, Root
 from kernelgen.targets import TARGETS
 
@@ -41,17 +39,19 @@ def of_graph(graph: Graph, chip: Chip, cores: int, widened: Collection[TensorDes
         graph: what a call computes.
         chip: of the target.
         cores: that weights and cache are split over evenly.
-        widened: weights, as ggml has them, that are in the layout `bf16`.
+        widened: weights in another layout that takes more memory: `bf16` where they name none.
     """
-    shapes = {(weight.dtype, weight.ne) for weight in widened}
+    layouts: dict[tuple[str, tuple[int, ...]], str] = {
+        (weight.dtype, weight.ne): weight.layout or BF16 for weight in widened
+    }
     weights: dict[int, int] = {}
     caches: dict[int, int] = {}
     for node, wires in zip(graph.nodes, graph.wires, strict=True):
         for number, at in enumerate(wires.inputs):
             root = None if at is None else graph.roots[at.root]
             if at is not None and root is not None and root.weight and not (node.op == "get_rows" and number == 0):
-                wide = WEIGHTS.get(node.op) == number and (root.shape.dtype, root.shape.ne) in shapes
-                weights[at.root] = max(weights.get(at.root, 0), _bytes(root, wide))
+                taken = layouts.get((root.shape.dtype, root.shape.ne), "") if WEIGHTS.get(node.op) == number else ""
+                weights[at.root] = max(weights.get(at.root, 0), _bytes(root, taken))
         root = graph.roots[wires.output.root]
         if root.node is None:  # given to the call, and written over
             caches[wires.output.root] = root.shape.storage_bytes
@@ -59,8 +59,9 @@ def of_graph(graph: Graph, chip: Chip, cores: int, widened: Collection[TensorDes
     return Memory(-(-sum(weights.values()) // cores), -(-sum(caches.values()) // cores), device)
 
 
-def _bytes(root: Root, widened: bool) -> int:
+def _bytes(root: Root, layout: str) -> int:
+    """Returns what a weight takes: ggml reserves no less for a tensor than its own size."""
     shape = root.shape
-    if widened and TYPES[shape.dtype].quantized:
-        return 2 * prod(shape.ne)
-    return shape.storage_bytes
+    if layout not in of_type(shape.dtype):
+        return shape.storage_bytes
+    return max(shape.storage_bytes, stored_bytes(layout, shape.dtype, shape.ne))

@@ -6,9 +6,13 @@ A tensor without a layout is as ggml has it. Two layouts are permutations of the
   block after block. Row i of a tensor begins at the same byte as before.
 * `transposed`, of f32, f16 and bf16: each matrix has its columns one after the other, element (i0, i1) at i0 * ne1 + i1.
 
-The third has other values, and its backend keeps the original beside it:
+The others have other values, and the backend keeps the original beside them:
 
 * `bf16`, of quantized types: every element dequantized and rounded to bfloat16, `ne0` of them for each row.
+* `f8_e4m3_128x128`, of quantized types, f16 and bf16: each tile of 128 columns and 128 rows of a matrix has one scale, its largest
+  magnitude over 240, and FP8 codes (e4m3, at most 240: all that trn1 and trn2 have). A matrix begins with its codes by its columns,
+  that of element (i0, i1) at i0 * ne1 + i1, and zeros for columns up to a multiple of 128; behind them are the scales, f32, that of
+  tile (i0 / 128, i1 / 128) at number i0 / 128 * ceil(ne1 / 128) + i1 / 128.
 
 In each layout what is read back is the original.
 
@@ -17,6 +21,7 @@ docs/manifest.md says what they are good for, docs/bundle-format.md how they are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,12 +34,22 @@ if TYPE_CHECKING:
 PLANES = "planes"
 TRANSPOSED = "transposed"
 BF16 = "bf16"
+F8_TILES = "f8_e4m3_128x128"
 
-LAYOUTS = MappingProxyType({PLANES: 1, TRANSPOSED: 2, BF16: 3})
+LAYOUTS = MappingProxyType({PLANES: 1, TRANSPOSED: 2, BF16: 3, F8_TILES: 4})
 """Every layout by name, with the number that keys of bundles have for it."""
 
 WEIGHTS = MappingProxyType({"mul_mat": 0, "mul_mat_id": 0})
 """The ops of which one input may have a layout, and which one it is."""
+
+TILE = 128
+"""Rows and columns that have one scale in `f8_e4m3_128x128`."""
+
+F8_MAX = 240
+"""The largest code of `f8_e4m3_128x128`: of F8E4M3 on trn1 and trn2 (Neuron SDK, data types), where F8E4M3FN goes up to 448."""
+
+_MATRICES = (TRANSPOSED, F8_TILES)
+"""The layouts that store each matrix by itself, where others store each row."""
 
 _FIELDS = """
 q4_0 2 16         q4_1 2 2 16       q5_0 2 4 16       q5_1 2 2 4 16     q8_0 2 32         q2_K 16 64 2 2
@@ -65,7 +80,9 @@ Arrays that hold two things are two fields: iq2_s's and iq3_xxs's `qs`, of which
 
 def of_type(dtype: str) -> tuple[str, ...]:
     """Returns the layouts that weights of a type may have."""
-    return (PLANES, BF16) if dtype in FIELDS else (TRANSPOSED,) if dtype in ("f32", "f16", "bf16") else ()
+    if dtype in FIELDS:
+        return (PLANES, BF16, F8_TILES)
+    return {"f32": (TRANSPOSED,), "f16": (TRANSPOSED, F8_TILES), "bf16": (TRANSPOSED, F8_TILES)}.get(dtype, ())
 
 
 def problem(layout: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> str | None:
@@ -82,12 +99,13 @@ def problem(layout: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> st
     if layout not in LAYOUTS:
         return f"unknown layout '{layout}': layouts are {', '.join(LAYOUTS)}"
     if layout not in of_type(dtype):
-        kind = "f32, f16 and bf16" if layout == TRANSPOSED else "quantized types"
+        kinds = {TRANSPOSED: "f32, f16 and bf16", F8_TILES: "quantized types, f16 and bf16"}
+        kind = kinds.get(layout, "quantized types")
         return f"{layout} is a layout of {kind}, not of {dtype}"
     t = TYPES[dtype]
     row = ne[0] // t.block * t.size
-    if nb[0] != t.size or (layout == TRANSPOSED and (nb[1] != row or nb[2] % (row * ne[1]) or nb[3] % (row * ne[1]))):
-        what = "matrices" if layout == TRANSPOSED else "rows"
+    if nb[0] != t.size or (layout in _MATRICES and (nb[1] != row or nb[2] % (row * ne[1]) or nb[3] % (row * ne[1]))):
+        what = "matrices" if layout in _MATRICES else "rows"
         return f"a tensor in the layout {layout} has contiguous {what}"
     if any(b % row for b in nb[1:]):
         return f"a tensor in the layout {layout} has strides of whole rows, {row} bytes"
@@ -125,3 +143,44 @@ def pack_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     import numpy as np
 
     return np.ascontiguousarray(values, np.float32).astype(ml_dtypes.bfloat16).reshape(-1).view(np.uint8)
+
+
+def tiles(ne: Sequence[int]) -> tuple[int, int]:
+    """Returns how many tiles of `f8_e4m3_128x128` lie along ne0 and ne1."""
+    return -(-ne[0] // TILE), -(-ne[1] // TILE)
+
+
+def stored_bytes(layout: str, dtype: str, ne: Sequence[int]) -> int:
+    """Returns the bytes of a contiguous tensor as it is stored in a layout; empty for ggml's own."""
+    if layout == BF16:
+        return 2 * math.prod(ne)
+    if layout == F8_TILES:
+        columns, rows = tiles(ne)
+        return (columns * TILE * ne[1] + 4 * columns * rows) * ne[2] * ne[3]
+    t = TYPES[dtype]
+    return math.prod(ne) // t.block * t.size
+
+
+def pack_f8_tiles(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the bytes, u8, of a contiguous tensor in the layout `f8_e4m3_128x128`.
+
+    A tile with an element that is not finite has NaN as its scale, and all codes 0.
+
+    Args:
+        values: the tensor's elements, dequantized, [ne3, ne2, ne1, ne0] of any float type.
+    """
+    import ml_dtypes
+    import numpy as np
+
+    *matrices, rows, columns = values.shape
+    kt, mt = tiles((columns, rows))
+    padding = [*((0, 0) for _ in matrices), (0, mt * TILE - rows), (0, kt * TILE - columns)]
+    x = np.pad(np.asarray(values, np.float32), padding).reshape(-1, mt, TILE, kt, TILE)
+    largest = np.abs(x).max((2, 4), keepdims=True)
+    scales = np.where(np.isfinite(largest), largest, np.float32(np.nan)) / np.float32(F8_MAX)
+    some = scales > 0
+    codes = np.divide(x, scales, out=np.zeros_like(x), where=np.broadcast_to(some, x.shape))
+    codes = np.clip(codes, -F8_MAX, F8_MAX).astype(ml_dtypes.float8_e4m3).view(np.uint8)
+    codes = codes.reshape(-1, mt * TILE, kt * TILE)[:, :rows].transpose(0, 2, 1).reshape(len(x), -1)
+    scales = np.ascontiguousarray(scales[:, :, 0, :, 0].transpose(0, 2, 1)).view(np.uint8).reshape(len(x), -1)
+    return np.concatenate([codes, scales], axis=1).reshape(-1)

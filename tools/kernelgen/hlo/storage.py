@@ -25,7 +25,7 @@ from typing import Any
 
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
-from kernelgen.ggml.weight_layouts import BF16, PLANES, TRANSPOSED
+from kernelgen.ggml.weight_layouts import BF16, F8_TILES, PLANES, TRANSPOSED, stored_bytes
 
 _ARRAY_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "i16": "int16", "i32": "int32"}
 
@@ -39,7 +39,8 @@ class ParameterStorage:
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
             quantized type), then what `trailing` adds. In the layout `planes` a row's bytes are one dimension, in
-            `transposed` ne0 comes before ne1, and in `bf16` ne0 is of elements.
+            `transposed` ne0 comes before ne1, in `bf16` ne0 is of elements, and in `f8_e4m3_128x128` ne1 is 1 and ne0 the bytes
+            of a matrix.
         length: elements of `dtype` in the storage.
         dense: whether the view covers every element once.
         unit: bytes of an element of `dtype`.
@@ -70,6 +71,8 @@ def storage(tensor: TensorDesc) -> ParameterStorage:
     """
     if tensor.layout == BF16:
         return storage(_in_bf16(tensor))
+    if tensor.layout == F8_TILES:
+        return storage(_in_bytes(tensor))
     t = TYPES[tensor.dtype]
     strides = list(tensor.nb)
     lengths = list(tensor.ne)
@@ -107,6 +110,15 @@ def _in_bf16(tensor: TensorDesc) -> TensorDesc:
     t = TYPES[tensor.dtype]
     row = tensor.ne[0] // t.block * t.size
     return TensorDesc.make(tensor.ne, "bf16", (2, *(stride // row * 2 * tensor.ne[0] for stride in tensor.nb[1:])))
+
+
+def _in_bytes(tensor: TensorDesc) -> TensorDesc:
+    """Returns a tensor in `f8_e4m3_128x128`, whose strides are whole matrices, with the bytes of each matrix as a row of i8."""
+    ne0, ne1, ne2, ne3 = tensor.ne
+    stored = stored_bytes(tensor.layout, tensor.dtype, (ne0, ne1, 1, 1))
+    matrix = tensor.nb[1] * ne1
+    nb = (1, stored, *(stride // matrix * stored for stride in tensor.nb[2:]))
+    return TensorDesc.make((stored, 1, ne2, ne3), "i8", nb)
 
 
 def view(array: Any, s: ParameterStorage) -> Any:
