@@ -1,4 +1,4 @@
-"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q8_0, Q4_K and Q6_K."""
+"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and the K types."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -118,9 +118,19 @@ def _unpack(numbers, taken, packed):
     if packed == "q4_0":
         _q4_0(numbers, taken)
     elif packed == "q4_1":
-        _q4_1(numbers, taken)
+        _linear(numbers, _nibbles(taken, 4), taken)
+    elif packed == "q5_0":
+        _q5_0(numbers, taken)
+    elif packed == "q5_1":
+        _linear(numbers, _five(taken, 4, 8), taken)
+    elif packed == "q2_K":
+        _q2_k(numbers, taken)
+    elif packed == "q3_K":
+        _q3_k(numbers, taken)
     elif packed == "q4_K":
-        _q4_k(numbers, taken)
+        _scaled(numbers, _halves(taken, 16), *_k_scales(taken))
+    elif packed == "q5_K":
+        _q5_k(numbers, taken)
     elif packed == "q6_K":
         _q6_k(numbers, taken)
     else:
@@ -147,10 +157,32 @@ def _q4_0(numbers, taken):
     nisa.scalar_tensor_tensor(numbers, _nibbles(taken, 2), nl.subtract, 8.0, nl.multiply, scales)
 
 
-def _q4_1(numbers, taken):
+def _q5_0(numbers, taken):
+    scales = _half(taken, 0).broadcast(2, 32)
+    nisa.scalar_tensor_tensor(numbers, _five(taken, 2, 6), nl.subtract, 16.0, nl.multiply, scales)
+
+
+def _linear(numbers, codes, taken):
+    """Writes codes, [rows, blocks, 32], times the first F16 number of their block, plus the second."""
     exact = sbuf(numbers.shape)
-    nisa.tensor_tensor(exact, _nibbles(taken, 4), _half(taken, 0).broadcast(2, 32), nl.multiply)
+    nisa.tensor_tensor(exact, codes, _half(taken, 0).broadcast(2, 32), nl.multiply)
     nisa.tensor_tensor(numbers, exact, _half(taken, 2).broadcast(2, 32), nl.add)
+
+
+def _five(taken, high, low):
+    """Returns numbers of five bits, [rows, blocks, 32] u8: 32 bits from byte `high` on are their top bits."""
+    codes = _nibbles(taken, low)
+    top = sbuf((*taken.shape[:2], 4, 8), nl.uint8)
+    for i in range(8):
+        _field(top[:, :, :, i], taken[:, :, high : high + 4], i, 1, 4)
+    nisa.tensor_tensor(codes, codes, top.reshape(codes.shape), nl.bitwise_or)
+    return codes
+
+
+def _field(target, source, start, width, to):
+    """Writes `width` bits of bytes from bit `start` on as bits from bit `to` on; none is shifted out of its byte."""
+    op, by = (nl.left_shift, to - start) if to > start else (nl.right_shift, start - to)
+    nisa.tensor_scalar(target, source, nl.bitwise_and, ((1 << width) - 1) << start, op1=op, operand1=by)
 
 
 def _q8_0(numbers, taken):
@@ -158,21 +190,83 @@ def _q8_0(numbers, taken):
     nisa.tensor_tensor(numbers, taken[:, :, 2:34].view(nl.int8), scales, nl.multiply)
 
 
-def _q4_k(numbers, taken):
-    rows, count = taken.shape[:2]
-    codes = sbuf((rows, count, 8, 32), nl.uint8)
+def _halves(taken, at):
+    """Returns the lower halves of each 32 of 128 bytes from `at` on, and after them their upper ones: [rows, blocks, 256] u8."""
+    codes = sbuf((*taken.shape[:2], 256), nl.uint8)
     for i in range(4):
-        two = taken[:, :, 16 + 32 * i : 48 + 32 * i]
-        nisa.tensor_scalar(codes[:, :, 2 * i], two, nl.bitwise_and, 15)
-        nisa.tensor_scalar(codes[:, :, 2 * i + 1], two, nl.right_shift, 4)
-    scales, minima = _k_scales(taken)
-    exact = sbuf((rows, count * 8, 32))
-    nisa.tensor_tensor(exact, codes.reshape((rows, count * 8, 32)), scales.broadcast(2, 32), nl.multiply)
-    nisa.tensor_tensor(numbers.reshape((rows, count * 8, 32)), exact, minima.broadcast(2, 32), nl.subtract)
+        two = taken[:, :, at + 32 * i : at + 32 * i + 32]
+        nisa.tensor_scalar(codes[:, :, 64 * i : 64 * i + 32], two, nl.bitwise_and, 15)
+        nisa.tensor_scalar(codes[:, :, 64 * i + 32 : 64 * i + 64], two, nl.right_shift, 4)
+    return codes
+
+
+def _pairs(taken, at):
+    """Returns the four fields of two bits of each 32 of 64 bytes from `at` on, lowest first: [rows, blocks, 256] u8."""
+    codes = sbuf((*taken.shape[:2], 256), nl.uint8)
+    for i in range(8):
+        four = taken[:, :, at + 32 * (i // 4) : at + 32 * (i // 4) + 32]
+        _field(codes[:, :, 32 * i : 32 * i + 32], four, 2 * (i % 4), 2, 0)
+    return codes
+
+
+def _with_top(codes, taken, at, to):
+    """Sets bit `to` of 256 numbers: that of the i-th 32 of them is bit i of 32 bytes from `at` on."""
+    top = sbuf(codes.shape, nl.uint8)
+    for i in range(8):
+        _field(top[:, :, 32 * i : 32 * i + 32], taken[:, :, at : at + 32], i, 1, to)
+    nisa.tensor_tensor(codes, codes, top, nl.bitwise_or)
+    return codes
+
+
+def _scaled(numbers, codes, scales, minima):
+    """Writes codes, [rows, blocks, 256] u8, times the scale of their run, minus its minimum: [rows, blocks * runs, 1] f32 each."""
+    size = codes.size // scales.size
+    runs = (codes.shape[0], scales.shape[1], size)
+    exact = sbuf(runs)
+    nisa.tensor_tensor(exact, codes.reshape(runs), scales.broadcast(2, size), nl.multiply)
+    nisa.tensor_tensor(numbers.reshape(runs), exact, minima.broadcast(2, size), nl.subtract)
+
+
+def _q2_k(numbers, taken):
+    rows, count = taken.shape[:2]
+    both = []
+    for op, operand, half in ((nl.bitwise_and, 15, 80), (nl.right_shift, 4, 82)):
+        codes, factors = sbuf((rows, count, 16), nl.uint8), sbuf((rows, count, 16))
+        nisa.tensor_scalar(codes, taken[:, :, 0:16], op, operand)
+        nisa.tensor_tensor(factors, codes, _half(taken, half).broadcast(2, 16), nl.multiply)
+        both.append(factors.reshape((rows, count * 16, 1)))
+    _scaled(numbers, _pairs(taken, 16), *both)
+
+
+def _q3_k(numbers, taken):
+    rows, count = taken.shape[:2]
+    # Sixteen scales of 6 bits in 12 bytes: the lower halves of eight, the upper ones, and two more bits of each in four.
+    codes, top = sbuf((rows, count, 16), nl.uint8), sbuf((rows, count, 16), nl.uint8)
+    nisa.tensor_scalar(codes[:, :, 0:8], taken[:, :, 96:104], nl.bitwise_and, 15)
+    nisa.tensor_scalar(codes[:, :, 8:16], taken[:, :, 96:104], nl.right_shift, 4)
+    for i in range(4):
+        _field(top[:, :, 4 * i : 4 * i + 4], taken[:, :, 104:108], 2 * i, 2, 4)
+    nisa.tensor_tensor(codes, codes, top, nl.bitwise_or)
+    scales = sbuf((rows, count, 16))
+    half = _half(taken, 108).broadcast(2, 16)
+    nisa.scalar_tensor_tensor(scales, codes, nl.subtract, 32.0, nl.multiply, half)
+    _signed(numbers, _with_top(_pairs(taken, 32), taken, 0, 2), 4.0, scales)
+
+
+def _signed(numbers, codes, zero, scales):
+    """Writes codes, [rows, blocks, 256] u8, less `zero`, times the scale of their run of 16: [rows, blocks, 16] f32."""
+    rows, count = codes.shape[:2]
+    runs = (rows, count * 16, 16)
+    by_run = scales.reshape((rows, count * 16, 1)).broadcast(2, 16)
+    nisa.scalar_tensor_tensor(numbers.reshape(runs), codes.reshape(runs), nl.subtract, zero, nl.multiply, by_run)
+
+
+def _q5_k(numbers, taken):
+    _scaled(numbers, _with_top(_halves(taken, 48), taken, 16, 4), *_k_scales(taken))
 
 
 def _k_scales(taken):
-    """Returns the scales and minima of Q4_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each."""
+    """Returns the scales and minima of Q4_K and Q5_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each."""
     rows, count = taken.shape[:2]
     high = taken[:, :, 12:16]
     both = []
@@ -203,19 +297,14 @@ def _q6_k(numbers, taken):
         low = taken[:, :, 64 * half : 64 * half + 64]
         nisa.tensor_scalar(codes[:, :, first : first + 64], low, nl.bitwise_and, 15)
         nisa.tensor_scalar(codes[:, :, first + 64 : first + 128], low, nl.right_shift, 4)
-        # Two bits of each byte are bits 4 and 5 of a number; none is shifted out of its byte.
+        # Two bits of each byte are bits 4 and 5 of a number.
         high = taken[:, :, 128 + 32 * half : 160 + 32 * half]
-        fields = ((3, nl.left_shift, 4), (12, nl.left_shift, 2), (48, nl.right_shift, 0), (192, nl.right_shift, 2))
         for i in range(4):
-            mask, op, by = fields[i]
-            place = upper[:, :, first + 32 * i : first + 32 * i + 32]
-            nisa.tensor_scalar(place, high, nl.bitwise_and, mask, op1=op, operand1=by)
+            _field(upper[:, :, first + 32 * i : first + 32 * i + 32], high, 2 * i, 2, 4)
     nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
     scales = sbuf((rows, count, 16))
     nisa.tensor_tensor(scales, taken[:, :, 192:208].view(nl.int8), _half(taken, 208).broadcast(2, 16), nl.multiply)
-    runs = (rows, count * 16, 16)
-    by_run = scales.reshape((rows, count * 16, 1)).broadcast(2, 16)
-    nisa.scalar_tensor_tensor(numbers.reshape(runs), codes.reshape(runs), nl.subtract, 32.0, nl.multiply, by_run)
+    _signed(numbers, codes, 32.0, scales)
 
 
 def _product(weights, most, x, target, k):
@@ -242,7 +331,7 @@ def _product(weights, most, x, target, k):
 
 @emitter(
     "mul_mat",
-    types=("f32 f16 bf16, float", "q4_0 q4_1 q8_0 q4_K q6_K, float"),
+    types=("f32 f16 bf16, float", "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K, float"),
     language="nki",
     layouts="transposed",
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),
