@@ -37,10 +37,10 @@ class _Task:
 
     Args:
         q: [B, G, rows, DK]: the queries of the heads that share a key's head, row after row.
-        k: [K, G, n_kv, DK]; v: [V, G, n_kv, DV].
+        k: [K, G, n_kv, DK]; v: [V, G, n_kv, DV]; or, where the partitions share the keys out evenly, [K, G, 128, n_kv / 128, DK].
         mask: [M3, M2, n or more, n_kv] or None.
         sinks, slopes: [H, 1] f32 or None.
-        settings: n (tokens), scale, cap (of the scores, 0 for none), weights (the dtype in which weights meet values).
+        settings: n (tokens), n_kv, scale, cap (of the scores, 0 for none), weights (the dtype in which weights meet values).
     """
 
     def __init__(self, q, k, v, mask, sinks, slopes, settings):
@@ -48,7 +48,7 @@ class _Task:
         self.mask, self.sinks, self.slopes = mask, sinks, slopes
         self.n, self.scale, self.cap = settings["n"], settings["scale"], settings["cap"]
         self.weights = settings["weights"]
-        self.n_kv = k.shape[2]
+        self.n_kv = settings["n_kv"]
 
     def queries(self, b, g, start, rows):
         """Returns queries with their channels on the partitions, [128, ⌈DK / 128⌉, rows]."""
@@ -168,11 +168,11 @@ class _Keys:
         self.columns = self.each + (self.rest > 0)
 
     def parts(self, rows, dtype):
-        """Yields rows of keys, [n_kv, D], in tiles of a dtype that pass by: (the first column, [partitions, columns, D])."""
-        size = rows.shape[1]
+        """Yields rows of keys, [n_kv, D] or [128, each, D], in tiles of a dtype that pass by: (the first column, [partitions, columns, D])."""
+        size = rows.shape[-1]
         whole = self.each * PARTITIONS
         if self.each:
-            source = rows[0:whole].reshape((PARTITIONS, self.each, size))
+            source = rows if self.rest == 0 else rows[0:whole].reshape((PARTITIONS, self.each, size))
             for at, count in blocks(self.each, max(1, RUN // (size * np.dtype(rows.dtype).itemsize))):
                 yield at, loaded(source[:, at : at + count], dtype)
         if self.rest:
@@ -199,9 +199,14 @@ class _Keys:
         return shown if apart == own else shown.broadcast(2, own)
 
 
+def _few(rows, n_kv):
+    """Whether all scores of a key's head fit into SBUF."""
+    return rows <= PARTITIONS and -(-n_kv // PARTITIONS) * rows <= SCORES
+
+
 def _whole(task, y, b, g):
     """All queries of a key's head at once, their scores in SBUF, keys on the partitions."""
-    rows, channels, group = task.q.shape[2], task.k.shape[3], task.q.shape[0] // task.k.shape[0]
+    rows, channels, group = task.q.shape[2], task.k.shape[-1], task.q.shape[0] // task.k.shape[0]
     own = rows // task.n
     keys = _Keys(task.n_kv)
     p, columns = keys.partitions, keys.columns
@@ -246,9 +251,9 @@ def _whole(task, y, b, g):
     nisa.activation(top, nl.exp, top, bias=most)
     nisa.scalar_tensor_tensor(total, total, nl.multiply, top, nl.add, added)
     weights = weights.reshape((p, columns, rows))
-    sums = psum((rows, task.v.shape[3]))
+    sums = psum((rows, task.v.shape[-1]))
     for first, part in keys.parts(task.v[b // (task.q.shape[0] // task.v.shape[0]), g], task.weights):
-        for i in range(part.shape[1]):
+        for i in nl.affine_range(part.shape[1]):
             stationary = weights[0 : part.shape[0], first + i]
             nisa.nc_matmul(dst=sums, stationary=stationary, moving=part[:, i], accumulate=first + i > 0)
     task.store(y, sums, total, b, g, 0)
@@ -298,10 +303,10 @@ def _attention(q, k, v, mask, sinks, slopes, settings):
     """See `_Task`; returns [B, n, H, DV] f32."""
     task = _Task(q, k, v, mask, sinks, slopes, settings)
     batches, groups, rows, _ = q.shape
-    y = hbm((batches, task.n, groups * rows // task.n, v.shape[3]), nl.float32)
+    y = hbm((batches, task.n, groups * rows // task.n, v.shape[-1]), nl.float32)
     for b in range(batches):
         for g in nl.affine_range(groups):
-            if rows <= PARTITIONS and -(-task.n_kv // PARTITIONS) * rows <= SCORES:
+            if _few(rows, task.n_kv):
                 _whole(task, y, b, g)
             else:
                 for head, count in blocks(rows // task.n, max(1, QUERIES // task.n)):
@@ -346,9 +351,13 @@ def flash_attn_ext(
         slopes = np.reshape(alibi_slopes(heads, max_bias), (heads, 1))
     settings = {
         "n": n,
+        "n_kv": k.shape[2],
         "scale": scale,
         "cap": logit_softcap,
         "weights": np.dtype(np.float32) if prec == PREC_F32 else v.dtype,
     }
     q = lax.reshape(lax.convert_element_type(q, k.dtype), (batches, k.shape[1], heads // k.shape[1] * n, channels))
+    if _few(q.shape[2], k.shape[2]) and k.shape[2] % PARTITIONS == 0:
+        # As a tensor of its own shape: loops over parts of a view of another would not be rolled.
+        k, v = (lax.reshape(x, (*x.shape[:2], PARTITIONS, x.shape[2] // PARTITIONS, x.shape[3])) for x in (k, v))
     return result(inline(_attention, q, k, v, mask, sinks, slopes, settings=settings)[0], out)
