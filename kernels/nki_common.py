@@ -96,6 +96,24 @@ def turn_tile(target, tile, scalar=False):
                 _copy(target[0:p, chunk + at // PARTITIONS], whole[0:p, at // PARTITIONS], scalar)
 
 
+def turn_each(target, tiles):
+    """Writes tiles side by side, [n, count, k] of the first of `turned_dtypes`, each transposed to [128, ⌈k / 128⌉, count, n]."""
+    n, count, k = tiles.shape
+    for start, part in blocks(count, 4):  # a bank
+        for first, width in blocks(k, PARTITIONS):
+            whole = psum((width, part, n), turned_dtypes(tiles.dtype)[1])
+            for i in range(part):
+                nisa.nc_transpose(dst=whole[:, i], data=tiles[:, start + i, first : first + width])
+            _copy(target[0:width, first // PARTITIONS, start : start + part], whole, True)
+
+
+def turned(tile):
+    """Returns a tile of float32, [n, k] of at most 128 each, transposed in PSUM: [k, n]."""
+    made = psum(tile.shape[::-1])
+    nisa.nc_transpose(dst=made, data=tile)
+    return made
+
+
 def _copy(target, source, scalar):
     if scalar:  # an activation: `tensor_copy` on this engine is of gen3
         nisa.activation(target, nl.copy, source)

@@ -76,8 +76,21 @@ CASES = {
     "mul_mat q4_0, long": (product("q4_0", 70, 16384, 70), 1e-6),
     "mul_mat q4_1, long": (product("q4_1", 70, 16384, 70), 1e-6),
     "mul_mat q4_K, long": (product("q4_K", 70, 16384, 70), 1e-6),
+    "mul_mat q3_K, long": (product("q3_K", 70, 16384, 70), 1e-6),
     "mul_mat q6_K, long": (product("q6_K", 70, 16384, 70), 1e-6),
     "prompt": (attention("f16", 70, 300, max_bias=4.0), 1e-5),
+    "few keys": (attention("bf16", 2, 100, max_bias=4.0), 1e-4),
+    "few tokens": (attention("f32", 7, 384, heads=8, max_bias=4.0, logit_softcap=9.0), 1e-6),
+    "long cache": (attention("f16", 1, 9000, heads=2, groups=1), 1e-5),
+    "wide heads": (
+        spec(
+            "flash_attn_ext",
+            ["(192,3,4,1)/f32", "(192,300,2,1)/f16", "(128,300,2,1)/f16", "(300,3,1,1)/f16", "(4,1,1,1)/f32"],
+            "(128,4,3,1)/f32",
+            scale=0.07,
+        ),
+        1e-5,
+    ),
     "one token": (attention("f16", 1, 600, logit_softcap=5.0), 1e-5),
     "rope": (spec("rope", ["(64,4,5,1)/f32", "(5,1,1,1)/i32"], "(64,4,5,1)/f32", **LLAMA), 1e-7),
     "rope yarn": (
@@ -131,6 +144,7 @@ def emitted(kernel, targets):
         "mul_mat_id q8_0",
         "prompt",
         "one token",
+        "wide heads",
     ],
 )
 def test_a_kernel_in_nki_has_nothing_that_devices_or_their_tracer_were_seen_to_refuse(name, targets):
@@ -205,7 +219,9 @@ def test_a_kernel_of_every_target_has_the_same_values(kernel):
         (product("f16", 64, 20000, 1), "jax"),
         (attention("f16", 512, 1024, heads=32, groups=8), "nki"),
         (attention("f16", 1, 32768, heads=32, groups=8), "nki"),
-        (attention("f16", 512, 4096, heads=32, groups=8), "jax"),
+        (attention("f16", 1, 131072, heads=32, groups=8), "nki"),
+        (attention("f16", 512, 4096, heads=32, groups=8), "nki"),
+        (attention("f16", 512, 32768, heads=32, groups=8), "jax"),
         (attention("q8_0", 1, 64), "jax"),
     ],
 )
