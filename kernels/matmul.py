@@ -23,7 +23,7 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     `hint` tells of a structure of `a` that could be used, and changes no number.
 
     Of a weight in `f8_e4m3_128x128` the codes are multiplied, which bfloat16 holds exactly, and the product of each tile by its
-    scale. For more rows than `MAX_SPREAD` over the tiles of a row of `a`, the codes are multiplied by their scales first, and rounded.
+    scale. Where rows times tiles of a row are more than `MAX_SPREAD`, the codes are multiplied by their scales first, and rounded.
 
     a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
     `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many
@@ -43,7 +43,7 @@ def _factor(a: Array, tensor: TensorDesc, prec_src1: int) -> Array:
 
 
 MAX_SPREAD = 128
-"""Products of tiles, for a row of the weights, that are scaled at most: as many pass by a tile of the weights in the time of one."""
+"""Products of tiles that are scaled at most for a row of the weights: as many pass by a tile in the time of one."""
 
 
 def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Array:

@@ -177,8 +177,7 @@ def test_tiles_of_8_bits_are_those_of_kernelgen(run_layouts: RunLayouts, tiled: 
         size = weight_layouts.stored_bytes(F8, t, ne)
         have = np.frombuffer(bytes.fromhex(kept), np.uint8)
         assert len(wanted) == size and len(have) == max(size, len(given) // 2), t
-        columns, rows = weight_layouts.tiles(ne)
-        codes = columns * weight_layouts.TILE * ne[1]
+        codes = weight_layouts.tiles(ne)[0] * weight_layouts.TILE * ne[1]
         first, second = (np.split(x[:size].reshape(2, -1), [codes], axis=1) for x in (have, wanted))
         scales = [np.ascontiguousarray(x[1]).view(np.float32) for x in (first, second)]
         np.testing.assert_allclose(*scales, rtol=1e-6, err_msg=t)

@@ -179,8 +179,8 @@ def pack_f8_tiles(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     largest = np.abs(x).max((2, 4), keepdims=True)
     scales = np.where(np.isfinite(largest), largest, np.float32(np.nan)) / np.float32(F8_MAX)
     some = scales > 0
-    codes = np.divide(x, scales, out=np.zeros_like(x), where=np.broadcast_to(some, x.shape))
-    codes = np.clip(codes, -F8_MAX, F8_MAX).astype(ml_dtypes.float8_e4m3).view(np.uint8)
+    scaled = np.divide(x, scales, out=np.zeros_like(x), where=np.broadcast_to(some, x.shape))
+    codes = np.clip(scaled, -F8_MAX, F8_MAX).astype(ml_dtypes.float8_e4m3).view(np.uint8)
     codes = codes.reshape(-1, mt * TILE, kt * TILE)[:, :rows].transpose(0, 2, 1).reshape(len(x), -1)
-    scales = np.ascontiguousarray(scales[:, :, 0, :, 0].transpose(0, 2, 1)).view(np.uint8).reshape(len(x), -1)
-    return np.concatenate([codes, scales], axis=1).reshape(-1)
+    stored = np.ascontiguousarray(scales[:, :, 0, :, 0].transpose(0, 2, 1)).view(np.uint8).reshape(len(x), -1)
+    return np.concatenate([codes, stored], axis=1).reshape(-1)
