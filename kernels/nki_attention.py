@@ -183,7 +183,10 @@ class _Keys:
         self.columns = self.each + (self.rest > 0)
 
     def parts(self, rows, dtype):
-        """Yields rows of keys, [n_kv, D] or [128, each, D], in tiles of a dtype that pass by: (the first column, [partitions, columns, D])."""
+        """Yields rows of keys, [n_kv, D] or [128, each, D], in tiles of a dtype that pass by.
+
+        A tile is (the first column, [partitions, columns, D]).
+        """
         size = rows.shape[-1]
         whole = self.each * PARTITIONS
         if self.each:

@@ -85,7 +85,7 @@ def test_nodes_without_a_kernel_are_counted_and_said(
     assert " nodes have no kernel; the time that the CPU takes for them is not in it" in capsys.readouterr().out
 
 
-def test_weights_over_several_cores_are_forecast_as_not_built_yet_with_the_memory_of_each(
+def test_kernels_of_one_core_are_divided_over_several_with_the_memory_of_each(
     derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
@@ -120,7 +120,7 @@ def test_weights_over_several_cores_are_forecast_as_not_built_yet_with_the_memor
     assert waited["parts_ms"]["reductions"] == pytest.approx(of_two + waited["launches"] * barrier)
     assert cli.run([*command, "--cores", "2"]) == 0
     said = capsys.readouterr().out
-    assert "weights split over 2 cores: not built yet, as programs of several ranks are refused" in said
+    assert "the work of each kernel divided by 2 cores: --split-mode tensor has the kernels of slices" in said
     assert "GiB of a core: fits" in said
 
 

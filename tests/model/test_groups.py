@@ -196,5 +196,5 @@ def test_the_manifest_of_a_model_has_several_layers_in_a_kernel(
     for wrong in ("layers", "layers:0", "layers:-1", "layers:x", "steps"):
         capsys.readouterr()
         assert run_model(exporter, file, output, *options, "--fuse", wrong) == 2
-        assert f"'{wrong}' is not one of layer, layers:N, step, none" in capsys.readouterr().err
+        assert f"'{wrong}' is not one of layer, layers:N, step, parts, parts+sums, none" in capsys.readouterr().err
     assert output.read_bytes() == before

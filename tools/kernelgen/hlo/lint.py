@@ -303,7 +303,7 @@ def _descriptors(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, 
 _AWS = "AWS's page of the error"
 _JAX = "AWS's known issues of JAX"
 _XLA = "XLA's own reader"
-_NEC = "AWS's nec.h, and its pages of collectives"
+_NEC = "AWS's header and pages of collectives"
 _MEASURED = "measured on trn1 and trn2 by others, neuronx-cc 2.27"
 
 RULES: tuple[Rule, ...] = (
