@@ -18,7 +18,22 @@ from kernelgen.emitters import emitter
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, alibi_slopes, f32, result
-from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, psum, row_tiles, runs, sbuf, turn, turn_each, turn_tile, turned, turned_dtypes
+from .nki_common import (
+    PARTITIONS,
+    RUN,
+    blocks,
+    hbm,
+    loaded,
+    psum,
+    row_tiles,
+    runs,
+    sbuf,
+    turn,
+    turn_each,
+    turn_tile,
+    turned,
+    turned_dtypes,
+)
 
 KEYS, BANK = 2048, 512
 """Keys at once: their scores fill four banks of PSUM; and those of a bank."""
@@ -136,7 +151,7 @@ class _Task:
         p, width = weights.shape
         for first, size in blocks(width, BANK):
             stationary = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), p), self.weights)
-            turn_tile(stationary, weights[:, first : first + size])
+            turn_tile(stationary, weights[:, first : first + size], scalar=True)  # the vector engine has the more to do
             for at, count in blocks(size, PARTITIONS):
                 chunk = at // PARTITIONS
                 moving = values[0:count, (first + at) // PARTITIONS]
@@ -168,7 +183,7 @@ class _Keys:
         self.columns = self.each + (self.rest > 0)
 
     def parts(self, rows, dtype):
-        """Yields rows of keys, [n_kv, D] or [128, each, D], in tiles of a dtype that pass by: (the first column, [partitions, columns, D])."""
+        """Yields rows of keys, [n_kv, D] or [128, each, D], in tiles of a dtype: (the first column, [partitions, columns, D])."""
         size = rows.shape[-1]
         whole = self.each * PARTITIONS
         if self.each:
