@@ -151,7 +151,7 @@ class _Task:
         p, width = weights.shape
         for first, size in blocks(width, BANK):
             stationary = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), p), self.weights)
-            turn_tile(stationary, weights[:, first : first + size])
+            turn_tile(stationary, weights[:, first : first + size], scalar=True)  # the vector engine has the more to do
             for at, count in blocks(size, PARTITIONS):
                 chunk = at // PARTITIONS
                 moving = values[0:count, (first + at) // PARTITIONS]

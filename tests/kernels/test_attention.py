@@ -103,7 +103,7 @@ def test_no_more_scores_than_a_block_are_there_at_once(tokens: int, n_kv: int, w
     """Of 8 heads: 128 queries and 2,048 keys, or fewer queries and more keys."""
     kv = f"(16,{n_kv},8,1)/f16"
     inputs = [f"(16,{tokens},8,1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16"]
-    module = proto.parse(emit(spec("flash_attn_ext", inputs, f"(16,8,{tokens},1)/f32", scale=0.25)))
+    module = proto.parse(emit(spec("flash_attn_ext", inputs, f"(16,8,{tokens},1)/f32", scale=0.25), ("jax",)))
     shapes = [i.shape.dimensions for c in module.computations for i in c.instructions]
     assert max(shape[-1] for shape in shapes if math.prod(shape[:-1]) == 8 * tokens) == width
 

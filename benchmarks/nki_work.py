@@ -1,0 +1,75 @@
+"""What kernelgen's kernels in NKI take by the model, beside the same op in JAX: `./bazelw run //benchmarks:nki_work`.
+
+Nothing is measured. Of a kernel in NKI the busiest engine's time counts (kernelgen.dispatch.modelled_cost), of the one in JAX what
+the forecast adds up (kernelgen.forecast.time), without its launch; both for a core of the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from kernelgen import lowering
+from kernelgen.dispatch import chips, modelled_cost
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.emitters.loading import load_function
+from kernelgen.forecast.time import of_work, sbuf_bytes
+from kernelgen.forecast.work import of_hlo
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.spec.op_kernel import KernelSpec
+
+ATTENTION = ((1, 4096), (1, 8192), (1, 32768), (8, 8192), (32, 8192), (128, 4096), (512, 4096))
+TYPES = ("q4_0", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+HEADER = (
+    "| kernel | tensor, vector, scalar, DMA instructions | MB by DMA | SBUF, KiB "
+    "| busiest engine | µs | µs in JAX | of these spilled |"
+)
+
+
+def kernels() -> Iterator[tuple[str, KernelSpec]]:
+    """Yields attention of 32 heads on 8 of keys by tokens and keys, and products of a token by packed weights."""
+    for n, n_kv in ATTENTION:
+        q, kv = f"(128,{n},32,1)/f32", f"(128,{n_kv},8,1)/f16"
+        inputs = [TensorDesc.parse(t) for t in (q, kv, kv, f"({n_kv},{n},1,1)/f16")]
+        out = TensorDesc.parse(f"(128,32,{n},1)/f32")
+        yield f"attention, {n} × {n_kv:,}", KernelSpec.make("flash_attn_ext", inputs, out, {"scale": 0.125})
+    for kind in TYPES:
+        inputs = [TensorDesc.parse(t) for t in (f"(4096,4096,1,1)/{kind}", "(4096,1,1,1)/f32")]
+        yield f"4096 × 4096 {kind}, 1 row", KernelSpec.make("mul_mat", inputs, TensorDesc.parse("(4096,1,1,1)/f32"), {})
+
+
+def row(name: str, spec: KernelSpec, catalog: Catalog, target: str) -> str:
+    """Returns a kernel as a line of the table."""
+    made = {}
+    for language in ("nki", "jax"):
+        chosen = catalog.choose(spec, (language,), target)
+        assert chosen is not None
+        assert chosen[1].fits(spec)
+        made[language] = lowering.emit_in(language, spec, load_function(*chosen), (target,))
+    chip = chips.of(target, 1)
+    (noted,) = made["nki"].notes["costs"]
+    cost = modelled_cost.of_noted(noted, target)
+    parts = of_work(of_hlo(made["jax"].hlo, sbuf_bytes(chip)), chip).parts
+    counts = ", ".join(f"{cost['instructions'][engine]:,}" for engine in ("tensor", "vector", "scalar", "dma"))
+    return (
+        f"| {name} | {counts} | {cost['dma_bytes'] / 1e6:,.1f} | {cost['sbuf_bytes_per_partition'] / 1024:.0f} "
+        f"| {cost['bottleneck']} | {max(cost['ns'].values()) / 1e3:,.0f} "
+        f"| {sum(parts.values()) - parts['launch']:,.0f} | {parts['spills']:,.0f} |"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="trn1", choices=("trn1", "inf2", "trn2"))
+    args = parser.parse_args()
+    catalog = Catalog([builtin_library()])
+    print(HEADER, "|---|---|--:|--:|---|--:|--:|--:|", sep="\n")
+    for name, spec in kernels():
+        print(row(name, spec, catalog, args.target), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
