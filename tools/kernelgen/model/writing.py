@@ -88,11 +88,11 @@ def _weights(weights: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _broken(text: str) -> list[str]:
-    """Returns a line as several where it is long, at the spaces behind its commas."""
+    """Returns a line as several where it is long, at the spaces behind its commas; items of the innermost list begin at one column."""
     return textwrap.wrap(
         text,
         _WIDTH,
-        subsequent_indent="    ",
+        subsequent_indent=" " * (text.rfind("[") + 1 or 4),
         break_long_words=False,
         break_on_hyphens=False,
     )
