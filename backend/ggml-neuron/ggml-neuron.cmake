@@ -17,6 +17,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/fallback/host_copies.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/backend.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/buffers.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/chain.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/comm.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/events.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/host_buffer.cpp

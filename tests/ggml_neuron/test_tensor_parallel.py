@@ -254,3 +254,55 @@ def test_architectures(programs: Programs, kernels: Path, architecture: str) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Meta" in done.stdout
     assert re.search(r"Summary: all \d+ test\(s\) passed", done.stdout), done.stdout
+
+
+@pytest.fixture(scope="module")
+def steps(programs: Programs, exporter: Path, model: Path) -> Path:
+    """Returns the folder with a kernel of a whole step with its sums inside, and with kernels of its ops."""
+    sizes = "n_tokens=44,n_outputs=44,n_seqs=1,n_kv=256"
+    split: list[str | Path] = ["--split-mode", "tensor", "--devices", "2", "--ctx-size", "512", "--graph", sizes]
+    exported = subprocess.run(
+        [exporter, model, *split], env=programs.environment(), capture_output=True, text=True, check=True
+    )
+    graphs, manifest = model.parent / "step.jsonl", model.parent / "step.yaml"
+    graphs.write_text(exported.stdout)
+    subprocess.run(
+        [sys.executable, "-m", "kernelgen", "model", graphs, "--fuse", "step", "-o", manifest],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
+        check=True,
+    )
+    build(manifest, model.parent / "step")
+    return model.parent / "step"
+
+
+def test_a_step_is_one_launch_on_each_core(
+    programs: Programs, model: Path, kernels: Path, steps: Path, right: Run
+) -> None:
+    """The warm-up, of two tokens, has no such kernel."""
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}")
+    check(got, right)
+    assert NOTHING_ON_THE_CPU in got.log
+    assert got.reductions == 2 * LAYERS  # of the warm-up
+    grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches", got.log)
+    assert grouped and int(grouped[2]) == 2, got.log[-4000:]
+
+
+@pytest.mark.parametrize("fault", ["rank@1", "absent@1", "wedged"])
+def test_a_rank_that_fails_is_an_error(
+    programs: Programs, model: Path, kernels: Path, steps: Path, right: Run, fault: str
+) -> None:
+    """Where programs with reductions don't load, those without compute the parts."""
+    got = compute(
+        programs,
+        model,
+        2,
+        GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}",
+        NEURON_SIMULATOR_FAULT=fault,
+        NEURON_RT_EXEC_TIMEOUT="3",
+    )
+    if fault == "wedged":
+        check(got, right)
+        assert "nrt_load_collectives failed" in got.log
+    else:
+        assert got.status != 0 and got.logits is None
+        assert re.search(r"core \d: nrta_execute_schedule failed", got.log), got.log[-4000:]

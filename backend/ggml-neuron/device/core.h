@@ -169,6 +169,7 @@ struct neuron_model {
     bool                  evicted   = false;  // was unloaded to make room
     bool                  measured  = false;  // what it takes was seen
     neuron_program_memory memory;             // as its bundle says
+    bool collective = false;  // it was loaded on several cores at once, and is never unloaded to make room
 
     // Why it does not fit, though every other model was unloaded for it; empty when it was not refused. It is not tried again before the
     // core's tensors take less memory than they did then.
@@ -221,6 +222,10 @@ struct neuron_core {
     // Loads what is not loaded yet of some kernels' NEFFs until the memory is full: nothing is unloaded for it. A line says so when it
     // takes long on a device. What fails is reported, and tried again when it is bound.
     void preload(const std::vector<neuron_kernel> & kernels);
+
+    // Loads a program with collectives as one of several ranks. Returns when all have called it, each from a thread of its own, or false
+    // when that fails, which it reports.
+    bool load_collective(const neuron_kernel & kernel, uint32_t rank, uint32_t n_ranks);
 
     // Returns whether the kernel's NEFF was tried and will never be used.
     bool is_broken(const neuron_kernel & kernel);

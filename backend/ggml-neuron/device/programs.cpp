@@ -15,7 +15,7 @@ bool neuron_core::evict() {
     neuron_model * oldest = nullptr;
     for (auto & entry : models) {
         neuron_model & model = *entry.second;
-        if (model.handle && (!oldest || model.last_used < oldest->last_used)) {
+        if (model.handle && !model.collective && (!oldest || model.last_used < oldest->last_used)) {
             oldest = &model;
         }
     }
@@ -148,6 +148,10 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
     if (model.handle) {
         return NRT_SUCCESS;
     }
+    if (model.collective) {
+        message = model.name + " has reductions inside, and is not loaded on all cores";
+        return NRT_INVALID;
+    }
     std::vector<uint8_t> neff;
     if (!read_neff(model, neff, message)) {
         return NRT_INVALID;
@@ -210,6 +214,39 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
         }
     }
     return status;
+}
+
+bool neuron_core::load_collective(const neuron_kernel & kernel, uint32_t rank, uint32_t n_ranks) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    neuron_model &                    model = model_of(kernel);
+    if (model.handle) {
+        return true;
+    }
+    model.collective = true;
+    std::string          message;
+    std::vector<uint8_t> neff;
+    if (!read_neff(model, neff, message)) {
+        return false;
+    }
+    const size_t     before = used();
+    const NRT_STATUS status = nrt.nrt_load_collectives(neff.data(), neff.size(), vnc, -1, rank, n_ranks, &model.handle);
+    if (status != NRT_SUCCESS) {
+        model.handle = nullptr;
+        NEURON_ERROR("core %d: %s: %s as rank %u of %u\n", vnc, nrt.describe("nrt_load_collectives", status).c_str(),
+                     model.name.c_str(), rank, n_ranks);
+        return false;
+    }
+    note_size(model, before);
+    nrt.users++;
+    n_loaded++;
+    model.last_used = ++clock;
+    NEURON_LOG("core %d: loaded %s as rank %u of %u\n", vnc, model.name.c_str(), rank, n_ranks);
+    if (model.tensors.empty() && read_tensors(model, message) != NRT_SUCCESS) {
+        mark_broken(model, message);
+        unload(model);
+        return false;
+    }
+    return true;
 }
 
 // Reads an index below MAX_TENSORS from a name that begins with `prefix`, and leaves what follows it; false when there is none.

@@ -4,6 +4,7 @@
 #include "ggml-impl.h"
 #include "ggml-neuron.h"
 #include "ggml/buffers.h"
+#include "ggml/chain.h"
 #include "ggml/events.h"
 #include "ggml/host_buffer.h"
 #include "plan/compute.h"
@@ -26,6 +27,7 @@ static const char * ggml_backend_neuron_get_name(ggml_backend_t backend) {
 }
 
 static void ggml_backend_neuron_free(ggml_backend_t backend) {
+    neuron_flush_chains();
     auto *            ctx     = (ggml_backend_neuron_context *) backend->context;
     const std::string summary = ctx->statistics.summary();
     if (!summary.empty()) {
@@ -46,12 +48,9 @@ static bool ggml_backend_neuron_has_output(const ggml_cgraph * cgraph) {
     });
 }
 
-static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
-    auto *        ctx  = (ggml_backend_neuron_context *) backend->context;
+enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & backend, ggml_cgraph * cgraph) {
+    auto *        ctx  = &backend;
     neuron_core & core = *ctx->device->core;
-    if (neuron_recording_graphs()) {
-        neuron_record_graph(cgraph);
-    }
     if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
         std::for_each(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_note_writes);
     }
@@ -89,6 +88,15 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
         status                    = finished == NRT_SUCCESS ? status : neuron_ggml_status(finished);
     }
     return status;
+}
+
+static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
+    auto * ctx = (ggml_backend_neuron_context *) backend->context;
+    if (neuron_recording_graphs()) {
+        neuron_record_graph(cgraph);
+    }
+    enum ggml_status status;
+    return ctx->chain && ctx->chain->append(ctx, cgraph, status) ? status : ggml_backend_neuron_compute(*ctx, cgraph);
 }
 
 // Keeps what a group reads until all of it is computed: the allocator would free a tensor after its last reader, and give its

@@ -10,13 +10,19 @@
 
 #include <atomic>
 
+class neuron_chain;
+
 struct ggml_backend_neuron_context {
     ggml_backend_neuron_device_context * device;
     neuron_planner                       planner;
     neuron_statistics                    statistics;
-    std::atomic<bool>                    computed;  // a graph
+    std::atomic<bool>                    computed;         // a graph
     neuron_stream                        stream{};
+    neuron_chain *                       chain = nullptr;  // of the comm that has it
 };
 
 // What the device makes backends with.
 ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params);
+
+// Computes a graph, or has it computed: one with an output is waited for.
+enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & ctx, ggml_cgraph * cgraph);

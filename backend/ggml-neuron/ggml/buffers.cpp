@@ -2,6 +2,7 @@
 
 #include "fallback/cpu_rows.h"
 #include "ggml-impl.h"
+#include "ggml/chain.h"
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
 #include "report/log.h"
@@ -64,6 +65,7 @@ neuron_buffer::~neuron_buffer() {
 }
 
 static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    neuron_flush_chains();
     delete (neuron_buffer *) buffer->context;
 }
 
@@ -149,6 +151,7 @@ static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffe
                                                      uint8_t               value,
                                                      size_t                offset,
                                                      size_t                size) {
+    neuron_flush_chains();
     auto *                    ctx = (neuron_buffer *) buffer->context;
     const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
     if (packed.layout) {
@@ -173,6 +176,7 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
                                                   const void *          data,
                                                   size_t                offset,
                                                   size_t                size) {
+    neuron_flush_chains();
     auto *                    ctx = (neuron_buffer *) buffer->context;
     const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
     if (packed.layout) {
@@ -221,6 +225,7 @@ static void ggml_backend_neuron_buffer_get_tensor(ggml_backend_buffer_t buffer,
                                                   void *                data,
                                                   size_t                offset,
                                                   size_t                size) {
+    neuron_flush_chains();
     auto *     ctx     = (neuron_buffer *) buffer->context;
     const auto address = (const char *) tensor->data + offset;
     uint64_t   version;
@@ -271,6 +276,7 @@ neuron_buffer * neuron_buffer_of(const ggml_tensor * tensor) {
 }
 
 bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst) {
+    neuron_flush_chains();
     auto * to   = (neuron_buffer *) buffer->context;
     auto * from = neuron_buffer_of(src);
     if (!from || from->core != to->core) {
@@ -286,6 +292,7 @@ bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const g
 }
 
 static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    neuron_flush_chains();
     auto * ctx = (neuron_buffer *) buffer->context;
     if (ctx->originals) {
         // The buffer does not know its tensors. Blocks of zeros are zeros in each layout; of other bytes the elements are unknown.

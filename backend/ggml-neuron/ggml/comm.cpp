@@ -4,6 +4,7 @@
 #include "ggml-neuron.h"
 #include "ggml/backend.h"
 #include "ggml/buffers.h"
+#include "ggml/chain.h"
 #include "report/log.h"
 #include "report/metrics.h"
 #include "select/tensors.h"
@@ -19,6 +20,7 @@ namespace {
 
 struct comm {
     std::vector<ggml_backend_neuron_context *> backends;
+    std::unique_ptr<neuron_chain>              chain;
 
     // Of reductions, one after the other: a partial result, and the sum.
     std::vector<float> partial;
@@ -97,6 +99,20 @@ std::string reduce(comm & c, ggml_tensor ** tensors) {
     return "";
 }
 
+// Returns false when that fails.
+bool reduce_all(comm & c, ggml_tensor ** tensors) {
+    const std::string failure = reduce(c, tensors);
+    if (!failure.empty()) {
+        NEURON_ERROR("the reduction of %s over %zu cores failed: %s\n", tensors[0]->name, c.backends.size(),
+                     failure.c_str());
+        fail(c);
+        return false;
+    }
+    g_metrics.reduced.fetch_add(2 * c.backends.size() * ggml_nbytes(tensors[0]), std::memory_order_relaxed);
+    g_metrics.reductions.fetch_add(1, std::memory_order_relaxed);
+    return true;
+}
+
 }  // namespace
 
 void * ggml_backend_neuron_comm_init(ggml_backend_t * backends, size_t n_backends) {
@@ -108,14 +124,21 @@ void * ggml_backend_neuron_comm_init(ggml_backend_t * backends, size_t n_backend
         c->backends.push_back((ggml_backend_neuron_context *) backends[i]->context);
         c->backends.back()->device->n_comms++;
     }
+    c->chain =
+        std::make_unique<neuron_chain>(c->backends, [c](ggml_tensor ** tensors) { return reduce_all(*c, tensors); });
+    for (ggml_backend_neuron_context * backend : c->backends) {
+        backend->chain = c->chain.get();
+    }
     return c;
 }
 
 void ggml_backend_neuron_comm_free(void * context) {
     auto * c = (comm *) context;
     for (ggml_backend_neuron_context * backend : c->backends) {
+        backend->chain = nullptr;
         backend->device->n_comms--;
     }
+    c->chain.reset();
     delete c;
 }
 
@@ -126,14 +149,8 @@ bool ggml_backend_neuron_comm_allreduce_tensor(void * context, ggml_tensor ** te
             return false;
         }
     }
-    const std::string failure = reduce(c, tensors);
-    if (!failure.empty()) {
-        NEURON_ERROR("the reduction of %s over %zu cores failed: %s\n", tensors[0]->name, c.backends.size(),
-                     failure.c_str());
-        fail(c);
-        return true;
+    if (!c.chain->append(tensors)) {
+        (void) reduce_all(c, tensors);
     }
-    g_metrics.reduced.fetch_add(2 * c.backends.size() * ggml_nbytes(tensors[0]), std::memory_order_relaxed);
-    g_metrics.reductions.fetch_add(1, std::memory_order_relaxed);
     return true;
 }

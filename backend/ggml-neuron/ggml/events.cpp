@@ -2,6 +2,7 @@
 
 #include "device/core.h"
 #include "ggml/buffers.h"
+#include "ggml/chain.h"
 #include "select/tensors.h"
 #include "weights/layouts.h"
 
@@ -10,6 +11,7 @@
 #include <vector>
 
 void ggml_backend_neuron_synchronize(ggml_backend_t backend) {
+    neuron_flush_chains();
     auto *                      ctx  = (ggml_backend_neuron_context *) backend->context;
     neuron_core &               core = *ctx->device->core;
     std::lock_guard<std::mutex> lock(core.mutex);
@@ -60,6 +62,7 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
                                           ggml_backend_t      backend_dst,
                                           const ggml_tensor * src,
                                           ggml_tensor *       dst) {
+    neuron_flush_chains();
     auto *                      to     = neuron_buffer_of(dst);
     auto *                      from   = neuron_buffer_of(src);
     const ggml_backend_buffer_t buffer = neuron_buffer_of_root(src);
@@ -103,6 +106,7 @@ static bool ggml_backend_neuron_is_event(ggml_backend_event_t event) {
 }
 
 void ggml_backend_neuron_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    neuron_flush_chains();
     GGML_ASSERT(event->device == backend->device && "a backend records events of its own device");
     auto *                      ctx      = (ggml_backend_neuron_context *) backend->context;
     auto *                      recorded = (ggml_backend_neuron_event_context *) event->context;

@@ -4,6 +4,7 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/kernel_store.h"
+#include "select/tensors.h"
 #include "select/tokens.h"
 #include "weights/layouts.h"
 
@@ -68,7 +69,7 @@ uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind) {
     const size_t  n = n_tensor_words(kind);
     nk::word_hash h;
     const int     n_src = neuron_n_src(node);
-    h.add(nk::hash_op(ggml_op_desc(node)));
+    h.add(nk::hash_op(neuron_op_desc(node)));
     h.add((uint64_t) n_src << 1 | (node->view_src != nullptr));
     if (!neuron_tensor_words(node, words)) {
         return 0;

@@ -130,7 +130,8 @@ static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
     for (int i = nodes.front(); i <= nodes.back(); i++) {
         ggml_tensor * t    = cgraph->nodes[i];
         const int64_t node = roots.node_of(t);
-        if (node < 0 || escapes[(size_t) node]) {
+        // who reads a sum has the summand as its source
+        if (node < 0 || escapes[(size_t) node] || neuron_is_all_reduce(t)) {
             continue;
         }
         const int64_t all      = neuron_uses_in_graph(cgraph, t);
@@ -224,7 +225,7 @@ class group_key {
             kernel = its.end;
         }
         nodes.insert(nodes.end(),
-                     { nk::hash_op(ggml_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
+                     { nk::hash_op(neuron_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
         if (!add_tensor(node)) {
             return false;
         }

@@ -20,3 +20,15 @@ inline size_t neuron_offset_of(const ggml_tensor * t) {
 inline ggml_backend_buffer * neuron_buffer_of_root(const ggml_tensor * t) {
     return neuron_root_of(t)->buffer;
 }
+
+// The op of a node that ggml has no op for: the sum, in place, over as many devices as its first parameter says (ggml/chain.h).
+inline constexpr char NEURON_ALL_REDUCE[] = "all_reduce";
+
+inline bool neuron_is_all_reduce(const ggml_tensor * t) {
+    return t->op == GGML_OP_CUSTOM && t->extra == NEURON_ALL_REDUCE;
+}
+
+// Returns the name by which keys have a node's op.
+inline const char * neuron_op_desc(const ggml_tensor * t) {
+    return neuron_is_all_reduce(t) ? NEURON_ALL_REDUCE : ggml_op_desc(t);
+}

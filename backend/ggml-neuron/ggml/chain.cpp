@@ -1,0 +1,331 @@
+#include "ggml/chain.h"
+
+#include "device/core.h"
+#include "ggml-impl.h"
+#include "ggml/device_context.h"
+#include "plan/compute.h"
+#include "report/log.h"
+#include "report/metrics.h"
+#include "select/groups.h"
+#include "select/key_nodes.h"
+#include "select/tensors.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <utility>
+
+// Chains whose graphs are kept.
+static constexpr size_t MAX_CHAINS = 64;
+
+namespace {
+
+struct all_chains {
+    std::recursive_mutex        mutex;
+    std::vector<neuron_chain *> chains;
+    std::atomic<int>            n_kept{ 0 };  // that have steps
+};
+
+all_chains & everything() {
+    static all_chains all;
+    return all;
+}
+
+// Programs with collectives are loaded and launched in one order on all cores.
+std::mutex & order() {
+    static std::mutex mutex;
+    return mutex;
+}
+
+bool is_collective(const neuron_kernel & kernel, size_t n_ranks) {
+    static const uint64_t all_reduce = nk::hash_op(NEURON_ALL_REDUCE);
+    size_t                n_words    = 0;
+    const uint64_t *      words      = neuron_kernels_key(kernel.bundle->handle, kernel.number, &n_words);
+    const neuron_key      key(words, n_words);
+    return std::any_of(key.nodes.begin(), key.nodes.end(), [n_ranks](const neuron_key_node & node) {
+        return node.op == all_reduce && (uint32_t) node.params[0] == n_ranks;
+    });
+}
+
+bool is_reduction(const neuron_planned & planned) {
+    return planned.members.size() == 1 && neuron_is_all_reduce(planned.members[0].node);
+}
+
+}  // namespace
+
+neuron_chain::neuron_chain(std::vector<ggml_backend_neuron_context *> ranks, reduce_t reduce) :
+    ranks(std::move(ranks)), reduce(std::move(reduce)) {
+    const ggml_backend_neuron_reg_context & shared = ggml_backend_neuron_shared();
+    if (shared.buffers == neuron_buffers::DEVICE && shared.nrt->nrt_load_collectives) {
+        shared.kernels.for_each_graph([this](const neuron_kernel & kernel) {
+            if (is_collective(kernel, this->ranks.size())) {
+                collective.insert(kernel.neff_number());
+            }
+        });
+    }
+    const std::lock_guard<std::recursive_mutex> lock(everything().mutex);
+    everything().chains.push_back(this);
+}
+
+neuron_chain::~neuron_chain() {
+    flush();
+    const std::lock_guard<std::recursive_mutex> lock(everything().mutex);
+    auto &                                      all = everything().chains;
+    all.erase(std::find(all.begin(), all.end(), this));
+}
+
+void neuron_flush_chains() {
+    if (everything().n_kept == 0) {
+        return;
+    }
+    const std::lock_guard<std::recursive_mutex> lock(everything().mutex);
+    for (neuron_chain * chain : everything().chains) {
+        chain->flush();
+    }
+}
+
+bool neuron_chain::append(ggml_backend_neuron_context * rank, ggml_cgraph * part, enum ggml_status & status) {
+    if (collective.empty()) {
+        return false;
+    }
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    status               = GGML_STATUS_SUCCESS;
+    const bool next_call = rank == ranks.front() && !steps.empty() && steps.back().part;
+    if (next_call || !part->uid) {
+        status = flush();
+        if (!part->uid || status != GGML_STATUS_SUCCESS) {
+            return status != GGML_STATUS_SUCCESS;
+        }
+    }
+    everything().n_kept += steps.empty();
+    steps.push_back({ (size_t) (std::find(ranks.begin(), ranks.end(), rank) - ranks.begin()), part });
+    const bool ends = rank == ranks.back() &&
+                      std::any_of(part->nodes, part->nodes + part->n_nodes,
+                                  [](const ggml_tensor * node) { return node->flags & GGML_TENSOR_FLAG_OUTPUT; });
+    if (ends) {
+        status = flush();
+    }
+    return true;
+}
+
+bool neuron_chain::append(ggml_tensor ** tensors) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    if (steps.empty()) {
+        return false;
+    }
+    steps.push_back({
+        0, nullptr, { tensors, tensors + ranks.size() }
+    });
+    return true;
+}
+
+enum ggml_status neuron_chain::flush() {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    if (steps.empty()) {
+        return GGML_STATUS_SUCCESS;
+    }
+    std::vector<step> taken;
+    taken.swap(steps);
+    everything().n_kept--;
+    std::vector<uint64_t> key;
+    for (const step & s : taken) {
+        key.push_back(s.part ? s.part->uid : 0);
+    }
+    if (chains.size() >= MAX_CHAINS && !chains.count(key)) {
+        chains.clear();
+    }
+    const bool first = !chains.count(key);
+    known &    k     = chains[key];
+    if (first) {
+        make(taken, k);
+        k.usable = k.usable && load(k);
+        NEURON_LOG("a chain of %zu parts and reductions has %s\n", taken.size(),
+                   k.usable ? "kernels with reductions inside" : "no kernels for all ranks");
+    }
+    const outcome o = k.usable ? compute(taken, k) : outcome::UNUSABLE;
+    return o == outcome::DONE     ? GGML_STATUS_SUCCESS
+           : o == outcome::FAILED ? GGML_STATUS_FAILED
+                                  : compute_in_turn(taken);
+}
+
+enum ggml_status neuron_chain::compute_in_turn(std::vector<step> & taken) {
+    enum ggml_status status = GGML_STATUS_SUCCESS;
+    for (auto s = taken.begin(); s != taken.end() && status == GGML_STATUS_SUCCESS; ++s) {
+        if (s->part) {
+            status = ggml_backend_neuron_compute(*ranks[s->rank], s->part);
+        } else {
+            (void) reduce(s->tensors.data());  // the next part fails
+        }
+    }
+    return status;
+}
+
+// Makes each rank's graph: its parts, and a node for each reduction. Who reads the sum has the summand as its source.
+void neuron_chain::make(const std::vector<step> & taken, known & k) const {
+    for (size_t rank = 0; rank < ranks.size(); rank++) {
+        size_t n = 0;
+        for (const step & s : taken) {
+            n += !s.part ? 1 : s.rank == rank ? (size_t) s.part->n_nodes : 0;
+        }
+        chain_graph c;
+        c.tensors.reset(
+            ggml_init({ ggml_graph_overhead_custom(2 * n + 16, false) + (taken.size() + 1) * ggml_tensor_overhead(),
+                        nullptr, true }));
+        c.graph        = ggml_new_graph_custom(c.tensors.get(), 2 * n + 16, false);
+        const auto add = [&](ggml_tensor * node, int32_t uses) {
+            const size_t at                    = ggml_hash_insert(&c.graph->visited_hash_set, node);
+            c.graph->use_counts[at]            = uses;
+            c.graph->nodes[c.graph->n_nodes++] = node;
+        };
+        for (const step & s : taken) {
+            if (s.part && s.rank == rank) {
+                for (int i = 0; i < s.part->n_nodes; i++) {
+                    add(s.part->nodes[i], (int32_t) neuron_uses_in_graph(s.part, s.part->nodes[i]));
+                }
+            } else if (!s.part) {
+                ggml_tensor * summand = s.tensors[rank];
+                k.usable              = k.usable && (summand->flags & GGML_TENSOR_FLAG_COMPUTE);
+                ggml_tensor * sum     = ggml_view_tensor(c.tensors.get(), summand);
+                sum->op               = GGML_OP_CUSTOM;
+                sum->extra            = (void *) NEURON_ALL_REDUCE;
+                sum->src[0]           = summand;
+                sum->op_params[0]     = (int32_t) ranks.size();
+                sum->flags |= GGML_TENSOR_FLAG_COMPUTE;
+                sum->data       = summand->data;
+                sum->buffer     = summand->buffer;
+                const size_t at = ggml_hash_find(&c.graph->visited_hash_set, summand);
+                if (at != GGML_HASHSET_FULL && ggml_bitset_get(c.graph->visited_hash_set.used, at)) {
+                    c.graph->use_counts[at]++;
+                }
+                add(sum, 0);
+            }
+        }
+        c.graph->uid = ggml_graph_next_uid();
+        k.graphs.push_back(std::move(c));
+    }
+}
+
+bool neuron_chain::on_all_ranks(const std::function<bool(size_t)> & function) const {
+    std::vector<char>        worked(ranks.size());
+    std::vector<std::thread> threads;
+    for (size_t rank = 1; rank < ranks.size(); rank++) {
+        threads.emplace_back([&, rank] { worked[rank] = function(rank); });
+    }
+    worked[0] = function(0);
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+    return std::all_of(worked.begin(), worked.end(), [](char w) { return w; });
+}
+
+// Loads the programs with collectives of a chain on all ranks at once; returns false when there are none that all ranks have.
+bool neuron_chain::load(known & k) {
+    const std::lock_guard<std::mutex>       one(order());
+    std::vector<std::vector<neuron_kernel>> kernels(ranks.size());
+    for (size_t rank = 0; rank < ranks.size(); rank++) {
+        const std::lock_guard<std::mutex> lock(ranks[rank]->device->core->mutex);
+        for (const neuron_group & group : ranks[rank]->planner.find_groups(k.graphs[rank].graph).groups) {
+            for (const neuron_kernel & kernel : group.kernels()) {
+                if (collective.count(kernel.neff_number())) {
+                    kernels[rank].push_back(kernel);
+                }
+            }
+        }
+        const auto same = [](const neuron_kernel & a, const neuron_kernel & b) {
+            return a.neff_number() == b.neff_number();
+        };
+        if (kernels[rank].empty() ||
+            !std::equal(kernels[0].begin(), kernels[0].end(), kernels[rank].begin(), kernels[rank].end(), same)) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < kernels[0].size(); i++) {
+        const bool loaded = on_all_ranks([&](size_t rank) {
+            return ranks[rank]->device->core->load_collective(kernels[rank][i], (uint32_t) rank,
+                                                              (uint32_t) ranks.size());
+        });
+        if (!loaded) {
+            collective.clear();  // collectives are of no use any more: parts are computed one by one from now on
+            return false;
+        }
+    }
+    return true;
+}
+
+bool neuron_chain::has_collective(const neuron_planned & planned) const {
+    return planned.members.size() > 1 && std::any_of(planned.members.begin(), planned.members.end(),
+                                                     [](const auto & m) { return neuron_is_all_reduce(m.node); });
+}
+
+neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, known & k) {
+    const std::lock_guard<std::mutex>         one(order());
+    std::vector<std::unique_lock<std::mutex>> graphs;
+    std::vector<const neuron_plan *>          plans(ranks.size());
+    std::vector<std::vector<uint64_t>>        schedules(ranks.size());
+    for (size_t rank = 0; rank < ranks.size(); rank++) {
+        ggml_backend_neuron_context & ctx  = *ranks[rank];
+        neuron_core &                 core = *ctx.device->core;
+        graphs.emplace_back(core.graph_mutex);
+        const std::lock_guard<std::mutex> lock(core.mutex);
+        ctx.computed = true;
+        if (ctx.stream.failed != NRT_SUCCESS || core.write_staged() != NRT_SUCCESS ||
+            ctx.planner.get(k.graphs[rank].graph, &plans[rank]) != GGML_STATUS_SUCCESS) {
+            return outcome::UNUSABLE;
+        }
+        for (const neuron_planned & planned : plans[rank]->nodes) {
+            if (is_reduction(planned)) {
+                schedules[rank].push_back(0);
+            } else if (has_collective(planned)) {
+                if (planned.launches.empty()) {
+                    return outcome::UNUSABLE;
+                }
+                for (const neuron_planned_launch & launch : planned.launches) {
+                    schedules[rank].push_back(launch.bound_launch->model->kernel.neff_number() + 1);
+                    schedules[rank].push_back(
+                        (uint64_t) std::count_if(planned.members.begin(), planned.members.end(),
+                                                 [](const neuron_member & m) { return neuron_is_all_reduce(m.node); }));
+                }
+            }
+        }
+        if (schedules[rank] != schedules[0]) {
+            return outcome::UNUSABLE;
+        }
+    }
+    std::vector<size_t> at(ranks.size());
+    const auto          run = [&](size_t rank) {
+        ggml_backend_neuron_context &     ctx  = *ranks[rank];
+        neuron_core &                     core = *ctx.device->core;
+        const std::lock_guard<std::mutex> lock(core.mutex);
+        ctx.stream.graph += at[rank] == 0;
+        const std::vector<neuron_planned> & nodes  = plans[rank]->nodes;
+        enum ggml_status                    status = GGML_STATUS_SUCCESS;
+        for (; status == GGML_STATUS_SUCCESS && at[rank] < nodes.size() && !is_reduction(nodes[at[rank]]); at[rank]++) {
+            status = neuron_compute(core, ctx.stream, nodes[at[rank]]);
+        }
+        if (status != GGML_STATUS_SUCCESS || at[rank] == nodes.size()) {
+            const NRT_STATUS finished = core.finish(ctx.stream);
+            return status == GGML_STATUS_SUCCESS && finished == NRT_SUCCESS;
+        }
+        return true;
+    };
+    bool worked = on_all_ranks(run);
+    while (worked && at[0] < plans[0]->nodes.size()) {
+        const ggml_tensor * summand = plans[0]->nodes[at[0]].last()->src[0];
+        const auto s = std::find_if(taken.begin(), taken.end(),
+                                    [summand](const step & one) { return !one.part && one.tensors[0] == summand; });
+        std::vector<ggml_tensor *> tensors = s->tensors;
+        worked                             = reduce(tensors.data());
+        for (size_t & place : at) {
+            place++;
+        }
+        worked = worked && on_all_ranks(run);
+    }
+    if (!worked) {
+        return outcome::FAILED;
+    }
+    for (size_t rank = 0; rank < ranks.size(); rank++) {
+        const std::lock_guard<std::mutex> lock(ranks[rank]->device->core->mutex);
+        ranks[rank]->statistics.add(k.graphs[rank].graph, *plans[rank]);
+    }
+    return outcome::DONE;
+}
