@@ -88,7 +88,7 @@ def _weights(weights: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _broken(text: str) -> list[str]:
-    """Returns a line as several where it is long, at the spaces behind its commas; items of the innermost list begin at one column."""
+    """Returns a line as several where it is long; items of the innermost list begin at one column."""
     return textwrap.wrap(
         text,
         _WIDTH,
