@@ -2,7 +2,7 @@
 `./bazelw run //benchmarks:forecast_models`.
 
 llama.cpp says what it computes for one token and for a prompt of 512 with 1,024 cells, from the models' headers; each layer is one
-kernel. More than one core is not built yet. Quantized weights have the layouts that `kernelgen model` chooses, for one token, the
+kernel. Of more than one core each does an even part of the work. Quantized weights have the layouts that `kernelgen model` chooses, for one token, the
 target and the number of cores. Before, they were as ggml has them, and multiplied in F32: the same counts, with the rate of F32.
 A second table has FLOPs in F32 and bytes that are read, of a layer's launch and of a token, before and now. `--markdown` prints
 both for docs/forecast.md.
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str]) -> int:
     exporter, catalog = Exporter(programs.exporter, programs.libraries), Catalog([builtin_library()])
     if not args.markdown:
         print("ms of a token and tokens a second, in parentheses what does not fit; modelled, not measured")
-        print(f"one sequence, {N_KV:,} cells; more than 1 core is not built yet\n")
+        print(f"one sequence, {N_KV:,} cells; of more than 1 core each does an even part of the work\n")
     print(line(HEADS, LINE, args.markdown))
     if args.markdown:
         print("|---|---|---|---|--:|--:|--:|--:|---|--:|--:|--:|")

@@ -164,7 +164,7 @@ NRT_STATUS nrt_load_collectives(const void *   neff,
 // first nrt_load_collectives does this with its own numbers.
 NRT_STATUS nrt_build_global_comm(int32_t vnc, uint32_t g_device_id, uint32_t g_device_count);
 
-// Waits for all ranks, by way of a small all-reduce (nrt_experimental.h).
+// Waits for all ranks with a small all-reduce (nrt_experimental.h).
 NRT_STATUS nrt_barrier(int32_t vnc, uint32_t g_device_id, uint32_t g_device_count);
 
 NRT_STATUS nrt_execute(nrt_model_t * model, const nrt_tensor_set_t * inputs, nrt_tensor_set_t * outputs);
