@@ -25,7 +25,6 @@ from typing import Any
 from kernelgen.hlo import custom_calls, proto
 
 MODULE_NAME = "kernel"
-MUST_ALIAS_SUFFIX = ".must_alias_input"
 
 # Fields of a module that say how or where it was made, or how several devices share it, and not what it computes.
 _MODULE_NOISE = (
@@ -282,7 +281,7 @@ def _name(
     module: Any, entry: Any, inputs: Sequence[str], outputs: Sequence[str] | None, aliases: dict[int, int]
 ) -> None:
     module.name = module.entry_computation_name = MODULE_NAME
-    names = [name + MUST_ALIAS_SUFFIX if n in aliases.values() else name for n, name in enumerate(inputs)]
+    names = [name + proto.MUST_ALIAS_SUFFIX if n in aliases.values() else name for n, name in enumerate(inputs)]
     for computation in module.computations:
         computation.name = MODULE_NAME if computation.id == entry.id else f"computation.{computation.id}"
         for i in computation.instructions:

@@ -16,7 +16,6 @@ from kernelgen.hlo import estimate as estimates
 from kernelgen.hlo import lint_mistakes as mistakes
 from kernelgen.hlo import lint_mx, proto
 from kernelgen.hlo import lint_published as published
-from kernelgen.hlo.canonicalize import MUST_ALIAS_SUFFIX
 from kernelgen.hlo.linted import LintedModule, element_type, shapes
 from kernelgen.targets import MAX_INSTRUCTIONS, TARGETS, Target
 
@@ -270,7 +269,7 @@ def _written_in_place(m: LintedModule, target: Target | None) -> Iterator[tuple[
         shared[entry.parameter_number] = entry.output_shape_index[0] if entry.output_shape_index else 0
     for number, p in enumerate(parameters):
         if number not in shared:
-            if p.name.endswith(MUST_ALIAS_SUFFIX):
+            if p.name.endswith(proto.MUST_ALIAS_SUFFIX):
                 yield p, "no result is written to the memory of this input"
             continue
         of = results[shared[number]] if 0 <= shared[number] < len(results) else None

@@ -20,6 +20,8 @@ INPUT_NAMES = "neff_input_names"
 """The frontend attribute that names a parameter's tensor in the NEFF."""
 OUTPUT_NAMES = "neff_output_names"
 """The frontend attribute of the root that names the results' tensors, joined by commas."""
+MUST_ALIAS_SUFFIX = ".must_alias_input"
+"""What the NEFF's tensor of a parameter that a result is written over is called at the end."""
 
 _PACKAGE = "kernelgen.hlo"
 
