@@ -1,5 +1,6 @@
 // Preloaded into a program of llama.cpp that was built with dynamic backends but loads none by itself, such as test-llama-archs: loads
-// them before main. What the program starts gets nothing preloaded.
+// them before main, and behind it writes what waits in llama.cpp's log, whose thread would lose it. What the program starts gets nothing
+// preloaded.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,7 +17,14 @@ static int main_with_backends(int argc, char ** argv, char ** envp) {
     if (load_all) {
         load_all();
     }
-    return program(argc, argv, envp);
+    int status                     = program(argc, argv, envp);
+    // common_log_flush(common_log_main()) of common/log.h, where the program has it
+    void * (*log_of_program)(void) = (void * (*)(void) ) dlsym(RTLD_DEFAULT, "_Z15common_log_mainv");
+    void (*flush)(void *)          = (void (*)(void *)) dlsym(RTLD_DEFAULT, "_Z16common_log_flushP10common_log");
+    if (log_of_program && flush) {
+        flush(log_of_program());
+    }
+    return status;
 }
 
 // The C library's own: it calls main when all libraries are initialized.
