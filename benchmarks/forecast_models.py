@@ -1,11 +1,11 @@
 """What a token of published models takes by the forecast, on each target and over 1, 2 and 4 cores:
 `./bazelw run //benchmarks:forecast_models`.
 
-llama.cpp says what it computes for one token and for a prompt of 512 with 1,024 cells, from the models' headers; each layer is one
-kernel. Of more than one core each does an even part of the work. Quantized weights have the layouts that `kernelgen model` chooses, for one token, the
-target and the number of cores. Before, they were as ggml has them, and multiplied in F32: the same counts, with the rate of F32.
-A second table has FLOPs in F32 and bytes that are read, of a layer's launch and of a token, before and now. `--markdown` prints
-both for docs/forecast.md.
+llama.cpp says what it computes for one token and for a prompt of 512 with 1,024 cells, from the models' headers; each layer is
+one kernel. Of more than one core each does an even part of the work. Quantized weights have the layouts that `kernelgen model`
+chooses, for one token, the target and the number of cores. Before, they were as ggml has them, and multiplied in F32: the same
+counts, with the rate of F32. A second table has FLOPs in F32 and bytes that are read, of a layer's launch and of a token,
+before and now. `--markdown` prints both for docs/forecast.md.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> I
         work = counted(spec, sbuf)
         return in_f32(work) if quantized(spec) else work
 
-    for target in SHOWN:
+    def row(target: str) -> Row:
         chip = chips.of(target)
         sbuf = sbuf_bytes(chip)
         choices = {cores: choice for cores in CORES for choice in choose(token, [chip], cores)}
@@ -167,15 +167,15 @@ def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> I
         widened |= {cores: choice.chosen.widened for cores, choice in choices.items()}
 
         def now(graph: Graph, cores: int) -> CallForecast:
-            in_bf16 = widened[cores]  # noqa: B023
+            in_bf16 = widened[cores]
 
             def work_of(spec: Spec) -> Work:
-                return counted(laid_out(spec, in_bf16), sbuf)  # noqa: B023
+                return counted(laid_out(spec, in_bf16), sbuf)
 
-            return forecast(graph, (), groups, chip, work_of, layers=header.layers, cores=cores, widened=in_bf16)  # noqa: B023
+            return forecast(graph, (), groups, chip, work_of, layers=header.layers, cores=cores, widened=in_bf16)
 
         past = [
-            forecast(graph, (), groups, chip, lambda spec: before(spec, sbuf), layers=header.layers)  # noqa: B023
+            forecast(graph, (), groups, chip, lambda spec: before(spec, sbuf), layers=header.layers)
             for graph in (token, prompt)
         ]
         if missing := sum(one.missing for one in past):
@@ -191,7 +191,9 @@ def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> I
         ]
         layouts = choices[1].name if choices else ""
         tokens = tuple(now(token, cores) for cores in CORES)
-        yield Row(target, tokens, now(prompt, 1), *past, layouts, (sums[0], sums[1]))
+        return Row(target, tokens, now(prompt, 1), *past, layouts, (sums[0], sums[1]))
+
+    yield from map(row, SHOWN)
 
 
 def fields(row: Row) -> tuple[str, ...]:

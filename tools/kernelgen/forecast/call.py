@@ -107,8 +107,8 @@ def forecast(
 ) -> CallForecast:
     """Returns what a call takes.
 
-    A graph of one of several devices counts as it is: its slices and its sums. An execution with a sum in it is a barrier, which a
-    queue hides but for one. Where there is no kernel for a sum, it goes over the host, as the backend adds it up.
+    A graph of one of several devices counts as it is: its slices and its sums. An execution with a sum in it is a barrier; in a
+    queue only one of them costs time. The host adds what has no kernel for its sum, as the backend does.
     Of another graph with more than one core the work of each kernel is divided, and cores sum up twice in a layer, behind attention
     and behind the feed-forward network.
 

@@ -56,7 +56,7 @@ def _instructions(graph: Graph, segment: Segment) -> int:
 
 
 def _parts(graph: Graph, *, sums: bool) -> list[Segment]:
-    """Returns what a device computes between two sums over devices; layers where there are no sums.
+    """Returns what a device computes between two sums over devices, or the layers of a graph without sums.
 
     Args:
         graph: the graph.
