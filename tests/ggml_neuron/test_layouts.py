@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -200,6 +201,16 @@ def test_a_buffer_of_rounded_weights_is_cleared_with_nothing_but_zeros(run_layou
     result = run_layouts("clear:q8_0:bf16", GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
     assert result.status == -signal.SIGABRT
     assert "clearing a buffer: in this layout it can be cleared with 0 alone" in result.log
+
+
+def test_threads_pack_the_same_bytes(run_layouts: RunLayouts, both: Path) -> None:
+    asked = [f"digest:{t}" for t in ("q8_0", "q4_K", "f16", "f32", "q8_0:bf16", f"q4_K:{F8}", f"f16:{F8}")]
+    results = [run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_REPACK_THREADS=n) for n in ("1", "5")]
+    digests = []
+    for result in results:
+        good(result, asked)
+        digests.append(re.findall(r"^[0-9a-f]{16}$", result.log, re.MULTILINE))
+    assert len(digests[0]) == len(asked) and digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("buffers", ["device", "host"])

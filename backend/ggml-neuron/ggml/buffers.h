@@ -57,8 +57,9 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
 // is yet to be done.
 std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 
-// Bytes that are brought into a layout or out of it at once, unless a unit has more.
-static constexpr size_t PACK_CHUNK = (size_t) 4 << 20;
+// Bytes that are brought into a layout or out of it at once, unless a unit has more: at least, and for each thread.
+static constexpr size_t PACK_CHUNK            = (size_t) 4 << 20;
+static constexpr size_t PACK_CHUNK_PER_THREAD = (size_t) 1 << 20;
 
 // Where bytes of a tensor that is in a layout are.
 struct neuron_packed_bytes {
@@ -83,7 +84,8 @@ struct neuron_packed_bytes {
     // returns "".
     template <typename F> std::string for_each_chunk(F use) const {
         const size_t unit  = layout.unit();
-        const size_t chunk = std::max(PACK_CHUNK / unit, (size_t) 1) * unit;
+        const size_t bytes = std::max(PACK_CHUNK, neuron_repack_threads() * PACK_CHUNK_PER_THREAD);
+        const size_t chunk = std::max(bytes / unit, (size_t) 1) * unit;
         const size_t end   = (last + unit - 1) / unit * unit;
         std::string  failure;
         for (size_t at = first / unit * unit; at < end && failure.empty(); at += chunk) {

@@ -226,6 +226,21 @@ static void copies(ggml_type type) {
     check(contents(v) == std::vector<uint8_t>(begin, begin + (std::ptrdiff_t) ggml_nbytes(v)), "a view");
 }
 
+// Prints a number that tells what is in device memory of a weight that is large enough for several threads.
+static void digest(ggml_type type) {
+    tensors       t;
+    ggml_tensor * w = ggml_new_tensor_3d(t.get(), type, 1024, 1131, 2);
+    t.allocate(extra_buft());
+    const std::vector<uint8_t> given = noise(ggml_nbytes(w));
+    ggml_backend_tensor_set(w, given.data(), 0, given.size());
+    check(contents(w) == given, "what is read back is not what was written");
+    uint64_t sum = 14695981039346656037u;  // FNV-1a
+    for (const uint8_t byte : stored(w)) {
+        sum = (sum ^ byte) * 1099511628211u;
+    }
+    printf("%016llx\n", (unsigned long long) sum);
+}
+
 //
 // products
 //
@@ -470,6 +485,7 @@ int main(int argc, char ** argv) {
         { "parts",        parts                                            },
         { "clear",        clear                                            },
         { "copies",       copies                                           },
+        { "digest",       digest                                           },
         { "product",      [](ggml_type t) { product_of(t, false, false); } },
         { "experts",      [](ggml_type t) { product_of(t, true, false); }  },
         { "group",        [](ggml_type t) { product_of(t, false, true); }  },
