@@ -8,6 +8,7 @@
 #include "plan/plan.h"
 #include "select/tensors.h"
 #include "weights/layouts.h"
+#include "weights/originals.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -36,9 +37,16 @@ struct neuron_buffer {
     // Held while a tensor in a layout is changed: what does not begin and end at its units is read first.
     std::mutex packing;
 
-    // Of buffers for a layout that is not a permutation: host memory that has the original of each tensor, where ggml has the tensor in
-    // the buffer.
-    char * originals = nullptr;
+    // Of buffers for a layout that is not a permutation: the original of each tensor.
+    neuron_originals originals;
+
+    // Of buffers for a layout, what was set of whole tensors. Needs `packing`.
+    struct {
+        size_t n       = 0;
+        size_t bytes   = 0;  // as ggml has them
+        size_t taken   = 0;  // of the buffer
+        double seconds = 0;
+    } repacked;
 
     neuron_host_copies copies;
 };
@@ -96,7 +104,7 @@ struct neuron_packed_bytes {
 };
 
 // Reads bytes of a tensor that is in a layout, as ggml has them; returns "" when it worked.
-std::string neuron_read_packed(const neuron_buffer &                                      buffer,
+std::string neuron_read_packed(neuron_buffer &                                            buffer,
                                const neuron_packed_bytes &                                p,
                                uint8_t *                                                  data,
                                const std::function<std::string(void *, size_t, size_t)> & read);
