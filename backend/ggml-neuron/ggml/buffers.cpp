@@ -101,6 +101,26 @@ std::string neuron_read_packed(neuron_buffer &                                  
     });
 }
 
+namespace {
+
+// Room for what threads write. It is not set to 0, which one thread would do.
+class neuron_room {
+  public:
+    uint8_t * get(size_t n) {
+        if (n > size) {
+            bytes.reset(new uint8_t[n]);
+            size = n;
+        }
+        return bytes.get();
+    }
+
+  private:
+    std::unique_ptr<uint8_t[]> bytes;
+    size_t                     size = 0;
+};
+
+}  // namespace
+
 // Keeps bytes of a tensor, or the whole of it, whose layout is not a permutation, and writes the units that they are in. Needs the buffer's
 // `packing`.
 static std::string neuron_write_converted(neuron_buffer &             ctx,
@@ -116,12 +136,13 @@ static std::string neuron_write_converted(neuron_buffer &             ctx,
         }
         original = ctx.originals.copy_of(p.begin);
     }
-    std::vector<uint8_t> stored;
+    neuron_room room;
     return p.for_each_chunk([&](size_t at, size_t size) {
-        const size_t n_units = size / p.layout.unit();
-        stored.resize(n_units * p.layout.stored_unit());
-        p.layout.pack(original + at, stored.data(), n_units);
-        return ctx.memory->write(stored.data(), p.stored_at(at), stored.size());
+        const size_t n_units     = size / p.layout.unit();
+        const size_t stored_size = n_units * p.layout.stored_unit();
+        uint8_t *    stored      = room.get(stored_size);
+        p.layout.pack(original + at, stored, n_units);
+        return ctx.memory->write(stored, p.stored_at(at), stored_size);
     });
 }
 
@@ -133,26 +154,26 @@ static std::string neuron_write_packed(neuron_buffer &             ctx,
     if (!p.layout.is_permutation()) {
         return neuron_write_converted(ctx, p, data, whole);
     }
-    std::vector<uint8_t> packed;
+    neuron_room          room;
     std::vector<uint8_t> plain;
     return p.for_each_chunk([&](size_t at, size_t size) {
+        uint8_t *       packed  = room.get(size);
         const size_t    n_units = size / p.layout.unit();
         const size_t    from    = std::max(at, p.first);
         const size_t    to      = std::min(at + size, p.last);
         const uint8_t * given   = data + (from - p.first);
-        packed.resize(size);
         if (to - from < size) {  // the rest stays as it is
             plain.resize(size);
-            const std::string failure = ctx.memory->read(packed.data(), p.begin + at, size);
+            const std::string failure = ctx.memory->read(packed, p.begin + at, size);
             if (!failure.empty()) {
                 return failure;
             }
-            p.layout.unpack(packed.data(), plain.data(), n_units);
+            p.layout.unpack(packed, plain.data(), n_units);
             memcpy(plain.data() + (from - at), given, to - from);
             given = plain.data();
         }
-        p.layout.pack(given, packed.data(), n_units);
-        return ctx.memory->write(packed.data(), p.begin + at, size);
+        p.layout.pack(given, packed, n_units);
+        return ctx.memory->write(packed, p.begin + at, size);
     });
 }
 
