@@ -563,6 +563,7 @@ def test_a_value_that_a_variable_does_not_have_is_reported(run: Run, kernels: Pa
         "GGML_NEURON_LOG": ("0, 1 or 2", 0),
         "GGML_NEURON_QUEUE_DEPTH": ("a number from 1 to N", 3),
         "GGML_NEURON_REPACK": ("0 or 1", 1),
+        "GGML_NEURON_REPACK_THREADS": ("a number from 1 to N", len(os.sched_getaffinity(0))),
     }
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **dict.fromkeys(known, value))
     assert result.said == {"add": "ok"}

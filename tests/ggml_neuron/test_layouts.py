@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -200,6 +201,39 @@ def test_a_buffer_of_rounded_weights_is_cleared_with_nothing_but_zeros(run_layou
     result = run_layouts("clear:q8_0:bf16", GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
     assert result.status == -signal.SIGABRT
     assert "clearing a buffer: in this layout it can be cleared with 0 alone" in result.log
+
+
+def test_threads_pack_the_same_bytes(run_layouts: RunLayouts, both: Path) -> None:
+    asked = [f"digest:{t}" for t in ("q8_0", "q4_K", "f16", "f32", "q8_0:bf16", f"q4_K:{F8}", f"f16:{F8}")]
+    results = [
+        run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_REPACK_THREADS=n, GGML_NEURON_LOG="1")
+        for n in ("1", "5")
+    ]
+    digests = []
+    for n, result in zip((1, 5), results, strict=True):
+        good(result, asked)
+        assert result.log.count(f"s by at most {n} threads; originals: ") == len(asked), result.log
+        digests.append(re.findall(r"^[0-9a-f]{16}$", result.log, re.MULTILINE))
+    assert len(digests[0]) == len(asked) and digests[0] == digests[1]
+
+
+def test_a_weight_in_a_file_is_not_copied(run_layouts: RunLayouts, both: Path) -> None:
+    asked = [f"mapped:{t}" for t in ("q8_0", "f16", "q8_0:bf16", "q4_K:bf16", f"q4_K:{F8}")]
+    good(run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both), asked)
+    asked = ["memory:q8_0:bf16", f"memory:f16:{F8}"]
+    result = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_REPACK_THREADS="2", GGML_NEURON_LOG="1")
+    good(result, asked)
+    assert "NEURON0_bf16: 1 weights, 17.0 MiB, repacked in " in result.log
+    assert result.log.count("originals: 17.0 MiB in the model's file, 0.0 MiB in host memory") == 1
+    assert result.log.count("originals: 0.0 MiB in the model's file, 17.0 MiB in host memory") == 5
+
+
+def test_a_file_that_was_changed_is_not_read(run_layouts: RunLayouts, both: Path) -> None:
+    result = run_layouts("changed:q8_0:bf16", GGML_NEURON_KERNEL_DIR=both)
+    assert result.status == -signal.SIGABRT
+    assert re.search(
+        "reading tensor '.*': the file /tmp/layouts-.* was changed after the weight was loaded", result.log
+    )
 
 
 @pytest.mark.parametrize("buffers", ["device", "host"])

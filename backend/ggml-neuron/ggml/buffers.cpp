@@ -12,6 +12,7 @@
 
 #include <sys/mman.h>
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -59,9 +60,6 @@ neuron_buffer::~neuron_buffer() {
     if (base) {
         munmap(base, reserved);
     }
-    if (originals) {
-        munmap(originals, reserved);
-    }
 }
 
 static void ggml_backend_neuron_buffer_free_buffer(ggml_backend_buffer_t buffer) {
@@ -80,13 +78,12 @@ void neuron_require(const std::string & failure, const char * doing, const ggml_
     }
 }
 
-std::string neuron_read_packed(const neuron_buffer &                                      buffer,
+std::string neuron_read_packed(neuron_buffer &                                            buffer,
                                const neuron_packed_bytes &                                p,
                                uint8_t *                                                  data,
                                const std::function<std::string(void *, size_t, size_t)> & read) {
     if (!p.layout.is_permutation()) {
-        memcpy(data, buffer.originals + p.begin + p.first, p.last - p.first);
-        return "";
+        return buffer.originals.read(p.begin + p.first, data, p.last - p.first);
     }
     std::vector<uint8_t> packed;
     std::vector<uint8_t> plain;
@@ -104,45 +101,79 @@ std::string neuron_read_packed(const neuron_buffer &                            
     });
 }
 
-// Keeps bytes of a tensor whose layout is not a permutation, and writes the units that they are in. Needs the buffer's `packing`.
-static std::string neuron_write_converted(neuron_buffer & ctx, const neuron_packed_bytes & p, const uint8_t * data) {
-    auto * original = (uint8_t *) ctx.originals + p.begin;
-    memcpy(original + p.first, data, p.last - p.first);
-    std::vector<uint8_t> stored;
+namespace {
+
+// Room for what threads write. It is not set to 0, which one thread would do.
+class neuron_room {
+  public:
+    uint8_t * get(size_t n) {
+        if (n > size) {
+            bytes.reset(new uint8_t[n]);
+            size = n;
+        }
+        return bytes.get();
+    }
+
+  private:
+    std::unique_ptr<uint8_t[]> bytes;
+    size_t                     size = 0;
+};
+
+}  // namespace
+
+// Keeps bytes of a tensor, or the whole of it, whose layout is not a permutation, and writes the units that they are in. Needs the buffer's
+// `packing`.
+static std::string neuron_write_converted(neuron_buffer &             ctx,
+                                          const neuron_packed_bytes & p,
+                                          const uint8_t *             data,
+                                          bool                        whole) {
+    const size_t    n        = p.last - p.first;
+    const uint8_t * original = data;
+    if (!whole || !ctx.originals.keep_pages(p.begin, data, n)) {
+        const std::string failure = ctx.originals.write(p.begin + p.first, data, n);
+        if (!failure.empty()) {
+            return failure;
+        }
+        original = ctx.originals.copy_of(p.begin);
+    }
+    neuron_room room;
     return p.for_each_chunk([&](size_t at, size_t size) {
-        const size_t n_units = size / p.layout.unit();
-        stored.resize(n_units * p.layout.stored_unit());
-        p.layout.pack(original + at, stored.data(), n_units);
-        return ctx.memory->write(stored.data(), p.stored_at(at), stored.size());
+        const size_t n_units     = size / p.layout.unit();
+        const size_t stored_size = n_units * p.layout.stored_unit();
+        uint8_t *    stored      = room.get(stored_size);
+        p.layout.pack(original + at, stored, n_units);
+        return ctx.memory->write(stored, p.stored_at(at), stored_size);
     });
 }
 
-// Writes bytes of a tensor that is in a layout; returns "" when it worked.
-static std::string neuron_write_packed(neuron_buffer & ctx, const neuron_packed_bytes & p, const uint8_t * data) {
-    const std::lock_guard<std::mutex> lock(ctx.packing);
+// Writes bytes of a tensor that is in a layout, or the whole of it; returns "" when it worked. Needs the buffer's `packing`.
+static std::string neuron_write_packed(neuron_buffer &             ctx,
+                                       const neuron_packed_bytes & p,
+                                       const uint8_t *             data,
+                                       bool                        whole = false) {
     if (!p.layout.is_permutation()) {
-        return neuron_write_converted(ctx, p, data);
+        return neuron_write_converted(ctx, p, data, whole);
     }
-    std::vector<uint8_t> packed;
+    neuron_room          room;
     std::vector<uint8_t> plain;
     return p.for_each_chunk([&](size_t at, size_t size) {
+        uint8_t *       packed  = room.get(size);
         const size_t    n_units = size / p.layout.unit();
         const size_t    from    = std::max(at, p.first);
         const size_t    to      = std::min(at + size, p.last);
         const uint8_t * given   = data + (from - p.first);
-        packed.resize(size);
         if (to - from < size) {  // the rest stays as it is
             plain.resize(size);
-            const std::string failure = ctx.memory->read(packed.data(), p.begin + at, size);
+            const std::string failure = ctx.memory->read(packed, p.begin + at, size);
             if (!failure.empty()) {
                 return failure;
             }
-            p.layout.unpack(packed.data(), plain.data(), n_units);
+            p.layout.unpack(packed, plain.data(), n_units);
             memcpy(plain.data() + (from - at), given, to - from);
             given = plain.data();
         }
-        p.layout.pack(given, packed.data(), n_units);
-        return ctx.memory->write(packed.data(), p.begin + at, size);
+        p.layout.pack(given, packed, n_units);
+        return ctx.memory->write(packed, p.begin + at, size);
     });
 }
 
@@ -155,17 +186,53 @@ static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffe
     auto *                    ctx = (neuron_buffer *) buffer->context;
     const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
     if (packed.layout) {
-        const std::vector<uint8_t> data(size, value);
+        const std::vector<uint8_t>        data(size, value);
+        const std::lock_guard<std::mutex> lock(ctx->packing);
         neuron_require(neuron_write_packed(*ctx, packed, data.data()), "setting", tensor);
         return;
     }
     neuron_require(ctx->memory->set(value, ctx->offset_of(tensor) + offset, size), "setting", tensor);
 }
 
+static bool neuron_is_whole(const ggml_tensor * tensor, size_t offset, size_t size) {
+    return !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor);
+}
+
+// Sets bytes of a tensor that is in a layout. Says, when the buffer has all that it has room for, how long that took: while it is filled,
+// llama.cpp shows how far it is.
+static void neuron_set_packed(ggml_backend_buffer_t       buffer,
+                              const ggml_tensor *         tensor,
+                              const neuron_packed_bytes & packed,
+                              const uint8_t *             data) {
+    neuron_buffer &                   ctx = *(neuron_buffer *) buffer->context;
+    const std::lock_guard<std::mutex> lock(ctx.packing);
+    const auto                        begin = std::chrono::steady_clock::now();
+    const bool                        whole = neuron_is_whole(tensor, packed.first, packed.last - packed.first);
+    neuron_require(neuron_write_packed(ctx, packed, data, whole), "writing", tensor);
+    if (!whole) {
+        return;
+    }
+    auto & all = ctx.repacked;
+    all.n++;
+    all.bytes += packed.last;
+    all.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const size_t taken = GGML_PAD(neuron_alloc_size(buffer->buft, tensor), NEURON_ALIGNMENT);
+    if (all.taken < buffer->size && all.taken + taken >= buffer->size) {
+        constexpr double MIB   = 1 << 20;
+        const auto       files = (double) ctx.originals.in_files();
+        const auto       bytes = (double) all.bytes;
+        NEURON_LOG("%s: %zu weights, %.1f MiB, repacked in %.1f s by at most %zu threads; originals: %.1f MiB in the "
+                   "model's file, %.1f MiB in host memory\n",
+                   ggml_backend_buft_name(buffer->buft), all.n, bytes / MIB, all.seconds, neuron_repack_threads(),
+                   files / MIB, ctx.originals ? (bytes - files) / MIB : 0.0);
+    }
+    all.taken += taken;
+}
+
 // ggml's allocators begin each tensor at a boundary, so that what is behind a whole one up to the next boundary is nobody else's.
 std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     const neuron_buffer & ctx   = *neuron_buffer_of(tensor);
-    const bool            whole = !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor);
+    const bool            whole = neuron_is_whole(tensor, offset, size);
     const size_t          begin = ctx.offset_of(tensor) + offset;
     const size_t          room  = whole && begin % NEURON_ALIGNMENT == 0 ? GGML_PAD(size, NEURON_ALIGNMENT) : size;
     return ctx.memory->stage(data, begin, size, room);
@@ -180,7 +247,7 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
     auto *                    ctx = (neuron_buffer *) buffer->context;
     const neuron_packed_bytes packed(ctx->base, tensor, (const char *) tensor->data + offset, size);
     if (packed.layout) {
-        neuron_require(neuron_write_packed(*ctx, packed, (const uint8_t *) data), "writing", tensor);
+        neuron_set_packed(buffer, tensor, packed, (const uint8_t *) data);
         return;
     }
     if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
@@ -297,7 +364,7 @@ static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8
     if (ctx->originals) {
         // The buffer does not know its tensors. Blocks of zeros are zeros in each layout; of other bytes the elements are unknown.
         neuron_require(value ? "in this layout it can be cleared with 0 alone" : "", "clearing a buffer", nullptr);
-        madvise(ctx->originals, ctx->reserved, MADV_DONTNEED);
+        ctx->originals.clear();
     }
     neuron_require(ctx->memory->set(value, 0, ctx->memory->size), "clearing a buffer", nullptr);
 }
@@ -316,9 +383,9 @@ static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {
     /* .reset           = */ NULL,
 };
 
-// Returns addresses that take no memory until they are written to, or NULL.
-static char * neuron_map(size_t size, int protection) {
-    void * begin = mmap(NULL, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+// Returns addresses that no other memory has, or NULL.
+static char * neuron_reserve(size_t size) {
+    void * begin = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return begin == MAP_FAILED ? nullptr : (char *) begin;
 }
 
@@ -333,12 +400,9 @@ static ggml_backend_buffer_t ggml_backend_neuron_buffer_type_alloc_buffer(ggml_b
     auto ctx                   = std::make_unique<neuron_buffer>();
     ctx->core                  = device->core.get();
     ctx->reserved              = std::max<size_t>(size, 1);
-    ctx->base                  = neuron_map(ctx->reserved, PROT_NONE);
+    ctx->base                  = neuron_reserve(ctx->reserved);
     const bool keeps_originals = !neuron_is_permutation(neuron_layout_of_buft(buft));
-    if (keeps_originals) {
-        ctx->originals = neuron_map(ctx->reserved, PROT_READ | PROT_WRITE);
-    }
-    if (!ctx->base || (keeps_originals && !ctx->originals)) {
+    if (!ctx->base || (keeps_originals && !ctx->originals.reserve(ctx->reserved))) {
         NEURON_ERROR("%s: no address range of %zu bytes\n", device->name.c_str(), size);
         return NULL;
     }

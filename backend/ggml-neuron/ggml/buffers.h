@@ -8,6 +8,7 @@
 #include "plan/plan.h"
 #include "select/tensors.h"
 #include "weights/layouts.h"
+#include "weights/originals.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -36,9 +37,16 @@ struct neuron_buffer {
     // Held while a tensor in a layout is changed: what does not begin and end at its units is read first.
     std::mutex packing;
 
-    // Of buffers for a layout that is not a permutation: host memory that has the original of each tensor, where ggml has the tensor in
-    // the buffer.
-    char * originals = nullptr;
+    // Of buffers for a layout that is not a permutation: the original of each tensor.
+    neuron_originals originals;
+
+    // Of buffers for a layout, what was set of whole tensors. Needs `packing`.
+    struct {
+        size_t n       = 0;
+        size_t bytes   = 0;  // as ggml has them
+        size_t taken   = 0;  // of the buffer
+        double seconds = 0;
+    } repacked;
 
     neuron_host_copies copies;
 };
@@ -57,8 +65,9 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
 // is yet to be done.
 std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 
-// Bytes that are brought into a layout or out of it at once, unless a unit has more.
-static constexpr size_t PACK_CHUNK = (size_t) 4 << 20;
+// Bytes that are brought into a layout or out of it at once, unless a unit has more: at least, and for each thread.
+static constexpr size_t PACK_CHUNK            = (size_t) 4 << 20;
+static constexpr size_t PACK_CHUNK_PER_THREAD = (size_t) 1 << 20;
 
 // Where bytes of a tensor that is in a layout are.
 struct neuron_packed_bytes {
@@ -83,7 +92,8 @@ struct neuron_packed_bytes {
     // returns "".
     template <typename F> std::string for_each_chunk(F use) const {
         const size_t unit  = layout.unit();
-        const size_t chunk = std::max(PACK_CHUNK / unit, (size_t) 1) * unit;
+        const size_t bytes = std::max(PACK_CHUNK, neuron_repack_threads() * PACK_CHUNK_PER_THREAD);
+        const size_t chunk = std::max(bytes / unit, (size_t) 1) * unit;
         const size_t end   = (last + unit - 1) / unit * unit;
         std::string  failure;
         for (size_t at = first / unit * unit; at < end && failure.empty(); at += chunk) {
@@ -94,7 +104,7 @@ struct neuron_packed_bytes {
 };
 
 // Reads bytes of a tensor that is in a layout, as ggml has them; returns "" when it worked.
-std::string neuron_read_packed(const neuron_buffer &                                      buffer,
+std::string neuron_read_packed(neuron_buffer &                                            buffer,
                                const neuron_packed_bytes &                                p,
                                uint8_t *                                                  data,
                                const std::function<std::string(void *, size_t, size_t)> & read);

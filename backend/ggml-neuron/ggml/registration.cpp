@@ -299,6 +299,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
 
 // GGML_NEURON_REPACK=0 keeps all weights as ggml has them.
 static bool ggml_backend_neuron_repacks() {
+    neuron_repack_threads();  // a value that is not a number is said before weights are loaded
     return neuron_switch("GGML_NEURON_REPACK", true);
 }
 

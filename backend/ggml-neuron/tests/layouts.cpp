@@ -13,9 +13,16 @@
 #include "ggml.h"
 #include "values.h"
 
+#include <fcntl.h>
+#include <malloc.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -224,6 +231,179 @@ static void copies(ggml_type type) {
     check(contents(other) == given && stored(other) == stored(w), "from the device's own buffer type");
     const auto begin = given.begin() + (std::ptrdiff_t) (w->nb[2] + w->nb[1]);
     check(contents(v) == std::vector<uint8_t>(begin, begin + (std::ptrdiff_t) ggml_nbytes(v)), "a view");
+}
+
+// Prints a number that tells what is in device memory of a weight that is large enough for several threads.
+static void digest(ggml_type type) {
+    tensors       t;
+    ggml_tensor * w = ggml_new_tensor_3d(t.get(), type, 1024, 1131, 2);
+    t.allocate(extra_buft());
+    const std::vector<uint8_t> given = noise(ggml_nbytes(w));
+    ggml_backend_tensor_set(w, given.data(), 0, given.size());
+    check(contents(w) == given, "what is read back is not what was written");
+    uint64_t sum = 14695981039346656037u;  // FNV-1a
+    for (const uint8_t byte : stored(w)) {
+        sum = (sum ^ byte) * 1099511628211u;
+    }
+    printf("%016llx\n", (unsigned long long) sum);
+}
+
+//
+// weights in files
+//
+
+// A file that is mapped, as a program maps a model.
+class mapped_file {
+  public:
+    static constexpr size_t OFFSET = 4096 + 96;  // of the weight: off the begin of a page, as most are
+
+    mapped_file(const std::vector<uint8_t> & weight,
+                const char *                 magic  = "GGUF",
+                int                          flags  = MAP_SHARED,
+                int                          access = PROT_READ) : size(OFFSET + weight.size()) {
+        const int file = mkstemp(path);
+        check(file >= 0 && pwrite(file, magic, 4, 0) == 4, "no file");
+        check(pwrite(file, weight.data(), weight.size(), OFFSET) == (ssize_t) weight.size(), "the file is not written");
+        void * mapped = mmap(nullptr, size, access, flags, file, 0);
+        close(file);
+        check(mapped != MAP_FAILED, "the file is not mapped");
+        begin = (uint8_t *) mapped;
+    }
+
+    ~mapped_file() {
+        munmap(begin, size);
+        unlink(path);
+    }
+
+    mapped_file(const mapped_file &) = delete;
+
+    const uint8_t * weight() const { return begin + OFFSET; }
+
+    // Writes other bytes to the weight, some seconds later by the file's own time.
+    void change() const {
+        const int                  file = open(path, O_WRONLY);
+        const std::vector<uint8_t> other(100, 1);
+        struct stat                status;
+        check(file >= 0 && pwrite(file, other.data(), other.size(), OFFSET) == 100 && fstat(file, &status) == 0,
+              "the file is not changed");
+        const struct timespec times[] = {
+            status.st_atim, { status.st_mtim.tv_sec + 5, 0 }
+        };
+        check(futimens(file, times) == 0, "the file has no other time");
+        close(file);
+    }
+
+    // Puts another file in its place.
+    void replace() const {
+        const mapped_file other(std::vector<uint8_t>(size - OFFSET, 7));
+        check(rename(other.path, path) == 0, "the file is not replaced");
+    }
+
+  private:
+    char      path[32] = "/tmp/layouts-XXXXXX";
+    size_t    size;
+    uint8_t * begin;
+};
+
+// What is set from a mapping is kept when the file is gone, and can be changed as any other weight.
+static void mapped(ggml_type type) {
+    tensors       t;
+    ggml_tensor * w     = weight(t, type);
+    ggml_tensor * other = weight(t, type);
+    t.allocate(extra_buft());
+    std::vector<uint8_t>       copy = noise(ggml_nbytes(w));
+    const std::vector<uint8_t> rest = noise(ggml_nbytes(w));
+    const auto                 same = [&](const char * when) {
+        check(contents(w) == copy, std::string("another weight, ") + when);
+        tensors       from_copy;
+        ggml_tensor * v = weight(from_copy, type);
+        from_copy.allocate(extra_buft());
+        ggml_backend_tensor_set(v, copy.data(), 0, copy.size());
+        check(stored(v) == stored(w), std::string("it is not stored as from a copy, ") + when);
+        check(contents(other) == rest, std::string("the other one is changed, ") + when);
+    };
+    {
+        const mapped_file file(copy);
+        const mapped_file second(rest);
+        ggml_backend_tensor_set(w, file.weight(), 0, copy.size());
+        ggml_backend_tensor_set(other, second.weight(), 0, rest.size());
+        same("as it was set");
+        file.replace();
+        same("when another file is in its place");
+    }
+    same("when the file is gone");
+    std::vector<uint8_t> part(copy.size() / 3);
+    ggml_backend_tensor_get(w, part.data(), 77, part.size());
+    check(memcmp(part.data(), copy.data() + 77, part.size()) == 0, "a part is another");
+    part = noise(part.size());
+    ggml_backend_tensor_set(w, part.data(), 33, part.size());
+    std::copy(part.begin(), part.end(), copy.begin() + 33);
+    same("when a part was set");
+    copy = noise(copy.size());
+    ggml_backend_tensor_set(w, mapped_file(copy).weight(), 0, copy.size());
+    same("when it was set again");
+    ggml_backend_buffer_clear(t.buffer.get(), 0);
+    check(contents(w) == std::vector<uint8_t>(copy.size()) && contents(other) == contents(w), "clear");
+}
+
+// KiB of the process's memory that are not in a file. What is free is given back first.
+static long memory_used() {
+    malloc_trim(0);
+    FILE * status = fopen("/proc/self/status", "r");
+    check(status != nullptr, "no /proc/self/status");
+    char line[200];
+    long kib = -1;
+    while (kib < 0 && fgets(line, sizeof(line), status)) {
+        sscanf(line, "RssAnon: %ld", &kib);
+    }
+    fclose(status);
+    check(kib >= 0, "the system does not say what memory is used");
+    return kib;
+}
+
+// KiB that a weight in a layout takes, with the simulator's device memory.
+static long memory_taken(ggml_type type, const uint8_t * data, size_t size) {
+    const long    before = memory_used();
+    tensors       t;
+    ggml_tensor * w = ggml_new_tensor_2d(t.get(), type, 4096, 4096);
+    t.allocate(extra_buft());
+    ggml_backend_tensor_set(w, data, 0, size);
+    std::vector<uint8_t> begin(100);
+    ggml_backend_tensor_get(w, begin.data(), 0, begin.size());
+    check(memcmp(begin.data(), data, begin.size()) == 0, "what is read back is not what was written");
+    return memory_used() - before;
+}
+
+// A weight that is in a file is not copied; one that can be changed unseen is.
+static void memory(ggml_type type) {
+    const std::vector<uint8_t> data  = noise(ggml_row_size(type, 4096) * 4096);
+    const auto                 size  = (long) (data.size() >> 10);
+    const long                 slack = size / 10;
+    memory_taken(type, data.data(), data.size());  // stacks of threads, which stay
+    const long copied  = memory_taken(type, data.data(), data.size());
+    const long in_file = memory_taken(type, mapped_file(data).weight(), data.size());
+    fprintf(stderr, "KiB of a weight of %ld: %ld from memory, %ld from a model's file\n", size, copied, in_file);
+    check(std::labs(copied - in_file - size) < slack, "from a file it takes as much");
+    const mapped_file others[] = {
+        { data, "GGML" },
+        { data, "GGUF", MAP_PRIVATE },
+        { data, "GGUF", MAP_SHARED, PROT_READ | PROT_WRITE },
+    };
+    for (const mapped_file & other : others) {
+        const long taken = memory_taken(type, other.weight(), data.size());
+        check(std::labs(copied - taken) < slack, "a weight that may change is not copied");
+    }
+}
+
+// Ends the program.
+static void changed(ggml_type type) {
+    tensors       t;
+    ggml_tensor * w = weight(t, type);
+    t.allocate(extra_buft());
+    const mapped_file file(noise(ggml_nbytes(w)));
+    ggml_backend_tensor_set(w, file.weight(), 0, ggml_nbytes(w));
+    file.change();
+    contents(w);
 }
 
 //
@@ -470,6 +650,10 @@ int main(int argc, char ** argv) {
         { "parts",        parts                                            },
         { "clear",        clear                                            },
         { "copies",       copies                                           },
+        { "digest",       digest                                           },
+        { "mapped",       mapped                                           },
+        { "memory",       memory                                           },
+        { "changed",      changed                                          },
         { "product",      [](ggml_type t) { product_of(t, false, false); } },
         { "experts",      [](ggml_type t) { product_of(t, true, false); }  },
         { "group",        [](ggml_type t) { product_of(t, false, true); }  },

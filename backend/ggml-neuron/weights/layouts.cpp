@@ -1,12 +1,16 @@
 #include "weights/layouts.h"
 
 #include "ggml-backend-impl.h"
+#include "report/environment.h"
 #include "select/tensors.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -142,25 +146,26 @@ float pack_tile(const float * from, size_t row_step, size_t n_rows, size_t n_col
     return scale;
 }
 
-// Stores a matrix in the layout f8_e4m3_128x128.
-void pack_f8(const ggml_tensor * root, const uint8_t * from, uint8_t * to) {
-    const auto         columns  = (size_t) root->ne[0];
-    const auto         rows     = (size_t) root->ne[1];
-    const size_t       codes    = f8_codes(root);
-    const auto         to_float = ggml_get_type_traits(root->type)->to_float;
-    std::vector<float> some(std::min(rows, F8_TILE) * columns);
-    memset(to + columns * rows, 0, codes - columns * rows);  // columns that fill up the last tile
-    for (size_t r = 0; r < rows; r += F8_TILE) {
-        const size_t n_rows = std::min(F8_TILE, rows - r);
-        for (size_t i = 0; i < n_rows; i++) {
-            to_float(from + (r + i) * root->nb[1], some.data() + i * columns, root->ne[0]);
-        }
-        for (size_t c = 0; c < columns; c += F8_TILE) {
-            const float scale =
-                pack_tile(some.data() + c, columns, n_rows, std::min(F8_TILE, columns - c), to + c * rows + r, rows);
-            const size_t tile = c / F8_TILE * n_tiles(root->ne[1]) + r / F8_TILE;
-            memcpy(to + codes + tile * sizeof(float), &scale, sizeof(float));
-        }
+// Stores a row of tiles of a matrix in the layout f8_e4m3_128x128, which begins with row `r`; with the first one the columns that fill up the
+// last tile. `some` is room for the elements.
+void pack_f8(const ggml_tensor * root, const uint8_t * from, uint8_t * to, size_t r, std::vector<float> & some) {
+    const auto   columns  = (size_t) root->ne[0];
+    const auto   rows     = (size_t) root->ne[1];
+    const size_t codes    = f8_codes(root);
+    const size_t n_rows   = std::min(F8_TILE, rows - r);
+    const auto   to_float = ggml_get_type_traits(root->type)->to_float;
+    some.resize(n_rows * columns);
+    if (r == 0) {
+        memset(to + columns * rows, 0, codes - columns * rows);
+    }
+    for (size_t i = 0; i < n_rows; i++) {
+        to_float(from + (r + i) * root->nb[1], some.data() + i * columns, root->ne[0]);
+    }
+    for (size_t c = 0; c < columns; c += F8_TILE) {
+        const float scale =
+            pack_tile(some.data() + c, columns, n_rows, std::min(F8_TILE, columns - c), to + c * rows + r, rows);
+        const size_t tile = c / F8_TILE * n_tiles(root->ne[1]) + r / F8_TILE;
+        memcpy(to + codes + tile * sizeof(float), &scale, sizeof(float));
     }
 }
 
@@ -190,17 +195,45 @@ void copy_field(const uint8_t * from, size_t from_step, uint8_t * to, size_t to_
     }
 }
 
-// Writes the transpose of a matrix of `rows` by `columns`, in tiles that a cache holds.
-template <typename T> void transpose(const uint8_t * from, uint8_t * to, size_t rows, size_t columns) {
+// Rows of a matrix that are transposed at once.
+constexpr size_t BAND = 128;
+
+// Writes the transpose of a band of a matrix of `rows` by `columns`, which begins with row `r`, in tiles that a cache holds.
+template <typename T> void transpose(const uint8_t * from, uint8_t * to, size_t rows, size_t columns, size_t r) {
     constexpr size_t TILE = 32;
-    for (size_t r0 = 0; r0 < rows; r0 += TILE) {
+    const size_t     end  = std::min(r + BAND, rows);
+    for (size_t r0 = r; r0 < end; r0 += TILE) {
         for (size_t c0 = 0; c0 < columns; c0 += TILE) {
-            for (size_t r = r0; r < std::min(r0 + TILE, rows); r++) {
+            for (size_t i = r0; i < std::min(r0 + TILE, end); i++) {
                 for (size_t c = c0; c < std::min(c0 + TILE, columns); c++) {
-                    memcpy(to + (c * rows + r) * sizeof(T), from + (r * columns + c) * sizeof(T), sizeof(T));
+                    memcpy(to + (c * rows + i) * sizeof(T), from + (i * columns + c) * sizeof(T), sizeof(T));
                 }
             }
         }
+    }
+}
+
+// Bytes for which a thread is worth its start, of some 20 us.
+constexpr size_t BYTES_PER_THREAD = (size_t) 256 << 10;
+
+// Calls use(first, last) for ranges of `n` parts of `bytes` bytes in all, each in a thread. Parts take the same time.
+template <typename F> void in_threads(size_t n, size_t bytes, F use) {
+    const size_t             n_threads = std::min({ neuron_repack_threads(), bytes / BYTES_PER_THREAD, n });
+    std::vector<std::thread> threads;
+    threads.reserve(n_threads);
+    size_t first = 0;
+    for (size_t i = 1; i < n_threads; i++) {
+        const size_t last = n * i / n_threads;
+        try {
+            threads.emplace_back([use, first, last] { use(first, last); });
+        } catch (const std::system_error &) {
+            break;  // the process has all threads that it may have: this one does the rest
+        }
+        first = last;
+    }
+    use(first, n);
+    for (std::thread & thread : threads) {
+        thread.join();
     }
 }
 
@@ -231,6 +264,16 @@ bool neuron_has_layout(enum ggml_type type, int32_t layout) {
 
 bool neuron_is_permutation(int32_t layout) {
     return layout != NEURON_KERNELS_FORM_BF16 && layout != NEURON_KERNELS_FORM_F8_E4M3_128X128;
+}
+
+size_t neuron_repack_threads() {
+    static const size_t n = [] {
+        constexpr size_t  MOST       = 1024;
+        const size_t      processors = std::max(std::thread::hardware_concurrency(), 1u);
+        const std::string what       = "a number from 1 to " + std::to_string(MOST);
+        return neuron_number("GGML_NEURON_REPACK_THREADS", what.c_str(), 1, MOST, std::min(processors, MOST));
+    }();
+    return n;
 }
 
 size_t neuron_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
@@ -281,13 +324,15 @@ neuron_layout::neuron_layout(const ggml_tensor * t) : root(neuron_root_of(t)), l
     }
 }
 
-template <bool PACK> void neuron_layout::permute(const uint8_t * from, uint8_t * to, size_t n_units) const {
-    const auto rows    = (size_t) root->ne[1];
-    const auto columns = (size_t) root->ne[0];
-    for (size_t i = 0; i < n_units; i++, from += unit_size, to += unit_size) {
+template <bool PACK> void neuron_layout::permute(const uint8_t * from, uint8_t * to, size_t first, size_t last) const {
+    const auto   rows    = (size_t) root->ne[PACK ? 1 : 0];
+    const auto   columns = (size_t) root->ne[PACK ? 0 : 1];
+    const size_t parts   = n_parts(PACK);
+    for (size_t i = first; i < last; i++) {
+        const size_t at = i / parts * unit_size;
         if (layout == NEURON_KERNELS_FORM_TRANSPOSED) {
             const auto move = ggml_type_size(root->type) == 4 ? transpose<uint32_t> : transpose<uint16_t>;
-            move(from, to, PACK ? rows : columns, PACK ? columns : rows);
+            move(from + at, to + at, rows, columns, i % parts * BAND);
             continue;
         }
         const size_t size     = ggml_type_size(root->type);
@@ -296,9 +341,9 @@ template <bool PACK> void neuron_layout::permute(const uint8_t * from, uint8_t *
         for (const size_t bytes : fields_of(root->type)->bytes) {
             const size_t plane = begin * n_blocks;
             if (PACK) {
-                copy_field(from + begin, size, to + plane, bytes, bytes, n_blocks);
+                copy_field(from + at + begin, size, to + at + plane, bytes, bytes, n_blocks);
             } else {
-                copy_field(from + plane, bytes, to + begin, size, bytes, n_blocks);
+                copy_field(from + at + plane, bytes, to + at + begin, size, bytes, n_blocks);
             }
             begin += bytes;
         }
@@ -309,25 +354,43 @@ size_t neuron_layout::stored_unit() const {
     return stored_unit_of(root, layout);
 }
 
-void neuron_layout::pack(const uint8_t * from, uint8_t * to, size_t n_units) const {
-    if (is_permutation()) {
-        permute<true>(from, to, n_units);
-        return;
-    }
-    if (layout == NEURON_KERNELS_FORM_F8_E4M3_128X128) {
-        for (size_t i = 0; i < n_units; i++) {
-            pack_f8(root, from + i * unit_size, to + i * stored_unit());
-        }
-        return;
-    }
-    const auto         to_float = ggml_get_type_traits(root->type)->to_float;
-    std::vector<float> row((size_t) root->ne[0]);
-    for (size_t i = 0; i < n_units; i++) {
-        to_float(from + i * unit_size, row.data(), root->ne[0]);
-        ggml_fp32_to_bf16_row(row.data(), (ggml_bf16_t *) (to + i * stored_unit()), root->ne[0]);
+size_t neuron_layout::n_parts(bool packs) const {
+    switch (layout) {
+        case NEURON_KERNELS_FORM_TRANSPOSED:
+            return ((size_t) root->ne[packs ? 1 : 0] + BAND - 1) / BAND;
+        case NEURON_KERNELS_FORM_F8_E4M3_128X128:
+            return n_tiles(root->ne[1]);
+        default:
+            return 1;
     }
 }
 
+void neuron_layout::pack_parts(const uint8_t * from, uint8_t * to, size_t first, size_t last) const {
+    if (is_permutation()) {
+        permute<true>(from, to, first, last);
+        return;
+    }
+    const auto         to_float = ggml_get_type_traits(root->type)->to_float;
+    const size_t       parts    = n_parts(true);
+    std::vector<float> some((size_t) root->ne[0]);
+    for (size_t i = first; i < last; i++) {
+        const uint8_t * unit   = from + i / parts * unit_size;
+        uint8_t *       stored = to + i / parts * stored_unit();
+        if (layout == NEURON_KERNELS_FORM_F8_E4M3_128X128) {
+            pack_f8(root, unit, stored, i % parts * F8_TILE, some);
+        } else {
+            to_float(unit, some.data(), root->ne[0]);
+            ggml_fp32_to_bf16_row(some.data(), (ggml_bf16_t *) stored, root->ne[0]);
+        }
+    }
+}
+
+void neuron_layout::pack(const uint8_t * from, uint8_t * to, size_t n_units) const {
+    in_threads(n_units * n_parts(true), n_units * unit_size,
+               [this, from, to](size_t first, size_t last) { pack_parts(from, to, first, last); });
+}
+
 void neuron_layout::unpack(const uint8_t * from, uint8_t * to, size_t n_units) const {
-    permute<false>(from, to, n_units);
+    in_threads(n_units * n_parts(false), n_units * unit_size,
+               [this, from, to](size_t first, size_t last) { permute<false>(from, to, first, last); });
 }

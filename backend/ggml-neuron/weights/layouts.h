@@ -1,7 +1,7 @@
 // Layouts of weights: other ways to store them than ggml's, which kernels ask for and buffers of a type of their own keep them in.
 //
 // docs/bundle-format.md describes the layouts. A unit, a row or a matrix, is stored by itself. Most layouts are permutations of its bytes;
-// from the others the original can't be restored, and the buffer keeps it in host memory.
+// from the others the original can't be restored, and the buffer keeps it: originals.h.
 
 #pragma once
 
@@ -35,6 +35,10 @@ bool neuron_has_layout(enum ggml_type type, int32_t layout);
 // Returns whether the original can be restored from what is in a layout.
 bool neuron_is_permutation(int32_t layout);
 
+// Returns how many threads pack a weight at most: GGML_NEURON_REPACK_THREADS, or as many as the process has processors. Says once when the
+// variable is not such a number.
+size_t neuron_repack_threads();
+
 // Returns the bytes of device memory that a tensor takes in buffers of a type. ggml reserves no less than its own size.
 size_t neuron_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t);
 
@@ -67,13 +71,18 @@ class neuron_layout {
     // Bytes of a unit as it is stored.
     size_t stored_unit() const;
 
+    // As many threads as neuron_repack_threads() says have parts of large units, or units.
     void pack(const uint8_t * from, uint8_t * to, size_t n_units) const;
 
     // Restores the original; of a permutation.
     void unpack(const uint8_t * from, uint8_t * to, size_t n_units) const;
 
   private:
-    template <bool PACK> void permute(const uint8_t * from, uint8_t * to, size_t n_units) const;
+    // Parts of a unit that are packed each by itself. Parts are numbered through all units.
+    size_t n_parts(bool packs) const;
+
+    void                      pack_parts(const uint8_t * from, uint8_t * to, size_t first, size_t last) const;
+    template <bool PACK> void permute(const uint8_t * from, uint8_t * to, size_t first, size_t last) const;
 
     const ggml_tensor * root;
     int32_t             layout;

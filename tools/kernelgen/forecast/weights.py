@@ -96,7 +96,7 @@ class Option:
         ms: of a call's products by weights.
         memory: what a core holds.
         cores: the fewest, of 1, 2, 4, …, that hold it; None where 64 do not.
-        host: bytes of host memory that the originals of widened weights take.
+        host: bytes of host memory that the originals of widened weights take where the model is loaded without mmap.
     """
 
     widened: Widened
@@ -158,7 +158,7 @@ class Choice:
         held = (one.memory.weights + one.memory.cache) / (1 << 30)
         parts = [f"{held:.1f} of {one.memory.device >> 30} GiB"]
         if one.host:
-            parts.append(f"{one.host / (1 << 30):.1f} GiB of host memory for the originals")
+            parts.append(f"{one.host / (1 << 30):.1f} GiB of host memory for the originals without mmap")
         if not has_room(one.memory):
             parts.append(f"fits over {one.cores} cores" if one.cores else f"does not fit {_CORES[-1]} cores")
         return f"{name} {one.ms:.1f} ms ({', '.join(parts)})"
