@@ -6,6 +6,7 @@
 #include "plan/compute.h"
 #include "report/log.h"
 #include "report/metrics.h"
+#include "report/record_graphs.h"
 #include "select/groups.h"
 #include "select/key_nodes.h"
 #include "select/tensors.h"
@@ -108,7 +109,7 @@ NRT_STATUS neuron_chain::finish() const {
 }
 
 bool neuron_chain::append(ggml_backend_neuron_context * rank, ggml_cgraph * part, enum ggml_status & status) {
-    if (collective.empty()) {
+    if (collective.empty() && !neuron_recording_graphs()) {
         return false;
     }
     const std::lock_guard<std::recursive_mutex> lock(mutex);
@@ -161,6 +162,13 @@ enum ggml_status neuron_chain::flush() {
     known &    k     = chains[key];
     if (first) {
         make(taken, k);
+        if (neuron_recording_graphs()) {
+            std::vector<ggml_cgraph *> graphs;
+            for (const chain_graph & c : k.graphs) {
+                graphs.push_back(c.graph);
+            }
+            neuron_record_split_graphs(graphs);
+        }
         k.usable = k.usable && load(k);
         NEURON_LOG("a chain of %zu parts and reductions has %s\n", taken.size(),
                    k.usable ? "kernels with reductions inside" : "no kernels for all ranks");
