@@ -93,6 +93,39 @@ def record(programs: Programs, model: Path, cores: int, **variables: str | Path)
     return model.parent / name
 
 
+def make_manifest(sources: list[Path], fuse: str, manifest: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "kernelgen", "model", *sources, "--fuse", fuse, "-o", manifest],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
+        check=True,
+    )
+
+
+def build_split(programs: Programs, exporter: Path, model: Path, fuse: str, devices: int = 2) -> Path:
+    """Returns the folder with kernels of parts of the prompt's call, with sums inside, and of its ops."""
+    sizes = "n_tokens=44,n_outputs=44,n_seqs=1,n_kv=256"
+    split: list[str | Path] = ["--split-mode", "tensor", "--devices", str(devices), "--ctx-size", "512"]
+    exported = subprocess.run(
+        [exporter, model, *split, "--graph", sizes],
+        env=programs.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder = model.parent / f"{fuse}-{devices}"
+    graphs, manifest = folder.with_suffix(".jsonl"), folder.with_suffix(".yaml")
+    graphs.write_text(exported.stdout)
+    make_manifest([graphs], fuse, manifest)
+    build(manifest, folder)
+    return folder
+
+
+def pack_for(programs: Programs, folder: Path) -> Path:
+    """Returns the pack of a folder for the target of the tests."""
+    (pack,) = folder.glob(f"*_{programs.target}.kernels.gguf")
+    return pack
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tensor") / "model.gguf"
@@ -160,21 +193,22 @@ def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, mo
     )
 
 
-def test_groups_are_the_parts_between_reductions(programs: Programs, model: Path, kernels: Path, right: Run) -> None:
-    folder = model.parent
-    steps: list[list[str | Path]] = [
-        ["model", folder / "recorded-2.yaml", folder / "steps.graphs", "--fuse", "layer", "-o", folder / "fused.yaml"],
-        ["build", folder / "fused.yaml", "--compiler", "simulator", "-o", folder / "fused"],
-    ]
-    for arguments in steps:
-        command: list[str | Path] = [sys.executable, "-m", "kernelgen", *arguments]
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT / "tools")}, check=True)
-    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{folder / 'fused'}:{kernels}")
+@pytest.mark.parametrize("fuse", ["parts", "step"])
+def test_graphs_that_are_recorded_have_reductions_between_parts(
+    programs: Programs, model: Path, kernels: Path, right: Run, fuse: str
+) -> None:
+    folder = model.parent / f"recorded-{fuse}"
+    manifest = folder.with_suffix(".yaml")
+    make_manifest([model.parent / "recorded-2.yaml", model.parent / "steps.graphs"], fuse, manifest)
+    build(manifest, folder)
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{folder}:{kernels}")
     check(got, right)
     assert NOTHING_ON_THE_CPU in got.log
     launches = [int(n) for n in re.findall(r"core \d+: (\d+) launches", got.log)]
     assert len(launches) == 2
-    assert max(launches) <= 2 * (2 * LAYERS + 2), got.log  # of the warm-up and of the prompt
+    # of the warm-up and of the prompt
+    assert max(launches) <= 2 * (2 * LAYERS + 2 if fuse == "parts" else 1), got.log
+    assert got.reductions == (2 * 2 * LAYERS if fuse == "parts" else 0)
 
 
 @pytest.mark.parametrize("fault", ["execute@9", "execute@31", "lost@31", "load/5"])
@@ -259,32 +293,34 @@ def test_architectures(programs: Programs, kernels: Path, architecture: str) -> 
 @pytest.fixture(scope="module")
 def steps(programs: Programs, exporter: Path, model: Path) -> Path:
     """Returns the folder with a kernel of a whole step with its sums inside, and with kernels of its ops."""
-    sizes = "n_tokens=44,n_outputs=44,n_seqs=1,n_kv=256"
-    split: list[str | Path] = ["--split-mode", "tensor", "--devices", "2", "--ctx-size", "512", "--graph", sizes]
-    exported = subprocess.run(
-        [exporter, model, *split], env=programs.environment(), capture_output=True, text=True, check=True
-    )
-    graphs, manifest = model.parent / "step.jsonl", model.parent / "step.yaml"
-    graphs.write_text(exported.stdout)
-    subprocess.run(
-        [sys.executable, "-m", "kernelgen", "model", graphs, "--fuse", "step", "-o", manifest],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
-        check=True,
-    )
-    build(manifest, model.parent / "step")
-    return model.parent / "step"
+    return build_split(programs, exporter, model, "step")
 
 
 def test_a_step_is_one_launch_on_each_core(
     programs: Programs, model: Path, kernels: Path, steps: Path, right: Run
 ) -> None:
-    """The warm-up, of two tokens, has no such kernel."""
+    """The warm-up, of two tokens, is computed by the kernel for 44."""
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}")
     check(got, right)
     assert NOTHING_ON_THE_CPU in got.log
-    assert got.reductions == 2 * LAYERS  # of the warm-up
+    assert got.reductions == 0
     grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches", got.log)
-    assert grouped and int(grouped[2]) == 2, got.log[-4000:]
+    assert grouped and int(grouped[2]) == 4, got.log[-4000:]  # on both cores
+
+
+@pytest.mark.parametrize(("fuse", "launches"), [("parts+sums", 2 * LAYERS + 2), ("layer", LAYERS + 2)])
+def test_a_launch_has_its_parts_and_the_sums_between(
+    programs: Programs, exporter: Path, model: Path, kernels: Path, right: Run, fuse: str, launches: int
+) -> None:
+    parts = build_split(programs, exporter, model, fuse)
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{parts}:{kernels}")
+    check(got, right)
+    assert NOTHING_ON_THE_CPU in got.log
+    assert "no kernel for" not in got.log
+    # a sum at the beginning of a kernel has no room for other numbers of tokens, as the warm-up's
+    assert got.reductions == (2 * LAYERS if fuse == "parts+sums" else 0)
+    grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches", got.log)
+    assert grouped and int(grouped[2]) <= 2 * 2 * launches, got.log[-4000:]  # on both cores
 
 
 @pytest.mark.parametrize("fault", ["rank@1", "absent@1", "wedged"])
@@ -306,3 +342,46 @@ def test_a_rank_that_fails_is_an_error(
     else:
         assert got.status != 0 and got.logits is None
         assert re.search(r"core \d: nrta_execute_schedule failed", got.log), got.log[-4000:]
+
+
+@pytest.mark.parametrize("fault", ["execute@150", "execute@160"])
+def test_what_fails_when_a_result_is_asked_for_fails_the_next_graph(
+    programs: Programs, model: Path, kernels: Path, steps: Path, fault: str
+) -> None:
+    """The CPU computes a layer's feed-forward network: what the cores kept before it runs when it reads their results."""
+    on_cpu = ("-ot", r"blk\.1\.ffn_.*=CPU")
+    got = compute(
+        programs, model, 2, *on_cpu, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}", NEURON_SIMULATOR_FAULT=fault
+    )
+    assert got.status != 0 and got.logits is None, got.log[-4000:]
+    assert "parts of a graph failed that were computed when a result was asked for: the next graph fails" in got.log
+    assert "a launch for an earlier graph failed after that was given back: this graph is not computed" in got.log
+
+
+def test_a_damaged_program_with_reductions_is_loaded_on_no_core(
+    programs: Programs, model: Path, kernels: Path, steps: Path, right: Run, tmp_path: Path
+) -> None:
+    pack = tmp_path / "damaged.kernels.gguf"
+    data = pack_for(programs, steps).read_bytes()
+    for neff in steps.rglob("graph-*.neff"):
+        at = data.find(neff.read_bytes()) + 500  # in the header's padding, which nrt does not look at
+        if at >= 500:
+            data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    pack.write_bytes(data)
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{pack}:{kernels}")
+    check(got, right)
+    assert re.search(r"core 1: graph-.* its NEFF is damaged", got.log), got.log[-4000:]
+    assert "nrt_load_collectives" not in got.log
+    assert got.reductions == 2 * 2 * LAYERS
+
+
+@pytest.mark.parametrize("cores", [4, pytest.param(3, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
+def test_cores_that_differ_compute_part_by_part(
+    programs: Programs, exporter: Path, model: Path, right: Run, cores: int
+) -> None:
+    """llama.cpp gives these cores unequal parts of the weights."""
+    step = build_split(programs, exporter, model, "step", cores)
+    got = compute(programs, model, cores, GGML_NEURON_KERNEL_DIR=f"{step}:{record(programs, model, cores)}")
+    check(got, right)
+    assert NOTHING_ON_THE_CPU in got.log
+    assert got.reductions == 2 * 2 * LAYERS

@@ -223,9 +223,15 @@ struct neuron_core {
     // takes long on a device. What fails is reported, and tried again when it is bound.
     void preload(const std::vector<neuron_kernel> & kernels);
 
+    // Reads the NEFF of a program with collectives, which is empty when it is loaded. Returns false, and reports why, when it is broken.
+    bool read_collective(const neuron_kernel & kernel, std::vector<uint8_t> & neff);
+
     // Loads a program with collectives as one of several ranks. Returns when all have called it, each from a thread of its own, or false
     // when that fails, which it reports.
-    bool load_collective(const neuron_kernel & kernel, uint32_t rank, uint32_t n_ranks);
+    bool load_collective(const neuron_kernel &        kernel,
+                         const std::vector<uint8_t> & neff,
+                         uint32_t                     rank,
+                         uint32_t                     n_ranks);
 
     // Returns whether the kernel's NEFF was tried and will never be used.
     bool is_broken(const neuron_kernel & kernel);

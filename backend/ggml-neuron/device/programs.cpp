@@ -216,19 +216,23 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
     return status;
 }
 
-bool neuron_core::load_collective(const neuron_kernel & kernel, uint32_t rank, uint32_t n_ranks) {
+bool neuron_core::read_collective(const neuron_kernel & kernel, std::vector<uint8_t> & neff) {
     const std::lock_guard<std::mutex> lock(mutex);
     neuron_model &                    model = model_of(kernel);
-    if (model.handle) {
-        return true;
-    }
+    std::string                       message;
     model.collective = true;
-    std::string          message;
-    std::vector<uint8_t> neff;
-    if (!read_neff(model, neff, message)) {
-        return false;
-    }
-    const size_t     before = used();
+    neff.clear();
+    return model.handle || read_neff(model, neff, message);
+}
+
+bool neuron_core::load_collective(const neuron_kernel &        kernel,
+                                  const std::vector<uint8_t> & neff,
+                                  uint32_t                     rank,
+                                  uint32_t                     n_ranks) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    neuron_model &                    model = model_of(kernel);
+    std::string                       message;
+    const size_t                      before = used();
     const NRT_STATUS status = nrt.nrt_load_collectives(neff.data(), neff.size(), vnc, -1, rank, n_ranks, &model.handle);
     if (status != NRT_SUCCESS) {
         model.handle = nullptr;

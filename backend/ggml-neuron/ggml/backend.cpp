@@ -91,12 +91,15 @@ enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & backe
 }
 
 static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
-    auto * ctx = (ggml_backend_neuron_context *) backend->context;
+    auto *           ctx = (ggml_backend_neuron_context *) backend->context;
+    enum ggml_status status;
+    if (ctx->chain && ctx->chain->append(ctx, cgraph, status)) {
+        return status;
+    }
     if (neuron_recording_graphs()) {
         neuron_record_graph(cgraph);
     }
-    enum ggml_status status;
-    return ctx->chain && ctx->chain->append(ctx, cgraph, status) ? status : ggml_backend_neuron_compute(*ctx, cgraph);
+    return ggml_backend_neuron_compute(*ctx, cgraph);
 }
 
 // Keeps what a group reads until all of it is computed: the allocator would free a tensor after its last reader, and give its

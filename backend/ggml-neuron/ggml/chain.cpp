@@ -6,6 +6,7 @@
 #include "plan/compute.h"
 #include "report/log.h"
 #include "report/metrics.h"
+#include "report/record_graphs.h"
 #include "select/groups.h"
 #include "select/key_nodes.h"
 #include "select/tensors.h"
@@ -79,13 +80,36 @@ void neuron_flush_chains() {
         return;
     }
     const std::lock_guard<std::recursive_mutex> lock(everything().mutex);
-    for (neuron_chain * chain : everything().chains) {
-        chain->flush();
+    for (const auto & chain : everything().chains) {
+        if (chain->flush() != GGML_STATUS_SUCCESS) {
+            NEURON_ERROR(
+                "parts of a graph failed that were computed when a result was asked for: the next graph fails\n");
+            chain->fail();
+        }
     }
 }
 
+void neuron_chain::fail() const {
+    const NRT_STATUS                    status = finish();
+    const ggml_backend_neuron_context & told   = *ranks[0];
+    const std::lock_guard<std::mutex>   lock(told.device->core->mutex);
+    ranks[0]->stream.failed = status == NRT_SUCCESS ? NRT_EXEC_COMPLETED_WITH_ERR : status;
+}
+
+// Waits for all ranks' launches; returns the first failure, which no later graph has.
+NRT_STATUS neuron_chain::finish() const {
+    NRT_STATUS first = NRT_SUCCESS;
+    for (ggml_backend_neuron_context * rank : ranks) {
+        neuron_core &                     core = *rank->device->core;
+        const std::lock_guard<std::mutex> lock(core.mutex);
+        const NRT_STATUS                  status = core.finish(rank->stream);
+        first                                    = first == NRT_SUCCESS ? status : first;
+    }
+    return first;
+}
+
 bool neuron_chain::append(ggml_backend_neuron_context * rank, ggml_cgraph * part, enum ggml_status & status) {
-    if (collective.empty()) {
+    if (collective.empty() && !neuron_recording_graphs()) {
         return false;
     }
     const std::lock_guard<std::recursive_mutex> lock(mutex);
@@ -138,6 +162,13 @@ enum ggml_status neuron_chain::flush() {
     known &    k     = chains[key];
     if (first) {
         make(taken, k);
+        if (neuron_recording_graphs()) {
+            std::vector<ggml_cgraph *> graphs;
+            for (const chain_graph & c : k.graphs) {
+                graphs.push_back(c.graph);
+            }
+            neuron_record_split_graphs(graphs);
+        }
         k.usable = k.usable && load(k);
         NEURON_LOG("a chain of %zu parts and reductions has %s\n", taken.size(),
                    k.usable ? "kernels with reductions inside" : "no kernels for all ranks");
@@ -239,13 +270,28 @@ bool neuron_chain::load(known & k) {
             return false;
         }
     }
-    for (size_t i = 0; i < kernels[0].size(); i++) {
-        const bool loaded = on_all_ranks([&](size_t rank) {
-            return ranks[rank]->device->core->load_collective(kernels[rank][i], (uint32_t) rank,
-                                                              (uint32_t) ranks.size());
-        });
+    for (const neuron_kernel & kernel : kernels[0]) {
+        std::vector<uint8_t> neff;
+        size_t               n_loaded = 0;
+        bool                 readable = true;
+        for (const ggml_backend_neuron_context * rank : ranks) {  // before any rank loads it, and waits for the others
+            readable = rank->device->core->read_collective(kernel, neff) && readable;
+            n_loaded += neff.empty();
+        }
+        if (!readable) {
+            return false;
+        }
+        const bool loaded =
+            n_loaded == ranks.size() || (n_loaded == 0 && on_all_ranks([&](size_t rank) {
+                                             return ranks[rank]->device->core->load_collective(
+                                                 kernel, neff, (uint32_t) rank, (uint32_t) ranks.size());
+                                         }));
         if (!loaded) {
-            collective.clear();  // collectives are of no use any more: parts are computed one by one from now on
+            NEURON_ERROR(
+                "%s did not load on all of %zu cores: parts of graphs and reductions are computed one after the other "
+                "from now on\n",
+                kernel.id(), ranks.size());
+            collective.clear();
             return false;
         }
     }
@@ -292,19 +338,18 @@ neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, kno
         }
     }
     std::vector<size_t> at(ranks.size());
-    const auto          run = [&](size_t rank) {
+    const auto          is_at_end = [&](size_t rank) {
+        return at[rank] == plans[rank]->nodes.size() || is_reduction(plans[rank]->nodes[at[rank]]);
+    };
+    const auto run = [&](size_t rank) {
         ggml_backend_neuron_context &     ctx  = *ranks[rank];
         neuron_core &                     core = *ctx.device->core;
         const std::lock_guard<std::mutex> lock(core.mutex);
         ctx.stream.graph += at[rank] == 0;
-        const std::vector<neuron_planned> & nodes  = plans[rank]->nodes;
-        enum ggml_status                    status = GGML_STATUS_SUCCESS;
-        for (; status == GGML_STATUS_SUCCESS && at[rank] < nodes.size() && !is_reduction(nodes[at[rank]]); at[rank]++) {
-            status = neuron_compute(core, ctx.stream, nodes[at[rank]]);
-        }
-        if (status != GGML_STATUS_SUCCESS || at[rank] == nodes.size()) {
-            const NRT_STATUS finished = core.finish(ctx.stream);
-            return status == GGML_STATUS_SUCCESS && finished == NRT_SUCCESS;
+        while (!is_at_end(rank)) {
+            if (neuron_compute(core, ctx.stream, plans[rank]->nodes[at[rank]++]) != GGML_STATUS_SUCCESS) {
+                return false;
+            }
         }
         return true;
     };
@@ -320,7 +365,7 @@ neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, kno
         }
         worked = worked && on_all_ranks(run);
     }
-    if (!worked) {
+    if (finish() != NRT_SUCCESS || !worked) {
         return outcome::FAILED;
     }
     for (size_t rank = 0; rank < ranks.size(); rank++) {

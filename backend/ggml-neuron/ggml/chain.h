@@ -36,6 +36,9 @@ class neuron_chain {
     // Computes what is kept.
     enum ggml_status flush();
 
+    // Has the next graph fail, which the first rank is given first, and no other one.
+    void fail() const;
+
   private:
     // A part of a rank, or a reduction.
     struct step {
@@ -62,6 +65,7 @@ class neuron_chain {
     bool             load(known & k);
     outcome          compute(const std::vector<step> & steps, known & k);
     enum ggml_status compute_in_turn(std::vector<step> & steps);
+    NRT_STATUS       finish() const;
     bool             on_all_ranks(const std::function<bool(size_t rank)> & function) const;
 
     const std::vector<ggml_backend_neuron_context *> ranks;
@@ -72,5 +76,6 @@ class neuron_chain {
     std::map<std::vector<uint64_t>, known> chains;
 };
 
-// Computes what any chain keeps, before tensors are read or written, or waited for.
+// Computes what any chain keeps, before tensors are read or written, or waited for. ggml can't be told that this fails: the next graph
+// of the chain fails then.
 void neuron_flush_chains();

@@ -46,20 +46,6 @@ std::string write_sum(const ggml_tensor * t, const float * data) {
     return "";
 }
 
-// Has the next graph fail, which the first backend is given first, and no other one.
-void fail(const comm & c) {
-    NRT_STATUS first = NRT_SUCCESS;
-    for (ggml_backend_neuron_context * backend : c.backends) {
-        neuron_core &                     core = *backend->device->core;
-        const std::lock_guard<std::mutex> lock(core.mutex);
-        const NRT_STATUS                  status = core.finish(backend->stream);
-        first                                    = first == NRT_SUCCESS ? status : first;
-    }
-    ggml_backend_neuron_context &     told = *c.backends[0];
-    const std::lock_guard<std::mutex> lock(told.device->core->mutex);
-    told.stream.failed = first == NRT_SUCCESS ? NRT_EXEC_COMPLETED_WITH_ERR : first;
-}
-
 // Returns whether a tensor is where its sum can be written, and of a type that is added here.
 bool is_reducible(const comm & c, size_t rank, const ggml_tensor * first, const ggml_tensor * t) {
     if (t->type != GGML_TYPE_F32 || !ggml_is_contiguous(t) || !ggml_are_same_shape(first, t)) {
@@ -105,7 +91,7 @@ bool reduce_all(comm & c, ggml_tensor ** tensors) {
     if (!failure.empty()) {
         NEURON_ERROR("the reduction of %s over %zu cores failed: %s\n", tensors[0]->name, c.backends.size(),
                      failure.c_str());
-        fail(c);
+        c.chain->fail();
         return false;
     }
     g_metrics.reduced.fetch_add(2 * c.backends.size() * ggml_nbytes(tensors[0]), std::memory_order_relaxed);

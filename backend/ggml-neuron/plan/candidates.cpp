@@ -3,6 +3,7 @@
 #include "plan/placement.h"
 #include "report/record_ops.h"
 #include "select/groups.h"
+#include "select/tensors.h"
 #include "select/unfused_attention.h"
 
 #include <algorithm>
@@ -85,7 +86,7 @@ std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *        
     }
     for (const neuron_candidate & c : candidates) {
         const ggml_tensor * node = cgraph->nodes[c.node];
-        if (!c.group() && !neuron_is_zero(node)) {
+        if (!c.group() && !neuron_is_zero(node) && !neuron_is_all_reduce(node)) {
             neuron_note_missing(node);
         }
     }

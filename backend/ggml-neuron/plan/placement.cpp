@@ -55,18 +55,22 @@ bool neuron_placement::add_slot(const neuron_core &       core,
 
 // Moves operands so that no result overlaps what is read, but for the slot whose memory it shares. Returns false where that does not
 // help: what kernels change must belong to no other tensor of the group, as the order of reads and writes within a launch is the
-// kernel's own; and results on top of each other are those of nodes that no other node uses, where only computing them in turn
+// kernel's own, except where a sum over devices is a result's memory later; and results on top of each other are those of nodes that no other node uses, where only computing them in turn
 // leaves what ggml would.
 bool neuron_placement::keep_apart(const neuron_group & group, const ggml_tensor *& changed) {
     const size_t n_slots = group.slots.size();
     for (size_t i = 0; i < operands.size(); i++) {
-        const operand & o       = operands[i];
-        const bool      changes = o.where.written && (group.fused || o.home.memory);
-        changed                 = o.tensor;
+        operand &  o       = operands[i];
+        const bool changes = o.where.written && (group.fused || o.home.memory);
+        changed            = o.tensor;
         for (size_t j = 0; j < operands.size(); j++) {
-            if (j != i && (changes || (i >= n_slots && j >= n_slots)) && overlap(o, operands[j])) {
+            if (j == i || !(changes || (i >= n_slots && j >= n_slots)) || !overlap(o, operands[j])) {
+                continue;
+            }
+            if (!o.slot || !o.slot->summed || j < n_slots) {
                 return false;
             }
+            o.where.memory = nullptr;  // ggml gives a sum's memory to a result only when no later node reads the sum
         }
     }
     for (size_t i = n_slots; i < operands.size(); i++) {

@@ -2,9 +2,11 @@
 
 #include "../../graph/graph_writer.h"
 #include "ggml-backend-impl.h"
+#include "ggml-impl.h"
 #include "report/environment.h"
 #include "report/recording_file.h"
 #include "select/groups.h"
+#include "select/tensors.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -19,6 +21,8 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -81,17 +85,47 @@ class roles {
     std::unordered_map<const ggml_tensor *, int64_t> uses;
 };
 
-std::string line_of(ggml_cgraph * cgraph) {
-    const roles role_of(cgraph);
-    json_line   out;
+json_line tensors_of(ggml_cgraph * cgraph) {
+    const roles  role_of(cgraph);
+    json_line    out;
+    graph_writer writer(out, std::cref(role_of));
+    out.begin_array("tensors");
+    int begin = 0;  // of what stands behind the last sum
+    for (int i = 0; i < cgraph->n_nodes; i++) {
+        const ggml_tensor * node = cgraph->nodes[i];
+        if (neuron_is_all_reduce(node)) {
+            ggml_cgraph part = ggml_graph_view(cgraph, begin, i);
+            writer.write(&part);
+            writer.write_all_reduce(node->src[0], node->op_params[0]);
+            begin = i + 1;
+        }
+    }
+    ggml_cgraph rest = ggml_graph_view(cgraph, begin, cgraph->n_nodes);
+    writer.write(&rest);
+    out.end_array();
+    return out;
+}
+
+// Returns the line of a graph that some devices compute, of all over which tensors are split; of none: they are not split.
+std::string line_of(const json_line & tensors, const std::vector<size_t> & devices = {}, size_t n_devices = 1) {
+    json_line out;
     out.begin_object();
     out.begin_object("sizes");
     out.end_object();
     out.begin_object("context");
     out.end_object();
-    out.begin_array("tensors");
-    graph_writer(out, std::cref(role_of)).write(cgraph);
-    out.end_array();
+    if (!devices.empty()) {
+        out.begin_object("split");
+        out.text("mode", "tensor");
+        out.integer("devices", (int64_t) n_devices);
+        out.begin_array("of");
+        for (const size_t device : devices) {
+            out.number((int64_t) device);
+        }
+        out.end_array();
+        out.end_object();
+    }
+    out.append(tensors);
     out.end_object();
     return out.written() + "\n";
 }
@@ -110,17 +144,39 @@ class graph_recorder final : neuron_recording_file {
 
     void add(ggml_cgraph * cgraph) {
         std::lock_guard<std::mutex> lock(mutex);
-        if (failed || (cgraph->uid && !uids.insert(cgraph->uid).second)) {
-            return;
+        if (!failed && (!cgraph->uid || uids.insert(cgraph->uid).second)) {
+            add(line_of(tensors_of(cgraph)));
         }
-        const std::string line = line_of(cgraph);
-        if (written.insert(std::hash<std::string>()(line)).second) {
+    }
+
+    void add(const std::vector<ggml_cgraph *> & graphs) {
+        std::vector<std::pair<json_line, std::vector<size_t>>> different;  // with their devices
+        for (size_t device = 0; device < graphs.size(); device++) {
+            json_line  tensors = tensors_of(graphs[device]);
+            const auto equal   = std::find_if(different.begin(), different.end(), [&tensors](const auto & one) {
+                return one.first.written() == tensors.written();
+            });
+            if (equal == different.end()) {
+                different.push_back({ std::move(tensors), { device } });
+            } else {
+                equal->second.push_back(device);
+            }
+        }
+        const std::lock_guard<std::mutex> lock(mutex);
+        for (const auto & [tensors, devices] : different) {
+            add(line_of(tensors, devices, graphs.size()));
+        }
+    }
+
+  private:
+    // locked
+    void add(const std::string & line) {
+        if (!failed && written.insert(std::hash<std::string>()(line)).second) {
             pending += line;
             (void) write();
         }
     }
 
-  private:
     std::string locked() const override { return path; }
 
     // locked. Adds what is pending to the file, behind what other processes wrote. Returns false when one of them is at it.
@@ -194,6 +250,10 @@ void neuron_record_graph(ggml_cgraph * cgraph) {
     if (computes && !neuron_is_watched(cgraph)) {
         the_graph_recorder().add(cgraph);
     }
+}
+
+void neuron_record_split_graphs(const std::vector<ggml_cgraph *> & graphs) {
+    the_graph_recorder().add(graphs);
 }
 
 void neuron_record_graphs_flush() {

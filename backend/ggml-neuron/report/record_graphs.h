@@ -5,11 +5,17 @@
 
 #include "ggml.h"
 
+#include <vector>
+
 // Returns whether GGML_NEURON_RECORD_GRAPHS is set.
 bool neuron_recording_graphs();
 
 // Writes a graph that is computed, unless an equal one was written. The pieces in which a program looks at every node are none.
 void neuron_record_graph(ggml_cgraph * cgraph);
+
+// Writes the graphs of devices over which tensors are split, with sums between their parts: one for equal devices. They are in the order of the
+// devices.
+void neuron_record_split_graphs(const std::vector<ggml_cgraph *> & graphs);
 
 // Writes what could not be written while another process wrote.
 void neuron_record_graphs_flush();

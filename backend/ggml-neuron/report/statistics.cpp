@@ -1,6 +1,7 @@
 #include "report/statistics.h"
 
 #include "report/manifest_text.h"
+#include "select/tensors.h"
 #include "weights/weights.h"
 
 #include <algorithm>
@@ -136,7 +137,7 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
     end = cgraph->nodes + cgraph->n_nodes;
     for (const neuron_planned & planned : plan.nodes) {
         for (const neuron_member & member : planned.members) {
-            if (!planned.launches.empty() || neuron_is_zero(member.node)) {
+            if (!planned.launches.empty() || neuron_is_zero(member.node) || neuron_is_all_reduce(member.node)) {
                 current.device++;
                 continue;
             }

@@ -19,6 +19,7 @@ struct neuron_group_slot {
     size_t        offset  = 0;           // in the tensor, of what the group uses of it
     size_t        size    = 0;           // bytes
     bool          written = false;       // it is changed, besides the results
+    bool          summed  = false;       // by a sum over devices, in place
     size_t        row     = 0;           // bytes of it for each token of a group in pieces; 0: each piece has all of it
 
     neuron_group_room   room;            // that kernels have

@@ -80,6 +80,7 @@ class group_roots {
         slot.offset       = std::min(slot.offset, begin);
         slot.size         = last - slot.offset;
         slot.written      = slot.written || writes;
+        slot.summed       = slot.summed || (writes && neuron_is_all_reduce(t));
         return where;
     }
 

@@ -481,6 +481,7 @@ _TOKENS: Mapping[str, tuple[Tokens, ...]] = {
         (
             *("sqr", "sqrt", "log", "sin", "cos", "sum_rows", "mean", "cumsum", "cont", "dup", "cpy", "scale", "clamp"),
             *("norm", "rms_norm", "l2_norm", "soft_max", "argsort", "top_k", "concat", "leaky_relu", *UNARY, *GLU),
+            "all_reduce",
         ),
         (ROWS,),
     ),
