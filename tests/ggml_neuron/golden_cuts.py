@@ -35,7 +35,7 @@ NODES: tuple[tuple[str, Texts], ...] = (
     ("rope_back", [HEADS, IDS, "(8,1,1,1)/f32", HEADS]),
     ("get_rows", ["(32,{m},1,1)/q4_0", IDS, ROW]),
     ("get_rows", ["(1,3,{n},1)/f32", "(2,{n},1,1)/i32", "(1,2,{n},1)/f32"]),
-    ("set_rows", [ROW, "({n},1,1,1)/i64", "(32,16,1,1)/f16", "(32,16,1,1)/f16"]),
+    ("set_rows", [ROW, "({n},1,1,1)/i64", "(32,{m},1,1)/f16", "(32,{m},1,1)/f16"]),
     ("flash_attn_ext", [QUERY, CACHE, CACHE, "({m},{n},1,1)/f16", HEADS]),
     ("flash_attn_ext", [QUERY, CACHE, CACHE, None, "(4,1,1,1)/f32", HEADS]),
     ("mul", [HEADS, "(16,1,1,1)/f32", HEADS]),

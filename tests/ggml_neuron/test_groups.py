@@ -64,6 +64,7 @@ IN_ORDER = tuple(
         "computed-mask",
     )
 )
+CACHES = tuple(f"cells-{n_cell}{lengths}" for n_cell in (64, 80, 256) for lengths in ("", "-1x32", "-5x32"))
 TIED = ("tied-wiring", "tied-roots")
 MUTATED = (
     *(
@@ -88,6 +89,15 @@ def manifest(group_kernels: Path) -> Path:
 @pytest.fixture
 def kernels(group_kernels: Path) -> Path:
     return group_kernels
+
+
+@pytest.fixture(scope="module")
+def first_cells(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with kernels for attention to a cache that has no more cells than it reads."""
+    folder = tmp_path_factory.mktemp("cells")
+    (folder / "cells.yaml").write_text(groups_manifest(programs, "cells-64"))
+    build(folder / "cells.yaml", folder / "kernels")
+    return folder / "kernels"
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +190,31 @@ def test_groups_of_fewer_tokens_and_cells_than_their_kernels(compute: Compute, k
     expect_ok(result, *names)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
     assert re.search(r"kernels for other numbers of tokens were launched \d+ times", result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_kernels_for_the_first_cells_serve_caches_of_any_length(
+    compute: Compute, first_cells: Path, buffers: str
+) -> None:
+    """In groups of their own lengths, of fewer tokens and cells, and in pieces; and node by node."""
+    result = compute(first_cells, *CACHES, GGML_NEURON_BUFFERS=buffers)
+    expect_ok(result, *CACHES)
+    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+
+
+def test_rows_beyond_the_first_cells_are_written_all_the_same(compute: Compute, first_cells: Path) -> None:
+    """Where numbers of rows change so that kernels lack some of them, the CPU writes these, and no group is launched."""
+    changing = [f"changing:{name}" for name in CACHES if not name.startswith("cells-64")]
+    result = compute(first_cells, *changing)
+    expect_ok(result, *changing)
+    assert re.search(r"no kernel for|ops ran on the CPU instead of a NeuronCore", result.stderr), result.stderr
+
+
+def test_a_kernel_for_all_of_a_cache_serves_longer_ones(compute: Compute, kernels: Path) -> None:
+    """Kernels that were built for one context length have its cells as the first ones of others."""
+    result = compute(kernels, "cells-256", "cells-256-1x32", "cells-256-5x32")
+    expect_ok(result, "cells-256", "cells-256-1x32", "cells-256-5x32")
+    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
 def test_groups_that_no_longer_kernel_computes(compute: Compute, kernels: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from harness import Array, random_values, spec
 from reference import compute
 
+from kernelgen.dispatch.lengths import LengthIndex
 from kernelgen.ggml.ops import GLU, OPS, UNARY
 from kernelgen.ggml.tokens import Cut, cuts, why_not
 from kernelgen.spec.op_kernel import KernelSpec
@@ -183,6 +184,34 @@ def test_a_longer_table_is_the_same() -> None:
     longer = np.concatenate([table, table[:, :, :2]], axis=2)
     have = computed(KernelSpec("get_rows", tuple(srcs), result), [longer, ids])
     np.testing.assert_array_equal(have, computed(kernel, [table, ids]))
+
+
+def test_the_first_rows_of_what_is_written_are_the_same() -> None:
+    """A kernel for them alone, where none beyond is written."""
+    kernel = next(k for k in NAMED if k.op == "set_rows")
+    cut = one_cut(kernel)
+    assert (cut.n_more, cut.rule.written) == (16, 2)
+    *srcs, result = cut.chunk(N, 9)
+    assert result is not None
+    assert str(result) == str(srcs[2]) == "(32,9,1,1)/f16"
+    x, _, into = values(kernel)
+    assert into is not None
+    rows = np.random.default_rng(3).permutation(9)[:N].reshape(1, 1, 1, N).astype(np.int64)
+    have = np.array(into)
+    have[:, :, :9] = computed(KernelSpec("set_rows", tuple(srcs), result, kernel.params, 2), [x, rows, into[:, :, :9]])
+    np.testing.assert_array_equal(have, computed(kernel, [x, rows, into]))
+
+
+def test_kernels_for_the_most_first_rows_are_chosen() -> None:
+    nodes = {
+        m: node("set_rows", [ROW, "({n},1,1,1)/i64", f"(32,{m},1,1)/f16"], f"(32,{m},1,1)/f16") for m in (8, 16, 40)
+    }
+    index = LengthIndex.of([nodes[8], nodes[16]])
+    for m, kernel in ((40, nodes[16]), (16, nodes[16])):
+        found = index.select(nodes[m])
+        assert found is not None
+        assert found.kernels == (kernel,)
+    assert LengthIndex.of([nodes[40]]).select(nodes[16]) is None
 
 
 @pytest.mark.parametrize(

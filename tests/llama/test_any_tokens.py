@@ -50,6 +50,26 @@ def test_calls_of_two_threads_agree_with_the_cpu(sweep: any_tokens.Sweep) -> Non
     assert found.calls == 12
 
 
+def test_one_bundle_serves_contexts_of_any_length(programs: harness.Programs, tmp_path: Path) -> None:
+    """In caches of as many cells as kernels have, and of more, no op is the CPU's, and layers are groups in each."""
+    model = dataclasses.replace(QWEN3, layers=4)
+    sweep = any_tokens.Sweep(
+        programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=("--n-kv", "256,512")
+    )
+    grouped = []
+    for n_ctx in (256, 512, 4096):
+        pairs = [(depth, n) for depth in (0, 200) for n in (1, 9)]
+        calls = sweep.run(list(any_tokens.grid(model, pairs, n_ctx=n_ctx, n_ubatch=16, numbers=NUMBERS)))
+        assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU
+        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in calls)
+        assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
+        found = re.search(r"(\d+) ops ran in groups, in (\d+) launches", sweep.log)
+        assert found, sweep.log
+        grouped.append((int(found[1]), int(found[2])))
+    assert len(set(grouped)) == 1, grouped
+    assert grouped[0][0] > 0.9 * sum(call.device for call in calls)
+
+
 @pytest.mark.long
 def test_layers_are_computed_in_pieces_where_attention_is_causal(programs: harness.Programs, tmp_path: Path) -> None:
     """Calls of more tokens than kernels are for. Where each token sees all others, layers are computed node by node."""

@@ -333,6 +333,21 @@ def test_a_missing_exporter_is_an_error_that_says_how_to_get_it(
     assert "--llama-cpp nowhere: the folder does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_kernels_of_any_context_are_those_of_caches_that_are_in_use_whole(
+    name: str, derive: Derive, tmp_path: Path
+) -> None:
+    """The length of the cache is in none of them, so that a length in use has them once."""
+    file = headers.write(MODELS[name], tmp_path / "model.gguf", sparse=True)
+    options = ("--n-tokens", "1,64", "--n-ubatch", 64, "--fuse", "layer")
+    found = derive(file, "--n-ctx", "any", "--n-kv", "256,512,1024", *options)
+    text = (tmp_path / "derived.yaml").read_text()
+    assert "--n-ctx any --n-tokens 1,64 --n-kv 256,512,1024" in text
+    assert "n_ctx}" not in text
+    alone = [derive(file, "--n-ctx", n, "--n-kv", n, *options) for n in (256, 512, 1024)]
+    assert found == alone[0] | alone[1] | alone[2]
+
+
 def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
     exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +367,9 @@ def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
         (["--n-ctx", "256", "--n-tokens", "300"], "--n-tokens 300: a call has at most 256 tokens"),
         (["--n-kv", "100"], "--n-kv 100: lengths of the cache are multiples of 256 up to 4096"),
         (["--n-kv", "8192"], "--n-kv 8192: lengths of the cache are multiples of 256 up to 4096"),
+        (["--n-ctx", "any", "--flash-attn", "both"], "without flash attention a cache's length is in the strides"),
+        (["--n-ctx", "any", "--n-seq-max", "2"], "where sequences have a cache each, its length is in the strides"),
+        (["--n-ctx", "any,256"], "expected numbers from 1, separated by commas, not 'any,256'"),
         (["--type-v", "q8_0", "--flash-attn", "off"], "llama.cpp has a q8_0 cache of values only with flash attention"),
     ],
 )

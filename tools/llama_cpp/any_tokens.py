@@ -146,7 +146,7 @@ def derive(
     output: Path,
     *,
     n_tokens: Sequence[int],
-    n_ctx: Sequence[int],
+    n_ctx: Sequence[int] | None,
     fuse: str = "none",
     weights: str = "none",
     more: Sequence[str] = (),
@@ -159,7 +159,7 @@ def derive(
     """
     output.mkdir(parents=True, exist_ok=True)
     written = output / "derived.yaml"
-    arguments = ["model", file, "-o", written, "--n-ctx", ",".join(map(str, n_ctx))]
+    arguments = ["model", file, "-o", written, "--n-ctx", ",".join(map(str, n_ctx)) if n_ctx else "any"]
     arguments += ["--n-tokens", ",".join(map(str, n_tokens)), "--n-ubatch", max(n_tokens)]
     arguments += ["--type-k", model.cache, "--type-v", model.cache, "--flash-attn", "on", "--target", harness.target()]
     arguments += ["--fuse", fuse, "--weights", weights]
@@ -474,9 +474,10 @@ class Sweep:
         model: of the calls.
         folder: for files and kernels.
         n_tokens: numbers of tokens for which there are kernels.
-        n_ctx: cells of the cache.
+        n_ctx: cells of the cache; None: kernels are for caches of any length.
         less_ctx: cells of a smaller one, in a context beside.
         fuse: what is one kernel: `layer`, `step` or `none`.
+        more: arguments of `kernelgen model`.
     """
 
     def __init__(
@@ -486,15 +487,25 @@ class Sweep:
         folder: Path,
         *,
         n_tokens: Sequence[int] = N_TOKENS,
-        n_ctx: int = N_CTX,
+        n_ctx: int | None = N_CTX,
         less_ctx: int = LESS_CTX,
         fuse: str = "none",
+        more: Sequence[str] = (),
     ) -> None:
-        self.programs, self.model, self.folder, self.n_ctx = programs, model, folder, n_ctx
-        self.sizes = (less_ctx, n_ctx)
+        self.programs, self.model, self.folder, self.n_ctx = programs, model, folder, n_ctx or N_CTX
+        self.sizes = (less_ctx, self.n_ctx)
         folder.mkdir(parents=True, exist_ok=True)
         self.file = model.write(programs, folder)
-        self.built = derive(programs, model, self.file, folder / "few", n_tokens=n_tokens, n_ctx=self.sizes, fuse=fuse)
+        self.built = derive(
+            programs,
+            model,
+            self.file,
+            folder / "few",
+            n_tokens=n_tokens,
+            n_ctx=self.sizes if n_ctx else None,
+            fuse=fuse,
+            more=more,
+        )
         self.environment = programs.environment(kernels=folder / "few")
         self.n_ubatch = max(n_tokens)
 

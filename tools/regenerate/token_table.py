@@ -39,6 +39,7 @@ def _rule(name: str, rule: Tokens) -> str:
         _axes(rule.sources),
         _axes(rule.more),
         str(_axis(rule.mask)),
+        str(_axis(rule.written)),
     )
     return f"    {{ {', '.join(fields)} }},"
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 
 // Returns whether the last candidates are the nodes of attention, and whether no other node uses what is between them.
 static bool is_whole_attention(const ggml_cgraph *                   cgraph,
@@ -60,10 +61,22 @@ static void find_attention(const neuron_kernel_store &     kernels,
     });
 }
 
+// Returns whether a SET_ROWS writes none but its first rows, as far as is known before the graph is computed: the numbers of its rows are
+// given to the graph, and may turn out to be those.
+static bool may_have_first_rows(const ggml_cgraph * cgraph, const ggml_tensor * node, neuron_unmet unmet) {
+    const ggml_tensor * rows = node->src[neuron_group_causal_condition::ROWS_SOURCE];
+    return !unmet.rows && neuron_can_read_rows(rows) &&
+           std::none_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, [rows](const ggml_tensor * other) {
+               return neuron_is_work(other) && neuron_root_of(other) == neuron_root_of(rows);
+           });
+}
+
 // Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
 std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
                                                      const neuron_kernel_store & kernels,
-                                                     neuron_groups &             groups) {
+                                                     neuron_groups &             groups,
+                                                     neuron_unmet                unmet) {
+    static const auto             nothing = std::make_shared<const neuron_group>();
     std::vector<neuron_candidate> candidates;
     candidates.reserve((size_t) cgraph->n_nodes);
     auto found = groups.groups.begin();
@@ -82,6 +95,9 @@ std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *        
         candidates.push_back({
             i, { answer, &answer->group }
         });
+        if (answer->group.n_rows && !may_have_first_rows(cgraph, node, unmet)) {
+            candidates.back().known = nothing;
+        }
         find_attention(kernels, cgraph, candidates);
     }
     for (const neuron_candidate & c : candidates) {

@@ -160,7 +160,8 @@ std::string neuron_placement::place(const neuron_core &  core,
     }
     for (const neuron_group_result & result : group.results) {
         ggml_tensor * t    = result.tensor ? result.tensor : node;
-        const size_t  size = ggml_nbytes(t);
+        const size_t  all  = ggml_nbytes(t);
+        const size_t  size = result.size ? std::min(all, result.size) : all;  // the first rows, or all
         if (!add(core, locate, nullptr, t, size, std::max(size, result.size))) {
             return missing(t);
         }

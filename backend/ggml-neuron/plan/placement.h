@@ -82,6 +82,9 @@ struct neuron_candidate {
 };
 
 // Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
+//
+// unmet  as of neuron_find_groups
 std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
                                                      const neuron_kernel_store & kernels,
-                                                     neuron_groups &             groups);
+                                                     neuron_groups &             groups,
+                                                     neuron_unmet                unmet);

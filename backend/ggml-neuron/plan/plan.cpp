@@ -120,14 +120,33 @@ static std::vector<neuron_causal_condition> causal_conditions_of(const neuron_gr
     return all;
 }
 
+// Returns the row conditions of groups and of nodes alone, each once.
+static std::vector<neuron_row_condition> row_conditions_of(const ggml_cgraph *                   cgraph,
+                                                           const std::vector<neuron_candidate> & candidates) {
+    std::vector<neuron_row_condition> all;
+    const auto                        add = [&](const neuron_row_condition & h) {
+        if (std::find(all.begin(), all.end(), h) == all.end()) {
+            all.push_back(h);
+        }
+    };
+    for (const neuron_candidate & c : candidates) {
+        const neuron_group & group = c.group();
+        std::for_each(group.row_conditions.begin(), group.row_conditions.end(), add);
+        if (group.n_rows) {
+            add({ cgraph->nodes[c.node]->src[neuron_group_causal_condition::ROWS_SOURCE], group.n_rows });
+        }
+    }
+    return all;
+}
+
 // locked
-enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order, neuron_plan & plan) {
+enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_unmet unmet, neuron_plan & plan) {
     neuron_groups groups;
     plan.fused = fusion.is_enabled();
     plan.outside.fill(0);
     plan.whole = true;
     if (plan.fused) {
-        groups = take_groups(cgraph, in_order);
+        groups = take_groups(cgraph, unmet);
         for (const auto & [node, reason] : groups.outside) {
             plan.outside[reason]++;
         }
@@ -141,7 +160,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
     }
     bool whole = true;
     while (true) {
-        const enum ggml_status status = make(cgraph, groups, plan);
+        const enum ggml_status status = make(cgraph, groups, unmet, plan);
         whole                         = whole && plan.whole;
         if (status != GGML_STATUS_SUCCESS || !take_out(groups, NEURON_UNGROUPED_KERNEL, plan,
                                                        [](const neuron_group & group) { return group.unusable; })) {
@@ -153,8 +172,12 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, bool in_order,
 }
 
 // locked. Makes the plan with these groups; those that can't be bound are marked.
-enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan) {
-    std::vector<neuron_candidate> candidates = neuron_find_candidates(cgraph, kernels, groups);
+enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph,
+                                      neuron_groups &     groups,
+                                      neuron_unmet        unmet,
+                                      neuron_plan &       plan) {
+    std::vector<neuron_candidate> candidates = neuron_find_candidates(cgraph, kernels, groups, unmet);
+    plan.row_conditions                      = row_conditions_of(cgraph, candidates);
     std::vector<neuron_long_mask> masks;
     size_t                        scratch_size = 0;
     for (neuron_candidate & c : candidates) {

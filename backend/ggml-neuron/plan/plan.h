@@ -89,6 +89,7 @@ struct neuron_plan {
 
     std::vector<neuron_planned>          nodes;              // those that have to be computed
     std::vector<neuron_causal_condition> causal_conditions;  // without which it must not be used
+    std::vector<neuron_row_condition>    row_conditions;     // the same
 };
 
 // Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on
@@ -104,8 +105,9 @@ class neuron_planner {
                    neuron_locate_t             locate) : core(core), kernels(kernels), fusion(fusion), locate(locate) {}
 
     // locked. Sets `plan` to the graph's, which is made on first use, and again when what it refers to is gone or when not
-    // all of it could be made. It is good until the next call. A graph whose groups are cut in pieces has a second one, for when a
-    // mask does not hide from a piece what later ones write.
+    // all of it could be made. It is good until the next call. A graph whose groups are cut in pieces has another one, for when a
+    // mask does not hide from a piece what later ones write; so has one whose kernels have the first rows of a cache, for when others
+    // are written.
     enum ggml_status get(const ggml_cgraph * cgraph, const neuron_plan ** plan);
 
     // Returns the groups of a graph that is yet to be given memory, good until the next call. They are kept for its plan. Called by the
@@ -113,11 +115,11 @@ class neuron_planner {
     const neuron_groups & find_groups(const ggml_cgraph * cgraph);
 
   private:
-    neuron_groups    take_groups(const ggml_cgraph * cgraph, bool in_order);
-    enum ggml_status make(const ggml_cgraph * cgraph, bool in_order, neuron_plan & plan);
-    enum ggml_status make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_plan & plan);
-    enum ggml_status keep(const ggml_cgraph * cgraph, bool in_order, neuron_plan *& plan);
-    enum ggml_status check(const neuron_plan & plan, bool & causal) const;
+    neuron_groups    take_groups(const ggml_cgraph * cgraph, neuron_unmet unmet);
+    enum ggml_status make(const ggml_cgraph * cgraph, neuron_unmet unmet, neuron_plan & plan);
+    enum ggml_status make(const ggml_cgraph * cgraph, neuron_groups & groups, neuron_unmet unmet, neuron_plan & plan);
+    enum ggml_status keep(const ggml_cgraph * cgraph, neuron_unmet unmet, neuron_plan *& plan);
+    enum ggml_status check(const neuron_plan & plan, neuron_unmet & unmet) const;
     bool             is_valid(const ggml_cgraph * cgraph, const neuron_plan & plan) const;
     void             forget();
 
@@ -126,9 +128,9 @@ class neuron_planner {
     neuron_fusion &             fusion;
     const neuron_locate_t       locate;
 
-    // By cgraph->uid, and by content for graphs that have none; those in order, and others.
-    std::unordered_map<uint64_t, neuron_plan>   by_uid[2];
-    std::unordered_map<uint64_t, neuron_plan>   by_content[2];
+    // By cgraph->uid, and by content for graphs that have none; for each what is not met.
+    std::unordered_map<uint64_t, neuron_plan>   by_uid[neuron_unmet::N];
+    std::unordered_map<uint64_t, neuron_plan>   by_content[neuron_unmet::N];
     std::unordered_map<uint64_t, neuron_groups> found;          // by what they depend on
     size_t                                      n_planned = 0;  // nodes in all plans, and 1 for each plan
     uint64_t                                    clock     = 0;

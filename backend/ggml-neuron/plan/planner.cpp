@@ -77,11 +77,11 @@ const neuron_groups & neuron_planner::find_groups(const ggml_cgraph * cgraph) {
     return found.emplace(key, neuron_find_groups(cgraph, kernels, false)).first->second;
 }
 
-neuron_groups neuron_planner::take_groups(const ggml_cgraph * cgraph, bool in_order) {
+neuron_groups neuron_planner::take_groups(const ggml_cgraph * cgraph, neuron_unmet unmet) {
     const bool watched = neuron_is_watched(cgraph);
-    const auto known   = watched || in_order || found.empty() ? found.end() : found.find(fingerprint(cgraph, false));
+    const auto known   = watched || unmet || found.empty() ? found.end() : found.find(fingerprint(cgraph, false));
     if (known == found.end()) {
-        return neuron_find_groups(cgraph, kernels, watched, in_order);
+        return neuron_find_groups(cgraph, kernels, watched, unmet);
     }
     neuron_groups groups = std::move(known->second);  // the plan is kept from now on
     found.erase(known);
@@ -91,8 +91,12 @@ neuron_groups neuron_planner::take_groups(const ggml_cgraph * cgraph, bool in_or
 
 // Forgets the plans that were not used for longest, until half the room is free.
 void neuron_planner::forget() {
-    std::vector<uint64_t> ages;
-    for (const auto * plans : { &by_uid[0], &by_uid[1], &by_content[0], &by_content[1] }) {
+    std::vector<uint64_t>                                    ages;
+    std::vector<std::unordered_map<uint64_t, neuron_plan> *> all;
+    for (size_t i = 0; i < neuron_unmet::N; i++) {
+        all.insert(all.end(), { &by_uid[i], &by_content[i] });
+    }
+    for (const auto * plans : all) {
         for (const auto & entry : *plans) {
             ages.push_back(entry.second.last_used);
         }
@@ -100,7 +104,7 @@ void neuron_planner::forget() {
     std::nth_element(ages.begin(), ages.begin() + ages.size() / 2, ages.end());
     const uint64_t limit = ages[ages.size() / 2];
     n_planned            = 0;
-    for (auto * plans : { &by_uid[0], &by_uid[1], &by_content[0], &by_content[1] }) {
+    for (auto * plans : all) {
         for (auto it = plans->begin(); it != plans->end();) {
             if (it->second.last_used <= limit) {
                 it = plans->erase(it);
@@ -126,11 +130,12 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
 }
 
 // locked. Sets `plan` to the graph's of one of the two kinds that are kept.
-enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, bool in_order, neuron_plan *& found) {
+enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, neuron_unmet unmet, neuron_plan *& found) {
     if (n_planned > MAX_PLANNED_NODES) {
         forget();
     }
-    neuron_plan & plan = cgraph->uid ? by_uid[in_order][cgraph->uid] : by_content[in_order][fingerprint(cgraph, true)];
+    const size_t  i    = unmet.index();
+    neuron_plan & plan = cgraph->uid ? by_uid[i][cgraph->uid] : by_content[i][fingerprint(cgraph, true)];
     if (plan.last_used == 0) {
         n_planned++;  // graphs of views alone count, too
     }
@@ -140,62 +145,71 @@ enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, bool in_order,
         return GGML_STATUS_SUCCESS;
     }
     n_planned -= plan.nodes.size();
-    const enum ggml_status status = make(cgraph, in_order, plan);
+    const enum ggml_status status = make(cgraph, unmet, plan);
     if (status != GGML_STATUS_SUCCESS) {
         plan.epoch = 0;
         plan.nodes.clear();
         plan.causal_conditions.clear();
+        plan.row_conditions.clear();
     }
     n_planned += plan.nodes.size();
     return status;
 }
 
-// locked. Sets `causal` to whether all causal conditions of a plan are met.
-enum ggml_status neuron_planner::check(const neuron_plan & plan, bool & causal) const {
+// locked. Sets `unmet` to which conditions of a plan are not met.
+enum ggml_status neuron_planner::check(const neuron_plan & plan, neuron_unmet & unmet) const {
     std::unordered_map<const ggml_tensor *, std::vector<uint8_t>>
-        data;  // layers have masks and numbers of rows in common
-    for (const neuron_causal_condition & h : plan.causal_conditions) {
-        for (const ggml_tensor * t : { h.rows, h.mask }) {
-            if (data.count(t)) {
-                continue;
-            }
-            neuron_operand where;
-            if (!locate(core, t, where)) {
-                return GGML_STATUS_FAILED;
-            }
-            std::vector<uint8_t> & bytes = data[t];
-            bytes.resize(where.size);
-            if (!where.memory) {
-                memcpy(bytes.data(), t->data, bytes.size());
-            } else if (neuron_recall(where, bytes.data()) != NRT_SUCCESS) {
-                return GGML_STATUS_FAILED;
-            }
+               data;  // layers have masks and numbers of rows in common
+    const auto read = [&](const ggml_tensor * t) {
+        if (data.count(t)) {
+            return true;
         }
-        if (!neuron_is_causal(h, data.at(h.rows).data(), data.at(h.mask).data())) {
-            causal = false;
-            return GGML_STATUS_SUCCESS;
+        neuron_operand where;
+        if (!locate(core, t, where)) {
+            return false;
         }
+        std::vector<uint8_t> & bytes = data[t];
+        bytes.resize(where.size);
+        if (!where.memory) {
+            memcpy(bytes.data(), t->data, bytes.size());
+            return true;
+        }
+        return neuron_recall(where, bytes.data()) == NRT_SUCCESS;
+    };
+    unmet = {};
+    for (auto h = plan.row_conditions.begin(); h != plan.row_conditions.end() && !unmet.rows; ++h) {
+        if (!read(h->rows)) {
+            return GGML_STATUS_FAILED;
+        }
+        unmet.rows = !neuron_are_rows_below(*h, data.at(h->rows).data());
     }
-    causal = true;
+    for (auto h = plan.causal_conditions.begin(); h != plan.causal_conditions.end() && !unmet.causal; ++h) {
+        if (!read(h->rows) || !read(h->mask)) {
+            return GGML_STATUS_FAILED;
+        }
+        unmet.causal = !neuron_is_causal(*h, data.at(h->rows).data(), data.at(h->mask).data());
+    }
     return GGML_STATUS_SUCCESS;
 }
 
 enum ggml_status neuron_planner::get(const ggml_cgraph * cgraph, const neuron_plan ** found) {
-    neuron_plan *    plan   = nullptr;
-    enum ggml_status status = keep(cgraph, false, plan);
-    *found                  = plan;
-    if (status != GGML_STATUS_SUCCESS || plan->causal_conditions.empty()) {
-        return status;
+    neuron_unmet unmet;
+    while (true) {
+        neuron_plan *    plan   = nullptr;
+        enum ggml_status status = keep(cgraph, unmet, plan);
+        *found                  = plan;
+        if (status != GGML_STATUS_SUCCESS || (plan->causal_conditions.empty() && plan->row_conditions.empty())) {
+            return status;
+        }
+        neuron_unmet more;
+        status = check(*plan, more);
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+        // while it waited for what it reads, memory may have been freed
+        if (!more && plan->epoch == core.epoch) {
+            return status;
+        }
+        unmet = unmet | more;  // without it a plan has none of these conditions
     }
-    bool causal = false;
-    status      = check(*plan, causal);
-    if (status != GGML_STATUS_SUCCESS) {
-        return status;
-    }
-    // while it waited for what it reads, memory may have been freed
-    if (!causal || plan->epoch != core.epoch) {
-        status = keep(cgraph, !causal, plan);
-        *found = plan;
-    }
-    return status;
 }

@@ -62,8 +62,12 @@ static bool is_known(const ggml_tensor * t, std::initializer_list<ggml_type> typ
            t->nb[0] == ggml_type_size(t->type);
 }
 
+bool neuron_can_read_rows(const ggml_tensor * rows) {
+    return is_known(rows, { GGML_TYPE_I32, GGML_TYPE_I64 }, 1);
+}
+
 bool neuron_can_tell_causality(const ggml_tensor * rows, const ggml_tensor * mask) {
-    return is_known(rows, { GGML_TYPE_I32, GGML_TYPE_I64 }, 1) && is_known(mask, { GGML_TYPE_F16, GGML_TYPE_F32 }, 2) &&
+    return neuron_can_read_rows(rows) && is_known(mask, { GGML_TYPE_F16, GGML_TYPE_F32 }, 2) &&
            rows->ne[0] % mask->ne[1] == 0;
 }
 
@@ -76,6 +80,16 @@ static int64_t row_at(const ggml_tensor * rows, const uint8_t * data, int64_t i)
     int32_t row;
     memcpy(&row, data + (size_t) i * sizeof(row), sizeof(row));
     return row;
+}
+
+bool neuron_are_rows_below(const neuron_row_condition & condition, const uint8_t * data) {
+    for (int64_t i = 0; i < condition.rows->ne[0]; i++) {
+        const int64_t row = row_at(condition.rows, data, i);
+        if (row < 0 || row >= condition.n) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // Returns whether an element of a mask is -inf.

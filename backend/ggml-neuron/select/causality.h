@@ -53,6 +53,35 @@ struct neuron_causal_condition {
     bool operator==(const neuron_causal_condition & other) const;
 };
 
+// A condition for kernels that have the first rows of a cache alone: none beyond them is written.
+struct neuron_row_condition {
+    const ggml_tensor * rows;  // numbers of the rows that are written: I32 or I64
+    int64_t             n;     // that kernels have
+
+    bool operator==(const neuron_row_condition & other) const { return rows == other.rows && n == other.n; }
+};
+
+// Conditions that are known not to be met where a graph is computed.
+struct neuron_unmet {
+    static constexpr size_t N = 4;
+
+    bool causal = false;  // earlier tokens see rows of a cache that later ones write
+    bool rows   = false;  // rows of a cache are written that kernels for its first rows lack
+
+    explicit operator bool() const { return causal || rows; }
+
+    // Returns what is not met of either.
+    neuron_unmet operator|(const neuron_unmet & other) const { return { causal || other.causal, rows || other.rows }; }
+
+    size_t index() const { return (causal ? 1 : 0) + (rows ? 2 : 0); }
+};
+
+// Returns whether a tensor is as neuron_are_rows_below reads it.
+bool neuron_can_read_rows(const ggml_tensor * rows);
+
+// Returns whether all numbers are from 0 on and below the condition's. `data` is what is in the tensor's memory.
+bool neuron_are_rows_below(const neuron_row_condition & condition, const uint8_t * data);
+
 // Returns whether both tensors are as neuron_is_causal reads them.
 bool neuron_can_tell_causality(const ggml_tensor * rows, const ggml_tensor * mask);
 

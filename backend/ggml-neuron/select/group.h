@@ -29,7 +29,7 @@ struct neuron_group_slot {
 // What a group computes that is seen outside.
 struct neuron_group_result {
     ggml_tensor * tensor = nullptr;  // NULL: the node
-    size_t        size   = 0;        // bytes that kernels have, when more than the tensor's
+    size_t        size   = 0;        // bytes that kernels have; 0: the tensor's
     size_t        row    = 0;        // bytes for each token of a group in pieces; 0: each piece has all of it
     int           alias  = NEURON_KERNELS_NO_ALIAS;  // the slot whose memory it shares, of an op in place
 };
@@ -58,6 +58,8 @@ struct neuron_group {
     bool                             unusable = false;       // its kernels could not be bound
 
     std::vector<neuron_causal_condition> causal_conditions;  // without which it can't be computed in pieces
+    std::vector<neuron_row_condition>    row_conditions;     // without which its kernels lack rows that are written
+    int64_t                              n_rows = 0;  // the same of a SET_ROWS alone: those that kernels have; 0: all
 
     explicit operator bool() const { return !pieces.empty(); }
 

@@ -37,14 +37,22 @@ static size_t n_tensor_words(neuron_token_kind kind) {
     return kind == neuron_token_kind::WHOLE ? nk::TENSOR_WORDS : 1;
 }
 
+// Returns how many words are in a token of what a SET_ROWS writes: kernels may have the first rows alone.
+static size_t n_written_words(neuron_token_kind kind) {
+    return std::min<size_t>(n_tensor_words(kind), 1 + NEURON_SET_ROWS_AXIS);
+}
+
 static uint64_t token_of(const neuron_key_node & node, neuron_token_kind kind) {
     nk::word_hash h;
-    const size_t  n = n_tensor_words(kind);
+    const bool    writes = node.op == neuron_key_ops::get().set_rows;
+    const size_t  n      = n_tensor_words(kind);
     h.add(node.op);
     h.add((uint64_t) node.inputs.size() << 1 | !node.is_own);
-    add_words(h, node.tensor, n);
-    for (const neuron_key_input & in : node.inputs) {
-        add_words(h, in.tensor ? in.tensor : &nk::ABSENT_WORD, in.tensor ? n : 1);
+    add_words(h, node.tensor, writes ? n_written_words(kind) : n);
+    for (size_t i = 0; i < node.inputs.size(); i++) {
+        const uint64_t * tensor = node.inputs[i].tensor;
+        const size_t     n_own  = writes && i == NEURON_SET_ROWS_INTO ? n_written_words(kind) : n;
+        add_words(h, tensor ? tensor : &nk::ABSENT_WORD, tensor ? n_own : 1);
     }
     add_words(h, node.params, nk::PARAM_WORDS);
     return h.value();
@@ -66,7 +74,8 @@ bool neuron_tensor_words(const ggml_tensor * t, uint64_t * words) {
 
 uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind) {
     uint64_t      words[nk::TENSOR_WORDS];
-    const size_t  n = n_tensor_words(kind);
+    const size_t  n      = n_tensor_words(kind);
+    const bool    writes = node->op == GGML_OP_SET_ROWS;
     nk::word_hash h;
     const int     n_src = neuron_n_src(node);
     h.add(nk::hash_op(neuron_op_desc(node)));
@@ -74,7 +83,7 @@ uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind) {
     if (!neuron_tensor_words(node, words)) {
         return 0;
     }
-    add_words(h, words, n);
+    add_words(h, words, writes ? n_written_words(kind) : n);
     for (int i = 0; i < n_src; i++) {
         if (!node->src[i]) {
             h.add(nk::ABSENT_WORD);
@@ -83,7 +92,7 @@ uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind) {
         if (!neuron_tensor_words(node->src[i], words)) {
             return 0;
         }
-        add_words(h, words, n);
+        add_words(h, words, writes && i == (int) NEURON_SET_ROWS_INTO ? n_written_words(kind) : n);
     }
     static_assert(sizeof(node->op_params) == nk::PARAM_WORDS * sizeof(uint64_t), "parameters are words of a key");
     uint64_t params[nk::PARAM_WORDS];
@@ -191,7 +200,7 @@ bool neuron_group_index::may_have_member(const neuron_signature & node) const {
     neuron_cut   cut;
     const auto * sizes = open_members.find(node, cut);
     return sizes && std::any_of(sizes->begin(), sizes->end(), [&](const neuron_sizes & s) {
-               return s.n_more >= cut.n_more && s.n * NEURON_MAX_PIECES >= cut.n;
+               return (cut.rule->written >= 0 || s.n_more >= cut.n_more) && s.n * NEURON_MAX_PIECES >= cut.n;
            });
 }
 

@@ -212,7 +212,8 @@ class fitting {
         if (n.key.op == ops().soft_max && source == MASK && t.is_longer(0)) {
             return neuron_group_room::MASK;
         }
-        if (n.key.op == ops().mul_mat && source == 0) {
+        const bool written = n.key.op == ops().set_rows && source == NEURON_SET_ROWS_INTO;
+        if (written || (n.key.op == ops().mul_mat && source == 0)) {
             return neuron_group_room::CELLS;
         }
         for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
@@ -516,7 +517,8 @@ class fitting {
 
     // Ops of which the rule names the axes.
     bool follow_named(node & n, const neuron_token_rule & rule) const {
-        if (n.tensor.is_longer_beside(rule.result)) {
+        const bool writes = n.key.op == ops().set_rows;  // the result is a source
+        if (n.tensor.is_longer_beside(writes ? NEURON_SET_ROWS_AXIS : rule.result)) {
             return false;
         }
         common_axis tokens;
@@ -551,7 +553,7 @@ class fitting {
                 return false;
             }
         }
-        if (n.tensor.is_longer()) {
+        if (n.tensor.is_longer() && !writes) {
             n.has[(size_t) rule.result] = REPEATED;
         }
         return masked || !cells.is_longer();
@@ -564,11 +566,12 @@ class fitting {
     }
 
     // Nothing is written but where the group writes: memory that others see has the same elements, and that of a node has what
-    // belongs there.
+    // belongs there. SET_ROWS leaves cells as they are whose numbers it is not given.
     bool writes_in_place(const node & n) const {
         input into{ true, n.key.to, n.key.offset, n.key.offset, n.tensor, {} };
         if (into.to.is_slot) {
-            return !n.tensor.is_longer() && n.tensor.is_in_place();
+            const int axis = n.key.op == ops().set_rows ? NEURON_SET_ROWS_AXIS : -1;
+            return !n.tensor.is_longer_beside(axis) && n.tensor.is_in_place();
         }
         return refer_to_node(nodes[into.to.index], into) && into.has == n.has;
     }

@@ -56,7 +56,11 @@ class group_roots {
     }
 
     // Returns the reference to a tensor's root, with a new slot when it has none, or the one that it has in a kernel.
-    nk::graph_reference refer(ggml_tensor * t, bool writes, const nk::graph_reference * kernels, neuron_group & group) {
+    nk::graph_reference refer(ggml_tensor *               t,
+                              size_t                      size,
+                              bool                        writes,
+                              const nk::graph_reference * kernels,
+                              neuron_group &              group) {
         ggml_tensor * root  = neuron_root_of(t);
         const auto    found = references.emplace(root, nk::graph_reference{ true, group.slots.size() });
         auto          where = found.first->second;
@@ -67,7 +71,7 @@ class group_roots {
             where = *kernels;
         }
         const size_t begin = neuron_offset_of(t);
-        const size_t end   = begin + ggml_nbytes(t);
+        const size_t end   = begin + size;
         if (where.index == group.slots.size()) {
             group.slots.push_back({ root, begin, end - begin, writes });
             return where;
@@ -165,8 +169,12 @@ struct late_offset {
 
 class group_key {
   public:
-    group_key(const ggml_cgraph * cgraph, bool watched, const uint64_t * kernel, neuron_group & group) :
-        cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr),
+    group_key(const ggml_cgraph * cgraph,
+              bool                watched,
+              const uint64_t *    kernel,
+              bool                first_rows,
+              neuron_group &      group) :
+        cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr), first_rows(first_rows),
         roots(cgraph, group.nodes), escapes(find_escapes(cgraph, group.nodes, roots, watched)) {}
 
     // Returns an empty key when no kernel has such nodes.
@@ -196,9 +204,10 @@ class group_key {
 
   private:
     // Sets two words to what a tensor refers to, and where in that. The kernel's own word says which slot it has there.
-    void refer(ggml_tensor * t, bool writes, const uint64_t * kernels, size_t at) {
+    void refer(ggml_tensor * t, int64_t n_rows, bool writes, const uint64_t * kernels, size_t at) {
         const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
-        const nk::graph_reference reference = roots.refer(t, writes, kernels ? &has : nullptr, group);
+        const size_t              size      = n_rows ? (size_t) n_rows * t->nb[NEURON_SET_ROWS_AXIS] : ggml_nbytes(t);
+        const nk::graph_reference reference = roots.refer(t, size, writes, kernels ? &has : nullptr, group);
         nodes[at]                           = nk::reference_word(reference) + writes;
         nodes[at + 1]                       = neuron_offset_of(t);
         if (reference.is_slot) {
@@ -206,10 +215,48 @@ class group_key {
         }
     }
 
-    bool add_tensor(const ggml_tensor * t) {
+    bool add_tensor(const ggml_tensor * t, int64_t n_rows) {
         const size_t at = nodes.size();
         nodes.resize(at + nk::TENSOR_WORDS);
-        return neuron_tensor_words(t, &nodes[at]);
+        if (!n_rows) {
+            return neuron_tensor_words(t, &nodes[at]);
+        }
+        ggml_tensor rows              = *t;
+        rows.ne[NEURON_SET_ROWS_AXIS] = n_rows;
+        return neuron_tensor_words(&rows, &nodes[at]);
+    }
+
+    // Returns the rows, from the first on, of what a SET_ROWS writes that the group has: up to the last one that its other nodes read. 0
+    // where it has all: also where they step further than a row, as over values without flash attention and over streams, so that strides
+    // have the length of all.
+    int64_t n_rows_of(const ggml_tensor * node) const {
+        const ggml_tensor * into = node->op == GGML_OP_SET_ROWS ? node->src[NEURON_SET_ROWS_INTO] : nullptr;
+        if (!first_rows || !into || into->ne[2] != 1 || into->ne[3] != 1) {
+            return 0;
+        }
+        const size_t row   = into->nb[NEURON_SET_ROWS_AXIS];
+        const size_t begin = neuron_offset_of(into);
+        size_t       end   = begin;
+        if (row != ggml_row_size(into->type, into->ne[0]) || neuron_offset_of(node) != begin) {
+            return 0;
+        }
+        for (const int i : group.nodes) {
+            const ggml_tensor * reader = cgraph->nodes[i];
+            for (int s = 0; s < neuron_n_src(reader); s++) {
+                const ggml_tensor * t = reader->src[s];
+                if (!t || neuron_root_of(t) != neuron_root_of(into) || reader->op == GGML_OP_SET_ROWS) {
+                    continue;
+                }
+                for (int axis = 1; axis < GGML_MAX_DIMS; axis++) {
+                    if (t->ne[axis] > 1 && t->nb[axis] > row) {
+                        return 0;
+                    }
+                }
+                end = std::max(end, neuron_offset_of(t) + ggml_nbytes(t));
+            }
+        }
+        const auto n = (int64_t) ((end - begin + row - 1) / row);
+        return n < into->ne[NEURON_SET_ROWS_AXIS] ? n : 0;
     }
 
     bool add_node(ggml_tensor * node, bool escaping) {
@@ -227,7 +274,8 @@ class group_key {
         }
         nodes.insert(nodes.end(),
                      { nk::hash_op(neuron_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
-        if (!add_tensor(node)) {
+        const int64_t n_rows = n_rows_of(node);
+        if (!add_tensor(node, n_rows)) {
             return false;
         }
         for (int i = 0; i < n_src; i++) {
@@ -239,10 +287,11 @@ class group_key {
                 nodes.push_back(nk::ABSENT_WORD);
                 continue;
             }
-            const size_t at = nodes.size();
+            const int64_t n_own = i == (int) NEURON_SET_ROWS_INTO ? n_rows : 0;
+            const size_t  at    = nodes.size();
             nodes.resize(at + nk::GRAPH_INPUT_WORDS);
-            refer(node->src[i], false, its, at);
-            if (!add_tensor(node->src[i])) {
+            refer(node->src[i], n_own, false, its, at);
+            if (!add_tensor(node->src[i], n_own)) {
                 return false;
             }
         }
@@ -250,7 +299,7 @@ class group_key {
         nodes.resize(params + nk::PARAM_WORDS);
         memcpy(&nodes[params], node->op_params, sizeof(node->op_params));
         if (node->view_src) {
-            refer(node, true, result, head + 2);
+            refer(node, n_rows, true, result, head + 2);
         }
         if (escaping) {
             group.results.push_back({ node, ggml_nbytes(node) });
@@ -261,6 +310,7 @@ class group_key {
     const ggml_cgraph *      cgraph;
     neuron_group &           group;
     const uint64_t *         kernel;  // its next node; NULL: slots are numbered by first use
+    const bool               first_rows;
     group_roots              roots;
     const std::vector<bool>  escapes;
     std::vector<uint64_t>    nodes;
@@ -272,8 +322,9 @@ class group_key {
 std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
                                          bool                watched,
                                          neuron_group &      group,
-                                         const uint64_t *    kernel) {
-    return group_key(cgraph, watched, kernel, group).make();
+                                         const uint64_t *    kernel,
+                                         bool                first_rows) {
+    return group_key(cgraph, watched, kernel, first_rows, group).make();
 }
 
 //
@@ -284,8 +335,8 @@ namespace {
 
 class group_search {
   public:
-    group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched, bool in_order) :
-        cgraph(cgraph), kernels(kernels), watched(watched), in_order(in_order) {
+    group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched, neuron_unmet unmet) :
+        cgraph(cgraph), kernels(kernels), watched(watched), unmet(unmet) {
         for (int i = 0; i < cgraph->n_nodes; i++) {
             if (neuron_is_work(cgraph->nodes[i])) {
                 work.push_back(i);
@@ -337,13 +388,27 @@ class group_search {
     std::vector<uint64_t> take(size_t first, size_t n, neuron_group & group) {
         const auto begin = work.begin() + (std::ptrdiff_t) first;
         group.nodes.assign(begin, begin + (std::ptrdiff_t) n);
-        return neuron_group_words(cgraph, watched, group);
+        return neuron_group_words(cgraph, watched, group, nullptr, first_rows);
     }
 
     // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, else the longest one that kernels
     // for other numbers of tokens, or for a longer cache, compute.
     bool find_at(size_t first, neuron_group & group) {
         return find_exact(first, group) || (!kernels.is_exact_only() && find_longer(first, group));
+    }
+
+    // Calls `find` with the key of n nodes from one on, which become the group, and with the key that has the first rows of caches alone,
+    // until it returns true.
+    //
+    // begin  whether those of first rows are the first ones
+    template <typename F> bool find_either(size_t first, size_t n, neuron_group & group, bool begin, F find) {
+        for (const bool rows : { begin, !begin }) {
+            first_rows = rows;
+            if (!(rows && unmet.rows) && find(take(first, n, group))) {
+                return true;
+            }
+        }
+        return false;
     }
 
     // Computes the tokens without extents, when they are first needed.
@@ -368,8 +433,10 @@ class group_search {
             if (!begins(first, loose_hashes, family.tokens)) {
                 continue;
             }
-            std::vector<uint64_t> words = take(first, n, group);
-            if (!words.empty() && choose(family, std::move(words), group)) {
+            // where no kernel has this length, those for first rows are the shorter ones
+            if (find_either(first, n, group, true, [&](std::vector<uint64_t> words) {
+                    return !words.empty() && choose(family, std::move(words), group);
+                })) {
                 return true;
             }
             note(first, n, NEURON_UNGROUPED_LENGTH);
@@ -386,7 +453,7 @@ class group_search {
             return {};
         }
         neuron_group          other  = group;
-        std::vector<uint64_t> spread = neuron_group_words(cgraph, watched, other, kernel.key);
+        std::vector<uint64_t> spread = neuron_group_words(cgraph, watched, other, kernel.key, first_rows);
         if (spread.size() != kernel.n_words) {
             return {};
         }
@@ -493,6 +560,12 @@ class group_search {
         }
         const neuron_group_option & option = in_pieces ? c.found.options.front() : *c.found.whole;
         const neuron_group_fit &    fit    = option.fit;
+        if (!find_row_conditions(kernel_of(option), group)) {
+            return false;
+        }
+        if (!in_pieces) {
+            group.causal_conditions.clear();
+        }
         make_room(fit, group);
         group.fused = group.other = true;
         if (!in_pieces) {
@@ -531,10 +604,32 @@ class group_search {
             const ggml_tensor * rows =
                 cgraph->nodes[group.nodes[h.writer]]->src[neuron_group_causal_condition::ROWS_SOURCE];
             const ggml_tensor * mask = cgraph->nodes[group.nodes[h.reader]]->src[h.mask];
-            if (in_order || !neuron_can_tell_causality(rows, mask) || is_changed(rows) || is_changed(mask)) {
+            if (unmet.causal || !neuron_can_tell_causality(rows, mask) || is_changed(rows) || is_changed(mask)) {
                 return false;
             }
             group.causal_conditions.push_back({ rows, mask, h.cells, found.ranges });
+        }
+        return true;
+    }
+
+    // Sets the row conditions for a group to be computed by a kernel, or by it and those that go together with it, which have as many rows
+    // of a cache. Returns false when these are not met, or that is not known before the graph is computed.
+    bool find_row_conditions(const neuron_kernel & kernel, neuron_group & group) {
+        size_t           n_words;
+        const uint64_t * words = neuron_kernels_key(kernel.bundle->handle, kernel.number, &n_words);
+        const neuron_key key(words, n_words);
+        group.row_conditions.clear();
+        for (size_t i = 0; i < group.nodes.size(); i++) {
+            const ggml_tensor * node = cgraph->nodes[group.nodes[i]];
+            const auto          n    = (int64_t) key.nodes[i].tensor[1 + NEURON_SET_ROWS_AXIS];
+            if (node->op != GGML_OP_SET_ROWS || n >= node->ne[NEURON_SET_ROWS_AXIS]) {
+                continue;
+            }
+            const ggml_tensor * rows = node->src[neuron_group_causal_condition::ROWS_SOURCE];
+            if (unmet.rows || !neuron_can_read_rows(rows) || is_changed(rows)) {
+                return false;
+            }
+            group.row_conditions.push_back({ rows, n });
         }
         return true;
     }
@@ -559,20 +654,31 @@ class group_search {
             if (!begins(first, hashes, pattern.tokens)) {
                 continue;
             }
-            const std::vector<uint64_t> words  = take(first, n, group);
-            neuron_kernel               kernel = kernels.find_graph(words);
-            if (!kernel) {
-                kernel = find_spread(pattern, words, group);
-            }
-            if (kernel) {
-                group.pieces.push_back({ kernel });
-                group.fused = true;
+            bool same = false;
+            // kernels for all of a cache need no condition
+            if (find_either(first, n, group, false, [&](const std::vector<uint64_t> & words) {
+                    same = same || (!words.empty() &&
+                                    pattern.wirings.count(neuron_wiring_hash(words.data(), words.size())) != 0);
+                    return use_exact(pattern, words, group);
+                })) {
                 return true;
             }
-            const bool same = !words.empty() && pattern.wirings.count(neuron_wiring_hash(words.data(), words.size()));
             note(first, n, same ? NEURON_UNGROUPED_RESULT : NEURON_UNGROUPED_WIRING);
         }
         return false;
+    }
+
+    bool use_exact(const neuron_group_pattern & pattern, const std::vector<uint64_t> & words, neuron_group & group) {
+        neuron_kernel kernel = kernels.find_graph(words);
+        if (!kernel) {
+            kernel = find_spread(pattern, words, group);
+        }
+        if (!kernel || !find_row_conditions(kernel, group)) {
+            return false;
+        }
+        group.pieces.push_back({ kernel });
+        group.fused = true;
+        return true;
     }
 
     // Finds a kernel of a pattern that has several slots where the group has one tensor.
@@ -588,15 +694,16 @@ class group_search {
         return {};
     }
 
-    const ggml_cgraph *                                     cgraph;
-    const neuron_kernel_store &                             kernels;
-    const bool                                              watched;
-    const bool                                              in_order;
-    std::vector<int>                                        work;  // nodes that have to be computed
-    std::vector<uint64_t>                                   tokens;
-    neuron_token_hashes                                     hashes;
-    std::vector<uint64_t>                                   loose;  // tokens without extents
-    neuron_token_hashes                                     loose_hashes;
+    const ggml_cgraph *         cgraph;
+    const neuron_kernel_store & kernels;
+    const bool                  watched;
+    const neuron_unmet          unmet;
+    bool                        first_rows = false;  // whether the keys at hand have these alone
+    std::vector<int>            work;                // nodes that have to be computed
+    std::vector<uint64_t>       tokens;
+    neuron_token_hashes         hashes;
+    std::vector<uint64_t>       loose;  // tokens without extents
+    neuron_token_hashes         loose_hashes;
     std::unordered_map<const neuron_group_family *, choice> chosen;
     std::unordered_set<const ggml_tensor *>                 changed;  // roots of what is computed
     std::vector<neuron_ungrouped>                           reasons;
@@ -607,6 +714,6 @@ class group_search {
 neuron_groups neuron_find_groups(const ggml_cgraph *         cgraph,
                                  const neuron_kernel_store & kernels,
                                  bool                        watched,
-                                 bool                        in_order) {
-    return kernels.groups.empty() ? neuron_groups{} : group_search(cgraph, kernels, watched, in_order).run();
+                                 neuron_unmet                unmet) {
+    return kernels.groups.empty() ? neuron_groups{} : group_search(cgraph, kernels, watched, unmet).run();
 }

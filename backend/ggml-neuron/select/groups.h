@@ -39,22 +39,24 @@ struct neuron_groups {
 // Returns the words that a kernel for some nodes of a graph is found by, and fills in the group's slots and results; none
 // when no kernel can be made for them.
 //
-// watched  whether the program looks at the graph's last node and at what it reads, as soon as it is computed
-// kernel   the key of a graph kernel with as many nodes, or NULL: the group has its slots, of which several may have the same
-//          tensor where nothing is written to it; none of the slots when they can't have the group's tensors
+// watched     whether the program looks at the graph's last node and at what it reads, as soon as it is computed
+// kernel      the key of a graph kernel with as many nodes, or NULL: the group has its slots, of which several may have the same
+//             tensor where nothing is written to it; none of the slots when they can't have the group's tensors
+// first_rows  whether the group has of a cache that SET_ROWS writes the rows up to the last one that it reads alone: then rows beyond
+//             those that kernels have must not be written
 std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
                                          bool                watched,
                                          neuron_group &      group,
-                                         const uint64_t *    kernel = nullptr);
+                                         const uint64_t *    kernel     = nullptr,
+                                         bool                first_rows = false);
 
 // Finds the groups of a graph that there are kernels for: from its first node on the longest one that fits, and so on after it.
 //
-// in_order  whether later tokens' rows of a cache are known to be seen by earlier tokens: then groups that write them are not
-//           computed in pieces; else only where causal conditions are met
+// unmet  conditions that are known not to be met: then groups are not computed so that they depend on them
 neuron_groups neuron_find_groups(const ggml_cgraph *         cgraph,
                                  const neuron_kernel_store & kernels,
                                  bool                        watched,
-                                 bool                        in_order = false);
+                                 neuron_unmet                unmet = {});
 
 // Returns how many sources of the whole graph a tensor is, or -1 when the graph does not tell.
 int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t);

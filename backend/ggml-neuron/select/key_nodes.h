@@ -64,4 +64,7 @@ struct neuron_key_ops {
     bool copies(uint64_t op) const { return op == cont || op == cpy || op == dup; }
 };
 
+constexpr size_t NEURON_SET_ROWS_INTO = 2;  // which source of SET_ROWS is written, along which axis
+constexpr int    NEURON_SET_ROWS_AXIS = 1;
+
 constexpr size_t NEURON_SOFT_MAX_MASK = 1;  // which source of SOFT_MAX hides cells

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -32,6 +33,7 @@ std::vector<neuron_kernel> neuron_group::kernels() const {
 // Gives a group what kernels of a length, those of its pieces, have of a node's sources and result, or of attention's.
 static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n_more, neuron_group & group) {
     group.other   = true;
+    group.n_rows  = cut.rule->written >= 0 && n_more != cut.n_more ? n_more : 0;
     group.rows    = cut.n;  // more when the only piece is for more
     group.padding = -cut.n;
     for (const neuron_group_piece & piece : group.pieces) {
@@ -51,7 +53,9 @@ static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n
         }
         neuron_group_slot & slot = group.slots[(size_t) i];
         slot.row                 = row;
-        if (i == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more) {
+        if (i == cut.rule->written) {
+            slot.size = size;
+        } else if (i == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more) {
             slot.room = { neuron_group_room::MASK, size, 0, n_more, group.rows };
         } else if (size != neuron_nbytes(node.tensors[i])) {
             const bool cells = !row && cut.rule->mask >= 0;
@@ -101,7 +105,7 @@ static bool choose(const neuron_signature &          node,
          begin = end) {  // ascending in n_more, then in n
         const int64_t n_more = begin->n_more;
         end = std::find_if(begin, sizes.end(), [n_more](const neuron_sizes & s) { return s.n_more != n_more; });
-        if (n_more < cut.n_more) {
+        if (n_more < cut.n_more && cut.rule->written < 0) {
             continue;
         }
         if (n_more > cut.n_more && !longer) {
@@ -228,10 +232,23 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
         return pieces;
     };
     const bool again = node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only;
-    if (!choose(node, cut, *sizes, true, again, cost, find_it, group)) {
-        group = {};
+    if (cut.rule->written < 0) {
+        return choose(node, cut, *sizes, true, again, cost, find_it, group) ? group : neuron_group{};
     }
-    return group;
+    // of what is written the most rows: others may be among those
+    const auto is_longer = [](int64_t n_more, const neuron_sizes & s) {
+        return n_more < s.n_more;
+    };
+    auto end = std::upper_bound(sizes->begin(), sizes->end(), cut.n_more, is_longer);
+    while (end != sizes->begin()) {
+        const int64_t n_more = std::prev(end)->n_more;
+        const auto    begin  = std::find_if(sizes->begin(), end, [&](const auto & s) { return s.n_more == n_more; });
+        if (choose(node, cut, { begin, end }, false, again, cost, find_it, group)) {
+            return group;
+        }
+        end = begin;
+    }
+    return {};
 }
 
 // Answers that are kept: nodes of some graphs of a model with several hundred different ones.

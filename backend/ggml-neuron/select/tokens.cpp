@@ -127,8 +127,9 @@ neuron_kernels_tensor neuron_cut::piece(const neuron_signature & node,
     if (axis[i] >= 0) {
         t.ne[axis[i]] = n_tokens;
     }
-    if (i < node.n_src && !is_absent(t) && more(i) >= 0 && n_more > 0 && n_longer != n_more) {
-        t.ne[more(i)] = n_longer;
+    const int longer = more_of(node, i);
+    if (!is_absent(t) && longer >= 0 && n_more > 0 && n_longer != n_more) {
+        t.ne[longer] = n_longer;
         if (i == rule->mask) {
             neuron_kernels_set_dense(&t);
         }
@@ -187,7 +188,7 @@ static uint64_t family(const neuron_signature & s, const neuron_cut & cut) {
     h.add(s.op_hash);
     for (int i = 0; i <= s.n_src; i++) {
         h.add((uint64_t) cut.axis[i]);
-        add_tensor(h, s.tensors[i], cut.axis[i], i < s.n_src ? cut.more(i) : -1);
+        add_tensor(h, s.tensors[i], cut.axis[i], cut.more_of(s, i));
     }
     for (int i = 0; i < NEURON_KERNELS_N_OP_PARAMS; i++) {
         h.add(s.op_params ? (uint32_t) s.op_params[i] : 0);

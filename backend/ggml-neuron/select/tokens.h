@@ -33,6 +33,7 @@ struct neuron_token_rule {
     int8_t       sources[NEURON_TOKEN_SOURCES];
     int8_t       more[NEURON_TOKEN_SOURCES];
     int8_t       mask;
+    int8_t       written = -1;
 };
 
 // Returns the first rule of an op and the one behind its last: they stand side by side.
@@ -58,6 +59,11 @@ struct neuron_cut {
 
     // Returns the axis along which a source may be longer than the node's, or -1.
     int more(int src) const { return src < NEURON_TOKEN_SOURCES ? rule->more[src] : -1; }
+
+    // Returns the same of a source or, behind these, of the result: what is written is both.
+    int more_of(const neuron_signature & node, int i) const {
+        return i < node.n_src ? more(i) : rule->written >= 0 ? more(rule->written) : -1;
+    }
 
     // Returns a tensor as a kernel for other numbers has it. Its strides are the node's, but for a mask that is made longer.
     neuron_kernels_tensor piece(const neuron_signature & node, int i, int64_t n_tokens, int64_t n_longer) const;

@@ -279,7 +279,7 @@ def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]
         "model",
         path.name or path.absolute().name,
         "--n-ctx",
-        _joined(settings.n_ctx),
+        "any" if settings.any_ctx else _joined(settings.n_ctx),
         "--n-tokens",
         _joined(settings.n_tokens),
     ]

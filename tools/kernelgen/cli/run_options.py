@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kernelgen.errors import KernelgenError
+from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml.types import TYPES
 from kernelgen.model import exporter
 from kernelgen.model.sizes import FEW, Settings, few, pad
@@ -30,6 +30,12 @@ MAX_DEVICES = 16
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
+_ANY = "any"
+"""What --n-ctx says of kernels that are for caches of any length."""
+
+_N_CTX = 4096
+
+
 class Counts(click.ParamType[tuple[int, ...]]):
     """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order."""
 
@@ -43,14 +49,22 @@ class Counts(click.ParamType[tuple[int, ...]]):
         return tuple(sorted({int(part) for part in parts}))
 
 
+class Contexts(Counts):
+    """As `Counts`, and `any` as none."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        return () if value == _ANY else super().convert(value, param, ctx)
+
+
 _SETTINGS = (
     click.option(
         "--n-ctx",
-        type=Counts(),
-        default="4096",
+        type=Contexts(),
+        default=str(_N_CTX),
         show_default=True,
         metavar="N,…",
-        help="llama.cpp's -c; several for programs that make several contexts.",
+        help="llama.cpp's -c; several for programs that make several contexts. With any, kernels have the cells in use alone, "
+        f"up to the longest --n-kv ({_N_CTX} by default), and serve every -c.",
     ),
     click.option(
         "--n-tokens",
@@ -147,6 +161,9 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
         given = {name: kwargs.pop(name) for name in Settings.__dataclass_fields__ if name in kwargs}
         if devices is None and split_mode == _TENSOR and kwargs.get("cores", 1) > 1:
             devices = (kwargs["cores"],)
+        given["any_ctx"] = not given["n_ctx"]
+        if given["any_ctx"]:
+            given["n_ctx"] = (max(given["n_kv"] or (_N_CTX,)),)
         settings = Settings(
             **given,
             n_tokens=n_tokens or (1,),
@@ -197,6 +214,20 @@ def _devices(split_mode: str, devices: tuple[int, ...] | None, flash_attn: str) 
 
 
 def _check(settings: Settings) -> None:
+    if settings.any_ctx and settings.flash_attn != (True,):
+        hint = "give --flash-attn on, or the sizes of the contexts"
+        raise KernelgenError(
+            Diagnostic(
+                f"--n-ctx {_ANY}: without flash attention a cache's length is in the strides of its values", hint=hint
+            )
+        )
+    if settings.any_ctx and settings.n_seq_max > 1 and not settings.kv_unified:
+        hint = "give --kv-unified, or the sizes of the contexts"
+        raise KernelgenError(
+            Diagnostic(
+                f"--n-ctx {_ANY}: where sequences have a cache each, its length is in the strides of all", hint=hint
+            )
+        )
     if settings.n_ctx[-1] > MAX_CTX:
         raise KernelgenError(f"--n-ctx {settings.n_ctx[-1]}: a context has at most {MAX_CTX} cells")
     most = settings.most_tokens

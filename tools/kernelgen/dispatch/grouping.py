@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
+from kernelgen.model.first_cells import FirstCells
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import readers_of, segment_spec
 from kernelgen.model.repeats import Segment
@@ -77,19 +78,23 @@ class Groups:
             self._patterns[kernels[0]].setdefault(kernels, set()).add(spec)
             self._members.update(kernels)
         self._nodes: dict[int, tuple[Hashable, KernelSpec | None]] = {}
+        self._first_cells = FirstCells()
 
     def __bool__(self) -> bool:
         return bool(self._members)
 
     def find(self, graph: Graph) -> Grouping:
         """Returns which of a graph's nodes run in groups."""
-        tokens = [self._token(node) for node in graph.nodes]
-        reasons = [Outside.PLACE if token in self._members else Outside.OP for token in tokens]
+        # As it is, and for kernels that have the first cells of a cache alone.
+        ways = [(way, [self._token(node) for node in way.nodes]) for way in (graph, self._first_cells.of(graph))]
+        known = [any(token in self._members for token in tokens) for tokens in zip(*(t for _, t in ways), strict=True)]
+        reasons = [Outside.PLACE if one else Outside.OP for one in known]
         readers = readers_of(graph)
         groups, outside = [], []
         at = 0
-        while at < len(tokens):
-            group = self._at(graph, tokens, at, readers, reasons)
+        while at < len(known):
+            tried = (self._at(way, tokens, at, readers, reasons) for way, tokens in ways)
+            group = next((found for found in tried if found is not None), None)
             if group is None:
                 outside.append((at, reasons[at]))
                 at += 1

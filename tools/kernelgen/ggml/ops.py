@@ -113,6 +113,8 @@ class Tokens:
         broadcast: with `outermost`, a source that has one element along the axis is whole.
         more: axes along which a kernel's sources may be longer than the node's, by the source's index.
         mask: the source that hides what is beyond the node's own elements along `more`; None when nothing reads them.
+        written: the source whose memory the result is; a kernel may have its first elements along `more` alone, where none beyond
+            them is written. None of other ops.
     """
 
     result: int | None = None
@@ -121,6 +123,7 @@ class Tokens:
     broadcast: bool = False
     more: Mapping[int, int] = field(default_factory=dict)
     mask: int | None = None
+    written: int | None = None
 
 
 ROWS = Tokens(outermost=True)
@@ -474,7 +477,7 @@ _TOKENS: Mapping[str, tuple[Tokens, ...]] = {
     "rope_back": (Tokens(result=2, sources={0: 2, 1: 0}),),
     # from one table, or of each token's own (the weights of the experts that were chosen)
     "get_rows": (Tokens(result=1, sources={1: 0}, more={0: 1}), Tokens(result=2, sources={0: 2, 1: 1})),
-    "set_rows": (Tokens(sources={0: 1, 1: 0}),),
+    "set_rows": (Tokens(sources={0: 1, 1: 0}, more={2: 1}, written=2),),
     "flash_attn_ext": (Tokens(result=2, sources={0: 1, 3: 1}, more={1: 1, 2: 1, 3: 0}, mask=3),),
     **dict.fromkeys(("add", "sub", "mul", "div", "repeat"), (BROADCAST,)),
     **dict.fromkeys(

@@ -48,13 +48,19 @@ class Cut:
         ne, nb = list(t.ne), t.nb
         if axis is not None:
             ne[axis] = n
-        more = self.rule.more.get(i) if i < len(self.tensors) - 1 else None
+        more = self._more(i)
         if more is not None and None not in (self.n_more, n_more) and n_more != self.n_more:
             assert n_more is not None
             ne[more] = n_more
             if i == self.rule.mask:
                 nb = dense_strides((ne[0], ne[1], ne[2], ne[3]), t.dtype)
         return TensorDesc.make(ne, t.dtype, nb, t.layout)
+
+    def _more(self, i: int) -> int | None:
+        """Returns along which axis kernels may have another number of elements of a tensor, besides tokens."""
+        if i == len(self.tensors) - 1:
+            return None if self.rule.written is None else self.rule.more.get(self.rule.written)
+        return self.rule.more.get(i)
 
     @property
     def family(self) -> tuple[Hashable, ...]:
@@ -68,7 +74,7 @@ class Cut:
     def _family(self, i: int, t: TensorDesc | None) -> Hashable:
         if t is None:
             return None
-        more = self.rule.more.get(i) if i < len(self.tensors) - 1 else None
+        more = self._more(i)
         open_ = {self.axes[i], more}
         strides = (
             0 if d in open_ or t.ne[d] == 1 or (more == 0 and d <= max(self.axes[i] or 0, 0)) else t.nb[d]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.emitters.catalog import Catalog
@@ -18,6 +18,7 @@ from kernelgen.ggml import shapes
 from kernelgen.manifest.values import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
+from kernelgen.model.first_cells import FirstCells
 from kernelgen.model.formulas import Fitter
 from kernelgen.model.graphs import ExportedNode, Graph
 from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
@@ -90,6 +91,8 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
         export: where graphs come from.
         cut: how graphs are cut into graph kernels; None for none.
     """
+    if settings.any_ctx:
+        export = _with_first_cells(export)
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, cut)
     derived_calls: list[DeriveCall] = []
@@ -123,6 +126,15 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
         entry.reason = reasons.of_entry(entry)
     derived_calls.sort(key=lambda one: (not one.flash_attn, one.devices, one.of, one.call))
     return Derived(entries, derived_calls, listed, _graphs(classes.graphs.values(), reasons))
+
+
+def _with_first_cells(export: Export) -> Export:
+    first = FirstCells()
+
+    def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
+        return ((call, first.of(graph)) for call, graph in export(calls))
+
+    return graphs
 
 
 def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[GraphEntry]:

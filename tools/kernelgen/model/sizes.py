@@ -64,6 +64,8 @@ class Settings:
         swa_full: whether sliding windows have a cache as long as the others.
         ftype: the quantization whose types the weights have, by llama-quantize's name; None for those of the file.
         devices: over how many devices llama.cpp splits the tensors (`-sm tensor`); a run for each. 1 is without a split.
+        any_ctx: whether kernels have the cells in use alone (`kernelgen.model.first_cells`) and so serve caches of any length;
+            `n_ctx` is then the most cells in use.
     """
 
     n_ctx: tuple[int, ...]
@@ -79,6 +81,7 @@ class Settings:
     swa_full: bool
     ftype: str | None = None
     devices: tuple[int, ...] = (1,)
+    any_ctx: bool = False
 
     @property
     def split(self) -> bool:

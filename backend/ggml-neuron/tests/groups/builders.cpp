@@ -37,6 +37,7 @@ static const std::map<std::string, builder> & builders() {
             { "copied-mask",      copied_mask                                         },
         };
         shorter(b);
+        lengths_of_caches(b);
         pieces(b);
         for (const auto & m : mutations()) {
             b["mutated-" + m.first] = [&m](graph & g) {

@@ -113,6 +113,7 @@ static void hide_later(ggml_tensor * mask) {
     ggml_backend_tensor_set(mask, half ? (const void *) halves.data() : values.data(), 0, ggml_nbytes(mask));
 }
 
+// causal  whether masks that are to be causal are, and rows are written where they are to be; else elsewhere
 static void fill_all(const graph & g, bool causal = true) {
     float seed = 1;
     for (ggml_tensor * t : g.inputs) {
@@ -125,6 +126,13 @@ static void fill_all(const graph & g, bool causal = true) {
         if (causal && mask->buffer) {
             hide_later(mask);
         }
+    }
+    if (g.rows && !causal) {
+        std::vector<int64_t> rows((size_t) g.rows->ne[0]);
+        for (size_t i = 0; i < rows.size(); i++) {
+            rows[i] = g.far + 2 * (int64_t) i + 1;
+        }
+        ggml_backend_tensor_set(g.rows, rows.data(), 0, ggml_nbytes(g.rows));
     }
     if (g.places) {
         std::vector<int64_t> places((size_t) g.places->ne[0]);

@@ -25,6 +25,8 @@ struct graph {
     std::vector<ggml_tensor *>       causal;            // masks that hide from tokens what later ones write
     ggml_tensor *                    places = nullptr;  // where values are written to a transposed cache
     int64_t                          n_cell = 0;        // that it has
+    ggml_tensor *                    rows   = nullptr;  // where a cache is written, which may be elsewhere
+    int64_t                          far    = 0;        // by so many rows
     std::vector<std::pair<int, int>> groups;            // each the first and the last of its computed nodes
     int                              launches;          // of groups, that there are to be
 
@@ -119,6 +121,7 @@ struct attention_options {
     bool    writes   = true;   // to the cache
     bool    causal   = false;  // the mask
     bool    computed = false;  // the mask is the result of a node before the group
+    int64_t far      = 0;      // rows from where the cache is written to where it is when that changes
 };
 
 // A layer's attention: the KV cache is written and read.
@@ -158,6 +161,9 @@ void kept(graph & g);
 void shorter(std::map<std::string, builder> & b);
 
 attention_options causal(int64_t n, int64_t n_seen);
+
+// Caches of other lengths than the one that kernels have.
+void lengths_of_caches(std::map<std::string, builder> & b);
 
 // What is launched in pieces, with how many launches, and what is not.
 void pieces(std::map<std::string, builder> & b);

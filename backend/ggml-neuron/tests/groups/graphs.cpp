@@ -71,6 +71,8 @@ void attention_of(graph & g, const attention_options & o) {
     ggml_tensor * x    = g.input(GGML_TYPE_F32, 64, o.n);
     ggml_tensor * rows = g.input(GGML_TYPE_I64, o.n);
     ggml_tensor * mask = g.input(o.computed ? GGML_TYPE_F32 : GGML_TYPE_F16, o.n_seen, o.n);
+    g.rows             = o.far ? rows : nullptr;
+    g.far              = o.far;
     if (o.causal) {
         g.causal = { mask };
     }

@@ -107,6 +107,27 @@ attention_options causal(int64_t n, int64_t n_seen) {
     return o;
 }
 
+void lengths_of_caches(std::map<std::string, builder> & b) {
+    for (const int64_t n_cell : { 64, 80, 256 }) {
+        const std::string of = "cells-" + std::to_string(n_cell);
+        attention_options o  = { 2, 64, n_cell };
+        o.far                = n_cell - 10;  // beyond the rows that attention reads, of longer caches
+        const auto add       = [&b](const std::string & name, int n_launches, const attention_options & options) {
+            b[name] = [n_launches, options](graph & g) {
+                attention_of(g, options);
+                g.launches = n_launches;
+            };
+        };
+        add(of, 1, o);
+        o.n      = 1;
+        o.n_seen = 32;
+        add(of + "-1x32", 1, o);
+        o.n      = 5;
+        o.causal = true;
+        add(of + "-5x32", 3, o);
+    }
+}
+
 void pieces(std::map<std::string, builder> & b) {
     const auto add = [&b](const std::string & name, int n_launches, const builder & build) {
         b["pieces-" + name] = [n_launches, build](graph & g) {

@@ -1,0 +1,73 @@
+"""Graphs in which a write to a cache has the cells in use alone, the first ones, so that the cache's length is in no kernel.
+
+A call writes to cells that it then reads: llama.cpp reads a cache up to the last cell in use. So a kernel for SET_ROWS has the rows
+that attention reads in place of the whole cache. The backend uses it where the numbers of the rows show that no other is written
+(`neuron_row_condition` of `backend/ggml-neuron/select/causality.h`), and finds groups alike (`select/groups.cpp`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernelgen.ggml.types import TYPES
+from kernelgen.model.graphs import ExportedNode, Graph, Shape
+
+_INTO = 2
+"""The source of SET_ROWS that is written."""
+
+
+class FirstCells:
+    """Makes such graphs; equal nodes of them are one object, as those of a reader are."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[ExportedNode, int], ExportedNode] = {}
+
+    def of(self, graph: Graph) -> Graph:
+        """Returns a graph whose writes have the first rows alone; those that can't are as they were.
+
+        They can't where what reads the cache steps further than a row, as over values without flash attention and over streams of
+        several sequences: its strides have the cache's length.
+        """
+        nodes, roots = list(graph.nodes), dict(graph.roots)
+        for i, node in enumerate(graph.nodes):
+            n = _rows(graph, i) if node.op == "set_rows" else 0
+            if not n:
+                continue
+            nodes[i] = self._nodes.setdefault((node, n), _with_rows(node, n))
+            root = graph.wires[i].output.root
+            if roots[root].shape == node.output:
+                roots[root] = replace(roots[root], shape=nodes[i].output)
+        return replace(graph, nodes=tuple(nodes), roots=roots)
+
+
+def _rows(graph: Graph, i: int) -> int:
+    """Returns how many first rows there are up to the last one that is read of what a SET_ROWS writes; 0: it has to have all."""
+    into, at, place = graph.nodes[i].inputs[_INTO], graph.wires[i].inputs[_INTO], graph.wires[i].output
+    if into is None or at is None or at != place or into.ne[2:] != (1, 1):
+        return 0
+    row = into.nb[1]
+    if row != _row_bytes(into):
+        return 0
+    end = at.offset
+    for node, wires in zip(graph.nodes, graph.wires, strict=True):
+        if node.op == "set_rows":
+            continue
+        for t, where in zip(node.inputs, wires.inputs, strict=True):
+            if t is None or where is None or where.root != at.root:
+                continue
+            if any(n > 1 and nb > row for n, nb in zip(t.ne[1:], t.nb[1:], strict=True)):
+                return 0
+            end = max(end, where.offset + t.storage_bytes)
+    n = -(-(end - at.offset) // row)
+    return n if n < into.ne[1] else 0
+
+
+def _row_bytes(t: Shape) -> int:
+    return t.ne[0] // TYPES[t.dtype].block * TYPES[t.dtype].size
+
+
+def _with_rows(node: ExportedNode, n: int) -> ExportedNode:
+    old = node.output
+    size = n * old.nb[1]
+    output = Shape(old.dtype, (old.ne[0], n, 1, 1), (*old.nb[:2], size, size))
+    return replace(node, inputs=(*node.inputs[:_INTO], output), output=output)
