@@ -1,4 +1,4 @@
-# Builds the kernels of manifests together with the backend, and has them linked in (docs/llama-cpp.md):
+# Builds the kernels of manifests together with the backend, and has them linked in (docs/guides/embed-kernels.md):
 #
 #     -DGGML_NEURON_MANIFESTS="a.yaml;b.yaml" [-DGGML_NEURON_TARGETS=trn1]
 #

@@ -1,7 +1,7 @@
 // A ggml backend that plays ahead-of-time compiled kernels on the NeuronCores of AWS Trainium and Inferentia.
 //
 // Programs that load backends by themselves (GGML_BACKEND_PATH, or llama.cpp's backend folder) need nothing of this. What
-// the backend is told by environment variables is described in docs/llama-cpp.md.
+// the backend is told by environment variables is described in docs/reference/environment.md.
 
 #pragma once
 

@@ -79,12 +79,13 @@ def checkout(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", ".*cache")
     shutil.copytree(PACKAGE, tmp_path / "tools" / "kernelgen", ignore=ignored)
     shutil.copytree(builtin_library().root, tmp_path / "kernels", ignore=ignored)
-    for folder in ("tests/kernels", "tests/manifest"):
+    for folder in ("backend/ggml-neuron", "tests/kernels", "tests/manifest"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     shutil.copytree(ROOT / "tools" / "regenerate", tmp_path / "tools" / "regenerate", ignore=ignored)
     generated = (
         "backend/nrt/targets.inc",
         "docs/compilers.md",
+        "docs/reference/log.md",
         "docs/targets.md",
         "rules/private/targets.bzl",
         "tests/compilers/fake_neuronx_cc",

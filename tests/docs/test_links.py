@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def anchors(page: Path) -> set[str]:
@@ -32,4 +32,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_index_has_every_page() -> None:
     listed = set(re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs/README.md").read_text()))
-    assert listed == {p.name for p in PAGES} - {"README.md"}
+    docs = ROOT / "docs"
+    assert listed == {str(p.relative_to(docs)) for p in PAGES if p.is_relative_to(docs)} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "guides").iterdir()), ids=lambda p: p.name)
+def test_a_guide_is_short(page: Path) -> None:
+    text = re.sub(r"^(?: {4}|```).*$", "", page.read_text(), flags=re.MULTILINE)
+    assert len(text.split()) <= 600

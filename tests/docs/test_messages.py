@@ -175,7 +175,7 @@ def test_keys_that_messages_name_exist() -> None:
 
 
 def test_variables_that_messages_name_are_read_and_documented() -> None:
-    pages = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    pages = "\n".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     sources = [p for p in (ROOT / "backend").rglob("*") if p.suffix in (".cpp", ".h", ".c") and "tests" not in p.parts]
     texts = [
         (str(p.relative_to(ROOT)), text)

@@ -1,7 +1,7 @@
-"""docs/llama-cpp.md: the commands from a model's file to tokens, and those that build the backend, are run as the page has them.
+"""docs/guides: the commands from a model's file to tokens, and those that build the backend, are run as the pages have them.
 
 llama.cpp's own programs are those that the other tests use: building all of it takes too long. Everything else is done in a folder that looks as
-the page's reader has it.
+the reader of a page has it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
 import random_llama
 
-PAGE = ROOT / "docs" / "llama-cpp.md"
+GUIDES = ROOT / "docs" / "guides"
 
 
-def commands(heading: str) -> list[str]:
-    """Returns the command lines of a section of the page, without what a `#` says of them."""
-    section = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert section, f"the page has no section '{heading}'"
+def commands(page: str, heading: str) -> list[str]:
+    """Returns the command lines of a section of a guide, without what a `#` says of them."""
+    text = (GUIDES / f"{page}.md").read_text()
+    section = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section, f"{page}.md has no section '{heading}'"
     return [line.partition("   #")[0].strip() for line in section[1].splitlines() if line.startswith("    ")]
 
 
@@ -78,7 +79,7 @@ def built_by(command: str) -> str:
 
 
 def test_derive_build_and_run(programs: Programs, exporter: Path, tmp_path: Path) -> None:
-    three = commands("From a model file to tokens")[-3:]
+    three = commands("run-a-model", "Derive, build, run")
     assert [re.search(r"kernelgen (\w+)", command)[1] for command in three] == ["model", "build", "simulate"]
     random_llama.write(tmp_path / "model.gguf")
     program = tmp_path / "bin" / "kernelgen"
@@ -107,7 +108,7 @@ def test_derive_build_and_run(programs: Programs, exporter: Path, tmp_path: Path
 
 
 def test_the_simulator_is_where_kernelgen_looks(checkout: Path) -> None:
-    (command,) = (c for c in commands("From a model file to tokens") if "backend/simulator" in c)
+    (command,) = (c for c in commands("run-a-model", "Set up once") if "backend/simulator" in c)
     configure = "cmake -S backend/simulator "
     assert command.startswith(configure)
     shell(command.replace(configure, f"{configure} -DCMAKE_UNITY_BUILD=ON "), checkout)  # half the time of compiling
@@ -120,19 +121,19 @@ def test_the_simulator_is_where_kernelgen_looks(checkout: Path) -> None:
 def test_the_exporter_is_configured(checkout: Path, programs: Programs) -> None:
     (checkout / "build" / "llama.cpp").mkdir(parents=True)
     (checkout / "build" / "llama.cpp" / "bin").symlink_to(programs.llama_cpp)
-    (command,) = (c for c in commands("From a model file to tokens") if c.startswith("cmake -S backend/exporter"))
+    (command,) = (c for c in commands("run-a-model", "Set up once") if c.startswith("cmake -S backend/exporter"))
     shell(command, checkout)
     assert "libllama.so" in (checkout / "build" / "exporter" / "CMakeCache.txt").read_text()
 
 
 def test_llama_cpp_is_configured_with_the_backend_in_it(checkout: Path) -> None:
-    (command,) = (c for c in commands("From a model file to tokens") if c.startswith("cmake -S ../llama.cpp"))
+    (command,) = (c for c in commands("run-a-model", "Set up once") if c.startswith("cmake -S ../llama.cpp"))
     assert "Including NEURON backend" in shell(command, checkout)
 
 
 @pytest.mark.long
 def test_a_plugin_is_built_beside_llama_cpp(checkout: Path, programs: Programs, llama_cpp: Path) -> None:
-    configure, build, run = commands("Build it")[:3]
+    configure, build, run = commands("build-the-backend", "As a plugin")
     assert run.startswith("GGML_BACKEND_PATH=$PWD/build/libggml-neuron.so llama-bench")
     shell(configure.replace("/path/to/llama.cpp", str(llama_cpp)), checkout)
     shell(f"{build} --parallel 2", checkout)
@@ -142,8 +143,10 @@ def test_a_plugin_is_built_beside_llama_cpp(checkout: Path, programs: Programs, 
 
 
 def test_llama_cpp_builds_it_with_kernels_from_manifests(checkout: Path, programs: Programs, recorded: Path) -> None:
-    plain = next(c for c in commands("Build it") if c.startswith("cmake -S llama.cpp"))
-    configure, build = commands("With kernels embedded")[:2]
+    plain = next(
+        c for c in commands("build-the-backend", "Inside llama.cpp's own build") if c.startswith("cmake -S llama.cpp")
+    )
+    configure, build = commands("embed-kernels", "From manifests")
     assert configure.startswith(plain)
     # From the folder that holds the manifests, whose paths are relative to it.
     work = checkout / "work"
@@ -168,8 +171,10 @@ def test_llama_cpp_builds_it_with_kernels_from_manifests(checkout: Path, program
 
 
 def test_a_hook_file_names_the_manifests(checkout: Path) -> None:
-    (name,) = set(re.findall(r"`(examples/llama\.cpp/[\w-]+\.cmake)`", PAGE.read_text()))
-    plain = next(c for c in commands("Build it") if c.startswith("cmake -S llama.cpp"))
+    (name,) = set(re.findall(r"`(examples/llama\.cpp/[\w-]+\.cmake)`", (GUIDES / "embed-kernels.md").read_text()))
+    plain = next(
+        c for c in commands("build-the-backend", "Inside llama.cpp's own build") if c.startswith("cmake -S llama.cpp")
+    )
     command = re.sub(r"(?<=-DCMAKE_PROJECT_ggml_INCLUDE=)\S+", str(checkout / name), plain)
     said = shell(command.replace("-S llama.cpp", "-S ../llama.cpp"), checkout)
     assert "add_neuron_kernels(ggml-neuron-kernels): " in said and "3 kernels, 3 compiles with " in said
@@ -181,7 +186,7 @@ def test_a_hook_file_names_the_manifests(checkout: Path) -> None:
 
 @pytest.mark.long
 def test_a_project_around_llama_cpp_builds_the_plugin(checkout: Path, programs: Programs, llama_cpp: Path) -> None:
-    configure, build = commands("With kernels embedded")[2:4]
+    configure, build = commands("embed-kernels", "In a project around llama.cpp")
     shell(configure.replace("/path/to/llama.cpp", str(llama_cpp)), checkout)
     shell(built_by(build), checkout)
     (plugin,) = (checkout / "build" / "bin").glob("libggml-neuron.so")

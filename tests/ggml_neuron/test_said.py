@@ -132,7 +132,7 @@ def test_a_mistyped_variable_is_answered_by_the_nearest(run: Run, kernels: Path,
 
 
 def test_every_variable_is_known() -> None:
-    """Those that the backend and kernelgen read, and the table of docs/llama-cpp.md."""
+    """Those that the backend and kernelgen read, and the table of docs/reference/environment.md."""
     source = (ROOT / "backend" / "ggml-neuron" / "report" / "environment.cpp").read_text()
     known = set(re.findall(r'"((?:GGML_NEURON|NEURON_KERNELGEN)_\w+)"', source))
     read: set[str] = set()
@@ -142,7 +142,7 @@ def test_every_variable_is_known() -> None:
         read |= set(re.findall(r'"(NEURON_KERNELGEN_\w+)"', path.read_text()))
     assert len(read) > 10
     assert read <= known
-    page = (ROOT / "docs" / "llama-cpp.md").read_text()
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text()
     assert set(re.findall(r"^\| `(GGML_NEURON_\w+)`", page, re.MULTILINE)) == {
         name for name in known if name.startswith("GGML_NEURON_")
     }

@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import regenerate
+from regenerate import log_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +52,7 @@ def test_a_stale_file_is_named_and_written_anew(tree: Path, name: str) -> None:
         "price PRICES",
         "| `NCC_EVRF004` |",
         "| **trn1** |",
+        "kernels left out",
     ):
         stale = stale.replace(word, '"other"', 1)
     assert stale != good
@@ -62,3 +64,8 @@ def test_a_stale_file_is_named_and_written_anew(tree: Path, name: str) -> None:
     assert (written.returncode, written.stdout) == (0, f"{name} written\n")
     assert (tree / name).read_text() == good
     assert run(tree, "--check").stdout == ""
+
+
+def test_lines_of_the_log_are_read_from_a_source() -> None:
+    source = 'if (a) {\n    NEURON_WARN("core %d: %s takes %.1f MiB, "\n                "not \\"%s\\"\\n",\n                vnc);\n}\nNEURON_ERROR("%s\\n", text);'
+    assert list(log_lines.lines(source)) == [("WARN", 'core …: … takes … MiB, not "…"')]

@@ -329,7 +329,7 @@ _INTRO = """\
 
 Which architectures of llama.cpp's `test-llama-archs` run wholly on the device with the kernels that [`kernelgen model`](models.md) derives by default, for
 1, 8, 32, 128 and 256 tokens per call: the context has {n_ctx} cells. Nothing is recorded, and the test's own lengths are 64, 32 and for some 128 tokens; kernels for
-[other numbers of tokens](llama-cpp.md#any-number-of-tokens) compute them. The page is written by
+[other numbers of tokens](reference/kernel-selection.md) compute them. The page is written by
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --write-page
 

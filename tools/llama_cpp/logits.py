@@ -7,7 +7,7 @@ printed are the likeliest tokens behind each token of the prompt with their logi
 the reference. llama.cpp's CPU backend rounds what it multiplies with quantized weights to 8 bits, kernels to bfloat16. The prompt is
 computed one token at a time, as a text is generated; llama-results wants a multiple of four tokens.
 
-libnrt, or the simulator, is found as the backend finds it (docs/llama-cpp.md).
+libnrt, or the simulator, is found as the backend finds it (docs/reference/environment.md).
 """
 
 from __future__ import annotations

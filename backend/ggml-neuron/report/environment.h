@@ -1,4 +1,4 @@
-// The environment variables that tell the backend what to do: docs/llama-cpp.md.
+// The environment variables that tell the backend what to do: docs/reference/environment.md.
 
 #pragma once
 

@@ -34,7 +34,7 @@ struct neuron_costs {
     }
 };
 
-// Reads a user's text (docs/llama-cpp.md). Returns "" and sets `costs`, or returns what is wrong with it.
+// Reads a user's text (docs/reference/kernel-selection.md). Returns "" and sets `costs`, or returns what is wrong with it.
 //
 // one_launch_us  set to whether it has one `launch_us` for launches that are queued and that are waited for
 std::string neuron_read_costs(const std::string & text, bool queued, neuron_costs & costs, bool & one_launch_us);

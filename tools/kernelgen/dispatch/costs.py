@@ -57,7 +57,7 @@ def read(text: str, *, queued: bool = True) -> Costs:
     """Returns the figures in a text of a user: `launch_us` (`queued` and `waited`, or one number for both), `gb_per_s`, `rows_ms`.
 
     Args:
-        text: JSON; docs/llama-cpp.md has an example.
+        text: JSON; docs/reference/kernel-selection.md has an example.
         queued: whether launches are queued, or each is waited for.
 
     Raises:

@@ -16,7 +16,7 @@ from kernelgen.manifest.schema import Report
 
 _RAN = re.compile(rb"# asked for \d{1,20} times?, executed (\d{1,20}) times?\s*$")
 
-_HINT = "record it again with GGML_NEURON_RECORD into a new file (docs/llama-cpp.md), or leave out --used"
+_HINT = "record it again with GGML_NEURON_RECORD into a new file (docs/guides/record-kernels.md), or leave out --used"
 
 
 def leave_out_unused(root: YamlNode, text: bytes, report: Report) -> None:
