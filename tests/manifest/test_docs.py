@@ -1,4 +1,4 @@
-"""What docs/manifest.md and docs/graph-kernels.md show works, and the former tells of every key."""
+"""What docs/manifest.md, docs/reference/coverage.md and docs/graph-kernels.md show works, and the first names every key."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kernelgen.manifest import schema
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
+COVERAGE_PAGE = (ROOT / "docs" / "reference" / "coverage.md").read_text(encoding="utf-8")
 GRAPHS_PAGE = (ROOT / "docs" / "graph-kernels.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE + GRAPHS_PAGE, re.MULTILINE | re.DOTALL)
 
@@ -40,7 +41,7 @@ def test_the_mistakes_are_reported_as_shown(library: Library, tmp_path: Path, mo
 def test_coverage_prints_what_is_shown(
     library: Library, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (shown,) = re.findall(r"^```console\n\$ kernelgen (.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```console\n\$ kernelgen (.*?)^```", COVERAGE_PAGE, re.MULTILINE | re.DOTALL)
     command, first, dots, *last = shown.splitlines()
     assert dots == "…"
     monkeypatch.chdir(ROOT)
