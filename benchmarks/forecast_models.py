@@ -5,7 +5,7 @@ llama.cpp says what it computes for one token and for a prompt of 512 with 1,024
 one kernel. Of more than one core each does an even part of the work. Quantized weights have the layouts that `kernelgen model`
 chooses, for one token, the target and the number of cores. Before, they were as ggml has them, and multiplied in F32: the same
 counts, with the rate of F32. A second table has FLOPs in F32 and bytes that are read, of a layer's launch and of a token,
-before and now. `--markdown` prints both for docs/forecast.md.
+before and now. `--markdown` prints both for docs/results/forecast.md.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def cell(one: CallForecast) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--markdown", action="store_true", help="print a table for docs/forecast.md")
+    parser.add_argument("--markdown", action="store_true", help="print a table for docs/results/forecast.md")
     parser.add_argument("--only", choices=list(dict.fromkeys(model for model, _ in ROWS)), help="this model alone")
     args = parser.parse_args(arguments)
     programs = Programs.find()
