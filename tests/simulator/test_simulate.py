@@ -312,4 +312,4 @@ def test_the_doctor_says_which_simulator_there_is(
     monkeypatch.setenv("GGML_NEURON_LIBNRT", str(other))
     assert line().startswith("absent ") and f"{other} is of another version of kernelgen: it reads" in line()
     monkeypatch.setenv("GGML_NEURON_LIBNRT", "/nowhere")
-    assert "GGML_NEURON_LIBNRT: there is no file /nowhere; docs/simulator.md" in line()
+    assert "GGML_NEURON_LIBNRT: there is no file /nowhere; docs/guides/use-the-simulator.md" in line()

@@ -212,11 +212,11 @@ def _simulator() -> DoctorLine:
             found = f"{library} (reads simulated NEFFs of version {theirs.neff})"
         else:
             what = f"{library} is of another version of kernelgen: {simulate.difference(theirs)}"
-            remedy = f"{what}; build it again, see docs/simulator.md"
+            remedy = f"{what}; build it again, see docs/guides/use-the-simulator.md"
     except ImportError:
         remedy = "looked for once the packages above are installed"
     except KernelgenError as error:
-        remedy += f": {error.diagnostics[0].message}; docs/simulator.md says how to build it"
+        remedy += f": {error.diagnostics[0].message}; docs/guides/use-the-simulator.md says how to build it"
     return DoctorLine("simulator's libnrt", found, False, remedy)
 
 
