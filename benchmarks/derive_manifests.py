@@ -26,7 +26,7 @@ from backend_programs import KERNELGEN, ROOT, Programs, environment
 MODELS = ("Llama-3-8B", "Qwen3-8B", "Gemma-2-2B", "Mixtral-8x7B")
 
 SECONDS = 2.0
-"""What deriving one may take, of CPU time: on one core it is the wall time, but for other work on the machine."""
+"""What deriving one may take, of CPU time: on one core it is the wall time, except for other work on the machine."""
 
 PEAK_MIB = 100.0
 """What the largest process may ever have in memory."""

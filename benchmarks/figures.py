@@ -121,7 +121,7 @@ class Figure:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Figure:
-        """Returns the figure that `to_json` described; `ratio` and `met` are worked out anew."""
+        """Returns the figure that `to_json` described; `ratio` and `met` are worked out again."""
         peer, limit = value.get("peer"), value.get("limit")
         return Figure(
             value["what"],

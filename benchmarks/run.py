@@ -176,7 +176,7 @@ def collect(
 ) -> int:
     """Runs benchmarks, prints and writes what they found, and returns the exit status.
 
-    The files are written anew after each benchmark, so that one that is stopped does not take the others' figures with it.
+    The files are written again after each benchmark, so that one that is stopped does not take the others' figures with it.
     """
     output.mkdir(parents=True, exist_ok=True)
     described = machine.describe()

@@ -189,7 +189,7 @@ def copy(destination: Path) -> Path:
 
 
 def mirror(source: Path, destination: Path) -> None:
-    """Makes the files of `destination` those of `source`, but for what builds leave in either; equal files are not touched."""
+    """Makes the files of `destination` those of `source`, except for what builds leave in either; equal files are not touched."""
     wanted, found = _files(source), _files(destination)
     for name in found - wanted:
         (destination / name).unlink()

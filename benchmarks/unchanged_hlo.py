@@ -117,7 +117,7 @@ class Environments:
         return path
 
     def interpreter(self, release: str) -> Path:
-        """Returns a program that is this machine's Python but for the version that an environment's key is made of."""
+        """Returns a program that is this machine's Python except for the version that an environment's key is made of."""
         program = self.folder / f"python{release}"
         version = self._version.replace(self._version.split()[0], release)
         (self.folder / f"{program.name}.py").write_text(

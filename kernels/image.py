@@ -137,7 +137,7 @@ def pad(
 
 
 def _wrap(x: Array, axis: int, start: int, n: int) -> Array:
-    """Returns `n` elements of an axis from `start` on, which may be outside of it: the axis repeats for ever."""
+    """Returns `n` elements of an axis from `start` on, which may be outside of it: the axis repeats forever."""
     length = x.shape[axis]
     start %= length
     if (start, n) == (0, length):

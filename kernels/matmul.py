@@ -20,7 +20,7 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16). Quantized weights are dequantized and rounded
     to bfloat16, and so is `b`: the tensor engine multiplies float32 at a fifth of that rate, and the CPU backend rounds `b` to
     8 bits. Where `prec_src1` asks for F32, both are float32. `prec` says how coarse accumulation may get, and this is finer;
-    `hint` tells of a structure of `a` that could be used, and changes no number.
+    `hint` names a structure of `a` that could be used, and changes no number.
 
     Of a weight in `f8_e4m3_128x128` the codes are multiplied, which bfloat16 holds exactly, and the product of each tile by its
     scale. Where rows times tiles of a row are more than `MAX_SPREAD`, the codes are multiplied by their scales first, and rounded.

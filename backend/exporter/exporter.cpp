@@ -143,7 +143,7 @@ void load_cpu_backend() {
 
 struct cache_lengths {
     int64_t n_kv     = 0;  // cells that the graph reads; 0 when there is no KV cache
-    int64_t n_kv_swa = 0;  // likewise of the layers with a sliding window; 0 when there are none
+    int64_t n_kv_swa = 0;  // the same of the layers with a sliding window; 0 when there are none
 };
 
 // Returns the lengths of a memory that has them; of one that is not known here there are none.

@@ -120,7 +120,7 @@ typedef struct {
 #define NRT_INSTANCE_UNKNOWN      0
 #define NRT_INSTANCE_SIZE_UNKNOWN 9
 
-// Likewise. Libraries of 2023 and before knew the first two fields only.
+// The same. Libraries of 2023 and before knew the first two fields only.
 typedef struct {
     uint32_t family;
     uint32_t size;

@@ -381,7 +381,7 @@ struct divided_graphs {
         std::for_each(backends.begin(), backends.end(), ggml_backend_free);
     }
 
-    // Makes graphs anew, as llama.cpp does for each call that is not as the one before, and does something with them. Returns the median
+    // Makes graphs again, as llama.cpp does for each call that is not as the one before, and does something with them. Returns the median
     // of its CPU time, which other programs on the machine change least.
     template <typename F> double median_us(F use) {
         std::vector<double> rounds;
@@ -475,10 +475,10 @@ int main(int argc, char ** argv) {
     if (own == "groups" || own == "pieces") {  // started by itself
         return measure_groups(argv[1], argv[2], own == "groups" ? 1 : N_PIECES) ? 0 : 1;
     }
-    if (own == "devices") {  // likewise
+    if (own == "devices") {  // the same
         return measure_devices(argv[1]) ? 0 : 1;
     }
-    if (argc == 4 && argv[3][0] != '-') {  // likewise
+    if (argc == 4 && argv[3][0] != '-') {  // the same
         return measure(argv[1], argv[2]) <= LIMIT_US || std::string(argv[3]) == "host" ? 0 : 1;
     }
     std::string json;

@@ -30,7 +30,7 @@ static constexpr int     N_RUNS    = 21;
 static constexpr int64_t COUNTS[]  = { 1, 8, 32, 128, 512 };
 static constexpr int64_t LENGTHS[] = { 256, 512, 1024, 2048, 4096, 8192 };
 static constexpr int64_t OTHER     = 300;  // tokens, for which no kernel is made
-static constexpr int64_t CELLS     = 768;  // likewise
+static constexpr int64_t CELLS     = 768;  // the same
 
 // Makes nodes of one op, in a layer of one width.
 struct op_case {

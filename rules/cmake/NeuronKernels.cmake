@@ -24,7 +24,7 @@
 #                           TREE    a folder for GGML_NEURON_KERNEL_DIR
 #   MEMORY_PER_COMPILE <size>   what one compile is counted for and may use: 8G, 6144M. By default what the manifest or the table
 #                         of targets says. As many compiles run at once as fit into four fifths of the machine's memory.
-#   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 is no limit. As Bazel's --//rules:emit_timeout.
+#   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 means no limit. As Bazel's --//rules:emit_timeout.
 #                         -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> decides for all calls that do not say.
 #   KERNELS <folder>...   emitters of your own (docs/adding-a-kernel.md); they win over kernelgen's.
 #   DATA <file>...        files that the emitters of KERNELS open, and targets that make such files: they are made first.
@@ -96,7 +96,7 @@ macro(_neuron_kernels_check_words)
     foreach(keyword IN LISTS ARG_KEYWORDS_MISSING_VALUES)
         message(FATAL_ERROR "${call}: ${keyword} is given no value")
     endforeach()
-    # A misspelt keyword is taken for one more value of the argument before it.
+    # A misspelt keyword counts as one more value of the argument before it.
     foreach(keyword MANIFEST TARGETS KERNELS DATA)
         foreach(value IN LISTS ARG_${keyword})
             if(value MATCHES "^[A-Z_]+$" AND NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${value}")
@@ -235,7 +235,7 @@ function(_neuron_kernels_nearest out word)
                     "import sys; from kernelgen.errors import did_you_mean; print(did_you_mean(sys.argv[1], sys.argv[2:]))"
                     "${word}" ${ARGN}
             OUTPUT_VARIABLE near
-            ERROR_QUIET # the error that is on its way is another
+            ERROR_QUIET # the error that is on its way differs
             OUTPUT_STRIP_TRAILING_WHITESPACE
         )
     endif()
@@ -280,7 +280,7 @@ function(_neuron_kernels_python out call)
 
     _neuron_kernels_any_python(python)
     if(NOT python AND NEURON_KERNELGEN_PYTHON)
-        message(FATAL_ERROR "${call}: NEURON_KERNELGEN_PYTHON is ${NEURON_KERNELGEN_PYTHON}, which is no Python 3.11 or later that runs")
+        message(FATAL_ERROR "${call}: NEURON_KERNELGEN_PYTHON is ${NEURON_KERNELGEN_PYTHON}, which is not a Python 3.11 or later that runs")
     elseif(NOT python)
         message(FATAL_ERROR "${call}: there is no Python 3.11 or later on PATH. One of these mends it:\n"
             "  apt-get install python3-venv                 on Debian 12 and Ubuntu 24.04 or later\n"

@@ -253,7 +253,7 @@ def test_a_stated_compiler_is_run_where_it_is_and_only_in_that_version(launcher:
 
     assert STATED in version().stdout
     manners = sdk / "bin" / "neuronx-cc.json"
-    # A longer version that begins the same is another one.
+    # A longer version that begins the same is a different one.
     for other in ("2.11.0.1+aaaaaaaaa", STATED + "0", STATED + "a", STATED + "-rc1"):
         manners.write_text(json.dumps({"version": f"NeuronX Compiler version {other}\n"}))
         refused = version()

@@ -175,7 +175,7 @@ def test_cmake_takes_no_neff_of_an_earlier_hlo_when_the_clock_was_set_back(tmp_p
     project.make()
     [made] = project.build.rglob("*.gguf")
     first = made.read_bytes()
-    # It was compiled before the clock was set back, and is emitted anew after.
+    # It was compiled before the clock was set back, and is emitted again after.
     [neff] = project.build.rglob("*.neff")
     os.utime(neff, (time.time() + 86400, time.time() + 86400))
     (tmp_path / "mine" / "own.py").write_text(emitter.format("x * 3"))

@@ -94,7 +94,7 @@ def test_an_interpreter_that_can_not_be_used_is_named(project: Make, tmp_path: P
     old.chmod(0o755)
     made = project("add_neuron_kernels(k MANIFEST small.yaml FORM PACK)")
     output = made.configure(python=str(old), expect=1)
-    assert f"NEURON_KERNELGEN_PYTHON is {old}, which is no Python 3.11 or later that runs" in said(output)
+    assert f"NEURON_KERNELGEN_PYTHON is {old}, which is not a Python 3.11 or later that runs" in said(output)
 
 
 def test_without_a_python_an_unknown_argument_is_named_and_no_other_is_proposed(project: Make, tmp_path: Path) -> None:

@@ -451,7 +451,7 @@ def test_data_that_does_not_arrive_ends_the_program(
     [
         ("device", 1024, "no memory"),
         ("host", 1024, "graph_compute: GGML status: error (failed to allocate memory)"),
-        # The program, and less than what is taken for copies when there is plenty.
+        # The program, and less than what copies take when there is plenty.
         ("host", None, "ok"),
     ],
 )
@@ -569,7 +569,7 @@ def test_a_value_that_a_variable_does_not_have_is_reported(run: Run, kernels: Pa
     assert result.said == {"add": "ok"}
     said = [line.partition("ggml-neuron: ")[2] for line in result.log.splitlines() if "ggml-neuron: " in line]
     said = [re.sub("from 1 to [0-9]+", "from 1 to N", line) for line in said]
-    expected = [f"{name} is {what}, not '{value}'; it is taken for {taken}" for name, (what, taken) in known.items()]
+    expected = [f"{name} is {what}, not '{value}'; using {taken}" for name, (what, taken) in known.items()]
     assert sorted(said) == expected
 
 

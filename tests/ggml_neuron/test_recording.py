@@ -192,7 +192,7 @@ def test_a_lock_that_another_process_keeps_does_not_stop_a_computation(run: Run,
 
 
 def test_what_is_executed_is_counted(run: Run, kernels: Path, tmp_path: Path) -> None:
-    """Five graphs in three rounds are planned anew for each round; without a kernel the CPU computes each of the fifteen."""
+    """Five graphs in three rounds are planned again for each round; without a kernel the CPU computes each of the fifteen."""
     path = tmp_path / "mine.yaml"
     run("reuse", "threads", GGML_NEURON_RECORD=path)
     found = counts(path)

@@ -146,7 +146,7 @@ def test_failures(sanitized: Programs, kernels: Path, buffers: str) -> None:
 
 
 def test_damaged_packs(sanitized: Programs, kernels: Path, tmp_path: Path) -> None:
-    """One byte is another one, at each of twenty places in turn."""
+    """One byte differs, at each of twenty places in turn."""
     data = built_pack(kernels).read_bytes()
     for at in range(0, len(data), len(data) // 20):
         (tmp_path / "damaged.kernels.gguf").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])

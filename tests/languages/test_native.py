@@ -80,7 +80,7 @@ def test_a_file_is_named_by_its_content_and_put_back_for_the_compiler(
     plan: tuple[Plan, Catalog], tmp_path: Path
 ) -> None:
     hlo = emitted(plan, Double(True))
-    assert emitted(plan, Double(True)) == hlo  # the compiler's folder is another one each time
+    assert emitted(plan, Double(True)) == hlo  # the compiler's folder differs each time
     names = [t.name for t in tensors_of(hlo)]
     assert canonicalize(hlo, names[:2], names[2:]) == hlo
     config = json.loads(base64.b64decode(call_of(hlo).backend_config))

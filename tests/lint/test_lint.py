@@ -1,4 +1,4 @@
-"""tools/lint finds what is wrong in C++, in shell scripts and the scripts inside templates, and in YAML."""
+"""tools/lint finds what is wrong in C++, in shell scripts and the scripts inside templates, in YAML, and in sentences."""
 
 from __future__ import annotations
 
@@ -121,3 +121,60 @@ def test_a_folder_of_one_machine_is_found(checkout: Path, folder: str, line: str
 def test_other_paths_are_taken(line: str) -> None:
     Path("notes.md").write_text(line)
     assert not list(lint.of_one_machine(["notes.md"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("A header is no source.", '"is not a …", or "there is no …"'),
+        ("It names a file which is no text.", '"is not a …"'),
+        ("It goes by way of the host.", '"through", "by" or "over"'),
+        ("What is too long is cut.", 'name the thing: "a file that is too …"'),
+        ("The time when it comes to be counts.", '"is created", "becomes"'),
+        ("For one who wonders why.", "the question itself"),
+        ("Data read again are others.", '"differ", "differs"'),
+        ("The sum is another.", '"differ", "differs"'),
+        ("The graph is made anew.", '"again", "new"'),
+        ("All are equal but for the last.", '"except", "without"'),
+        ("Views are not its business.", '"does not …", "… does it"'),
+        ("It loops for ever.", '"forever"'),
+        ("It fails without a word.", '"without a message"'),
+    ],
+)
+def test_a_word_that_has_a_plainer_one_is_found_in_every_kind_of_file(words: str, advice: str) -> None:
+    texts = {
+        "page.md": f"# Page\n\n{words}\n\n    {words}\n\n```\n{words}\n```\n",
+        "message.py": f'X = 1\n\nprint(f"{{X}}: {words}")\n',
+        "docstring.py": f'"""Module.\n\n{words}\n"""\n',
+        "message.cpp": f'int main() {{\n\n    puts("{words}");\n}}\n',
+        "comment.bzl": f'"""Rules."""\n\n# {words}\n',
+    }
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    found = list(lint.unplain(sorted(texts)))
+    assert [one.partition(": ")[0] for one in found] == [f"{name}:3" for name in sorted(texts)]
+    assert all(one.endswith(f"': write {advice}") for one in found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "There is no kernel, and there are no devices.",
+        "This takes longer and is no slower; it is no longer so.",
+        "The kernel is another one of the same op.",
+        "Say `by way of` or `anew`.",
+        "Nothing else is read.",
+    ],
+)
+def test_plain_words_are_not_found(words: str) -> None:
+    Path("page.md").write_text(f"{words}\n")
+    assert list(lint.unplain(["page.md"])) == []
+
+
+def test_some_words_are_for_pages_alone() -> None:
+    Path("page.md").write_text("Three, of which two are new.\nElse it fails.\n")
+    Path("module.py").write_text('"""Three, of which two are new.\n\nElse it fails.\n"""\n')
+    assert [one.partition("': ")[0] for one in lint.unplain(["module.py", "page.md"])] == [
+        "page.md:1: 'of which",
+        "page.md:2: 'Else",
+    ]

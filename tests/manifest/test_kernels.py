@@ -165,7 +165,7 @@ graphs:
         assert [c.target for c in configs] == ["trn1", "trn2"] and configs[0].optlevel == configs[1].optlevel
         found[kernel.rpartition("-")[0]] = (configs[0].optlevel, configs[0].model_type)
     graphs = [what for name, what in found.items() if name.startswith("graph")]
-    assert graphs == [(2, "transformer")]  # one id for both but for the digest, and both have it
+    assert graphs == [(2, "transformer")]  # one id for both except for the digest, and both have it
     assert {name: level for name, (level, _) in found.items() if not name.startswith("graph")} == {
         "relu-4x8-f32": 3,
         "relu-6x8-f32": 3,  # a node of the group is compiled as the manifest says

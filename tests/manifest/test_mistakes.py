@@ -6,7 +6,7 @@ A case is a line `=== title`, a manifest, a line `-- expected` and the messages.
 
 writes the new ones into the file, to be read in the diff.
 
-For brevity a case may begin with `%kernels` (entries follow), `%graphs` (likewise) or `%compiler` (settings follow).
+For brevity a case may begin with `%kernels` (entries follow), `%graphs` (the same) or `%compiler` (settings follow).
 """
 
 from __future__ import annotations

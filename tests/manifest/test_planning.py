@@ -145,7 +145,7 @@ def test_the_work_of_a_group_grows_as_its_nodes(library: Library, tmp_path: Path
 
 
 class _Counted(ast.NodeTransformer):
-    """Has each `a | b` and `a |= b` say how many elements it goes through: no call tells of them."""
+    """Has each `a | b` and `a |= b` say how many elements it goes through: no call shows them."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)

@@ -47,7 +47,7 @@ class ModelBase:
                 if name == "__metadata__":
                     continue
                 kind = np.float32 if tensor["dtype"] == "F32" else np.float16
-                # as lazy as the converter's own: no memory is taken for what is not written
+                # as lazy as the converter's own: it takes no memory for what is not written
                 self.gguf_writer.add_tensor(name, np.broadcast_to(np.zeros(1, kind), tensor["shape"]))
                 ends.append(tensor["data_offsets"][1])
             if part.stat().st_size != 8 + length + max(ends):

@@ -520,7 +520,7 @@ def halves(rows=16, columns=8, dtype=np.float16, **options):
     return table.ap([[256, rows], [1, columns]], **options)
 
 
-DYNAMIC = "an address known at run time of {}, which is no DMA's,"
+DYNAMIC = "an address known at run time of {}, which is not a DMA's,"
 GPSIMD = nisa.engine.gpsimd
 NEEDS = [
     (lambda x: nisa.dma_copy(dst=sbuf(128, 512), src=x, dge_mode=nisa.dge_mode.hwdge), "dge_mode hwdge", ""),
@@ -648,7 +648,7 @@ def test_a_product_is_added_to_products(prepare, accumulate, targets):
 
 def test_a_product_onto_zeros_that_leaves_accumulate_out_is_noted():
     notes = _sum_onto(lambda sums, a: nisa.memset(sums, 0.0), None).notes
-    assert any("an instruction that is no product put zeros there; give accumulate=False" in note for note in notes)
+    assert any("an instruction that is not a product put zeros there; give accumulate=False" in note for note in notes)
 
 
 @pytest.mark.parametrize(

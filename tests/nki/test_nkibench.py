@@ -99,7 +99,7 @@ def test_the_table_and_what_is_wrong(folders: tuple[Path, Path]) -> None:
     assert row.split()[1:-2] == "4 2 of 2 1 of 1 0 of 1".split(), done.stdout + done.stderr
     found = [line for line in done.stdout.splitlines() if line.startswith("wrong")]
     assert found == ["wrong: double/asked.py: NameError: name 'undefined' is not defined"]
-    assert done.returncode == 1, "an exception that is no diagnostic is wrong, whatever became of the kernel"
+    assert done.returncode == 1, "an exception that is not a diagnostic is wrong, whatever became of the kernel"
 
 
 def case(fate: str, right: bool | None = None) -> nkibench.SurveyedKernel:

@@ -172,7 +172,7 @@ def test_the_two_zeros_are_not_alike(compiled: list[Any]) -> None:
 
 
 def _rolled(x):
-    """Adds each row of `x` to one total and each row times two to another: two loops that are alike but for the factor's tile."""
+    """Adds each row of `x` to one total and each row times two to another: two loops that are alike except for the factor's tile."""
     result = nl.ndarray((3, 4), x.dtype, buffer=nl.shared_hbm)
     for number, factor in enumerate((1.0, 2.0, 2.0)):
         total = nl.zeros((1, 4), x.dtype, buffer=nl.sbuf)

@@ -107,10 +107,10 @@ def notes(function, older=False):
     ("function", "what"),
     [
         (comprehension, "a comprehension"),
-        (keys, "a dictionary with a key that is no text"),
+        (keys, "a dictionary with a key that is not text"),
         (expansion, "`**` in a call"),
         (partial, "functools.partial"),
-        (calls_a_helper, "a dictionary with a key that is no text"),
+        (calls_a_helper, "a dictionary with a key that is not text"),
         (inner, "a call of an inner function in the body of a device's loop"),
         (inner_in_a_loop, "a call of an inner function in the body of a device's loop"),
     ],

@@ -186,7 +186,7 @@ def test_a_worker_without_the_compiler_is_never_given_a_compile(
         time.sleep(10)
         assert jobs(other) == kernels + 1
     finally:
-        # Without it the build would wait for ever.
+        # Without it the build would wait forever.
         right = cluster.worker("right", SIMULATOR)
         building.join(timeout=300)
     assert results and (results[0].emits, results[0].compiles) == (kernels, kernels)

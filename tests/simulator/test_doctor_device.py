@@ -47,7 +47,7 @@ SAID = {
 MISTAKES = {
     "layer": "The ops are right by themselves, so this SDK compiles the graph wrong: build models with --fuse=none",
     "rows": "one row read by number: 512 of 512 elements are wrong, the first 0.0 in place of",
-    "division": "This SDK divides by way of a float32 reciprocal: emitters must divide by powers of two",
+    "division": "This SDK divides through a float32 reciprocal: emitters must divide by powers of two",
     "rounding": "This SDK folds float32 to bfloat16 and back away",
     "split": "This SDK splits an axis wrong: emitters must cut it into equal parts",
 }

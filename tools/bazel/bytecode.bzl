@@ -1,4 +1,4 @@
-"""Compiled Python modules beside their sources, for programs and tests: without them every process compiles what it imports anew."""
+"""Compiled Python modules beside their sources, for programs and tests: without them every process compiles what it imports again."""
 
 _SCRIPT = """\
 import pathlib, py_compile, sys

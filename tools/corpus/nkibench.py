@@ -43,7 +43,7 @@ RAN, REFUSED, UNKNOWN = "ran", "refused", "of unknown fate"
 
 ACCEPTED = "accepted"
 FAILED = "failed"
-"""Neither accepted nor refused: an exception that is no diagnostic, or no end in time."""
+"""Neither accepted nor refused: an exception that is not a diagnostic, or no end in time."""
 
 TOLERANCE = {"mamba": 3e-5}
 DEFAULT_TOLERANCE = 2e-5

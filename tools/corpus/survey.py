@@ -346,7 +346,7 @@ def _canonicals(corpus: Corpus, report: SurveyReport) -> list[tuple[Module, byte
         try:
             first = _canonical(module.data)
             if _canonical(first) != first:
-                report.wrong.append(f"{module.path}: the canonical form of the canonical form is another")
+                report.wrong.append(f"{module.path}: the canonical form of the canonical form differs")
         except (ValueError, KeyError, IndexError, StopIteration) as error:
             report.wrong.append(f"{module.path}: the canonicaliser does not take it: {type(error).__name__}: {error}")
             continue

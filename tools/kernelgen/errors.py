@@ -86,7 +86,7 @@ class TookTooLong(BaseException):
 
 
 def printable(text: str) -> str:
-    """Returns text with its control characters written out, but for line ends and tabs: a file must not steer a terminal."""
+    """Returns text with its control characters written out, except for line ends and tabs: a file must not steer a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 

@@ -131,7 +131,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a bundle says of one kernel, but for the files that a build makes of it.
+    """What a bundle says of one kernel, except for the files that a build makes of it.
 
     Attributes:
         kernel: `Kernel.id`, which the HLO and the notes are named after.

@@ -1,5 +1,5 @@
 """Runs the linters over the checkout: ruff (format and lint), mypy --strict, buildifier, clang-format, shellcheck, yamllint, and
-a look for links and paths that only one machine has.
+two of its own, for links and paths that only one machine has, and for words that have a plainer one (words.txt).
 
     ./bazelw run //tools/lint             one line per linter, and what it says when it fails; exit status 1 then
     ./bazelw run //tools/lint -- --fix    mends what ruff, buildifier and clang-format can mend
@@ -11,12 +11,14 @@ its binary; where there is no npm, a `buildifier` on PATH is taken.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +35,10 @@ _CMAKE_FIELD = re.compile(r"@\w+@")
 _USERS_FOLDER = re.compile(
     rb"(?:(?<![\w./~$}>-])|(?<=-[IL])|(?<=file://))/(?:root|(?:home|Users)/\w+)(?=/|[\s\"'`:,;)]|$)"
 )
+_READ = (".md", ".py", ".bzl", ".cmake", *CPP)
+_PROSE = re.compile(r"//|#|/\*|^ \* |\"")  # a comment or a text of a source
+_CODE = re.compile(r"`[^`]*`")
+_STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 
 
 def buildifier() -> list[str]:
@@ -113,6 +119,49 @@ def of_one_machine(files: Sequence[str]) -> Iterator[str]:
                 yield f"{file}:{number}: {found[0].decode()} is a folder of one machine: name it relative to the repository"
 
 
+def prose(file: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number, text) of the lines of a file that people read: Markdown without code, texts and comments of sources."""
+    text = Path(file).read_text(encoding="utf-8")
+    if file.endswith(".py"):
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT or (token.type in _STRINGS and " " in token.string):
+                for number, line in enumerate(token.string.splitlines(), token.start[0]):
+                    yield number, _CODE.sub("`", line)
+        return
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if file.endswith(".md"):
+            fenced ^= line.lstrip().startswith("```")
+            if fenced or line.startswith("    "):
+                continue
+        elif not (_PROSE.search(line) or file.endswith(".bzl")):
+            continue
+        yield number, _CODE.sub("`", line)
+
+
+def words() -> list[tuple[re.Pattern[str], str, bool]]:
+    """Returns words.txt: (pattern, what to write, whether it is for pages alone)."""
+    rows = []
+    for line in Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            pattern, advice = line.split("\t")
+            rows.append(
+                (re.compile(pattern.removeprefix("pages "), re.IGNORECASE), advice, pattern.startswith("pages "))
+            )
+    return rows
+
+
+def unplain(files: Sequence[str]) -> Iterator[str]:
+    """Yields where files have words that have a plainer one: file:line: what was found, what to write."""
+    rows = words()
+    for file in files:
+        if file.endswith(_READ) and file != "tests/lint/test_lint.py":  # which has them all
+            for number, text in prose(file):
+                for pattern, advice, pages in rows:
+                    if (not pages or file.endswith(".md")) and (found := pattern.search(text)):
+                        yield f"{file}:{number}: '{found[0].strip()}': write {advice}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--fix", action="store_true", help="Mend what can be mended.")
@@ -122,8 +171,9 @@ def main() -> int:
     files = [file for file in tracked if Path(file).is_file()]
     failed = 0
     wrong = list(of_one_machine([file for file in tracked if Path(file).is_file() or Path(file).is_symlink()]))
-    print("\n".join([f"{'failed' if wrong else 'passed'}: links and paths of one machine", *wrong]), flush=True)
-    failed += bool(wrong)
+    for name, found in ("links and paths of one machine", wrong), ("plain words", list(unplain(files))):
+        print("\n".join([f"{'failed' if found else 'passed'}: {name}", *found]), flush=True)
+        failed += bool(found)
     with tempfile.TemporaryDirectory() as scratch:
         scripts = []
         for name, text in shell_scripts(files):

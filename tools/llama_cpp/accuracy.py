@@ -11,7 +11,7 @@ load, and llama.cpp's CPU backend rounds activations to 8 bits. Printed are, ove
 - the normalised mean squared error of the logits;
 - the share of tokens of which the likeliest next token is the reference's.
 
-Exit status 1 when the device's divergence is larger than the CPU's, but for weights in f8_e4m3_128x128, which rounds them further:
+Exit status 1 when the device's divergence is larger than the CPU's, except for weights in f8_e4m3_128x128, which rounds them further:
 that divergence is printed and not judged.
 """
 

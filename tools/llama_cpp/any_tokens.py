@@ -350,7 +350,7 @@ def several(
     n_ctx: int = N_CTX,
 ) -> Iterator[str]:
     """Yields calls as a server makes them for four sequences: each call has the next token of those that generate, and of the
-    others more or less of a prompt. Sequences end and begin anew, also with what another one has.
+    others more or less of a prompt. Sequences end and begin again, also with what another one has.
     """
     rng = random.Random(seed)
     longest = min(120, n_ctx // 4 // 3)  # three prompts fit into a sequence's own cache
@@ -409,7 +409,7 @@ class Found:
         what: they are.
         calls: how many, and `rows` of logits in them.
         cpu: largest error against the CPU; None: it did not compute them.
-        exact: largest error against exact kernels; likewise.
+        exact: largest error against exact kernels; the same.
         device: ops of the graphs that the device was given.
         elsewhere: ops that the CPU was given, the embedding not among them.
         perplexity: largest relative difference of it; None: it was not taken.
@@ -646,7 +646,7 @@ def main() -> int:
     names = args.models.split(",") if args.models else [model.key for model in MODELS]
     unknown = set(names) - {model.key for model in MODELS}
     if unknown:
-        parser.error(f"-m: {', '.join(sorted(unknown))} is no model of these")
+        parser.error(f"-m: {', '.join(sorted(unknown))} is not one of these models")
     depths = sorted({int(depth) for depth in args.depths.split(",")} if args.depths else DEPTHS)
     edges = {n + by for n in N_TOKENS for by in (-1, 0, 1)}
     numbers = sorted((set(range(1, MOST + 1, args.step)) | edges) & set(range(1, MOST + 1)))

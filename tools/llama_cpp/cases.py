@@ -252,7 +252,7 @@ def listing(
         programs: what to run.
         empty: a folder for the kernel that there must be.
         chosen: see `run`.
-        params: likewise.
+        params: the same.
 
     Raises:
         RuntimeError: there is no device, no such case, or the program failed.

@@ -12,7 +12,7 @@ and 32 tokens (128 for some), logits against the CPU's, and once more after savi
 With `--fuse layer` llama.cpp's test-fusion runs as well, and says how far the logits are from those of the same kernels without groups;
 and the graph of a model with more layers says whether one kernel computes several of them (`folded_layers.py`).
 
-Exit status 1 when a model failed, or when an architecture has nodes on the CPU that the page does not tell of.
+Exit status 1 when a model failed, or when an architecture has nodes on the CPU that the page does not list.
 """
 
 from __future__ import annotations
@@ -327,17 +327,22 @@ def _joined(reasons: Mapping[str, int]) -> str:
 _INTRO = """\
 # Architectures with the default kernels
 
-Which architectures of llama.cpp's `test-llama-archs` run wholly on the device with the kernels that [`kernelgen model`](models.md) derives by default, for
-1, 8, 32, 128 and 256 tokens per call: the context has {n_ctx} cells. Nothing is recorded, and the test's own lengths are 64, 32 and for some 128 tokens; kernels for
-[other numbers of tokens](reference/kernel-selection.md) compute them. The page is written by
+This page says which architectures of llama.cpp's `test-llama-archs` run wholly on the device with the default kernels of [`kernelgen model`](models.md), for
+1, 8, 32, 128 and 256 tokens per call. The context has {n_ctx} cells. The run records nothing. The test's own lengths are 64, 32 and for some 128 tokens: kernels for
+[other numbers of tokens](reference/kernel-selection.md) compute them. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --write-page
 
-Of {all} architectures {passed} pass, with the test's limits, and {whole} of these run wholly on the device: but for the embedding of the input tokens, which
-llama.cpp keeps in host memory. *On the CPU* says how many nodes no kernel computes, of all nodes, in the graph that has most of them. *Launches* are
-those of kernels for other numbers of tokens in the whole test. *Not cut along tokens* are ops that run along the tokens, as those of recurrent models do, and those of which
-it is not stated how they are cut; *these tensors* are several matrices or streams, or positions of several dimensions; and where there is *no
-kernel for other numbers*, the tokens are not the outermost axis. Such a model runs wholly on the device with kernels for the numbers of tokens of its calls (`--n-tokens`).
+Of {all} architectures {passed} pass, with the test's limits. {whole} of these run wholly on the device, except for the embedding of the input tokens, which
+llama.cpp keeps in host memory.
+
+- *Launches* are those of kernels for other numbers of tokens in the whole test.
+- *On the CPU* says how many nodes no kernel computes, of all nodes, in the graph that has most of them.
+- *Not cut along tokens* are ops that run along the tokens, as those of recurrent models do, and ops without a rule that says how to cut them.
+- *These tensors* are several matrices or streams, or positions of several dimensions.
+- *No kernel for other numbers*: the tokens are not the outermost axis.
+
+A model with nodes on the CPU runs wholly on the device with kernels for the numbers of tokens of its calls (`--n-tokens`).
 
 | architecture | passes | kernels | launches | on the CPU | why |
 |---|---|--:|--:|--:|---|
@@ -347,17 +352,17 @@ kernel for other numbers*, the tokens are not the outermost axis. Such a model r
 _LAYERS = """\
 # Architectures with layers as kernels
 
-Which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](graph-kernels.md): the kernels are those that [`kernelgen model`](models.md)
-derives by default, for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells, and the test's own calls have 64, 32 and for some 128 tokens. The page is written by
+This page says which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](graph-kernels.md). The kernels are the default ones of [`kernelgen model`](models.md),
+for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells. The test's own calls have 64, 32 and for some 128 tokens. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer --write-page
 
 Of {all} architectures {passed} pass, with the test's limits and at most {limit:.0e} from the logits without groups (normalised mean squared error, by llama.cpp's `test-fusion`). {grouped}
-have ops in groups, {share:.0%} of all ops of the whole test. *Other ops* are in no group, or their group is computed node by node, for these reasons, counted over all architectures:
+have ops in groups, {share:.0%} of all ops of the whole test. *Other ops* are in no group, or the backend computes their group node by node. These are the reasons, counted over all architectures:
 
 {others}
 
-The test's models have two layers or so, of which the last one is different: it gathers the rows of the outputs. So *folds* is about the graph of one token of a model with four
+The test's models have two layers or so. The last one is different: it gathers the rows of the outputs. So *folds* is about the graph of one token of a model with four
 or twelve times as many layers of the same kinds: `270 → 10 (4)` means that its 270 nodes are 10 launches of 4 different kernels. In {folds} architectures one kernel computes several layers{unfolded}.
 
 | architecture | passes | kernels | ops in groups | ops per launch | error against no groups | folds | other ops |
@@ -430,13 +435,13 @@ def row(name: str, model: DefaultKernelsResult) -> str:
 
 
 def known(text: str) -> dict[str, bool]:
-    """Returns which architectures a page has, and whether it tells of nodes on the CPU."""
+    """Returns which architectures a page has, and whether it lists nodes on the CPU."""
     rows = re.findall(r"^\| ([^|]+) \| (?:yes|no) \| \d+ \| \d+ \| ([^|]*) \|", text, re.MULTILINE)
     return {name: bool(on_cpu) for name, on_cpu in rows}
 
 
 def worse(found: Mapping[str, DefaultKernelsResult], text: str) -> list[str]:
-    """Returns what failed, or has nodes on the CPU that the page does not tell of."""
+    """Returns what failed, or has nodes on the CPU that the page does not list."""
     told = known(text)
     return [
         name
@@ -494,7 +499,7 @@ def main() -> int:
         fileio.write_bytes(PAGES[args.fuse], text.encode())
     missed = worse(found, PAGE.read_text(encoding="utf-8") if PAGE.is_file() else "")
     if missed:
-        print(f"failed, or with nodes on the CPU that docs/default-kernels.md does not tell of: {', '.join(missed)}")
+        print(f"failed, or with nodes on the CPU that docs/default-kernels.md does not list: {', '.join(missed)}")
     return 1 if missed or not found else 0
 
 

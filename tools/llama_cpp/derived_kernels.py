@@ -171,14 +171,13 @@ def compare_all(programs: harness.Programs, names: Sequence[str], say: harness.S
 _INTRO = """\
 # Which model architectures work
 
-Every architecture of which llama.cpp's `test-llama-archs` writes a model: the kernels that [`kernelgen model`](models.md) derives from the file's
-header, and those that a run of the model asks for on a [simulated](simulator.md) NeuronCore. The page is written by
+This page has every architecture for which llama.cpp's `test-llama-archs` writes a model. It compares the kernels that [`kernelgen model`](models.md) derives from the header of the file
+with those that a run of the model asks for on a [simulated](simulator.md) NeuronCore. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page
 
-Models are small and random, of two layers or so. The run is `llama-bench` with a prompt of {prompt} tokens and {generated} generated ones, with flash attention and without;
-the manifest is derived for {tokens} tokens per call and a cache of {n_ctx} cells. What is derived beyond the run are combinations
-that this run does not meet.
+Models are small and random, of two layers or so. The run is `llama-bench` with a prompt of {prompt} tokens and {generated} generated ones, with flash attention and without.
+The manifest is for {tokens} tokens per call and a cache of {n_ctx} cells. kernelgen also derives combinations that this run does not meet.
 
 | architecture | nodes for one token | entries | kernels | asked for | missing | without a kernel |
 |---|--:|--:|--:|--:|--:|---|

@@ -76,7 +76,7 @@ class ArchitectureResult:
     Attributes:
         rows: its runs, dense or with experts; none when the program skips it.
         device: ops of its graphs that the scheduler gave to the device, by op; its log cuts names after ten characters.
-        cpu: likewise to the CPU.
+        cpu: the same to the CPU.
         ran: ops that the device computed.
         kernels: in its pack.
         needs: ops that it asked for, by kernelgen's names.

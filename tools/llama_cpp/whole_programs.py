@@ -133,7 +133,7 @@ def _error(a: Value, b: Value) -> float:
         if not np.array_equal(a[~finite], b[~finite]):
             return math.inf
         difference = a[finite] - b[finite]
-        # Printed with four decimals: one of the last is no difference.
+        # Printed with four decimals: one of the last does not count.
         if np.all(np.abs(difference) <= 1.01e-4):
             return 0.0
         return float((difference**2).sum() / (b[finite] ** 2).sum())

@@ -172,8 +172,8 @@ def share_out(
 
     Args:
         script: see `Worker`.
-        setup: likewise; `threads`, that each may use, is added.
-        programs: likewise.
+        setup: the same; `threads`, that each may use, is added.
+        programs: the same.
         requests: what `serve`'s callable is given.
         jobs: processes.
         stage: is told how far a request is.

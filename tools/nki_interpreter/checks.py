@@ -176,7 +176,7 @@ def start_partition(tensor: NkiTensor, what: str) -> None:
 def static_address(what: str) -> None:
     """Engines of gen2 read and write at addresses that are known beforehand; only a DMA's may be known at run time."""
     code = "NCC_IBIR040" if what == "stationary" else "NCC_IBIR829"
-    needs(devices.nc_version.gen3, f"an address known at run time of {what}, which is no DMA's,", code)
+    needs(devices.nc_version.gen3, f"an address known at run time of {what}, which is not a DMA's,", code)
 
 
 def on_chip(tensor: Any, what: str) -> NkiTensor:
@@ -425,7 +425,7 @@ def _taken(storage: NkiMemory) -> int:
 def memory(recorder: Recorder) -> None:
     """What a kernel has in SBUF and PSUM at once fits.
 
-    The compiler of the older generation orders a kernel anew and spills what does not fit, so of that only each tile is checked.
+    The compiler of the older generation reorders a kernel and spills what does not fit, so of that only each tile is checked.
     """
     if not recorder.check or recorder.older:
         return

@@ -11,7 +11,7 @@ which `kernelgen inspect --cost` makes nanoseconds of it, so that nothing here n
 - In the older NKI, work that names no engine and that either could do is the vector's or the scalar's, as the compiler chooses
   (`either`). An assignment of a tile to a tile on the chip does not count as a copy, and neither does a sum in PSUM. The tensor
   engine broadcasts a row that is used on many partitions, by a product with ones. What an activation that reduces as well is
-  computed from counts twice: its compiler computes that anew for the second result, down to what is read from memory (counters of
+  computed from counts twice: its compiler computes that again for the second result, down to what is read from memory (counters of
   Jerry2423/kda-for-trainium's gqa_full_v7b: 21 % more products than without the reduction, 75 % more bytes).
 - DMA is counted in bytes, by how many of them lie in one piece in memory, a power of two.
 

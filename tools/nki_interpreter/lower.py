@@ -65,7 +65,7 @@ def bits(value: Any, itemsize: int) -> Any:
 
 
 def converted(value: Any, dtype: np.dtype[Any], exact: bool = False) -> Any:
-    """Returns values in another dtype, by way of float32 as engines and DMA convert: rounded to nearest even, integers saturating.
+    """Returns values in another dtype, through float32 as engines and DMA convert: rounded to nearest even, integers saturating.
 
     With `exact` integers keep their bits where they become other integers: results of operations on bits and integers.
     """

@@ -74,7 +74,7 @@ _ACTIVE: set[str] = set()
 
 
 def absent(package: str) -> bool:
-    """Whether a package is not installed. The public index has empty placeholders, and a folder of that name is no package."""
+    """Whether a package is not installed. The public index has empty placeholders, and a folder of that name is not a package."""
     if package in sys.modules:
         return False
     try:

@@ -237,7 +237,7 @@ class NkiTensor:
         return self.replaced(dims=dims, mask=mask)
 
     def rearrange(self, src_pattern: Any, dst_pattern: Any, fixed_sizes: dict[str, int] | None = None) -> NkiTensor:
-        """Names the dimensions, in groups where one is split, and orders the names anew."""
+        """Names the dimensions, in groups where one is split, and reorders the names."""
         known = dict(fixed_sizes or {})
         names: list[str] = []
         split: list[int] = []

@@ -17,7 +17,7 @@ from nki_interpreter.errors import is_own
 
 REFUSED = {
     "comprehension": "a comprehension",
-    "keys": "a dictionary with a key that is no text (expected (str, dict))",
+    "keys": "a dictionary with a key that is not text (expected (str, dict))",
     "expansion": "`**` in a call (keyword expansion is not supported)",
     "partial": "functools.partial",
     "inner": "a call of an inner function in the body of a device's loop (inner functions can only be used as fori_loop/while_loop "
@@ -50,7 +50,7 @@ def _source(file: str, module: Mapping[str, Any]) -> str:
         if get_source is not None and Path(str(module.get("__file__"))).name == Path(file).name:
             return get_source(module["__name__"]) or ""
         return Path(file).read_text(encoding="utf-8")
-    except (ImportError, OSError, ValueError):  # what was typed in, or is no file any more
+    except (ImportError, OSError, ValueError):  # what was typed in, or is not a file any more
         return ""
 
 

@@ -36,7 +36,7 @@ TITLES = {
 def lines(source: str) -> Iterator[tuple[str, str]]:
     """Yields (kind, line) of the lines that a C++ source prints; kind is ERROR, WARN or LOG.
 
-    Lines without a word of their own, which print a text that is made elsewhere, are left out.
+    It leaves out lines that only print a text from elsewhere.
     """
     for kind, literals in _CALL.findall(source):
         text = "".join(_LITERAL.findall(literals)).replace('\\"', '"').removesuffix("\\n").replace("%%", "%")

@@ -157,7 +157,7 @@ def bazel(
             startup=["--max_idle_secs=60", *scratch.SMALL_SERVER],
         )
         try:
-            # A symlink forest in a folder with spaces is Bazel's business; the checkout is ours.
+            # Bazel makes the symlink forest in a folder with spaces; the checkout is ours.
             result = checkout.bazel("build", f"--jobs={conditions.jobs}", *targets)
             if not result.emits:
                 raise scratch.BuildFailed("nothing was emitted: the build was not from scratch")

@@ -245,7 +245,7 @@ NEURON_KERNELS_API const void * neuron_kernels_neff(const neuron_kernels * bundl
 // index has for it, whatever becomes of a pack's file: call it each time before a NEFF is loaded. It takes some milliseconds for
 // each MB.
 //
-// Returns as neuron_kernels_verify does, and NEURON_KERNELS_ERROR_ARGUMENT where `size` is another, and
+// Returns as neuron_kernels_verify does, and NEURON_KERNELS_ERROR_ARGUMENT where `size` differs, and
 // NEURON_KERNELS_ERROR_IO when the file can't be read. Then there is no NEFF in `data`. Since API version 8.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
                                                              int32_t                kernel,

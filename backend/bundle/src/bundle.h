@@ -13,7 +13,7 @@
 #include <vector>
 
 // `table` is what every function reads. Of an embedded bundle it points into the program; of a pack or a tree into the
-// members below it, but for a pack's NEFFs, which are in the file.
+// members below it, except for a pack's NEFFs, which are in the file.
 struct neuron_kernels {
     neuron_kernels_table table = {};
 

@@ -58,7 +58,7 @@ NRT_STATUS neuron_core::try_launch(neuron_bound_launch & bound_launch,
     if (!bound_launch.model->handle) {
         std::string      message;
         const NRT_STATUS status = load(*bound_launch.model, message);
-        epoch += status != NRT_SUCCESS;                          // plans that have the program are made anew
+        epoch += status != NRT_SUCCESS;                          // plans that have the program are made again
         return status == NRT_SUCCESS ? NRT_QUEUE_FULL : status;  // to load may have let go of the mutex
     }
     bound_launch.model->last_used = ++clock;

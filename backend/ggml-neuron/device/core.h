@@ -216,7 +216,7 @@ struct neuron_core {
 
     // Sets both to 0 when the library does not tell. What is free is less what the programs of all bundles, as far as they are not loaded
     // yet, will take: what the bundles say, times how much more those took that were loaded than it was said of them. A program of
-    // which nothing is said is taken for as much as those that were loaded, on the average.
+    // which nothing is said counts as much as those that were loaded, on the average.
     void memory_stats(const neuron_programs & all, size_t * free, size_t * total);
 
     // Loads what is not loaded yet of some kernels' NEFFs until the memory is full: nothing is unloaded for it. A line says so when it
@@ -248,7 +248,7 @@ struct neuron_core {
     neuron_memory * scratch(size_t size);
 
     // locked. Returns the kernel bound to operands. Equal arguments give the same bound launch. NULL when it can't be: `message` says
-    // why, empty when the core has said that memory is missing, and `broken` whether it never will be, or not before memory is freed, after which every plan is made anew.
+    // why, empty when the core has said that memory is missing, and `broken` whether it never will be, or not before memory is freed, after which every plan is made again.
     neuron_bound_launch * bind(const neuron_kernel &  kernel,
                                const neuron_binding & binding,
                                std::string &          message,

@@ -443,7 +443,7 @@ bool neuron_launch_queue::reads_poisoned(const neuron_bound_launch & bound_launc
     if (reads) {
         NEURON_ERROR(
             "core %d: %s, for node %s, reads what a launch that failed was to compute for an earlier graph: it is not "
-            "launched. Set that memory, or make the context anew\n",
+            "launched. Set that memory, or make a new context\n",
             vnc, bound_launch.model->name.c_str(), node);
     }
     return reads;

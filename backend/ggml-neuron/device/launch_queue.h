@@ -9,7 +9,7 @@
 // job waits go straight to the runtime.
 //
 // All that is queued, on any core, is in one order in time: a job and its fence on another core are queued with both mutexes held.
-// Each waits for what was queued before it, and for nothing else, so no wait is for itself by way of others.
+// Each waits for what was queued before it, and for nothing else, so no wait is for itself through others.
 //
 // With nrta_execute_schedule (SDK 2.29 and later) as many launches are in flight as GGML_NEURON_QUEUE_DEPTH says. Without it, or with
 // a depth of 1, there is one at a time, which nrt_execute computes.

@@ -214,7 +214,7 @@ void neuron_core::note_size(neuron_model & model, size_t before) {
     if (model.measured || after <= before) {
         return;
     }
-    // The first program comes with the micro-code, and some with pages of the scratchpad, which are no program's own.
+    // The first program comes with the micro-code, and some with pages of the scratchpad, which belong to no program.
     const size_t once = n_loaded ? 0 : microcode(nrt);
     const size_t size = (after - before - std::min(after - before, once)) % NEURON_SCRATCHPAD_MEMORY;
     model.measured    = true;

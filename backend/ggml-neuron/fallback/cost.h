@@ -25,7 +25,7 @@ class neuron_fallback_cost {
 
     uint64_t bytes() const;
 
-    // Returns "nodes on the CPU moved 12.3 MiB to the host or back, at most 4.0 MiB, for MUL_MAT 'node_7'", and of what was read likewise.
+    // Returns "nodes on the CPU moved 12.3 MiB to the host or back, at most 4.0 MiB, for MUL_MAT 'node_7'", and of what was read in the same way.
     std::string summary() const;
 
   private:

@@ -12,7 +12,7 @@
 #include <numeric>
 #include <vector>
 
-// A backend that is loaded at run time links to libggml-base; where the CPU backend is registered is libggml's business,
+// A backend that is loaded at run time links to libggml-base; libggml registers the CPU backend,
 // which the program has or has not.
 #pragma weak ggml_backend_dev_by_type
 

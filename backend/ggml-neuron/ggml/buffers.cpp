@@ -258,7 +258,7 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
 }
 
 // Reads what of a tensor that is in no layout lies in some bytes of it. Of a view as a whole that is its elements, and what is between them
-// where that is little: those of a transposed cache may be far apart. Counts what it reads, but for weights, which are counted for
+// where that is little: those of a transposed cache may be far apart. Counts what it reads, except for weights, which are counted for
 // themselves, and outputs, which a program reads.
 static std::string neuron_read_plain(neuron_buffer &     ctx,
                                      const ggml_tensor * t,

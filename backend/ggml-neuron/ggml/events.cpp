@@ -43,7 +43,7 @@ void ggml_backend_neuron_get_tensor_async(ggml_backend_t      backend,
     GGML_UNUSED(backend);
 }
 
-// Copies between cores by way of the host, since the runtime copies between tensors of one core only.
+// Copies between cores through the host, since the runtime copies between tensors of one core only.
 static void ggml_backend_neuron_cpy_between_cores(neuron_core &          core,
                                                   neuron_stream &        stream,
                                                   const neuron_operand & from,

@@ -53,7 +53,7 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     return locate(core, masks.back().mask, masks.back().from);
 }
 
-// Moves operands so that no result overlaps what is read, but for the slot whose memory it shares. Returns false where that does not
+// Moves operands so that no result overlaps what is read, except for the slot whose memory it shares. Returns false where that does not
 // help: what kernels change must belong to no other tensor of the group, as the order of reads and writes within a launch is the
 // kernel's own, except where a sum over devices is a result's memory later; and results on top of each other are those of nodes that no other node uses, where only computing them in turn
 // leaves what ggml would.

@@ -48,7 +48,7 @@ struct neuron_long_mask {
 struct neuron_member {
     int           index;  // in cgraph->nodes
     ggml_tensor * node;
-    const void *  data;   // node->data, to see that the graph was not allocated anew
+    const void *  data;   // node->data, to see that the graph was not allocated again
 };
 
 // A kernel that is bound.

@@ -121,7 +121,7 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
         plan.fused != fusion.is_enabled()) {
         return false;
     }
-    // what a fingerprint tells of graphs without a uid
+    // what a fingerprint says of graphs without a uid
     return !cgraph->uid || std::all_of(plan.nodes.begin(), plan.nodes.end(), [cgraph](const neuron_planned & planned) {
         return std::all_of(planned.members.begin(), planned.members.end(), [cgraph](const neuron_member & m) {
             return cgraph->nodes[m.index] == m.node && m.node->data == m.data;

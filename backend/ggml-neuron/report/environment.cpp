@@ -39,7 +39,7 @@ bool neuron_switch(const char * name, bool otherwise) {
         return value == "1";
     }
     if (!value.empty()) {
-        NEURON_WARN("%s is 0 or 1, not '%s'; it is taken for %d\n", name, value.c_str(), (int) otherwise);
+        NEURON_WARN("%s is 0 or 1, not '%s'; using %d\n", name, value.c_str(), (int) otherwise);
     }
     return otherwise;
 }
@@ -53,7 +53,7 @@ size_t neuron_number(const char * name, const char * what, size_t least, size_t 
     errno                          = 0;
     const unsigned long long value = strtoull(text.c_str(), &end, 10);
     if (text[0] < '0' || text[0] > '9' || *end || errno || value < least || value > most) {
-        NEURON_WARN("%s is %s, not '%s'; it is taken for %zu\n", name, what, text.c_str(), otherwise);
+        NEURON_WARN("%s is %s, not '%s'; using %zu\n", name, what, text.c_str(), otherwise);
         return otherwise;
     }
     return (size_t) value;
@@ -131,7 +131,7 @@ static void check(const std::string & name, const std::string & prefix, const ch
 void neuron_warn_of_unknown_variables() {
     const std::string log = neuron_variable("GGML_NEURON_LOG");
     if (!log.empty() && log != "0" && log != "1" && log != "2") {
-        NEURON_WARN("GGML_NEURON_LOG is 0, 1 or 2, not '%s'; it is taken for 0\n", log.c_str());
+        NEURON_WARN("GGML_NEURON_LOG is 0, 1 or 2, not '%s'; using 0\n", log.c_str());
     }
     for (char ** entry = environ; entry && *entry; entry++) {
         const std::string text = *entry;

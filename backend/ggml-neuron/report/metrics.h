@@ -36,7 +36,7 @@ class neuron_host_traffic {
     mutable std::mutex mutex;
     counts             current;
     uint64_t           n_calls = 0;      // that ended
-    bool               ended   = false;  // the current one did, but for what is read
+    bool               ended   = false;  // the current one did, except for what is read
 };
 
 struct neuron_metrics {

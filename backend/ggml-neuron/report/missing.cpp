@@ -157,7 +157,7 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     if (entries.empty() || neuron_recording()) {
         return;
     }
-    // They came in the order of their addresses, which are others each time.
+    // They came in the order of their addresses, which differ each time.
     std::vector<entry> sorted = entries;
     std::sort(sorted.begin(), sorted.end(), [](const entry & a, const entry & b) {
         return a.count != b.count ? a.count > b.count : a.fingerprint < b.fingerprint;

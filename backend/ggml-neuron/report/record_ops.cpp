@@ -208,7 +208,7 @@ int replace_file(const std::string & path, const std::string & text) {
     return error;
 }
 
-// Locks a folder among the processes that record into it. Any process can keep it locked for ever: so it is not waited for.
+// Locks a folder among the processes that record into it. Any process can keep it locked forever: so it is not waited for.
 class folder_lock {
   public:
     explicit folder_lock(const std::string & folder) : fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {

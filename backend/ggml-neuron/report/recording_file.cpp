@@ -7,7 +7,7 @@
 
 namespace {
 
-// How often the lock is tried for before something is lost, and the pause between. Any process can keep it for ever.
+// How often the lock is tried for before something is lost, and the pause between. Any process can keep it forever.
 constexpr int                       LOCK_TRIES = 100;
 constexpr std::chrono::milliseconds LOCK_PAUSE{ 50 };
 

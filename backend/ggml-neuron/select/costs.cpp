@@ -121,7 +121,7 @@ void neuron_costs::use(const std::string & target, uint32_t lnc, bool queued) {
         if (wrong.empty()) {
             whose = path;
             if (one_launch_us) {
-                NEURON_WARN("GGML_NEURON_COSTS: %s: its launch_us is taken for launches that are queued and that are "
+                NEURON_WARN("GGML_NEURON_COSTS: %s: its launch_us counts for launches that are queued and that are "
                             "waited for alike; "
                             "{\"queued\": ..., \"waited\": ...} tells them apart\n",
                             path.c_str());

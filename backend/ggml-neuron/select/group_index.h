@@ -51,7 +51,7 @@ struct neuron_group_pattern {
     std::vector<neuron_group_kernel> kernels;
 };
 
-// Graph kernels of groups whose tokens are the same but for extents.
+// Graph kernels of groups whose tokens are the same except for extents.
 struct neuron_group_family {
     neuron_token_hashes              tokens;   // without extents
     std::vector<neuron_group_kernel> kernels;  // ascending in size
@@ -67,7 +67,7 @@ class neuron_group_index {
     // Returns whether some group has a node with this token.
     bool has_member(uint64_t token) const { return members.count(token) != 0; }
 
-    // Returns whether some group has a node like this one but for the numbers of tokens and cells, and may have one with its numbers: in
+    // Returns whether some group has a node like this one except for the numbers of tokens and cells, and may have one with its numbers: in
     // pieces, or with padding.
     bool may_have_member(const neuron_signature & node) const;
 

@@ -1,6 +1,6 @@
 // Graph kernels have exact lengths, graphs any: which kernels for more tokens, or for a longer cache, compute a group.
 //
-// The group's key and the kernel's say the same but for extents, of which the kernel's are larger somewhere. Going through the
+// The group's key and the kernel's say the same except for extents, of which the kernel's are larger somewhere. Going through the
 // nodes in their order shows that the group's elements come out of the kernel as they should: that each is computed from
 // the group's own alone, by the rules that stand beside each op in tools/kernelgen/ggml/ops.py, whatever is beyond; and that nothing
 // is written beyond. What a kernel reads beyond is then one of three: copies of the group's rows; a cache that goes on, under a

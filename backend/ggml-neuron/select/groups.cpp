@@ -88,7 +88,7 @@ class group_roots {
         return where;
     }
 
-    // Returns whether the slots are no kernel's: one has several tensors, or what a node writes to has several slots.
+    // Returns whether no kernel has these slots: one has several tensors, or what a node writes to has several slots.
     bool are_wrong(const neuron_group & group) const {
         std::unordered_map<const ggml_tensor *, std::pair<size_t, bool>>
             roots;  // with their slots, and whether one is written

@@ -40,7 +40,7 @@ struct neuron_key {
 
     size_t slot_size(size_t i) const { return (size_t) words[2 + i]; }
 
-    // Returns whether a key says the same but for extents of slots, tensors, and where inputs are in what they refer to.
+    // Returns whether a key says the same except for extents of slots, tensors, and where inputs are in what they refer to.
     bool is_wired_as(const neuron_key & other) const;
 
     const uint64_t *             words;

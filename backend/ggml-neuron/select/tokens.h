@@ -65,7 +65,7 @@ struct neuron_cut {
         return i < node.n_src ? more(i) : rule->written >= 0 ? more(rule->written) : -1;
     }
 
-    // Returns a tensor as a kernel for other numbers has it. Its strides are the node's, but for a mask that is made longer.
+    // Returns a tensor as a kernel for other numbers has it. Its strides are the node's, except for a mask that is made longer.
     neuron_kernels_tensor piece(const neuron_signature & node, int i, int64_t n_tokens, int64_t n_longer) const;
 };
 

@@ -16,7 +16,7 @@ static bool is_elementwise(const ggml_tensor * t) {
     return t->op == GGML_OP_SCALE || (t->op == GGML_OP_UNARY && ggml_get_unary_op(t) == GGML_UNARY_OP_TANH);
 }
 
-// Returns whether a tensor is another one with the axes of tokens and of heads swapped.
+// Returns whether a tensor equals another one with the axes of tokens and of heads swapped.
 static bool is_swapped(const ggml_tensor * t, const ggml_tensor * of) {
     return t->op == GGML_OP_PERMUTE && t->src[0] == of && t->view_offs == of->view_offs && t->ne[0] == of->ne[0] &&
            t->ne[1] == of->ne[2] && t->ne[2] == of->ne[1] && t->ne[3] == of->ne[3] && t->nb[0] == of->nb[0] &&

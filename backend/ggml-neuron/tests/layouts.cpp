@@ -334,7 +334,7 @@ static void mapped(ggml_type type) {
     same("when the file is gone");
     std::vector<uint8_t> part(copy.size() / 3);
     ggml_backend_tensor_get(w, part.data(), 77, part.size());
-    check(memcmp(part.data(), copy.data() + 77, part.size()) == 0, "a part is another");
+    check(memcmp(part.data(), copy.data() + 77, part.size()) == 0, "a part differs");
     part = noise(part.size());
     ggml_backend_tensor_set(w, part.data(), 33, part.size());
     std::copy(part.begin(), part.end(), copy.begin() + 33);

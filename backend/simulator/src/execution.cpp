@@ -67,7 +67,7 @@ static bool overlap(const nrt_tensor & a, const nrt_tensor & b) {
     return a.arena() == b.arena() && a.position() < b.position() + b.size && b.position() < a.position() + a.size;
 }
 
-// What a device does when an output overlaps another tensor is not documented, but for an input that it is declared to share
+// What a device does when an output overlaps another tensor is not documented, except for an input that it is declared to share
 // memory with.
 static NRT_STATUS check_overlaps(const nrt_model &                                model,
                                  const std::vector<std::shared_ptr<nrt_tensor>> & tensors,

@@ -101,7 +101,7 @@ struct nrt_model {
     uint32_t                             core;
     std::shared_ptr<simulator::programs> programs;          // the core's, when it has memory for this one
     size_t                               size       = 0;    // bytes of its code and its rings that were counted
-    size_t                               scratchpad = 0;    // likewise
+    size_t                               scratchpad = 0;    // the same
     std::shared_ptr<simulator::memory>   neff;              // kept, for a helper that is started later
     size_t                               neff_size;
     std::vector<simulator::tensor_info>  tensors;           // inputs, then outputs
@@ -131,7 +131,7 @@ struct core_state {
     std::atomic<bool> saw_nan{ false };  // an execution made something that is not a number: all later ones report it
     std::atomic<bool> lost{ false };     // NEURON_SIMULATOR_FAULT
     std::atomic<bool> wedged{ false };   // ranks did not meet in a collective: none of this core's does from then on
-    std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // likewise: what the next call says of an execution before it
+    std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // the same: what the next call says of an execution before it
     std::atomic<uint64_t>   clock_ns{ 0 };        // what its executions take on a device: price.h
 };
 

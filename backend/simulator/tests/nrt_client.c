@@ -22,7 +22,7 @@
 //     nrt_client kill NEFF SLOW           ends the helper while it works, and while it does not
 //     nrt_client fork NEFF                what a child of fork can do
 //     nrt_client timeout SLOW             prints the status of an execution that takes too long
-//     nrt_client abandon SLOW             ends, without a word to the library, while the helper works
+//     nrt_client abandon SLOW             ends, without telling the library, while the helper works
 //
 // NEFF adds two inputs of equal size, float32; SLOW takes long. Exit status 1: something was not as it should be, and it is said what.
 
@@ -655,7 +655,7 @@ static void strict(const char * path, int is_strict) {
     OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, ((size_t) 1 << 32) - 1, "less", &huge));
     nrt_tensor_free(&huge);
 
-    // All that is left but for two programs.
+    // All that is left except for two programs.
     OK(nrt_get_vnc_memory_stats(0, &after, sizeof(after), NULL));
     const size_t rest = after.bytes_limit - after.bytes_used - 2 * ((size_t) 250 << 10);
     for (size_t taken = 0; taken < rest;) {

@@ -477,7 +477,7 @@ def resource_set(memory_mb, cpus):
 
     Args:
         memory_mb: memory of one action in MiB; beyond the largest step it counts as the largest.
-        cpus: CPUs of one action; likewise.
+        cpus: CPUs of one action; the same.
 
     Returns:
         a function of the operating system and the number of inputs.

@@ -8,7 +8,7 @@ def _timeout_flag_impl(ctx):
     return TimeoutFlagInfo(seconds = ctx.build_setting_value)
 
 timeout_flag = rule(
-    doc = "Seconds that one kernel's emitter may run; 0 is no limit.",
+    doc = "Seconds that one kernel's emitter may run; 0 means no limit.",
     implementation = _timeout_flag_impl,
     build_setting = config.int(flag = True),
 )

@@ -163,7 +163,7 @@ CASES: Mapping[str, Case] = {
     # Before a quantized cache llama.cpp rotates Q, K and V.
     "llama-2-7b-yarn-q8_0-cache": Case(_llama_2_7b_yarn(), 512, (1, 128), cache="q8_0", flash_attn=("on",)),
     "llama-3.2-1b": Case(_llama_3_2_1b(), 2048, (1, 512)),
-    # Two sequences with a cache each, and a context that is no multiple of 256.
+    # Two sequences with a cache each, and a context that is not a multiple of 256.
     "mistral-7b-q4_k_m": Case(_mistral_7b(), 1000, (2, 64), n_seq_max=2),
 }
 """The models by the name that their files begin with."""

@@ -1,6 +1,6 @@
 """How long compiles may take, from how long others took.
 
-A guess, and no more: a kernel is taken for as long as the recorded ones of the same op that are nearest in size (the elements of
+A guess, and no more: a kernel counts as long as the recorded ones of the same op that are nearest in size (the elements of
 the result); where its op was never compiled, for as long as a recorded kernel takes usually. Machines differ, and so do compilers.
 """
 

@@ -223,7 +223,7 @@ class Executor:
             if self.made.is_current(kernel, emit.inputs):
                 self._ready(kernel, linted=True)
             else:
-                # If this emit is killed, no HLO of an earlier one is taken for what it made.
+                # If this emit is killed, no HLO of an earlier one passes for what it made.
                 self.made.forget(kernel)
                 limits = [s for s in (self._limit(), self.settings.emit_timeout) if s is not None]
                 self.pool.start(emit, self._emit_arguments(kernel), min(limits, default=None))

@@ -193,7 +193,7 @@ def gather(
 
 
 def _not_given(kernel: str, specs: Mapping[str, Spec], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> str:
-    """Returns what is not given of a kernel, or is another's; nothing where all is there."""
+    """Returns what is not given of a kernel, or belongs to another one; nothing where all is there."""
     missing = [what for what, given in (("spec", specs), ("HLO", hlos), ("NEFF", neffs)) if kernel not in given]
     if missing:
         return f"kernel {kernel} has no {' and no '.join(missing)}"

@@ -55,7 +55,7 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
             return _bundle(of_tree(path.parent), check)
         with fileio.open_input(path) as file:
             head = file.read(16)
-        # By content; what is too short or damaged to tell is what its name says, so that the error is about that.
+        # By content; a file that is too short or damaged to tell is what its name says, so that the error is about that.
         if head[:4] == gguf_reader.MAGIC or path.name.endswith(".gguf"):
             return _bundle(of_pack(path), check)
         if _looks_like_neff(head) or path.suffix == NEFF:

@@ -296,7 +296,7 @@ def _index(metadata: _Metadata, ids: list[str], offsets: list[int]) -> KernelInd
     slots = metadata.get("kernelgen.key.slots", U32, is_array=True)
     for number, id in enumerate(ids):
         if not is_kernel_id(id) or (number and ids[number - 1].encode() >= id.encode()):
-            metadata.damaged(f"item {number} of kernelgen.kernel.ids, {id!r}, is no id, or is not ascending")
+            metadata.damaged(f"item {number} of kernelgen.kernel.ids, {id!r}, is not an id, or is not ascending")
     if offsets[0] != 0 or offsets[-1] != len(words) or any(a >= b for a, b in itertools.pairwise(offsets)):
         metadata.damaged("kernelgen.key.offsets does not divide kernelgen.key.words")
     try:

@@ -142,7 +142,7 @@ def of_pack(path: Path) -> Stored:
         except ValueError as error:
             raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: {error}") from None
         if not isinstance(found, dict):
-            raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: it is no object")
+            raise KernelgenError(f"{path}: damaged kernel pack: {what} cannot be read: it is not an object")
         return found
 
     kernels = []

@@ -111,9 +111,7 @@ def _heads(cache: Cache, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:
                     remarks[f"{store} has {len(names)} entries; the nearest one is looked for among {MAX_HEADS}"] = None
                 yield from ((head.kernel, head.key) for head in store.heads(names[:MAX_HEADS]))
             except Unavailable as problem:
-                remarks[f"{store} does not list its entries, so none of them is taken for the nearest: {problem}"] = (
-                    None
-                )
+                remarks[f"{store} does not list its entries, so none of them counts as the nearest: {problem}"] = None
 
 
 def _folder_heads(folder: Folder, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:

@@ -1,7 +1,7 @@
 """What a cache has to say, once per build, although a build is many processes.
 
 The processes of a build share a folder; a file in it says that something was said, or that something does not work. It is the
-build's own folder, so nothing is said twice and nothing of an earlier build is taken for this one's.
+build's own folder, so nothing is said twice and nothing of an earlier build passes for this one's.
 """
 
 from __future__ import annotations

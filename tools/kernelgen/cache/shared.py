@@ -70,7 +70,7 @@ class _Limit:
             raise _Enough
         if max(size or 0, count) > entry.MAX_SIZE:
             raise DamagedEntry(f"it has {max(size or 0, count)} bytes, more than any entry")
-        # What was written may not be in the file yet, but for a buffer's worth it is.
+        # What was written may not be in the file yet, except for a buffer's worth it is.
         if self._stated is None and count >= entry.MAX_HEAD + io.DEFAULT_BUFFER_SIZE:
             head, end = entry.read_head(os.pread(self._file.fileno(), entry.MAX_HEAD, 0), self._name)
             self._stated = end + head.size
@@ -108,7 +108,7 @@ class Shared:
 
         Raises:
             Unavailable: it can't be told.
-            Damaged: it is no entry of that name, or has not the size that it says.
+            Damaged: it is not an entry of that name, or has not the size that it says.
         """
         over = threading.Event()
 

@@ -103,7 +103,7 @@ def _called(function: Callable[..., Any], name: str, arrays: Sequence[Array], ke
         results = [np.asarray(r) for r in (returned if isinstance(returned, tuple | list) else (returned,))]
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, too: what is no answer is no success
+    except BaseException as error:  # SystemExit, too: without an answer there is no success
         raise KernelgenError(f"{name}: {described(error)}", exit_code=EXIT_FAILED) from error
     for number, result in enumerate(results):
         if result.dtype.kind not in _NUMBERS:

@@ -273,7 +273,7 @@ def _weights(weights: tuple[str, ...], default: str) -> list[str]:
 
 
 def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]) -> list[str]:
-    """The command that writes the manifest again, but for where files and programs are."""
+    """The command that writes the manifest again, except for where files and programs are."""
     parts = [
         "kernelgen",
         "model",

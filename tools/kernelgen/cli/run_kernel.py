@@ -149,7 +149,7 @@ def _of_manifest(
     found = {k.spec.id: k for k in plan.kernels if kernel in (k.id, k.spec.id, k.spec.op)}
     if len(found) != 1:
         names = f"names {len(found)} kernels: {', '.join(sorted(found)[:8])}"
-        none = "is no kernel of the manifest; `kernelgen plan` prints their ids"
+        none = "is not a kernel of the manifest; `kernelgen plan` prints their ids"
         raise KernelgenError(f"'{kernel}' {names if found else none}")
     (chosen,) = found.values()
     if isinstance(chosen.spec, GraphSpec):

@@ -2,7 +2,7 @@
 
     python3 neuronx_cc_driver.py --compiler=PROGRAM --hlo=FILE --output=FILE [options] -- FLAGS...
 
-This file is an input of every compile in Bazel, and what changes in it (but for comments) compiles every kernel again. So it needs
+This file is an input of every compile in Bazel, and a change of it (except in comments) compiles every kernel again. So it needs
 Python 3.8 or later and nothing else, it takes the flags as text, and the lint, reports and planning have other homes.
 
 neuronx-cc runs in a scratch folder that is removed afterwards, because it leaves files wherever it runs; with an environment of our
@@ -380,7 +380,7 @@ def _keep(scratch: Path, kept: Path) -> None:
 
 
 def _environment(executable: Path, scratch: Path) -> Mapping[str, str]:
-    """Returns the whole environment of a compile: the same on every machine but for the folders."""
+    """Returns the whole environment of a compile: the same on every machine except for the folders."""
     return {
         "PATH": f"{executable.parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(scratch / "home"),

@@ -1,4 +1,4 @@
-"""Checks of what neuronx-cc made: forms that it was seen to get wrong without a word, on trn1 and trn2, with release 2.27.
+"""Checks of what neuronx-cc made: forms that it was seen to get wrong without a message, on trn1 and trn2, with release 2.27.
 
 Right or wrong is what NumPy, or XLA on the CPU, says. A mistake is one of the SDK that is installed; a message says how to do
 without.
@@ -183,7 +183,7 @@ def division(bench: DeviceBench) -> str:
     # Multiples, and what is below and above them.
     x = (np.arange(like.size, dtype=like.dtype) // 3 + 1) * DIVISOR + np.arange(like.size, dtype=like.dtype) % 3 - 1
     advice = (
-        "This SDK divides by way of a float32 reciprocal: emitters must divide by powers of two, or compare with multiples "
+        "This SDK divides through a float32 reciprocal: emitters must divide by powers of two, or compare with multiples "
         "(kernelgen's own do; the lint warns of others: integer-division)"
     )
     _expect(bench, kernel, [x.reshape(like.shape)], x // DIVISOR, f"integers divided by {DIVISOR}", 0, advice)

@@ -60,7 +60,7 @@ kernels:
   # One row, which is written in another form than several, and two.
   - {{op: get_rows, inputs: ["(512,1024,1,1)/f16", "(1,1,1,1)/i32"], output: "(512,1,1,1)/f32"}}
   - {{op: get_rows, inputs: ["(512,1024,1,1)/f16", "(2,1,1,1)/i32"], output: "(512,2,1,1)/f32"}}
-  # What compilers were seen to get wrong without a word.
+  # What compilers were seen to get wrong without a message.
   - {{op: probe_divide, inputs: ["(512,4,1,1)/i32"], output: "(512,4,1,1)/i32"}}
   - {{op: probe_round, inputs: ["(512,4,1,1)/f32"], output: "(512,4,1,1)/f32"}}
   - {{op: probe_split, inputs: ["(4096,4,1,1)/f32"], output: "(4096,4,1,1)/f32"}}

@@ -58,11 +58,11 @@ CORES_BUSY = 75
 
 
 def _judged(figures: str, found: list[tuple[float, float, str]]) -> str:
-    """Returns what was found; raises it as a warning when a figure is `FACTOR` times what it is taken for, or less.
+    """Returns what was found; raises it as a warning when a figure is `FACTOR` times what the table says, or less.
 
     Args:
         figures: what was found.
-        found: (figure, what it is taken for, what is wrong when it is far from that).
+        found: (figure, what the table says, what is wrong when it is far from that).
     """
     wrong = [advice for figure, taken, advice in found if not taken / FACTOR <= figure <= taken * FACTOR]
     if wrong:
@@ -213,7 +213,7 @@ def memory(bench: DeviceBench) -> str:
         f"the NEFFs have scratchpads of {shared / 1024:.0f} KiB at most"
     )
     advice = "The backend keeps too little memory for programs: offer llama.cpp less (-ngl), and report it."
-    # Less than it is taken for does no harm.
+    # Less than the table says does no harm.
     return _judged(text, [(max(taken[largest], expected), expected, advice)])
 
 

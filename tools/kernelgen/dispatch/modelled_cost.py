@@ -15,7 +15,7 @@ WIDTH = 12
 """Of the names before values."""
 
 TARGET = "trn1"
-"""Whose figures are taken for a kernel that is not said to be for a target."""
+"""Whose figures count for a kernel that is not said to be for a target."""
 
 UNHIDDEN = 0.6
 """Of what other engines than the longest take, what it waits for: they hand each other tiles of SBUF and PSUM.
@@ -165,5 +165,5 @@ def lines(made: Mapping[str, Any]) -> list[str]:
         sbuf, psum = (made[name] for name in _MEMORY)
         found.append(f"  {'':{WIDTH}} at most {sbuf:,} bytes of SBUF and {psum:,} of PSUM per partition at once")
     else:  # of the older NKI
-        found.append(f"  {'':{WIDTH}} SBUF and PSUM are not modelled: the compiler orders the kernel anew")
+        found.append(f"  {'':{WIDTH}} SBUF and PSUM are not modelled: the compiler reorders the kernel")
     return found

@@ -1,8 +1,8 @@
 """Runs the code of emitters, which is anybody's: what it reads is traced, and what it does to this process ends with it.
 
-Python tells of every file that is opened and every folder that is listed (its audit events). Files of the Python environment and
+Python reports every file that is opened and every folder that is listed (its audit events). Files of the Python environment and
 kernelgen's own are covered by other means, as are the sources of a library (`kernelgen.emitters.dependencies`); the rest is
-data. What Python does not tell of is not known here: environment variables, the time, whether a file exists.
+data. What Python does not report is not known here: environment variables, the time, whether a file exists.
 """
 
 from __future__ import annotations

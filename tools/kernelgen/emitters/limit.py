@@ -1,4 +1,4 @@
-"""A time limit for what an emitter does in this process: it may loop for ever, and a build must end.
+"""A time limit for what an emitter does in this process: it may loop forever, and a build must end.
 
 The limit is an alarm, which stops whatever is Python. Native code that keeps Python's lock, and an emitter that catches every
 exception, it does not stop: then the whole process ends, and says where each of its threads is.

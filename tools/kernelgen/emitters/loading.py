@@ -42,7 +42,7 @@ def load_function(
 def load_functions(
     emitters: Sequence[tuple[Library, Registration]], data: Collection[str] | None = None
 ) -> list[Callable[..., Any]]:
-    """Imports emitters' modules and returns the functions; what was imported is imported anew when a file that it read changed.
+    """Imports emitters' modules and returns the functions; what was imported is imported again when a file that it read changed.
 
     Args:
         emitters: where each emitter is, and which one it is.
@@ -202,7 +202,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if (library.package or len(parts) == 1) and file.is_file():
             return importlib.util.spec_from_file_location(fullname, file, loader=_SourceLoader(file, names))
         if library.package:
-            # No other finder looks in the folder: what is no source is not known to be imported.
+            # No other finder looks in the folder: what is not a source is not known to be imported.
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         return None
 

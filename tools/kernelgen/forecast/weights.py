@@ -209,7 +209,7 @@ def _choice(products: Products, chip: Chip, cores: int) -> Choice:
             / products.added_bytes(frozenset([weight]))
             for weight in products.bytes
         }
-        # weights of one type often gain the same for a byte, but for the last digits: then the larger ones first
+        # weights of one type often gain the same for a byte, except for the last digits: then the larger ones first
         order = sorted(products.bytes, key=lambda one: (-products.added_bytes(frozenset([one])), str(one)))
         some: Widened = frozenset()
         for weight in sorted(order, key=lambda one: float(f"{-gains[one]:.{DIGITS}g}")):

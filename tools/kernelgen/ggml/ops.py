@@ -243,7 +243,7 @@ _ROPE = (
     Param("n_dims", 1, default=None, minimum=0),
     Param("mode", 2, choices=(0, 2, 8, 24, 40)),
     Param("n_ctx_orig", 4, minimum=0),
-    Param("freq_base", 5, float, 10000.0, minimum=F32_TINY),  # its power is no number otherwise
+    Param("freq_base", 5, float, 10000.0, minimum=F32_TINY),  # otherwise its power is not a number
     Param("freq_scale", 6, float, 1.0),
     Param("ext_factor", 7, float, 0.0),
     Param("attn_factor", 8, float, 1.0),

@@ -37,7 +37,7 @@ class Cut:
     def chunk(self, n: int, n_more: int | None = None) -> Tensors:
         """Returns the tensors of a kernel for `n` tokens and, unless None, `n_more` elements along the axes of `rule.more`.
 
-        Strides are the node's, but for a mask that is made longer.
+        Strides are the node's, except for a mask that is made longer.
         """
         return tuple(
             t and self._chunk_of(i, t, axis, n, n_more)

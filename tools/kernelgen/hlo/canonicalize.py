@@ -10,8 +10,8 @@ The form:
 * a computation lists its parameters by number, then the other instructions in depth-first order of operands from the root;
 * computations come callee before caller, numbered from 1; instructions are numbered from 1 through the whole module;
 * channels of collectives are numbered from 1 in that order;
-* names are `opcode.id`; metadata, stack frames, shardings and profiles are gone, and backend configurations but for those of custom
-  calls;
+* names are `opcode.id`; metadata, stack frames, shardings and profiles are gone, and backend configurations, except those of
+  custom calls;
 * the entry's parameters and results carry the names that the NEFF's tensors get, as the frontend attributes `neff_input_names`
   and `neff_output_names`; an input whose memory a result shares is called `<name>.must_alias_input`, and the pair is recorded
   in `input_output_alias`.

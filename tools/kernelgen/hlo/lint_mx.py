@@ -62,7 +62,7 @@ def dtype(i: Any) -> object:
 def quantize(i: Any, operands: list[Any]) -> Iterator[tuple[str, str]]:
     config = _json(i.backend_config)
     if not isinstance(config, dict):
-        yield "NCC_EVRF036", "backend_config is no JSON object"
+        yield "NCC_EVRF036", "backend_config is not a JSON object"
         return
     if len(operands) != 1:
         yield "NCC_EVRF037", f"{len(operands)} operands and not 1"
@@ -113,7 +113,7 @@ def scaled_dot(i: Any, operands: list[Any]) -> Iterator[tuple[str, str]]:
             yield code, f"{side} has the rank {len(size)}"
     dimensions = _dimensions(i.backend_config)
     if dimensions is None:
-        yield "NCC_EVRF049", "backend_config is no JSON, or a dimension in it is no integer"
+        yield "NCC_EVRF049", "backend_config is not JSON, or a dimension in it is not an integer"
         return
     if small:
         return

@@ -141,7 +141,7 @@ class SourceEntry(KernelEntry):
             return None
         match = _SOURCE.fullmatch(node.text)
         if match is None:
-            self.fail(node, f"'{short(node.text)}' is no function of a file", "write FILE.py:FUNCTION")
+            self.fail(node, f"'{short(node.text)}' is not a function of a file", "write FILE.py:FUNCTION")
             return None
         if PurePosixPath(match["file"]).is_absolute():
             self.fail(node, f"'{short(node.text)}' is not relative to the manifest's folder")

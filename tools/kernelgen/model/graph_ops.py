@@ -40,7 +40,7 @@ class GraphCall:
         context: the context's settings, such as `n_ctx` and `flash_attn`; as `sizes`.
         nodes: how many of its nodes each kernel computes.
         groups: how many of its nodes each group has, one for each launch; None where the export has no whole graphs, or there
-            are no groups.
+            are not groups.
         outside: how many nodes each kernel computes that are in no group, by why; `nodes` where there are no groups.
     """
 

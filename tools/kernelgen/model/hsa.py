@@ -74,7 +74,7 @@ def read(path: Path, catalog: Catalog) -> Configuration:
     except OSError as error:
         raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
     read_json(data, file)
-    # YAML has JSON's values, and its reader keeps their places; but tabs, which JSON has between values only, are no blanks there.
+    # YAML has JSON's values, and its reader keeps their places; but tabs, which JSON has between values only, are not blanks there.
     parsed = document.parse(data.replace(b"\t", b" "), file)
     if parsed.root is None or parsed.problems:
         raise KernelgenError(parsed.problems)
@@ -174,7 +174,7 @@ class _Reader:
         return found
 
     def _of_other_types(self, op: str, inputs: Sequence[str], output: str) -> KernelSpec | None:
-        """Returns a kernel of types that the NPU has and the op's emitter has not: that is no mistake, but it can't be built."""
+        """Returns a kernel of types that the NPU has and the op's emitter has not: that is not a mistake, but it can't be built."""
         try:
             spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output))
         except ValueError:
@@ -184,7 +184,7 @@ class _Reader:
     def _tensor(self, node: YamlNode) -> YamlNode:
         """Returns a tensor with its strides in bytes.
 
-        Strides in elements are told by one that is no multiple of an element's bytes, such as 1.
+        Strides in elements are told by one that is not a multiple of an element's bytes, such as 1.
         """
         match = _STRIDED.fullmatch(node.text)
         if match is None or match[2] not in TYPES or TYPES[match[2]].quantized:

@@ -52,7 +52,7 @@ def layers(graph: Graph, *, at_once: int = 1) -> list[Segment]:
 
 
 def whole(graph: Graph) -> list[Segment]:
-    """Returns the whole graph as one segment, but for the embedding."""
+    """Returns the whole graph as one segment, except for the embedding."""
     return _segments(graph, {0, len(graph.nodes)})
 
 
@@ -109,11 +109,11 @@ def _period(tokens: tuple[Hashable, ...]) -> tuple[int, int, int, int] | None:
                 continue
             # `run` ops in a row are equal to those a period later, so `run + period` of them repeat.
             count = (run + period) // period
-            # Of equal covers the shorter period, which is found first: a pair of layers is no layer.
+            # Of equal covers the shorter period, which is found first: a pair of layers is not a layer.
             if count > 1 and (best is None or count * period > best[3] * best[0]):
                 best = (period, i - run, i + period, count)
             run = 0
-    # Two nodes that are alike are no layers.
+    # Two nodes that are alike are not layers.
     return best if best is not None and 2 * best[3] * best[0] >= n else None
 
 

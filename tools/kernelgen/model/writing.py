@@ -72,7 +72,7 @@ def text(head: ManifestHead, derived: Derived) -> str:
             lines.append(f"#   {_describe(entry)}")
     apart = [entry for entry in derived.graphs if entry.reason is not None]
     if apart:
-        lines += ["", "# These are no graph kernels, since one of their nodes has no kernel."]
+        lines += ["", "# These are not graph kernels, since one of their nodes has no kernel."]
         lines += [f"# {entry.name}, {len(entry.kernel.nodes)} nodes: {entry.reason}" for entry in apart]
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ A *simulated* NEFF has the same shape and holds the HLO itself instead of device
 * the major `neff_version` is 0x4D4953 (`SIM`), far beyond any that exists, so that a real runtime, which compares it with what it
   supports, refuses the file without a look at the payload.
 
-Its members are those of a real one that say what it is, but for the device's code. The payload is a plain tar
+Its members are those of a real one that say what it is, except for the device's code. The payload is a plain tar
 (`pkg_version` 1): gzip's bytes depend on the zlib that wrote them, and a simulated NEFF must be the same on every machine.
 docs/simulated-neff.md describes the members; `neff_description` reads them, of a real NEFF and of a simulated one alike.
 """
@@ -90,7 +90,7 @@ ELEMENT_SIZES = {
 }
 """Bytes per element of the types that a kernel's inputs and outputs can have, by XLA's name."""
 
-# How NEFFs name element types. What has no array of its own on a device is another one of the same size.
+# How NEFFs name element types. What has no array of its own on a device is one of the same size.
 _NEFF_TYPES = {
     **{"pred": "uint8", "s8": "int8", "u8": "uint8", "s16": "int16", "u16": "uint16", "s32": "int32", "u32": "uint32"},
     **{"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "s64": "int32", "u64": "uint32"},

@@ -104,7 +104,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
             neffs[kernel].unlink(missing_ok=True)
             stale.append(
                 Diagnostic(
-                    f"kernel {kernel}: {neffs[kernel]} is not as it was compiled: its SHA-256 is another",
+                    f"kernel {kernel}: {neffs[kernel]} is not as it was compiled: its SHA-256 differs",
                     hint="it was removed: build again",
                 )
             )

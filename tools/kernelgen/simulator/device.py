@@ -84,7 +84,7 @@ class ResultPlace:
     Attributes:
         memory: the arena.
         where: the bytes of it.
-        small: whether it is copied by way of Python's buffers, which takes less time.
+        small: whether it is copied through Python's buffers, which takes less time.
         address: where it begins in this process.
         size: in bytes.
     """

@@ -1,4 +1,4 @@
-"""Mistakes that neuronx-cc was seen to make without a word, made on purpose: NEURON_SIMULATOR_FAULT names them.
+"""Mistakes that neuronx-cc was seen to make without a message, made on purpose: NEURON_SIMULATOR_FAULT names them.
 
 `kernelgen doctor --device` looks for each, and is seen to find it with these. Others met them with neuronx-cc 2.27 on trn1 and
 trn2; which programs a release of the compiler gets wrong is not known, so each is made in every program that has the form.
@@ -19,7 +19,7 @@ VARIABLE = "NEURON_SIMULATOR_FAULT"
 
 _BF16 = 16
 MANY_PRODUCTS = 4
-"""Products from which on a program is taken for one of a whole layer."""
+"""Products from which on a program counts as one of a whole layer."""
 
 
 def asked_for() -> frozenset[str]:
@@ -57,7 +57,7 @@ Finder = Callable[[list[Any], dict[int, Any]], dict[int, Mistake]]
 
 
 def _division(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
-    """Integers are divided by way of a float32 reciprocal: 6284 / 6284 is 0."""
+    """Integers are divided through a float32 reciprocal: 6284 / 6284 is 0."""
 
     def through_reciprocal(divisor: int) -> Mistake:
         def mistake(i: Any, writer: Writer) -> None:
@@ -163,7 +163,7 @@ def _become_zero(i: Any, writer: Writer) -> None:
 
 
 def _race(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
-    """Rows that are written to one place with different values, and read behind it: all is lost. Equal values are no matter."""
+    """Rows that are written to one place with different values, and read behind it: all is lost. Equal values do no harm."""
 
     def lose(i: Any, writer: Writer) -> None:
         written = writer.again(i)

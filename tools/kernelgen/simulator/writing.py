@@ -138,7 +138,7 @@ class Writer:
     def computed_once(self, x: Any) -> Any:
         """Returns finite float32 `x`, so that XLA does not compute it again wherever it is used, flat.
 
-        XLA puts what makes an operand into the loop of who uses it, but for a product: here of every element and 0, and 1 and 1.
+        XLA puts what makes an operand into the loop of who uses it, except for a product: here of every element and 0, and 1 and 1.
         """
         size = math.prod(x.shape.dimensions)
         pairs = self.add(x, "pad", (size, 2), self.add(x, "reshape", (size, 1), x), self.constant(x, (), 0.0))

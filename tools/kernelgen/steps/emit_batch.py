@@ -76,5 +76,5 @@ def run(arguments: Arguments) -> None:
 
 
 def _there(path: Path) -> Path:
-    """Returns a path that is there: of one that is not, the folder whose time changes when it comes to be."""
+    """Returns a path if it exists. For a missing path it returns the folder whose time changes when the path is created."""
     return next((p for p in (path, *path.parents) if p.exists()), Path("/"))

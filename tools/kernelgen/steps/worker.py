@@ -4,7 +4,7 @@ A step is `emit`, `emit-batch`, `lint`, `compile`, `bundle` or `embed`, followed
 writes only the files that it is given. With `--depfile` (a path) a step also writes, as a Makefile rule, which of kernelgen's own
 sources it ran, for build tools that are not told so beforehand. With `--jax` (a version) it works with no other JAX than that.
 
-A worker imports JAX once; an emitter whose source changes is imported anew (see `kernelgen.emitters.loading`), so an edit needs no
+A worker imports JAX once; an emitter whose source changes is imported again (see `kernelgen.emitters.loading`), so an edit needs no
 restart.
 
 Bazel runs the compilers by programs of their own (`compilers.neuronx_cc_driver`, `compilers.simulate`), so that what changes here

@@ -20,7 +20,7 @@
 //
 // Each decode prints a line: what it was, the largest normalised mean squared error of a row of logits, how likely the next tokens
 // of the text are by the device's logits and by the CPU's (the negative sum of their logarithms), how many rows that sums, the
-// sequences that the call did not name and whose state is another one now, though not on the CPU, and the ops of graphs that the scheduler gave
+// sequences that the call did not name and whose state differs now, though not on the CPU, and the ops of graphs that the scheduler gave
 // to the CPU in the device's context (it tells with GGML_SCHED_DEBUG=2, once for each graph it makes).
 
 #include "ggml-backend.h"
@@ -235,7 +235,7 @@ class script {
                 logits_cpu.open(file, std::ios::binary);
             }
         } else {
-            fail("this is no verb");
+            fail("this is not a verb");
         }
     }
 
@@ -276,7 +276,7 @@ class script {
             } else if (key == "cpu_flash_attn") {
                 cpu_flash_attn = value != 0;
             } else {
-                fail(key + " is no key of a context");
+                fail(key + " is not a key of a context");
             }
         }
         pair made;

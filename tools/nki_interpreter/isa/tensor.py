@@ -122,7 +122,7 @@ def _array_tile(a: NkiTensor, position: Any, size: Any, double: bool) -> None:
     ):
         raise NkiValueError(
             "err_tile_position_and_size",
-            f"tile_size {sizes} at tile_position {starts} is no part of the array for a stationary tile of {needed[0]} rows and "
+            f"tile_size {sizes} at tile_position {starts} is not a part of the array for a stationary tile of {needed[0]} rows and "
             f"{needed[1]} columns: both are 32, 64 or 128, start at a multiple of that, and hold the tile",
         )
     if sizes[0] == 32:
@@ -167,7 +167,7 @@ def _sum(target: NkiTensor, wanted: bool | None) -> None:
     if all(GENERATIONS[t] >= nc_version.gen4 for t in recorder.targets):
         found &= {Origin.NOTHING}
     if found == {Origin.ZEROS} and wanted is None:
-        _note_chain("an instruction that is no product put zeros there")
+        _note_chain("an instruction that is not a product put zeros there")
     elif found:
         what = "nothing was written there" if Origin.NOTHING in found else "another instruction wrote there"
         raise NkiValueError(

@@ -474,7 +474,7 @@ def random(target: NkiTensor, *, engine: Any = None) -> NkiTensor:
 
 
 def dropout(dst: NkiTensor | None, data: Any, prob: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
-    """Replaces elements by 0 with a probability, drawn anew in every instruction from the kernel's seed."""
+    """Replaces elements by 0 with a probability, drawn again in every instruction from the kernel's seed."""
     data = checks.on_chip(data, "data")
     fixed, tensors = operand(prob, data, "prob")
     if fixed is not None:

@@ -343,7 +343,7 @@ static void write_by_launch(ggml_backend_t backend, ggml_tensor * t, const std::
         own->buffer = t->buffer;
         own->data   = t->data;
     }
-    check(ggml_are_same_shape(to, t) && to->type == t->type, "the mask is another one");
+    check(ggml_are_same_shape(to, t) && to->type == t->type, "the mask differs");
     const ggml_backend_buffer_ptr buffer = allocate(g.ctx, backend);
     ggml_backend_tensor_set(from, data.data(), 0, data.size());
     check(ggml_backend_graph_compute(backend, g.cgraph) == GGML_STATUS_SUCCESS, "graph_compute failed");

@@ -57,7 +57,7 @@ void shorter(std::map<std::string, builder> & b) {
         { "in-place",         [](graph & g) { in_place_of(g, 3); }                }, // would write beyond
         { "scores",           [](graph & g) { cache_of(g, 3, 7); }                }, // a result of other columns
         { "columns",          [](graph & g) { views_of(g, 2); }                   }, // the same, transposed
-        { "unmasked-scores",  [](graph & g) { scores_of(g, unmasked(2, 32)); }    }, // likewise
+        { "unmasked-scores",  [](graph & g) { scores_of(g, unmasked(2, 32)); }    }, // the same
         { "unmasked-cells",   [](graph & g) { attention_of(g, unmasked(2, 32)); } }, // nothing hides what is beyond
         { "cache-of-its-own", [](graph & g) { attention_of(g, { 2, 32, 80 }); }   }, // it writes to another cache
         { "end-of-cache",     [](graph & g) { attention_of(g, reading(40, 48)); } }, // which goes on nowhere

@@ -10,7 +10,7 @@
 //
 //     scheduled:   by ggml's scheduler
 //     alone:       the same, where the CPU computes what is in no group
-//     reused:      in memory that ggml's allocator gives out anew
+//     reused:      in memory that ggml's allocator gives out again
 //     apart:       where groups are expected to be computed node by node
 //     off:         where the variable has turned groups off
 //     changing:    with a mask that is causal in some computations

@@ -198,7 +198,7 @@ static void not_a_number() {
     }
 }
 
-// One graph after another under the same number, and memory that was freed and given anew.
+// One graph after another under the same number, and memory that was freed and given again.
 static void reuse() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     for (int round = 0; round < 3; round++) {

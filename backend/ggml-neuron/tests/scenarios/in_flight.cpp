@@ -87,7 +87,7 @@ static void fails_later(bool and_read) {
     compare(graph.get(), wanted);
 }
 
-// What was to change a KV cache fails when its graph was given back: whatever reads the cache fails until it is set anew.
+// What was to change a KV cache fails when its graph was given back: whatever reads the cache fails until it is set again.
 static void poisons_a_cache() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, cache);

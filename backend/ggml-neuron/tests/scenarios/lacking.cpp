@@ -44,7 +44,7 @@ static void copied_views() {
                 for (int64_t i0 = 0; i0 < copy->ne[0]; i0++) {
                     const size_t at = (size_t) i0 * copy->nb[0] + (size_t) i1 * copy->nb[1] + (size_t) i2 * copy->nb[2];
                     check(*(const float *) ((const char *) copy->data + at) == (float) (at / sizeof(float)),
-                          "an element is another one");
+                          "an element differs");
                 }
             }
         }

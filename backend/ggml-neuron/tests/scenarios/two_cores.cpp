@@ -102,7 +102,7 @@ static void two_cores_behind() {
     compare(cut.get(), run(cpu, add_three, 5));
 }
 
-// A tensor is set, computed anew and then freed, when a copy of it waits for the core that it is copied to.
+// A tensor is set, computed again and then freed, when a copy of it waits for the core that it is copied to.
 static void two_cores_fenced() {
     pair_of_cores               t(2);
     placed &                    from        = t.from[0];
@@ -174,7 +174,7 @@ static void two_cores_late() {
     t.compute(0);
     ggml_backend_synchronize(t.second.get());
     t.to[0].compute(GGML_STATUS_FAILED);
-    t.to[0].compute(GGML_STATUS_FAILED);  // the copy is lost until it is made anew
+    t.to[0].compute(GGML_STATUS_FAILED);  // the copy is lost until it is made again
     t.from[0].compute(GGML_STATUS_FAILED);
     t.compute(0);
     compare(t.to[0].get(), t.wanted(0));

@@ -1,4 +1,4 @@
-"""Ops that no graph has: what compilers were seen to get wrong without a word, and copies whose DMA takes runs of a known length.
+"""Ops that no graph has: what compilers were seen to compile wrong silently, and copies whose DMA takes runs of a known length.
 
 `kernelgen doctor --device` compiles them beside kernels that graphs have.
 """

@@ -66,14 +66,14 @@ def _add_id(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[
 
 def _leaky_relu(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
     want_type(inputs, 0, "src0 of leaky_relu", frozenset({"f32", "f16"}))
-    want(contiguous_but_rows(given(inputs, 0)), 0, "src0 of leaky_relu is contiguous but for gaps between rows")
+    want(contiguous_but_rows(given(inputs, 0)), 0, "src0 of leaky_relu is contiguous except for gaps between rows")
     return elementwise(op, inputs, params)
 
 
 def _padded(op: str, inputs: Inputs) -> None:
     a = given(inputs, 0)
     padded = a.nb[0] == TYPES[a.dtype].size and all(a.nb[i] == a.nb[i - 1] * a.ne[i - 1] for i in (2, 3))
-    want(padded, 0, f"src0 of {op} is contiguous but for gaps between rows")
+    want(padded, 0, f"src0 of {op} is contiguous except for gaps between rows")
 
 
 def _scale(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
@@ -92,7 +92,7 @@ def _glu(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dim
     b = optional(inputs, 1)
     want_type(inputs, 0, f"src0 of {op}", _GLU_TYPES.get(op, FLOATS))
     for i, t in ((0, a), (1, b)):
-        want(t is None or contiguous_but_rows(t), i, f"src{i} of {op} is contiguous but for gaps between rows")
+        want(t is None or contiguous_but_rows(t), i, f"src{i} of {op} is contiguous except for gaps between rows")
     if b is None:
         return (a.ne[0] // 2, *a.ne[1:]), a.dtype
     want(

@@ -33,7 +33,7 @@ def _silu_back(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tup
     want_type(inputs, 0, "grad of silu_back", frozenset({"f32", "f16"}))
     want_type(inputs, 1, "src1 of silu_back", frozenset({grad.dtype}))
     for i, t in ((0, grad), (1, x)):
-        want(contiguous_but_rows(t), i, f"src{i} of silu_back is contiguous but for gaps between rows")
+        want(contiguous_but_rows(t), i, f"src{i} of silu_back is contiguous except for gaps between rows")
     _same_shape(inputs, 0, (1,), ("grad", "src1"))
     return grad.ne, grad.dtype
 
@@ -66,7 +66,7 @@ def _logits(op: str, inputs: Inputs, first: int) -> None:
     names = (*[""] * first, "logits", "labels")
     for i in (first, first + 1):
         want_type(inputs, i, f"{names[i]} of {op}", _F32)
-        want(contiguous_but_rows(given(inputs, i)), i, f"{names[i]} of {op} is contiguous but for gaps between rows")
+        want(contiguous_but_rows(given(inputs, i)), i, f"{names[i]} of {op} is contiguous except for gaps between rows")
     _same_shape(inputs, first, (first + 1,), names)
 
 

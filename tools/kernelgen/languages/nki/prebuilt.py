@@ -96,7 +96,7 @@ def read(file: Path) -> dict[str, Any]:
     if kept.pop("digest", None) != digest(kept):
         raise _error(f"{file}: it was changed after it was made")
     if not _is_whole(kept):
-        raise _error(f"{file}: what it holds is no record of NKI's own compiler")
+        raise _error(f"{file}: what it holds is not a record of NKI's own compiler")
     return kept
 
 
