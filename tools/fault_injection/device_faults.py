@@ -100,8 +100,8 @@ class Round:
     """A process and what goes wrong in it.
 
     Attributes:
-        what: `scenarios`, `model`, or `parts` of one on two cores (-sm tensor); one of `WAYS`, or that and ` freed`: llama-bench, which
-            frees all when a call fails.
+        what: `scenarios`, `model`, or `parts` of one on two cores (-sm tensor); one of `WAYS`, or that and ` freed`: llama-bench,
+            which frees all when a call fails.
         fault: NEURON_SIMULATOR_FAULT.
         buffers: GGML_NEURON_BUFFERS.
     """

@@ -1,7 +1,7 @@
 """Checks of a NeuronCore through libnrt, in the order of a first hour on a device: each says what it found, or what is wrong.
 
-Kernels are compared with what XLA computes from the same HLO on the CPU. All but sums over cores is done on the process's first core. A check
-that fails keeps those that need it from being made, and no other.
+Kernels are compared with what XLA computes from the same HLO on the CPU. All but sums over cores is done on the process's first
+core. A check that fails keeps those that need it from being made, and no other.
 """
 
 from __future__ import annotations
