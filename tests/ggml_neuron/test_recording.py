@@ -87,7 +87,7 @@ def test_parameters_that_are_infinite_are_recorded_where_a_manifest_takes_them(r
     assert run("infinite-parameters", GGML_NEURON_RECORD=path).status == 0
     lines = path.read_text().splitlines()
     assert {i.split("-")[0] for i in entries(path)} == {"clamp", "scale"}
-    assert [line for line in lines if "params: {s: 0.0, b: -.inf}" in line][0].startswith("  - ")
+    assert next(line for line in lines if "params: {s: 0.0, b: -.inf}" in line).startswith("  - ")
     left_out = [line for line in lines if line.startswith("  # - ")]
     assert sorted(re.findall(r'op: "(\w+)"', "".join(left_out))) == ["rms_norm", "scale"]
 
