@@ -26,7 +26,8 @@ from published.header import write
 
 MODEL, LAYERS, N_CTX, N_KV = "Llama-3-8B", 32, 4096, 1024
 CORES = (1, 2, 4, 8)
-TARGETS = ("trn1", "inf2", "trn2", "trn3")
+CHIPS = (("trn1", None), ("inf2", None), ("trn2", None), ("trn2", 1), ("trn3", None), ("trn3", 1))
+"""Targets, and physical cores of a logical one where these are not the target's own."""
 WAYS = {"step": 4, "parts+sums": 2 * LAYERS + 2, "parts": None}
 """Ways to cut a step, by the names of --fuse, and the launches of a token that each may have."""
 MORE_BYTES = 0.02
@@ -120,11 +121,15 @@ def forecasts(found: dict[int, list[Graph]], way: str) -> dict[tuple[str, int], 
         specs = [segment_spec(g, s) for g in devices for s in segments_of(g, way) if len(s) > 1]
         specs += [node.spec() for g in devices for node in g.nodes if not node.empty and node.op != "all_reduce"]
         kernels = Kernels(specs, catalog)
-        for target in TARGETS:
-            chip = chips.of(target)
+        for target, lnc in CHIPS:
+            chip = chips.of(target, lnc)
             queued, waited = (slowest(kernels, devices, chip, queued=queued) for queued in (True, False))
-            tokens[target, cores] = Token(queued, waited)
+            tokens[name_of(target, lnc), cores] = Token(queued, waited)
     return tokens
+
+
+def name_of(target: str, lnc: int | None) -> str:
+    return target if lnc is None else f"{target} with LNC {lnc}"
 
 
 def slowest(kernels: Kernels, devices: Sequence[Graph], chip: chips.Chip, *, queued: bool) -> float:
@@ -154,7 +159,7 @@ def print_table(found: dict[int, list[Graph]]) -> None:
     for way in ("step", "parts+sums", "parts"):
         tokens = forecasts(found, way)
         rows: dict[str, list[str]] = {}
-        for target in TARGETS:
+        for target in [name_of(*chip) for chip in CHIPS]:
             cells = " | ".join(f"{tokens[target, n].queued:.1f} ({tokens[target, n].waited:.1f})" for n in found)
             rows.setdefault(cells, []).append(target)
         for cells, names in rows.items():
