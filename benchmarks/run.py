@@ -70,6 +70,7 @@ _PROGRAMS = {
     "//benchmarks/launch:launch": "a launch of a small kernel on the simulator",
     "//benchmarks:layer_launches": "a token with groups of nodes in one launch, and without (builds llama.cpp)",
     "//benchmarks:launch_queue": "a token with one, two and three launches in flight (builds llama.cpp)",
+    "//benchmarks:tensor_parallel": "a model over several cores, against one core (builds llama.cpp)",
     "//benchmarks:weight_layouts": "products by weights in layouts, on the simulator",
     "//benchmarks/dispatch:dispatch": "the backend's cost per op (builds llama.cpp)",
     "//benchmarks/dispatch:kernel_choice": "choosing kernels among 10,000 (builds llama.cpp)",

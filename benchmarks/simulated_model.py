@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ class SimulatedModel:
         size: random_llama.Size | None = None,
         weights: Any = np.float16,
         n_tokens: str = "1,2",
+        target: str = "trn1",
+        more: Sequence[str] = ("--fuse=layer",),
     ) -> None:
         """Writes the model, derives its manifest and builds its kernels, in `folder`, which is made.
 
@@ -40,6 +43,8 @@ class SimulatedModel:
             size: the model's; None for three small layers.
             weights: the type of its matrices, as of `random_llama.write`.
             n_tokens: numbers of tokens that there are kernels for.
+            target: what kernels are for.
+            more: options of `kernelgen model`.
 
         Raises:
             SystemExit: a program is not there, or failed.
@@ -54,9 +59,9 @@ class SimulatedModel:
             "--n-ctx=256",
             f"--n-tokens={n_tokens}",
             "--flash-attn=on",
-            "--fuse=layer",
             "--weights=none",
-            "--target=trn1",
+            f"--target={target}",
+            *more,
         ]
         for words in (
             ["model", self.file, "-o", manifest, *sizes, *Programs.find().options()],

@@ -9,4 +9,7 @@ DEVICES = {
     "llama_3_8b_f16_4_devices": [
         "trn2",
     ],
+    "llama_3_8b_f16_8_devices": [
+        "trn2",
+    ],
 }

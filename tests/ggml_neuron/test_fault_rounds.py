@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from device_faults import Round, RoundsBench, make_bench, play
+from device_faults import Round, RoundsBench, add_sums, make_bench, play
 from programs import Programs
 
 
@@ -22,6 +22,33 @@ def test_nothing_crashes_and_no_result_is_wrong(bench: RoundsBench, seed: int) -
 @pytest.mark.parametrize("seed", [7, *(pytest.param(n, marks=pytest.mark.long) for n in range(8, 30))])
 def test_parts_of_a_model(bench: RoundsBench, seed: int) -> None:
     play(bench, Round.choose(seed, parts=True))
+
+
+@pytest.fixture(scope="module")
+def sums_bench(bench: RoundsBench) -> RoundsBench:
+    return add_sums(bench)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 25))
+def test_programs_that_sum_up(sums_bench: RoundsBench, seed: int) -> None:
+    play(sums_bench, Round.choose(seed, sums=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("one", "ending"),
+    [
+        (Round("step freed", "rank@3", "device"), "an error"),
+        (Round("parts+sums freed", "absent@9", "device"), "an error"),
+        (Round("parts+sums freed", "lost@20", "device"), "an error"),
+        (Round("step freed", "straggler/2", "device"), "right"),
+        (Round("step", "wedged", "device"), "right"),
+        (Round("parts+sums", "rank@11", "device"), "ended"),
+    ],
+)
+def test_endings_of_programs_that_sum_up(sums_bench: RoundsBench, one: Round, ending: str) -> None:
+    assert play(sums_bench, one) == ending
 
 
 @pytest.mark.parametrize("what", ["scenarios", "model"])

@@ -81,6 +81,17 @@ def test_ops_that_no_emitter_computes_are_comments(programs: Programs, tmp_path:
     assert {i.split("-")[0] for i in entries(path)} == {"add", "get_rows_back"}
 
 
+def test_parameters_that_are_infinite_are_recorded_where_a_manifest_takes_them(run: Run, tmp_path: Path) -> None:
+    """llama.cpp makes masks by SCALE with a bias of minus infinity."""
+    path = tmp_path / "infinite.yaml"
+    assert run("infinite-parameters", GGML_NEURON_RECORD=path).status == 0
+    lines = path.read_text().splitlines()
+    assert {i.split("-")[0] for i in entries(path)} == {"clamp", "scale"}
+    assert next(line for line in lines if "params: {s: 0.0, b: -.inf}" in line).startswith("  - ")
+    left_out = [line for line in lines if line.startswith("  # - ")]
+    assert sorted(re.findall(r'op: "(\w+)"', "".join(left_out))) == ["rms_norm", "scale"]
+
+
 @pytest.mark.parametrize("text", ["format: 1\nname: x\n", "no manifest at all"])
 def test_a_file_that_is_no_list_of_kernels_is_left_alone(run: Run, tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.yaml"

@@ -323,6 +323,25 @@ def test_a_launch_has_its_parts_and_the_sums_between(
     assert grouped and int(grouped[2]) <= 2 * 2 * launches, got.log[-4000:]  # on both cores
 
 
+def test_a_runtime_without_queues_has_a_thread_for_each_core(
+    programs: Programs, model: Path, kernels: Path, steps: Path, right: Run
+) -> None:
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}", GGML_NEURON_QUEUE_DEPTH="1")
+    check(got, right)
+    assert NOTHING_ON_THE_CPU in got.log
+    assert got.reductions == 0
+
+
+@pytest.mark.long
+def test_several_launches_without_queues(
+    programs: Programs, exporter: Path, model: Path, kernels: Path, right: Run
+) -> None:
+    parts = build_split(programs, exporter, model, "parts+sums")
+    got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{parts}:{kernels}", GGML_NEURON_QUEUE_DEPTH="1")
+    check(got, right)
+    assert got.reductions == 2 * LAYERS
+
+
 @pytest.mark.parametrize("fault", ["rank@1", "absent@1", "wedged"])
 def test_a_rank_that_fails_is_an_error(
     programs: Programs, model: Path, kernels: Path, steps: Path, right: Run, fault: str

@@ -9,6 +9,7 @@ import pytest
 
 import derive_manifests as benchmark
 import served_lengths
+import tensor_plan
 from backend_programs import Programs
 from kernelgen.model.exporter import Exporter
 
@@ -69,3 +70,16 @@ def test_lengths_are_counted_on_a_model_of_toy_size(
     assert 1 < prompts.value < 2
     cells = next(figure for what, figure in found.items() if what.startswith("bytes of the cache"))
     assert cells.value == pytest.approx((1 + 1 + 4 / 3 + 1) / 4)
+
+
+def test_a_step_over_cores_is_counted(exporter: Exporter) -> None:
+    found = tensor_plan.graphs(programs(exporter), (1, 2))
+    figures = {figure.what.removeprefix("Llama-3-8B, "): figure for figure in tensor_plan.planned(found)}
+    launches = {way: figures[f"{way}, 2 cores: launches of a token and core"] for way in tensor_plan.WAYS}
+    assert {way: figure.value for way, figure in launches.items()} == {"step": 1, "parts+sums": 65, "parts": 65}
+    weights = [figures[f"{way}, 2 cores: weights that a core reads"] for way in tensor_plan.WAYS]
+    # norms are read by both
+    assert all(figure.ratio is not None and 0.5 < figure.ratio < 0.501 and figure.met for figure in weights)
+    # all but the embedding, whose rows the CPU reads: matrices in F16, and norms in F32
+    layer = 2 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) + 4 * 2 * 4096
+    assert weights[0].peer and weights[0].peer.value * 2**20 == 32 * layer + 2 * 4096 * 128256 + 4 * 4096

@@ -195,3 +195,15 @@ def test_what_is_not_split_is_refused(
     assert cli.run(["model", str(model), "-o", str(output), *where(exporter), *options]) == 2
     assert said in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_slices_for_cores_of_another_lnc(exporter: Exporter, tmp_path: Path, capsys: Said) -> None:
+    model = headers.write(headers.qwen3(n_head=8, n_head_kv=8), tmp_path / "model.gguf")
+    output = derive(exporter, model, "8", "--target", "trn2", "--lnc", "1")
+    (request,) = manifest.load([output], Catalog([builtin_library()]))
+    assert [config.lnc for config in request.configs] == [1]
+    assert "--lnc 1" in output.read_text().partition("\nformat")[0]
+    words = ["model", str(model), "-o", str(tmp_path / "none.yaml"), "--lnc", "2", "--target", "trn1", *where(exporter)]
+    assert cli.run(words) != 0
+    assert "--lnc 2: trn1 has 1" in capsys.readouterr().err
+    assert not (tmp_path / "none.yaml").exists()

@@ -181,6 +181,7 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_RELEASE": "2"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_LOCKS": "/dev/null/locks"}, "NRT_RESOURCE 0 0"),
         ({"NEURON_SIMULATOR_LAUNCH_US": "-1"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_GB_PER_S": "0"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_LAUNCH_US": "targets"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_LAUNCH_US": "target"}, "NRT_SUCCESS 1 1"),
         ({"NEURON_SIMULATOR_FAULT": "row,graph,race"}, "NRT_SUCCESS 1 1"),

@@ -68,7 +68,10 @@ RUNNING = {
 }
 """Checks of queues, memory and time, with what they say, by what is done wrong."""
 
-NEW = {"layer", "rows", "division", "rounding", "split", "launch", "queue", "writes", "memory", "DMA", "process"}
+NEW = {
+    *("layer", "rows", "division", "rounding", "split", "launch", "queue", "writes", "memory", "DMA", "collectives"),
+    "process",
+}
 
 
 def built(folder: Path, manifest: str, target: str = "trn1") -> Path:
@@ -85,12 +88,22 @@ def built(folder: Path, manifest: str, target: str = "trn1") -> Path:
     return folder / "out" / f"doctor_{target}"
 
 
+def manifest_of(*ops: str) -> str:
+    """Returns the manifest with small kernels of some ops alone."""
+    lines = checks.MANIFEST.partition("graphs:")[0].splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(" ") or any(f"op: {op}," in line for op in ops))
+
+
 @pytest.fixture(scope="module")
 def bundle(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the tree of those of the kernels that add and that write in place, which are what most checks need."""
-    lines = checks.MANIFEST.partition("  # One row")[0].splitlines(keepends=True)
-    kept = [line for line in lines if not line.startswith(" ") or "op: add" in line or "op: set_rows" in line]
-    return built(tmp_path_factory.mktemp("doctor"), "".join(kept), neuron_target)
+    return built(tmp_path_factory.mktemp("doctor"), manifest_of("add", "set_rows"), neuron_target)
+
+
+@pytest.fixture(scope="module")
+def summing(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the same with the kernel for two cores."""
+    return built(tmp_path_factory.mktemp("doctor"), manifest_of("add", "set_rows", "all_reduce"), neuron_target)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +144,7 @@ def prices(target: str) -> tuple[float, float]:
 def test_every_check_passes(
     library: Path, environment: dict[str, str], neuron_target: str, whole: Path, cache: Path
 ) -> None:
-    status, said, log = doctor(library, environment, whole, cache)
+    status, said, log = doctor(library, environment, whole, cache, NEURON_RT_NUM_CORES="2")
     assert (status, set(said.values())) == (0, {"ok"}), log
     assert len(said) == 11 + len(NEW)
     # The simulator's prices are those that the checks take a device's for.
@@ -144,7 +157,8 @@ def test_every_check_passes(
 def test_every_check_passes_on_other_targets(
     library: Path, environment: dict[str, str], tmp_path: Path, cache: Path, target: str, launch: tuple[int, int]
 ) -> None:
-    status, said, log = doctor(library, environment, built(tmp_path, checks.MANIFEST, target), cache)
+    bundle = built(tmp_path, checks.MANIFEST, target)
+    status, said, log = doctor(library, environment, bundle, cache, NEURON_RT_NUM_CORES="2")
     assert (status, set(said.values())) == (0, {"ok"}), log
     queued, waited = launch
     assert f"queued: {queued} µs (taken for {queued}); waited for: {waited} µs (taken for {waited})" in log
@@ -156,7 +170,8 @@ def test_every_check_passes_on_other_targets(
 def test_what_a_compiler_gets_wrong_is_found(
     library: Path, environment: dict[str, str], whole: Path, cache: Path, faults: tuple[str, ...]
 ) -> None:
-    status, said, log = doctor(library, environment, whole, cache, NEURON_SIMULATOR_FAULT=",".join(faults))
+    variables = {"NEURON_SIMULATOR_FAULT": ",".join(faults), "NEURON_RT_NUM_CORES": "2"}
+    status, said, log = doctor(library, environment, whole, cache, **variables)
     assert status == 1
     found = {COMPILED[f] for f in faults}
     # One row that is read or written by an op of its own is compared with the CPU's, too.
@@ -180,7 +195,11 @@ def test_what_a_runtime_does_wrong_is_found(
     faults: tuple[str, ...],
 ) -> None:
     locks = str(tmp_path / "machine")
-    variables = {"NEURON_SIMULATOR_FAULT": ",".join(faults), "NEURON_SIMULATOR_LOCKS": locks}
+    variables = {
+        "NEURON_SIMULATOR_FAULT": ",".join(faults),
+        "NEURON_SIMULATOR_LOCKS": locks,
+        "NEURON_RT_NUM_CORES": "2",
+    }
     status, said, log = doctor(library, environment, whole, cache, **variables)
     expected = {name: what for f in faults for name, what in RUNNING[f].items()}
     assert {name: what for name, what in said.items() if what != "ok"} == {n: what for n, (what, _) in expected.items()}
@@ -255,6 +274,29 @@ def test_another_runtime_is_said(
     found, said, log = doctor(library, environment, bundle, cache, **variables)
     assert (found, said[check]) == (exit_status, status), log
     assert text in log
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("rank@1", "NRT_EXEC_UNIT_UNRECOVERABLE"),
+        pytest.param("wedged", "nrt_load_collectives returned NRT_TIMEOUT", marks=pytest.mark.long),
+        pytest.param("absent@2", "nrt_execute returned NRT_TIMEOUT", marks=pytest.mark.long),
+    ],
+)
+def test_cores_that_do_not_sum_up_are_said(
+    library: Path, environment: dict[str, str], summing: Path, cache: Path, fault: str, text: str
+) -> None:
+    variables = {"NEURON_SIMULATOR_FAULT": fault, "NEURON_RT_EXEC_TIMEOUT": "2", "NEURON_RT_NUM_CORES": "2"}
+    status, said, log = doctor(library, environment, summing, cache, **variables)
+    assert (status, {name for name, what in said.items() if what == "FAILED"}) == (1, {"collectives"}), log
+    assert text in log
+
+
+def test_one_core_sums_up_nothing(library: Path, environment: dict[str, str], summing: Path, cache: Path) -> None:
+    status, said, log = doctor(library, environment, summing, cache, NEURON_RT_NUM_CORES="1")
+    assert (status, said["collectives"]) == (0, "skipped"), log
+    assert "it is for 2 cores, and the process has 1" in log
 
 
 def test_a_library_that_is_none_is_said(environment: dict[str, str], bundle: Path, cache: Path) -> None:

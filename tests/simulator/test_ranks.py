@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -280,6 +281,19 @@ def test_collectives_have_a_price(run: Run, neuron_target: str) -> None:
     waited = chip.by("launch_us", "waited") + chip.at("collectives_us", RANKS) + each
     for ns, us in zip(found, (waited, chip.by("launch_us", "queued") + each), strict=True):
         assert ns == [pytest.approx((us + bytes_us) * 1e3, abs=2)] * RANKS
+
+
+def test_a_core_says_what_it_executed_at_another_rate(run: Run, neuron_target: str) -> None:
+    (found,), log = run(
+        hlo_of(all_reduce(SUM)), "clocks", NEURON_SIMULATOR_GB_PER_S="0.001", NEURON_RT_LOG_LEVEL="INFO"
+    )
+    chip = chips.of(neuron_target)
+    waited = chip.by("launch_us", "waited") + chip.at("collectives_us", RANKS) + chip.number("all_reduce_us")
+    assert found[0] == [pytest.approx(waited * 1e3 + 2 * 64 * 4 * 1e3, abs=2)] * RANKS
+    said = re.findall(
+        r"exit: core (\d): (\d+) executions, which read (\d+) bytes of inputs and take (\d+) ns on a device", log
+    )
+    assert said == [(str(core), "2", str(2 * 64 * 4), str(found[0][core] + found[1][core])) for core in range(RANKS)]
 
 
 # What the helper makes of a program.

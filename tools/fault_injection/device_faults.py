@@ -4,20 +4,22 @@ A round is a process with a fault, chosen by its number. Whatever fails, the pro
 says what failed: it does not crash, and no result is wrong. Run on its own, this makes rounds and says what became of each:
 
     bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1
+    bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1 --sums
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import os
 import random
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import gguf
@@ -30,6 +32,15 @@ import random_llama
 from programs import SCENARIOS, Programs, build, find_programs
 
 FAULTS = ("memory", "execute", "deferred", "lost", "kill", "load")
+RANK_FAULTS = ("rank", "straggler", "absent", "wedged")
+"""Of executions of several cores."""
+
+WAYS = {"step": "the whole step", "parts+sums": "a part and the sum before it"}
+"""What is one program on all cores, by the names of `kernelgen model --fuse`."""
+
+CORES = 2
+WAIT = {"NEURON_RT_EXEC_TIMEOUT": "2", "NEURON_SIMULATOR_LOAD_TIMEOUT": "2"}
+"""Seconds that a core waits for others."""
 
 TOLERANCE = 1e-3
 """Normalized mean squared error of logits at most, when the CPU computes what a kernel could not."""
@@ -70,6 +81,8 @@ class RoundsBench:
         model_kernels: its kernels, and those of parts of it on two cores.
         logits: its logits, when nothing fails.
         folder: for files.
+        sums: of rounds with programs with sums inside: another model, whose parts are equal on both cores, and its logits.
+        sums_kernels: of this, by way.
     """
 
     programs: Programs
@@ -78,6 +91,8 @@ class RoundsBench:
     model_kernels: Path
     logits: np.ndarray
     folder: Path
+    sums: tuple[Path, np.ndarray] | None = None
+    sums_kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,8 @@ class Round:
     """A process and what goes wrong in it.
 
     Attributes:
-        what: `scenarios`, `model`, or `parts` of one on two cores (-sm tensor).
+        what: `scenarios`, `model`, or `parts` of one on two cores (-sm tensor); one of `WAYS`, or that and ` freed`: llama-bench,
+            which frees all when a call fails.
         fault: NEURON_SIMULATOR_FAULT.
         buffers: GGML_NEURON_BUFFERS.
     """
@@ -95,9 +111,11 @@ class Round:
     buffers: str
 
     @classmethod
-    def choose(cls, seed: int, parts: bool = False) -> Round:
-        """Returns the round of a number, the same each time; with `parts` one of them."""
+    def choose(cls, seed: int, parts: bool = False, sums: bool = False) -> Round:
+        """Returns the round of a number, the same each time; with `parts` or `sums` one of them."""
         chosen = random.Random(seed)
+        if sums:
+            return cls._choose_sums(chosen)
         faults = []
         for name in chosen.sample(FAULTS, chosen.choice((1, 1, 1, 2))):
             count = int(2 ** chosen.uniform(0, 7))
@@ -105,6 +123,16 @@ class Round:
         what = chosen.choice(("scenarios", "scenarios", "model"))
         buffers = chosen.choice(("device", "host"))
         return cls("parts", ",".join(faults), "device") if parts else cls(what, ",".join(faults), buffers)
+
+    @classmethod
+    def _choose_sums(cls, chosen: random.Random) -> Round:
+        what = chosen.choice(tuple(WAYS)) + chosen.choice(("", " freed"))
+        faults = []
+        for name in chosen.sample((*RANK_FAULTS, *RANK_FAULTS, *FAULTS), chosen.choice((1, 1, 1, 2))):
+            # a call has few executions of several cores, and many of all others
+            count = int(2 ** chosen.uniform(0, 4 if name in RANK_FAULTS else 8))
+            faults.append(f"{name}{chosen.choice('@@/')}{count}")
+        return cls(what, ",".join(faults), "device")
 
     def __str__(self) -> str:
         return f"{self.what}, {self.buffers} buffers, {self.fault}"
@@ -137,6 +165,38 @@ def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) ->
     return RoundsBench(programs, kernels, model, folder / "model", read_logits(folder / "right.gguf"), folder)
 
 
+def add_sums(bench: RoundsBench) -> RoundsBench:
+    """Returns what rounds with programs with sums inside need, too."""
+    folder, programs = bench.folder / "sums", bench.programs
+    folder.mkdir()
+    model, ops, graphs = folder / "model.gguf", folder / "ops.yaml", folder / "ops.graphs"
+    random_llama.write(model, size=random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=256, n_layer=2, n_ctx=256))
+    recording = {"GGML_NEURON_RECORD": ops, "GGML_NEURON_RECORD_GRAPHS": graphs, "GGML_NEURON_BUFFERS": "device"}
+    for done in (
+        _model(programs, model, folder / "recorded.gguf", parts=True, **recording),
+        _bench(programs, model, **recording),
+        _model(programs, model, folder / "right.gguf", GGML_NEURON_KERNEL_DIR=bench.model_kernels),
+    ):
+        assert done.returncode == 0, done.stderr
+    build(ops, folder / "ops")
+    logits, kernels = read_logits(folder / "right.gguf"), {}
+    for way in WAYS:
+        manifest = folder / f"{way}.yaml"
+        fused = [sys.executable, "-m", "kernelgen", "model", ops, graphs, "--fuse", way, "-o", manifest]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).absolute().parents[1])}
+        subprocess.run(fused, env=environment, check=True, capture_output=True)
+        build(manifest, folder / way)
+        kernels[way] = f"{folder / way}:{folder / 'ops'}"
+        used = {"GGML_NEURON_KERNEL_DIR": kernels[way], "GGML_NEURON_BUFFERS": "device", "GGML_NEURON_LOG": "1"}
+        for done in (
+            _model(programs, model, folder / "right.gguf", parts=True, **used),
+            _bench(programs, model, **used),
+        ):
+            assert "has kernels with reductions inside" in done.stderr, done.stderr
+            assert "no kernels for all ranks" not in done.stderr, done.stderr
+    return replace(bench, sums=(model, logits), sums_kernels=kernels)
+
+
 def _scenarios(programs: Programs, folder: Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
     command = [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp]
     return _run(programs, [*command, *(s for s in SCENARIOS if s not in NOT_A_RESULT), "scheduled"], folder, variables)
@@ -151,8 +211,19 @@ def _model(
     variables = {"GGML_BACKEND_PATH": programs.find("libggml-neuron.so"), **variables}
     if parts:
         arguments += ["-sm", "tensor"]
-        variables["NEURON_RT_NUM_CORES"] = "2"
+        variables["NEURON_RT_NUM_CORES"] = str(CORES)
     return _run(programs, [programs.llama_cpp / "llama-results", *arguments], output.parent, variables)
+
+
+def _bench(programs: Programs, model: Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
+    """Generates some tokens over several cores, and frees the context and the model, also when a call fails."""
+    command = [programs.llama_cpp / "llama-bench", "-m", model, "-p", "0", "-n", "6", "-r", "1", "-t", "1", "-fa", "1"]
+    variables = {
+        "GGML_BACKEND_PATH": programs.find("libggml-neuron.so"),
+        "NEURON_RT_NUM_CORES": str(CORES),
+        **variables,
+    }
+    return _run(programs, [*command, "-ngl", "99", "-sm", "tensor"], model.parent, variables)
 
 
 def _run(
@@ -187,8 +258,18 @@ def play(bench: RoundsBench, one: Round) -> str:
         AssertionError: it crashed, a result is wrong, or an error was not said.
     """
     variables = {"NEURON_SIMULATOR_FAULT": one.fault, "GGML_NEURON_BUFFERS": one.buffers}
-    output = bench.folder / "round.gguf"
-    if one.what != "scenarios":
+    output, right = bench.folder / "round.gguf", bench.logits
+    way = one.what.removesuffix(" freed")
+    if way in WAYS:
+        assert bench.sums is not None
+        model, right = bench.sums
+        variables |= WAIT | {"GGML_NEURON_KERNEL_DIR": bench.sums_kernels[way]}
+        if one.what != way:
+            done = _bench(bench.programs, model, **variables)
+            log = f"{one}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
+            return _ending_of_bench(done, log)
+        done = _model(bench.programs, model, output, parts=True, **variables)
+    elif one.what != "scenarios":
         variables["GGML_NEURON_KERNEL_DIR"] = str(bench.model_kernels)
         done = _model(bench.programs, bench.model, output, parts=one.what == "parts", **variables)
     else:
@@ -196,7 +277,7 @@ def play(bench: RoundsBench, one: Round) -> str:
     log = f"{one}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
     if one.what != "scenarios" and done.returncode == 0:
         got = read_logits(output)
-        error = float(((got - bench.logits) ** 2).sum() / (bench.logits**2).sum())
+        error = float(((got - right) ** 2).sum() / (right**2).sum())
         assert error <= TOLERANCE, f"the logits' error is {error}: {log}"
         return "right"
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
@@ -212,13 +293,29 @@ def play(bench: RoundsBench, one: Round) -> str:
         refused = NO_BUFFER.search(done.stderr.rstrip())
         assert refused or "failed to create context with model" in done.stderr, f"a crash: {log}"
         return "ended"
+    splits = one.what == "parts" or way in WAYS
     if done.returncode == -signal.SIGABRT:
         # Nor does it catch what it throws. ggml has no other way out when data did not get where it should be.
-        ends = [re.compile(r"failed to decode batch|ggml-neuron: \w+ing .*core \d")] + [NO_PART] * (one.what == "parts")
+        ends = [re.compile(r"failed to decode batch|ggml-neuron: \w+ing .*core \d")] + [NO_PART] * splits
         ended = any(end.search(done.stderr) for end in ends)
         assert ended, f"a crash: {log}"
         return "ended"
     assert done.returncode in (1, 3), f"a crash: {log}"
+    return "an error"
+
+
+def _ending_of_bench(done: subprocess.CompletedProcess[str], log: str) -> str:
+    """Returns what became of llama-bench, which ends with 1 when it has freed all."""
+    if done.returncode == 0:
+        return "right"
+    assert REPORTED.search(done.stderr), f"what failed is not said: {log}"
+    if (
+        done.returncode == -signal.SIGABRT
+    ):  # ggml has no other way out when it gets no buffer, or data did not get where it should be
+        ends = (NO_PART, re.compile(r"ggml-neuron: \w+ing .*core \d"))
+        assert any(end.search(done.stderr) for end in ends), f"a crash: {log}"
+        return "ended"
+    assert done.returncode == 1, f"a crash: {log}"
     return "an error"
 
 
@@ -228,12 +325,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200, help="how many rounds are made")
     parser.add_argument("--seed", type=int, default=1, help="the first round's number")
     parser.add_argument("--parts", action="store_true", help="make rounds with parts of a model on two cores")
+    parser.add_argument(
+        "--sums", action="store_true", help="make rounds with programs that sum up on both of two cores"
+    )
     arguments = parser.parse_args()
     count: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as name:
         bench = make_bench(find_programs(), Path(name))
+        if arguments.sums:
+            bench = add_sums(bench)
         for seed in range(arguments.seed, arguments.seed + arguments.rounds):
-            one = Round.choose(seed, arguments.parts)
+            one = Round.choose(seed, arguments.parts, arguments.sums)
             try:
                 ending = play(bench, one)
             except (AssertionError, subprocess.TimeoutExpired) as error:

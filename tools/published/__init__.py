@@ -286,11 +286,12 @@ DEVICES_FOLDER = Path("manifests") / "devices"
 """Where the manifests of tensors split over the cores of a chip are, from the project's root."""
 
 
-def _of_devices(devices: int, *targets: str) -> Manifest:
+def _of_devices(devices: int, *targets: str, lnc: int | None = None) -> Manifest:
     """Returns the manifest of Llama-3-8B over the cores of one chip: parts between two sums, which the backend launches."""
     name = f"llama_3_8b_f16_{devices}_devices"
     split = ("--split-mode", "tensor", "--devices", str(devices), "--fuse", "parts")
     chosen = tuple(part for target in targets for part in ("--target", target))
+    chosen += ("--lnc", str(lnc)) if lnc else ()
     return Manifest(DEVICES_FOLDER / f"{name}.yaml", name, "Llama-3-8B", "F16", (*OPTIONS, *split, *chosen))
 
 
@@ -312,5 +313,6 @@ MANIFESTS = (
     ),
     _of_devices(2, "trn1", "trn1n", "inf2"),
     _of_devices(4, "trn2"),
+    _of_devices(8, "trn2", lnc=1),
 )
 """All of them."""

@@ -42,7 +42,8 @@ def _param(p: Param) -> str:
     default = "0" if p.default is None else str(f32_bits(float(p.default)) if p.kind is float else int(p.default))
     choices = "".join(f"{c}, " for c in p.choices or ())
     flags = "true" if p.default is not None else "false"
-    return f'    {{ "{p.name}", {p.word}, neuron_param::{kind}, {flags}, {default}, {{ {choices}}} }},'
+    infinite = "true" if p.infinite else "false"
+    return f'    {{ "{p.name}", {p.word}, neuron_param::{kind}, {flags}, {default}, {infinite}, {{ {choices}}} }},'
 
 
 def render() -> str:

@@ -341,19 +341,51 @@ neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, kno
     const auto          is_at_end = [&](size_t rank) {
         return at[rank] == plans[rank]->nodes.size() || is_reduction(plans[rank]->nodes[at[rank]]);
     };
-    const auto run = [&](size_t rank) {
+    for (ggml_backend_neuron_context * rank : ranks) {
+        const std::lock_guard<std::mutex> lock(rank->device->core->mutex);
+        rank->stream.graph++;
+    }
+    // In a queue, programs with reductions need no thread that waits for the other ranks. Each is queued on all ranks before one of
+    // them goes on, since what is behind it, or a full queue, waits for it.
+    const bool is_queued = std::all_of(ranks.begin(), ranks.end(), [](const ggml_backend_neuron_context * rank) {
+        return rank->device->core->launch_queue.is_queue();
+    });
+    std::vector<size_t> launch(ranks.size());  // of the node at `at`, while it has a program with reductions
+    const auto          run = [&](size_t rank) {
         ggml_backend_neuron_context &     ctx  = *ranks[rank];
         neuron_core &                     core = *ctx.device->core;
         const std::lock_guard<std::mutex> lock(core.mutex);
-        ctx.stream.graph += at[rank] == 0;
         while (!is_at_end(rank)) {
-            if (neuron_compute(core, ctx.stream, plans[rank]->nodes[at[rank]++]) != GGML_STATUS_SUCCESS) {
+            const neuron_planned & planned  = plans[rank]->nodes[at[rank]];
+            const bool             in_steps = is_queued && has_collective(planned);
+            if ((in_steps ? neuron_compute_step(core, ctx.stream, planned, launch[rank])
+                          : neuron_compute(core, ctx.stream, planned)) != GGML_STATUS_SUCCESS) {
                 return false;
+            }
+            if (in_steps && launch[rank]++ < planned.launches.size()) {
+                return true;
+            }
+            launch[rank] = 0;
+            at[rank]++;
+        }
+        return true;
+    };
+    const auto run_all = [&] {
+        if (!is_queued) {
+            return on_all_ranks(run);
+        }
+        for (bool more = true; more;) {
+            more = false;
+            for (size_t rank = 0; rank < ranks.size(); rank++) {
+                if (!run(rank)) {
+                    return false;
+                }
+                more = more || !is_at_end(rank);
             }
         }
         return true;
     };
-    bool worked = on_all_ranks(run);
+    bool worked = run_all();
     while (worked && at[0] < plans[0]->nodes.size()) {
         const ggml_tensor * summand = plans[0]->nodes[at[0]].last()->src[0];
         const auto s = std::find_if(taken.begin(), taken.end(),
@@ -363,7 +395,7 @@ neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, kno
         for (size_t & place : at) {
             place++;
         }
-        worked = worked && on_all_ranks(run);
+        worked = worked && run_all();
     }
     if (finish() != NRT_SUCCESS || !worked) {
         return outcome::FAILED;

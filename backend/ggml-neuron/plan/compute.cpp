@@ -103,11 +103,8 @@ template <typename T, typename F> static NRT_STATUS neuron_for_each(const T & it
     return status;
 }
 
-// locked. Launches what is planned, and copies before and after it.
-static NRT_STATUS neuron_launch(neuron_core & core, neuron_stream & stream, const neuron_planned & planned) {
-    const auto move = [&](const neuron_move & m) {
-        return core.copy(stream, m.from, m.to);
-    };
+// locked. Does what is planned before launches.
+static NRT_STATUS neuron_prepare(neuron_core & core, neuron_stream & stream, const neuron_planned & planned) {
     NRT_STATUS status = neuron_for_each(planned.masks, NRT_SUCCESS, [&](const neuron_long_mask & m) {
         return neuron_write_long_mask(core, stream, m);
     });
@@ -115,11 +112,14 @@ static NRT_STATUS neuron_launch(neuron_core & core, neuron_stream & stream, cons
         g_metrics.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
         return core.write(stream, u.core, u.host());
     });
-    status            = neuron_for_each(planned.before, status, move);
-    status            = neuron_for_each(planned.launches, status, [&](const neuron_planned_launch & launch) {
-        return core.execute(*launch.bound_launch, stream, planned.last()->name);
-    });
-    status            = neuron_for_each(planned.after, status, move);
+    return neuron_for_each(planned.before, status,
+                           [&](const neuron_move & m) { return core.copy(stream, m.from, m.to); });
+}
+
+// locked. Does what is planned behind launches.
+static NRT_STATUS neuron_complete(neuron_core & core, neuron_stream & stream, const neuron_planned & planned) {
+    NRT_STATUS status = neuron_for_each(planned.after, NRT_SUCCESS,
+                                        [&](const neuron_move & m) { return core.copy(stream, m.from, m.to); });
     status            = neuron_for_each(planned.downloads, status, [](const neuron_transfer & d) {
         return d.core.memory->read_locked(d.host(), d.core.offset, d.core.size);
     });
@@ -158,10 +158,28 @@ enum ggml_status neuron_compute(neuron_core & core, neuron_stream & stream, cons
         }
         return status;
     }
-    const NRT_STATUS status = neuron_launch(core, stream, planned);
+    enum ggml_status status = GGML_STATUS_SUCCESS;
+    for (size_t step = 0; step <= planned.launches.size() && status == GGML_STATUS_SUCCESS; step++) {
+        status = neuron_compute_step(core, stream, planned, step);
+    }
+    return status;
+}
+
+enum ggml_status neuron_compute_step(neuron_core &          core,
+                                     neuron_stream &        stream,
+                                     const neuron_planned & planned,
+                                     size_t                 step) {
+    NRT_STATUS status = step == 0 ? neuron_prepare(core, stream, planned) : NRT_SUCCESS;
+    if (status == NRT_SUCCESS) {
+        status = step < planned.launches.size()
+                     ? core.execute(*planned.launches[step].bound_launch, stream, planned.last()->name)
+                     : neuron_complete(core, stream, planned);
+    }
     if (status != NRT_SUCCESS) {
         return neuron_ggml_status(status);
     }
-    neuron_count(planned);
+    if (step == planned.launches.size()) {
+        neuron_count(planned);
+    }
     return GGML_STATUS_SUCCESS;
 }

@@ -27,6 +27,7 @@ struct neuron_param {
     kind_t       kind;
     bool         has_default;
     int32_t      default_bits;
+    bool         infinite;    // whether it may be
     int32_t      choices[8];  // allowed values; all 0 when any is
 };
 
@@ -211,6 +212,9 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
         memcpy(&value, &op->op_params[p.word], sizeof(value));
         if (p.kind == neuron_param::FLOAT && std::isnan(value)) {
             return "a parameter that is not a number";
+        }
+        if (p.kind == neuron_param::FLOAT && std::isinf(value) && !p.infinite) {
+            return "a parameter that is infinite";
         }
     }
     for (int word = 0; word < N_PARAM_WORDS; word++) {

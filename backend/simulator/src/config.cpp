@@ -279,6 +279,11 @@ bool config::read(config & out, std::string & error) {
         error = bad("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", in_flight, "a number of requests from 0 to 128");
         return false;
     }
+    const char * const rate = variable("NEURON_SIMULATOR_GB_PER_S");
+    if (rate != nullptr && (!read_duration(rate, HUGE_VAL, out.gb_per_s) || out.gb_per_s == 0)) {
+        error = bad("NEURON_SIMULATOR_GB_PER_S", rate, "GB a second, above 0");
+        return false;
+    }
     const char * const launch = variable("NEURON_SIMULATOR_LAUNCH_US");
     out.priced                = launch != nullptr && strcmp(launch, "target") == 0;
     if (launch != nullptr && !out.priced && !read_duration(launch, MAX_LAUNCH_US, out.launch_us)) {

@@ -30,6 +30,7 @@ struct config {
     double                exec_timeout = 0;        // seconds; 0: none
     double                load_timeout = 120;      // seconds that loading waits for the other ranks
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
+    double                gb_per_s     = 0;        // of tensors by the clock of price.h; 0: the target's
     bool                  priced       = false;    // it takes what its target takes, instead: price.h
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
     uint32_t              lnc          = 0;        // physical cores of a logical one; 0: any

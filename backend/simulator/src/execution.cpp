@@ -263,13 +263,25 @@ static double launch_us(const runtime & rt, const nrt_model & model, bool queued
 
 // The core's clock goes on by what the execution takes on a device.
 static void take_price(runtime & rt, const execution & execution) {
-    constexpr uint64_t SLOWER = 20;  // with NEURON_SIMULATOR_FAULT=slow
-    size_t             bytes  = 0;
-    for (const auto & tensor : execution.tensors) {
-        bytes += tensor->size;
+    constexpr uint64_t      SLOWER = 20;  // with NEURON_SIMULATOR_FAULT=slow
+    const nrt_model &       model  = *execution.model;
+    simulator::core_state & core   = rt.core_states[model.core];
+    size_t                  bytes  = 0;
+    core.executions++;
+    for (size_t i = 0; i < execution.tensors.size(); i++) {
+        const size_t        size = execution.tensors[i]->size;
+        const tensor_info & info = model.tensors[i];
+        bytes += size;
+        if (info.usage == NRT_TENSOR_USAGE_INPUT) {
+            core.bytes_read += size;
+        } else if (info.alias >= 0) {
+            core.bytes_read -= execution.tensors[static_cast<size_t>(info.alias)]->size;
+        }
     }
-    const nrt_model & model = *execution.model;
-    price             own   = price_of(core_version_of(rt, model));
+    price own = price_of(core_version_of(rt, model));
+    if (rt.config.gb_per_s > 0) {
+        own.gb_per_s = rt.config.gb_per_s;
+    }
     if (rt.config.launch_us > 0) {
         own.waited_us = own.queued_us = rt.config.launch_us;
     }
@@ -278,7 +290,7 @@ static void take_price(runtime & rt, const execution & execution) {
         ns += static_cast<uint64_t>(collectives_us(own, execution.queued, model.ranks, model.collectives) * 1000);
     }
     ns *= (rt.faults.strikes("slow") ? SLOWER : 1);
-    rt.core_states[model.core].clock_ns += ns;
+    core.clock_ns += ns;
 }
 
 // Has the helper execute a model.

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 
 namespace simulator {
 
@@ -18,11 +19,24 @@ static void forked() {
     current = new runtime;
 }
 
+// Says what the cores of a process did that ends.
+static void ended() {
+    const runtime & rt = *current;
+    for (size_t core = 0; core < rt.core_states.size(); core++) {
+        const core_state & state = rt.core_states[core];
+        log(level::info, "exit",
+            "core %zu: %llu executions, which read %llu bytes of inputs and take %llu ns on a device", core,
+            static_cast<unsigned long long>(state.executions), static_cast<unsigned long long>(state.bytes_read),
+            static_cast<unsigned long long>(state.clock_ns));
+    }
+}
+
 runtime & process() {
     // As a static variable's initializer, it is run once however many threads come first.
     static const bool made = [] {
         current = new runtime;
         pthread_atfork(nullptr, nullptr, forked);
+        (void) std::atexit(ended);
         return true;
     }();
     (void) made;

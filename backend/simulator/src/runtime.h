@@ -133,6 +133,8 @@ struct core_state {
     std::atomic<bool> wedged{ false };   // ranks did not meet in a collective: none of this core's does from then on
     std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // the same: what the next call says of an execution before it
     std::atomic<uint64_t>   clock_ns{ 0 };        // what its executions take on a device: price.h
+    std::atomic<uint64_t>   executions{ 0 };
+    std::atomic<uint64_t>   bytes_read{ 0 };      // of inputs that executions do not write
 };
 
 enum class phase { fresh, open, closed };

@@ -15,8 +15,8 @@ from click.core import ParameterSource
 
 from kernelgen import fileio, manifest
 from kernelgen.cli import options, run_options
+from kernelgen.cli.forecast import chip_of
 from kernelgen.cli.units import binary_size
-from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.forecast.weights import AS_GGML, Choice, choose, said
@@ -54,6 +54,7 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 )
 @click.option("--name", metavar="NAME", help="The manifest's name; that of its file by default.")
 @options.target_option
+@click.option("--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the targets' by default.")
 @run_options.settings_options
 @run_options.exporter_options
 @click.option(
@@ -85,6 +86,7 @@ def command(
     output: Path,
     name: str | None,
     targets: tuple[str, ...],
+    lnc: str | None,
     settings: Settings,
     program: Path | None,
     llama_cpp: Path | None,
@@ -116,6 +118,7 @@ def command(
     else:
         _list(context, found, output, name, targets, catalog, fuse or "none", weights)
         return
+    machines = [chip_of(target, lnc) for target in targets or _ALL_TARGETS]
     fuse, weights = fuse or _FUSE, weights or (_AUTO,)
     if settings.split and _layouts(weights):
         hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
@@ -142,13 +145,14 @@ def command(
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
     elif weights == (_AUTO,) and shortest.graph is not None:
-        choices = choose(shortest.graph, [chips.of(target) for target in targets or _ALL_TARGETS])
+        choices = choose(shortest.graph, machines)
     head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path, settings),
-        _made_by(settings, source.path, fuse, weights),
+        _made_by(settings, source.path, fuse, weights, lnc),
         {choice.chip.target: choice.layouts for choice in choices} or _layouts(weights),
+        int(lnc) if lnc else None,
     )
     kernels = _write(output, head, derived, catalog)
     summary = _summary(model, derived, kernels, settings)
@@ -272,7 +276,7 @@ def _weights(weights: tuple[str, ...], default: str) -> list[str]:
     return [word for layout in weights if layout != default for word in ("--weights", layout)]
 
 
-def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]) -> list[str]:
+def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...], lnc: str | None) -> list[str]:
     """The command that writes the manifest again, except for where files and programs are."""
     parts = [
         "kernelgen",
@@ -303,6 +307,7 @@ def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]
     if fuse != _FUSE:
         parts += ["--fuse", fuse]
     parts += _weights(weights, _AUTO)
+    parts += ["--lnc", lnc] if lnc else []
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     # A shell reads the lines as one.
     *lines, last = textwrap.wrap(

@@ -121,12 +121,19 @@ class DeviceBench:
         bundle: the tree of what is executed.
 
     Attributes:
+        kernels: those for one core.
+        sum: the one for several, which each of them loads.
+        cores: that the process has.
         models: what is loaded, by the kernel's name.
         taken: bytes of the core's memory that loading it took.
     """
 
     def __init__(self, libnrt: Path, bundle: Path) -> None:
-        self.path, self.bundle, self.kernels = libnrt, bundle, read_kernels(bundle)
+        self.path, self.bundle = libnrt, bundle
+        found = read_kernels(bundle)
+        self.kernels = [kernel for kernel in found if kernel.op != "all_reduce"]
+        self.sum = next((kernel for kernel in found if kernel.op == "all_reduce"), None)
+        self.cores = 0
         self.nrt: Libnrt
         self.models: dict[str, NrtModel] = {}
         self.taken: dict[str, int] = {}

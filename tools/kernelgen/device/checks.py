@@ -1,7 +1,7 @@
 """Checks of a NeuronCore through libnrt, in the order of a first hour on a device: each says what it found, or what is wrong.
 
-Kernels are compared with what XLA computes from the same HLO on the CPU. Everything is done on the process's first core. A check
-that fails keeps those that need it from being made, and no other.
+Kernels are compared with what XLA computes from the same HLO on the CPU. All but sums over cores is done on the process's first
+core. A check that fails keeps those that need it from being made, and no other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from kernelgen.device import compiled, measured
+from kernelgen.device import collectives, compiled, measured
 from kernelgen.device.bench import (
     CheckError,
     CheckKernel,
@@ -77,6 +77,7 @@ class Bench(DeviceBench):
             ("writes", "what the host writes beside executions arrives", lambda: measured.writes(self), "asynchronous"),
             ("memory", "what a program takes of the memory", lambda: measured.memory(self), "load"),
             ("DMA", "the rate of copies by the length of their runs", lambda: measured.dma(self), "load"),
+            ("collectives", "two cores sum up what they have", lambda: collectives.summed(self), "asynchronous"),
             ("process", "the same programs in other processes", lambda: measured.process(self), "load"),
         ]
         done: dict[str, str] = {}
@@ -103,8 +104,8 @@ class Bench(DeviceBench):
 
     def _init(self) -> str:
         begun = time.perf_counter()
-        cores = self.nrt.init()
-        return f"{cores} cores, in {time.perf_counter() - begun:.1f} s"
+        self.cores = self.nrt.init()
+        return f"{self.cores} cores, in {time.perf_counter() - begun:.1f} s"
 
     def _load(self) -> str:
         begun = time.perf_counter()

@@ -64,6 +64,8 @@ kernels:
   - {{op: probe_divide, inputs: ["(512,4,1,1)/i32"], output: "(512,4,1,1)/i32"}}
   - {{op: probe_round, inputs: ["(512,4,1,1)/f32"], output: "(512,4,1,1)/f32"}}
   - {{op: probe_split, inputs: ["(4096,4,1,1)/f32"], output: "(4096,4,1,1)/f32"}}
+  # Two cores.
+  - {{op: all_reduce, inputs: ["(256,4,1,1)/f32"], output: "(256,4,1,1)/f32", params: {{n_devices: 2}}}}
   # DMA.
 {chr(10).join(map(_copy, RUNS))}
 graphs:

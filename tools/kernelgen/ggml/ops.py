@@ -309,7 +309,7 @@ _PRODUCTS_AND_ROWS = (
     Op("mul_mat", _AB, 2, (_PREC, Param("hint", 1), _PREC_SRC1)),
     Op("mul_mat_id", ("as", "b", "ids"), 3, (_PREC, _PREC_SRC1)),
     Op("out_prod", _AB, 2),
-    Op("scale", ("src0",), 1, (Param("s", 0, float, None), Param("b", 1, float, 0.0))),
+    Op("scale", ("src0",), 1, (Param("s", 0, float, None), Param("b", 1, float, 0.0, infinite=True))),
     Op(
         "clamp",
         ("src0",),

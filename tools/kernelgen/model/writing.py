@@ -32,6 +32,7 @@ class ManifestHead:
         comment: lines that say what the manifest is made of.
         weights: the layouts that weights are asked for in, for all targets or for each; a layout of some weights is a mapping, as
             YAML writes it.
+        lnc: physical cores of a logical one; None for the targets' own.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ManifestHead:
     description: str
     comment: Sequence[str]
     weights: Sequence[str] | Mapping[str, Sequence[str]] = ()
+    lnc: int | None = None
 
 
 def text(head: ManifestHead, derived: Derived) -> str:
@@ -50,6 +52,7 @@ def text(head: ManifestHead, derived: Derived) -> str:
     lines = [f"# {line}".rstrip() for line in head.comment]
     lines += ["format: 1", f"name: {head.name}", f"targets: [{', '.join(head.targets)}]"]
     lines.append(f"description: {_quoted(head.description)}")
+    lines += [] if head.lnc is None else [f"compiler: {{lnc: {head.lnc}}}"]
     lines += _weights(head.weights)
     if shared:
         lines += ["", "sizes:"]

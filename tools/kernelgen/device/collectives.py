@@ -1,0 +1,58 @@
+"""The check of sums over NeuronCores: one program on two cores, loaded and executed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from kernelgen.device.bench import Bound, CheckError, DeviceBench, MissingKernel, inputs_of
+
+RANKS = 2
+
+
+def summed(bench: DeviceBench) -> str:
+    """Executes the program of `all_reduce` three times on the first two cores.
+
+    Raises:
+        CheckError: a core's results are not the sum.
+        MissingKernel: the process has one core, or the bundle has no such program.
+    """
+    import numpy as np
+
+    if bench.cores < RANKS:
+        raise MissingKernel(f"it is for {RANKS} cores, and the process has {bench.cores}")
+    if bench.sum is None:
+        raise MissingKernel("the bundle lacks the kernel all_reduce: build the manifest of this version")
+    kernel, nrt = bench.sum, bench.nrt
+    (first,) = inputs_of(kernel)
+    summands = [first, first[::-1] * np.float32(2)]
+    expected = summands[0] + summands[1]
+
+    def bind(rank: int) -> Bound:
+        model = nrt.load_rank(kernel.neff, rank, rank, RANKS)
+        tensors = {name: nrt.allocate(size, rank) for name, size in (model.inputs | model.outputs).items()}
+        for number, parameter in kernel.aliases.items():
+            tensors[kernel.outputs[number]] = tensors[kernel.inputs[parameter]]
+        sets = [nrt.tensor_set({name: tensors[name] for name in names}) for names in (model.inputs, model.outputs)]
+        return Bound(tensors, tensors, lambda: nrt.execute(model, *sets), model, (sets[0], sets[1]))
+
+    def queue() -> None:
+        for one in [nrt.schedule(rank.model, *rank.sets) for rank in ranks]:  # each core has its own queue
+            bench.wait([one])
+
+    with ThreadPoolExecutor(RANKS) as pool:  # each rank waits for the others to load the program, and in nrt_execute
+        ranks = list(pool.map(bind, range(RANKS)))
+        ways: dict[str, Callable[[], object]] = {
+            "nrt_execute": lambda: list(pool.map(lambda one: one.execute(), ranks))
+        }
+        if nrt.has_queues():
+            ways["nrta_execute_schedule"] = queue
+        for name, execute in ways.items():
+            for rank, summand in enumerate(summands):
+                nrt.write(ranks[rank].inputs[kernel.inputs[0]], summand.tobytes())
+            execute()
+            for rank, one in enumerate(ranks):
+                actual = np.frombuffer(nrt.read(one.outputs[kernel.outputs[0]]), np.float32).reshape(expected.shape)
+                if wrong := int((actual != expected).sum()):
+                    raise CheckError(f"core {rank}, {name}: {wrong} of {expected.size} elements are not the sum")
+    return f"{RANKS} cores, by {' and by '.join(ways)}"
