@@ -237,10 +237,11 @@ def run(
     *,
     say: Callable[[CallResult], None] = lambda call: None,
     words: str = "",
+    options: Sequence[str] = (),
 ) -> tuple[list[CallResult], str]:
     """Makes the calls that scripts say, each in a thread when there are several; returns what became of them, and the log.
 
-    The tokens are those of `words`, by default of TEXT.
+    The tokens are those of `words`, by default of TEXT. The program has `options` before its arguments.
 
     Raises:
         RuntimeError: the program failed, or the CPU computed an op that is the device's.
@@ -263,7 +264,7 @@ def run(
     calls: list[CallResult] = []
     others: list[str] = []
     with log.open("w") as stderr:
-        command = [program(), programs.llama_cpp, model, text, *files]
+        command = [program(), *options, programs.llama_cpp, model, text, *files]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
             assert process.stdout
             for line in process.stdout:

@@ -1,7 +1,8 @@
-"""A small Llama or Qwen3 with random weights, as a GGUF file that llama.cpp's programs run."""
+"""A small Llama, Qwen3, Gemma 3 or Mixtral with random weights, as a GGUF file that llama.cpp's programs run."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ class Size:
     n_ctx: int = 512
     n_vocab: int = 260
     """At least 260, for the bytes and the space; what is more are tokens that no text has."""
+    n_expert: int = 0
+    n_expert_used: int = 0
+    """Experts that a token has, of `n_expert`, as in a Mixtral; with 0 all tokens have one feed-forward network."""
+    n_swa: int = 0
+    """Tokens that a Gemma 3 sees in every other layer."""
 
 
 _ALIGNMENT = 32
@@ -48,13 +54,14 @@ def write(
         path: the file.
         seed: of the weights.
         weights: type of the matrices, Q8_0 and Q4_K of the quantized ones; the norms are F32 as in real files.
-        architecture: `llama`, or `qwen3`, which normalizes the heads of queries and keys.
+        architecture: `llama`, which a Mixtral is, too; `qwen3`, which normalizes the heads of queries and keys; or `gemma3`, which also
+            normalizes what a layer adds.
         size: its sizes.
         tied: whether the embedding is the output's matrix, too.
         sparse: leave the tensors' data a hole in the file, which takes no room on disk and reads as zeros; F16 or F32 only.
     """
     writer = gguf.GGUFWriter(path, architecture)
-    _add_sizes(writer, size)
+    _add_sizes(writer, size, architecture)
     n_vocab = _add_vocabulary(writer, size.n_vocab)
     tensors = _Tensors(writer, np.random.default_rng(seed), weights, sparse)
     head = size.n_embd // size.n_head
@@ -64,14 +71,21 @@ def write(
         tensors.matrix(f"blk.{layer}.attn_q.weight", size.n_embd, size.n_embd)
         tensors.matrix(f"blk.{layer}.attn_k.weight", head * size.n_head_kv, size.n_embd)
         tensors.matrix(f"blk.{layer}.attn_v.weight", head * size.n_head_kv, size.n_embd)
-        if architecture == "qwen3":
+        if architecture in ("qwen3", "gemma3"):
             tensors.norm(f"blk.{layer}.attn_q_norm.weight", head)
             tensors.norm(f"blk.{layer}.attn_k_norm.weight", head)
         tensors.matrix(f"blk.{layer}.attn_output.weight", size.n_embd, size.n_embd)
         tensors.norm(f"blk.{layer}.ffn_norm.weight", size.n_embd)
-        tensors.matrix(f"blk.{layer}.ffn_gate.weight", size.n_ff, size.n_embd)
-        tensors.matrix(f"blk.{layer}.ffn_up.weight", size.n_ff, size.n_embd)
-        tensors.matrix(f"blk.{layer}.ffn_down.weight", size.n_embd, size.n_ff)
+        experts = (size.n_expert,) if size.n_expert else ()
+        suffix = "_exps" if experts else ""
+        if experts:
+            tensors.matrix(f"blk.{layer}.ffn_gate_inp.weight", size.n_expert, size.n_embd)
+        tensors.matrix(f"blk.{layer}.ffn_gate{suffix}.weight", *experts, size.n_ff, size.n_embd)
+        tensors.matrix(f"blk.{layer}.ffn_up{suffix}.weight", *experts, size.n_ff, size.n_embd)
+        tensors.matrix(f"blk.{layer}.ffn_down{suffix}.weight", *experts, size.n_embd, size.n_ff)
+        if architecture == "gemma3":
+            tensors.norm(f"blk.{layer}.post_attention_norm.weight", size.n_embd)
+            tensors.norm(f"blk.{layer}.post_ffw_norm.weight", size.n_embd)
     tensors.norm("output_norm.weight", size.n_embd)
     if not tied:
         tensors.matrix("output.weight", n_vocab, size.n_embd)
@@ -87,7 +101,7 @@ def write(
         os.truncate(path, path.stat().st_size + -path.stat().st_size % _ALIGNMENT + sum(data))
 
 
-def _add_sizes(writer: gguf.GGUFWriter, size: Size) -> None:
+def _add_sizes(writer: gguf.GGUFWriter, size: Size, architecture: str) -> None:
     writer.add_name("random")
     writer.add_context_length(size.n_ctx)
     writer.add_embedding_length(size.n_embd)
@@ -98,6 +112,14 @@ def _add_sizes(writer: gguf.GGUFWriter, size: Size) -> None:
     writer.add_rope_dimension_count(size.n_embd // size.n_head)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
+    if size.n_expert:
+        writer.add_expert_count(size.n_expert)
+        writer.add_expert_used_count(size.n_expert_used)
+    if architecture == "gemma3":
+        writer.add_key_length(size.n_embd // size.n_head)
+        writer.add_value_length(size.n_embd // size.n_head)
+        writer.add_sliding_window(size.n_swa)
+        writer.add_sliding_window_pattern(2)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> int:
@@ -127,17 +149,20 @@ class _Tensors:
     weights: type[np.floating] | gguf.GGMLQuantizationType
     sparse: bool
 
-    def matrix(self, name: str, rows: int, columns: int) -> None:
+    def matrix(self, name: str, *shape: int) -> None:
+        """Adds a matrix of rows and columns, or one for each expert; quantized ones have no experts."""
+        columns = shape[-1]
         quantized = isinstance(self.weights, gguf.GGMLQuantizationType)
         if self.sparse:
             assert not quantized
             dtype = np.dtype(self.weights)
-            self.writer.add_tensor_info(name, (rows, columns), dtype, rows * columns * dtype.itemsize)
+            self.writer.add_tensor_info(name, shape, dtype, math.prod(shape) * dtype.itemsize)
             return
         if self.weights == gguf.GGMLQuantizationType.Q4_K:
+            rows, _ = shape
             self.writer.add_tensor(name, _random_q4_k(self.random, rows, columns), raw_dtype=self.weights)
             return
-        values = self.random.standard_normal((rows, columns), dtype=np.float32) / np.sqrt(np.float32(columns))
+        values = self.random.standard_normal(shape, dtype=np.float32) / np.sqrt(np.float32(columns))
         if quantized:
             self.writer.add_tensor(name, gguf.quants.quantize(values, self.weights), raw_dtype=self.weights)
         else:

@@ -1,8 +1,8 @@
 // Makes the calls of llama_decode that scripts say, on the devices of ggml-neuron and on the CPU, and compares their logits.
 //
-//     calls BACKENDS MODEL TEXT SCRIPT...
+//     calls [-sm tensor] BACKENDS MODEL TEXT SCRIPT...
 //
-// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file, and TEXT a file whose tokens the sequences have: each begins
+// With -sm tensor each device has slices of the model's weights; else a device has layers. BACKENDS is the folder of ggml's own backends, MODEL a GGUF file, and TEXT a file whose tokens the sequences have: each begins
 // elsewhere in it. Each script has contexts of its own, and a thread when there are several. Its lines:
 //
 //     context NAME [KEY=NUMBER...]   makes a context on each side and takes it: n_ctx, n_batch, n_ubatch, n_seq_max, kv_unified,
@@ -12,9 +12,11 @@
 //     end NAME                       frees one
 //     decode SEQ:POS:N:OUTPUTS ...   one call with N tokens of each of these sequences; OUTPUTS is all, last, none, odd, or the
 //                                    position from which on there are logits
+//     greedy SEQ POS N               as many calls, each with the likeliest token behind the logits of the last call's last token
 //     forget SEQ FROM TO             removes positions, to the end when TO is -1
 //     copy SEQ TO FROM END           the positions from FROM to END become the sequence TO's, too
-//     save SEQ                       keeps a sequence's state
+//     shift SEQ FROM TO BY           the positions from FROM to TO are others by BY from now on, as a context shift has it
+//     save SEQ                       keeps a sequence's state; with -1 the whole context's
 //     restore SEQ                    puts it back, after removing what is there
 //     logits FILE [CPU]              from now on the device's logits are appended to FILE, as F32, and the CPU's to the file CPU
 //
@@ -75,11 +77,11 @@ void read_log(enum ggml_log_level level, const char * text, void * /* user_data 
     char op[16];
     char backend[16];
     int  index = 0;
-    if (!watched || sscanf(text, "node #%d ( %15[^)]): %*[^[][ %15[A-Z0-9]", &index, op, backend) != 3) {
+    if (!watched || sscanf(text, "node #%d ( %15[^)]): %*[^[][ %15[A-Za-z0-9]", &index, op, backend) != 3) {
         return;
     }
     watched->graphs += index == 0;
-    if (strncmp(backend, "NEURO", 5) == 0) {
+    if (strncmp(backend, "NEURO", 5) == 0 || strncmp(backend, "Meta", 4) == 0) {
         watched->device++;
     } else {
         watched->cpu[op]++;
@@ -107,6 +109,7 @@ struct pair {
     context_ptr                                  device;
     context_ptr                                  cpu;
     std::map<llama_seq_id, std::vector<uint8_t>> saved[2];
+    llama_token                                  likeliest = -1;  // by the device's last logits
 
     std::vector<llama_context *> both() const {
         return cpu ? std::vector<llama_context *>{ device.get(), cpu.get() }
@@ -115,9 +118,11 @@ struct pair {
 };
 
 std::vector<uint8_t> state_of(llama_context * context, llama_seq_id seq) {
-    std::vector<uint8_t> state(llama_state_seq_get_size(context, seq));
-    if (llama_state_seq_get_data(context, state.data(), state.size(), seq) != state.size()) {
-        fail("a sequence's state has another size");
+    std::vector<uint8_t> state(seq < 0 ? llama_state_get_size(context) : llama_state_seq_get_size(context, seq));
+    const size_t         size = seq < 0 ? llama_state_get_data(context, state.data(), state.size())
+                                        : llama_state_seq_get_data(context, state.data(), state.size(), seq);
+    if (size != state.size()) {
+        fail("the state has another size");
     }
     return state;
 }
@@ -209,7 +214,25 @@ class script {
         } else if (verb == "end") {
             contexts.erase(read<string>(words));
         } else if (verb == "decode") {
-            decode(words);
+            std::vector<part> parts;
+            for (string word; words >> word;) {
+                parts.push_back(read_part(word));
+            }
+            decode(parts);
+        } else if (verb == "greedy") {
+            const auto seq = read<int>(words);
+            const auto pos = read<int>(words);
+            const auto n   = read<int>(words);
+            for (int i = 0; i < n; i++) {
+                if (current().likeliest < 0) {
+                    fail("no call has logits");
+                }
+                decode(
+                    {
+                        { seq, pos + i, 1, "last" }
+                },
+                    current().likeliest);
+            }
         } else if (verb == "forget") {
             const auto seq  = read<int>(words);
             const auto from = read<int>(words);
@@ -218,6 +241,17 @@ class script {
                 if (!llama_memory_seq_rm(llama_get_memory(context), seq, from, to)) {
                     fail("it can't be removed");
                 }
+            }
+        } else if (verb == "shift") {
+            const auto seq  = read<int>(words);
+            const auto from = read<int>(words);
+            const auto to   = read<int>(words);
+            const auto by   = read<int>(words);
+            for (llama_context * context : current().both()) {
+                if (!llama_memory_can_shift(llama_get_memory(context))) {
+                    fail("it can't be shifted");
+                }
+                llama_memory_seq_add(llama_get_memory(context), seq, from, to, by);
             }
         } else if (verb == "copy") {
             const auto seq  = read<int>(words);
@@ -301,7 +335,9 @@ class script {
                 continue;
             }
             llama_memory_seq_rm(llama_get_memory(context), seq, -1, -1);
-            if (llama_state_seq_set_data(context, state.data(), state.size(), seq) != state.size()) {
+            const size_t size = seq < 0 ? llama_state_set_data(context, state.data(), state.size())
+                                        : llama_state_seq_set_data(context, state.data(), state.size(), seq);
+            if (size != state.size()) {
                 fail("the state can't be restored");
             }
         }
@@ -342,15 +378,14 @@ class script {
         return states;
     }
 
-    void decode(std::istringstream & words) {
-        std::vector<part> parts;
-        string            what;
-        string            word;
-        int               n_tokens = 0;
-        while (words >> word) {
-            parts.push_back(read_part(word));
-            n_tokens += parts.back().n;
-            what += " " + word;
+    // With a token that is `given`, a call of it.
+    void decode(const std::vector<part> & parts, llama_token given = -1) {
+        string what;
+        int    n_tokens = 0;
+        for (const part & of : parts) {
+            n_tokens += of.n;
+            what += " " + std::to_string(of.seq) + ":" + std::to_string(of.pos) + ":" + std::to_string(of.n) + ":" +
+                    of.outputs;
         }
         pair &                                                      p     = current();
         llama_batch                                                 batch = llama_batch_init(n_tokens, 0, 1);
@@ -362,7 +397,7 @@ class script {
             named.insert(of.seq);
             for (int i = 0; i < of.n; i++) {
                 const int at        = batch.n_tokens++;
-                batch.token[at]     = token(of.seq, of.pos + i);
+                batch.token[at]     = given < 0 ? token(of.seq, of.pos + i) : given;
                 batch.pos[at]       = of.pos + i;
                 batch.n_seq_id[at]  = 1;
                 batch.seq_id[at][0] = of.seq;
@@ -394,7 +429,7 @@ class script {
     }
 
     void report(const string &                                   what,
-                const pair &                                     p,
+                pair &                                           p,
                 const std::vector<std::pair<int, llama_token>> & outputs,
                 const string &                                   changed,
                 const assigned &                                 found) {
@@ -405,6 +440,7 @@ class script {
         for (const auto & [at, next] : outputs) {
             const float * device = llama_get_logits_ith(p.device.get(), at);
             nll -= log_likelihood(device, n_vocab, next);
+            p.likeliest = (llama_token) (std::max_element(device, device + n_vocab) - device);
             if (logits.is_open()) {
                 logits.write((const char *) device, (std::streamsize) (sizeof(float) * (size_t) n_vocab));
             }
@@ -441,10 +477,11 @@ class script {
     }
 };
 
-llama_model * load(const char * path, const std::vector<ggml_backend_dev_t> & devices) {
+llama_model * load(const char * path, const std::vector<ggml_backend_dev_t> & devices, enum llama_split_mode split) {
     llama_model_params params = llama_model_default_params();
     params.devices            = const_cast<ggml_backend_dev_t *>(devices.data());
     params.n_gpu_layers       = devices.front() ? 999 : 0;
+    params.split_mode         = split;
     llama_model * model       = llama_model_load_from_file(path, params);
     if (!model) {
         fail(string(path) + ": it can't be loaded");
@@ -477,7 +514,7 @@ std::vector<llama_token> tokens_of(const llama_model * model, const char * path)
     return tokens;
 }
 
-int run(int argc, char ** argv) {
+int run(int argc, char ** argv, enum llama_split_mode split) {
     llama_log_set(read_log, nullptr);
     ggml_backend_load_all_from_path(argv[1]);
     if (const char * plugin = getenv("GGML_BACKEND_PATH")) {
@@ -495,8 +532,8 @@ int run(int argc, char ** argv) {
     }
     devices.push_back(nullptr);
     models all;
-    all.device = load(argv[2], devices);
-    all.cpu    = load(argv[2], { nullptr });
+    all.device = load(argv[2], devices, split);
+    all.cpu    = load(argv[2], { nullptr }, LLAMA_SPLIT_MODE_LAYER);
     all.text   = tokens_of(all.cpu, argv[3]);
 
     std::vector<std::thread> threads;
@@ -528,12 +565,15 @@ int run(int argc, char ** argv) {
 }  // namespace
 
 int main(int argc, char ** argv) {
+    const bool tensor = argc > 2 && strcmp(argv[1], "-sm") == 0 && strcmp(argv[2], "tensor") == 0;
+    argc -= tensor ? 2 : 0;
+    argv += tensor ? 2 : 0;
     if (argc < 5) {
-        fprintf(stderr, "calls BACKENDS MODEL TEXT SCRIPT...\n");
+        fprintf(stderr, "calls [-sm tensor] BACKENDS MODEL TEXT SCRIPT...\n");
         return 2;
     }
     try {
-        return run(argc, argv);
+        return run(argc, argv, tensor ? LLAMA_SPLIT_MODE_TENSOR : LLAMA_SPLIT_MODE_LAYER);
     } catch (const std::exception & error) {
         fprintf(stderr, "calls: %s\n", error.what());
         return 1;

@@ -1,0 +1,322 @@
+"""Calls of models over several simulated NeuronCores (llama.cpp's -sm tensor), against the same calls on one core.
+
+    ./bazelw run //tools/llama_cpp:several_cores                                          all of it
+    ./bazelw run //tools/llama_cpp:several_cores -- -m mixtral --cores 2,4 --fuse step    this model, over these numbers of cores
+    ./bazelw run //tools/llama_cpp:several_cores -- --file MODEL.gguf --cores 2           a model of yours
+
+A model's manifest is derived for 1, 8, 32, 128 and 512 tokens, once without a split and for each number of cores with each `--fuse`. Then the
+same calls are made with each:
+
+- prompts: of 1, 45, 300 and 512 tokens, at depths from 0 to 2,000;
+- shared, own: four sequences with prompts and generated tokens side by side, in one cache and with a cache each;
+- shift: positions are removed, those behind them move up, and a text is generated (a context shift);
+- state: a sequence's state and the whole context's are saved and restored, and a text is generated from each;
+- greedy: a text is generated from the likeliest tokens.
+
+Exit status 1 when a token's logits are further than 1e-5 (normalised mean squared error) from those of one core or 1e-3 from the CPU's,
+when a generated text is another one, when a sequence changed that a call did not have, or when an op ran on the CPU that need not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import any_tokens
+import harness
+import numpy as np
+import random_llama
+
+CORES = (2, 4, 8)
+FUSE = ("parts", "parts+sums", "layer", "step")
+KINDS = ("prompts", "shared", "own", "shift", "state", "greedy")
+
+LIMIT = 1e-5
+"""Normalised mean squared error of a token's logits against those of one core, at most."""
+
+EXPECTED = {"own": {"FLASH_ATTN_EXT"}, "shift": {"ROPE"}}
+"""Ops that have no kernel in some calls: attention of several sequences with a cache each, and the graph of a context shift."""
+
+# What the backend says at its end.
+_GROUPED = re.compile(r"\d+ ops ran in groups, in (\d+) launches")
+_REDUCED = re.compile(r"(\d+) reductions over NeuronCores went through the host's memory")
+
+
+@dataclass(frozen=True)
+class SplitModel(any_tokens.RandomModel):
+    """A model that splits evenly over 2, 4 and 8 cores.
+
+    Attributes:
+        size: its sizes; llama.cpp splits feed-forward networks in steps of 128, and heads in groups of those with the same keys.
+        architecture: see random_llama.
+        file: a model that is there.
+    """
+
+    size: random_llama.Size = random_llama.Size()
+    architecture: str = "llama"
+    file: Path | None = None
+
+    def write(self, programs: harness.Programs, folder: Path) -> Path:
+        if self.file:
+            return self.file
+        path = folder / f"{self.name}.gguf"
+        random_llama.write(path, size=self.size, architecture=self.architecture, tied=self.architecture != "llama")
+        return path
+
+
+def _size(**more: int) -> random_llama.Size:
+    sizes = {"n_embd": 128, "n_head": 8, "n_head_kv": 8, "n_ff": 1024, "n_layer": 2, "n_ctx": 4096, "n_vocab": 264}
+    return random_llama.Size(**sizes | more)
+
+
+MODELS = (
+    SplitModel("llama", size=_size()),
+    SplitModel("qwen3", size=_size(n_embd=256, n_head=16), architecture="qwen3"),
+    SplitModel("gemma3", size=_size(n_swa=64), architecture="gemma3", window=True),
+    SplitModel("mixtral", size=_size(n_expert=8, n_expert_used=2)),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the calls, and of the kernels.
+
+    Attributes:
+        n_tokens: numbers of tokens for which there are kernels.
+        n_ctx: cells of the cache.
+        prompts: numbers of tokens of prompts, and `depths` at which they are.
+        rounds: calls with several sequences.
+        text: generated tokens.
+        kinds: of calls.
+    """
+
+    n_tokens: Sequence[int] = any_tokens.N_TOKENS
+    n_ctx: int = any_tokens.N_CTX
+    prompts: Sequence[int] = (1, 45, 300, 512)
+    depths: Sequence[int] = (0, 255, 1000, 2000)
+    rounds: int = 12
+    text: int = 24
+    kinds: Sequence[str] = KINDS
+
+    @property
+    def n_ctx_own(self) -> int:
+        """Returns the cells of four sequences with a cache each, which llama.cpp rounds up to 256 for each."""
+        return 4 * 256 * math.ceil(self.n_ctx / 4 / 256)
+
+    def script(self, model: SplitModel, logits: Path) -> Iterator[str]:
+        """Yields the calls."""
+        n_ubatch = max(self.n_tokens)
+        context = f"n_ctx={self.n_ctx} n_batch=512 n_ubatch={n_ubatch} {model.options}"
+        yield f"logits {logits}"
+        for kind in self.kinds:
+            if kind == "prompts":
+                pairs = [(depth, n) for depth in self.depths for n in self.prompts]
+                for line in any_tokens.grid(model, pairs, n_ctx=self.n_ctx, n_ubatch=n_ubatch, numbers=self.n_tokens):
+                    # of a model that is there, with many tokens, the logits of a prompt's end
+                    yield line.replace("grid", kind).replace(":all", ":last" if model.file else ":all")
+            elif kind in ("shared", "own"):
+                sizes = {"rounds": self.rounds, "n_ubatch": n_ubatch, "n_ctx": self.n_ctx}
+                yield from any_tokens.several(1, model, kind, unified=kind == "shared", **sizes)
+            else:
+                # llama.cpp shifts no cache that forgets what is out of a window
+                yield f"context {kind} {context} swa_full={int(kind == 'shift')}"
+                yield from getattr(self, f"_{kind}")()
+                yield f"end {kind}"
+
+    def _shift(self) -> Iterator[str]:
+        yield "decode 0:0:120:last"
+        yield "forget 0 8 40"
+        yield "shift 0 40 120 -32"
+        yield "decode 0:88:20:all"
+        yield f"greedy 0 108 {self.text}"
+
+    def _state(self) -> Iterator[str]:
+        yield "decode 0:0:44:last"
+        for seq in (0, -1):
+            yield f"save {seq}"
+            for _ in range(2):
+                yield "decode 0:44:1:last"
+                yield f"greedy 0 45 {self.text // 2}"
+                yield f"restore {seq}"
+
+    def _greedy(self) -> Iterator[str]:
+        yield "decode 0:0:45:last"
+        yield f"greedy 0 45 {self.text}"
+
+
+@dataclass
+class Compared:
+    """What the calls of one model came to over some cores with one `--fuse`.
+
+    Attributes:
+        errors: largest normalised mean squared error of a token's logits against one core, by kind of calls.
+        cpu: the same against the CPU, of all calls.
+        texts: generated tokens that are others.
+        touched: sequences that were changed by calls that did not name them.
+        rows: of logits.
+        launches: of groups, on all cores.
+        reductions: that went through the host's memory.
+        elsewhere: ops that ran on the CPU.
+        failure: what went wrong.
+    """
+
+    model: str
+    cores: int
+    fuse: str
+    errors: dict[str, float] = field(default_factory=dict)
+    cpu: float = 0.0
+    texts: int = 0
+    touched: int = 0
+    rows: int = 0
+    launches: int = 0
+    reductions: int = 0
+    elsewhere: Counter[str] = field(default_factory=Counter)
+    failure: str = ""
+
+    @property
+    def ok(self) -> bool:
+        expected = set[str]().union(*(EXPECTED.get(kind, set()) for kind in self.errors))
+        return (
+            not self.failure
+            and self.rows > 0
+            and all(error <= LIMIT for error in self.errors.values())
+            and self.cpu <= any_tokens.LIMIT_CPU
+            and not self.texts
+            and not self.touched
+            and set(self.elsewhere) <= expected
+        )
+
+    def row(self) -> str:
+        errors = [f"{self.errors[kind]:.0e}" if kind in self.errors else "" for kind in KINDS]
+        elsewhere = ", ".join(f"{n} {op}" for op, n in sorted(self.elsewhere.items())) or "0"
+        counts = (f"{self.cpu:.0e}", self.texts, self.touched, self.launches, self.reductions, elsewhere)
+        cells = (self.model, self.cores, self.fuse, self.rows, *errors, *counts)
+        said = self.failure.strip().splitlines()
+        return f"| {' | '.join(map(str, cells))} |" + ("" if self.ok else f" LIMIT MISSED {' / '.join(said[-6:])}")
+
+
+HEAD = f"""\
+| model | cores | --fuse | rows of logits | {" | ".join(KINDS)} | against the CPU | other texts | sequences touched | launches of groups | sums on the host | on the CPU |
+|---|--:|---|--:|{"--:|" * len(KINDS)}--:|--:|--:|--:|--:|---|"""
+
+
+class OneModel:
+    """A model's calls on one core, and what they come to on more.
+
+    Raises:
+        RuntimeError: kernels can't be derived or built, or the calls on one core fail.
+    """
+
+    def __init__(self, programs: harness.Programs, model: SplitModel, folder: Path, sizes: Sizes) -> None:
+        self.programs, self.model, self.folder, self.sizes = programs, model, folder, sizes
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = model.write(programs, folder)
+        self.calls, self.logits, _ = self._run(1, "none")
+
+    def _run(self, cores: int, fuse: str) -> tuple[list[any_tokens.CallResult], np.ndarray, str]:
+        """Returns the calls, all logits ([rows, n_vocab] f32) and the log."""
+        kernels = self.folder / f"{fuse}-{cores}"
+        split = ("--split-mode", "tensor", "--devices", str(cores)) if cores > 1 else ()
+        any_tokens.derive(
+            self.programs,
+            self.model,
+            self.file,
+            kernels,
+            n_tokens=self.sizes.n_tokens,
+            n_ctx=(self.sizes.n_ctx, self.sizes.n_ctx_own),
+            fuse=fuse,
+            more=split,
+        )
+        environment = self.programs.environment(kernels=kernels, buffers="device")
+        environment |= {"NEURON_RT_NUM_CORES": str(cores), "GGML_NO_BACKTRACE": "1"}
+        logits = self.folder / f"logits-{fuse}-{cores}"
+        script = self.sizes.script(self.model, logits)
+        options = ("-sm", "tensor") if cores > 1 else ()
+        calls, log = any_tokens.run(self.programs, self.file, self.folder, [script], environment, options=options)
+        rows = sum(call.rows for call in calls)
+        return calls, np.fromfile(logits, np.float32).reshape(rows, -1), log
+
+    def compare(self, cores: int, fuse: str) -> Compared:
+        """Returns what the calls come to; what fails is noted there."""
+        found = Compared(self.model.name, cores, fuse)
+        try:
+            calls, logits, log = self._run(cores, fuse)
+        except RuntimeError as error:
+            found.failure = str(error)
+            return found
+        assert [(call.parts, call.rows) for call in calls] == [(call.parts, call.rows) for call in self.calls]
+        at = 0
+        for call in calls:
+            have, want = (x[at : at + call.rows].astype(np.float64) for x in (logits, self.logits))
+            at += call.rows
+            if call.rows:
+                error = float((((have - want) ** 2).sum(1) / (want**2).sum(1)).max())
+                worst = found.errors.get(call.context, 0.0)
+                found.errors[call.context] = math.nan if math.isnan(error + worst) else max(worst, error)
+            if call.context in ("greedy", "shift", "state"):
+                found.texts += int((have.argmax(1) != want.argmax(1)).sum())
+            found.cpu = math.nan if math.isnan(found.cpu + call.nmse) else max(found.cpu, call.nmse)
+            found.touched += len(call.changed)
+        found.rows = at
+        for launches in _GROUPED.findall(log):
+            found.launches += int(launches)
+        for reductions in _REDUCED.findall(log):
+            found.reductions += int(reductions)
+        found.elsewhere = harness.ran(log)["cpu"]
+        return found
+
+
+def _choose(parser: argparse.ArgumentParser, option: str, given: str | None, known: Sequence[str]) -> list[str]:
+    chosen = given.split(",") if given else list(known)
+    for name in chosen:
+        if name not in known:
+            parser.error(f"{option}: {name} is none of {', '.join(known)}")
+    return chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [model.name for model in MODELS]
+    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(names)}; all by default")
+    parser.add_argument("--file", type=Path, help="a GGUF file in place of these models")
+    parser.add_argument("--cores", metavar="N,…", help="2, 4 or 8; all by default")
+    parser.add_argument("--fuse", metavar="NAMES", help=f"of {', '.join(FUSE)}; all by default")
+    parser.add_argument("--calls", metavar="NAMES", help=f"of {', '.join(KINDS)}; all by default")
+    parser.add_argument("--depths", metavar="N,…", help="tokens in the cache before a prompt; by default 0,255,1000,2000")
+    args = parser.parse_args()
+    chosen = _choose(parser, "-m", args.models, names)
+    cores = [int(n) for n in _choose(parser, "--cores", args.cores, [str(n) for n in range(2, 33)])] if args.cores else CORES
+    fuse = _choose(parser, "--fuse", args.fuse, FUSE)
+    kinds = _choose(parser, "--calls", args.calls, KINDS)
+    sizes = Sizes(kinds=kinds)
+    if args.depths:
+        sizes = Sizes(kinds=kinds, depths=sorted(map(int, args.depths.split(","))))
+    models = [model for model in MODELS if model.name in chosen]
+    if args.file:
+        models = [SplitModel(args.file.stem, file=args.file.absolute())]
+    programs = harness.Programs.find()
+    results = []
+    print(HEAD, flush=True)
+    for model in models:
+        with tempfile.TemporaryDirectory() as folder:
+            one = OneModel(programs, model, Path(folder), sizes)
+            for n in cores:
+                for way in fuse:
+                    results.append(one.compare(n, way))
+                    print(results[-1].row(), flush=True)
+    return 0 if results and all(found.ok for found in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
