@@ -1,6 +1,6 @@
 """Weights in the layouts that kernels want, in a file that the backend reads in place of repacking them when a model is loaded.
 
-docs/repacked-weights.md describes the file. It is GGUF, with a tensor of bytes for each weight, and is written with the `gguf`
+docs/bundle-format.md describes the file. It is GGUF, with a tensor of bytes for each weight, and is written with the `gguf`
 package but for the data, which threads write where it belongs. Quantized weights are dequantized by that package, too, to the same
 floats as by ggml.
 """
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -219,7 +220,7 @@ def _rows(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
         assert one.layout == BF16
         return [(first * stored, pack_bf16(_dequantize(some, dtype)))]
 
-    return (lambda first=first: packed(first) for first in range(0, len(rows), step))
+    return (partial(packed, first) for first in range(0, len(rows), step))
 
 
 def _columns(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
@@ -245,7 +246,7 @@ def _columns(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
         ]
 
     places = ((matrix, first) for matrix in range(len(matrices)) for first in range(0, columns, _COLUMNS))
-    return (lambda matrix=matrix, first=first: packed(matrix, first) for matrix, first in places)
+    return (partial(packed, matrix, first) for matrix, first in places)
 
 
 # --- the file --------------------------------------------------------------------------------------------------------------------
