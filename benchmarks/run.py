@@ -74,6 +74,7 @@ _PROGRAMS = {
     "//benchmarks:weight_layouts": "products by weights in layouts, on the simulator",
     "//benchmarks/dispatch:dispatch": "the backend's cost per op (builds llama.cpp)",
     "//benchmarks/dispatch:kernel_choice": "choosing kernels among 10,000 (builds llama.cpp)",
+    "//benchmarks/dispatch:repacked_weights": "loading weights that were repacked before, or repacking them (builds llama.cpp)",
     "//benchmarks:emit_every_op": "every kernel that test-backend-ops asks for (builds llama.cpp)",
     "//benchmarks:nki_emission": "emitting NKI kernels, against the same in JAX",
 }

@@ -52,6 +52,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/unfused_attention.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights/layouts.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights/originals.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights/repacked.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights/weights.cpp
     ${GGML_NEURON_BACKEND_DIR}/nrt/nrt.cpp
     ${NEURON_KERNELS_SOURCES}

@@ -26,7 +26,7 @@ def test_help_lists_every_command(kernelgen: Run) -> None:
     done = kernelgen("--help")
     assert (done.code, done.err) == (0, "")
     listed = [line.split()[0] for line in done.out.split("Commands:\n")[1].splitlines()]
-    expected = "model validate plan generate emit run check prebuild compile bundle build cache inspect coverage forecast report list simulate doctor"
+    expected = "model validate plan generate emit run check prebuild compile bundle build cache inspect repack coverage forecast report list simulate doctor"
     assert listed == expected.split() == list(frame.COMMANDS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import gguf
@@ -16,6 +16,7 @@ from programs import Programs, Result, build
 
 from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.types import TYPES
+from kernelgen.model import gguf_weights, repacked
 
 QUANTIZED = tuple(weight_layouts.FIELDS)
 FLOATS = ("f32", "f16", "bf16")
@@ -300,3 +301,140 @@ def test_what_has_no_kernel_for_the_form_is_refused_and_never_wrong(
     log = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=tiled, GGML_NEURON_BUFFERS="device")
     good(log, asked)
     assert "(512,7,1,1)/q8_0:scattered" in log.log  # rows without the rest of their tile
+
+
+def write_model(path: Path, types: Iterable[str], seed: int = 0) -> Path:
+    """Writes a GGUF file with a matrix and two, of several tiles, of each type; all scales are numbers."""
+    random = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    for t in types:
+        kind = TYPES[t]
+        columns = 288 if kind.block <= 32 else 3 * kind.block  # of 32 elements a block, rows are not whole words
+        for name, shape in (("one", (131, columns)), ("two", (2, 37, columns))):
+            rows = (*shape[:-1], columns // kind.block * kind.size)
+            noise = random.integers(0, 0x40, rows, np.uint8)
+            writer.add_tensor(f"{t}.{name}", noise, raw_shape=rows, raw_dtype=gguf.GGMLQuantizationType(kind.number))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def repack(model: Path, layout: str, output: Path) -> Path:
+    """Has all of a model's weights that may have a layout in it."""
+    weights = gguf_weights.read(model)
+    wanted = {(w.dtype, w.ne): layout for w in weights if layout in weight_layouts.of_type(w.dtype)}
+    repacked.write(output, repacked.choose(weights, wanted), model.name, 2)
+    return output
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        ("q8_0", "q4_K", "q6_K", "mxfp4", *FLOATS),
+        # but for those that the gguf package does not decode
+        pytest.param(tuple(t for t in QUANTIZED if t not in ("q1_0", "q2_0")), marks=pytest.mark.long),
+    ],
+    ids=["some", "all"],
+)
+def test_the_backend_reads_what_was_repacked_before(
+    run_layouts: RunLayouts, programs: Programs, both: Path, tmp_path: Path, types: tuple[str, ...]
+) -> None:
+    """It is what the backend makes of the weights itself, byte by byte."""
+    model = write_model(tmp_path / "model.gguf", types)
+    asked = [f"model:{t}:{layout}" for t in types for layout in weight_layouts.of_type(t)]
+    layouts = sorted({layout for t in types for layout in weight_layouts.of_type(t)})
+    files = ":".join(str(repack(model, layout, tmp_path / layout)) for layout in layouts)
+    variables = {
+        "GGML_NEURON_KERNEL_DIR": both,
+        "GGML_NEURON_LIBNRT": programs.find("libnrt-noop.so"),
+        "GGML_NEURON_LOG": "1",
+        "LAYOUTS_MODEL": model,
+    }
+    itself = run_layouts(*asked, **variables)
+    read = run_layouts(*asked, **variables, GGML_NEURON_REPACKED=files)
+    good(itself, asked)
+    good(read, asked)
+    assert stored_bytes(read) == stored_bytes(itself) and len(stored_bytes(read)) == 2 * len(asked)
+    assert "repacked before" not in itself.log
+    assert read.log.count("2 weights were repacked before") == len(asked), read.log
+    assert "GGML_NEURON_REPACKED" not in read.log
+
+
+def stored_bytes(result: Result) -> list[str]:
+    """Returns what is in device memory of each weight of the scenario `model`."""
+    return re.findall("^[0-9a-f]+$", result.log, re.MULTILINE)
+
+
+@pytest.fixture
+def load(run_layouts: RunLayouts, programs: Programs, both: Path, tmp_path: Path) -> Callable[..., Result]:
+    """Returns a function that loads a model's weights in q8_0 as bf16, with files that are to have them."""
+    model = write_model(tmp_path / "model.gguf", ["q8_0"])
+    variables = {"GGML_NEURON_KERNEL_DIR": both, "GGML_NEURON_LIBNRT": programs.find("libnrt-noop.so")}
+    expected = run_layouts("model:q8_0:bf16", **variables, LAYOUTS_MODEL=model)
+
+    def load(*files: Path) -> Result:
+        listed = ":".join(map(str, files))
+        result = run_layouts("model:q8_0:bf16", **variables, LAYOUTS_MODEL=model, GGML_NEURON_REPACKED=listed)
+        good(result, ["model:q8_0:bf16"])
+        assert stored_bytes(result) == stored_bytes(expected)
+        return result
+
+    return load
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.long)])
+def test_no_flipped_byte_changes_a_weight(load: Callable[..., Result], tmp_path: Path, step: int) -> None:
+    """Nor does one in the header pass, but in what decides nothing: the model's name, the file's type, the key of the alignment."""
+    whole = repack(tmp_path / "model.gguf", "bf16", tmp_path / "whole.gguf")
+    data, begin = whole.read_bytes(), int(gguf.GGUFReader(whole).tensors[0].data_offset)
+    end = data.index(b"q8_0.two") + len("q8_0.two") + 4 + 8 + 4 + 8
+    free = [*range(data.index(b"general.type"), data.index(b"general.alignment") + len("general.alignment"))]
+    free += range(at := data.index(b"model.gguf"), at + len("model.gguf"))
+    assert end <= begin < end + 64 and len(free) < 100
+    for at in range(0, end, step):
+        (tmp_path / "one").write_bytes(flipped(data, at))
+        log = load(tmp_path / "one").log
+        refused = f"{tmp_path / 'one'} can't be used, and its weights are repacked at load: " in log
+        assert refused or at in free, at
+    for at in (begin, begin + 5001, len(data) - 64):
+        (tmp_path / "one").write_bytes(flipped(data, at))
+        log = load(tmp_path / "one").log
+        found = re.search(
+            "1 of 2 weights are not read from files of GGML_NEURON_REPACKED, .*The first is (.*?): (.*)", log
+        )
+        assert found and found[2].startswith(f"{tmp_path / 'one'} is damaged there, between bytes "), log
+
+
+def test_a_file_that_has_other_weights_is_said(load: Callable[..., Result], tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    data = repack(model, "bf16", tmp_path / "whole.gguf").read_bytes()
+    assert "GGML_NEURON_REPACKED" not in load(tmp_path / "whole.gguf").log
+    (tmp_path / "short").write_bytes(data[:-1000])
+    (tmp_path / "empty").write_bytes(b"")
+    cases = {
+        tmp_path
+        / "short": "short can't be used, .*: truncated: tensor 'q8_0.two' has bytes .*kernelgen repack MODEL.gguf KERNELS writes such files",
+        tmp_path / "empty": "empty can't be used, .*: empty; expected a GGUF file",
+        tmp_path / "none": "none can't be used, .*: can't be opened: No such file or directory",
+        model: "model.gguf can't be used, .*has 2 dimensions; expected 1",
+        repack(
+            model, "planes", tmp_path / "planes"
+        ): "2 of 2 .*planes has it of another type or shape, or in another layout",
+        repack(write_model(tmp_path / "x.gguf", ["q8_0"], 1), "bf16", tmp_path / "other"): (
+            "2 of 2 .*other has it of other bytes, those of x.gguf.*kernelgen repack MODEL.gguf KERNELS"
+        ),
+        repack(write_model(tmp_path / "y.gguf", ["q4_K"]), "bf16", tmp_path / "names"): (
+            "2 of 2 .*The first is q8_0.one: no file has a weight of this name"
+        ),
+    }
+    for file, expected in cases.items():
+        assert re.search(expected, load(file).log), file
+    # one that has them among others
+    log = load(*cases, tmp_path / "whole.gguf").log
+    assert "not read from files" not in log and log.count("can't be used") == 4, log

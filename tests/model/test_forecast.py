@@ -142,8 +142,7 @@ def test_memory_has_the_weights_of_the_device_in_their_layout_and_the_cache(expo
         assert wide.weights - found.weights == 2 * elements - elements // 32 * 34 > 0
         if some == quantized:
             (choice,) = weights.choose(graph, [chips.of("trn1")])
-            option = choice.options["bf16"]
-            assert (option.memory, option.host) == (wide, elements // 32 * 34)
+            assert choice.options["bf16"].memory == wide
     tiled = memory.of_graph(
         graph, chips.of("trn1"), 1, {TensorDesc.make(one.ne, one.dtype).in_layout(F8_TILES) for one in quantized}
     )
@@ -285,7 +284,7 @@ def test_each_target_has_the_layouts_that_products_are_quickest_with_of_those_th
     def chosen(target: str, said: str) -> str:
         (line,) = [line for line in said.splitlines() if target in line.partition(": weights ")[0].split(", ")]
         assert all(f"{layouts} " in line for layouts in ("as ggml has them", "bf16"))
-        assert line.endswith("modelled, not measured") and "GiB of host memory for the originals" in line
+        assert line.endswith("modelled, not measured")
         return line.partition(": weights ")[2].partition(", by a forecast of the products of 1 token by weights")[0]
 
     monkeypatch.setitem(sys.modules, "jax", None)  # planning needs none

@@ -8,6 +8,7 @@
 #include "report/log.h"
 #include "report/metrics.h"
 #include "select/tensors.h"
+#include "weights/repacked.h"
 #include "weights/weights.h"
 
 #include <sys/mman.h>
@@ -121,20 +122,31 @@ class neuron_room {
 
 }  // namespace
 
-// Keeps bytes of a tensor, or the whole of it, whose layout is not a permutation, and writes the units that they are in. Needs the buffer's
-// `packing`.
+// Keeps bytes of a tensor, or the whole of it, whose layout is not a permutation. Returns "" when it worked, and where the original is. Needs
+// the buffer's `packing`.
+static std::string neuron_keep_original(neuron_buffer &             ctx,
+                                        const neuron_packed_bytes & p,
+                                        const uint8_t *             data,
+                                        bool                        whole,
+                                        const uint8_t *&            original) {
+    const size_t n = p.last - p.first;
+    original       = data;
+    if (whole && ctx.originals.keep_pages(p.begin, data, n)) {
+        return "";
+    }
+    original = ctx.originals.copy_of(p.begin);
+    return ctx.originals.write(p.begin + p.first, data, n);
+}
+
+// Keeps them, and writes the units that they are in.
 static std::string neuron_write_converted(neuron_buffer &             ctx,
                                           const neuron_packed_bytes & p,
                                           const uint8_t *             data,
                                           bool                        whole) {
-    const size_t    n        = p.last - p.first;
-    const uint8_t * original = data;
-    if (!whole || !ctx.originals.keep_pages(p.begin, data, n)) {
-        const std::string failure = ctx.originals.write(p.begin + p.first, data, n);
-        if (!failure.empty()) {
-            return failure;
-        }
-        original = ctx.originals.copy_of(p.begin);
+    const uint8_t *   original = nullptr;
+    const std::string failure  = neuron_keep_original(ctx, p, data, whole, original);
+    if (!failure.empty()) {
+        return failure;
     }
     neuron_room room;
     return p.for_each_chunk([&](size_t at, size_t size) {
@@ -198,6 +210,72 @@ static bool neuron_is_whole(const ggml_tensor * tensor, size_t offset, size_t si
     return !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor);
 }
 
+// Writes a tensor as it is in a file, and keeps the original. Returns "", or why that fails: what was written is then of no use. Needs the
+// buffer's `packing`.
+static std::string neuron_write_repacked(neuron_buffer &                ctx,
+                                         const neuron_packed_bytes &    p,
+                                         const neuron_repacked_weight & weight,
+                                         const uint8_t *                data) {
+    neuron_room  room;
+    const size_t chunk = std::max(PACK_CHUNK, neuron_repack_threads() * PACK_CHUNK_PER_THREAD);
+    uint64_t     sum   = 0;
+    for (size_t at = 0; at < weight.size; at += chunk) {
+        const size_t n      = std::min(chunk, weight.size - at);
+        uint8_t *    stored = room.get(n);
+        if (!weight.read(at, stored, n, sum)) {
+            return weight.file->path + " was changed while the program has it open";
+        }
+        const std::string failure = ctx.memory->write(stored, p.begin + at, n);
+        if (!failure.empty()) {
+            return failure;
+        }
+    }
+    if (neuron_digest_of(sum, weight.size) != weight.stored()) {
+        return weight.file->path + " is damaged there, between bytes " + std::to_string(weight.offset) + " and " +
+               std::to_string(weight.offset + weight.size);
+    }
+    const uint8_t * original = nullptr;
+    return p.layout.is_permutation() ? "" : neuron_keep_original(ctx, p, data, true, original);
+}
+
+// Writes a whole tensor as a file of GGML_NEURON_REPACKED has it, where one does. Needs the buffer's `packing`.
+static bool neuron_takes_repacked(neuron_buffer &             ctx,
+                                  const ggml_tensor *         tensor,
+                                  const neuron_packed_bytes & p,
+                                  const uint8_t *             data) {
+    if (neuron_repacked_files().empty()) {
+        return false;
+    }
+    std::string                    why;
+    const neuron_repacked_weight * weight = neuron_find_repacked(tensor, data, why);
+    if (weight) {
+        why = neuron_write_repacked(ctx, p, *weight, data);
+    }
+    if (!why.empty() && ctx.repacked.first_not_read.empty()) {
+        ctx.repacked.first_not_read = std::string(tensor->name) + ": " + why;
+    }
+    return why.empty();
+}
+
+// Says how long it took to repack the weights of a buffer, and which files of GGML_NEURON_REPACKED were of no use.
+static void neuron_say_repacked(neuron_buffer & ctx, const char * name) {
+    constexpr double  MIB   = 1 << 20;
+    const auto &      all   = ctx.repacked;
+    const auto        files = (double) ctx.originals.in_files();
+    const auto        bytes = (double) all.bytes;
+    const std::string read  = std::to_string(all.n_read) + " weights were repacked before; ";
+    NEURON_LOG("%s: %zu weights, %.1f MiB, repacked in %.1f s by at most %zu threads; %soriginals: %.1f MiB in the "
+               "model's file, %.1f MiB in host memory\n",
+               name, all.n, bytes / MIB, all.seconds, neuron_repack_threads(), all.n_read ? read.c_str() : "",
+               files / MIB, ctx.originals ? (bytes - files) / MIB : 0.0);
+    if (!all.first_not_read.empty()) {
+        NEURON_WARN(
+            "%s: %zu of %zu weights are not read from files of GGML_NEURON_REPACKED, but repacked now. The first "
+            "is %s. To write a file for this model and its kernels: kernelgen repack MODEL.gguf KERNELS\n",
+            name, all.n - all.n_read, all.n, all.first_not_read.c_str());
+    }
+}
+
 // Sets bytes of a tensor that is in a layout. Says, when the buffer has all that it has room for, how long that took: while it is filled,
 // llama.cpp shows how far it is.
 static void neuron_set_packed(ggml_backend_buffer_t       buffer,
@@ -208,23 +286,21 @@ static void neuron_set_packed(ggml_backend_buffer_t       buffer,
     const std::lock_guard<std::mutex> lock(ctx.packing);
     const auto                        begin = std::chrono::steady_clock::now();
     const bool                        whole = neuron_is_whole(tensor, packed.first, packed.last - packed.first);
-    neuron_require(neuron_write_packed(ctx, packed, data, whole), "writing", tensor);
+    const bool                        read  = whole && neuron_takes_repacked(ctx, tensor, packed, data);
+    if (!read) {
+        neuron_require(neuron_write_packed(ctx, packed, data, whole), "writing", tensor);
+    }
     if (!whole) {
         return;
     }
     auto & all = ctx.repacked;
     all.n++;
+    all.n_read += read;
     all.bytes += packed.last;
     all.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     const size_t taken = GGML_PAD(neuron_alloc_size(buffer->buft, tensor), NEURON_ALIGNMENT);
     if (all.taken < buffer->size && all.taken + taken >= buffer->size) {
-        constexpr double MIB   = 1 << 20;
-        const auto       files = (double) ctx.originals.in_files();
-        const auto       bytes = (double) all.bytes;
-        NEURON_LOG("%s: %zu weights, %.1f MiB, repacked in %.1f s by at most %zu threads; originals: %.1f MiB in the "
-                   "model's file, %.1f MiB in host memory\n",
-                   ggml_backend_buft_name(buffer->buft), all.n, bytes / MIB, all.seconds, neuron_repack_threads(),
-                   files / MIB, ctx.originals ? (bytes - files) / MIB : 0.0);
+        neuron_say_repacked(ctx, ggml_backend_buft_name(buffer->buft));
     }
     all.taken += taken;
 }

@@ -42,10 +42,12 @@ struct neuron_buffer {
 
     // Of buffers for a layout, what was set of whole tensors. Needs `packing`.
     struct {
-        size_t n       = 0;
-        size_t bytes   = 0;  // as ggml has them
-        size_t taken   = 0;  // of the buffer
-        double seconds = 0;
+        size_t      n       = 0;
+        size_t      n_read  = 0;     // from files of GGML_NEURON_REPACKED
+        size_t      bytes   = 0;     // as ggml has them
+        size_t      taken   = 0;     // of the buffer
+        double      seconds = 0;
+        std::string first_not_read;  // and why
     } repacked;
 
     neuron_host_copies copies;

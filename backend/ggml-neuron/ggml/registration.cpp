@@ -20,6 +20,7 @@
 #include "select/costs.h"
 #include "select/kernel_store.h"
 #include "weights/layouts.h"
+#include "weights/repacked.h"
 
 #include <algorithm>
 #include <memory>
@@ -318,6 +319,7 @@ static void ggml_backend_neuron_add_buffer_type(const neuron_kernel_store &     
         type.context.name += std::string("_") + neuron_layout_name(layout);
     }
     if (layout && ggml_backend_neuron_repacks() && kernels.has_layout(layout)) {
+        neuron_repacked_files();  // one that can't be used is said before weights are loaded
         device.extra_bufts.push_back(&type.buft);
     }
 }

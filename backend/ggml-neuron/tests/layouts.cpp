@@ -11,6 +11,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
+#include "gguf.h"
 #include "values.h"
 
 #include <fcntl.h>
@@ -20,6 +21,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -407,6 +409,99 @@ static void changed(ggml_type type) {
 }
 
 //
+// weights of models
+//
+
+// A model in the file that LAYOUTS_MODEL names, as llama.cpp maps it.
+class mapped_model {
+  public:
+    mapped_model() {
+        const char *     path   = getenv("LAYOUTS_MODEL");
+        ggml_context *   ctx    = nullptr;
+        gguf_init_params params = { true, &ctx };
+        gguf.reset(gguf_init_from_file(path ? path : "", params));
+        check(gguf != nullptr, "LAYOUTS_MODEL is not a model");
+        described.reset(ctx);
+        const int file = open(path, O_RDONLY);
+        size           = (size_t) lseek(file, 0, SEEK_END);
+        void * mapped  = mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
+        close(file);
+        check(mapped != MAP_FAILED, "the model is not mapped");
+        begin = (uint8_t *) mapped;
+    }
+
+    ~mapped_model() { munmap(begin, size); }
+
+    mapped_model(const mapped_model &) = delete;
+
+    // Returns tensors as the model has those of a type, which have no memory.
+    std::vector<ggml_tensor *> tensors_of(ggml_type type, ggml_context * ctx) const {
+        std::vector<ggml_tensor *> found;
+        for (ggml_tensor * t = ggml_get_first_tensor(described.get()); t;
+             t               = ggml_get_next_tensor(described.get(), t)) {
+            if (t->type == type) {
+                found.push_back(ggml_set_name(ggml_dup_tensor(ctx, t), t->name));
+            }
+        }
+        check(!found.empty(), "the model has no tensor of the type");
+        return found;
+    }
+
+    const uint8_t * data(const ggml_tensor * t) const {
+        return begin + gguf_get_data_offset(gguf.get()) +
+               gguf_get_tensor_offset(gguf.get(), gguf_find_tensor(gguf.get(), t->name));
+    }
+
+  private:
+    gguf_context_ptr gguf;
+    ggml_context_ptr described;
+    size_t           size;
+    uint8_t *        begin;
+};
+
+// Loads a model's tensors of a type, and prints what is in device memory of them, a line each.
+static void model(ggml_type type) {
+    const mapped_model               file;
+    tensors                          t;
+    const std::vector<ggml_tensor *> weights = file.tensors_of(type, t.get());
+    t.allocate(extra_buft());
+    for (const ggml_tensor * w : weights) {
+        ggml_backend_tensor_set((ggml_tensor *) w, file.data(w), 0, ggml_nbytes(w));
+    }
+    for (const ggml_tensor * w : weights) {
+        check(memcmp(contents(w).data(), file.data(w), ggml_nbytes(w)) == 0, "what is read back is not the model's");
+        for (const uint8_t byte : stored(w)) {
+            printf("%02x", byte);
+        }
+        printf("\n");
+    }
+}
+
+// Prints how many ms it takes to load a model's tensors of a type that a file of GGML_NEURON_REPACKED has, and the same by names that no
+// file has: the least of some turns.
+static void timed(ggml_type type) {
+    const mapped_model file;
+    double             least[2] = { INFINITY, INFINITY };
+    for (int turn = 0; turn < 10; turn++) {
+        tensors                          t;
+        const std::vector<ggml_tensor *> weights = file.tensors_of(type, t.get());
+        t.allocate(extra_buft());
+        const bool named = turn % 2 == 0;
+        const auto begin = std::chrono::steady_clock::now();
+        for (ggml_tensor * w : weights) {
+            const uint8_t * data = file.data(w);
+            if (!named) {
+                ggml_set_name(w, (std::string("not ") + w->name).c_str());
+            }
+            ggml_backend_tensor_set(w, data, 0, ggml_nbytes(w));
+        }
+        const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - begin;
+        least[turn % 2]                                       = std::min(least[turn % 2], taken.count());
+    }
+    printf("ms: %.3f %.3f\n", least[0], least[1]);
+}
+
+//
 // products
 //
 
@@ -654,6 +749,8 @@ int main(int argc, char ** argv) {
         { "mapped",       mapped                                           },
         { "memory",       memory                                           },
         { "changed",      changed                                          },
+        { "model",        model                                            },
+        { "timed",        timed                                            },
         { "product",      [](ggml_type t) { product_of(t, false, false); } },
         { "experts",      [](ggml_type t) { product_of(t, true, false); }  },
         { "group",        [](ggml_type t) { product_of(t, false, true); }  },

@@ -3,13 +3,13 @@
 #include "ggml-backend-impl.h"
 #include "report/environment.h"
 #include "select/tensors.h"
+#include "weights/threads.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -213,30 +213,6 @@ template <typename T> void transpose(const uint8_t * from, uint8_t * to, size_t 
     }
 }
 
-// Bytes for which a thread is worth its start, of some 20 us.
-constexpr size_t BYTES_PER_THREAD = (size_t) 256 << 10;
-
-// Calls use(first, last) for ranges of `n` parts of `bytes` bytes in all, each in a thread. Parts take the same time.
-template <typename F> void in_threads(size_t n, size_t bytes, F use) {
-    const size_t             n_threads = std::min({ neuron_repack_threads(), bytes / BYTES_PER_THREAD, n });
-    std::vector<std::thread> threads;
-    threads.reserve(n_threads);
-    size_t first = 0;
-    for (size_t i = 1; i < n_threads; i++) {
-        const size_t last = n * i / n_threads;
-        try {
-            threads.emplace_back([use, first, last] { use(first, last); });
-        } catch (const std::system_error &) {
-            break;  // the process has all threads that it may have: this one does the rest
-        }
-        first = last;
-    }
-    use(first, n);
-    for (std::thread & thread : threads) {
-        thread.join();
-    }
-}
-
 }  // namespace
 
 const char * neuron_buffer_type_get_name(ggml_backend_buffer_type_t buft) {
@@ -386,11 +362,11 @@ void neuron_layout::pack_parts(const uint8_t * from, uint8_t * to, size_t first,
 }
 
 void neuron_layout::pack(const uint8_t * from, uint8_t * to, size_t n_units) const {
-    in_threads(n_units * n_parts(true), n_units * unit_size,
-               [this, from, to](size_t first, size_t last) { pack_parts(from, to, first, last); });
+    neuron_in_threads(n_units * n_parts(true), n_units * unit_size,
+                      [this, from, to](size_t first, size_t last) { pack_parts(from, to, first, last); });
 }
 
 void neuron_layout::unpack(const uint8_t * from, uint8_t * to, size_t n_units) const {
-    in_threads(n_units * n_parts(false), n_units * unit_size,
-               [this, from, to](size_t first, size_t last) { permute<false>(from, to, first, last); });
+    neuron_in_threads(n_units * n_parts(false), n_units * unit_size,
+                      [this, from, to](size_t first, size_t last) { permute<false>(from, to, first, last); });
 }

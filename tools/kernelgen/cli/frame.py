@@ -36,6 +36,7 @@ COMMANDS = MappingProxyType(
         "build": "Do the whole job, from manifests to bundles.",
         "cache": "Look into the cache of NEFFs, and keep it in order.",
         "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
+        "repack": "Write a model's weights in the layouts that kernels want.",
         "coverage": "Say which nodes of a model's graphs have a kernel.",
         "forecast": "Say how long a token and a prompt take, by a model.",
         "report": "Write a page about a model's kernels.",

@@ -96,14 +96,12 @@ class Option:
         ms: of a call's products by weights.
         memory: what a core holds.
         cores: the fewest, of 1, 2, 4, …, that hold it; None where 64 do not.
-        host: bytes of host memory that the originals of widened weights take where the model is loaded without mmap.
     """
 
     widened: Widened
     ms: float
     memory: Memory
     cores: int | None
-    host: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +155,6 @@ class Choice:
         one = self.options[name]
         held = (one.memory.weights + one.memory.cache) / (1 << 30)
         parts = [f"{held:.1f} of {one.memory.device >> 30} GiB"]
-        if one.host:
-            parts.append(f"{one.host / (1 << 30):.1f} GiB of host memory for the originals without mmap")
         if not has_room(one.memory):
             parts.append(f"fits over {one.cores} cores" if one.cores else f"does not fit {_CORES[-1]} cores")
         return f"{name} {one.ms:.1f} ms ({', '.join(parts)})"
@@ -198,8 +194,7 @@ def _choice(products: Products, chip: Chip, cores: int) -> Choice:
 
     def option(widened: Widened) -> Option:
         fewest = next((n for n in _CORES if has_room(memory(widened, n))), None)
-        host = sum(products.bytes[weight] for weight in widened)
-        return Option(widened, products.ms(chip, cores, widened), memory(widened, cores), fewest, host)
+        return Option(widened, products.ms(chip, cores, widened), memory(widened, cores), fewest)
 
     everything = frozenset(products.bytes)
     options = {AS_GGML: option(frozenset()), BF16: option(everything)}

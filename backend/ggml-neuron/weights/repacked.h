@@ -1,0 +1,54 @@
+// Weights that `kernelgen repack` brought into a layout, in files that GGML_NEURON_REPACKED names: docs/bundle-format.md.
+
+#pragma once
+
+#include "../../bundle/src/mapping.h"
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+// Words of a file's `kernelgen.weights.words` for each weight.
+constexpr size_t NEURON_REPACKED_WORDS = 8;
+
+// A file of such weights.
+struct neuron_repacked_file {
+    std::string path;
+    std::string model;  // that it was made of
+    nk::mapping bytes;
+};
+
+// A weight in such a file.
+struct neuron_repacked_weight {
+    std::shared_ptr<const neuron_repacked_file> file;
+    uint64_t                                    words[NEURON_REPACKED_WORDS];
+    size_t                                      offset = 0;
+    size_t                                      size   = 0;
+
+    // Returns whether it is of a type, in a layout, and of a shape.
+    bool is_like(const ggml_tensor * t) const;
+
+    // The digest of the bytes as ggml has them, and of those that the file has.
+    uint64_t original() const { return words[5]; }
+
+    uint64_t stored() const { return words[6]; }
+
+    // Copies bytes from one of a multiple of 8 on, and adds what they are to a sum for neuron_digest_of. Returns false when the file has
+    // them no more.
+    bool read(size_t at, uint8_t * to, size_t n, uint64_t & sum) const;
+};
+
+// The weights of all files, by name.
+using neuron_repacked_weights = std::multimap<std::string, neuron_repacked_weight>;
+
+// Returns them; opens the files when it is called first, and warns of those that can't be used.
+const neuron_repacked_weights & neuron_repacked_files();
+
+// Returns the weight that was made of a tensor's bytes, for the layout of its buffer. Where there is none, returns NULL and why.
+const neuron_repacked_weight * neuron_find_repacked(const ggml_tensor * t, const uint8_t * data, std::string & why);
+
+// Returns a digest from the sum of what the words of all bytes are.
+uint64_t neuron_digest_of(uint64_t sum, size_t n_bytes);
