@@ -149,6 +149,20 @@ def test_short_rows_of_weights_take_longer_to_read() -> None:
         assert set(found.narrow) == ({row} if row < 4096 else set())
         times[row] = of_work(found, chip).memory / (found.read + found.written)
     assert times[512] == pytest.approx(times[4096] * 262 / 160, rel=0.01)
+    weights = ((1, 1, 2048, 256), "float16")  # as ggml's kernels have them: rows of 512 bytes
+    product = (((3,), (3,)), ((0, 1), (0, 1)))
+    x = ((1, 1, 1, 256), "float16")
+    direct = work(lambda x, w: jax.lax.dot_general(x, w, product), x, weights)
+    converted = work(
+        lambda x, w: jax.lax.dot_general(x, w.astype(x.dtype), product), ((1, 1, 1, 256), "float32"), weights
+    )
+    experts = work(
+        lambda x, w, n: jax.lax.dynamic_index_in_dim(w, n, 0, False) @ x, bf16(256), bf16(8, 2048, 256), ((), "int32")
+    )
+    for found in (direct, converted, experts):
+        assert found.narrow == {512: 2 * 2048 * 256}
+    heads = work(lambda q, k: jnp.einsum("hd,hcd->hc", q, k), bf16(8, 128), bf16(8, 4096, 128))
+    assert not heads.narrow  # of several matrices
     assert times[4096] < times[2048] < times[512]
 
 

@@ -77,6 +77,28 @@ def test_spills_take_memory_of_rings_and_transformers_spill_less() -> None:
     assert (small.ring_bytes, small.compile_memory_mb) == (0, 1024)
 
 
+def test_what_is_written_in_place_is_no_spill_in_a_loop_or_outside() -> None:
+    cache, row, at = ((4096, 1024), F32), ((64, 1024), F32), ((64,), "int32")
+
+    def loop(cache: jnp.ndarray, row: jnp.ndarray, _: jnp.ndarray) -> jnp.ndarray:
+        return lax.fori_loop(0, 32, lambda n, c: lax.dynamic_update_slice(c, row * 2, (n * 64, 0)), cache)
+
+    def slices(cache: jnp.ndarray, row: jnp.ndarray, at: jnp.ndarray) -> tuple[jnp.ndarray, jnp.ndarray]:
+        written = lax.dynamic_update_slice(cache, row, (at[0], 0))
+        return written, written[:64] @ row.T
+
+    def scattered(cache: jnp.ndarray, row: jnp.ndarray, at: jnp.ndarray) -> tuple[jnp.ndarray, jnp.ndarray]:
+        written = cache.at[at].set(row, mode="promise_in_bounds")
+        return written, written[:64] @ row.T
+
+    whole = 4096 * 1024 * 4 // model.RUN
+    for function, descriptors in ((loop, 32 * 64), (slices, 64), (scattered, 64)):
+        found = estimate(canonical(function, cache, row, at), "trn1")
+        assert found.ring_bytes == 0, function.__name__
+        # the cache and the rows in, the cache out, and the rows that are written
+        assert found.dma_descriptors == pytest.approx(2 * whole + 64 + descriptors, abs=16), function.__name__
+
+
 def test_what_is_not_a_module_is_refused() -> None:
     with pytest.raises(ValueError, match="HloModuleProto"):
         estimate(b"nothing", "trn1")

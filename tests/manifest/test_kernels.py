@@ -320,3 +320,26 @@ graphs:
     of = {bundle.target: set(bundle.kernels) for bundle in plan.bundles}
     assert [len(ids) for ids in of.values()] == [7, 7, 7] and len(set.intersection(*of.values())) == 1
     assert {kernel.targets for kernel in plan.kernels} == {()}
+
+
+def test_a_group_is_for_those_targets_that_it_names(tmp_path: Path, library: Library) -> None:
+    file = tmp_path / "m.yaml"
+    entry = """
+  - inputs: {{x: "(4,1,1,1)/f32"}}
+    nodes:
+      - {{name: a, op: relu, inputs: [x], output: "(4,1,1,1)/f32"}}
+      - {{name: b, op: {op}, inputs: [a], output: "(4,1,1,1)/f32"}}
+    outputs: [b]
+    {more}"""
+    entries = [("relu", "targets: [trn2]"), ("sqr", "targets: [inf2, trn1]"), ("sqr", "targets: [trn2]"), ("neg", "")]
+    text = "".join(entry.format(op=op, more=more) for op, more in entries)
+    file.write_text(f"format: 1\nname: t\ntargets: [trn1, inf2, trn2]\ngraphs:{text}\n")
+    (request,) = manifest.load([file], Catalog([library]))
+    plan = Plan.merge([request])
+    ops = {kernel.spec.id: kernel.spec for kernel in plan.kernels}
+    for target, lasts in (("trn1", "neg sqr"), ("inf2", "neg sqr"), ("trn2", "neg relu sqr")):
+        (bundle,) = [bundle for bundle in plan.bundles if bundle.target == target]
+        specs = [ops[id] for id in {kernel.spec.id for kernel in request.kernels_for(target)}]
+        assert len(bundle.kernels) == len(specs)
+        assert sorted(s.nodes[-1].op for s in specs if isinstance(s, GraphSpec)) == lasts.split()
+        assert sorted(s.op for s in specs if isinstance(s, KernelSpec)) == sorted({"relu", *lasts.split()})

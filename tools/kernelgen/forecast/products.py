@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import ceil
 from types import MappingProxyType
 
-from kernelgen.forecast.work import Work
+from kernelgen.forecast.work import LONG_ROW, Work
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.ggml.weight_layouts import BF16
@@ -70,6 +70,9 @@ def of_product(op: str, weight: TensorDesc, output: TensorDesc) -> Work:
     blocks = elements // kind.block
     widened = weight.layout == BF16
     work = Work(read=2 * elements if widened else blocks * kind.size)
+    row = int(work.read) // (matrices * columns)
+    if columns > 1 and row < LONG_ROW:
+        work.narrow[row] = int(work.read)
     tiles = min(ceil(a / PARTITIONS) * max(b, PARTITIONS) for a, b in ((rows, columns), (columns, rows)))
     found = work.columns if min(rows, columns) <= PARTITIONS else work.columns_many
     found[_DTYPES.get(weight.dtype, "bfloat16")] = matrices * ceil(inner / PARTITIONS) * tiles
@@ -83,7 +86,7 @@ def added(works: Iterable[tuple[Work, int]]) -> Work:
     """Returns the sum of what products take, each so often."""
     total = Work()
     for work, count in works:
-        for name in ("columns", "columns_many"):
+        for name in ("columns", "columns_many", "narrow"):
             for key, n in getattr(work, name).items():
                 getattr(total, name)[key] += count * n
         for name in ("read", "vector", "vector_two", "either", "elements"):

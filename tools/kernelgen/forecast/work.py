@@ -34,6 +34,9 @@ _SCALAR = frozenset(
     "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
 )
 _SAME_BYTES = frozenset("bitcast bitcast-convert optimization-barrier reshape".split())
+_MADE = frozenset("custom-call dot sort while".split())
+"""What rows of a matrix are not looked for behind."""
+_SLICES = frozenset(("dynamic-slice", "slice"))
 _VIEWS = _SAME_BYTES | {"get-tuple-element", "tuple"}
 """What shows its operand as it is."""
 _FREE = _VIEWS | frozenset("after-all broadcast constant iota parameter partition-id replica-id slice".split())
@@ -55,7 +58,8 @@ class Work:
 
     Attributes:
         read: bytes of parameters.
-        narrow: of these, bytes of matrices with short rows, by bytes of a row: a row is what lies in one piece for DMA.
+        narrow: of these, bytes of matrices with short rows, by bytes of a row: a row is what lies in one piece for DMA. Blocks of a
+            quantized type lie in such a row, too.
         written: bytes of results.
         spilled: bytes that are written and read again since SBUF has no room.
         columns: that move through tiles of the tensor engine, by dtype, of products of at most 128 rows.
@@ -207,20 +211,47 @@ class _WorkCount:
                 continue
             if n == 0 and i.opcode == "gather":
                 continue
-            if n == 0 and i.opcode in ("slice", "dynamic-slice"):
+            if n == 0 and i.opcode in _SLICES:
                 self.work.read += times * size(i.shape)
-            elif (origin := self.origin(computation, o)) not in seen:
+            elif (origin := self.origin(computation, o).id) not in seen:
                 seen.add(origin)
                 self.work.read += times * size(o.shape)
-                if i.opcode == "dot" and len(o.shape.dimensions) == 2:
-                    row = size(o.shape) // max(o.shape.dimensions[0], 1)
-                    if row < LONG_ROW:
-                        self.work.narrow[row] += ceil(times * size(o.shape))
+        for o in operands if i.opcode == "dot" else ():
+            self.matrix(computation, o, memory, times, seen)
 
-    def origin(self, computation: Any, i: Any) -> int:
+    def matrix(self, computation: Any, operand: Any, memory: dict[int, Any], times: float, seen: set[int]) -> None:
+        """Counts what a product reads of device memory in short rows: an operand that is one matrix, or what it is made of.
+
+        Args:
+            computation: of the product.
+            operand: of the product.
+            memory: whether a value of the computation lies in device memory.
+            times: how often the product is made.
+            seen: where values that were counted are noted, as the complement of their numbers.
+        """
+        rows = prod(operand.shape.dimensions[:-1])
+        waiting = [operand] if rows > 1 and rows == operand.shape.dimensions[-2] else []
+        while waiting:
+            i = self.origin(computation, waiting.pop())
+            if ~i.id in seen or i.opcode in _MADE:
+                continue
+            seen.add(~i.id)
+            sliced = i.opcode in _SLICES and memory[i.operand_ids[0]] is True
+            if not sliced and memory[i.id] is not True:
+                waiting += self.m.operands(computation, i)[i.opcode == "gather" :]  # codes of a table of values
+                continue
+            source = self.m.operands(computation, i)[0] if sliced else i
+            axis = next((n for n in range(len(i.shape.dimensions)) if prod(i.shape.dimensions[: n + 1]) == rows), None)
+            if axis is not None and axis + 1 < len(i.shape.dimensions):
+                row = size(source.shape) // prod(source.shape.dimensions[: axis + 1])
+                if row < LONG_ROW:
+                    self.work.narrow[row] += ceil(times * size(i.shape))
+
+    def origin(self, computation: Any, i: Any) -> Any:
+        """Returns the instruction whose bytes another one shows."""
         while i.opcode in _SAME_BYTES:
             (i,) = self.m.operands(computation, i)
-        return int(i.id)
+        return i
 
     def instruction(self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float) -> Any:
         """Counts an instruction, and returns whether its value lies in device memory."""

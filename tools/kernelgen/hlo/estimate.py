@@ -62,9 +62,8 @@ _PASSES = {"batch-norm-training": 3, "batch-norm-inference": 1, "batch-norm-grad
 """Instructions for a tile, of what takes several."""
 _NAMED = {"AwsNeuronSoftmax": 4, "AwsNeuronRmsNorm": 4, "AwsNeuronSoftmaxBackward": 4}
 """The same, of custom calls; the others of AWS's take one."""
-_MATERIALIZED = frozenset(
-    "concatenate convolution dot dynamic-update-slice gather reduce reduce-window scatter sort".split()
-)
+_IN_PLACE = frozenset(("dynamic-update-slice", "scatter"))
+_MATERIALIZED = _IN_PLACE | frozenset("concatenate convolution dot gather reduce reduce-window sort".split())
 _MARKERS = ("Marker", "Sharding", "StaticRing")
 """In names of custom calls that only show their operand."""
 
@@ -236,8 +235,10 @@ class _InstructionCount:
             self.work[engine] += times * _PASSES.get(i.opcode, 1) * tiles.get(i.id, _tiles(made))
         if i.opcode.startswith("batch-norm"):
             self.work["Activation"] += times * tiles.get(i.id, _tiles(made))
-        # What follows such an instruction element by element is fused with it: one tensor for all of them.
-        if i.opcode in _MATERIALIZED and size(i.shape) > SPILL and i.id != computation.root_id:
+        # What follows such an instruction element by element is fused with it: one tensor for all of them. What is written over
+        # in place was there before, and the descriptors of what is written are counted: in a loop a slice of it in each turn.
+        made_anew = i.opcode in _MATERIALIZED - _IN_PLACE
+        if made_anew and size(i.shape) > SPILL and i.id != computation.root_id:
             self.spilled += 2 * times * _runs(i.shape)
 
     def dot(self, computation: Any, i: Any, operands: list[Any], times: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelgen.emitters.catalog import Catalog
@@ -96,12 +96,13 @@ class _GraphEntry(KernelEntry):
         weights = self._weights()
         has_layout = False
         fallback = self.entry.get("fallback")
+        only = self._only_targets()
         for values in self._combinations():
             specs: dict[GraphSpec, list[str]] = {}
             for targets, wishes in self.weights.by_targets:
                 spec = self._group(values, weights, wishes)
-                if spec is not None:
-                    specs.setdefault(spec, []).extend(targets)
+                if spec is not None and (of := [target for target in targets if target in only]):
+                    specs.setdefault(spec, []).extend(of)
             for spec, of in specs.items():
                 has_layout = has_layout or any(
                     t is not None and t.tensor.layout for node in spec.nodes for t in node.inputs
@@ -117,6 +118,16 @@ class _GraphEntry(KernelEntry):
         self._check_layouts(has_layout)
         # Groups of several sizes have nodes in common; each kernel is listed once.
         return list(dict.fromkeys(found)) if self.good else []
+
+    def _only_targets(self) -> Sequence[str]:
+        """Returns the targets that have the group's kernel."""
+        node = self.entry.get("targets")
+        if node is None:
+            return self.choice.targets
+        for item in node.value:
+            if item.text not in self.choice.targets:
+                self.fail(item, f"the manifest is not for {item.text}", "add it to the manifest's targets, or remove it")
+        return [item.text for item in node.value]
 
     def _weights(self) -> set[str]:
         """Returns the inputs that may be in a layout: those that are read whole, and as a weight, wherever they are used."""
