@@ -65,10 +65,10 @@ def test_the_bound_of_visible_keys_changes_nothing() -> None:
 
 
 def hidden(tokens: int, n_kv: int) -> Array:
-    """Returns a mask that hides half of the keys, the first 2,100 of most tokens, all but the last of one, and all of another."""
+    """Returns a mask that hides half of the keys, the first 2,100 or half of most tokens, all but the last of one, and all of another."""
     rng = np.random.default_rng(6)
     mask = np.where(rng.random((tokens, n_kv)) < 0.5, -np.inf, rng.normal(size=(tokens, n_kv)))
-    mask[2:, :2100] = -np.inf
+    mask[2:, : min(2100, n_kv // 2)] = -np.inf
     mask[1, :-1], mask[1, -1] = -np.inf, 0
     mask[-2] = -np.inf
     return mask
@@ -93,6 +93,39 @@ def test_keys_in_blocks(dtype: str, masked: bool, sinks: bool, params: dict[str,
     y = check(kernel, 1e-4 if dtype == "bf16" else 1e-6, **({"src3": hidden(16, 5000)} if masked else {}))
     if masked and not sinks:
         assert not y[0, -2].any() and y[0, 1].all()
+
+
+@pytest.mark.parametrize(("tokens", "n_kv", "sinks"), [(200, 600, True), (128, 600, False)])
+def test_prompts_in_blocks(tokens: int, n_kv: int, sinks: bool) -> None:
+    """Of 32 heads, whose scores are computed for 128 tokens and 512 keys at once, and for what remains of both."""
+    kv = f"(8,{n_kv},4,1)/f16"
+    inputs = [f"(8,{tokens},32,1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16", "(32,1,1,1)/f32" if sinks else None]
+    check(spec("flash_attn_ext", inputs, f"(8,32,{tokens},1)/f32", scale=0.25), 1e-6, src3=hidden(tokens, n_kv))
+
+
+def scores_at_once(tokens: int, n_kv: int, heads: int, **params: bool) -> set[tuple[int, int]]:
+    """Returns for how many tokens and keys attention in JAX computes scores at once."""
+    kv = f"(16,{n_kv},{heads},1)/f16"
+    inputs = [f"(16,{tokens},{heads},1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16"]
+    kernel = spec("flash_attn_ext", inputs, f"(16,{heads},{tokens},1)/f32", scale=0.25, **params)
+    module = proto.parse(emit(kernel, ("jax",)))
+    shapes = (i.shape.dimensions for c in module.computations for i in c.instructions if i.opcode == "exponential")
+    return {(shape[2], shape[3]) for shape in shapes if len(shape) == 4}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n_kv", "heads", "at_once"),
+    [
+        (128, 4096, 32, {(128, 512)}),
+        (512, 1024, 32, {(128, 512)}),
+        (512, 4096, 8, {(128, 2048)}),
+        (200, 600, 32, {(128, 512), (128, 88), (72, 512), (72, 88)}),
+        (512, 512, 8, {(512, 512)}),
+        (127, 4096, 32, {(127, 2048)}),
+    ],
+)
+def test_scores_of_a_prompt_fit_into_sbuf(tokens: int, n_kv: int, heads: int, at_once: set[tuple[int, int]]) -> None:
+    assert scores_at_once(tokens, n_kv, heads) == at_once
 
 
 @pytest.mark.parametrize(
