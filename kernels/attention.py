@@ -5,6 +5,7 @@ import numpy as np
 from jax import Array, lax
 
 from kernelgen.emitters import emitter
+from kernelgen.ggml.causality import TOKENS, seen
 from kernelgen.ggml.tensor import TensorDesc
 
 from .common import PREC_F32, add_mask, f32, grouped_dot, per_head, per_row, repeat, result
@@ -12,9 +13,6 @@ from .dequantize import floats
 
 QUERIES, KEYS = 128, 2048
 """Queries of all heads, and keys, whose scores are computed at once: 8 KiB in each of SBUF's 128 partitions."""
-
-ROWS = 128
-"""Tokens of a prompt whose scores are computed at once: those of a head fill the partitions."""
 
 SCORES, FEWEST_KEYS = 2 << 20, 512
 """Scores of a prompt that are computed at once: 8 MiB, a third of trn1's SBUF. But of as many keys at least."""
@@ -33,6 +31,7 @@ def flash_attn_ext(
     logit_softcap: float = 0.0,
     prec: int = 0,
     n_kv_max: int = 0,
+    causal: bool = False,
     inputs,
     out,
 ):
@@ -46,23 +45,24 @@ def flash_attn_ext(
     Where scores are many, keys pass by in blocks, and sums, maximum and total of each query are carried from one to the next; of a
     prompt for 128 tokens after the other, so that the scores of all heads fit into SBUF beside the rest. Measured by others on trn1
     and trn2, attention in XLA that held the scores of all of 8,448 keys moved 2.1 GB of them to HBM and back, and took 3 to 5 times
-    as long as a kernel in NKI with blocks; this form was not measured. No block is skipped: which keys a query sees is known from
-    the mask alone, when the kernel runs, and neuronx-cc takes no condition.
+    as long as a kernel in NKI with blocks; this form was not measured. With `causal`, keys that none of the
+    128 tokens sees are left out (`kernelgen.ggml.causality`).
 
     q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16, bf16 or quantized, K2 and V2 dividing
     H; mask: [M3, M2, n or more, n_kv] f16; sinks: [1, 1, 1, H] f32. Returns [B, n, H, DV] f32.
     """
     batches, heads, n, _ = q.shape
     n_kv = k.shape[2]
-    rows, width = _block(batches * heads, n, n_kv)
+    rows, width = _block(batches * heads, n, n_kv, causal)
     parts = []
     for first in range(0, n, rows):
         part = lax.slice_in_dim(q, first, min(first + rows, n), axis=2)
+        n_seen = seen(n, n_kv, first, part.shape[2]) if causal else n_kv
         sums = total = None
         # The largest score so far, of no key or of the sink; the latter adds one to the total.
         top = None if sinks is None else per_head(sinks, part)
-        for start in range(0, n_kv, width):
-            end = min(start + width, n_kv)
+        for start in range(0, n_seen, width):
+            end = min(start + width, n_seen)
             keys, values = (_keys(x, t, start, end - start) for x, t in ((k, inputs[1]), (v, inputs[2])))
             scores = grouped_dot(keys, lax.convert_element_type(part, keys.dtype), 3)  # [B, H, rows, width]
             if logit_softcap:
@@ -93,10 +93,10 @@ def flash_attn_ext(
     return result(lax.concatenate(parts, 1) if len(parts) > 1 else parts[0], out)
 
 
-def _block(heads: int, n: int, n_kv: int) -> tuple[int, int]:
+def _block(heads: int, n: int, n_kv: int, causal: bool) -> tuple[int, int]:
     """Returns of how many tokens and keys the scores are computed at once: of all where scores are few."""
-    if n >= ROWS and heads * n * n_kv > SCORES:
-        return ROWS, min(max(SCORES // (heads * ROWS) // FEWEST_KEYS, 1) * FEWEST_KEYS, KEYS, n_kv)
+    if n >= TOKENS and (causal or heads * n * n_kv > SCORES):
+        return TOKENS, min(max(SCORES // (heads * TOKENS) // FEWEST_KEYS, 1) * FEWEST_KEYS, KEYS, n_kv)
     return n, KEYS if n_kv > KEYS and heads * n * n_kv > QUERIES * KEYS else n_kv
 
 

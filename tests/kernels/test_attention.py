@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from harness import Array, check, emit, spec
+from harness import Array, check, emit, spec, tensor
 from test_softmax import causal
 
+from kernelgen.ggml import ops, shapes
 from kernelgen.hlo import proto
 
 Q, KV, MASK, OUT = "(16,5,8,1)/f32/(4,512,64,2560)", "(16,12,2,1)/f16/(2,64,32,768)", "(12,5,1,1)/f16", "(16,8,5,1)/f32"
@@ -126,6 +127,60 @@ def scores_at_once(tokens: int, n_kv: int, heads: int, **params: bool) -> set[tu
 )
 def test_scores_of_a_prompt_fit_into_sbuf(tokens: int, n_kv: int, heads: int, at_once: set[tuple[int, int]]) -> None:
     assert scores_at_once(tokens, n_kv, heads) == at_once
+
+
+def by_tiles(tokens: int, n_kv: int) -> Array:
+    """Returns a mask that hides as little as `causal` asks for: of 128 tokens what is behind the last one."""
+    rng = np.random.default_rng(7)
+    last = np.minimum(np.arange(tokens) // 128 * 128 + 128, tokens)
+    hidden_keys = np.arange(n_kv) >= (n_kv - tokens + last)[:, None]
+    return np.where(hidden_keys | (rng.random((tokens, n_kv)) < 0.2), -np.inf, rng.normal(size=(tokens, n_kv)))
+
+
+@pytest.mark.parametrize("language", ["jax", "nki"])
+@pytest.mark.parametrize(
+    ("tokens", "n_kv", "params"), [(300, 300, {}), (256, 400, {"logit_softcap": 5.0, "max_bias": 8.0}), (16, 40, {})]
+)
+def test_keys_that_a_causal_mask_hides_are_left_out(
+    tokens: int, n_kv: int, params: dict[str, float], language: str
+) -> None:
+    kv = f"(16,{n_kv},1,1)/f16"
+    inputs = [f"(16,{tokens},2,1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16", "(2,1,1,1)/f32"]
+    kernel = spec("flash_attn_ext", inputs, f"(16,2,{tokens},1)/f32", scale=0.25, causal=True, **params)
+    check(kernel, 1e-5, languages=(language,), src3=by_tiles(tokens, n_kv))
+
+
+def test_a_causal_kernel_computes_the_scores_of_what_tokens_see() -> None:
+    assert scores_at_once(512, 640, 8, causal=True) == {(128, 256), (128, 384), (128, 512), (128, 640)}
+    assert scores_at_once(200, 200, 8, causal=True) == {(128, 128), (72, 200)}
+    assert scores_at_once(100, 640, 8, causal=True) == {(100, 640)}
+
+
+def test_a_kernel_that_is_not_causal_has_no_such_parameter() -> None:
+    plain, other, causal_one = (
+        spec("flash_attn_ext", [Q, KV, KV, MASK], OUT, scale=0.25, **params)
+        for params in ({}, {"causal": False}, {"causal": True})
+    )
+    assert plain == other != causal_one
+    assert "causal" not in dict(plain.params)
+    assert (plain.op_params[15], causal_one.op_params[15]) == (0, 1)
+    decoded = ops.op("flash_attn_ext").decode(causal_one.op_params)
+    assert decoded == dict(causal_one.params)
+    assert ops.op("flash_attn_ext").decode(plain.op_params) == dict(plain.params)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([Q, KV, KV], "causal needs a mask"),
+        (["(16,13,8,1)/f32", KV, KV, "(12,13,1,1)/f16"], "causal needs as many keys as tokens, 13, not 12"),
+    ],
+)
+def test_causal_kernels_have_a_mask_and_a_key_for_each_token(inputs: list[str], message: str) -> None:
+    n = tensor(inputs[0]).ne[1]
+    kernel = spec("flash_attn_ext", [*inputs], f"(16,8,{n},1)/f32", scale=0.25, causal=True)
+    problems = shapes.check(kernel.op, kernel.inputs, kernel.output, dict(kernel.params), None)
+    assert [problem.message for problem in problems] == [message]
 
 
 @pytest.mark.parametrize(
