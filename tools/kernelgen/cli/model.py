@@ -70,6 +70,11 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
     f"[default: {_FUSE}; of files that list kernels none]",
 )
 @click.option(
+    "--causal",
+    is_flag=True,
+    help="Let attention of graph kernels leave out keys that a causal mask hides. Calls whose masks hide less have other kernels.",
+)
+@click.option(
     "--weights",
     multiple=True,
     type=click.Choice([*weight_layouts.LAYOUTS, *_WORDS]),
@@ -90,6 +95,7 @@ def command(
     llama_cpp: Path | None,
     python: str | None,
     fuse: str | None,
+    causal: bool,
     weights: tuple[str, ...],
     catalog: Catalog,
 ) -> None:
@@ -117,6 +123,8 @@ def command(
         _list(context, found, output, name, targets, catalog, fuse or "none", weights)
         return
     fuse, weights = fuse or _FUSE, weights or (_AUTO,)
+    if causal and groups.cut_of(fuse) is None:
+        raise KernelgenError(f"--causal is for graph kernels, and --fuse {fuse} makes none")
     if settings.split and _layouts(weights):
         hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
         raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
@@ -127,14 +135,14 @@ def command(
     if source.kind is Kind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
-                derived, model = _derive(asked, header.file, settings, catalog, fuse, shortest)
+                derived, model = _derive(asked, header.file, settings, catalog, fuse, causal, shortest)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
             notes = header.notes
     elif python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = _derive(asked, source.path, settings, catalog, fuse, shortest)
+        derived, model = _derive(asked, source.path, settings, catalog, fuse, causal, shortest)
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
@@ -147,7 +155,7 @@ def command(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path, settings),
-        _made_by(settings, source.path, fuse, weights),
+        _made_by(settings, source.path, fuse, causal, weights),
         {choice.chip.target: choice.layouts for choice in choices} or _layouts(weights),
     )
     kernels = _write(output, head, derived, catalog)
@@ -156,7 +164,13 @@ def command(
 
 
 def _derive(
-    asked: exporter.Exporter, file: Path, settings: Settings, catalog: Catalog, fuse: str, shortest: _ShortestCall
+    asked: exporter.Exporter,
+    file: Path,
+    settings: Settings,
+    catalog: Catalog,
+    fuse: str,
+    causal: bool,
+    shortest: _ShortestCall,
 ) -> tuple[Derived, ModelHeader]:
     model: list[ModelHeader] = []
 
@@ -166,7 +180,7 @@ def _derive(
             shortest.see(call, graph)
             yield call, graph
 
-    return derive(settings, catalog, export, groups.cut_of(fuse)), model[0]
+    return derive(settings, catalog, export, groups.cut_of(fuse), causal=causal), model[0]
 
 
 class _ShortestCall:
@@ -272,7 +286,7 @@ def _weights(weights: tuple[str, ...], default: str) -> list[str]:
     return [word for layout in weights if layout != default for word in ("--weights", layout)]
 
 
-def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]) -> list[str]:
+def _made_by(settings: Settings, path: Path, fuse: str, causal: bool, weights: tuple[str, ...]) -> list[str]:
     """The command that writes the manifest again, but for where files and programs are."""
     parts = [
         "kernelgen",
@@ -302,6 +316,7 @@ def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]
         parts += ["--split-mode", "tensor", "--devices", _joined(settings.devices)]
     if fuse != _FUSE:
         parts += ["--fuse", fuse]
+    parts += ["--causal"] * causal
     parts += _weights(weights, _AUTO)
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     # A shell reads the lines as one.
