@@ -1,12 +1,11 @@
 """Fused attention, and the scores by which sparse attention chooses its keys."""
 
-import math
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from kernelgen.emitters import emitter
+from kernelgen.ggml.causality import TOKENS, seen
 from kernelgen.ggml.tensor import TensorDesc
 
 from .common import PREC_F32, add_mask, f32, grouped_dot, per_head, per_row, repeat, result
@@ -14,6 +13,9 @@ from .dequantize import floats
 
 QUERIES, KEYS = 128, 2048
 """Queries of all heads, and keys, whose scores are computed at once: 8 KiB in each of SBUF's 128 partitions."""
+
+SCORES, FEWEST_KEYS = 2 << 20, 512
+"""Scores of a prompt that are computed at once: 8 MiB, a third of trn1's SBUF. But of as many keys at least."""
 
 
 @emitter("flash_attn_ext", types="f32, float quantized, float quantized, f16, f32")
@@ -29,6 +31,7 @@ def flash_attn_ext(
     logit_softcap: float = 0.0,
     prec: int = 0,
     n_kv_max: int = 0,
+    causal: bool = False,
     inputs,
     out,
 ):
@@ -39,50 +42,62 @@ def flash_attn_ext(
     hides from every key gets zeros. `n_kv_max` says how many keys a query sees at most, for kernels that gather them; all are read
     here, and the mask hides the others.
 
-    Where scores are many, keys pass by in blocks, and sums, maximum and total of each query are carried from one to the next.
-    Measured by others on trn1 and trn2, attention in XLA that held the scores of all of 8,448 keys moved 2.1 GB of them to HBM and
-    back, and took 3 to 5 times as long as a kernel in NKI with blocks; this form was not measured. No block is skipped: which keys
-    a query sees is known from the mask alone, when the kernel runs, and neuronx-cc takes no condition.
+    Where scores are many, keys pass by in blocks, and sums, maximum and total of each query are carried from one to the next; of a
+    prompt for 128 tokens after the other, so that the scores of all heads fit into SBUF beside the rest. Measured by others on trn1
+    and trn2, attention in XLA that held the scores of all of 8,448 keys moved 2.1 GB of them to HBM and back, and took 3 to 5 times
+    as long as a kernel in NKI with blocks; this form was not measured. With `causal`, keys that none of the
+    128 tokens sees are left out (`kernelgen.ggml.causality`).
 
     q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16, bf16 or quantized, K2 and V2 dividing
     H; mask: [M3, M2, n or more, n_kv] f16; sinks: [1, 1, 1, H] f32. Returns [B, n, H, DV] f32.
     """
-    sums = total = None
-    # The largest score so far, of no key or of the sink; the latter adds one to the total.
-    top = None if sinks is None else per_head(sinks, q)
-    for start, width in _blocks(math.prod(q.shape[:3]), k.shape[2]):
-        keys, values = (_keys(x, t, start, width) for x, t in ((k, inputs[1]), (v, inputs[2])))
-        scores = grouped_dot(keys, lax.convert_element_type(q, keys.dtype), 3)  # [B, H, n, width]
-        if logit_softcap:
-            cap = np.float32(logit_softcap)
-            scores = cap * lax.tanh(scores * (np.float32(scale) / cap))
-        else:
-            scores = scores * np.float32(scale)
-        if mask is not None:
-            scores = add_mask(scores, lax.slice_in_dim(mask, start, start + width, axis=3), max_bias)
-        # The maximum of a query that sees nothing is -inf, and -inf - -inf would be no number: it is held at the least finite one,
-        # so that the weights are zeros. Of any other query they sum to one at least, for that of the maximum is one.
-        before, top = top, lax.reduce(scores, np.finfo(np.float32).min, lax.max, (3,))
-        if before is not None:
-            top = lax.max(top, before)
-        weights = lax.exp(scores - per_row(top, scores))
-        added = lax.reduce_sum(weights, (3,))
-        if prec == PREC_F32:
-            values = f32(values)
-        y = grouped_dot(values, lax.convert_element_type(weights, values.dtype), 2)  # [B, H, n, DV]
-        if before is not None:
-            kept = lax.exp(before - top)
-            added = added + (kept if total is None else total * kept)
-            y = y if sums is None else sums * per_row(kept, y) + y
-        sums, total = y, added
-    total = lax.max(total, np.float32(1))
-    return result(lax.transpose(sums / per_row(total, sums), (0, 2, 1, 3)), out)
+    batches, heads, n, _ = q.shape
+    n_kv = k.shape[2]
+    rows, width = _block(batches * heads, n, n_kv, causal)
+    parts = []
+    for first in range(0, n, rows):
+        part = lax.slice_in_dim(q, first, min(first + rows, n), axis=2)
+        n_seen = seen(n, n_kv, first, part.shape[2]) if causal else n_kv
+        sums = total = None
+        # The largest score so far, of no key or of the sink; the latter adds one to the total.
+        top = None if sinks is None else per_head(sinks, part)
+        for start in range(0, n_seen, width):
+            end = min(start + width, n_seen)
+            keys, values = (_keys(x, t, start, end - start) for x, t in ((k, inputs[1]), (v, inputs[2])))
+            scores = grouped_dot(keys, lax.convert_element_type(part, keys.dtype), 3)  # [B, H, rows, width]
+            if logit_softcap:
+                cap = np.float32(logit_softcap)
+                scores = cap * lax.tanh(scores * (np.float32(scale) / cap))
+            else:
+                scores = scores * np.float32(scale)
+            if mask is not None:
+                of_rows = lax.slice_in_dim(mask, first, first + part.shape[2], axis=2)
+                scores = add_mask(scores, lax.slice_in_dim(of_rows, start, end, axis=3), max_bias)
+            # The maximum of a query that sees nothing is -inf, and -inf - -inf would be no number: it is held at the least finite
+            # one, so that the weights are zeros. Of any other query they sum to one at least, for that of the maximum is one.
+            before, top = top, lax.reduce(scores, np.finfo(np.float32).min, lax.max, (3,))
+            if before is not None:
+                top = lax.max(top, before)
+            weights = lax.exp(scores - per_row(top, scores))
+            added = lax.reduce_sum(weights, (3,))
+            if prec == PREC_F32:
+                values = f32(values)
+            y = grouped_dot(values, lax.convert_element_type(weights, values.dtype), 2)  # [B, H, rows, DV]
+            if before is not None:
+                kept = lax.exp(before - top)
+                added = added + (kept if total is None else total * kept)
+                y = y if sums is None else sums * per_row(kept, y) + y
+            sums, total = y, added
+        total = lax.max(total, np.float32(1))
+        parts.append(lax.transpose(sums / per_row(total, sums), (0, 2, 1, 3)))
+    return result(lax.concatenate(parts, 1) if len(parts) > 1 else parts[0], out)
 
 
-def _blocks(queries: int, n_kv: int) -> list[tuple[int, int]]:
-    """Returns (start, length) of the blocks of keys whose scores are computed at once: one block where scores are few."""
-    width = KEYS if n_kv > KEYS and queries * n_kv > QUERIES * KEYS else n_kv
-    return [(start, min(width, n_kv - start)) for start in range(0, n_kv, width)]
+def _block(heads: int, n: int, n_kv: int, causal: bool) -> tuple[int, int]:
+    """Returns of how many tokens and keys the scores are computed at once: of all where scores are few."""
+    if n >= TOKENS and (causal or heads * n * n_kv > SCORES):
+        return TOKENS, min(max(SCORES // (heads * TOKENS) // FEWEST_KEYS, 1) * FEWEST_KEYS, KEYS, n_kv)
+    return n, KEYS if n_kv > KEYS and heads * n * n_kv > QUERIES * KEYS else n_kv
 
 
 def _keys(x: Array, tensor: TensorDesc, start: int, width: int) -> Array:

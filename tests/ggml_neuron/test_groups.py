@@ -101,6 +101,15 @@ def first_cells(programs: Programs, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
+def causal_kernels(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with kernels for attention of 160 tokens that leave out cells of 320, in groups."""
+    folder = tmp_path_factory.mktemp("hidden")
+    (folder / "hidden.yaml").write_text(groups_manifest(programs, "hidden"))
+    build(folder / "hidden.yaml", folder / "kernels")
+    return folder / "kernels"
+
+
+@pytest.fixture(scope="module")
 def compute(programs: Programs) -> Compute:
     """Returns a function that computes scenarios with the kernels of a folder."""
 
@@ -264,6 +273,17 @@ def test_what_computes_an_op_is_found_once_for_all_that_ask(compute: Compute, ke
     expect_ok(result, *SCHEDULED)
     asked = re.search(r"kernels of ops were looked for (\d+) times, and known (\d+) times", result.stderr)
     assert asked and 0 < 4 * int(asked[1]) < int(asked[2]), result.stderr
+
+
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_kernels_that_leave_out_cells_are_for_masks_that_hide_them(
+    compute: Compute, causal_kernels: Path, buffers: str
+) -> None:
+    """Where a mask shows one of these cells, or is computed in the graph, nodes are computed one by one."""
+    names = ("hidden", "hidden-all", "hidden-fewer", "hidden-pieces", "hidden-seen", "hidden-computed")
+    changing = ("changing:hidden", "changing:hidden-pieces", "changing:hidden-fewer")
+    result = compute(causal_kernels, *names, *changing, GGML_NEURON_BUFFERS=buffers)
+    expect_ok(result, *names, *changing)
 
 
 def test_what_the_program_wrote_is_not_read_from_the_device(compute: Compute, kernels: Path) -> None:

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from harness import Array, check, emit, spec
+from harness import Array, check, emit, spec, tensor
 from test_softmax import causal
 
+from kernelgen.ggml import ops, shapes
 from kernelgen.hlo import proto
 
 Q, KV, MASK, OUT = "(16,5,8,1)/f32/(4,512,64,2560)", "(16,12,2,1)/f16/(2,64,32,768)", "(12,5,1,1)/f16", "(16,8,5,1)/f32"
@@ -65,10 +66,10 @@ def test_the_bound_of_visible_keys_changes_nothing() -> None:
 
 
 def hidden(tokens: int, n_kv: int) -> Array:
-    """Returns a mask that hides half of the keys, the first 2,100 of most tokens, all but the last of one, and all of another."""
+    """Returns a mask that hides half of the keys, the first 2,100 or half of most tokens, all but the last of one, and all of another."""
     rng = np.random.default_rng(6)
     mask = np.where(rng.random((tokens, n_kv)) < 0.5, -np.inf, rng.normal(size=(tokens, n_kv)))
-    mask[2:, :2100] = -np.inf
+    mask[2:, : min(2100, n_kv // 2)] = -np.inf
     mask[1, :-1], mask[1, -1] = -np.inf, 0
     mask[-2] = -np.inf
     return mask
@@ -93,6 +94,93 @@ def test_keys_in_blocks(dtype: str, masked: bool, sinks: bool, params: dict[str,
     y = check(kernel, 1e-4 if dtype == "bf16" else 1e-6, **({"src3": hidden(16, 5000)} if masked else {}))
     if masked and not sinks:
         assert not y[0, -2].any() and y[0, 1].all()
+
+
+@pytest.mark.parametrize(("tokens", "n_kv", "sinks"), [(200, 600, True), (128, 600, False)])
+def test_prompts_in_blocks(tokens: int, n_kv: int, sinks: bool) -> None:
+    """Of 32 heads, whose scores are computed for 128 tokens and 512 keys at once, and for what remains of both."""
+    kv = f"(8,{n_kv},4,1)/f16"
+    inputs = [f"(8,{tokens},32,1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16", "(32,1,1,1)/f32" if sinks else None]
+    check(spec("flash_attn_ext", inputs, f"(8,32,{tokens},1)/f32", scale=0.25), 1e-6, src3=hidden(tokens, n_kv))
+
+
+def scores_at_once(tokens: int, n_kv: int, heads: int, **params: bool) -> set[tuple[int, int]]:
+    """Returns for how many tokens and keys attention in JAX computes scores at once."""
+    kv = f"(16,{n_kv},{heads},1)/f16"
+    inputs = [f"(16,{tokens},{heads},1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16"]
+    kernel = spec("flash_attn_ext", inputs, f"(16,{heads},{tokens},1)/f32", scale=0.25, **params)
+    module = proto.parse(emit(kernel, ("jax",)))
+    shapes = (i.shape.dimensions for c in module.computations for i in c.instructions if i.opcode == "exponential")
+    return {(shape[2], shape[3]) for shape in shapes if len(shape) == 4}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n_kv", "heads", "at_once"),
+    [
+        (128, 4096, 32, {(128, 512)}),
+        (512, 1024, 32, {(128, 512)}),
+        (512, 4096, 8, {(128, 2048)}),
+        (200, 600, 32, {(128, 512), (128, 88), (72, 512), (72, 88)}),
+        (512, 512, 8, {(512, 512)}),
+        (127, 4096, 32, {(127, 2048)}),
+    ],
+)
+def test_scores_of_a_prompt_fit_into_sbuf(tokens: int, n_kv: int, heads: int, at_once: set[tuple[int, int]]) -> None:
+    assert scores_at_once(tokens, n_kv, heads) == at_once
+
+
+def by_tiles(tokens: int, n_kv: int) -> Array:
+    """Returns a mask that hides as little as `causal` asks for: of 128 tokens what is behind the last one."""
+    rng = np.random.default_rng(7)
+    last = np.minimum(np.arange(tokens) // 128 * 128 + 128, tokens)
+    hidden_keys = np.arange(n_kv) >= (n_kv - tokens + last)[:, None]
+    return np.where(hidden_keys | (rng.random((tokens, n_kv)) < 0.2), -np.inf, rng.normal(size=(tokens, n_kv)))
+
+
+@pytest.mark.parametrize("language", ["jax", "nki"])
+@pytest.mark.parametrize(
+    ("tokens", "n_kv", "params"), [(300, 300, {}), (256, 400, {"logit_softcap": 5.0, "max_bias": 8.0}), (16, 40, {})]
+)
+def test_keys_that_a_causal_mask_hides_are_left_out(
+    tokens: int, n_kv: int, params: dict[str, float], language: str
+) -> None:
+    kv = f"(16,{n_kv},1,1)/f16"
+    inputs = [f"(16,{tokens},2,1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16", "(2,1,1,1)/f32"]
+    kernel = spec("flash_attn_ext", inputs, f"(16,2,{tokens},1)/f32", scale=0.25, causal=True, **params)
+    check(kernel, 1e-5, languages=(language,), src3=by_tiles(tokens, n_kv))
+
+
+def test_a_causal_kernel_computes_the_scores_of_what_tokens_see() -> None:
+    assert scores_at_once(512, 640, 8, causal=True) == {(128, 256), (128, 384), (128, 512), (128, 640)}
+    assert scores_at_once(200, 200, 8, causal=True) == {(128, 128), (72, 200)}
+    assert scores_at_once(100, 640, 8, causal=True) == {(100, 640)}
+
+
+def test_a_kernel_that_is_not_causal_has_no_such_parameter() -> None:
+    plain, other, causal_one = (
+        spec("flash_attn_ext", [Q, KV, KV, MASK], OUT, scale=0.25, **params)
+        for params in ({}, {"causal": False}, {"causal": True})
+    )
+    assert plain == other != causal_one
+    assert "causal" not in dict(plain.params)
+    assert (plain.op_params[15], causal_one.op_params[15]) == (0, 1)
+    decoded = ops.op("flash_attn_ext").decode(causal_one.op_params)
+    assert decoded == dict(causal_one.params)
+    assert ops.op("flash_attn_ext").decode(plain.op_params) == dict(plain.params)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([Q, KV, KV], "causal needs a mask"),
+        (["(16,13,8,1)/f32", KV, KV, "(12,13,1,1)/f16"], "causal needs as many keys as tokens, 13, not 12"),
+    ],
+)
+def test_causal_kernels_have_a_mask_and_a_key_for_each_token(inputs: list[str], message: str) -> None:
+    n = tensor(inputs[0]).ne[1]
+    kernel = spec("flash_attn_ext", [*inputs], f"(16,8,{n},1)/f32", scale=0.25, causal=True)
+    problems = shapes.check(kernel.op, kernel.inputs, kernel.output, dict(kernel.params), None)
+    assert [problem.message for problem in problems] == [message]
 
 
 @pytest.mark.parametrize(

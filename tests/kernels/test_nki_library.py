@@ -184,6 +184,16 @@ def test_products_of_chosen_experts_move_what_these_have_however_many_there_are(
     assert [a / b for a, b in zip(twice, many, strict=True)] == pytest.approx([2, 2], rel=0.01)
 
 
+def test_causal_attention_of_a_prompt_takes_a_third_less():
+    """Of 512 tokens with as many keys, 10 of 16 products of 128 tokens and keys."""
+
+    def columns(**params):
+        (cost,) = emitted(attention("f16", 512, 512, heads=32, groups=8, **params), ("trn1",)).notes["costs"]
+        return cost["instructions"]["tensor"]
+
+    assert columns(causal=True) < 0.75 * columns()
+
+
 def test_chosen_experts_are_slices_and_only_the_rows_of_tokens_a_gather():
     module = proto.parse(emitted(CASES["mul_mat_id f16"][0], ("trn1",)).hlo)
     opcodes = [i.opcode for computation in module.computations for i in computation.instructions]

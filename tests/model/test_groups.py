@@ -52,6 +52,35 @@ def most(spec: GraphSpec) -> dict[int, int]:
     return found
 
 
+def test_groups_of_causal_attention_are_found_beside_others(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kernels of graphs are causal; those of nodes are as ggml has them, for masks that hide less."""
+    file = headers.write(headers.qwen3(), tmp_path / "tiny.gguf")
+    options = ("--n-ctx", 512, "--n-kv", 256, "--n-tokens", 5, "--fuse", "layer")
+    found = {}
+    for name in ("causal", "plain"):
+        path = tmp_path / f"{name}.yaml"
+        assert run_model(exporter, file, path, *options, *(["--causal"] if name == "causal" else [])) == 0
+        (request,) = manifest.load([path], Catalog([builtin_library()]))
+        found[name] = {kernel.spec for kernel in request.kernels}
+    assert "--causal" in (tmp_path / "causal.yaml").read_text()
+    ops, groups_of = ({s for s in found["causal"] if isinstance(s, GraphSpec) == wanted} for wanted in (False, True))
+    assert ops == {s for s in found["plain"] if not isinstance(s, GraphSpec)}
+    attention = [dict(n.params) for s in groups_of for n in s.nodes if n.op == "flash_attn_ext"]
+    assert attention and all(params["causal"] is True for params in attention)
+
+    one = graph(exporter, file)
+    for specs in (groups_of, groups_of | found["plain"]):
+        chosen = Groups(s for s in specs if isinstance(s, GraphSpec)).find(one).groups
+        assert any(n.op == "flash_attn_ext" for group in chosen for n in group.nodes)
+        assert set(chosen) <= groups_of
+
+    capsys.readouterr()
+    assert run_model(exporter, file, tmp_path / "none.yaml", *options, "--causal", "--fuse", "none") == 2
+    assert "--causal is for graph kernels, and --fuse none makes none" in capsys.readouterr().err
+
+
 def test_a_layer_is_a_segment_and_all_but_the_last_are_one_kernel(qwen3: Graph) -> None:
     segments = layers(qwen3)
     specs = [segment_spec(qwen3, segment) for segment in segments]

@@ -60,7 +60,7 @@ def render() -> str:
         registration = emitters.get(name)
         n_inputs = len(registration.inputs) if registration else 0
         rows = _type_rows(registration) if registration else []
-        params = "\n".join(_param(p) for p in op.params)
+        params = "\n".join(_param(p) for p in op.params if not p.ours)
         text = "\n".join("    { { " + ", ".join(f"0x{m:x}" for m in row) + " } }," for row in rows)
         p = _shared(tables, "PARAMS", "neuron_param", params)
         r = _shared(tables, "TYPES", "neuron_types", text)

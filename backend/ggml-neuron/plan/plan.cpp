@@ -107,11 +107,12 @@ static bool take_out(neuron_groups & groups, neuron_ungrouped reason, neuron_pla
     return any;
 }
 
-// Returns the causal conditions for groups to be computed in pieces, each once: layers have it in common.
-static std::vector<neuron_causal_condition> causal_conditions_of(const neuron_groups & groups) {
-    std::vector<neuron_causal_condition> all;
+// Returns the conditions of a kind of all groups, each once: layers have it in common.
+template <typename T>
+static std::vector<T> conditions_of(const neuron_groups & groups, std::vector<T> neuron_group::* kind) {
+    std::vector<T> all;
     for (const neuron_group & group : groups.groups) {
-        for (const neuron_causal_condition & h : group.causal_conditions) {
+        for (const T & h : group.*kind) {
             if (std::find(all.begin(), all.end(), h) == all.end()) {
                 all.push_back(h);
             }
@@ -165,7 +166,8 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_unmet u
         if (status != GGML_STATUS_SUCCESS || !take_out(groups, NEURON_UNGROUPED_KERNEL, plan,
                                                        [](const neuron_group & group) { return group.unusable; })) {
             plan.whole             = whole;
-            plan.causal_conditions = causal_conditions_of(groups);
+            plan.causal_conditions = conditions_of(groups, &neuron_group::causal_conditions);
+            plan.hidden_conditions = conditions_of(groups, &neuron_group::hidden_conditions);
             return status;
         }
     }

@@ -90,6 +90,11 @@ struct neuron_plan {
     std::vector<neuron_planned>          nodes;              // those that have to be computed
     std::vector<neuron_causal_condition> causal_conditions;  // without which it must not be used
     std::vector<neuron_row_condition>    row_conditions;     // the same
+    std::vector<neuron_hidden_condition> hidden_conditions;  // the same
+
+    bool has_conditions() const {
+        return !causal_conditions.empty() || !row_conditions.empty() || !hidden_conditions.empty();
+    }
 };
 
 // Sets `operand` to where a tensor is on the core: memory NULL when it is in host memory. Returns false when it is on
@@ -107,7 +112,7 @@ class neuron_planner {
     // locked. Sets `plan` to the graph's, which is made on first use, and again when what it refers to is gone or when not
     // all of it could be made. It is good until the next call. A graph whose groups are cut in pieces has another one, for when a
     // mask does not hide from a piece what later ones write; so has one whose kernels have the first rows of a cache, for when others
-    // are written.
+    // are written, and one whose kernels leave out cells, for when a mask does not hide them.
     enum ggml_status get(const ggml_cgraph * cgraph, const neuron_plan ** plan);
 
     // Returns the groups of a graph that is yet to be given memory, good until the next call. They are kept for its plan. Called by the

@@ -129,7 +129,7 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
     });
 }
 
-// locked. Sets `plan` to the graph's of one of the two kinds that are kept.
+// locked. Sets `plan` to the graph's of one of the kinds that are kept.
 enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, neuron_unmet unmet, neuron_plan *& found) {
     if (n_planned > MAX_PLANNED_NODES) {
         forget();
@@ -151,6 +151,7 @@ enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, neuron_unmet u
         plan.nodes.clear();
         plan.causal_conditions.clear();
         plan.row_conditions.clear();
+        plan.hidden_conditions.clear();
     }
     n_planned += plan.nodes.size();
     return status;
@@ -189,6 +190,12 @@ enum ggml_status neuron_planner::check(const neuron_plan & plan, neuron_unmet & 
         }
         unmet.causal = !neuron_is_causal(*h, data.at(h->rows).data(), data.at(h->mask).data());
     }
+    for (auto h = plan.hidden_conditions.begin(); h != plan.hidden_conditions.end() && !unmet.hidden; ++h) {
+        if (!read(h->mask)) {
+            return GGML_STATUS_FAILED;
+        }
+        unmet.hidden = !neuron_is_hidden(*h, data.at(h->mask).data());
+    }
     return GGML_STATUS_SUCCESS;
 }
 
@@ -198,7 +205,7 @@ enum ggml_status neuron_planner::get(const ggml_cgraph * cgraph, const neuron_pl
         neuron_plan *    plan   = nullptr;
         enum ggml_status status = keep(cgraph, unmet, plan);
         *found                  = plan;
-        if (status != GGML_STATUS_SUCCESS || (plan->causal_conditions.empty() && plan->row_conditions.empty())) {
+        if (status != GGML_STATUS_SUCCESS || !plan->has_conditions()) {
             return status;
         }
         neuron_unmet more;

@@ -57,6 +57,11 @@ bool neuron_causal_condition::operator==(const neuron_causal_condition & other) 
                       [](const neuron_range & a, const neuron_range & b) { return a.first == b.first && a.n == b.n; });
 }
 
+bool neuron_hidden_condition::operator==(const neuron_hidden_condition & other) const {
+    return mask == other.mask && tokens.first == other.tokens.first && tokens.n == other.tokens.n &&
+           kernel.n_tokens == other.kernel.n_tokens && kernel.n_cells == other.kernel.n_cells;
+}
+
 static bool is_known(const ggml_tensor * t, std::initializer_list<ggml_type> types, int n_dims) {
     return std::find(types.begin(), types.end(), t->type) != types.end() && ggml_n_dims(t) <= n_dims &&
            t->nb[0] == ggml_type_size(t->type);
@@ -67,8 +72,27 @@ bool neuron_can_read_rows(const ggml_tensor * rows) {
 }
 
 bool neuron_can_tell_causality(const ggml_tensor * rows, const ggml_tensor * mask) {
-    return neuron_can_read_rows(rows) && is_known(mask, { GGML_TYPE_F16, GGML_TYPE_F32 }, 2) &&
-           rows->ne[0] % mask->ne[1] == 0;
+    return neuron_can_read_rows(rows) && neuron_can_read_mask(mask) && rows->ne[0] % mask->ne[1] == 0;
+}
+
+bool neuron_can_read_mask(const ggml_tensor * mask) {
+    return is_known(mask, { GGML_TYPE_F16, GGML_TYPE_F32 }, 2);
+}
+
+// which sources of FLASH_ATTN_EXT they are
+static constexpr size_t Q = 0, K = 1;
+
+bool neuron_may_be_causal(const ggml_tensor * node) {
+    return node->op == GGML_OP_FLASH_ATTN_EXT && node->src[NEURON_FLASH_ATTN_MASK] &&
+           node->op_params[2 * NEURON_CAUSAL_WORD + 1] == 0;
+}
+
+neuron_causal_kernel::neuron_causal_kernel(const neuron_key_node & node) {
+    const bool attends = node.op == neuron_key_ops::get().flash_attn_ext && node.inputs.size() > NEURON_FLASH_ATTN_MASK;
+    if (attends && (node.params[NEURON_CAUSAL_WORD] & NEURON_CAUSAL_BIT)) {
+        n_tokens = (int64_t) node.inputs[Q].tensor[2];
+        n_cells  = (int64_t) node.inputs[K].tensor[2];
+    }
 }
 
 static int64_t row_at(const ggml_tensor * rows, const uint8_t * data, int64_t i) {
@@ -102,6 +126,19 @@ static bool hides(const ggml_tensor * mask, const uint8_t * row, int64_t column)
     float value;
     memcpy(&value, row + (size_t) column * sizeof(value), sizeof(value));
     return value == -INFINITY;
+}
+
+bool neuron_is_hidden(const neuron_hidden_condition & condition, const uint8_t * mask) {
+    const int64_t n = std::min(condition.tokens.n, condition.mask->ne[1] - condition.tokens.first);
+    for (int64_t i = 0; i < n; i++) {
+        const uint8_t * row = mask + (size_t) (condition.tokens.first + i) * condition.mask->nb[1];
+        for (int64_t cell = condition.kernel.seen(i); cell < condition.mask->ne[0]; cell++) {
+            if (!hides(condition.mask, row, cell)) {
+                return false;
+            }
+        }
+    }
+    return true;
 }
 
 bool neuron_is_causal(const neuron_causal_condition & condition, const uint8_t * rows, const uint8_t * mask) {

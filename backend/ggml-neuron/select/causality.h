@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ggml.h"
+#include "select/key_nodes.h"
 #include "select/tokens.h"
 
 #include <array>
@@ -61,20 +62,68 @@ struct neuron_row_condition {
     bool operator==(const neuron_row_condition & other) const { return rows == other.rows && n == other.n; }
 };
 
+// FLASH_ATTN_EXT whose kernels leave out cells (tools/kernelgen/ggml/causality.py): a bit of the parameters in a key, which ggml leaves 0,
+// says so, and of as many tokens each has the cells up to the last one's alone, as if the kernel's tokens were in its last cells.
+constexpr size_t   NEURON_CAUSAL_WORD   = 7;
+constexpr uint64_t NEURON_CAUSAL_BIT    = (uint64_t) 1 << 32;
+constexpr int64_t  NEURON_CAUSAL_TOKENS = 128;
+
+constexpr size_t NEURON_FLASH_ATTN_MASK = 3;  // which source it is
+
+// Returns whether a node is attention of which there may be such a kernel.
+bool neuron_may_be_causal(const ggml_tensor * node);
+
+// What such a kernel computes, as its key says.
+struct neuron_causal_kernel {
+    int64_t n_tokens = 0;  // 0: it is another one
+    int64_t n_cells  = 0;
+
+    explicit neuron_causal_kernel(const neuron_key_node & node);
+
+    // Returns whether it leaves out cells of a mask.
+    bool leaves_out(const ggml_tensor * mask) const {
+        return n_tokens > NEURON_CAUSAL_TOKENS && mask->ne[0] > seen(NEURON_CAUSAL_TOKENS - 1);
+    }
+
+    // Returns how many cells a token has.
+    int64_t seen(int64_t token) const {
+        const int64_t end = (token / NEURON_CAUSAL_TOKENS + 1) * NEURON_CAUSAL_TOKENS;
+        return n_cells - n_tokens + (end < n_tokens ? end : n_tokens);
+    }
+};
+
+// A condition for these kernels: the mask hides from some of its tokens, which are a launch's, the cells that the kernel leaves out.
+struct neuron_hidden_condition {
+    const ggml_tensor *  mask;
+    neuron_range         tokens;
+    neuron_causal_kernel kernel;
+
+    bool operator==(const neuron_hidden_condition & other) const;
+};
+
 // Conditions that are known not to be met where a graph is computed.
 struct neuron_unmet {
-    static constexpr size_t N = 4;
+    static constexpr size_t N = 8;
 
     bool causal = false;  // earlier tokens see rows of a cache that later ones write
     bool rows   = false;  // rows of a cache are written that kernels for its first rows lack
+    bool hidden = false;  // tokens see cells that kernels leave out
 
-    explicit operator bool() const { return causal || rows; }
+    explicit operator bool() const { return causal || rows || hidden; }
 
     // Returns what is not met of either.
-    neuron_unmet operator|(const neuron_unmet & other) const { return { causal || other.causal, rows || other.rows }; }
+    neuron_unmet operator|(const neuron_unmet & other) const {
+        return { causal || other.causal, rows || other.rows, hidden || other.hidden };
+    }
 
-    size_t index() const { return (causal ? 1 : 0) + (rows ? 2 : 0); }
+    size_t index() const { return (causal ? 1 : 0) + (rows ? 2 : 0) + (hidden ? 4 : 0); }
 };
+
+// Returns whether a mask is as neuron_is_hidden reads it.
+bool neuron_can_read_mask(const ggml_tensor * mask);
+
+// Returns whether a condition is met. `mask` is what is in the tensor's memory.
+bool neuron_is_hidden(const neuron_hidden_condition & condition, const uint8_t * mask);
 
 // Returns whether a tensor is as neuron_are_rows_below reads it.
 bool neuron_can_read_rows(const ggml_tensor * rows);

@@ -59,6 +59,7 @@ struct neuron_group {
 
     std::vector<neuron_causal_condition> causal_conditions;  // without which it can't be computed in pieces
     std::vector<neuron_row_condition>    row_conditions;     // without which its kernels lack rows that are written
+    std::vector<neuron_hidden_condition> hidden_conditions;  // without which its kernels leave out cells that are seen
     int64_t                              n_rows = 0;  // the same of a SET_ROWS alone: those that kernels have; 0: all
 
     explicit operator bool() const { return !pieces.empty(); }

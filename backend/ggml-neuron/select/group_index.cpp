@@ -9,6 +9,7 @@
 #include "weights/layouts.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 //
@@ -42,6 +43,16 @@ static size_t n_written_words(neuron_token_kind kind) {
     return std::min<size_t>(n_tensor_words(kind), 1 + NEURON_SET_ROWS_AXIS);
 }
 
+// Returns the parameters of a node's token: as ggml has them.
+static std::array<uint64_t, nk::PARAM_WORDS> params_of(const neuron_key_node & node) {
+    std::array<uint64_t, nk::PARAM_WORDS> params;
+    std::copy(node.params, node.params + nk::PARAM_WORDS, params.begin());
+    if (neuron_causal_kernel(node).n_tokens) {
+        params[NEURON_CAUSAL_WORD] &= ~NEURON_CAUSAL_BIT;
+    }
+    return params;
+}
+
 static uint64_t token_of(const neuron_key_node & node, neuron_token_kind kind) {
     nk::word_hash h;
     const bool    writes = node.op == neuron_key_ops::get().set_rows;
@@ -54,7 +65,7 @@ static uint64_t token_of(const neuron_key_node & node, neuron_token_kind kind) {
         const size_t     n_own  = writes && i == NEURON_SET_ROWS_INTO ? n_written_words(kind) : n;
         add_words(h, tensor ? tensor : &nk::ABSENT_WORD, tensor ? n_own : 1);
     }
-    add_words(h, node.params, nk::PARAM_WORDS);
+    add_words(h, params_of(node).data(), nk::PARAM_WORDS);
     return h.value();
 }
 
@@ -208,8 +219,12 @@ void neuron_group_index::add(const neuron_key & key, const neuron_bundle * bundl
     const std::vector<uint64_t> tokens = tokens_of(key, neuron_token_kind::WHOLE);
     members.insert(tokens.begin(), tokens.end());
     for (const neuron_key_node & node : key.nodes) {
+        causal = causal || neuron_causal_kernel(node).n_tokens;
         if (node.inputs.size() <= GGML_MAX_SRC) {
-            open_members.add(signature_of(node), bundle, number);
+            const auto       params = params_of(node);
+            neuron_signature s      = signature_of(node);
+            s.op_params             = (const int32_t *) params.data();
+            open_members.add(s, bundle, number);
         }
     }
     const neuron_group_kernel kernel  = { key.words, key.n_words, bundle, number, size_of(key) };

@@ -64,6 +64,9 @@ class neuron_group_index {
 
     bool empty() const { return patterns.empty(); }
 
+    // Returns whether attention of some group leaves out cells (neuron_causal_kernel).
+    bool has_causal() const { return causal; }
+
     // Returns whether some group has a node with this token.
     bool has_member(uint64_t token) const { return members.count(token) != 0; }
 
@@ -84,6 +87,7 @@ class neuron_group_index {
     std::unordered_map<uint64_t, std::vector<neuron_group_family>>  families;
     std::unordered_set<uint64_t>                                    members;
     neuron_token_index                                              open_members;  // with the numbers left open
+    bool                                                            causal = false;
 };
 
 // What a node's token has of its tensors.

@@ -7,6 +7,7 @@
 #include "select/tensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <unordered_map>
 #include <unordered_set>
@@ -172,9 +173,9 @@ class group_key {
     group_key(const ggml_cgraph * cgraph,
               bool                watched,
               const uint64_t *    kernel,
-              bool                first_rows,
+              neuron_variant      variant,
               neuron_group &      group) :
-        cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr), first_rows(first_rows),
+        cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr), variant(variant),
         roots(cgraph, group.nodes), escapes(find_escapes(cgraph, group.nodes, roots, watched)) {}
 
     // Returns an empty key when no kernel has such nodes.
@@ -231,7 +232,7 @@ class group_key {
     // have the length of all.
     int64_t n_rows_of(const ggml_tensor * node) const {
         const ggml_tensor * into = node->op == GGML_OP_SET_ROWS ? node->src[NEURON_SET_ROWS_INTO] : nullptr;
-        if (!first_rows || !into || into->ne[2] != 1 || into->ne[3] != 1) {
+        if (!variant.first_rows || !into || into->ne[2] != 1 || into->ne[3] != 1) {
             return 0;
         }
         const size_t row   = into->nb[NEURON_SET_ROWS_AXIS];
@@ -298,6 +299,9 @@ class group_key {
         const size_t params = nodes.size();
         nodes.resize(params + nk::PARAM_WORDS);
         memcpy(&nodes[params], node->op_params, sizeof(node->op_params));
+        if (variant.causal && neuron_may_be_causal(node)) {
+            nodes[params + NEURON_CAUSAL_WORD] |= NEURON_CAUSAL_BIT;
+        }
         if (node->view_src) {
             refer(node, n_rows, true, result, head + 2);
         }
@@ -310,7 +314,7 @@ class group_key {
     const ggml_cgraph *      cgraph;
     neuron_group &           group;
     const uint64_t *         kernel;  // its next node; NULL: slots are numbered by first use
-    const bool               first_rows;
+    const neuron_variant     variant;
     group_roots              roots;
     const std::vector<bool>  escapes;
     std::vector<uint64_t>    nodes;
@@ -323,8 +327,8 @@ std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
                                          bool                watched,
                                          neuron_group &      group,
                                          const uint64_t *    kernel,
-                                         bool                first_rows) {
-    return group_key(cgraph, watched, kernel, first_rows, group).make();
+                                         neuron_variant      variant) {
+    return group_key(cgraph, watched, kernel, variant, group).make();
 }
 
 //
@@ -388,7 +392,7 @@ class group_search {
     std::vector<uint64_t> take(size_t first, size_t n, neuron_group & group) {
         const auto begin = work.begin() + (std::ptrdiff_t) first;
         group.nodes.assign(begin, begin + (std::ptrdiff_t) n);
-        return neuron_group_words(cgraph, watched, group, nullptr, first_rows);
+        return neuron_group_words(cgraph, watched, group, nullptr, variant);
     }
 
     // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, else the longest one that kernels
@@ -397,15 +401,20 @@ class group_search {
         return find_exact(first, group) || (!kernels.is_exact_only() && find_longer(first, group));
     }
 
-    // Calls `find` with the key of n nodes from one on, which become the group, and with the key that has the first rows of caches alone,
-    // until it returns true.
+    // Calls `find` with the keys of n nodes from one on, which become the group, until it returns true: that of causal attention, where
+    // there is such a kernel, before others; and that of the first rows of caches alone before or after that of all.
     //
     // begin  whether those of first rows are the first ones
     template <typename F> bool find_either(size_t first, size_t n, neuron_group & group, bool begin, F find) {
-        for (const bool rows : { begin, !begin }) {
-            first_rows = rows;
-            if (!(rows && unmet.rows) && find(take(first, n, group))) {
-                return true;
+        const bool may_be_causal = kernels.groups.has_causal() &&
+                                   std::any_of(work.data() + first, work.data() + first + n,
+                                               [this](int i) { return neuron_may_be_causal(cgraph->nodes[i]); });
+        for (const bool causal : { true, false }) {
+            for (const bool rows : { begin, !begin }) {
+                variant = { rows, causal };
+                if (!(causal && !may_be_causal) && !(rows && unmet.rows) && find(take(first, n, group))) {
+                    return true;
+                }
             }
         }
         return false;
@@ -453,7 +462,7 @@ class group_search {
             return {};
         }
         neuron_group          other  = group;
-        std::vector<uint64_t> spread = neuron_group_words(cgraph, watched, other, kernel.key, first_rows);
+        std::vector<uint64_t> spread = neuron_group_words(cgraph, watched, other, kernel.key, variant);
         if (spread.size() != kernel.n_words) {
             return {};
         }
@@ -471,7 +480,7 @@ class group_search {
 
     // Chooses the kernels of a family that compute a group with this key.
     bool choose(const neuron_group_family & family, std::vector<uint64_t> words, neuron_group & group) {
-        choice &            last = chosen[&family];
+        choice &            last = chosen[&family][variant.index()];
         std::vector<size_t> room;
         room.reserve(group.slots.size());
         for (const neuron_group_slot & slot : group.slots) {
@@ -512,7 +521,7 @@ class group_search {
                         spread(kernel, c.words, again) != own) {
                         return std::nullopt;
                     }
-                    auto option = neuron_try_kernel(kernel, key, whole);
+                    auto option = may_leave_out(kernel, group) ? neuron_try_kernel(kernel, key, whole) : std::nullopt;
                     if (!option) {
                         return std::nullopt;
                     }
@@ -563,8 +572,15 @@ class group_search {
         if (!find_row_conditions(kernel_of(option), group)) {
             return false;
         }
+        group.hidden_conditions.clear();
         if (!in_pieces) {
             group.causal_conditions.clear();
+            add_hidden_conditions(*option.kernel, {}, group);
+        }
+        for (const neuron_range & range : c.found.ranges) {
+            if (in_pieces) {
+                add_hidden_conditions(*c.found.option_for(range.n)->kernel, range, group);
+            }
         }
         make_room(fit, group);
         group.fused = group.other = true;
@@ -610,6 +626,40 @@ class group_search {
             group.causal_conditions.push_back({ rows, mask, h.cells, found.ranges });
         }
         return true;
+    }
+
+    // Calls a function with each node of a group for which a kernel leaves out cells of the mask, until it returns false.
+    template <typename F>
+    bool for_each_hidden(const neuron_group_kernel & kernel, const neuron_group & group, F use) const {
+        if (!variant.causal) {
+            return true;
+        }
+        const neuron_key key(kernel.key, kernel.n_words);
+        for (size_t i = 0; i < group.nodes.size(); i++) {
+            const neuron_causal_kernel causal(key.nodes[i]);
+            const ggml_tensor *        node = cgraph->nodes[group.nodes[i]];
+            if (causal.n_tokens && causal.leaves_out(node->src[NEURON_FLASH_ATTN_MASK]) && !use(node, causal)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    // Returns whether a kernel for a group leaves out nothing, or what masks may turn out to hide when the graph is computed.
+    bool may_leave_out(const neuron_group_kernel & kernel, const neuron_group & group) {
+        return for_each_hidden(kernel, group, [this](const ggml_tensor * node, const neuron_causal_kernel &) {
+            const ggml_tensor * mask = node->src[NEURON_FLASH_ATTN_MASK];
+            return !unmet.hidden && neuron_can_read_mask(mask) && !is_changed(mask);
+        });
+    }
+
+    // Adds the conditions for a kernel that may leave out cells to compute some tokens of a group, or all where `range` is empty.
+    void add_hidden_conditions(const neuron_group_kernel & kernel, neuron_range range, neuron_group & group) {
+        for_each_hidden(kernel, group, [&](const ggml_tensor * node, const neuron_causal_kernel & causal) {
+            const neuron_range tokens = range.n ? range : neuron_range{ 0, node->src[0]->ne[1] };
+            group.hidden_conditions.push_back({ node->src[NEURON_FLASH_ATTN_MASK], tokens, causal });
+            return true;
+        });
     }
 
     // Sets the row conditions for a group to be computed by a kernel, or by it and those that go together with it, which have as many rows
@@ -676,6 +726,13 @@ class group_search {
         if (!kernel || !find_row_conditions(kernel, group)) {
             return false;
         }
+        neuron_group_kernel own{ nullptr, 0, kernel.bundle, kernel.number, 0 };
+        own.key = neuron_kernels_key(kernel.bundle->handle, kernel.number, &own.n_words);
+        group.hidden_conditions.clear();
+        if (!may_leave_out(own, group)) {
+            return false;
+        }
+        add_hidden_conditions(own, {}, group);
         group.pieces.push_back({ kernel });
         group.fused = true;
         return true;
@@ -694,19 +751,19 @@ class group_search {
         return {};
     }
 
-    const ggml_cgraph *         cgraph;
-    const neuron_kernel_store & kernels;
-    const bool                  watched;
-    const neuron_unmet          unmet;
-    bool                        first_rows = false;  // whether the keys at hand have these alone
-    std::vector<int>            work;                // nodes that have to be computed
-    std::vector<uint64_t>       tokens;
-    neuron_token_hashes         hashes;
-    std::vector<uint64_t>       loose;  // tokens without extents
-    neuron_token_hashes         loose_hashes;
-    std::unordered_map<const neuron_group_family *, choice> chosen;
-    std::unordered_set<const ggml_tensor *>                 changed;  // roots of what is computed
-    std::vector<neuron_ungrouped>                           reasons;
+    const ggml_cgraph *                                                    cgraph;
+    const neuron_kernel_store &                                            kernels;
+    const bool                                                             watched;
+    const neuron_unmet                                                     unmet;
+    neuron_variant                                                         variant;  // of the keys at hand
+    std::vector<int>                                                       work;     // nodes that have to be computed
+    std::vector<uint64_t>                                                  tokens;
+    neuron_token_hashes                                                    hashes;
+    std::vector<uint64_t>                                                  loose;    // tokens without extents
+    neuron_token_hashes                                                    loose_hashes;
+    std::unordered_map<const neuron_group_family *, std::array<choice, 4>> chosen;   // by variant
+    std::unordered_set<const ggml_tensor *>                                changed;  // roots of what is computed
+    std::vector<neuron_ungrouped>                                          reasons;
 };
 
 }  // namespace

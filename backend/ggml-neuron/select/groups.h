@@ -36,19 +36,27 @@ struct neuron_groups {
     std::vector<std::pair<int, neuron_ungrouped>> outside;  // the other nodes, by their numbers in cgraph->nodes
 };
 
+// Kernels that compute the same nodes where conditions are met.
+struct neuron_variant {
+    bool first_rows =
+        false;            // they have of a cache that SET_ROWS writes the rows up to the last one that is read alone
+    bool causal = false;  // their attention leaves out cells (neuron_causal_kernel)
+
+    size_t index() const { return (first_rows ? 1 : 0) + (causal ? 2 : 0); }
+};
+
 // Returns the words that a kernel for some nodes of a graph is found by, and fills in the group's slots and results; none
 // when no kernel can be made for them.
 //
 // watched     whether the program looks at the graph's last node and at what it reads, as soon as it is computed
 // kernel      the key of a graph kernel with as many nodes, or NULL: the group has its slots, of which several may have the same
 //             tensor where nothing is written to it; none of the slots when they can't have the group's tensors
-// first_rows  whether the group has of a cache that SET_ROWS writes the rows up to the last one that it reads alone: then rows beyond
-//             those that kernels have must not be written
+// variant     which kernels it is for
 std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
                                          bool                watched,
                                          neuron_group &      group,
-                                         const uint64_t *    kernel     = nullptr,
-                                         bool                first_rows = false);
+                                         const uint64_t *    kernel  = nullptr,
+                                         neuron_variant      variant = {});
 
 // Finds the groups of a graph that there are kernels for: from its first node on the longest one that fits, and so on after it.
 //

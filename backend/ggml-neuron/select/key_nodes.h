@@ -59,6 +59,8 @@ struct neuron_key_ops {
     const uint64_t cpy      = nk::hash_op("cpy");
     const uint64_t dup      = nk::hash_op("dup");
 
+    const uint64_t flash_attn_ext = nk::hash_op("flash_attn_ext");
+
     static const neuron_key_ops & get();
 
     bool copies(uint64_t op) const { return op == cont || op == cpy || op == dup; }

@@ -71,6 +71,11 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
     f"[default: {_FUSE}; of files that list kernels none]",
 )
 @click.option(
+    "--causal",
+    is_flag=True,
+    help="Let attention of graph kernels leave out keys that a causal mask hides. Calls whose masks hide less have other kernels.",
+)
+@click.option(
     "--weights",
     multiple=True,
     type=click.Choice([*weight_layouts.LAYOUTS, *_WORDS]),
@@ -92,6 +97,7 @@ def command(
     llama_cpp: Path | None,
     python: str | None,
     fuse: str | None,
+    causal: bool,
     weights: tuple[str, ...],
     catalog: Catalog,
 ) -> None:
@@ -120,6 +126,8 @@ def command(
         return
     machines = [chip_of(target, lnc) for target in targets or _ALL_TARGETS]
     fuse, weights = fuse or _FUSE, weights or (_AUTO,)
+    if causal and groups.cut_of(fuse) is None:
+        raise KernelgenError(f"--causal is for graph kernels, and --fuse {fuse} makes none")
     if settings.split and _layouts(weights):
         hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
         raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
@@ -130,14 +138,14 @@ def command(
     if source.kind is Kind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
-                derived, model = _derive(asked, header.file, settings, catalog, fuse, shortest)
+                derived, model = _derive(asked, header.file, settings, catalog, fuse, causal, shortest)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
             notes = header.notes
     elif python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = _derive(asked, source.path, settings, catalog, fuse, shortest)
+        derived, model = _derive(asked, source.path, settings, catalog, fuse, causal, shortest)
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
@@ -150,7 +158,7 @@ def command(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path, settings),
-        _made_by(settings, source.path, fuse, weights, lnc),
+        _made_by(settings, source.path, fuse, weights, lnc=lnc, causal=causal),
         {choice.chip.target: choice.layouts for choice in choices} or _layouts(weights),
         int(lnc) if lnc else None,
     )
@@ -160,7 +168,13 @@ def command(
 
 
 def _derive(
-    asked: exporter.Exporter, file: Path, settings: Settings, catalog: Catalog, fuse: str, shortest: _ShortestCall
+    asked: exporter.Exporter,
+    file: Path,
+    settings: Settings,
+    catalog: Catalog,
+    fuse: str,
+    causal: bool,
+    shortest: _ShortestCall,
 ) -> tuple[Derived, ModelHeader]:
     model: list[ModelHeader] = []
 
@@ -170,7 +184,7 @@ def _derive(
             shortest.see(call, graph)
             yield call, graph
 
-    return derive(settings, catalog, export, groups.cut_of(fuse)), model[0]
+    return derive(settings, catalog, export, groups.cut_of(fuse), causal=causal), model[0]
 
 
 class _ShortestCall:
@@ -276,7 +290,9 @@ def _weights(weights: tuple[str, ...], default: str) -> list[str]:
     return [word for layout in weights if layout != default for word in ("--weights", layout)]
 
 
-def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...], lnc: str | None) -> list[str]:
+def _made_by(
+    settings: Settings, path: Path, fuse: str, weights: tuple[str, ...], *, lnc: str | None, causal: bool
+) -> list[str]:
     """The command that writes the manifest again, except for where files and programs are."""
     parts = [
         "kernelgen",
@@ -306,6 +322,7 @@ def _made_by(settings: Settings, path: Path, fuse: str, weights: tuple[str, ...]
         parts += ["--split-mode", "tensor", "--devices", _joined(settings.devices)]
     if fuse != _FUSE:
         parts += ["--fuse", fuse]
+    parts += ["--causal"] * causal
     parts += _weights(weights, _AUTO)
     parts += ["--lnc", lnc] if lnc else []
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full

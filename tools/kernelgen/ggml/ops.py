@@ -88,6 +88,7 @@ class Param:
         choices: the values ggml knows, when they are few.
         minimum, maximum: inclusive bounds, when ggml asserts them.
         infinite: whether a `float` may be infinite: it is a bound or a value, and not computed with.
+        ours: whether ggml has no such parameter, in a word that it leaves 0; a kernel with the default has none either.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Param:
     minimum: float | None = None
     maximum: float | None = None
     infinite: bool = False
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +168,14 @@ class Op:
 
         A word that has no name here can be given as `word4`; it is kept when it is not 0. A custom op keeps what has no name here.
         """
-        named = {p.name: _normal(p, params.get(p.name, 0 if p.default is None else p.default)) for p in self.params}
+        named = {
+            p.name: _normal(p, params.get(p.name, 0 if p.default is None else p.default))
+            for p in self.params
+            if not p.ours or params.get(p.name, p.default) != p.default
+        }
         if self.custom:
             return {**params, **named}
-        raw = {k: int(v) for k, v in params.items() if k not in named and v}
+        raw = {k: int(v) for k, v in params.items() if k not in self.by_name and v}
         return {**named, **raw}
 
     def encode(self, params: Mapping[str, ParamValue]) -> tuple[int, ...]:
@@ -190,7 +196,9 @@ class Op:
     def decode(self, words: Sequence[int]) -> dict[str, ParamValue]:
         """Returns the parameters by name from ggml's 16 words; a word without a name that is not 0 becomes `word<N>`."""
         named = {
-            p.name: _normal(p, f32_from_bits(words[p.word]) if p.kind is float else words[p.word]) for p in self.params
+            p.name: _normal(p, f32_from_bits(words[p.word]) if p.kind is float else words[p.word])
+            for p in self.params
+            if not p.ours or words[p.word]
         }
         known = {p.word for p in self.params} | ({0} if self.variant is not None else set())
         return {**named, **{f"word{i}": w for i, w in enumerate(words) if w and i not in known}}
@@ -350,6 +358,7 @@ _REDUCTION = (
             Param("logit_softcap", 2, float, 0.0),
             Param("prec", 3, choices=_PREC.choices),
             Param("n_kv_max", 4, minimum=0),
+            Param("causal", 15, bool, False, ours=True),  # kernelgen.ggml.causality
         ),
     ),
 )

@@ -62,6 +62,8 @@ class _Memory:
 class _Member(KernelEntry):
     """A node of a group: its op, parameters and number of inputs are those of a kernel's entry."""
 
+    in_graph = True
+
     def __init__(self, graph: _GraphEntry, node: YamlNode) -> None:
         super().__init__(node, graph.catalog, graph.report, graph.sizes, graph.choice)
         self.graph = graph
@@ -111,7 +113,7 @@ class _GraphEntry(KernelEntry):
                 self.note_settings(group, values, self.own)
                 found += group
                 if fallback is None or fallback.value:
-                    kernels = dict.fromkeys(node.kernel for node in spec.nodes)
+                    kernels = dict.fromkeys(node.kernel.of_ggml for node in spec.nodes)
                     ops = [k for one in kernels for k in self._chosen(one, of)]
                     self.note_settings(ops, values, None)
                     found += ops

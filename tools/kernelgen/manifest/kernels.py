@@ -77,7 +77,13 @@ def expand(
 
 
 class KernelEntry:
-    """An entry while it is read."""
+    """An entry while it is read.
+
+    Attributes:
+        in_graph: whether it is a node of a graph, whose parameters may be ours.
+    """
+
+    in_graph = False
 
     def __init__(self, entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> None:
         self.entry = entry
@@ -395,6 +401,8 @@ class KernelEntry:
         required = [p.name for p in op.params if p.default is None and p.name not in given]
         for name, item in given.items():
             if name in op.by_name or self._free_word(op, name):
+                if name in op.by_name and op.by_name[name].ours and not self.in_graph:
+                    self.fail(item.key, f"'{name}' is for nodes of graphs", "for a node alone backends ask for no such kernel")
                 continue
             near = nearest(name, [p for p in op.by_name if p not in given])
             if near in required:

@@ -18,6 +18,7 @@ from kernelgen.ggml import shapes
 from kernelgen.manifest.values import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
+from kernelgen.model.causal import Causal, causal_kernel
 from kernelgen.model.first_cells import FirstCells
 from kernelgen.model.formulas import Fitter
 from kernelgen.model.graphs import ExportedNode, Graph
@@ -82,7 +83,9 @@ Export = Callable[[Sequence[DecodeCall]], Iterable[tuple[DecodeCall, Graph]]]
 """Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
 
 
-def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None = None) -> Derived:
+def derive(
+    settings: Settings, catalog: Catalog, export: Export, cut: Cut | None = None, *, causal: bool = False
+) -> Derived:
     """Returns the kernels that a model needs.
 
     Args:
@@ -90,11 +93,12 @@ def derive(settings: Settings, catalog: Catalog, export: Export, cut: Cut | None
         catalog: what can be computed.
         export: where graphs come from.
         cut: how graphs are cut into graph kernels; None for none.
+        causal: whether attention of graph kernels is causal.
     """
     if settings.any_ctx:
         export = _with_first_cells(export)
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
-    classes = _Classes(settings, cut)
+    classes = _Classes(settings, cut, causal)
     derived_calls: list[DeriveCall] = []
     asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
     wanted = {call for n in asked for call in asked[n]}
@@ -207,9 +211,10 @@ class _Class:
 
 
 class _Classes:
-    def __init__(self, settings: Settings, cut: Cut | None) -> None:
+    def __init__(self, settings: Settings, cut: Cut | None, causal: bool) -> None:
         self._settings = settings
         self._cut = cut
+        self._causal = Causal() if causal else None
         self.graphs: dict[GraphFormula, GraphEntry] = {}
         self._found: dict[object, _Class] = {}
         self._kinds: dict[int, int] = {}
@@ -225,7 +230,10 @@ class _Classes:
         for column, node in zip(one.columns, graph.nodes, strict=True):
             column.append(node)
         if self._cut is not None:
-            one.graphs.append(graph)
+            one.graphs.append(self._for_groups(graph))
+
+    def _for_groups(self, graph: Graph) -> Graph:
+        return graph if self._causal is None else self._causal.of(graph)
 
     def _kind(self, node: ExportedNode) -> int:
         """A number for what nodes of one column have in common."""
@@ -238,7 +246,7 @@ class _Classes:
     def note_as_it_is(self, graph: Graph, point: Point) -> None:
         """Adds the graph kernels of one graph, without formulas."""
         if self._cut is not None:
-            _note_as_it_is(self.graphs, graph, point, self._cut)
+            _note_as_it_is(self.graphs, self._for_groups(graph), point, self._cut)
 
     def entries(self, asked: Mapping[int, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[int]]:
         """Returns an entry for each kernel, and the numbers of sequences for which something has no formula."""
@@ -266,6 +274,8 @@ class _Classes:
                         entry.points += points.values()
                 kernels.append(made[key])
             if self._cut is not None and points:
+                if self._causal is not None:
+                    kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
                 grouped, complete = groups.fit(one.graphs, one.points, kernels, self._cut, fitter)
                 if not complete:
                     incomplete.add(n_seqs)

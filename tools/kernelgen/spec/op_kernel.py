@@ -92,6 +92,12 @@ class KernelSpec:
             return self
         return replace(self, inputs=tuple(None if t is None else t.in_layout("") for t in self.inputs))
 
+    @property
+    def of_ggml(self) -> KernelSpec:
+        """The kernel of the same op with ggml's parameters alone, which serves any node of it."""
+        known = ggml_ops.op(self.op).by_name
+        return replace(self, params=tuple((k, v) for k, v in self.params if k not in known or not known[k].ours))
+
     def to_json(self) -> dict[str, Any]:
         """Returns the spec as plain values; `from_json` is its inverse."""
         return {

@@ -38,6 +38,7 @@ static const std::map<std::string, builder> & builders() {
         };
         shorter(b);
         lengths_of_caches(b);
+        hidden_cells(b);
         pieces(b);
         for (const auto & m : mutations()) {
             b["mutated-" + m.first] = [&m](graph & g) {

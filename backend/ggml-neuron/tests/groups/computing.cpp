@@ -99,11 +99,11 @@ static outcome read_all(const graph & g) {
     return out;
 }
 
-// Hides what later tokens write in the cells that `fill` gives them: token t writes cell 2 t + 1.
-static void hide_later(ggml_tensor * mask) {
+// Hides from each token of a mask every cell, or every second one, from a number on that grows with the token's.
+static void hide(ggml_tensor * mask, int64_t from, int64_t more, int64_t step) {
     std::vector<float> values = read(mask);
     for (int64_t t = 0; t < mask->ne[1]; t++) {
-        for (int64_t cell = 2 * t + 3; cell < mask->ne[0]; cell += 2) {
+        for (int64_t cell = from + t * more; cell < mask->ne[0]; cell += step) {
             values[(size_t) (t * mask->ne[0] + cell)] = -INFINITY;
         }
     }
@@ -111,6 +111,15 @@ static void hide_later(ggml_tensor * mask) {
     ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) values.size());
     const bool half = mask->type == GGML_TYPE_F16;
     ggml_backend_tensor_set(mask, half ? (const void *) halves.data() : values.data(), 0, ggml_nbytes(mask));
+}
+
+// Hides what later tokens write in the cells that `fill` gives them: token t writes cell 2 t + 1.
+static void hide_later(ggml_tensor * mask) {
+    hide(mask, 3, 2, 2);
+}
+
+static void hide_behind(ggml_tensor * mask, int64_t before) {
+    hide(mask, before + 1, 1, 1);
 }
 
 // causal  whether masks that are to be causal are, and rows are written where they are to be; else elsewhere
@@ -126,6 +135,9 @@ static void fill_all(const graph & g, bool causal = true) {
         if (causal && mask->buffer) {
             hide_later(mask);
         }
+    }
+    if (g.mask && g.mask->buffer && causal) {
+        hide_behind(g.mask, g.before);
     }
     if (g.rows && !causal) {
         std::vector<int64_t> rows((size_t) g.rows->ne[0]);

@@ -23,6 +23,8 @@ struct graph {
     std::vector<ggml_tensor *>       inputs;
     std::vector<ggml_tensor *>       written;           // inputs that the graph changes
     std::vector<ggml_tensor *>       causal;            // masks that hide from tokens what later ones write
+    ggml_tensor *                    mask   = nullptr;  // that hides from token t all cells behind before + t
+    int64_t                          before = 0;
     ggml_tensor *                    places = nullptr;  // where values are written to a transposed cache
     int64_t                          n_cell = 0;        // that it has
     ggml_tensor *                    rows   = nullptr;  // where a cache is written, which may be elsewhere
@@ -121,6 +123,7 @@ struct attention_options {
     bool    writes   = true;   // to the cache
     bool    causal   = false;  // the mask
     bool    computed = false;  // the mask is the result of a node before the group
+    int64_t before   = 0;      // cells that the first token sees, with which kernels leave out cells; 0: they do not
     int64_t far      = 0;      // rows from where the cache is written to where it is when that changes
 };
 
@@ -164,6 +167,9 @@ attention_options causal(int64_t n, int64_t n_seen);
 
 // Caches of other lengths than the one that kernels have.
 void lengths_of_caches(std::map<std::string, builder> & b);
+
+// Attention whose kernels leave out cells that the mask hides.
+void hidden_cells(std::map<std::string, builder> & b);
 
 // What is launched in pieces, with how many launches, and what is not.
 void pieces(std::map<std::string, builder> & b);

@@ -76,6 +76,8 @@ void attention_of(graph & g, const attention_options & o) {
     if (o.causal) {
         g.causal = { mask };
     }
+    g.mask   = o.before ? mask : nullptr;
+    g.before = o.before;
     if (o.computed) {
         mask = g.add(ggml_cast(g.get(), mask, GGML_TYPE_F16));
     }

@@ -128,6 +128,26 @@ void lengths_of_caches(std::map<std::string, builder> & b) {
     }
 }
 
+void hidden_cells(std::map<std::string, builder> & b) {
+    const auto add = [&b](const std::string & name, int n_launches, int64_t n, int64_t before, bool computed = false) {
+        b["hidden" + name] = [=](graph & g) {
+            attention_options o = causal(n, 320);
+            o.n_cell            = 640;
+            o.before            = before;
+            o.computed          = computed;
+            attention_of(g, o);
+            g.launches = n_launches;
+        };
+    };
+    add("", 1, 160, 160);
+    add("-all", 1, 160, 32);
+    add("-fewer", 1, 140, 150);
+    add("-pieces", 2, 300, 10);
+    // The kernel leaves out cells from 288 on for the first 128 tokens, of which the last one sees this one.
+    add("-seen", 0, 160, 161);
+    add("-computed", 0, 160, 160, true);
+}
+
 void pieces(std::map<std::string, builder> & b) {
     const auto add = [&b](const std::string & name, int n_launches, const builder & build) {
         b["pieces-" + name] = [n_launches, build](graph & g) {

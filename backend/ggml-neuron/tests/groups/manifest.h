@@ -55,8 +55,8 @@ class manifest {
     }
 
     // Of the ops that there are here.
-    static std::string params(const ggml_tensor * t) {
-        char  text[64] = "";
+    static std::string params(const ggml_tensor * t, const char * more = "") {
+        char  text[96] = "";
         float f[2];
         memcpy(f, t->op_params, sizeof(f));
         if (t->op == GGML_OP_RMS_NORM) {
@@ -64,7 +64,7 @@ class manifest {
         } else if (t->op == GGML_OP_SCALE) {
             snprintf(text, sizeof(text), ", params: {s: %.9g, b: %.9g}", f[0], f[1]);
         } else if (t->op == GGML_OP_SOFT_MAX || t->op == GGML_OP_FLASH_ATTN_EXT) {
-            snprintf(text, sizeof(text), ", params: {scale: %.9g, max_bias: %.9g}", f[0], f[1]);
+            snprintf(text, sizeof(text), ", params: {scale: %.9g, max_bias: %.9g%s}", f[0], f[1], more);
         }
         return text;
     }
@@ -110,7 +110,7 @@ class manifest {
             const std::string own = "n" + std::to_string(i);
             const std::string to  = node->view_src ? reference(node) : tensor(node);
             nodes += "      - {name: " + own + ", op: " + op(node) + ", inputs: [" + from + "], output: \"" + to +
-                     "\"" + params(node) + "}\n";
+                     "\"" + params(node, g.before ? ", causal: true" : "") + "}\n";
             if (!node->view_src) {
                 names[node] = own;
                 if (is_seen(g, work, range, node)) {

@@ -99,6 +99,11 @@ def _flash_attn_ext(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -
         want(mask.ne[1] >= q.ne[1], 3, f"ne1 of the mask is at least q's, {q.ne[1]}, not {mask.ne[1]}")
         mask_repeats(q, mask, 3, "q")
     max_bias(inputs, 3, params)
+    if params.get("causal"):
+        if mask is None:
+            raise Misfit("params", "causal", "causal needs a mask")
+        if k.ne[1] < q.ne[1]:
+            raise Misfit("params", "causal", f"causal needs as many keys as tokens, {q.ne[1]}, not {k.ne[1]}")
     sinks_fit(inputs, 4, q.ne[2])
     return (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), "f32"
 
