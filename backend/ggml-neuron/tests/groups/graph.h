@@ -45,6 +45,12 @@ struct graph {
         return t;
     }
 
+    // A tensor that a program keeps from one graph to the next.
+    ggml_tensor * cache(ggml_type type, int64_t ne0, int64_t ne1) {
+        inputs.push_back(ggml_new_tensor_2d(get(), type, ne0, ne1));
+        return inputs.back();
+    }
+
     // Adds what is made up to a node to the graph, in this order.
     ggml_tensor * add(ggml_tensor * node) {
         ggml_build_forward_expand(cgraph, node);
@@ -121,6 +127,7 @@ struct attention_options {
     bool    writes   = true;   // to the cache
     bool    causal   = false;  // the mask
     bool    computed = false;  // the mask is the result of a node before the group
+    bool    kept     = false;  // the cache, from one graph to the next
     int64_t far      = 0;      // rows from where the cache is written to where it is when that changes
 };
 
