@@ -60,7 +60,8 @@ bool neuron_is_weight(const ggml_tensor * t) {
 }
 
 bool neuron_is_kept_by_host(const ggml_tensor * op) {
-    if (op->op != GGML_OP_GET_ROWS || !neuron_is_weight(op->src[0])) {
+    if (op->op != GGML_OP_GET_ROWS || !neuron_is_weight(op->src[0]) ||
+        !ggml_backend_buffer_is_host(neuron_buffer_of_root(op->src[0]))) {
         return false;
     }
     const std::lock_guard<std::mutex> lock(all().mutex);
