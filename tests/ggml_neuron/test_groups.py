@@ -64,7 +64,7 @@ IN_ORDER = tuple(
         "computed-mask",
     )
 )
-CACHES = tuple(f"cells-{n_cell}{lengths}" for n_cell in (64, 80, 256) for lengths in ("", "-1x32", "-5x32"))
+CACHES = tuple(f"cells-{n_cell}{lengths}" for n_cell in (40, 64, 80, 256) for lengths in ("", "-1x32", "-5x32"))
 TIED = ("tied-wiring", "tied-roots")
 MUTATED = (
     *(
@@ -205,24 +205,33 @@ def test_groups_of_fewer_tokens_and_cells_than_their_kernels(compute: Compute, k
 def test_kernels_for_the_first_cells_serve_caches_of_any_length(
     compute: Compute, first_cells: Path, buffers: str
 ) -> None:
-    """In groups of their own lengths, of fewer tokens and cells, and in pieces; and node by node."""
+    """In groups of their own lengths, of fewer tokens and cells, and in pieces; and node by node. A shorter cache has memory behind it."""
     result = compute(first_cells, *CACHES, GGML_NEURON_BUFFERS=buffers)
     expect_ok(result, *CACHES)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
+def test_a_cache_of_less_than_half_of_the_cells_of_kernels_has_no_memory_behind_it(
+    compute: Compute, first_cells: Path
+) -> None:
+    result = compute(first_cells, "cells-31")
+    expect_ok(result, "cells-31")
+    assert "their group has no kernel for this many tokens and cells, nor for more" in result.stderr
+
+
 def test_rows_beyond_the_first_cells_are_written_all_the_same(compute: Compute, first_cells: Path) -> None:
     """Where numbers of rows change so that kernels lack some of them, the CPU writes these, and no group is launched."""
-    changing = [f"changing:{name}" for name in CACHES if not name.startswith("cells-64")]
+    changing = [f"changing:{name}" for name in CACHES if not name.startswith(("cells-40", "cells-64"))]
     result = compute(first_cells, *changing)
     expect_ok(result, *changing)
     assert re.search(r"no kernel for|ops ran on the CPU instead of a NeuronCore", result.stderr), result.stderr
 
 
-def test_a_kernel_for_all_of_a_cache_serves_longer_ones(compute: Compute, kernels: Path) -> None:
-    """Kernels that were built for one context length have its cells as the first ones of others."""
-    result = compute(kernels, "cells-256", "cells-256-1x32", "cells-256-5x32")
-    expect_ok(result, "cells-256", "cells-256-1x32", "cells-256-5x32")
+def test_a_kernel_for_all_of_a_cache_serves_longer_and_shorter_ones(compute: Compute, kernels: Path) -> None:
+    """Kernels that were built for one context length have its cells as the first ones of others; shorter ones have memory behind them."""
+    names = [name for name in CACHES if name.startswith(("cells-64", "cells-80", "cells-256"))]
+    result = compute(kernels, *names)
+    expect_ok(result, *names)
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 

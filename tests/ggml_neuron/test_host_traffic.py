@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from programs import Benched, Programs, Run, llama_bench
+from programs import Benched, Programs, Run, build, llama_bench
 from random_llama import Size
 
 CELLS = 256
@@ -39,6 +39,24 @@ def test_a_token_takes_its_inputs_and_gives_its_logits(programs: Programs, bench
     inputs = (size.n_embd * 4, position, row, row, CELLS * 2)
     moved = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in inputs) + output
     assert last_call(result.stderr) == (moved, 3, size.n_vocab * 4, 1), result.stderr
+    assert "read from the device" not in result.stderr
+
+
+def test_a_token_is_a_number_where_its_table_is_on_the_device(
+    programs: Programs, benched: Benched, tmp_path: Path
+) -> None:
+    """As llama.cpp's --override-tensor puts it there: the rows of the embedding do not cross the host."""
+    table = ("-ot", r"token_embd\.weight=NEURON0")
+    recorded = tmp_path / "table.yaml"
+    llama_bench(programs, benched.model, *table, GGML_NEURON_KERNEL_DIR=benched.kernels, GGML_NEURON_RECORD=recorded)
+    build(recorded, tmp_path / "kernels")
+    kernels = f"{benched.kernels}:{tmp_path / 'kernels'}"
+    result = llama_bench(programs, benched.model, *table, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1")
+    token, position, row, output = 4, 4, 8, 4
+    moved = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in (token, position, row, row, CELLS * 2)) + output
+    to, _, logits, reads = last_call(result.stderr)
+    assert (to, logits, reads) == (moved, Size().n_vocab * 4, 1), result.stderr
+    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
     assert "read from the device" not in result.stderr
 
 

@@ -204,14 +204,18 @@ def test_the_first_rows_of_what_is_written_are_the_same() -> None:
 
 def test_kernels_for_the_most_first_rows_are_chosen() -> None:
     nodes = {
-        m: node("set_rows", [ROW, "({n},1,1,1)/i64", f"(32,{m},1,1)/f16"], f"(32,{m},1,1)/f16") for m in (8, 16, 40)
+        m: node("set_rows", [ROW, "({n},1,1,1)/i64", f"(32,{m},1,1)/f16"], f"(32,{m},1,1)/f16") for m in (8, 16, 24, 40)
     }
     index = LengthIndex.of([nodes[8], nodes[16]])
     for m, kernel in ((40, nodes[16]), (16, nodes[16])):
         found = index.select(nodes[m])
         assert found is not None
         assert found.kernels == (kernel,)
+    # a cache has memory behind it for up to as many rows again
     assert LengthIndex.of([nodes[40]]).select(nodes[16]) is None
+    behind = LengthIndex.of([nodes[8], nodes[24], nodes[40]]).select(nodes[16])
+    assert behind is not None
+    assert behind.kernels == (nodes[24],)
 
 
 @pytest.mark.parametrize(

@@ -50,24 +50,49 @@ def test_calls_of_two_threads_agree_with_the_cpu(sweep: any_tokens.Sweep) -> Non
     assert found.calls == 12
 
 
+def grouped_in(
+    sweep: any_tokens.Sweep, model: any_tokens.RandomModel, n_ctx: int, depths: tuple[int, ...]
+) -> tuple[int, int]:
+    """Returns how many ops ran in groups, and in how many launches, of calls at depths of a cache of so many cells.
+
+    They are as the CPU's, and no op of them is the CPU's.
+    """
+    numbers = sweep.numbers
+    pairs = [(depth, n) for depth in depths for n in (1, 9)]
+    calls = sweep.run(list(any_tokens.grid(model, pairs, n_ctx=n_ctx, n_ubatch=max(numbers), numbers=numbers)))
+    assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU
+    assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in calls)
+    assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
+    found = re.search(r"(\d+) ops ran in groups, in (\d+) launches", sweep.log)
+    assert found, sweep.log
+    assert int(found[1]) > 0.9 * sum(call.device for call in calls)
+    return int(found[1]), int(found[2])
+
+
 def test_one_bundle_serves_contexts_of_any_length(programs: harness.Programs, tmp_path: Path) -> None:
-    """In caches of as many cells as kernels have, and of more, no op is the CPU's, and layers are groups in each."""
+    """In caches of as many cells as kernels have, of more, and of a number between: layers are groups in each."""
     model = dataclasses.replace(QWEN3, layers=4)
-    sweep = any_tokens.Sweep(
-        programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=("--n-kv", "256,512")
-    )
-    grouped = []
-    for n_ctx in (256, 512, 4096):
-        pairs = [(depth, n) for depth in (0, 200) for n in (1, 9)]
-        calls = sweep.run(list(any_tokens.grid(model, pairs, n_ctx=n_ctx, n_ubatch=16, numbers=NUMBERS)))
-        assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU
-        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in calls)
-        assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
-        found = re.search(r"(\d+) ops ran in groups, in (\d+) launches", sweep.log)
-        assert found, sweep.log
-        grouped.append((int(found[1]), int(found[2])))
-    assert len(set(grouped)) == 1, grouped
-    assert grouped[0][0] > 0.9 * sum(call.device for call in calls)
+    more = ("--n-kv", "256,512,1024")
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
+    assert len({grouped_in(sweep, model, n_ctx, (0, 200)) for n_ctx in (256, 768, 4096)}) == 1
+    assert len({grouped_in(sweep, model, n_ctx, (600,)) for n_ctx in (768, 4096)}) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_contexts_between_lengths_of_kernels_are_served_to_their_ends(
+    programs: harness.Programs, tmp_path: Path, buffers: str
+) -> None:
+    model = dataclasses.replace(QWEN3, layers=4)
+    more = ("--n-kv", "256,512,1024,2048,4096,8192")
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=(1, 16, 256), n_ctx=None, fuse="layer", more=more)
+    sweep.environment["GGML_NEURON_BUFFERS"] = buffers
+    launches = {}
+    for n_ctx in (256, 512, 768, 1280, 5120):
+        depths = tuple(depth for depth in (0, 240, 500, 750, 1260, 5100) if depth + 9 <= n_ctx)
+        launches[n_ctx] = grouped_in(sweep, model, n_ctx, depths)
+        if n_ctx == 1280:
+            assert grouped_in(sweep, model, 5120, depths) == launches[n_ctx]
 
 
 @pytest.mark.long

@@ -508,6 +508,7 @@ class Sweep:
             more=more,
         )
         self.environment = programs.environment(kernels=folder / "few")
+        self.numbers = n_tokens
         self.n_ubatch = max(n_tokens)
 
     def run(

@@ -7,6 +7,7 @@
 #include "ggml/host_buffer.h"
 #include "report/log.h"
 #include "report/metrics.h"
+#include "select/key_nodes.h"
 #include "select/tensors.h"
 #include "weights/repacked.h"
 #include "weights/weights.h"
@@ -37,12 +38,28 @@ static size_t ggml_backend_neuron_buffer_type_get_max_size(ggml_backend_buffer_t
     GGML_UNUSED(buft);
 }
 
+size_t neuron_tail_of(const ggml_tensor * t) {
+    if (t->op != GGML_OP_NONE || t->view_src || (t->flags & GGML_TENSOR_FLAG_INPUT) || !ggml_is_contiguous(t)) {
+        return 0;
+    }
+    const int64_t own  = t->ne[NEURON_SET_ROWS_AXIS];
+    const int64_t rows = ggml_backend_neuron_shared().kernels.rows_written(t);
+    if (rows <= own || rows > 2 * own || neuron_is_offered_weight(t)) {
+        return 0;
+    }
+    return (size_t) (rows - own) * t->nb[NEURON_SET_ROWS_AXIS];
+}
+
+static size_t ggml_backend_neuron_buffer_type_get_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
+    return neuron_alloc_size(buft, t) + neuron_tail_of(t);
+}
+
 const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = {
     /* .get_name         = */ neuron_buffer_type_get_name,
     /* .alloc_buffer     = */ ggml_backend_neuron_buffer_type_alloc_buffer,
     /* .get_alignment    = */ ggml_backend_neuron_buffer_type_get_alignment,
     /* .get_max_size     = */ ggml_backend_neuron_buffer_type_get_max_size,
-    /* .get_alloc_size   = */ neuron_alloc_size,
+    /* .get_alloc_size   = */ ggml_backend_neuron_buffer_type_get_alloc_size,
     /* .is_host          = */ NULL,
 };
 
@@ -187,6 +204,16 @@ static std::string neuron_write_packed(neuron_buffer &             ctx,
         p.layout.pack(given, packed, n_units);
         return ctx.memory->write(packed, p.begin + at, size);
     });
+}
+
+// What a mask hides has to be finite: a value that is not a number would not become 0.
+static enum ggml_status ggml_backend_neuron_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    auto *       ctx  = (neuron_buffer *) buffer->context;
+    const size_t tail = neuron_tail_of(tensor);
+    if (tail) {
+        neuron_require(ctx->memory->set(0, ctx->offset_of(tensor) + ggml_nbytes(tensor), tail), "setting", tensor);
+    }
+    return GGML_STATUS_SUCCESS;
 }
 
 static void ggml_backend_neuron_buffer_memset_tensor(ggml_backend_buffer_t buffer,
@@ -448,7 +475,7 @@ static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8
 static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {
     /* .free_buffer     = */ ggml_backend_neuron_buffer_free_buffer,
     /* .get_base        = */ ggml_backend_neuron_buffer_get_base,
-    /* .init_tensor     = */ NULL,
+    /* .init_tensor     = */ ggml_backend_neuron_buffer_init_tensor,
     /* .memset_tensor   = */ ggml_backend_neuron_buffer_memset_tensor,
     /* .set_tensor      = */ ggml_backend_neuron_buffer_set_tensor,
     /* .get_tensor      = */ ggml_backend_neuron_buffer_get_tensor,

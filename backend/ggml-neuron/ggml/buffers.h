@@ -53,6 +53,11 @@ struct neuron_buffer {
     neuron_host_copies copies;
 };
 
+// Returns the bytes behind a cache that buffers have besides its own: a kernel for more cells reads on there, under a mask. A cache is taken
+// for one when kernels write rows like its own and when it is not a weight; one that kernels have less than half of the cells of goes
+// without.
+size_t neuron_tail_of(const ggml_tensor * t);
+
 // Reads bytes of a tensor by `read`, or takes them from a copy, which is kept of weights that are read whole more than once. `version` is
 // that of the buffer's memory. Returns "" when it worked.
 std::string neuron_read_or_recall(neuron_buffer &                      buffer,

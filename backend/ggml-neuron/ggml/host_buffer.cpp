@@ -2,6 +2,7 @@
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
+#include "ggml/buffers.h"
 #include "report/log.h"
 #include "report/metrics.h"
 #include "select/kernel_store.h"
@@ -120,6 +121,13 @@ static void note_write(ggml_backend_buffer_t buffer, const void * data, size_t s
     drop_copies(*(kept_buffer *) buffer->context, data, size);
 }
 
+static enum ggml_status neuron_kept_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    memset((char *) tensor->data + ggml_nbytes(tensor), 0, neuron_tail_of(tensor));
+    return GGML_STATUS_SUCCESS;
+
+    GGML_UNUSED(buffer);
+}
+
 static void neuron_kept_buffer_memset_tensor(ggml_backend_buffer_t buffer,
                                              ggml_tensor *         tensor,
                                              uint8_t               value,
@@ -167,7 +175,7 @@ static void neuron_kept_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value
 static const struct ggml_backend_buffer_i neuron_kept_buffer_i = {
     /* .free_buffer     = */ neuron_kept_buffer_free_buffer,
     /* .get_base        = */ neuron_kept_buffer_get_base,
-    /* .init_tensor     = */ NULL,
+    /* .init_tensor     = */ neuron_kept_buffer_init_tensor,
     /* .memset_tensor   = */ neuron_kept_buffer_memset_tensor,
     /* .set_tensor      = */ neuron_kept_buffer_set_tensor,
     /* .get_tensor      = */ neuron_kept_buffer_get_tensor,
@@ -198,6 +206,12 @@ static ggml_backend_buffer_t neuron_kept_buffer_type_alloc_buffer(ggml_backend_b
     return make_kept_buffer(buft, data, size, true);
 }
 
+static size_t neuron_kept_buffer_type_get_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
+    return ggml_nbytes(t) + neuron_tail_of(t);
+
+    GGML_UNUSED(buft);
+}
+
 ggml_backend_buffer_type neuron_kept_buffer_type(ggml_backend_dev_t dev, const char * name) {
     return {
         /* .iface   = */ {
@@ -205,7 +219,7 @@ ggml_backend_buffer_type neuron_kept_buffer_type(ggml_backend_dev_t dev, const c
                           /* .alloc_buffer   = */ neuron_kept_buffer_type_alloc_buffer,
                           /* .get_alignment  = */ ggml_backend_cpu_buffer_type()->iface.get_alignment,
                           /* .get_max_size   = */ NULL,
-                          /* .get_alloc_size = */ ggml_backend_cpu_buffer_type()->iface.get_alloc_size,
+                          /* .get_alloc_size = */ neuron_kept_buffer_type_get_alloc_size,
                           /* .is_host        = */ ggml_backend_cpu_buffer_type()->iface.is_host,
                           },
         /* .device  = */

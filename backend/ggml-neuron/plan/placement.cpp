@@ -39,7 +39,7 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     ggml_tensor *             t    = slot.tensor ? slot.tensor : source;
     const neuron_group_room & room = slot.room;
     // where the cache goes on, it has what kernels have
-    const size_t              size = room.kind == neuron_group_room::CELLS ? room.size : slot.size;
+    const size_t              size = slot.goes_on() ? room.size : slot.size;
     const size_t              rows = room.kind == neuron_group_room::ROWS ? room.size : size;
     const bool                ends = !t || slot.offset + slot.size <= ggml_nbytes(t);
     if (!ends || !add(core, locate, &slot, t, size, rows)) {
@@ -161,7 +161,10 @@ std::string neuron_placement::place(const neuron_core &  core,
     for (const neuron_group_result & result : group.results) {
         ggml_tensor * t    = result.tensor ? result.tensor : node;
         const size_t  all  = ggml_nbytes(t);
-        const size_t  size = result.size ? std::min(all, result.size) : all;  // the first rows, or all
+        const bool    on   = result.alias != NEURON_KERNELS_NO_ALIAS && group.slots[(size_t) result.alias].goes_on();
+        const size_t  size = !result.size ? all
+                             : on         ? result.size
+                                          : std::min(all, result.size);  // the first rows, or all
         if (!add(core, locate, nullptr, t, size, std::max(size, result.size))) {
             return missing(t);
         }

@@ -24,6 +24,9 @@ struct neuron_group_slot {
 
     neuron_group_room   room;            // that kernels have
     const ggml_tensor * mask = nullptr;  // where columns are added to it; NULL: the tensor
+
+    // Returns whether kernels read on in a cache behind the group's cells.
+    bool goes_on() const { return room.kind == neuron_group_room::CELLS; }
 };
 
 // What a group computes that is seen outside.

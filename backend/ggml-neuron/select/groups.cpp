@@ -484,7 +484,7 @@ class group_search {
         std::vector<size_t> room;
         room.reserve(group.slots.size());
         for (const neuron_group_slot & slot : group.slots) {
-            room.push_back(ggml_nbytes(slot.tensor) - slot.offset);
+            room.push_back(neuron_room_of(slot.tensor) - slot.offset);
         }
         if (last.words != words || last.room != room) {  // else a layer like the one before
             last = { std::move(words), std::move(room), nullptr, {} };

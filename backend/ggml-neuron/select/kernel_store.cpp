@@ -150,6 +150,13 @@ void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
     }
 }
 
+// Notes the rows of what a SET_ROWS writes to.
+void neuron_kernel_store::add_written(const neuron_kernels_tensor & into) {
+    if (into.ne[2] == 1 && into.ne[3] == 1) {
+        written[{ into.type, into.ne[0] }].insert(into.ne[NEURON_SET_ROWS_AXIS]);
+    }
+}
+
 // Returns a number for an op on a weight of one shape in one layout.
 static uint64_t weight_hash(uint64_t op, const uint64_t * tensor) {
     nk::word_hash h;
@@ -180,6 +187,9 @@ void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, con
         }
         if (!node.inputs.empty() && node.inputs[0].tensor) {
             note_weight(bundle, node.op, node.inputs[0].tensor);
+        }
+        if (node.op == neuron_key_ops::get().set_rows) {
+            add_written(neuron_tensor_of_words(node.tensor));
         }
         bundle.ops.insert(node.op);
         bundle.signatures.insert(signature.value());
@@ -216,8 +226,12 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         }
         bundle.signatures.insert(signature.value());
         if (n_inputs <= GGML_MAX_SRC) {
-            tokens.add(describe(key), &bundle, (int32_t) k);
-            add_heads(describe(key));
+            const neuron_signature kernel = describe(key);
+            tokens.add(kernel, &bundle, (int32_t) k);
+            add_heads(kernel);
+            if (key[0] == neuron_key_ops::get().set_rows) {
+                add_written(kernel.tensors[kernel.n_src]);
+            }
         }
     }
 }
@@ -266,6 +280,15 @@ void neuron_kernel_store::for_each(uint64_t                                     
             }
         }
     }
+}
+
+int64_t neuron_kernel_store::rows_written(const ggml_tensor * t) const {
+    const auto found = written.find({ neuron_type_of(t), t->ne[0] });
+    if (exact_only || found == written.end()) {
+        return 0;
+    }
+    const auto rows = found->second.lower_bound(t->ne[NEURON_SET_ROWS_AXIS]);
+    return rows == found->second.end() ? 0 : *rows;
 }
 
 bool neuron_kernel_store::has_signature(const ggml_tensor * op) const {

@@ -13,11 +13,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 struct neuron_attention;  // select/unfused_attention.h
@@ -50,6 +53,10 @@ class neuron_kernel_store {
     // Returns the kernels that would compute a node as one of attention, with all those before it; none when it is in no attention that
     // can be computed so far. What follows the node is not known to those who ask.
     std::vector<neuron_kernel> select_in_attention(const ggml_tensor * op) const;
+
+    // Returns how many rows what kernels write to has, of those that write rows like a tensor's the fewest that are at least its own; 0
+    // where there are none.
+    int64_t rows_written(const ggml_tensor * t) const;
 
     // Calls a function with every kernel of an op (nk::hash_op), by its id and what its key says.
     void for_each(uint64_t op_hash, const std::function<void(const char * id, const neuron_signature &)> & use) const;
@@ -109,6 +116,7 @@ class neuron_kernel_store {
 
     void read_signatures(neuron_bundle & bundle);
     void add_heads(const neuron_signature & kernel);
+    void add_written(const neuron_kernels_tensor & into);
     void read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words);
 
     struct answer_hash {
@@ -122,6 +130,9 @@ class neuron_kernel_store {
 
     // Rows and columns of what products of several heads have, by the number of heads; ascending in columns.
     std::unordered_map<int64_t, std::vector<neuron_sizes>> heads;
+
+    // Numbers of rows of what SET_ROWS writes to, by type and width.
+    std::map<std::pair<int32_t, int64_t>, std::set<int64_t>> written;
 
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 

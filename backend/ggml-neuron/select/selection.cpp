@@ -17,8 +17,8 @@
 
 bool neuron_group::has_room() const {
     return std::all_of(slots.begin(), slots.end(), [](const neuron_group_slot & slot) {
-        return slot.room.kind != neuron_group_room::CELLS ||
-               neuron_offset_of(slot.tensor) + slot.offset + slot.room.size <= ggml_nbytes(neuron_root_of(slot.tensor));
+        return !slot.goes_on() ||
+               neuron_offset_of(slot.tensor) + slot.offset + slot.room.size <= neuron_room_of(slot.tensor);
     });
 }
 
@@ -33,7 +33,7 @@ std::vector<neuron_kernel> neuron_group::kernels() const {
 // Gives a group what kernels of a length, those of its pieces, have of a node's sources and result, or of attention's.
 static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n_more, neuron_group & group) {
     group.other   = true;
-    group.n_rows  = cut.rule->written >= 0 && n_more != cut.n_more ? n_more : 0;
+    group.n_rows  = cut.rule->written >= 0 && n_more < cut.n_more ? n_more : 0;
     group.rows    = cut.n;  // more when the only piece is for more
     group.padding = -cut.n;
     for (const neuron_group_piece & piece : group.pieces) {
@@ -53,12 +53,12 @@ static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n
         }
         neuron_group_slot & slot = group.slots[(size_t) i];
         slot.row                 = row;
-        if (i == cut.rule->written) {
+        if (i == cut.rule->written && n_more < cut.n_more) {
             slot.size = size;
         } else if (i == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more) {
             slot.room = { neuron_group_room::MASK, size, 0, n_more, group.rows };
         } else if (size != neuron_nbytes(node.tensors[i])) {
-            const bool cells = !row && cut.rule->mask >= 0;
+            const bool cells = !row && (cut.rule->mask >= 0 || i == cut.rule->written);
             slot.room = { cells ? neuron_group_room::CELLS : neuron_group_room::ROWS, size, (size_t) cut.n * row };
         }
     }
@@ -235,14 +235,17 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
     if (cut.rule->written < 0) {
         return choose(node, cut, *sizes, true, again, cost, find_it, group) ? group : neuron_group{};
     }
-    // of what is written the most rows: others may be among those
-    const auto is_longer = [](int64_t n_more, const neuron_sizes & s) {
-        return n_more < s.n_more;
-    };
-    auto end = std::upper_bound(sizes->begin(), sizes->end(), cut.n_more, is_longer);
+    const neuron_group sources = group;
+    auto               end =
+        std::find_if(sizes->begin(), sizes->end(), [&](const neuron_sizes & s) { return s.n_more >= cut.n_more; });
+    if (choose(node, cut, { end, sizes->end() }, true, again, cost, find_it, group)) {
+        return group;
+    }
+    // of fewer rows than are written to the most: others may be among those
     while (end != sizes->begin()) {
         const int64_t n_more = std::prev(end)->n_more;
         const auto    begin  = std::find_if(sizes->begin(), end, [&](const auto & s) { return s.n_more == n_more; });
+        group                = sources;
         if (choose(node, cut, { begin, end }, false, again, cost, find_it, group)) {
             return group;
         }
@@ -264,7 +267,7 @@ static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) 
             key.push_back(t->nb[i]);
         }
         key.push_back(neuron_offset_of(t));
-        key.push_back(ggml_nbytes(neuron_root_of(t)));
+        key.push_back(neuron_room_of(t));
     };
     key.clear();
     key.push_back((uint64_t) op->op | (uint64_t) n_src << 32);

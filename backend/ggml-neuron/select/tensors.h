@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "ggml-backend.h"
 #include "ggml.h"
 
 #include <cstddef>
@@ -19,6 +20,13 @@ inline size_t neuron_offset_of(const ggml_tensor * t) {
 // Returns the buffer that a tensor's memory is in, or NULL before it has any.
 inline ggml_backend_buffer * neuron_buffer_of_root(const ggml_tensor * t) {
     return neuron_root_of(t)->buffer;
+}
+
+// Returns the bytes from the beginning of a tensor's root that are its own: a buffer may give a cache more than it asks for, so that
+// kernels for longer ones have room (ggml/buffers.h).
+inline size_t neuron_room_of(const ggml_tensor * t) {
+    const ggml_tensor * root = neuron_root_of(t);
+    return root->buffer ? ggml_backend_buffer_get_alloc_size(root->buffer, root) : ggml_nbytes(root);
 }
 
 // The op of a node that ggml has no op for: the sum, in place, over as many devices as its first parameter says (ggml/chain.h).

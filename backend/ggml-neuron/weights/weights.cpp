@@ -49,13 +49,19 @@ bool neuron_refused_weight(const ggml_tensor * weight) {
     return all().refused.count(key_of(weight)) != 0;
 }
 
+bool neuron_is_offered_weight(const ggml_tensor * t) {
+    const std::lock_guard<std::mutex> lock(all().mutex);
+    return all().offered.count(key_of(t)) != 0;
+}
+
 bool neuron_is_weight(const ggml_tensor * t) {
     const ggml_backend_buffer_t buffer = neuron_buffer_of_root(t);
     return buffer && buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
 }
 
 bool neuron_is_kept_by_host(const ggml_tensor * op) {
-    if (op->op != GGML_OP_GET_ROWS || !neuron_is_weight(op->src[0])) {
+    if (op->op != GGML_OP_GET_ROWS || !neuron_is_weight(op->src[0]) ||
+        !ggml_backend_buffer_is_host(neuron_buffer_of_root(op->src[0]))) {
         return false;
     }
     const std::lock_guard<std::mutex> lock(all().mutex);

@@ -12,8 +12,11 @@ void neuron_note_weight(const ggml_tensor * op, const ggml_tensor * weight, bool
 // Returns whether the device was asked to take the weight for any op, and refused.
 bool neuron_refused_weight(const ggml_tensor * weight);
 
-// Returns whether a node gathers rows of a weight that llama.cpp never offered to the device: the embedding of the input
-// tokens, which it keeps in host memory and on the CPU, though its scheduler asks the device for the node.
+// Returns whether the device was asked to take the weight for any op.
+bool neuron_is_offered_weight(const ggml_tensor * t);
+
+// Returns whether a node gathers rows of a weight in host memory that llama.cpp never offered to the device: the embedding of the input
+// tokens, which it keeps there and on the CPU, though its scheduler asks the device for the node.
 bool neuron_is_kept_by_host(const ggml_tensor * op);
 
 // Returns whether a tensor is a model's weight.

@@ -163,16 +163,17 @@ class LengthIndex:
 def _lengths(cut: Cut, sizes: Iterable[tuple[int, int | None]]) -> list[int | None]:
     """Returns the lengths of kernels that are long enough, ascending; [None] where none is asked for.
 
-    Of what is written, those that are not longer, descending: of rows beyond, none may be written.
+    Of what is written, those for which a buffer has memory behind it (`neuron_tail_of` of the backend), and
+    then the shorter ones, descending: of rows beyond, none may be written.
     """
     if cut.n_more is None:
         return [None]
-    found: list[int | None] = []
     known = {m for _, m in sizes if m is not None}
-    if cut.rule.written is not None:
-        found += sorted({m for m in known if m <= cut.n_more}, reverse=True)
-    else:
-        found += sorted({m for m in known if m >= cut.n_more})
+    written = cut.rule.written is not None
+    found: list[int | None] = []
+    found += sorted(m for m in known if m >= cut.n_more and not (written and m > 2 * cut.n_more))
+    if written:
+        found += sorted((m for m in known if m < cut.n_more), reverse=True)
     return found
 
 

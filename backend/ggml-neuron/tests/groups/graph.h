@@ -47,6 +47,12 @@ struct graph {
         return t;
     }
 
+    // A tensor that a program keeps from one graph to the next.
+    ggml_tensor * cache(ggml_type type, int64_t ne0, int64_t ne1) {
+        inputs.push_back(ggml_new_tensor_2d(get(), type, ne0, ne1));
+        return inputs.back();
+    }
+
     // Adds what is made up to a node to the graph, in this order.
     ggml_tensor * add(ggml_tensor * node) {
         ggml_build_forward_expand(cgraph, node);
@@ -124,6 +130,7 @@ struct attention_options {
     bool    causal   = false;  // the mask
     bool    computed = false;  // the mask is the result of a node before the group
     int64_t before   = 0;      // cells that the first token sees, with which kernels leave out cells; 0: they do not
+    bool    kept     = false;  // the cache, from one graph to the next
     int64_t far      = 0;      // rows from where the cache is written to where it is when that changes
 };
 

@@ -81,8 +81,11 @@ void attention_of(graph & g, const attention_options & o) {
     if (o.computed) {
         mask = g.add(ggml_cast(g.get(), mask, GGML_TYPE_F16));
     }
-    ggml_tensor * k    = g.input(GGML_TYPE_F16, 64, o.n_cell);
-    ggml_tensor * v    = g.input(GGML_TYPE_F16, 64, o.n_cell);
+    const auto cells = [&] {
+        return o.kept ? g.cache(GGML_TYPE_F16, 64, o.n_cell) : g.input(GGML_TYPE_F16, 64, o.n_cell);
+    };
+    ggml_tensor * k    = cells();
+    ggml_tensor * v    = cells();
     const auto    head = [&](ggml_tensor * t) {
         return ggml_view_3d(g.get(), t, 32, o.n_seen, 2, t->nb[1], t->nb[1] / 2, 0);
     };

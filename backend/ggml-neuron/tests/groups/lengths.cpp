@@ -3,6 +3,7 @@
 #include "ggml.h"
 #include "graph.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -108,9 +109,10 @@ attention_options causal(int64_t n, int64_t n_seen) {
 }
 
 void lengths_of_caches(std::map<std::string, builder> & b) {
-    for (const int64_t n_cell : { 64, 80, 256 }) {
+    for (const int64_t n_cell : { 31, 40, 64, 80, 256 }) {
         const std::string of = "cells-" + std::to_string(n_cell);
-        attention_options o  = { 2, 64, n_cell };
+        attention_options o  = { 2, std::min<int64_t>(n_cell, 64), n_cell };
+        o.kept               = true;
         o.far                = n_cell - 10;  // beyond the rows that attention reads, of longer caches
         const auto add       = [&b](const std::string & name, int n_launches, const attention_options & options) {
             b[name] = [n_launches, options](graph & g) {
@@ -118,7 +120,11 @@ void lengths_of_caches(std::map<std::string, builder> & b) {
                 g.launches = n_launches;
             };
         };
-        add(of, 1, o);
+        const bool has = 2 * n_cell >= 64;  // memory behind it for kernels' 64 cells
+        add(of, has, o);
+        if (n_cell < 32) {
+            continue;
+        }
         o.n      = 1;
         o.n_seen = 32;
         add(of + "-1x32", 1, o);
