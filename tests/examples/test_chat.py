@@ -228,3 +228,14 @@ def test_ctrl_c_stops_the_server(tmp_path: Path, number: signal.Signals) -> None
 def test_wrong_usage(arguments: list[str], message: str, tmp_path: Path) -> None:
     _, err = (process := start(tmp_path, *arguments)).communicate(timeout=60)
     assert process.returncode == 2 and message in err and "Traceback" not in err
+
+
+def test_the_pages_show_the_command_and_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    root = CHAT.parents[1]
+    first = re.findall(r"^    (\S.*)$", (root / "README.md").read_text(), re.MULTILINE)[0]
+    page = (root / "docs" / "chat.md").read_text()
+    assert first == "./bazelw run //examples:chat" == re.findall(r"^    (\S.*)$", page, re.MULTILINE)[0]
+    with pytest.raises(SystemExit):
+        chat.main(["--help"])
+    options = set(re.findall(r"^  (?:-h, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
+    assert options - {"--help"} == set(re.findall(r"^\| `(--[\w-]+)", page, re.MULTILINE))
