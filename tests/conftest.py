@@ -34,7 +34,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 SLOW = frozenset(
-    "backend bazel bazelw benchmarks cache ci cli cmake docs e2e ggml_neuron kernels languages llama model remote simulator".split()
+    "backend bazel bazelw benchmarks cache ci cli cmake docs e2e examples ggml_neuron kernels languages llama model remote simulator".split()
 )
 """Folders whose tests start builds, run llama.cpp's programs, or compute every kernel."""
 

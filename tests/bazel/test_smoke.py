@@ -1,22 +1,108 @@
-"""Another repository depends on this one, with a manifest, a kernel and a program of its own."""
+"""Another repository depends on this one, with a manifest, a kernel and a program of its own: as the module registry builds it."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
 import pytest
+import yaml
 
 import scratch
 
-pytestmark = pytest.mark.together("smoke")
+smoke = pytest.mark.together("smoke")
+MODULE = (scratch.CHECKOUT / "MODULE.bazel").read_text()
+PRESUBMIT = yaml.safe_load((scratch.CHECKOUT / ".bcr/presubmit.yml").read_text())["bcr_test_module"]
+SOURCE = json.loads((scratch.CHECKOUT / ".bcr/source.template.json").read_text())
 
 
+def field(name: str) -> str:
+    """Returns what MODULE.bazel says of the module."""
+    found = re.search(rf'^    {name} = "(.*)",$', MODULE, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def prefix() -> str:
+    """Returns the folder in the source archive."""
+    return str(SOURCE["strip_prefix"].replace("{VERSION}", field("version")))
+
+
+def git(*words: str, **environment: str) -> str:
+    """Runs git in the checkout and returns what it prints."""
+    command = ["git", "-C", str(scratch.CHECKOUT), *words]
+    done = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive of the checkout as it is, unpacked as the registry says: `git archive` leaves out what git does not know."""
+    if not (scratch.CHECKOUT / ".git").exists():
+        return scratch.CHECKOUT
+    folder = tmp_path_factory.mktemp("archive")
+    # An index and objects of its own: the repository stays as it is.
+    objects, index = git("rev-parse", "--path-format=absolute", "--git-path", "objects", "--git-path", "index").split(
+        "\n"
+    )
+    shutil.copyfile(index, folder / "index")
+    own = {
+        "GIT_INDEX_FILE": str(folder / "index"),
+        "GIT_OBJECT_DIRECTORY": str(folder),
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": objects,
+    }
+    git("add", "--all", **own)
+    tree = git("write-tree", **own)
+    archive = folder / "source.tar.gz"
+    git("archive", "--format=tar.gz", f"--prefix={prefix()}/", f"--output={archive}", tree, **own)
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder / "unpacked", filter="tar")
+    return folder / "unpacked" / prefix()
+
+
+@smoke
 @pytest.mark.parametrize(
     "mode",
     [pytest.param([], id="bzlmod"), pytest.param(["--config=workspace"], id="workspace", marks=pytest.mark.long)],
 )
 def test_a_repository_that_uses_the_rules_builds_and_its_program_finds_its_kernels(
-    mode: list[str], checkouts: scratch.Checkouts
+    mode: list[str], source: Path, checkouts: scratch.Checkouts
 ) -> None:
-    with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
-        result = checkout.bazel("test", "//...")
+    with checkouts.lend("smoke", source=source, folder=PRESUBMIT["module_path"], flags=mode) as checkout:
+        (task,) = PRESUBMIT["tasks"].values()
+        result = checkout.bazel("test", *task["test_targets"])
         assert (result.emits, result.compiles) == (3, 3)
         assert "1 test passes" in result.output
+
+
+def test_the_registry_finds_the_module_in_the_archive(source: Path) -> None:
+    assert (source / "MODULE.bazel").read_text() == MODULE
+    assert prefix() == f"{field('name')}-{field('version')}"
+    assert SOURCE["url"].endswith(f"/{SOURCE['strip_prefix']}.tar.gz") and SOURCE["integrity"] == ""
+    metadata = json.loads((source / ".bcr/metadata.template.json").read_text())
+    assert {"homepage", "maintainers", "repository", "versions", "yanked_versions"} == metadata.keys()
+    assert metadata["versions"] == []
+
+
+def test_the_registry_builds_with_the_versions_of_bazel_that_the_module_takes() -> None:
+    assert 'bazel_compatibility = [">=7.4.0"]' in MODULE
+    assert PRESUBMIT["matrix"]["bazel"] == ["7.x", "8.x", "9.x"]
+    assert re.search(r"with a Bazel of your own \(7\.4 to 9\)", (scratch.CHECKOUT / "docs/bazel.md").read_text())
+    (task,) = PRESUBMIT["tasks"].values()
+    assert (task["platform"], task["bazel"]) == ("${{ platform }}", "${{ bazel }}")
+
+
+def test_the_archive_of_a_commit_is_always_the_same(tmp_path: Path) -> None:
+    if not (scratch.CHECKOUT / ".git").exists():
+        pytest.skip("there are no commits in a source archive")
+    archives = [tmp_path / name for name in ("one.tar.gz", "other.tar.gz")]
+    for archive, zone in zip(archives, ("UTC", "Asia/Tokyo"), strict=True):
+        git("archive", "--format=tar.gz", f"--prefix={prefix()}/", f"--output={archive}", "HEAD", TZ=zone)
+        time.sleep(1.1)  # the time of the archive's own making must not be in it
+    assert archives[0].read_bytes() == archives[1].read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import click
 import pytest
 
 import kernelgen as package
-from kernelgen.cli import frame
+from kernelgen.cli import frame, version
 
 from .conftest import Done, environment
 
@@ -25,9 +26,59 @@ HEAVY = ("jax", "jaxlib", "numpy", "gguf", "rich", "google.protobuf", "asyncio")
 def test_help_lists_every_command(kernelgen: Run) -> None:
     done = kernelgen("--help")
     assert (done.code, done.err) == (0, "")
-    listed = [line.split()[0] for line in done.out.split("Commands:\n")[1].splitlines()]
-    expected = "model validate plan generate emit run check prebuild compile bundle build cache inspect repack coverage forecast report list simulate doctor"
-    assert listed == expected.split() == list(frame.COMMANDS)
+    shown = re.findall(r"^(\S.*):\n((?:  .*\n)+)", done.out.partition("--help")[2], re.MULTILINE)
+    groups = {title: [line.split()[0] for line in lines.splitlines()] for title, lines in shown}
+    assert groups == {
+        "From a model to its kernels": "model build repack coverage forecast report".split(),
+        "Run programs": ["simulate", "doctor"],
+        "Write manifests": ["validate", "plan", "list"],
+        "Write kernels": ["run", "check"],
+        "Look into files": ["inspect", "cache"],
+        "Single steps of a build, for scripts": "generate emit prebuild compile bundle".split(),
+    }
+    assert [name for names in groups.values() for name in names] == list(frame.COMMANDS)
+    columns = {line.index(frame.COMMANDS[line.split()[0]]) for _, lines in shown for line in lines.splitlines()}
+    assert len(columns) == 1, "the descriptions of all groups stand below each other"
+
+
+def completions(words: str) -> list[str]:
+    """Returns what bash offers for the last word."""
+    environ = {
+        **environment(),
+        "_KERNELGEN_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - (not words.endswith(" "))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from kernelgen.cli import main; main()"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_a_shell_completes_commands_options_and_values() -> None:
+    assert completions("kernelgen ") == list(frame.COMMANDS)
+    assert completions("kernelgen co") == ["coverage", "compile"]
+    assert completions("kernelgen build --comp") == ["--compiler"]
+    assert completions("kernelgen build --compiler s") == ["simulator"]
+    assert completions("kernelgen plan --target trn1") == ["trn1", "trn1n"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_a_script_for_that(shell: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kernelgen"],
+        env={**environment(), "_KERNELGEN_COMPLETE": f"{shell}_source"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0 and f"_KERNELGEN_COMPLETE={shell}_complete" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name", list(frame.COMMANDS))
@@ -53,12 +104,35 @@ def test_there_is_a_module_for_each_command_and_no_other() -> None:
         "options",
         "run_options",
         "units",
+        "version",
     }
     assert files - others == modules
 
 
+VERSION = rf"kernelgen {re.escape(package.__version__)} \((commit unknown|commit [0-9a-f]{{12}}(-dirty)?)\)\nPython 3\.\S+, JAX \d\S+, Linux \w+\n"
+
+
 def test_version(kernelgen: Run) -> None:
-    assert kernelgen("--version") == Done(0, f"kernelgen {package.__version__}\n", "")
+    done = kernelgen("--version")
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(VERSION, done.out)
+
+
+def test_the_version_has_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "tools" / "kernelgen"
+    installed.mkdir(parents=True)
+    monkeypatch.setattr(version, "PACKAGE", installed)
+    assert "(commit unknown)" in version.text()
+    (installed / version.COMMIT).write_text("0123456789ab\n")
+    assert "(commit 0123456789ab)" in version.text()
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    (tmp_path / "pyproject.toml").touch()
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], check=True, capture_output=True, text=True).stdout
+    assert f"(commit {head.strip()})" in version.text()
+    (tmp_path / "pyproject.toml").write_text("changed\n")
+    assert f"(commit {head.strip()}-dirty)" in version.text()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +153,7 @@ print("imported:", *[m for m in {HEAVY!r} if m in sys.modules])
 
 
 def test_python_m_is_the_same_program(process: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    assert process("--version").stdout == f"kernelgen {package.__version__}\n"
+    assert re.fullmatch(VERSION, process("--version").stdout)
 
 
 def test_an_unknown_command_gets_the_nearest(kernelgen: Run) -> None:

@@ -7,15 +7,19 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import kernelgen
+
 from .conftest import ROOT
 
 PACKAGE = ROOT / "tools" / "kernelgen"
+together = pytest.mark.together("packaging")
 PACKAGES = (PACKAGE, ROOT / "tools" / "nki_interpreter")
 
 
@@ -23,8 +27,8 @@ def test_the_lists_in_pyproject_are_those_of_the_folders() -> None:
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {p.parent.relative_to(ROOT / "tools") for package in PACKAGES for p in package.rglob("*.py")}
     assert set(setuptools["packages"]) == {".".join(f.parts) for f in folders} | {"kernelgen.kernels"}
-    data = {p for p in PACKAGE.rglob("*") if p.suffix in (".j2", ".json")}
-    assert data
+    data = {p for package in PACKAGES for p in package.rglob("*") if p.suffix in (".j2", ".json", ".typed")}
+    assert {package / "py.typed" for package in PACKAGES} < data
     covered = {
         path
         for package, patterns in setuptools["package-data"].items()
@@ -53,25 +57,103 @@ def test_the_dev_lock_agrees_with_the_lock() -> None:
         assert runtime[name] == development[name]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources and unpacked."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("tools/kernelgen", "tools/nki_interpreter", "kernels"):
+def test_one_version_everywhere() -> None:
+    def only(pattern: str, *files: str) -> set[str]:
+        return {found for file in files for found in re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)}
+
+    version = kernelgen.__version__
+    assert only(r'^__version__ = "(.*)"', "tools/nki_interpreter/__init__.py") == {version}
+    assert only(r'name = "neuron_kernelgen",\s+version = "(.*?)"', "MODULE.bazel", "docs/bazel.md") == {version}
+    assert re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
+
+
+def copy_sources(source: Path) -> Path:
+    """Copies what a wheel or an sdist is built from, and returns the folder."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "commit.txt")
+    for name in ("tools/kernelgen", "tools/nki_interpreter", "tools/packaging", "kernels"):
         shutil.copytree(ROOT / name, source / name, ignore=ignore)
-    for name in ("pyproject.toml", "requirements.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "requirements.in", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"):
         shutil.copyfile(ROOT / name, source / name)
-    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    return source
+
+
+def build(source: Path, what: str, output: Path) -> Path:
+    """Builds the `wheel` or the `sdist` of a source tree, and returns it."""
+    output.mkdir(exist_ok=True)
+    code = f"import sys, reproducible; print(reproducible.build_{what}(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["tools/packaging", *filter(None, sys.path)])}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], cwd=source, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(output)],
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+    return output / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the sdist, built from a copy of the sources."""
+    folder = tmp_path_factory.mktemp("built")
+    source = copy_sources(folder / "source")
+    return build(source, "wheel", folder), build(source, "sdist", folder)
+
+
+@pytest.fixture(scope="module")
+def site(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, installed by pip."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        folder,
+        built[0],
+    ]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@together
+def test_another_machine_builds_the_same_bytes(built: tuple[Path, Path], tmp_path: Path) -> None:
+    source = copy_sources(tmp_path / "source")
+    for path in source.rglob("*"):
+        path.chmod(0o700)
+        os.utime(path, (1_500_000_000, 1_500_000_000))
+    assert build(source, "wheel", tmp_path).read_bytes() == built[0].read_bytes()
+    assert build(source, "sdist", tmp_path).read_bytes() == built[1].read_bytes()
+
+
+@together
+def test_an_sdist_builds_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
+    with tarfile.open(built[1]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    assert build(source, "wheel", tmp_path / "wheel").read_bytes() == built[0].read_bytes()
+
+
+def test_the_commit_is_in_what_a_checkout_builds(tmp_path: Path) -> None:
+    source = copy_sources(tmp_path / "source")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e"]
+    (source / ".gitignore").write_text("*.egg-info\nbuild\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run([*git, *words], cwd=source, check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], cwd=source, check=True, capture_output=True, text=True).stdout
+    sdist = build(source, "sdist", tmp_path / "sdist")
+    assert subprocess.run([*git, "status", "--short"], cwd=source, check=True, capture_output=True).stdout == b""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    with zipfile.ZipFile(build(unpacked, "wheel", tmp_path / "wheel")) as wheel:
+        assert wheel.read("kernelgen/commit.txt").decode() == f"{head[:12]}\n"
 
 
 def run(site: Path, *arguments: str | Path) -> str:
@@ -89,6 +171,7 @@ def run(site: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@together
 def test_the_wheel_names_its_program_and_dependencies(site: Path) -> None:
     (info,) = site.glob("*.dist-info")
     assert "kernelgen = kernelgen.cli:main" in (info / "entry_points.txt").read_text()
@@ -99,17 +182,32 @@ def test_the_wheel_names_its_program_and_dependencies(site: Path) -> None:
     assert "Requires-Python: >=3.11" in metadata
 
 
+@together
 def test_the_installed_program_builds(site: Path, basic: Path, tmp_path: Path) -> None:
     out = run(site, "build", basic, "--target", "trn1", "--only", "relu", "-o", tmp_path, "--compiler", "simulator")
     assert "1 built" in out
 
 
+@together
+def test_the_installed_program_runs_a_kernel(site: Path, basic: Path) -> None:
+    assert run(site, "run", "relu", "--manifest", basic).startswith("output0: float32[1, 1, 64, 1024]")
+    assert (site / "bin" / "kernelgen").is_file()
+    assert run(site, "--version").startswith(f"kernelgen {kernelgen.__version__} (commit unknown)\n")
+
+
+@together
+def test_the_installed_packages_say_that_they_are_typed(site: Path) -> None:
+    assert (site / "kernelgen/py.typed").is_file() and (site / "nki_interpreter/py.typed").is_file()
+
+
+@together
 def test_the_installed_program_has_its_templates(site: Path, basic: Path, tmp_path: Path) -> None:
     for system in ("bazel", "cmake"):
         run(site, "generate", system, basic, "-o", tmp_path / system)
         assert any((tmp_path / system).iterdir())
 
 
+@together
 def test_the_installed_program_sees_its_own_emitters(site: Path) -> None:
     assert "kernelgen/rope.py" in run(site, "list", "--ops")
     assert (site / "kernelgen/kernels/rope.py").is_file()

@@ -67,6 +67,15 @@ filegroup(
     ]),
 )
 
+# The same with its server.
+filegroup(
+    name = "server",
+    srcs = [
+        "scripts/ui-assets.cmake",
+        ":sources",
+    ],
+)
+
 # What its CMake files read when they are configured with nothing switched off.
 filegroup(
     name = "tree",

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 import kernelgen
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError, did_you_mean, printable
@@ -21,35 +22,51 @@ EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 """Ctrl-C: 128 + SIGINT, as shells have it."""
 
-COMMANDS = MappingProxyType(
+GROUPS = MappingProxyType(
     {
-        "model": "Write the manifest of a model, from its file.",
-        "validate": "Check manifests and report every mistake.",
-        "plan": "Print the kernels, compiles and bundles that manifests ask for.",
-        "generate": "Write build files for Bazel or CMake.",
-        "emit": "Write the HLO of kernels.",
-        "run": "Run a kernel on the CPU, and compare what it computes.",
-        "check": "Compare kernels with their references.",
-        "prebuild": "Make what NKI's own compiler makes of kernels.",
-        "compile": "Compile HLO to NEFF.",
-        "bundle": "Put compiled kernels together into a bundle.",
-        "build": "Do the whole job, from manifests to bundles.",
-        "cache": "Look into the cache of NEFFs, and keep it in order.",
-        "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
-        "repack": "Write a model's weights in the layouts that kernels want.",
-        "coverage": "Say which nodes of a model's graphs have a kernel.",
-        "forecast": "Say how long a token and a prompt take, by a model.",
-        "report": "Write a page about a model's kernels.",
-        "list": "Print the ops, targets and dtypes that kernelgen knows.",
-        "simulate": "Run a program with simulated NeuronCores.",
-        "doctor": "Say what is installed, what is missing and how to get it.",
+        "From a model to its kernels": {
+            "model": "Write the manifest of a model, from its file.",
+            "build": "Do the whole job, from manifests to bundles.",
+            "repack": "Write a model's weights in the layouts that kernels want.",
+            "coverage": "Say which nodes of a model's graphs have a kernel.",
+            "forecast": "Say how long a token and a prompt take, by a model.",
+            "report": "Write a page about a model's kernels.",
+        },
+        "Run programs": {
+            "simulate": "Run a program with simulated NeuronCores.",
+            "doctor": "Say what is installed, what is missing and how to get it.",
+        },
+        "Write manifests": {
+            "validate": "Check manifests and report every mistake.",
+            "plan": "Print the kernels, compiles and bundles that manifests ask for.",
+            "list": "Print the ops, targets and dtypes that kernelgen knows.",
+        },
+        "Write kernels": {
+            "run": "Run a kernel on the CPU, and compare what it computes.",
+            "check": "Compare kernels with their references.",
+        },
+        "Look into files": {
+            "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
+            "cache": "Look into the cache of NEFFs, and keep it in order.",
+        },
+        "Single steps of a build, for scripts": {
+            "generate": "Write build files for Bazel or CMake.",
+            "emit": "Write the HLO of kernels.",
+            "prebuild": "Make what NKI's own compiler makes of kernels.",
+            "compile": "Compile HLO to NEFF.",
+            "bundle": "Put compiled kernels together into a bundle.",
+        },
     }
 )
-"""Every command and its one-line description, in the order of a build; the module of a command has its name, or one of `_MODULES`.
+"""Every command and its one-line description, by what a user wants; the module of a command has its name, or one of `_MODULES`.
 
 The descriptions stand here so that help needs none of the modules; a test holds them against the commands' own.
 """
 
+COMMANDS = MappingProxyType({name: text for group in GROUPS.values() for name, text in group.items()})
+"""Every command and its description."""
+
+_WIDTH = max(map(len, COMMANDS))
 
 _MODULES = {"run": "run_kernel"}
 """Where a command is whose name is that of something else in the package."""
@@ -74,8 +91,15 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{_WIDTH}}", text) for name, text in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Returns the commands that begin so, without the import of any; and the options of kernelgen itself."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -86,8 +110,19 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Prints what this kernelgen is and ends, for `--version`."""
+    if value and not context.resilient_parsing:
+        from kernelgen.cli import version
+
+        click.echo(version.text())
+        context.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(kernelgen.__version__, prog_name="kernelgen", message="%(prog)s %(version)s")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
+)
 def cli() -> None:
     """From a manifest of GGML kernels to NEFF bundles for AWS Neuron.
 

