@@ -23,7 +23,12 @@ from kernelgen.spec.op_kernel import KernelSpec
 ATTENTION = ((1, 4096), (1, 8192), (1, 32768), (8, 8192), (32, 8192), (128, 4096))
 PROMPTS = ((512, 512), (512, 1024), (512, 2048), (512, 4096), (2048, 2048))
 """Tokens and keys of attention that is computed as it is and with `causal`."""
-TYPES = ("q4_0", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+F8 = "q8_0:f8_e4m3_128x128"
+PRODUCTS = (
+    *((kind, 1) for kind in ("q4_0", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "bf16")),
+    *((F8, rows) for rows in (1, 8, 128, 512)),
+)
+"""Types of weights, and rows."""
 HEADER = (
     "| kernel | tensor, vector, scalar, DMA instructions | MB by DMA | SBUF, KiB "
     "| busiest engine | µs | µs in JAX | of these spilled |"
@@ -31,7 +36,7 @@ HEADER = (
 
 
 def kernels() -> Iterator[tuple[str, KernelSpec]]:
-    """Yields attention of 32 heads on 8 of keys by tokens and keys, and products of a token by packed weights."""
+    """Yields attention of 32 heads on 8 of keys by tokens and keys, and products of rows by weights."""
     attention = [(n, n_kv, {}) for n, n_kv in ATTENTION]
     attention += [(n, n_kv, causal) for n, n_kv in PROMPTS for causal in ({}, {"causal": True})]
     for n, n_kv, params in attention:
@@ -40,9 +45,10 @@ def kernels() -> Iterator[tuple[str, KernelSpec]]:
         out = TensorDesc.parse(f"(128,32,{n},1)/f32")
         name = f"attention, {n} × {n_kv:,}{', causal' if params else ''}"
         yield name, KernelSpec.make("flash_attn_ext", inputs, out, {"scale": 0.125, **params})
-    for kind in TYPES:
-        inputs = [TensorDesc.parse(t) for t in (f"(4096,4096,1,1)/{kind}", "(4096,1,1,1)/f32")]
-        yield f"4096 × 4096 {kind}, 1 row", KernelSpec.make("mul_mat", inputs, TensorDesc.parse("(4096,1,1,1)/f32"), {})
+    for kind, rows in PRODUCTS:
+        inputs = [TensorDesc.parse(t) for t in (f"(4096,4096,1,1)/{kind}", f"(4096,{rows},1,1)/f32")]
+        name = f"4096 × 4096 {kind.partition(':')[2] or kind}, {rows} row{'s' * (rows > 1)}"
+        yield name, KernelSpec.make("mul_mat", inputs, TensorDesc.parse(f"(4096,{rows},1,1)/f32"), {})
 
 
 def row(name: str, spec: KernelSpec, catalog: Catalog, target: str) -> str:

@@ -4,8 +4,8 @@ Where all scores of a key's head fit into SBUF, as those of one token do, keys a
 are, every partition has scores, and the weights meet the values without being transposed. A prompt's queries are in several tiles,
 each with a running maximum and sum that the next block of keys corrects.
 
-Keys are skipped that `causal` rules out (`kernelgen.ggml.causality`), and no others: which keys a query sees is in the mask, and known
-when the kernel runs. A loop of the device that asks would wait 10 to 37 us each time, as measured on trn1.
+Keys are skipped that `causal` rules out (`kernelgen.ggml.causality`), and no others: the mask says which keys a query sees, and is
+known when the kernel runs. A loop of the device that asks would wait 10 to 37 us each time, as measured on trn1.
 """
 
 import nki.isa as nisa

@@ -1,5 +1,6 @@
-"""Matrix products in NKI, with weights in F32, F16 and BF16, and in packed Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K."""
+"""Matrix products in NKI, of weights in F32, F16, BF16, packed Q4_0 to Q8_0 and Q2_K to Q6_K, and FP8 with scales of tiles."""
 
+import jax.numpy as jnp
 import nki.isa as nisa
 import nki.language as nl
 from jax import lax
@@ -7,12 +8,13 @@ from jax import lax
 import nki
 from kernelgen.emitters import emitter
 from kernelgen.ggml.types import TYPES
-from kernelgen.ggml.weight_layouts import TRANSPOSED
+from kernelgen.ggml.weight_layouts import F8_TILES, TILE, TRANSPOSED
 from kernelgen.languages.nki import inline
 
 from .common import PREC_F32, result
 from .matmul import by_expert, take
 from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, named, psum, sbuf, turn, turn_tile, turned_dtypes
+from .nki_common import turned as turned_back
 
 ROWS = 4 * PARTITIONS
 """Rows of `b` at once: their part of the result is in four of PSUM's eight banks."""
@@ -28,6 +30,12 @@ PASSING = 8 * 1024
 
 PIECE = 2048
 """Elements of a row that are unpacked at once, a multiple of every format's block."""
+
+SCALES = 8192
+"""Scales of tiles that stay in SBUF, in each partition."""
+
+ALIKE = 64
+"""Rows of `b` from which on a product of a tile is scaled and added by one instruction; below, products of several tiles by two."""
 
 UNPACKING = 12 * PIECE
 """Bytes that tiles take which unpack `PIECE` elements of each of 128 rows: these in float32, in bytes, their scales, and more."""
@@ -63,6 +71,110 @@ def _chosen_products(a, b, numbers, turned, packed):
     for i in nl.affine_range(n):
         _matrices(y[i], a[0], b[i], turned, packed, chosen[0:1, i : i + 1])
     return y
+
+
+@nki.jit
+def _tiled_products(a, b, each, m):
+    """As `_products`, of weights in the layout `f8_e4m3_128x128`.
+
+    a: [A, G, bytes] u8, b: [A * each, G, n, k] bf16 or f32. Returns [A * each, G, n, m] f32.
+    """
+    outer, groups = a.shape[:2]
+    n, k = b.shape[2:]
+    y = hbm((outer * each, groups, n, m), nl.float32)
+    chunks, tiles = -(-k // TILE), -(-m // TILE)
+    span = max(SCALES // chunks * TILE // RUN, 1) * RUN
+    line = (4 if b.dtype == nl.float32 else 2) * chunks + 4 * RUN // TILE  # of a row, and its sums
+    most = min(ROWS, (ROOM - 2 * PASSING - 4 * min(SCALES, chunks * tiles)) // line // 64 * 64)
+    for i in nl.affine_range(outer):
+        for g in nl.affine_range(groups):
+            codes = a[i, g, 0 : chunks * TILE * m].reshape((chunks * TILE, m))
+            for left, columns in blocks(m, span):
+                some = -(-columns // TILE)
+                scales = sbuf((TILE, chunks, 4 * some), nl.uint8)
+                pattern = [[0, TILE], [4 * tiles, chunks], [1, 4 * some]]
+                nisa.dma_copy(dst=scales, src=a[i, g].ap(pattern, offset=chunks * TILE * m + left // TILE * 4))
+                for r in nl.affine_range(each):
+                    for start, rows in blocks(n, most):
+                        x = sbuf((min(k, PARTITIONS), chunks, rows), b.dtype)
+                        turn(x, b[i * each + r, g, start : start + rows])
+                        for at, width in blocks(columns, RUN):
+                            place = y[i * each + r, g, start : start + rows, left + at : left + at + width]
+                            shown = scales.view(nl.float32)[:, :, at // TILE : -(-(at + width) // TILE)]
+                            _tiled(place, codes[:, left + at : left + at + width], shown, x, k)
+    return y
+
+
+def _tiled(target, codes, scales, x, k):
+    """Writes products of rows and weights in FP8 to HBM, [rows, width] f32.
+
+    The codes go to the tensor engine as they are stored, as what stays in it, and what a tile sums up is multiplied by its scale.
+
+    codes: [⌈k / 128⌉ * 128, width] u8 in HBM; scales: [128, ⌈k / 128⌉, ⌈width / 128⌉] f32; x: [128, ⌈k / 128⌉, rows] bf16 or f32.
+    """
+    rows, width = target.shape
+    columns = -(-width // TILE)
+    sums = sbuf((TILE, columns, rows))
+    nisa.memset(sums, 0.0)
+    at_once = 1 if rows >= ALIKE else COLUMNS // rows
+    for first, p in blocks(k, TILE):
+        chunk = first // TILE
+        stored = loaded(codes[first : first + p]).view(nl.float8_e4m3)
+        if x.dtype == nl.float32:  # one of float32 means both
+            narrow, stored = stored, sbuf(stored.shape)
+            nisa.tensor_copy(dst=stored, src=narrow)
+        for at, count in blocks(width // TILE, at_once):
+            _scaled(sums[:, at : at + count], stored, scales[:, chunk, at : at + count], x[0:p, chunk], at)
+        if width % TILE:
+            last = slice(columns - 1, columns)
+            _scaled(
+                sums[0 : width % TILE, last], stored, scales[0 : width % TILE, chunk, last], x[0:p, chunk], columns - 1
+            )
+    _turn_back(target, sums)
+
+
+def _scaled(sums, stored, scales, x, first):
+    """Adds products of tiles side by side, each times its scale, to sums: [width of a tile, tiles, rows].
+
+    stored: [p, all columns] codes; scales: [width of a tile, tiles]; x: [p, rows]; `first` is the first tile's number.
+    """
+    width, count, rows = sums.shape
+    products = psum((width, count, rows))
+    for i in nl.affine_range(count):
+        at = (first + i) * TILE
+        nisa.nc_matmul(dst=products[:, i], stationary=stored[:, at : at + width], moving=x, accumulate=False)
+    if count == 1 and rows >= ALIKE:
+        nisa.scalar_tensor_tensor(sums[:, 0], products[:, 0], nl.multiply, scales, nl.add, sums[:, 0])
+    else:
+        scaled = sbuf(sums.shape)
+        nisa.tensor_tensor(scaled, products, scales.reshape((width, count, 1)).broadcast(2, rows), nl.multiply)
+        nisa.tensor_tensor(sums, sums, scaled, nl.add)
+
+
+def _turn_back(target, sums):
+    """Writes sums of tiles of columns, [128, tiles, rows], to HBM: [rows, width] f32."""
+    rows, width = target.shape
+    whole, rest = width // TILE, width % TILE
+    if rows >= ALIKE:
+        for start, p in blocks(rows, PARTITIONS):
+            done = sbuf((p, width))
+            for i in nl.affine_range(whole):
+                nisa.tensor_copy(
+                    dst=done[:, i * TILE : i * TILE + TILE], src=turned_back(sums[:, i, start : start + p])
+                )
+            if rest:
+                nisa.tensor_copy(dst=done[:, whole * TILE :], src=turned_back(sums[0:rest, whole, start : start + p]))
+            nisa.dma_copy(dst=target[start : start + p], src=done)
+        return
+    for row in nl.affine_range(rows):
+        if whole:
+            done = sbuf((whole, TILE))
+            nisa.tensor_copy(dst=done, src=turned_back(sums[:, 0:whole, row]))
+            nisa.dma_copy(dst=target[row, 0 : whole * TILE].reshape((whole, TILE)), src=done)
+        if rest:
+            done = sbuf((1, rest))
+            nisa.tensor_copy(dst=done, src=turned_back(sums[0:rest, whole : whole + 1, row]))
+            nisa.dma_copy(dst=target[row : row + 1, whole * TILE :], src=done)
 
 
 def _matrices(y, a, b, turned, packed, number=None):
@@ -348,23 +460,30 @@ def _product(weights, most, x, target, k):
     "mul_mat",
     types=("f32 f16 bf16, float", "q4_0 q4_1 q5_0 q5_1 q8_0 q2_K q3_K q4_K q5_K q6_K, float"),
     language="nki",
-    layouts="transposed",
+    layouts=("transposed", "f8_e4m3_128x128"),
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),
 )
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
     `b` is first rounded to the type of `a` (F16, BF16). Packed weights are unpacked in SBUF and rounded to bfloat16, and so is
-    `b`; where `prec_src1` asks for F32, both are float32.
+    `b`; where `prec_src1` asks for F32, both are float32. Of a weight in `f8_e4m3_128x128` the codes are multiplied as they are,
+    and what each tile sums up by its scale.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or packed, [A3, A2, k, m] when it is stored transposed; b: [B3, B2, n, k] f32, f16 or
+    a: [A3, A2, m, k] f32, f16, bf16 or packed, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
+    `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or
     bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
-    packed, single = _types(inputs[0].dtype, prec_src1)
-    b = lax.convert_element_type(b, single)
     a3, a2, rows = a.shape[:3]
     b3, b2, n, k = b.shape
+    if inputs[0].layout == F8_TILES:
+        a = lax.bitcast_convert_type(lax.reshape(a, (a3, a2, a.shape[3])), jnp.uint8)
+        b = lax.convert_element_type(b, "float32" if prec_src1 == PREC_F32 else "bfloat16")
+        b = lax.reshape(b, (b3, a2, b2 // a2 * n, k))
+        return result(inline(_tiled_products, a, b, each=b3 // a3, m=inputs[0].ne[1])[0], out)
+    packed, single = _types(inputs[0].dtype, prec_src1)
+    b = lax.convert_element_type(b, single)
     a = lax.reshape(a, (a3, a2, rows, a.size // (a3 * a2 * rows)))
     # Matrices side by side that share one of `a` are rows of one.
     b = lax.reshape(b, (b3, a2, b2 // a2 * n, k))

@@ -21,6 +21,7 @@ from kernelgen.hlo import execute, proto
 NKI = ("nki",)
 LLAMA = {"n_dims": 64, "mode": 0, "freq_base": 5e5}
 SHOWN = "(96,5,1,1)/f16"
+F8 = ":f8_e4m3_128x128"
 
 
 def attention(kind: str, n: int, n_kv: int, heads: int = 4, groups: int = 2, mask: bool = True, **params: float):
@@ -64,6 +65,9 @@ CASES = {
     "mul_mat q5_K, long": (product("q5_K", 70, 16384, 70), 1e-6),
     "mul_mat q6_K": (product("q6_K", 130, 256, 2), 1e-6),
     "mul_mat q6_K, several": (product("q6_K", 40, 2304, 3, shared=2, matrices=2), 1e-6),
+    # Tiles that are cut on both sides, matrices that share weights, and rows that are scaled by the tile.
+    "mul_mat f8": (product("f16", 200, 288, 3, shared=2, matrices=2, layout=F8), 1e-6),
+    "mul_mat f8, many": (product("q8_0", 130, 160, 70, layout=F8), 1e-6),
     "mul_mat_id f32": (chosen("f32", 7, 32, 8, 3, 1), 1e-7),
     "mul_mat_id f16": (chosen("f16", 600, 160, 64, 2, 17), 1e-6),
     "mul_mat_id bf16, fewer experts": (chosen("bf16", 40, 160, 4, 2, 5, rows=2), 1e-6),
@@ -194,6 +198,16 @@ def test_causal_attention_of_a_prompt_takes_a_third_less():
     assert columns(causal=True) < 0.75 * columns()
 
 
+def test_codes_go_to_the_tensor_engine_as_they_are_stored():
+    """DMA moves a byte for each weight, and the vector engine has what tiles sum up, and no weight."""
+    kernel = product("q8_0", 512, 1024, 1, layout=F8)
+    (cost,) = emitted(kernel, ("trn1",)).notes["costs"]
+    work, weights = cost["work"], 512 * 1024
+    assert weights < moved(kernel)[0] < 1.1 * weights
+    elements = sum(n for kinds in (work["vector"], work["scalar"]) for n in kinds.values())
+    assert elements < 0.25 * weights / 128
+
+
 def test_chosen_experts_are_slices_and_only_the_rows_of_tokens_a_gather():
     module = proto.parse(emitted(CASES["mul_mat_id f16"][0], ("trn1",)).hlo)
     opcodes = [i.opcode for computation in module.computations for i in computation.instructions]
@@ -222,6 +236,9 @@ def test_a_kernel_of_every_target_has_the_same_values(kernel):
         (product("q4_K", 64, 256, 1), "nki"),
         (product("q5_K", 64, 256, 1), "nki"),
         (product("iq4_xs", 64, 256, 1), "jax"),
+        (product("q4_K", 4096, 4096, 512, layout=F8), "nki"),
+        (product("q6_K", 128256, 4096, 1, layout=F8), "jax"),
+        (chosen("q8_0", 40, 256, 4, 2, 5, layout=F8), "jax"),
         (chosen("q4_K", 14336, 4096, 8, 2, 32), "nki"),
         (chosen("bf16", 768, 2048, 128, 8, 32), "nki"),
         (chosen("f16", 768, 2048, 128, 8, 33), "jax"),

@@ -37,7 +37,8 @@ import numpy as np
 import random_llama
 
 CORES = (2, 4, 8)
-FUSE = ("parts", "parts+sums", "layer", "step")
+FUSE = ("parts", "parts+sums", "layer", "step", "step:parts+sums")
+"""What `--fuse` of `kernelgen model` makes one kernel; with a colon two bundles, of which the second one serves calls that the first does not."""
 KINDS = ("prompts", "shared", "own", "shift", "state", "greedy")
 
 LIMIT = 1e-5
@@ -224,20 +225,26 @@ class OneModel:
 
     def _run(self, cores: int, fuse: str) -> tuple[list[any_tokens.CallResult], np.ndarray, str]:
         """Returns the calls, all logits ([rows, n_vocab] f32) and the log."""
-        kernels = self.folder / f"{fuse}-{cores}"
         split = ("--split-mode", "tensor", "--devices", str(cores)) if cores > 1 else ()
-        any_tokens.derive(
-            self.programs,
-            self.model,
-            self.file,
-            kernels,
-            n_tokens=self.sizes.n_tokens,
-            n_ctx=(self.sizes.n_ctx, self.sizes.n_ctx_own),
-            fuse=fuse,
-            more=split,
-        )
-        environment = self.programs.environment(kernels=kernels, buffers="device")
-        environment |= {"NEURON_RT_NUM_CORES": str(cores), "GGML_NO_BACKTRACE": "1"}
+        folders = {way: self.folder / f"{way}-{cores}" for way in fuse.split(":")}
+        for way, folder in folders.items():
+            if folder.exists():
+                continue
+            any_tokens.derive(
+                self.programs,
+                self.model,
+                self.file,
+                folder,
+                n_tokens=self.sizes.n_tokens,
+                n_ctx=(self.sizes.n_ctx, self.sizes.n_ctx_own),
+                fuse=way,
+                more=split,
+            )
+        environment = self.programs.environment(buffers="device") | {
+            "GGML_NEURON_KERNEL_DIR": ":".join(map(str, folders.values())),
+            "NEURON_RT_NUM_CORES": str(cores),
+            "GGML_NO_BACKTRACE": "1",
+        }
         logits = self.folder / f"logits-{fuse}-{cores}"
         script = self.sizes.script(self.model, logits)
         options = ("-sm", "tensor") if cores > 1 else ()
@@ -290,18 +297,17 @@ def main() -> int:
     names = [model.name for model in MODELS]
     parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(names)}; all by default")
     parser.add_argument("--file", type=Path, help="a GGUF file in place of these models")
-    parser.add_argument("--cores", metavar="N,…", help="2, 4 or 8; all by default")
+    parser.add_argument("--cores", metavar="N,…", help=f"by default {','.join(map(str, CORES))}")
     parser.add_argument("--fuse", metavar="NAMES", help=f"of {', '.join(FUSE)}; all by default")
     parser.add_argument("--calls", metavar="NAMES", help=f"of {', '.join(KINDS)}; all by default")
     parser.add_argument("--depths", metavar="N,…", help="tokens in the cache before a prompt; by default 0,255,1000,2000")
     args = parser.parse_args()
     chosen = _choose(parser, "-m", args.models, names)
-    cores = [int(n) for n in _choose(parser, "--cores", args.cores, [str(n) for n in range(2, 33)])] if args.cores else CORES
+    cores = [int(n) for n in args.cores.split(",")] if args.cores else CORES
     fuse = _choose(parser, "--fuse", args.fuse, FUSE)
     kinds = _choose(parser, "--calls", args.calls, KINDS)
-    sizes = Sizes(kinds=kinds)
-    if args.depths:
-        sizes = Sizes(kinds=kinds, depths=sorted(map(int, args.depths.split(","))))
+    depths = sorted(map(int, args.depths.split(","))) if args.depths else Sizes.depths
+    sizes = Sizes(kinds=kinds, depths=depths)
     models = [model for model in MODELS if model.name in chosen]
     if args.file:
         models = [SplitModel(args.file.stem, file=args.file.absolute())]

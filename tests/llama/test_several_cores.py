@@ -1,0 +1,60 @@
+"""A sample of what `bazel run //tools/llama_cpp:several_cores` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from pathlib import Path
+
+import harness
+import pytest
+import several_cores
+from several_cores import MODELS, Compared, OneModel, Sizes
+
+LLAMA = MODELS[0]
+
+FEW = Sizes(n_tokens=(1, 8), n_ctx=256, rounds=2, text=3, kinds=("shared", "shift", "state"))
+MORE = Sizes(n_tokens=(1, 16), n_ctx=512, prompts=(1, 45), depths=(0, 250), rounds=6, text=6)
+
+
+def test_calls_over_two_cores_are_those_of_one(programs: harness.Programs, tmp_path: Path) -> None:
+    """Several sequences, a context shift and saved states, with steps in one launch."""
+    found = OneModel(programs, LLAMA, tmp_path, FEW).compare(2, "step")
+    print(found.row())
+    assert found.ok, found.failure
+    assert set(found.errors) == set(FEW.kinds)
+    assert found.launches > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_models_over_several_cores(programs: harness.Programs, model: several_cores.SplitModel, tmp_path: Path) -> None:
+    one = OneModel(programs, model, tmp_path, MORE)
+    for cores, fuse in ((2, "parts"), (2, "step:parts+sums"), (4, "parts+sums"), (8, "step")):
+        found = one.compare(cores, fuse)
+        print(found.row())
+        assert found.ok, found.failure
+        assert set(found.errors) == set(several_cores.KINDS)
+        assert found.launches > 0
+
+
+def test_what_misses_a_limit_is_not_ok() -> None:
+    good = Compared("a", 2, "step", errors={"own": 1e-7, "greedy": 1e-7}, rows=1, elsewhere=Counter(FLASH_ATTN_EXT=2))
+    assert good.ok
+    changes: tuple[dict[str, object], ...] = (
+        {"errors": {"greedy": 2e-5}},
+        {"errors": {"greedy": math.nan}},
+        {"errors": {"greedy": 1e-7}},  # where FLASH_ATTN_EXT has kernels
+        {"cpu": 2e-3},
+        {"cpu": math.nan},
+        {"texts": 1},
+        {"touched": 1},
+        {"rows": 0},
+        {"elsewhere": Counter(MUL_MAT=1)},
+        {"failure": "calls ended with status 1"},
+    )
+    for change in changes:
+        bad = Compared(**{field.name: getattr(good, field.name) for field in dataclasses.fields(good)} | change)
+        assert not bad.ok
+        assert "LIMIT MISSED" in bad.row()
