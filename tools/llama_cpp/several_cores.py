@@ -62,7 +62,7 @@ class SplitModel(any_tokens.RandomModel):
         file: a model that is there.
     """
 
-    size: random_llama.Size = random_llama.Size()
+    size: random_llama.Size = field(default_factory=random_llama.Size)
     architecture: str = "llama"
     file: Path | None = None
 
@@ -300,7 +300,9 @@ def main() -> int:
     parser.add_argument("--cores", metavar="N,…", help=f"by default {','.join(map(str, CORES))}")
     parser.add_argument("--fuse", metavar="NAMES", help=f"of {', '.join(FUSE)}; all by default")
     parser.add_argument("--calls", metavar="NAMES", help=f"of {', '.join(KINDS)}; all by default")
-    parser.add_argument("--depths", metavar="N,…", help="tokens in the cache before a prompt; by default 0,255,1000,2000")
+    parser.add_argument(
+        "--depths", metavar="N,…", help="tokens in the cache before a prompt; by default 0,255,1000,2000"
+    )
     args = parser.parse_args()
     chosen = _choose(parser, "-m", args.models, names)
     cores = [int(n) for n in args.cores.split(",")] if args.cores else CORES
