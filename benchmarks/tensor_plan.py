@@ -156,7 +156,7 @@ def print_table(found: dict[int, list[Graph]]) -> None:
     """Prints the table of docs/tensor-parallel.md."""
     print(f"| | {' | '.join(f'{n} core' + 's' * (n > 1) for n in found)} |")
     print("|---|" + "--:|" * len(found))
-    for way in ("step", "parts+sums", "parts"):
+    for way in ("step", "layer", "parts+sums", "parts"):
         tokens = forecasts(found, way)
         rows: dict[str, list[str]] = {}
         for target in [name_of(*chip) for chip in CHIPS]:

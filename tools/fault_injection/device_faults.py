@@ -61,7 +61,8 @@ NO_BUFFER = re.compile(
 """The end of a log: the backend has no buffer to give, and ggml says at the most which one it did not get."""
 
 NO_PART = re.compile(
-    r"^ggml-neuron: \w+: no buffer of .*\n.*ggml-backend-meta\.cpp:\d+: GGML_ASSERT\(\S+bufs\[i\]\) failed$",
+    r"^ggml-neuron: \w+: no buffer of .*(\n[\d.]+ E \w+: failed to allocate .*)?"
+    r"\n.*ggml-backend-meta\.cpp:\d+: GGML_ASSERT\(\S+bufs\[i\]\) failed$",
     re.MULTILINE,
 )
 """ggml's meta backend, which splits weights, has no other answer to a device without a buffer to give."""
