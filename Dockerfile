@@ -1,4 +1,4 @@
-# kernelgen in a container. Two targets: `simulator`, which needs nothing else, and `sdk`, which has neuronx-cc. docs/containers.md is the manual.
+# kernelgen in a container. Two targets: `simulator`, which needs nothing else, and `sdk`, which has neuronx-cc. docs/guides/containers.md is the manual.
 ARG BASE=debian:12.12-slim
 
 FROM ${BASE} AS base

@@ -1,4 +1,4 @@
-"""Dockerfile and compose.yaml, which no container engine reads here: what they name exists, and what docs/containers.md says holds."""
+"""Dockerfile and compose.yaml, which no container engine reads here: what they name exists, and what docs/guides/containers.md says holds."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_image_for_devices_needs_an_index() -> None:
 
 def test_the_services_are_those_of_the_page() -> None:
     assert [*SERVICES] == [f"neuron-kernel-generator-{name}" for name in ("trn1", "inf2", "simulator")]
-    page = (ROOT / "docs/containers.md").read_text()
+    page = (ROOT / "docs/guides/containers.md").read_text()
     assert set(SERVICES) <= set(re.findall(r"neuron-kernel-generator-\w+", page))
 
 

@@ -233,7 +233,7 @@ def test_wrong_usage(arguments: list[str], message: str, tmp_path: Path) -> None
 def test_the_pages_show_the_command_and_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     root = CHAT.parents[1]
     first = re.findall(r"^    (\S.*)$", (root / "README.md").read_text(), re.MULTILINE)[0]
-    page = (root / "docs" / "chat.md").read_text()
+    page = (root / "docs" / "guides" / "chat.md").read_text()
     assert first == "./bazelw run //examples:chat" == re.findall(r"^    (\S.*)$", page, re.MULTILINE)[0]
     with pytest.raises(SystemExit):
         chat.main(["--help"])
