@@ -333,7 +333,7 @@ def repack(model: Path, layout: str, output: Path) -> Path:
     "types",
     [
         ("q8_0", "q4_K", "q6_K", "mxfp4", *FLOATS),
-        # but for those that the gguf package does not decode
+        # except for those that the gguf package does not decode
         pytest.param(tuple(t for t in QUANTIZED if t not in ("q1_0", "q2_0")), marks=pytest.mark.long),
     ],
     ids=["some", "all"],

@@ -14,7 +14,7 @@ same calls are made with each:
 - greedy: a text is generated from the likeliest tokens.
 
 Exit status 1 when a token's logits are further than 1e-5 (normalised mean squared error) from those of one core or 1e-3 from the CPU's,
-when a generated text is another one, when a sequence changed that a call did not have, or when an op ran on the CPU that need not.
+when a generated text differs, when a sequence changed that a call did not have, or when an op ran on the CPU that need not.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Compared:
     Attributes:
         errors: largest normalised mean squared error of a token's logits against one core, by kind of calls.
         cpu: the same against the CPU, of all calls.
-        texts: generated tokens that are others.
+        texts: generated tokens that differ.
         touched: sequences that were changed by calls that did not name them.
         rows: of logits.
         launches: of groups, on all cores.

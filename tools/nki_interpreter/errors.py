@@ -32,7 +32,8 @@ class LoadError(Exception):
 
     Args:
         message: what is wrong.
-        file, line: where.
+        file: where.
+        line: where in it.
     """
 
     def __init__(self, message: str, file: str = "", line: int = 1) -> None:

@@ -75,7 +75,7 @@ bool neuron_may_be_causal(const ggml_tensor * node);
 
 // What such a kernel computes, as its key says.
 struct neuron_causal_kernel {
-    int64_t n_tokens = 0;  // 0: it is not such a kernel
+    int64_t n_tokens = 0;  // 0: it is a different kernel
     int64_t n_cells  = 0;
 
     explicit neuron_causal_kernel(const neuron_key_node & node);

@@ -15,7 +15,7 @@
 //     greedy SEQ POS N               as many calls, each with the likeliest token behind the logits of the last call's last token
 //     forget SEQ FROM TO             removes positions, to the end when TO is -1
 //     copy SEQ TO FROM END           the positions from FROM to END become the sequence TO's, too
-//     shift SEQ FROM TO BY           the positions from FROM to TO are others by BY from now on, as a context shift has it
+//     shift SEQ FROM TO BY           the positions from FROM to TO differ by BY from now on, as a context shift has it
 //     save SEQ                       keeps a sequence's state; with -1 the whole context's
 //     restore SEQ                    puts it back, after removing what is there
 //     logits FILE [CPU]              from now on the device's logits are appended to FILE, as F32, and the CPU's to the file CPU
