@@ -128,7 +128,9 @@ class _GraphEntry(KernelEntry):
             return self.choice.targets
         for item in node.value:
             if item.text not in self.choice.targets:
-                self.fail(item, f"the manifest is not for {item.text}", "add it to the manifest's targets, or remove it")
+                self.fail(
+                    item, f"the manifest is not for {item.text}", "add it to the manifest's targets, or remove it"
+                )
         return [item.text for item in node.value]
 
     def _weights(self) -> set[str]:

@@ -402,7 +402,9 @@ class KernelEntry:
         for name, item in given.items():
             if name in op.by_name or self._free_word(op, name):
                 if name in op.by_name and op.by_name[name].ours and not self.in_graph:
-                    self.fail(item.key, f"'{name}' is for nodes of graphs", "for a node alone backends ask for no such kernel")
+                    self.fail(
+                        item.key, f"'{name}' is for nodes of graphs", "for a node alone backends ask for no such kernel"
+                    )
                 continue
             near = nearest(name, [p for p in op.by_name if p not in given])
             if near in required:
