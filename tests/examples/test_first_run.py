@@ -12,7 +12,7 @@ from pathlib import Path
 import chat
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).absolute().parents[2]
 PROGRAMS = {
     "LLAMA_SERVER": "tools/llama_cpp/llama_server/llama-server",
     "GGML_NEURON_PLUGIN": "backend/ggml-neuron/plugin/libggml-neuron.so",

@@ -22,7 +22,7 @@ from kernelgen import cli, manifest
 from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
-from kernelgen.forecast import memory, weights
+from kernelgen.forecast import fusion, memory, weights
 from kernelgen.forecast.products import DEQUANTIZE, of_product
 from kernelgen.forecast.work import Work, of_hlo
 from kernelgen.ggml.tensor import TensorDesc
@@ -31,9 +31,12 @@ from kernelgen.lowering import emission
 from kernelgen.model.exporter import Exporter
 from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 from .conftest import Derive
+
+Said = pytest.CaptureFixture[str]
 
 
 def forecast(model: Path, exporter: Exporter, *options: str) -> list[str]:
@@ -333,6 +336,71 @@ def test_weights_are_as_they_are_named(run_model: RunModel, tmp_path: Path) -> N
     for word, what in (("auto", "what the forecast chooses"), ("none", "weights as ggml has them")):
         code, _, wrong = run_model("--weights", "planes", "--weights", word)
         assert code == 2 and f"--weights {word} is {what}: give no other --weights beside it" in wrong
+
+
+def fusions(said: str) -> dict[str, str]:
+    """Returns what the command said for each target."""
+    lines = [line.split(": fuse ") for line in said.splitlines() if ": fuse " in line]
+    return {target: text for targets, text in lines for target in targets.split(", ")}
+
+
+def launches(exporter: Exporter, file: Path, options: list[str], target: str, capsys: Said) -> tuple[int, float]:
+    """Returns the launches and milliseconds that `kernelgen forecast` has for a token with derived.yaml."""
+    capsys.readouterr()
+    assert cli.run(forecast(file, exporter, *options, "--n-kv", "256", "--target", target, "--json")) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    return one["launches"], one["ms"]
+
+
+def test_each_target_has_the_groups_that_a_token_is_quickest_with_of_those_that_can_be_compiled(
+    exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    file = headers.write(headers.qwen3(n_embd=4096, n_ff=14336, n_layer=12), tmp_path / "model.gguf")
+    output = tmp_path / "derived.yaml"
+    where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
+    options = ["--n-ctx", "256", "--n-tokens", "1"]
+    both = ["--target", "trn1", "--target", "trn2"]
+
+    def run(*more: str) -> dict[str, str]:
+        assert cli.run(["model", str(file), "-o", str(output), *where, *options, *more]) == 0
+        return fusions(capsys.readouterr().out)
+
+    def groups(target: str) -> dict[int, str]:
+        (request,) = manifest.load([output], Catalog([builtin_library()]))
+        specs = [kernel.spec for kernel in request.kernels_for(target)]
+        return {len(spec.nodes): spec.id for spec in specs if isinstance(spec, GraphSpec)}
+
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "jax", None)  # planning needs none
+        said = run("--fuse", "auto", *both)
+    assert "--fuse auto" in output.read_text().replace(" \\\n#     ", "")
+    names = {target: text.partition(",")[0] for target, text in said.items()}
+    assert names == {"trn1": "layer", "trn2": "step"}, said
+    for text in said.values():
+        assert ", by a forecast of the launches and products by weights of 1 token on one core: " in text
+        assert text.endswith("; modelled, not measured") and all(f" {name} " in text for name in fusion.FUSES)
+    layers = max(groups("trn1"))
+    assert max(groups("trn2")) > 2 * layers
+    # a group of both is there once, and each target's are those that its name gives it
+    auto = {target: groups(target) for target in names}
+    shared = set(auto["trn1"].values()) & set(auto["trn2"].values())
+    assert output.read_text().count("\n    targets: [") == sum(map(len, auto.values())) - 2 * len(shared)
+    for target, name in names.items():
+        assert run("--fuse", name, "--target", target) == {}
+        assert groups(target) == auto[target]
+        count, ms = launches(exporter, file, options, target, capsys)
+        (told,) = re.findall(rf" {name} ([0-9.]+) ms \(([0-9]+) launch", said[target])
+        assert (int(told[1]), float(told[0])) == (count, pytest.approx(ms, rel=0.1))
+    # limits: of a kernel, of a compile's memory, and of all compiles
+    for name, value, why in (
+        ("MAX_INSTRUCTIONS", 100_000, "left out: a kernel of 0.3 million instructions"),
+        ("COMPILE_GIB", 2, "left out: a compile takes "),
+        ("COMPILE_HOURS", 0.03, "left out: compiles take "),
+    ):
+        with monkeypatch.context() as smaller:
+            smaller.setattr(fusion, name, value)
+            limited = run("--fuse", "auto", *both)["trn2"]
+        assert limited.partition(",")[0] in ("layer", "layers:2", "layers:4") and why in limited, name
 
 
 def test_products_take_what_is_counted_of_their_kernels() -> None:

@@ -409,6 +409,8 @@ def test_options_of_models_are_refused_for_lists(tmp_path: Path, capsys: Said) -
     path = write(tmp_path / "kernels.json", hsa(kernel()))
     said = refused(capsys, path, "--n-ctx", "512", tmp_path / "m.yaml")
     assert said == f"error: --n-ctx is for models, and {path} is a configuration of ggml-hsa-gen-kernels\n"
+    said = refused(capsys, path, "--fuse", "auto", tmp_path / "m.yaml")
+    assert said == f"error: --fuse auto is for models, and {path} is a configuration of ggml-hsa-gen-kernels\n"
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     said = refused(capsys, path, tmp_path / "model.gguf", tmp_path / "m.yaml")
     assert said == "error: a model has a manifest of its own: name one source\n"

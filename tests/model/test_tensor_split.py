@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,26 @@ def test_kernels_are_parts_between_sums(exporter: Exporter, tmp_path: Path, fuse
         assert {tuple(places) for places in found} == {(), (0,)}  # the first part has none before it
     else:
         assert max(map(len, found)) == {"layer": 2, "step": 8}[fuse]
+
+
+def test_the_forecast_chooses_by_launches_and_barriers_over_several_cores(
+    exporter: Exporter, tmp_path: Path, capsys: Said
+) -> None:
+    model = headers.write(headers.qwen3(n_layer=40), tmp_path / "model.gguf")
+    options = ["--fuse", "auto", "--n-kv", "256", "--target", "trn2", "--n-tokens", "1,8,45"]
+    output = derive(exporter, model, "2", *options)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if ": fuse " in line]
+    assert line.startswith(
+        "trn2: fuse step, by a forecast of the launches and products by weights of 1 token on 2 cores: "
+    )
+    told = dict(re.findall(r" ([a-z+:0-9]+) ([0-9.]+) ms ", line))
+    order = ("none", "parts", "parts+sums", "layer", "layers:2", "step")
+    assert [float(told[name]) for name in order] == sorted((float(told[name]) for name in order), reverse=True)
+    _, groups = loaded(output)
+    assert [len(sums(group)) for group in groups] == [80] * 5  # one output, and of several tokens all
+    # a long entry is repeated by YAML's merge key
+    text = output.read_text()
+    assert (text.count("  - &result_output\n"), text.count("  - <<: *result_output\n")) == (1, 2)
 
 
 def test_no_group_has_a_sum_of_devices_that_differ(exporter: Exporter, tmp_path: Path) -> None:

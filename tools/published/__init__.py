@@ -287,9 +287,9 @@ DEVICES_FOLDER = Path("manifests") / "devices"
 
 
 def _of_devices(devices: int, *targets: str, lnc: int | None = None) -> Manifest:
-    """Returns the manifest of Llama-3-8B over the cores of one chip: parts between two sums, which the backend launches."""
+    """Returns the manifest of Llama-3-8B over the cores of one chip: in groups that the forecast chooses."""
     name = f"llama_3_8b_f16_{devices}_devices"
-    split = ("--split-mode", "tensor", "--devices", str(devices), "--fuse", "parts")
+    split = ("--split-mode", "tensor", "--devices", str(devices), "--fuse", "auto")
     chosen = tuple(part for target in targets for part in ("--target", target))
     chosen += ("--lnc", str(lnc)) if lnc else ()
     return Manifest(DEVICES_FOLDER / f"{name}.yaml", name, "Llama-3-8B", "F16", (*OPTIONS, *split, *chosen))

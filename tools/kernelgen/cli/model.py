@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import click
@@ -17,12 +18,16 @@ from kernelgen import fileio, manifest
 from kernelgen.cli import options, run_options
 from kernelgen.cli.forecast import chip_of
 from kernelgen.cli.units import binary_size
+from kernelgen.dispatch.chips import Chip
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
-from kernelgen.forecast.weights import AS_GGML, Choice, choose, said
+from kernelgen.forecast import fusion
+from kernelgen.forecast.fusion import Fusion
+from kernelgen.forecast.weights import AS_GGML, Choice, Products, choose, said
 from kernelgen.ggml import weight_layouts
+from kernelgen.ggml.weight_layouts import BF16
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
-from kernelgen.model.derive import Derived, derive
+from kernelgen.model.derive import Cuts, Derived, derive
 from kernelgen.model.graphs import Graph, ModelHeader
 from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.model.sources import Kind, Source
@@ -41,7 +46,8 @@ _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuses what cuts no graph, before a program is asked for one."""
     try:
-        groups.cut_of(value or _FUSE)
+        if value != _AUTO:
+            groups.cut_of(value or _FUSE)
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
     return value
@@ -65,9 +71,10 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--fuse",
     callback=_checked_fuse,
-    metavar=f"[{'|'.join(groups.FUSE)}]",
+    metavar=f"[{'|'.join((*groups.FUSE, _AUTO))}]",
     help="Which parts of a graph are one kernel each, beside the kernels of its ops: each layer, N layers, all of it, or none; "
-    "with --split-mode tensor also parts between two sums over devices, or such a part and the sum before it.  "
+    "with --split-mode tensor also parts between two sums over devices, or such a part and the sum before it. "
+    f"{_AUTO}: for each target what a token is quickest with, by the forecast, of what can be compiled.  "
     f"[default: {_FUSE}; of files that list kernels none]",
 )
 @click.option(
@@ -119,8 +126,9 @@ def command(
     if any(source.kind in _MODELS for source in found):
         if len(found) > 1:
             raise KernelgenError("a model has a manifest of its own: name one source")
-    elif _AUTO in weights:
-        raise KernelgenError(f"--weights {_AUTO} is for models, and {found[0].path} is {found[0].kind.value}")
+    elif _AUTO in weights or fuse == _AUTO:
+        option = "--weights" if _AUTO in weights else "--fuse"
+        raise KernelgenError(f"{option} {_AUTO} is for models, and {found[0].path} is {found[0].kind.value}")
     else:
         _list(context, found, output, name, targets, catalog, fuse or "none", weights)
         return
@@ -134,37 +142,35 @@ def command(
     (source,) = found
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
-    shortest = _ShortestCall(settings)
+    seen = _SeenCalls(settings, machines, weights)
     if source.kind is Kind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
-                derived, model = _derive(asked, header.file, settings, catalog, fuse, causal, shortest)
+                derived, model = _derive(asked, header.file, settings, catalog, fuse, causal, seen)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
             notes = header.notes
     elif python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = _derive(asked, source.path, settings, catalog, fuse, causal, shortest)
+        derived, model = _derive(asked, source.path, settings, catalog, fuse, causal, seen)
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
-    choices: list[Choice] = []
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
-    elif weights == (_AUTO,) and shortest.graph is not None:
-        choices = choose(shortest.graph, machines)
     head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path, settings),
         _made_by(settings, source.path, fuse, weights, lnc=lnc, causal=causal),
-        {choice.chip.target: choice.layouts for choice in choices} or _layouts(weights),
+        {choice.chip.target: choice.layouts for choice in seen.layouts} or _layouts(weights),
         int(lnc) if lnc else None,
     )
     kernels = _write(output, head, derived, catalog)
     summary = _summary(model, derived, kernels, settings)
-    click.echo("\n".join([*summary, *said(choices), *notes, str(output)]))
+    texts = [(one.chip.target, one.text) for one in seen.layouts] + [(one.target, one.text) for one in seen.fusions]
+    click.echo("\n".join([*summary, *said(texts), *notes, str(output)]))
 
 
 def _derive(
@@ -174,32 +180,71 @@ def _derive(
     catalog: Catalog,
     fuse: str,
     causal: bool,
-    shortest: _ShortestCall,
+    seen: _SeenCalls,
 ) -> tuple[Derived, ModelHeader]:
     model: list[ModelHeader] = []
 
     def export(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
         for described, call, graph in asked.graphs(file, settings, calls):
             model.append(described)
-            shortest.see(call, graph)
+            seen.see(call, graph)
             yield call, graph
 
-    return derive(settings, catalog, export, groups.cut_of(fuse), causal=causal), model[0]
+    cuts = None if fuse == _NONE else partial(seen.cuts, fuse)
+    return derive(settings, catalog, export, cuts, causal=causal), model[0]
 
 
-class _ShortestCall:
-    """The graph of the call by which layouts are chosen: of those that are asked for one of the fewest tokens and most cells."""
+class _SeenCalls:
+    """The graphs of calls, by which layouts and kernels of groups are chosen.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: how the model is run.
+        chips: of the targets.
+        weights: as `--weights` has them.
+    """
+
+    def __init__(self, settings: Settings, chips: Sequence[Chip], weights: tuple[str, ...]) -> None:
         self._tokens = settings.n_tokens
-        self._rank: tuple[int, ...] | None = None
-        self.graph: Graph | None = None
+        self._chips = chips
+        self._auto = weights == (_AUTO,) and not settings.split
+        self._all = BF16 in weights
+        self._calls: list[tuple[DecodeCall, Graph]] = []
+        self.fusions: Sequence[Fusion] = ()
+        """What `--fuse auto` chose."""
 
     def see(self, call: DecodeCall, graph: Graph) -> None:
-        """Keeps a graph that is better than those before it."""
-        rank = (call.n_seqs, call.n_tokens, -call.n_ctx, call.n_outputs, call.n_kv)
-        if call.n_tokens in self._tokens and (self._rank is None or rank < self._rank):
-            self._rank, self.graph = rank, graph
+        """Keeps the graph of a call that is asked for."""
+        if call.n_tokens in self._tokens:
+            self._calls.append((call, graph))
+
+    @cached_property
+    def _shortest(self) -> Graph:
+        """The graph of one of the fewest tokens and most cells, over the most devices."""
+
+        def rank(seen: tuple[DecodeCall, Graph]) -> tuple[int, ...]:
+            call, graph = seen
+            return -graph.devices, call.n_seqs, call.n_tokens, -call.n_ctx, call.n_outputs, call.n_kv
+
+        return min(self._calls, key=rank)[1]
+
+    @cached_property
+    def layouts(self) -> list[Choice]:
+        """What `--weights auto` chooses; nothing where layouts are named."""
+        return choose(self._shortest, self._chips) if self._auto and self._calls else []
+
+    def cuts(self, fuse: str) -> Cuts:
+        """Returns how graphs are cut, by targets."""
+        if fuse != _AUTO or not self._calls:
+            return {(): groups.cut_of(_FUSE if fuse == _AUTO else fuse)}
+        widened = {choice.chip.target: choice.chosen.widened for choice in self.layouts}
+        if self._all:
+            of_all = frozenset(Products(self._shortest).bytes)
+            widened = {chip.target: of_all for chip in self._chips}
+        self.fusions = fusion.choose(self._shortest, [graph for _, graph in self._calls], self._chips, widened)
+        targets: dict[str, tuple[str, ...]] = {}
+        for one in self.fusions:
+            targets[one.name] = (*targets.get(one.name, ()), one.target)
+        return {of: groups.cut_of(name) for name, of in targets.items()}
 
 
 def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from kernelgen.dispatch.chips import Chip
-from kernelgen.dispatch.grouping import Groups
+from kernelgen.dispatch.grouping import Grouping, Groups
 from kernelgen.forecast.memory import Memory, of_graph
 from kernelgen.forecast.time import Time, of_work, summed_us
 from kernelgen.forecast.work import Work, of_one_core
@@ -96,7 +96,7 @@ class CallForecast:
 def forecast(
     graph: Graph,
     kernels: Collection[KernelSpec],
-    groups: Groups,
+    groups: Groups | Grouping,
     chip: Chip,
     work_of: Callable[[KernelSpec | GraphSpec], Work | None],
     *,
@@ -115,7 +115,7 @@ def forecast(
     Args:
         graph: what llama.cpp computes for it.
         kernels: those for ops that there are.
-        groups: those for groups that there are.
+        groups: those for groups that there are, or which of them nodes run in.
         chip: the figures of the target.
         work_of: what a kernel moves and computes; None where no kernel can be made.
         queued: whether launches are queued, or each is waited for.
@@ -123,7 +123,7 @@ def forecast(
         cores: over how many weights, heads and cache are split, of a graph that is not one of several devices.
         widened: weights, as ggml has them, that are in the layout `bf16`.
     """
-    grouping = groups.find(graph)
+    grouping = groups if isinstance(groups, Grouping) else groups.find(graph)
     counts: Counter[KernelSpec | GraphSpec] = Counter(grouping.groups)
     split = graph.devices > 1
     if split:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelgen.dispatch.chips import Chip
@@ -165,11 +165,11 @@ def has_room(memory: Memory) -> bool:
     return memory.weights + memory.cache <= memory.device - memory.device // ROOM
 
 
-def said(choices: Sequence[Choice]) -> list[str]:
-    """Returns a line for each choice, which begins with the targets that it is the same for."""
+def said(texts: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns lines of what each target takes, of (target, text): a line begins with the targets that it is the same for."""
     targets: dict[str, list[str]] = {}
-    for choice in choices:
-        targets.setdefault(choice.text, []).append(choice.chip.target)
+    for target, text in texts:
+        targets.setdefault(text, []).append(target)
     return [f"{', '.join(of)}: {text}" for text, of in targets.items()]
 
 

@@ -83,8 +83,17 @@ Export = Callable[[Sequence[DecodeCall]], Iterable[tuple[DecodeCall, Graph]]]
 """Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
 
 
+Cuts = Mapping[tuple[str, ...], Cut | None]
+"""How graphs are cut into graph kernels, by targets; the only one is by none where it is for all."""
+
+
 def derive(
-    settings: Settings, catalog: Catalog, export: Export, cut: Cut | None = None, *, causal: bool = False
+    settings: Settings,
+    catalog: Catalog,
+    export: Export,
+    choose: Callable[[], Cuts] | None = None,
+    *,
+    causal: bool = False,
 ) -> Derived:
     """Returns the kernels that a model needs.
 
@@ -92,13 +101,14 @@ def derive(
         settings: how it is run.
         catalog: what can be computed.
         export: where graphs come from.
-        cut: how graphs are cut into graph kernels; None for none.
+        choose: says how graphs are cut into graph kernels, when all that formulas are found from were exported; None for no such
+            kernels.
         causal: whether attention of graph kernels is causal.
     """
     if settings.any_ctx:
         export = _with_first_cells(export)
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
-    classes = _Classes(settings, cut, causal)
+    classes = _Classes(settings, choose is not None, causal)
     derived_calls: list[DeriveCall] = []
     asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
     wanted = {call for n in asked for call in asked[n]}
@@ -110,6 +120,8 @@ def derive(
             del without[""]
             flash = bool(graph.context["flash_attn"])
             derived_calls.append(DeriveCall(call, flash, len(graph.nodes), dict(without), graph.devices, graph.of))
+    if choose is not None:
+        classes.cuts = choose()
     entries, incomplete = classes.entries(asked)
     listed = 0
     if incomplete:
@@ -129,7 +141,8 @@ def derive(
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
     derived_calls.sort(key=lambda one: (not one.flash_attn, one.devices, one.of, one.call))
-    return Derived(entries, derived_calls, listed, _graphs(classes.graphs.values(), reasons))
+    graphs = {of: _graphs(classes.graphs.get(of, {}).values(), reasons) for of in classes.cuts}
+    return Derived(entries, derived_calls, listed, _of_targets(graphs))
 
 
 def _with_first_cells(export: Export) -> Export:
@@ -181,6 +194,20 @@ def _graphs(entries: Iterable[GraphEntry], reasons: Reasons) -> list[GraphEntry]
     return sorted(found, key=lambda entry: order[id(entry)])
 
 
+def _of_targets(graphs: Mapping[tuple[str, ...], Sequence[GraphEntry]]) -> list[GraphEntry]:
+    """Returns the graph kernels of all targets, each once with the targets that have it; none where all have it."""
+    everywhere = {target for targets in graphs for target in targets}
+    found: dict[object, GraphEntry] = {}
+    for targets, entries in graphs.items():
+        for entry in entries:
+            one = found.setdefault((entry.kernel, frozenset(entry.values)), entry)
+            one.targets += targets
+    for entry in found.values():
+        if len(entry.targets) == len(everywhere):
+            entry.targets = ()
+    return list(found.values())
+
+
 def _point(settings: Settings, call: DecodeCall, graph: Graph) -> dict[str, int]:
     """The sizes of a graph by name; 0 for a cache that the model has not."""
     return {
@@ -211,11 +238,12 @@ class _Class:
 
 
 class _Classes:
-    def __init__(self, settings: Settings, cut: Cut | None, causal: bool) -> None:
+    def __init__(self, settings: Settings, keep: bool, causal: bool) -> None:
         self._settings = settings
-        self._cut = cut
+        self._keep = keep  # graphs, to be cut
         self._causal = Causal() if causal else None
-        self.graphs: dict[GraphFormula, GraphEntry] = {}
+        self.cuts: Cuts = {}
+        self.graphs: dict[tuple[str, ...], dict[GraphFormula, GraphEntry]] = {}
         self._found: dict[object, _Class] = {}
         self._kinds: dict[int, int] = {}
         self._kept: dict[object, int] = {}
@@ -229,7 +257,7 @@ class _Classes:
         one.points.append(_point(self._settings, call, graph))
         for column, node in zip(one.columns, graph.nodes, strict=True):
             column.append(node)
-        if self._cut is not None:
+        if self._keep:
             one.graphs.append(self._for_groups(graph))
 
     def _for_groups(self, graph: Graph) -> Graph:
@@ -243,10 +271,13 @@ class _Classes:
             self._kinds[id(node)] = self._kept.setdefault(key, len(self._kept))
         return self._kinds[id(node)]
 
+    def _some_cuts(self) -> list[tuple[tuple[str, ...], Cut]]:
+        return [(targets, cut) for targets, cut in self.cuts.items() if cut is not None]
+
     def note_as_it_is(self, graph: Graph, point: Point) -> None:
         """Adds the graph kernels of one graph, without formulas."""
-        if self._cut is not None:
-            _note_as_it_is(self.graphs, self._for_groups(graph), point, self._cut)
+        for targets, cut in self._some_cuts():
+            _note_as_it_is(self.graphs.setdefault(targets, {}), self._for_groups(graph), point, cut)
 
     def entries(self, asked: Mapping[int, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[int]]:
         """Returns an entry for each kernel, and the numbers of sequences for which something has no formula."""
@@ -273,13 +304,13 @@ class _Classes:
                         entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
                         entry.points += points.values()
                 kernels.append(made[key])
-            if self._cut is not None and points:
-                if self._causal is not None:
-                    kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
-                grouped, complete = groups.fit(one.graphs, one.points, kernels, self._cut, fitter)
+            if self._causal is not None:
+                kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
+            for targets, cut in self._some_cuts() if points else ():
+                grouped, complete = groups.fit(one.graphs, one.points, kernels, cut, fitter)
                 if not complete:
                     incomplete.add(n_seqs)
-                _note(self.graphs, grouped, list(points.values()))
+                _note(self.graphs.setdefault(targets, {}), grouped, list(points.values()))
         for (n_seqs, *_), calls in met.items():
             if calls != set(asked[n_seqs]):
                 incomplete.add(n_seqs)

@@ -318,8 +318,15 @@ class GraphFormula:
                     yield from reference.tensor.formulas
 
 
+@dataclass
 class GraphEntry(RequestedKernel[GraphFormula]):
-    """A graph kernel with the calls that ask for it; its name says what it computes, for readers."""
+    """A graph kernel with the calls that ask for it; its name says what it computes, for readers.
+
+    Attributes:
+        targets: that have it; none where all have it.
+    """
+
+    targets: tuple[str, ...] = ()
 
     def specs(self) -> set[GraphSpec]:
         """The graph kernels that it stands for."""

@@ -1,0 +1,230 @@
+"""Which parts of a graph are one kernel each, on each target: `kernelgen model --fuse auto`.
+
+Kernels that nodes are cut into differ in their launches, in what they hand on through memory, and in their sums over devices; the
+rest takes the same. So launches, bytes that leave a kernel and products by weights are forecast, from shapes alone.
+
+A cut is left out where a kernel of it has more instructions than neuronx-cc takes, or would take more memory or time to compile
+than there is. Of those that are within `EQUAL` of the quickest the one with the least to compile is taken: what they gain is less
+than the forecast can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from kernelgen.dispatch.chips import Chip
+from kernelgen.dispatch.grouping import Groups
+from kernelgen.forecast.call import forecast
+from kernelgen.forecast.products import added, of_product
+from kernelgen.forecast.weights import EQUAL
+from kernelgen.forecast.work import Work
+from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES
+from kernelgen.ggml.weight_layouts import BF16, WEIGHTS
+from kernelgen.model.graphs import ExportedNode, Graph
+from kernelgen.model.groups import Cut, cut_of, readers_of, segment_spec
+from kernelgen.spec import products
+from kernelgen.spec.graph_kernel import GraphNode, GraphSpec, Operand, TensorPlace
+from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import COMPILE_KB, COMPILE_MB, MAX_INSTRUCTIONS
+
+FUSES = ("none", "layer", "layers:2", "layers:4", "layers:8", "step")
+"""What is compared, as `--fuse` says it."""
+FUSES_OF_DEVICES = ("none", "parts", "parts+sums", *FUSES[1:])
+"""The same, where tensors are split over devices."""
+
+COMPILE_GIB = 32
+"""Of memory that a compile may take: a trn1.2xlarge has as much."""
+COMPILE_US = 550
+"""Of an instruction: with neuronx-cc 2.27 and `--model-type transformer` twelve layers with 532,000 took 294 s (foxl-ai/kiln)."""
+COMPILE_HOURS = 8
+"""That all kernels of a cut may take for a target, compiled one after another."""
+
+_TRANSFORMER_KB = COMPILE_KB["transformer"]
+_NOT_READ = {"get_rows": 0, "set_rows": 2}
+"""Inputs of ops of which few rows are read or written over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What there is to compile.
+
+    Attributes:
+        kernels: how many there are of groups.
+        instructions: of all of them, by an estimate of their products.
+        most: of the largest.
+    """
+
+    kernels: int
+    instructions: int
+    most: int
+
+    @property
+    def hours(self) -> float:
+        """Of compiles one after another."""
+        return self.instructions * COMPILE_US / 3.6e9
+
+    @property
+    def time(self) -> str:
+        """The same in words."""
+        return f"{self.hours:.1f} h" if self.hours >= 1 else f"{self.hours * 60:.0f} min"
+
+    @property
+    def gib(self) -> float:
+        """Of memory for the largest compile."""
+        return (COMPILE_MB + self.most * _TRANSFORMER_KB / 1024) / 1024
+
+    @property
+    def beyond(self) -> str:
+        """Which limit it is beyond, in words; empty where there is none."""
+        if self.most > MAX_INSTRUCTIONS:
+            return f"a kernel of {self.most / 1e6:.1f} million instructions"
+        if self.gib > COMPILE_GIB:
+            return f"a compile takes {self.gib:.0f} GiB"
+        return f"compiles take {self.time}" if self.hours > COMPILE_HOURS else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way to cut.
+
+    Attributes:
+        ms: of a call.
+        launches: of it.
+        size: what there is to compile.
+    """
+
+    ms: float
+    launches: int
+    size: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """What a target takes.
+
+    Attributes:
+        target: its name.
+        n_tokens: of the call.
+        devices: over how many tensors are split.
+        options: by what `--fuse` calls them.
+    """
+
+    target: str
+    n_tokens: int
+    devices: int
+    options: Mapping[str, Option]
+
+    @property
+    def name(self) -> str:
+        """Of the options that are within all limits and `EQUAL` of the quickest of these the one with the least to compile."""
+        within = {name: one for name, one in self.options.items() if not one.size.beyond}
+        least = min(one.ms for one in within.values())
+        near = [name for name, one in within.items() if one.ms <= EQUAL * least]
+        return min(near, key=lambda name: (within[name].size.instructions, within[name].ms))
+
+    @property
+    def text(self) -> str:
+        """The choice and what others give, in a line."""
+        cores = "one core" if self.devices == 1 else f"{self.devices} cores"
+        tokens = f"{self.n_tokens} token{'s' * (self.n_tokens > 1)}"
+        rest = [name for name in self.options if name != self.name]
+        return (
+            f"fuse {self.name}, by a forecast of the launches and products by weights of {tokens} on {cores}: "
+            f"{'; '.join(map(self._one, [self.name, *rest]))}; modelled, not measured"
+        )
+
+    def _one(self, name: str) -> str:
+        one = self.options[name]
+        parts = [f"{one.launches} launch{'es' * (one.launches > 1)}"]
+        if one.size.kernels:
+            parts.append(f"{one.size.time} to compile" if not one.size.beyond else f"left out: {one.size.beyond}")
+        return f"{name} {one.ms:.1f} ms ({', '.join(parts)})"
+
+
+def choose(
+    call: Graph, graphs: Sequence[Graph], chips: Sequence[Chip], widened: Mapping[str, Collection[TensorDesc]]
+) -> list[Fusion]:
+    """Returns what each target takes.
+
+    Args:
+        call: what a call computes; one of one token, where there is one.
+        graphs: all that kernels are asked for.
+        chips: of the targets.
+        widened: by target the weights, as ggml has them, that are in the layout `bf16`.
+    """
+    split = max(graph.devices for graph in graphs) > 1
+    ops = frozenset(node.spec() for node in call.nodes if not node.empty)
+    cuts = {name: cut_of(name) for name in (FUSES_OF_DEVICES if split else FUSES)}
+    groups = {name: _groups(call, cut).find(call) for name, cut in cuts.items()}
+    counts = {id(node): _instructions(node) for graph in graphs for node in set(graph.nodes)}
+    sizes = {name: _size(graphs, counts, cut) for name, cut in cuts.items()}
+    found = []
+    for chip in chips:
+        options = {}
+        for name, of in groups.items():
+            taken = forecast(call, ops, of, chip, partial(_work, widened=widened.get(chip.target, ())))
+            options[name] = Option(taken.ms, taken.count, sizes[name])
+        found.append(Fusion(chip.target, call.sizes.get("n_tokens", 1), call.devices, options))
+    return found
+
+
+def _groups(graph: Graph, cut: Cut | None) -> Groups:
+    readers = readers_of(graph)
+    specs = set()
+    for segment in cut(graph) if cut else ():
+        if len(segment) > 1 and not any(node.empty for node in graph.nodes[segment.start : segment.end]):
+            specs.add(segment_spec(graph, segment, readers))
+    return Groups(specs)
+
+
+def _size(graphs: Sequence[Graph], counts: Mapping[int, int], cut: Cut | None) -> Size:
+    """Returns what there is to compile for groups; those that have the same nodes are one kernel."""
+    found: dict[tuple[int, ...], int] = {}
+    for graph in graphs:
+        for segment in cut(graph) if cut else ():
+            if len(segment) > 1:
+                nodes = tuple(map(id, graph.nodes[segment.start : segment.end]))
+                found[nodes] = sum(map(counts.__getitem__, nodes))
+    return Size(len(found), sum(found.values()), max(found.values(), default=0))
+
+
+def _instructions(node: ExportedNode) -> int:
+    weights = node.inputs[0] if node.inputs else None
+    if weights is None:
+        return 0
+    return products.instructions(node.op, weights.ne, TYPES[weights.dtype].quantized, node.output.ne)
+
+
+def _work(spec: KernelSpec | GraphSpec, widened: Collection[TensorDesc]) -> Work:
+    """Returns what differs between cuts, and products: what a kernel reads and writes beside these, and its sums."""
+    total = Work()
+    works = []
+    slots = set()
+    for node in spec.nodes if isinstance(spec, GraphSpec) else (_alone(spec),):
+        for number, operand in enumerate(node.inputs):
+            if operand is None or number == _NOT_READ.get(node.op):
+                continue
+            if number == WEIGHTS.get(node.op):
+                weight = operand.tensor
+                works.append(
+                    (of_product(node.op, weight.in_layout(BF16) if weight in widened else weight, node.output), 1)
+                )
+            elif operand.place.slot and operand not in slots:
+                slots.add(operand)
+                total.read += operand.tensor.storage_bytes
+        total.written += node.output.storage_bytes * node.escapes
+        if node.op == "all_reduce":
+            total.all_reduces += 1
+            total.reduced += node.output.storage_bytes
+    products = added(works)
+    products.read += total.read
+    return replace(products, written=total.written, all_reduces=total.all_reduces, reduced=total.reduced)
+
+
+def _alone(spec: KernelSpec) -> GraphNode:
+    """Returns the node of a kernel of one op."""
+    inputs = [None if t is None else Operand(TensorPlace(True, n), t) for n, t in enumerate(spec.inputs)]
+    return GraphNode(spec.op, tuple(inputs), spec.output, spec.params, escapes=spec.alias is None)
