@@ -18,6 +18,7 @@ FEW = Sizes(n_tokens=(1, 8), n_ctx=256, rounds=2, text=3, kinds=("shared", "shif
 MORE = Sizes(n_tokens=(1, 16), n_ctx=512, prompts=(1, 45), depths=(0, 250), rounds=6, text=6)
 
 
+@pytest.mark.long
 def test_calls_over_two_cores_are_those_of_one(programs: harness.Programs, tmp_path: Path) -> None:
     """Several sequences, a context shift and saved states, with steps in one launch."""
     found = OneModel(programs, LLAMA, tmp_path, FEW).compare(2, "step")
