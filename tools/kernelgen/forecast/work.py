@@ -216,8 +216,10 @@ class _WorkCount:
             elif (origin := self.origin(computation, o).id) not in seen:
                 seen.add(origin)
                 self.work.read += times * size(o.shape)
-        for o in operands if i.opcode == "dot" else ():
-            self.matrix(computation, o, memory, times, seen)
+        if i.opcode == "dot":
+            for o, batch in zip(operands, (i.dot.lhs_batch, i.dot.rhs_batch), strict=True):
+                if all(o.shape.dimensions[n] == 1 for n in batch):
+                    self.matrix(computation, o, memory, times, seen)
 
     def matrix(self, computation: Any, operand: Any, memory: dict[int, Any], times: float, seen: set[int]) -> None:
         """Counts what a product reads of device memory in short rows: an operand that is one matrix, or what it is made of.
