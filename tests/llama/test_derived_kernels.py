@@ -84,7 +84,7 @@ def test_the_page_of_default_kernels_tells_what_is_left() -> None:
     text = default_kernels.page(
         {"whole": whole, "left": left, "none": default_kernels.DefaultKernelsResult(absent=True)}
     )
-    assert "Of 2 architectures 2 pass, with the test's limits, and 1 of these" in text
+    assert "Of 2 architectures 2 pass, with the test's limits. 1 of these run wholly on the device" in text
     assert "| left | yes | 90 | 195 | 8 of 56 | CPY, SSM_CONV: not cut |\n" in text
     assert default_kernels.known(text) == {"whole": False, "left": True}
     assert default_kernels.worse({"whole": whole, "left": left}, text) == []
