@@ -177,3 +177,22 @@ def test_each_instruction_on_the_longest_way_waits_for_the_one_before() -> None:
     beside = work(lambda x, y: (jnp.exp(x), jnp.exp(y)), ((128, 8), "float32"), ((128, 8), "float32"))
     assert beside.depth == 1
     assert of_work(beside, chips.of("trn1")).latency == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_a_scatter_of_few_rows_of_a_cache_takes_no_longer_than_a_slice_for_each(n: int) -> None:
+    """So kernels of SET_ROWS have a scatter (docs/forecast.md); one slice of all rows would be right for consecutive ones alone."""
+    cache, rows, at = ((4096, 1024), "float16"), ((n, 1024), "float16"), ((n,), "int32")
+
+    def scattered(cache: Any, rows: Any, at: Any) -> Any:
+        return cache.at[at].set(rows, mode="promise_in_bounds", unique_indices=True)
+
+    def sliced(cache: Any, rows: Any, at: Any) -> Any:
+        for i in range(n):
+            cache = jax.lax.dynamic_update_slice(cache, rows[i : i + 1], (at[i], 0))
+        return cache
+
+    one, other = (work(function, cache, rows, at) for function in (scattered, sliced))
+    assert one.rows == other.rows == n and one.written == other.written
+    for target in ("trn1", "trn2"):
+        assert of_work(one, chips.of(target)).total < of_work(other, chips.of(target)).total
