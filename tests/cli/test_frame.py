@@ -101,6 +101,7 @@ def test_there_is_a_module_for_each_command_and_no_other() -> None:
         "doctor_device",
         "estimates",
         "frame",
+        "kernel_files",
         "options",
         "run_options",
         "units",

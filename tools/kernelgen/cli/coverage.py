@@ -10,14 +10,12 @@ import click
 from click.core import ParameterSource
 
 from kernelgen import manifest
-from kernelgen.bundle import reader
-from kernelgen.cli import coverage_printing, options, run_options
+from kernelgen.cli import coverage_printing, kernel_files, options, run_options
 from kernelgen.dispatch.grouping import Groups
 from kernelgen.dispatch.report import AvailableKernels
 from kernelgen.dispatch.report import report as made_report
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
-from kernelgen.ggml import model_files
 from kernelgen.model import exporter, graph_ops
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.graph_ops import GraphExport
@@ -113,16 +111,8 @@ def _refuse_run_options(context: click.Context) -> None:
 
 def _available(paths: Sequence[Path], target: str | None, catalog: Catalog) -> AvailableKernels:
     """Returns the kernels of manifests and bundles, of one target where one is known."""
-    manifests = []
-    bundles = []
-    for path in paths:
-        model = model_files.recognize(path, "manifest", packs=True)
-        if model is not None:
-            raise KernelgenError(model)
-        if reader.is_bundle(path):
-            bundles += [(bundle.origin.target, bundle.specs()) for bundle in reader.read(path)]
-        else:
-            manifests.append(path)
+    manifests, found = kernel_files.manifests_and_bundles(paths)
+    bundles = [(bundle.origin.target, bundle.specs()) for bundle in found]
     targets = list(dict.fromkeys(of for of, _ in bundles))
     if target is None and len(targets) > 1:
         raise KernelgenError(f"the bundles are for {', '.join(targets)}: choose one with --target")

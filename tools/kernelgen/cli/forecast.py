@@ -10,8 +10,7 @@ import click
 from click.core import ParameterSource
 
 from kernelgen import manifest
-from kernelgen.bundle import reader
-from kernelgen.cli import options, run_options
+from kernelgen.cli import kernel_files, options, run_options
 from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_OK, KernelgenError
@@ -19,7 +18,6 @@ from kernelgen.forecast import printing
 from kernelgen.forecast.call import CallForecast
 from kernelgen.forecast.kernels import Kernels
 from kernelgen.forecast.time import of_work
-from kernelgen.ggml import model_files
 from kernelgen.model import exporter, graph_ops, sources
 from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings, pad
@@ -156,18 +154,10 @@ def kernels_of(paths: Sequence[Path], target: str | None, catalog: Catalog) -> t
     Raises:
         KernelgenError: a path is neither a manifest nor a bundle, or bundles are for another target.
     """
-    manifests, specs, targets = [], [], []
-    for path in paths:
-        mistake = model_files.recognize(path, "manifest", packs=True)
-        if mistake is not None:
-            raise KernelgenError(mistake)
-        if not reader.is_bundle(path):
-            manifests.append(path)
-            continue
-        for bundle in reader.read(path):
-            if target in (None, bundle.origin.target):
-                specs += list(bundle.specs())
-                targets.append(bundle.origin.target)
+    manifests, bundles = kernel_files.manifests_and_bundles(paths)
+    bundles = [bundle for bundle in bundles if target in (None, bundle.origin.target)]
+    targets = [bundle.origin.target for bundle in bundles]
+    specs = [spec for bundle in bundles for spec in bundle.specs()]
     if len(set(targets)) > 1:
         raise KernelgenError(f"the bundles are for {', '.join(dict.fromkeys(targets))}: choose one with --target")
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])

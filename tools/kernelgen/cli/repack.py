@@ -12,11 +12,9 @@ from pathlib import Path
 import click
 
 from kernelgen import manifest
-from kernelgen.bundle import reader
-from kernelgen.cli import options
+from kernelgen.cli import kernel_files, options
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_OK, Diagnostic, KernelgenError, printable
-from kernelgen.ggml import model_files
 from kernelgen.model import gguf_weights, repacked
 from kernelgen.spec.graph_kernel import Spec
 from kernelgen.targets import TARGETS
@@ -85,16 +83,9 @@ def _layouts(paths: Sequence[Path], target: str | None, catalog: Catalog) -> rep
             several targets want different ones.
     """
     by_target: dict[str, list[Spec]] = {}
-    manifests = []
-    for path in paths:
-        mistake = model_files.recognize(path, "manifest", packs=True)
-        if mistake is not None:
-            raise KernelgenError(mistake)
-        if not reader.is_bundle(path):
-            manifests.append(path)
-            continue
-        for bundle in reader.read(path):
-            by_target.setdefault(bundle.origin.target, []).extend(bundle.specs())
+    manifests, bundles = kernel_files.manifests_and_bundles(paths)
+    for bundle in bundles:
+        by_target.setdefault(bundle.origin.target, []).extend(bundle.specs())
     for request in options.only_targets(manifest.load(manifests, catalog), [target] if target else []):
         for config in request.configs:
             kernels = request.kernels_for(config.target)
