@@ -233,7 +233,7 @@ def test_a_file_that_was_changed_is_not_read(run_layouts: RunLayouts, both: Path
     result = run_layouts("changed:q8_0:bf16", GGML_NEURON_KERNEL_DIR=both)
     assert result.status == -signal.SIGABRT
     assert re.search(
-        "reading tensor '.*': the file /tmp/layouts-.* was changed after the weight was loaded", result.log
+        "reading tensor '.*': the file /tmp/layouts-.* changed after the program loaded the weight", result.log
     )
 
 

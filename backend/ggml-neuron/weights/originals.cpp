@@ -9,7 +9,7 @@
 #include <cstring>
 #include <iterator>
 
-// Returns which file a path leads to, and what changes when the file does; "" when there is no regular file.
+// Returns the identity, size and time of the file at a path; "" if it is not a regular file.
 static std::string state_of_file(const std::string & path) {
     struct stat s;
     if (stat(path.c_str(), &s) != 0 || !S_ISREG(s.st_mode)) {
@@ -94,7 +94,8 @@ std::string neuron_originals::pages::failure() const {
         return "";
     }
     return "the file " + path +
-           " was changed after the weight was loaded from it, and there is no copy of the weight. Leave the file as it "
+           " changed after the program loaded the weight from it, and no copy of the weight exists. Leave the file as "
+           "it "
            "is while a program has it loaded, put another one in its place by renaming, or load without mmap";
 }
 
