@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from kernelgen.device.bench import Bound, CheckError, DeviceBench, MissingKernel, inputs_of
+from kernelgen.device.libnrt import StatusError
 
 RANKS = 2
+
+T = TypeVar("T")
+
+
+def _of_all(calls: Iterable[Future[T]]) -> list[T]:
+    """Returns what the calls of all ranks return, in the order of the ranks.
+
+    Raises:
+        StatusError: calls failed. It names each of them: when one rank fails, the others do too, with a status of their own.
+    """
+    calls = list(calls)
+    failed = [
+        f"core {rank}: {error}" for rank, call in enumerate(calls) if isinstance(error := call.exception(), StatusError)
+    ]
+    if failed:
+        raise StatusError("; ".join(failed))
+    return [call.result() for call in calls]
 
 
 def summed(bench: DeviceBench) -> str:
@@ -41,9 +60,9 @@ def summed(bench: DeviceBench) -> str:
             bench.wait([one])
 
     with ThreadPoolExecutor(RANKS) as pool:  # each rank waits for the others to load the program, and in nrt_execute
-        ranks = list(pool.map(bind, range(RANKS)))
+        ranks = _of_all(pool.submit(bind, rank) for rank in range(RANKS))
         ways: dict[str, Callable[[], object]] = {
-            "nrt_execute": lambda: list(pool.map(lambda one: one.execute(), ranks))
+            "nrt_execute": lambda: _of_all(pool.submit(rank.execute) for rank in ranks)
         }
         if nrt.has_queues():
             ways["nrta_execute_schedule"] = queue
