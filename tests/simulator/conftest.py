@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -65,6 +65,12 @@ def environment(neuron_target: str) -> dict[str, str]:
         "NEURON_RT_LOG_LEVEL": "INFO",
         **MACHINES[neuron_target],
     }
+
+
+@pytest.fixture(scope="session")
+def machines() -> Mapping[str, dict[str, str]]:
+    """Returns the variables of a machine, by its target."""
+    return MACHINES
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,10 +156,16 @@ def test_every_check_passes(
 @pytest.mark.long
 @pytest.mark.parametrize(("target", "launch"), [("inf2", (15, 140)), ("trn2", (70, 133))])
 def test_every_check_passes_on_other_targets(
-    library: Path, environment: dict[str, str], tmp_path: Path, cache: Path, target: str, launch: tuple[int, int]
+    library: Path,
+    environment: dict[str, str],
+    machines: Mapping[str, dict[str, str]],
+    tmp_path: Path,
+    cache: Path,
+    target: str,
+    launch: tuple[int, int],
 ) -> None:
     bundle = built(tmp_path, checks.MANIFEST, target)
-    status, said, log = doctor(library, environment, bundle, cache, NEURON_RT_NUM_CORES="2")
+    status, said, log = doctor(library, environment | machines[target], bundle, cache, NEURON_RT_NUM_CORES="2")
     assert (status, set(said.values())) == (0, {"ok"}), log
     queued, waited = launch
     assert f"queued: {queued} µs (taken for {queued}); waited for: {waited} µs (taken for {waited})" in log
