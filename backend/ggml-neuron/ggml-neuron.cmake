@@ -34,6 +34,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/manifest_text.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/metrics.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/missing.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/profile.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/record_graphs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/record_ops.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/report/recording_file.cpp

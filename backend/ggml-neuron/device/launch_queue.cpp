@@ -3,6 +3,7 @@
 #include "device/core.h"
 #include "report/environment.h"
 #include "report/log.h"
+#include "report/profile.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -126,6 +127,7 @@ NRT_STATUS neuron_launch_queue::launch(neuron_bound_launch & bound_launch,
     q->graph        = graph;
     q->node         = node;
     q->number       = number;
+    q->begin        = neuron_profiling() ? neuron_profile_time() : 0;
     n_launched++;
     return depth > 1 ? schedule(bound_launch, *q.release()) : execute(bound_launch, *q.release());
 }
@@ -156,10 +158,29 @@ NRT_STATUS neuron_launch_queue::execute(neuron_bound_launch & bound_launch, queu
         const neuron_unlocked unlocked(mutex);
         q.status = nrt.nrt_execute(bound_launch.model->handle, bound_launch.input, bound_launch.output);
     }
+    profile(q, q.status);
     const NRT_STATUS status = judge(q, q.status, "nrt_execute");
     launched.pop_front();  // there is no other
     changed.notify_all();
     return status;
+}
+
+// Writes a launch that is done to the profile. A core computes one at a time: it began no earlier than the one before it ended.
+void neuron_launch_queue::profile(const queued_launch & q, NRT_STATUS status) {
+    if (!q.begin) {
+        return;
+    }
+    neuron_profiled_launch launch;
+    launch.core   = vnc;
+    launch.kernel = q.bound_launch->model->kernel.id();
+    launch.node   = q.node;
+    launch.begin  = std::max(q.begin, last_done);
+    launch.end = last_done = neuron_profile_time();
+    launch.failed          = status != NRT_SUCCESS && status != NRT_EXEC_COMPLETED_WITH_NUM_ERR;
+    for (const neuron_use & use : q.bound_launch->uses) {
+        (use.written ? launch.bytes_written : launch.bytes_read) += use.size;
+    }
+    neuron_profile(launch);
 }
 
 // Reports an execution that did not just succeed, and returns what it comes to.
@@ -231,6 +252,7 @@ void neuron_launch_queue::widen() {
 
 // Sees to what a launch came to. What one that failed was to write, and what launches behind it in its stream made of it, is poisoned.
 void neuron_launch_queue::complete(queued_launch & q, NRT_STATUS status, const char * function) {
+    profile(q, status);
     neuron_stream & stream = *q.stream;
     status                 = judge(q, status, function);
     if (status != NRT_SUCCESS || stream.failed != NRT_SUCCESS) {

@@ -168,6 +168,7 @@ class neuron_launch_queue {
         neuron_stream *             stream       = nullptr;
         uint64_t                    graph        = 0;  // of the stream
         std::string                 node;
+        int64_t                     begin = 0;         // nanoseconds; 0 when nothing is profiled
     };
 
     struct job {
@@ -206,6 +207,7 @@ class neuron_launch_queue {
     bool       is_fenced(const std::vector<neuron_use> & uses, uint64_t before) const;
     uint64_t   last_conflict(const neuron_use & use, uint64_t before) const;
     void       work();
+    void       profile(const queued_launch & q, NRT_STATUS status);
     NRT_STATUS judge(const queued_launch & q, NRT_STATUS status, const char * function);
     int        take_event();
     void       give_back(int event, nrta_seq_t seq, bool registered);
@@ -228,10 +230,11 @@ class neuron_launch_queue {
     std::vector<int>                           events;      // eventfds that no thread waits for
     bool                                       has_events;  // the runtime signals them
     std::condition_variable_any                changed;     // nrt_execute returned; jobs and fences came or went
-    uint64_t                                   last_number       = 0;
-    uint64_t                                   n_launched        = 0;
-    uint64_t                                   n_overlapping     = 0;
-    uint64_t                                   n_jobs            = 0;
-    bool                                       said_not_a_number = false;
-    std::atomic<bool>                          said_busy{ false };
+    uint64_t                                   last_number   = 0;
+    uint64_t                                   n_launched    = 0;
+    uint64_t                                   n_overlapping = 0;
+    uint64_t                                   n_jobs        = 0;
+    int64_t           last_done         = 0;  // when the last launch that is profiled was seen to be done
+    bool              said_not_a_number = false;
+    std::atomic<bool> said_busy{ false };
 };
