@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from kernelgen import cli
+from kernelgen.bundle import reader
+from kernelgen.cache import entry
+from kernelgen.cache.folder import Folder
 from kernelgen.dispatch import chips
 from kernelgen.errors import KernelgenError
 from kernelgen.forecast.time import Time
+from kernelgen.neff.identity import Key
 from kernelgen.report import baseline, plots
 from kernelgen.report.numbers import PARTS, peak, published
 from kernelgen.report.page import page
@@ -75,8 +79,53 @@ def test_the_page_is_whole_and_asks_for_nothing(written: Path) -> None:
     assert found.open == [] and found.loads == []
     assert "modelled, not measured" in text
     assert len(found.ids) == len(set(found.ids))
-    assert {link.removeprefix("#") for link in found.links} <= set(found.ids)
+    beside = {link for link in found.links if not link.startswith("#")}
+    assert beside == {f"a.kernels/{kernel['id']}.html" for kernel in numbers(written)["kernels"]}
+    assert all((written / link).exists() for link in beside)
+    assert {link.removeprefix("#") for link in found.links} - beside <= set(found.ids)
     assert len(text) < 1_000_000 * max(len(numbers(written)["kernels"]) / 200, 0.2)
+
+
+def test_each_kernels_page_has_its_tensors_and_its_hlo(written: Path) -> None:
+    pages = {path.stem: path.read_text() for path in (written / "a.kernels").iterdir()}
+    assert set(pages) == {kernel["id"] for kernel in numbers(written)["kernels"]}
+    for id, text in pages.items():
+        found = Page(text)
+        assert found.open == [] and found.loads == [] and found.links == [f"../a.html#{id}"]
+        assert "HloModule" in text and "<td>output" in text and ".py:" in text
+
+
+def test_a_trees_hlo_is_read_and_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["build", MANIFEST, "--target", "trn1", "--compiler", "simulator", "-o", str(tmp_path)]) == 0
+    monkeypatch.setenv("NEURON_KERNELGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("kernelgen.lowering.emission.emit", None)
+    tree = tmp_path / "basic_trn1"
+    (stored,) = reader.read(tree)
+    slow = stored.kernels[0]
+    key = Key(slow.hlo_sha256, stored.origin.compiler, stored.origin.flags)
+    Folder(tmp_path / "cache" / "neff").write(key.name, entry.pack(key, slow.id, b"", 77))
+    assert cli.run(["report", str(tree), "-o", str(tmp_path / "a.html")]) == 0
+    assert {kernel["id"]: kernel["compile_s"] for kernel in numbers(tmp_path)["kernels"]}[slow.id] == 77
+    text = (tmp_path / "a.kernels" / f"{slow.id}.html").read_text()
+    assert "<td>77 s</td>" in text and f"neuronx-cc compile {slow.id}.hlo.pb --framework XLA --target trn1" in text
+    hlo = tree / (slow.files or ("",))[0]
+    hlo.unlink()
+    hlo.write_bytes(b"other")
+    assert cli.run(["report", str(tree), "-o", str(tmp_path / "b.html")]) == 2
+    assert f"{hlo} is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "b.html").exists()
+
+
+def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.kernels").mkdir()
+    (tmp_path / "a.kernels" / "notes.txt").write_text("mine")
+    assert cli.run(["report", MANIFEST, "-o", str(tmp_path / "a.html")]) == 2
+    assert "and has notes.txt: choose another name with -o" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.kernels"]
+    assert cli.run(["report", MANIFEST, "--no-kernel-pages", "-o", str(tmp_path / "a.html")]) == 0
+    assert "tensors and HLO" not in (tmp_path / "a.html").read_text()
 
 
 def test_json_and_csv_have_the_same_numbers(written: Path) -> None:
@@ -136,22 +185,6 @@ def test_measured_times_have_a_column_and_are_compared(written: Path, tmp_path: 
     (only,) = baseline.differences(*reports, threshold=0.05)
     assert only == {"name": first, "column": "measured_us", "before": 10.0, "now": 12.5, "regression": True}
     assert not baseline.differences(*reports, threshold=0.3)[0]["regression"]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("name,us\nx,1\n", "expected CSV with the columns kernel and us"),
-        ("kernel,us\nx,quick\n", "us is 'quick'; expected microseconds"),
-        ("kernel,us\nx,-1\n", "expected a number above 0"),
-        ("kernel,us\nx,nan\n", "expected a number above 0"),
-        ("kernel,us\nx\n", "us is None; expected microseconds"),
-    ],
-)
-def test_measured_times_that_are_none_are_refused(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "m.csv").write_text(text)
-    with pytest.raises(KernelgenError, match=said):
-        baseline.read_measured(tmp_path / "m.csv")
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"format": 99, "kernels": []}', b'{"format": 1}', b"\xed\xa0\x80"])

@@ -6,6 +6,7 @@ that needs every kernel's spec to be one that this kernelgen knows.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,6 +90,23 @@ class Stored:
     def ops(self) -> tuple[KernelSpec, ...]:
         """Returns the specs of the kernels that compute one op of ggml; see `specs`."""
         return tuple(spec for spec in self.specs() if isinstance(spec, KernelSpec))
+
+    def hlo(self, kernel: StoredKernel) -> bytes:
+        """Returns a kernel's HLO.
+
+        Raises:
+            KernelgenError: the bundle is a pack, which has none, or the file is damaged.
+            OSError: it can't be read.
+        """
+        if kernel.files is None:
+            raise KernelgenError(f"{self.path}: a pack has no HLO")
+        path = self.path / kernel.files[0]
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != kernel.hlo_sha256:
+            raise KernelgenError(
+                f"{path} is damaged: it is not the HLO that {self.index} names; build the bundle again"
+            )
+        return data
 
     def mistakes(self) -> list[Diagnostic]:
         """Returns where the index is not the one that its kernels make: ids, keys, format; or is for no machine.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -163,7 +164,10 @@ def kernels_of(paths: Sequence[Path], target: str | None, catalog: Catalog) -> t
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
     chosen = target or (targets[0] if targets else "trn1")
     specs += [kernel.spec for request in requests for kernel in request.kernels_for(chosen)]
-    kernels = Kernels((spec for spec in specs if isinstance(spec, KernelSpec | GraphSpec)), catalog)
+    read_hlo = {
+        kernel.id: partial(bundle.hlo, kernel) for bundle in bundles for kernel in bundle.kernels if kernel.files
+    }
+    kernels = Kernels((spec for spec in specs if isinstance(spec, KernelSpec | GraphSpec)), catalog, read_hlo)
     if not kernels.by_graph:
         raise KernelgenError(f"no kernel for {target or 'any target'}")
     return kernels, chosen

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kernelgen import fileio
+from kernelgen import cache, fileio
 from kernelgen.bundle import reader
+from kernelgen.bundle.reader import Stored
+from kernelgen.cache.folder import Folder
 from kernelgen.cli import forecast, options, run_options
 from kernelgen.dispatch import chips
 from kernelgen.dispatch.grouping import Groups
@@ -18,13 +22,16 @@ from kernelgen.dispatch.report import report as coverage_report
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 from kernelgen.forecast.call import CallForecast
-from kernelgen.forecast.kernels import Kernels
+from kernelgen.forecast.kernels import Kernels, Spec
 from kernelgen.model import exporter, graph_ops
 from kernelgen.model.sizes import DecodeCall, Settings, pad
+from kernelgen.neff.identity import Key
 from kernelgen.report import baseline as baselines
 from kernelgen.report import covered
+from kernelgen.report import measured as measurements
+from kernelgen.report.kernel_page import Made
 from kernelgen.report.numbers import Asked, collect
-from kernelgen.report.page import page, table
+from kernelgen.report.page import of_kernel, page, table
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
@@ -54,8 +61,11 @@ CORES = (1, 2, 4)
 @click.option(
     "--measured",
     metavar="FILE",
+    multiple=True,
     type=click.Path(path_type=Path),
-    help="CSV with the columns kernel and us: what a launch of a kernel takes, as you measured it.",
+    help="What a launch of a kernel takes, as you measured it: a profile of the backend (GGML_NEURON_PROFILE), what "
+    "`test-backend-ops perf --output sql` prints, a summary of neuron-profile named KERNEL.json, or CSV with the columns "
+    "kernel and us. May be repeated.",
 )
 @click.option(
     "--baseline",
@@ -69,6 +79,13 @@ CORES = (1, 2, 4)
     default=5.0,
     show_default=True,
     help="Percent by which a time may be above the baseline's.",
+)
+@click.option(
+    "--kernel-pages/--no-kernel-pages",
+    "kernel_pages",
+    default=True,
+    show_default=True,
+    help="Whether each kernel has a page with its tensors and its HLO, in a folder beside the report.",
 )
 @options.kernels_option
 @click.option(
@@ -88,30 +105,33 @@ def command(
     llama_cpp: Path | None,
     target: str | None,
     lnc: str | None,
-    measured: Path | None,
+    measured: tuple[Path, ...],
     baseline: Path | None,
     threshold: float,
+    kernel_pages: bool,
     catalog: Catalog,
     output: Path,
 ) -> int:
     """Write a page with what kernels compute and move, and how long calls of a model take by the forecast.
 
-    KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The page needs no other file and no network.
+    KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The page needs no network.
 
     Exit status 1 when a time is above that of --baseline by more than --threshold.
     """
     if output.suffix != ".html":
         raise KernelgenError(f"-o {output}: expected a name that ends in .html; the JSON and the CSV get the same name")
+    folder = output.with_suffix(".kernels")
+    if kernel_pages:
+        _check_folder(folder)
     before = baselines.read(baseline) if baseline else None
-    times = baselines.read_measured(measured) if measured else {}
     kernels, name = forecast.kernels_of(paths, target, catalog)
     chip = forecast.chip_of(name, lnc)
-    known = {kernel.id for kernel in kernels.by_graph.values()}
-    if unknown := sorted(times.keys() - known):
-        click.echo(f"warning: {measured}: no kernel here is {unknown[0]} (and {len(unknown) - 1} more)", err=True)
+    times = _measured(measured, kernels)
     asked = _Calls(settings, kernels, chip, catalog)
     if model is not None:
         asked.ask(model, exporter.find(program, llama_cpp))
+    bundles = [stored for path in paths if reader.is_bundle(path) for stored in reader.read(path)]
+    bundles = [stored for stored in bundles if stored.origin.target == name]
     numbers = collect(
         Asked(
             names=[path.name for path in paths],
@@ -122,29 +142,90 @@ def command(
             by_cache=asked.by_cache,
             by_cores=asked.by_cores,
             coverage=asked.coverage,
-            stored=[
-                stored
-                for path in paths
-                if reader.is_bundle(path)
-                for stored in reader.read(path)
-                if stored.origin.target == name
-            ],
+            stored=bundles,
             measured=times,
+            compile_s=_compile_seconds(bundles),
         ),
         kernels,
     )
     forecast.print_refusals(kernels)
     differs = None if before is None else baselines.differences(before, numbers, threshold / 100)
-    fileio.write_bytes(output, page(numbers, differs).encode())
+    if kernel_pages:
+        _write_kernel_pages(folder, output.name, numbers, kernels, catalog, bundles)
+    text = page(numbers, differs, folder.name if kernel_pages else None)
+    fileio.write_bytes(output, text.encode())
     fileio.write_bytes(output.with_suffix(".json"), (json.dumps(numbers, indent=1) + "\n").encode())
     fileio.write_bytes(output.with_suffix(".csv"), table(numbers).encode())
-    click.echo(f"{output}, {output.with_suffix('.json').name}, {output.with_suffix('.csv').name}: {len(known)} kernels")
+    names = [output.with_suffix(suffix).name for suffix in (".json", ".csv")]
+    names += [f"{folder.name}/"] if kernel_pages else []
+    click.echo(f"{output}, {', '.join(names)}: {len(numbers['kernels'])} kernels")
     regressions = [one for one in differs or () if one["regression"]]
     for one in regressions:
         click.echo(
             f"regression: {one['name']}: {one['column']} {one['before']:.4g} before, {one['now']:.4g} now", err=True
         )
     return EXIT_FAILED if regressions else EXIT_OK
+
+
+def _measured(files: Sequence[Path], kernels: Kernels) -> dict[str, float]:
+    """Returns measured microseconds by kernel, and warns of files that name none of the kernels."""
+    known = {kernel.id for kernel in kernels.by_graph.values()}
+    ops = [kernel for kernel in kernels.by_graph.values() if isinstance(kernel, KernelSpec)]
+    found: dict[str, float] = {}
+    for path in files:
+        times = measurements.read(path, ops)
+        if not times.keys() & known:
+            click.echo(f"warning: {path}: none of its {len(times)} times is of a kernel here", err=True)
+        elif unknown := sorted(times.keys() - known):
+            click.echo(f"warning: {path}: no kernel here is {unknown[0]} (and {len(unknown) - 1} more)", err=True)
+        found |= times
+    return found
+
+
+def _compile_seconds(bundles: Sequence[Stored]) -> dict[str, int]:
+    """Returns how long the compiles of kernels took, of those that this machine's cache of NEFFs has."""
+    folder = cache.default_folder(os.environ)
+    found: dict[str, int] = {}
+    if folder is None:
+        return found
+    for bundle in bundles:
+        for kernel in bundle.kernels:
+            flags = bundle.origin.flags if kernel.flags is None else kernel.flags
+            head = Folder(folder).head(Key(kernel.hlo_sha256, bundle.origin.compiler, flags).name)
+            if head is not None and head.seconds is not None:
+                found[kernel.id] = head.seconds
+    return found
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses to replace a folder that has more than pages of kernels in it."""
+    others = [path.name for path in folder.glob("*") if path.suffix != ".html"] if folder.is_dir() else []
+    if others:
+        raise KernelgenError(
+            f"{folder} is the folder of the kernels' pages, and has {others[0]}: choose another name with -o, or give "
+            "--no-kernel-pages"
+        )
+
+
+def _write_kernel_pages(
+    folder: Path, report: str, numbers: Mapping[str, Any], kernels: Kernels, catalog: Catalog, bundles: Sequence[Stored]
+) -> None:
+    by_id = {kernel.id: name for name, kernel in kernels.by_graph.items()}
+    stored = {kernel.id: (bundle, kernel) for bundle in bundles for kernel in bundle.kernels}
+    with fileio.replacing_folder(folder) as temporary:
+        for row in numbers["kernels"]:
+            id = row["id"]
+            hlo = kernels.hlo(by_id[id])
+            assert hlo is not None  # else it has no row
+            read = id in stored and stored[id][1].files is not None
+            emitters = [] if read else _emitters(kernels.by_graph[by_id[id]], catalog)
+            text = of_kernel(row, Made(hlo, emitters, stored.get(id)), report)
+            (temporary / f"{id}.html").write_text(text, encoding="utf-8")
+
+
+def _emitters(spec: Spec, catalog: Catalog) -> list[str]:
+    found = catalog.emitters(catalog.kernel(spec))
+    return [f"{one.file.name}:{one.line} {one.function} of {library.name}" for library, one in found]
 
 
 class _Calls:

@@ -1,8 +1,7 @@
-"""What is measured of kernels, and what differs between two reports."""
+"""What differs between two reports."""
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -23,27 +22,6 @@ def read(path: Path) -> dict[str, Any]:
         raise KernelgenError(f"{path}: expected the JSON that `kernelgen report` writes: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT or "kernels" not in found:
         raise KernelgenError(f"{path}: expected a report of format {FORMAT}; write it again with this kernelgen")
-    return found
-
-
-def read_measured(path: Path) -> dict[str, float]:
-    """Returns microseconds of a launch by kernel, of a CSV with the columns `kernel` and `us`.
-
-    Raises:
-        KernelgenError: it has other columns, or a value is not a number above 0.
-    """
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        if not {"kernel", "us"} <= set(rows.fieldnames or ()):
-            raise KernelgenError(f"{path}: expected CSV with the columns kernel and us, not {rows.fieldnames}")
-        found = {}
-        for row in rows:
-            try:
-                found[row["kernel"]] = float(row["us"])
-            except (TypeError, ValueError):
-                raise KernelgenError(f"{path}:{rows.line_num}: us is {row['us']!r}; expected microseconds") from None
-            if not 0 < found[row["kernel"]] < float("inf"):
-                raise KernelgenError(f"{path}:{rows.line_num}: us is {row['us']}; expected a number above 0")
     return found
 
 

@@ -46,6 +46,7 @@ class Asked:
         coverage: which nodes have a kernel, as `kernelgen coverage --format json` prints it; None without a model.
         stored: bundles of the target.
         measured: microseconds of a launch by kernel, as they were measured.
+        compile_s: seconds that a kernel's compile took, where this machine's cache of NEFFs knows it.
     """
 
     names: Sequence[str]
@@ -58,6 +59,7 @@ class Asked:
     coverage: Any
     stored: Sequence[Stored]
     measured: Mapping[str, float]
+    compile_s: Mapping[str, int]
 
 
 def peak(chip: Chip, dtype: str) -> float:
@@ -80,8 +82,12 @@ def collect(asked: Asked, kernels: Kernels) -> dict[str, Any]:
         for spec, named in kernels.by_graph.items()
         if (row := _kernel(spec, named, kernels, asked.chip, counts, asked.measured)) is not None
     ]
+    same = {row["hlo_sha256"]: row["measured_us"] for row in rows if row["measured_us"] is not None}
     for row in rows:
         row["neff_bytes"] = neffs.get(row["id"])
+        row["compile_s"] = asked.compile_s.get(row["id"])
+        # Kernels with the same HLO are one program, which the backend names by one of them.
+        row["measured_us"] = row["measured_us"] or same.get(row["hlo_sha256"])
     token = asked.calls[0].ms * 1e3 if asked.calls else sum(row["us"] for row in rows)
     for row in rows:
         launches = row["per_token"] if asked.calls else 1

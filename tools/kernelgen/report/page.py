@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from kernelgen.report import plots
+from kernelgen.report import kernel_page, plots
 from kernelgen.report.numbers import PARTS
 
 COLUMNS = {
@@ -28,6 +28,7 @@ COLUMNS = {
     "share": "share of a token, %",
     "padding": "padding, %",
     "neff_bytes": "NEFF, bytes",
+    "compile_s": "compile time, s",
 }
 """Columns of the table of kernels: the key of a row and the heading."""
 
@@ -63,13 +64,7 @@ def table(numbers: Mapping[str, Any]) -> str:
     return out.getvalue()
 
 
-def page(numbers: Mapping[str, Any], differences: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """Returns the page: HTML that asks for nothing else.
-
-    Args:
-        numbers: of `kernelgen.report.numbers.collect`.
-        differences: from a baseline (`kernelgen.report.baseline`); None without one.
-    """
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kernelgen.report", "templates"),
         undefined=jinja2.StrictUndefined,
@@ -79,6 +74,41 @@ def page(numbers: Mapping[str, Any], differences: Sequence[Mapping[str, Any]] | 
         keep_trailing_newline=True,
     )
     environment.filters["text"] = text
+    return environment
+
+
+def of_kernel(row: Mapping[str, Any], made: kernel_page.Made, report: str) -> str:
+    """Returns the page of a kernel, in a folder beside the report.
+
+    Args:
+        row: its numbers (`kernelgen.report.numbers.collect`).
+        made: what it is made from.
+        report: the report's file name.
+    """
+    return (
+        _environment()
+        .get_template("kernel.html.j2")
+        .render(
+            row=row,
+            report=report,
+            parts=PARTS,
+            facts=kernel_page.facts(row, made),
+            tensors=kernel_page.tensors(made.hlo),
+            hlo=kernel_page.hlo_text(made.hlo),
+        )
+    )
+
+
+def page(
+    numbers: Mapping[str, Any], differences: Sequence[Mapping[str, Any]] | None = None, kernels: str | None = None
+) -> str:
+    """Returns the page: HTML that asks for nothing else.
+
+    Args:
+        numbers: of `kernelgen.report.numbers.collect`.
+        differences: from a baseline (`kernelgen.report.baseline`); None without one.
+        kernels: the folder beside the page that has each kernel's; None without them.
+    """
     by_cache, by_cores = numbers["by_cache"], numbers["by_cores"]
     measured = any(kernel["measured_us"] is not None for kernel in numbers["kernels"])
     unused = set() if measured else {"measured_us"}
@@ -86,27 +116,34 @@ def page(numbers: Mapping[str, Any], differences: Sequence[Mapping[str, Any]] | 
         unused |= {"per_token", "per_prompt"}
     if not numbers["bundles"]:
         unused.add("neff_bytes")
-    return environment.get_template("report.html.j2").render(
-        numbers=numbers,
-        differences=differences,
-        parts=PARTS,
-        color=plots.color,
-        bars=[plots.bar(call["parts_ms"], _bar_label(call)) for call in numbers["calls"]],
-        roofline=plots.roofline(numbers["kernels"], **numbers["roofline"]),
-        cache_plot=plots.line(
-            [(call["n_kv"], call["tokens_per_s"]) for call in by_cache],
-            "cells of the cache",
-            "tokens per second",
-            "Tokens per second over cells of the cache; the table below has the numbers",
-        ),
-        cores_plot=plots.line(
-            [(call["cores"], call["tokens_per_s"]) for call in by_cores],
-            "cores",
-            "tokens per second",
-            "Tokens per second over cores; the table below has the numbers",
-        ),
-        columns={name: heading for name, heading in COLUMNS.items() if name not in unused},
-        row=row,
+    if all(kernel["compile_s"] is None for kernel in numbers["kernels"]):
+        unused.add("compile_s")
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            numbers=numbers,
+            differences=differences,
+            folder=kernels,
+            parts=PARTS,
+            color=plots.color,
+            bars=[plots.bar(call["parts_ms"], _bar_label(call)) for call in numbers["calls"]],
+            roofline=plots.roofline(numbers["kernels"], **numbers["roofline"]),
+            cache_plot=plots.line(
+                [(call["n_kv"], call["tokens_per_s"]) for call in by_cache],
+                "cells of the cache",
+                "tokens per second",
+                "Tokens per second over cells of the cache; the table below has the numbers",
+            ),
+            cores_plot=plots.line(
+                [(call["cores"], call["tokens_per_s"]) for call in by_cores],
+                "cores",
+                "tokens per second",
+                "Tokens per second over cores; the table below has the numbers",
+            ),
+            columns={name: heading for name, heading in COLUMNS.items() if name not in unused},
+            row=row,
+        )
     )
 
 

@@ -1,0 +1,71 @@
+"""The page of one kernel: what it computes, what it is made from, and its HLO."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.bundle.reader import Stored, StoredKernel
+from kernelgen.hlo.describe import describe
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a kernel is made from, and by what.
+
+    Attributes:
+        hlo: the serialized HLO.
+        emitters: the functions that make it, as `FILE:LINE FUNCTION`; empty where the bundle's HLO is read.
+        stored: the bundle and the kernel in it; None for a kernel of a manifest.
+    """
+
+    hlo: bytes
+    emitters: Sequence[str]
+    stored: tuple[Stored, StoredKernel] | None
+
+
+def facts(row: Mapping[str, Any], made: Made) -> dict[str, str]:
+    """Returns what there is to say of a kernel, by heading.
+
+    Args:
+        row: its numbers (`kernelgen.report.numbers.collect`).
+        made: what it is made from.
+    """
+    found = {"computes": "; ".join(row["computes"])}
+    if made.emitters:
+        found["emitters"] = "; ".join(made.emitters)
+    found["HLO"] = f"{len(made.hlo):,} bytes, SHA-256 {hashlib.sha256(made.hlo).hexdigest()}"
+    if made.stored is None:
+        return found
+    bundle, kernel = made.stored
+    flags = bundle.origin.flags if kernel.flags is None else kernel.flags
+    found["bundle"] = bundle.origin.id
+    found["compiler"] = bundle.origin.compiler + (", simulated" if bundle.origin.simulated else "")
+    found["command"] = f"neuronx-cc compile {kernel.id}.hlo.pb {' '.join(flags)} --output {kernel.id}.neff"
+    found["NEFF"] = f"{kernel.neff_size:,} bytes, SHA-256 {kernel.neff_sha256}"
+    if kernel.memory is not None:
+        parts = kernel.memory.to_json().items()
+        found["memory of the program"] = ", ".join(f"{name} {size:,} bytes" for name, size in parts)
+    if row["compile_s"] is not None:
+        found["compile time"] = f"{row['compile_s']} s"
+    return found
+
+
+def tensors(hlo: bytes) -> list[tuple[str, str, str]]:
+    """Returns what a kernel reads and writes: its part, its name in the NEFF and its shape as HLO has it."""
+    described = describe(hlo)
+    shared = dict(described.aliases)
+    return [("input", name, shape) for name, shape in described.parameters] + [
+        (f"output, in the memory of {shared[name]}" if name in shared else "output", name, shape)
+        for name, shape in described.results
+    ]
+
+
+def hlo_text(hlo: bytes) -> str:
+    """Returns a kernel's HLO as text."""
+    from jaxlib import xla_client
+
+    made: str = xla_client.XlaComputation(hlo).as_hlo_text()
+    return made
