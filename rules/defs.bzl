@@ -30,6 +30,7 @@ load("//rules/private:targets.bzl", _TARGETS = "TARGETS")
 load("//rules/private/rules:neuron_bundle_cc.bzl", "neuron_bundle_cc")
 load("//rules/private/rules:neuron_hlo.bzl", _neuron_graph_hlo = "neuron_graph_hlo", _neuron_hlo = "neuron_hlo", _neuron_source_hlo = "neuron_source_hlo")
 load("//rules/private/rules:neuron_kernel_bundle.bzl", "neuron_kernel_bundle_rule")
+load("//rules/private/rules:neuron_kernel_report.bzl", _neuron_kernel_report = "neuron_kernel_report")
 load("//rules/private/rules:neuron_native_kernel.bzl", _neuron_native_kernel = "neuron_native_kernel")
 load("//rules/private/rules:neuron_neff.bzl", _neuron_neff = "neuron_neff")
 load("//rules/private/rules:neuron_toolchain.bzl", _neuron_toolchain = "neuron_toolchain")
@@ -42,6 +43,7 @@ NeuronToolchainInfo = _NeuronToolchainInfo
 
 neuron_graph_hlo = _neuron_graph_hlo
 neuron_hlo = _neuron_hlo
+neuron_kernel_report = _neuron_kernel_report
 neuron_native_kernel = _neuron_native_kernel
 neuron_neff = _neuron_neff
 neuron_source_hlo = _neuron_source_hlo
@@ -58,7 +60,7 @@ def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
 
     Args:
         name: the bundle; building it makes the pack. `<name>.embed` is a C++ library with the kernels embedded, `<name>.pack` the pack
-            alone, `<name>.tree` the folder that GGML_NEURON_KERNEL_DIR takes.
+            alone, `<name>.tree` the folder that GGML_NEURON_KERNEL_DIR takes, and `<name>.report` a page about the kernels.
         visibility: of all of them.
         tags: of all of them.
         **kwargs: as of the rule.
@@ -66,6 +68,7 @@ def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
     neuron_kernel_bundle_rule(name = name, tags = tags, visibility = visibility, **kwargs)
     neuron_bundle_cc(name = name + ".embed", bundle = name, tags = tags, visibility = visibility)
     renamed(name = name + ".cc", actual = name + ".embed", tags = tags + ["manual"], visibility = visibility)
+    neuron_kernel_report(name = name + ".report", bundle = name, tags = tags + ["manual"], visibility = visibility)
     for form in ["pack", "tree"]:
         native.filegroup(name = "{}.{}".format(name, form), srcs = [name], output_group = form, tags = tags, visibility = visibility)
 
@@ -81,4 +84,10 @@ def neuron_bundle_aliases(name, bundles, visibility = None, tags = []):
     for target, label in bundles.items():
         for form in BUNDLE_FORMS:
             native.alias(name = "{}_{}{}".format(name, target, form), actual = label + form, tags = tags, visibility = visibility)
-        native.alias(name = "{}_{}.cc".format(name, target), actual = label + ".cc", tags = tags + ["manual"], visibility = visibility)
+        for other in ["cc", "report"]:
+            native.alias(
+                name = "{}_{}.{}".format(name, target, other),
+                actual = "{}.{}".format(label, other),
+                tags = tags + ["manual"],
+                visibility = visibility,
+            )

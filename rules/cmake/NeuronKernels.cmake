@@ -22,6 +22,7 @@
 #                           EMBED   part of the program: <neuron_kernels/<manifest>_<target>.h> declares the bundle
 #                           PACK    one file, <manifest>_<target>.kernels.gguf
 #                           TREE    a folder for GGML_NEURON_KERNEL_DIR
+#                           REPORT  a page about the kernels, <manifest>_<target>.report.html (docs/report.md)
 #   MEMORY_PER_COMPILE <size>   what one compile is counted for and may use: 8G, 6144M. By default what the manifest or the table
 #                         of targets says. As many compiles run at once as fit into four fifths of the machine's memory.
 #   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 means no limit. As Bazel's --//rules:emit_timeout.
@@ -31,7 +32,8 @@
 #   EXCLUDE_FROM_ALL      built only when something that is built needs it, or by name.
 #
 # Targets: <name>; <name>.kernels builds every form. Properties of <name>, for install(FILES) and tests:
-# NEURON_KERNELS_BUNDLES (names such as llama3_trn1), NEURON_KERNELS_PACKS, NEURON_KERNELS_TREES, NEURON_KERNELS_HEADERS.
+# NEURON_KERNELS_BUNDLES (names such as llama3_trn1), NEURON_KERNELS_PACKS, NEURON_KERNELS_TREES, NEURON_KERNELS_REPORTS,
+# NEURON_KERNELS_HEADERS.
 #
 # Planning happens when CMake runs, and CMake runs by itself when a manifest, a folder of kernels or kernelgen changed. Python 3.11
 # or later is needed on the machine that builds. kernelgen's packages come from a virtual environment with the versions of
@@ -150,7 +152,7 @@ macro(_neuron_kernels_read_settings)
         set(FORM "${ARG_FORM}")
     endif()
     foreach(form IN LISTS FORM)
-        _neuron_kernels_choice("${call}: FORM" "${form}" EMBED PACK TREE)
+        _neuron_kernels_choice("${call}: FORM" "${form}" EMBED PACK REPORT TREE)
     endforeach()
     if(DEFINED ARG_MEMORY_PER_COMPILE AND NOT ARG_MEMORY_PER_COMPILE MATCHES "^[1-9][0-9]?[0-9]?[0-9]?[0-9]?[0-9]?[MG]$")
         message(FATAL_ERROR "${call}: MEMORY_PER_COMPILE is an amount such as 8G or 6144M, not '${ARG_MEMORY_PER_COMPILE}'")

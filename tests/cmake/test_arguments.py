@@ -30,7 +30,7 @@ def said(output: str) -> str:
         ("MANIFEST small.yaml FORM PACKS", "FORM: unknown value 'PACKS': did you mean 'PACK'?"),
         (
             "MANIFEST small.yaml FORM pack",
-            "FORM: unknown value 'pack': did you mean 'PACK'? (known: EMBED, PACK, TREE)",
+            "FORM: unknown value 'pack': did you mean 'PACK'? (known: EMBED, PACK, REPORT, TREE)",
         ),
         ("MANIFEST small.yaml DATA none.txt", "DATA none.txt: there is neither a target of that name nor "),
         ("MANIFEST small.yaml COMPILER neuronxcc", "COMPILER: unknown value 'neuronxcc': did you mean 'neuronx-cc'?"),

@@ -79,7 +79,7 @@ def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_make
     project: Make, generator: str, tmp_path: Path
 ) -> None:
     made = project(
-        "add_neuron_kernels(small_kernels MANIFEST small.yaml COMPILER simulator FORM EMBED PACK TREE MEMORY_PER_COMPILE 2G)",
+        "add_neuron_kernels(small_kernels MANIFEST small.yaml COMPILER simulator FORM EMBED PACK REPORT TREE MEMORY_PER_COMPILE 2G)",
         "add_executable(main main.cc)",
         "target_link_libraries(main PRIVATE NeuronKernels::small_kernels)",
         'file(GENERATE OUTPUT packs CONTENT "$<TARGET_PROPERTY:small_kernels,NEURON_KERNELS_PACKS>")',
@@ -109,6 +109,9 @@ def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_make
         assert b'{"knobs":[{"array":"float32[3, 2, 5]","knob":{"mem_space":"Hbm"}' in pack.read_bytes()
     for bundle in ("small_trn1", "small_inf2"):
         trees = packs[0].parent / "tree" / bundle, tmp_path / "direct" / bundle
+        report = json.loads((packs[0].parent / f"{bundle}.report.json").read_text())
+        kinds = sorted(kernel["kind"] for kernel in report["kernels"])
+        assert kinds == ["add", "doubled", "relu", "rms_norm"] and report["without_hlo"] == []
         contents = [{f.relative_to(t): f.read_bytes() for f in t.rglob("*") if f.is_file()} for t in trees]
         assert contents[0] == contents[1] and len(contents[0]) == 9
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -43,6 +45,40 @@ def forecast(model: Path, exporter: Exporter, *options: str) -> list[str]:
     """Returns the command for a model and the manifest that was derived beside it."""
     where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
     return ["forecast", str(model.with_name("derived.yaml")), "--model", str(model), *where, *options]
+
+
+def test_a_report_has_the_calls_of_a_model_and_of_an_export_of_its_graphs(
+    derive: Derive, exporter: Exporter, tmp_path: Path, capsys: Said
+) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    derive(file, "--n-ctx", "512", "--n-tokens", "1,64", "--flash-attn", "on")
+    graphs = tmp_path / "calls.graphs"
+    sizes = [f"n_tokens={n},n_outputs=1,n_seqs=1,n_kv={n_kv}" for n, n_kv in ((1, 256), (1, 512), (64, 512))]
+    calls = [word for size in sizes for word in ("--graph", size)]
+    with graphs.open("wb") as output:
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(exporter.libraries)}
+        subprocess.run(
+            [exporter.program, file, "--ctx-size", "512", "--ubatch-size", "64", *calls],
+            stdout=output,
+            env=environment,
+            check=True,
+        )
+    where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
+    command = ["report", str(tmp_path / "derived.yaml"), "--no-kernel-pages", "--target", "trn1"]
+    own = ["--n-ctx", "512", "--flash-attn", "on", "--n-ubatch", "64", *where]
+    numbers = []
+    for model, options in ((file, own), (graphs, [])):
+        output_file = tmp_path / f"{model.suffix[1:]}.html"
+        assert cli.run([*command, "--model", str(model), *options, "-o", str(output_file)]) == 0
+        numbers.append(json.loads(output_file.with_suffix(".json").read_text()))
+    of_model, of_graphs = numbers
+    assert [(call["n_tokens"], call["nodes_without_kernel"]) for call in of_model["calls"]] == [(1, 0), (64, 0)]
+    assert of_graphs["by_cache"] == of_model["by_cache"]
+    assert of_graphs["coverage"][0]["missing"] == [] and of_graphs["coverage"][0]["rows"]
+    graphs.write_text("{}\n")
+    capsys.readouterr()
+    assert cli.run([*command, "--model", str(graphs), "-o", str(tmp_path / "other.html")]) == 2
+    assert "calls.graphs" in capsys.readouterr().err and not (tmp_path / "other.html").exists()
 
 
 def test_a_call_takes_its_launches_and_what_goes_over_the_host(

@@ -23,8 +23,7 @@ from kernelgen.model import exporter, graph_ops, sources
 from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.model.sources import Kind
-from kernelgen.spec.graph_kernel import GraphSpec
-from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.targets import TARGETS
 
 
@@ -163,11 +162,13 @@ def kernels_of(paths: Sequence[Path], target: str | None, catalog: Catalog) -> t
         raise KernelgenError(f"the bundles are for {', '.join(dict.fromkeys(targets))}: choose one with --target")
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
     chosen = target or (targets[0] if targets else "trn1")
-    specs += [kernel.spec for request in requests for kernel in request.kernels_for(chosen)]
+    wanted = [kernel for request in requests for kernel in request.kernels_for(chosen)]
+    specs += [kernel.spec for kernel in wanted]
     read_hlo = {
         kernel.id: partial(bundle.hlo, kernel) for bundle in bundles for kernel in bundle.kernels if kernel.files
     }
-    kernels = Kernels((spec for spec in specs if isinstance(spec, KernelSpec | GraphSpec)), catalog, read_hlo)
+    by_source = {kernel.id: kernel for kernel in wanted if isinstance(kernel.spec, SourceSpec)}
+    kernels = Kernels(specs, catalog, read_hlo, by_source)
     if not kernels.by_graph:
         raise KernelgenError(f"no kernel for {target or 'any target'}")
     return kernels, chosen

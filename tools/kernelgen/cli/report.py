@@ -22,10 +22,12 @@ from kernelgen.dispatch.report import report as coverage_report
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 from kernelgen.forecast.call import CallForecast
-from kernelgen.forecast.kernels import Kernels, Spec
-from kernelgen.model import exporter, graph_ops
+from kernelgen.forecast.kernels import Kernels
+from kernelgen.model import exporter, graph_ops, sources
 from kernelgen.model.sizes import DecodeCall, Settings, pad
+from kernelgen.model.sources import Kind
 from kernelgen.neff.identity import Key
+from kernelgen.plan import Kernel
 from kernelgen.report import baseline as baselines
 from kernelgen.report import covered
 from kernelgen.report import measured as measurements
@@ -50,7 +52,7 @@ CORES = (1, 2, 4)
     "model",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The model's GGUF file, or its header alone: its graphs say how often a call launches each kernel.",
+    help="The model's GGUF file, its header alone, or an export of graphs: they say how often a call launches each kernel.",
 )
 @run_options.settings_options
 @run_options.exporter_options
@@ -129,7 +131,10 @@ def command(
     times = _measured(measured, kernels)
     asked = _Calls(settings, kernels, chip, catalog)
     if model is not None:
-        asked.ask(model, exporter.find(program, llama_cpp))
+        if sources.recognize(model).kind is Kind.GRAPHS:
+            asked.read(model)
+        else:
+            asked.ask(model, exporter.find(program, llama_cpp))
     bundles = [stored for path in paths if reader.is_bundle(path) for stored in reader.read(path)]
     bundles = [stored for stored in bundles if stored.origin.target == name]
     numbers = collect(
@@ -218,13 +223,13 @@ def _write_kernel_pages(
             hlo = kernels.hlo(by_id[id])
             assert hlo is not None  # else it has no row
             read = id in stored and stored[id][1].files is not None
-            emitters = [] if read else _emitters(kernels.by_graph[by_id[id]], catalog)
+            emitters = [] if read else _emitters(kernels.kernel(kernels.by_graph[by_id[id]]), catalog)
             text = of_kernel(row, Made(hlo, emitters, stored.get(id)), report)
             (temporary / f"{id}.html").write_text(text, encoding="utf-8")
 
 
-def _emitters(spec: Spec, catalog: Catalog) -> list[str]:
-    found = catalog.emitters(catalog.kernel(spec))
+def _emitters(kernel: Kernel, catalog: Catalog) -> list[str]:
+    found = catalog.emitters(kernel)
     return [f"{one.file.name}:{one.line} {one.function} of {library.name}" for library, one in found]
 
 
@@ -246,7 +251,7 @@ class _Calls:
     def ask(self, model: Path, asked: exporter.Exporter) -> None:
         """Forecasts one token and a prompt, one token with more cells of the cache, and over more cores."""
         n_ctx, prompt = self._settings.n_ctx[0], self._settings.most_tokens
-        cells = [n for n in N_KV if n <= n_ctx]
+        cells = sorted({n for n in N_KV if n <= n_ctx} | {min(CELLS, n_ctx)})
         wanted = [(1, n) for n in cells] + [(prompt, max(pad(prompt), min(CELLS, n_ctx)))]
         calls = [DecodeCall(n_ctx, 1, n_tokens, 1, n_kv) for n_tokens, n_kv in wanted]
         specs = self._kernels.by_graph
@@ -272,6 +277,31 @@ class _Calls:
         self.settings = {"n_ctx": n_ctx, "type_k": self._settings.type_k, "type_v": self._settings.type_v}
         self.calls = [found[1, min(CELLS, n_ctx)], found[wanted[-1]]]
         self.by_cache = [found[1, n] for n in cells]
-        ops = frozenset(spec for spec in specs if isinstance(spec, KernelSpec))
+        self._cover(collector, groups)
+
+    def read(self, path: Path) -> None:
+        """Forecasts the calls of an export of graphs: those with the fewest and the most tokens, the former by cells of the cache.
+
+        Raises:
+            KernelgenError: the file has no whole graphs, or does not say the sizes of their calls.
+        """
+        graphs = graph_ops.read_graphs(path)
+        sized = {(one.sizes.get("n_tokens", 0), one.sizes.get("n_kv", 0)): one for one in graphs}
+        if not graphs or min(sized) < (1, 1):
+            raise KernelgenError(f"{path}: expected whole graphs, each with its n_tokens and n_kv")
+        groups = frozenset(spec for spec in self._kernels.by_graph if isinstance(spec, GraphSpec))
+        collector = graph_ops.Collector(str(path), Groups(groups))
+        for number, graph in enumerate(graphs, 1):
+            collector.add(graph, number)
+        found = {size: self._kernels.forecast(graph, self._chip) for size, graph in sorted(sized.items())}
+        first, last = min(found), max(found)
+        self.model = {"graphs": path.name}
+        self.by_cache = [call for (n_tokens, _), call in found.items() if n_tokens == first[0]]
+        self.by_cores = [self._kernels.forecast(sized[first], self._chip, cores=n) for n in CORES]
+        self.calls = [found[size] for size in dict.fromkeys((first, last))]
+        self._cover(collector, groups)
+
+    def _cover(self, collector: graph_ops.Collector, groups: frozenset[GraphSpec]) -> None:
+        ops = frozenset(spec for spec in self._kernels.by_graph if isinstance(spec, KernelSpec))
         available = AvailableKernels(ops, frozenset(), None, groups)
         self.coverage = covered.plain(coverage_report([collector.export()], available, self._catalog))

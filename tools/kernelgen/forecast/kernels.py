@@ -16,10 +16,12 @@ from kernelgen.forecast.work import Work, of_hlo
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import BF16, F8_TILES
 from kernelgen.model.graphs import Graph
+from kernelgen.plan import Kernel
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.spec.source_kernel import SourceSpec
 
-Spec = KernelSpec | GraphSpec
+Spec = KernelSpec | GraphSpec | SourceSpec
 
 
 class Kernels:
@@ -29,15 +31,21 @@ class Kernels:
         specs: what they compute.
         catalog: whose emitters make their HLO.
         read_hlo: by kernel's id, what returns the HLO that a bundle has of it; no emitter makes that again.
+        sources: by id, kernels of manifests that are named by their source.
     """
 
     def __init__(
-        self, specs: Iterable[Spec], catalog: Catalog, read_hlo: Mapping[str, Callable[[], bytes]] | None = None
+        self,
+        specs: Iterable[Spec],
+        catalog: Catalog,
+        read_hlo: Mapping[str, Callable[[], bytes]] | None = None,
+        sources: Mapping[str, Kernel] | None = None,
     ) -> None:
         self._catalog = catalog
         self._read_hlo = read_hlo or {}
+        self._sources = sources or {}
         # Graphs have weights as ggml has them; which layout a kernel wants them in, the backend sees to.
-        self.by_graph = {spec.without_layouts: spec for spec in specs}
+        self.by_graph = {spec if isinstance(spec, SourceSpec) else spec.without_layouts: spec for spec in specs}
         self._groups = Groups(spec for spec in self.by_graph if isinstance(spec, GraphSpec))
         self._ops = frozenset(spec for spec in self.by_graph if isinstance(spec, KernelSpec))
         self._widened = frozenset().union(*map(_widened, self.by_graph.values()))
@@ -62,6 +70,14 @@ class Kernels:
             self._work[key] = of_hlo(hlo, key[1])
         return self._work[key]
 
+    def kernel(self, spec: Spec) -> Kernel:
+        """Returns a spec with what computes it.
+
+        Raises:
+            KernelgenError: nothing does.
+        """
+        return self._sources.get(spec.id) or self._catalog.kernel(spec)
+
     def _emitted(self, name: Spec) -> bytes | None:
         spec = self.by_graph[name]
         if spec.id in self._read_hlo:
@@ -70,7 +86,11 @@ class Kernels:
 
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
-                return emission.emit(self._catalog.emitters(self._catalog.kernel(spec)), spec).hlo
+                kernel = self.kernel(spec)
+                prebuilt = self._catalog.prebuilt_of(kernel)
+                return emission.emit(
+                    self._catalog.emitters(kernel), spec, targets=kernel.targets, prebuilt=prebuilt
+                ).hlo
         except KernelgenError as error:
             self.refusals[name] = str(error)
             return None
@@ -94,6 +114,8 @@ class Kernels:
 
 def _widened(spec: Spec) -> frozenset[TensorDesc]:
     """Returns the weights that a kernel wants in a layout that takes more or less memory; those in `bf16` as ggml has them."""
+    if isinstance(spec, SourceSpec):
+        return frozenset()
     kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
     tensors = [t for kernel in kernels for t in kernel.inputs if t is not None]
     return frozenset(t if t.layout == F8_TILES else t.in_layout("") for t in tensors if t.layout in (BF16, F8_TILES))

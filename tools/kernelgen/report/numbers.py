@@ -19,6 +19,7 @@ from kernelgen.forecast.kernels import Kernels, Spec
 from kernelgen.forecast.time import of_work
 from kernelgen.hlo.flops import flops
 from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.targets import PARTITIONS
 
 FORMAT = 1
@@ -75,7 +76,7 @@ def collect(asked: Asked, kernels: Kernels) -> dict[str, Any]:
         asked: what it is made of.
         kernels: those of the manifests and bundles.
     """
-    counts = [{one.spec: one.count for one in call.launches} for call in asked.calls]
+    counts: list[Mapping[Spec, int]] = [{one.spec: one.count for one in call.launches} for call in asked.calls]
     neffs = {kernel.id: kernel.neff_size for stored in asked.stored for kernel in stored.kernels}
     rows = [
         row
@@ -178,10 +179,9 @@ def _kernel(
     needed = sum(products.values()) / (2 * PARTITIONS * PARTITIONS)
     streamed = moved / (chip.number("gb_per_s") * 1e3)
     bound = max(streamed, sum(n / peak(chip, dtype) for dtype, n in products.items()))
-    is_group = isinstance(named, GraphSpec)
     return {
         "id": named.id,
-        "kind": "group" if is_group else named.op,
+        "kind": "group" if isinstance(named, GraphSpec) else named.op,
         "nodes": len(named.nodes) if isinstance(named, GraphSpec) else 1,
         "computes": _described(named),
         "per_token": counts[0].get(spec, 0) if counts else None,
@@ -205,5 +205,8 @@ def _described(named: Spec) -> list[str]:
     if isinstance(named, GraphSpec):
         counts = Counter(node.op for node in named.nodes)
         return [f"{count} {op}" for op, count in sorted(counts.items())] + [f"{sum(named.slots):,} bytes bound"]
+    if isinstance(named, SourceSpec):
+        arrays = [", ".join(str(array) for array in part) for part in (named.inputs, named.outputs)]
+        return [f"{named.source}: {' -> '.join(arrays)}"]
     inputs = ", ".join("-" if t is None else str(t) for t in named.inputs)
     return [f"{inputs} -> {named.output}"]

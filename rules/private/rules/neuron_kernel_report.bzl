@@ -1,0 +1,46 @@
+"""A page about the kernels of a bundle."""
+
+load("//rules/private:providers.bzl", "NeuronBundleInfo")
+
+def _neuron_kernel_report_impl(ctx):
+    bundle = ctx.attr.bundle[NeuronBundleInfo]
+    stem = bundle.name + ".report" if ctx.label.name == bundle.name + ".report" else ctx.label.name
+    page, numbers, table = [ctx.actions.declare_file(stem + suffix) for suffix in (".html", ".json", ".csv")]
+    kernels = ctx.actions.declare_directory(stem + ".kernels")
+    args = ctx.actions.args()
+    args.add("report")
+    args.add_all([bundle.tree], expand_directories = False)
+    args.add("-o", page)
+    if ctx.file.model:
+        args.add("--model", ctx.file.model)
+    if ctx.file.baseline:
+        args.add("--baseline", ctx.file.baseline)
+        args.add("--threshold", ctx.attr.threshold)
+    args.add_all(ctx.files.measured, before_each = "--measured")
+    ctx.actions.run(
+        executable = ctx.executable._kernelgen,
+        arguments = [args],
+        # A user's cache is not among the inputs: what it knows must not be in the page.
+        env = {"NEURON_KERNELGEN_CACHE": ".no-cache", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
+        inputs = [bundle.tree] + ctx.files.model + ctx.files.baseline + ctx.files.measured,
+        mnemonic = "NeuronReport",
+        outputs = [page, numbers, table, kernels],
+        progress_message = "Writing a page about " + bundle.name,
+    )
+    return [DefaultInfo(files = depset([page, numbers, table, kernels]))]
+
+neuron_kernel_report = rule(
+    doc = """Writes a page about a bundle's kernels, the same numbers as JSON and CSV, and a folder with a page for each kernel (docs/report.md).
+
+Each bundle has one, `<name>.report`. A target of your own adds what a call takes, measured times, or a baseline: then a time that is above the
+baseline's by more than `threshold` fails the build.""",
+    implementation = _neuron_kernel_report_impl,
+    attrs = {
+        "baseline": attr.label(allow_single_file = [".json"], doc = "The JSON of an earlier report."),
+        "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo]),
+        "measured": attr.label_list(allow_files = True, doc = "Measured times, in the files that `kernelgen report --measured` reads."),
+        "model": attr.label(allow_single_file = True, doc = "An export of graphs: how often calls launch each kernel (docs/models.md)."),
+        "threshold": attr.string(default = "5", doc = "Percent by which a time may be above the baseline's."),
+        "_kernelgen": attr.label(default = "//tools/kernelgen", cfg = "exec", executable = True),
+    },
+)
