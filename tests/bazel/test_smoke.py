@@ -80,7 +80,7 @@ def test_a_repository_that_uses_the_rules_builds_and_its_program_finds_its_kerne
         assert (result.emits, result.compiles) == (3, 3)
         assert "1 test passes" in result.output
         checkout.bazel("build", ":tiny_trn1.report")
-        (page,) = (checkout.folder / "bazel-bin").glob("external/*/bundles/tiny_trn1.report.html")
+        (page,) = (checkout.path / checkout.folder / "bazel-bin").glob("external/*/bundles/tiny_trn1.report.html")
         assert len(list(page.with_suffix(".kernels").iterdir())) == 3
         assert len(json.loads(page.with_suffix(".json").read_text())["kernels"]) == 3
 
