@@ -37,7 +37,7 @@ def build_wheel(folder: str, settings: dict[str, Any] | None = None, metadata: s
     """Builds the wheel into a folder and returns its name."""
     with _commit():
         name: str = build_meta.build_wheel(folder, settings, metadata)
-    _fix_wheel(Path(folder, name))
+    fix_wheel(Path(folder, name))
     return name
 
 
@@ -65,14 +65,16 @@ def _commit() -> Iterator[None]:
         file.unlink()
 
 
-def _fix_wheel(wheel: Path) -> None:
+def fix_wheel(wheel: Path) -> None:
+    """Writes a wheel again with fixed times, and modes that say only which files are programs."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
+        programs = {one.filename for one in archive.infolist() if one.external_attr >> 16 & 0o100}
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as archive:
         # RECORD stays the last, as PEP 427 recommends.
         for name in sorted(files, key=lambda name: (name.endswith(".dist-info/RECORD"), name)):
             entry = zipfile.ZipInfo(name, TIME)
-            entry.external_attr = 0o100644 << 16
+            entry.external_attr = (0o100755 if name in programs else 0o100644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, files[name])
 

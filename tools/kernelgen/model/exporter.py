@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import os
 import shutil
@@ -24,8 +26,11 @@ VARIABLE = "NEURON_KERNELGEN_EXPORTER"
 TIMEOUT = 600
 """Seconds; a model takes less than one."""
 
+WHEEL = "neuron_kernelgen"
+"""The package that has the program for llama-cpp-python's llama.cpp."""
+
 _HOW_TO_GET_IT = (
-    "build it once, for the llama.cpp that will run the model:\n"
+    "install neuron-kernelgen-llama-cpp beside llama-cpp-python, or build it once, for the llama.cpp that will run the model:\n"
     "      cmake -S backend/exporter -B build/exporter -DGGML_NEURON_LLAMA_DIR=<llama.cpp's source tree>\n"
     "      cmake --build build/exporter\n"
     f"    and name it with --exporter build/exporter/{PROGRAM} or {VARIABLE}"
@@ -170,8 +175,19 @@ def find(named: Path | None, llama_cpp: Path | None) -> Exporter:
     on_path = shutil.which(PROGRAM)
     if on_path:
         return Exporter(Path(on_path), libraries)
+    if importlib.util.find_spec(WHEEL) is not None:
+        return _of_wheel()
     looked = f"{llama_cpp} holds no {PROGRAM}, and there is none" if llama_cpp else f"there is no {PROGRAM}"
     raise KernelgenError(Diagnostic(f"{looked} beside kernelgen or on PATH", hint=_HOW_TO_GET_IT))
+
+
+def _of_wheel() -> Exporter:
+    """Returns the program of the package neuron-kernelgen-llama-cpp, with the libraries of llama-cpp-python."""
+    files = importlib.import_module(f"{WHEEL}.files")
+    try:
+        return Exporter(files.EXPORTER, files.libraries())
+    except ImportError as error:
+        raise KernelgenError(str(error)) from None
 
 
 def _places(llama_cpp: Path | None) -> Iterator[Path]:
