@@ -53,6 +53,11 @@ def joined(a: Array, b: Array) -> Array:
     return emitted(lax.concatenate([a[:, half:] + a[:, :half], a[:, :half]], 1), b)
 
 
+def chained(a: Array, b: Array) -> Array:
+    """As gated_delta_net: a product makes what another one's matrix is made of."""
+    return emitted(a * emitted(a, b).reshape(-1, 1), b)
+
+
 CASES = {
     "one row": (emitted, (257, 128), (1, 128), np.float16),
     "three rows": (emitted, (257, 128), (3, 128), np.float16),
@@ -62,6 +67,7 @@ CASES = {
     "the matrix has its columns first": (contracted(0, 1), (128, 257), (2, 128), np.float16),
     "a vector": (contracted(1, 0), (257, 128), (128,), np.float16),
     "computed operands": (computed, (257, 128), (1, 128), np.float16),
+    "a matrix of another product": (chained, (257, 128), (1, 128), np.float32),
     "one row by unpacked weights": (unpacked, (257, 128), (1, 128), np.float32),
 }
 
