@@ -1,6 +1,7 @@
 #include "ggml/supports.h"
 
 #include "fallback/cpu.h"
+#include "ggml-impl.h"
 #include "ggml/buffers.h"
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
@@ -14,6 +15,7 @@
 #include "weights/weights.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -154,6 +156,18 @@ static bool neuron_takes_empty(const ggml_backend_neuron_device_context * device
     return device->fusion.is_enabled() && !store.groups.empty() && store.has_signature(op);
 }
 
+// Warns once of a node with ALiBi. The slope of a head follows from its number and from how many there are, and a part has other ones.
+static void neuron_warn_of_alibi(const ggml_tensor * op) {
+    static std::atomic<bool> warned{ false };
+    const bool               attends = op->op == GGML_OP_SOFT_MAX || op->op == GGML_OP_FLASH_ATTN_EXT;
+    if (attends && ggml_get_op_params_f32(op, 1) > 0 && !warned.exchange(true)) {
+        NEURON_WARN("%s has ALiBi, which llama.cpp computes wrongly with -sm tensor: each core computes slopes as if "
+                    "its heads were "
+                    "all there are; use -sm layer\n",
+                    op->name);
+    }
+}
+
 bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     auto &     shared  = ggml_backend_neuron_shared();
     auto *     device  = (ggml_backend_neuron_device_context *) dev->context;
@@ -178,6 +192,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (device->n_comms && !in_host) {
         // The question is about the whole node, and the device computes a part, whose shapes it is not told. ggml's scheduler can't
         // give the other parts to another backend: partial results are not to be copied, and what is in parts can't move.
+        neuron_warn_of_alibi(op);
         return !neuron_is_kept_by_host(op) && neuron_has_cpu();
     }
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
