@@ -79,8 +79,11 @@ def test_rows_are_read_as_the_program_prints_them() -> None:
     ]
     rows = models.architecture_rows("\n".join(lines))
     assert rows == {
-        "llama": [models.ArchitectureRow(1.05e-13, "OK", "OK"), models.ArchitectureRow(0.3, "FAIL", "OK")],
-        "bad": [models.ArchitectureRow(1e-13, "FAIL", "OK")],
+        "llama": [
+            models.ArchitectureRow(1.05e-13, "OK", "OK", "Neuron", "Dense"),
+            models.ArchitectureRow(0.3, "FAIL", "OK", "Neuron", "MoE"),
+        ],
+        "bad": [models.ArchitectureRow(1e-13, "FAIL", "OK", "Neuron", "Dense")],
     }
     assert [row.ok for row in rows["llama"] + rows["bad"]] == [True, False, False]
 

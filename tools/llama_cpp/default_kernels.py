@@ -64,7 +64,7 @@ LIMIT_FUSED = 1e-6
 _LACKING = re.compile(
     r"of the (?P<ops>\d+) ops of a graph ran .*?, (?P<lacking>\d+) on the CPU because no kernel computes them"
 )
-_GROUPED = re.compile(r"(?P<ops>\d+) ops ran in groups, in (?P<launches>\d+) launches")
+GROUPED = re.compile(r"(?P<ops>\d+) ops ran in groups, in (?P<launches>\d+) launches")
 _OUTSIDE = re.compile(r"\d+ ops were in no group: (.*)")
 _FUSED = re.compile(r" (?:dense|moe) +\w+ +(?P<label>\S+) +\d+ +\d+ +\d+ +(?P<error>\S+) +\S+ \w+$", re.MULTILINE)
 _LAUNCHED = re.compile(r"other numbers of tokens were launched (\d+) times, with (\d+) rows of padding")
@@ -261,7 +261,7 @@ class DefaultKernelsRunner:
 def _add_groups(model: DefaultKernelsResult, log: str) -> None:
     """Adds what the backend says of groups."""
     outside: Counter[str] = Counter()
-    for match in _GROUPED.finditer(log):
+    for match in GROUPED.finditer(log):
         model.grouped += int(match["ops"])
         model.group_launches += int(match["launches"])
     for match in _OUTSIDE.finditer(log):
@@ -485,12 +485,7 @@ def main() -> int:
         return 0
     programs = harness.Programs.find()
     work = (args.work or backend_ops.default_work().with_name(PAGES[args.fuse].stem)).absolute()
-    names = models.architectures(programs, work)
-    if args.names:
-        unknown = set(args.names.split(",")) - set(names)
-        if unknown:
-            parser.error(f"test-llama-archs does not run {', '.join(sorted(unknown))}; it runs {', '.join(names)}")
-        names = [name for name in names if name in args.names.split(",")]
+    names = models.chosen(parser, args.names, models.architectures(programs, work))
     found = run_all(programs, work, names, args.fuse, jobs=args.jobs, say=backend_ops.say)
     for text in summary(found):
         print(text)

@@ -253,7 +253,7 @@ def build_request(request: Request, output: Path, *, jobs: int | None = None, sa
     return BuiltManifest(len(there), compiled, refused, failed, time.monotonic() - begun)
 
 
-_ODD = '{op: "sqr", inputs: ["(1,1,1,97)/f32"], output: "(1,1,1,97)/f32"}'
+ODD_KERNEL = '{op: "sqr", inputs: ["(1,1,1,97)/f32"], output: "(1,1,1,97)/f32"}'
 
 
 def odd_kernel(folder: Path, say: Say = lambda text: None) -> Path:
@@ -261,7 +261,7 @@ def odd_kernel(folder: Path, say: Say = lambda text: None) -> Path:
     if not list(folder.glob(f"*_{target()}.kernels.gguf")):
         folder.mkdir(parents=True, exist_ok=True)
         manifest = folder / "odd.yaml"
-        manifest.write_text(f"format: 1\nname: odd\ntargets: [{target()}]\nkernels:\n  - {_ODD}\n")
+        manifest.write_text(f"format: 1\nname: odd\ntargets: [{target()}]\nkernels:\n  - {ODD_KERNEL}\n")
         build(manifest, folder, jobs=1, say=say)
     return folder
 

@@ -58,11 +58,13 @@ _NODE = re.compile(r"node #\s*(?P<index>\d+) \(\s*(?P<op>\S+)\s*\):.*?\) \[\s*(?
 
 @dataclass(frozen=True)
 class ArchitectureRow:
-    """One row of test-llama-archs."""
+    """One row of test-llama-archs: its error, what it came to, and on which device which kind of model ran."""
 
     nmse: float
     status: str
     roundtrip: str
+    device: str = ""
+    config: str = ""
 
     @property
     def ok(self) -> bool:
@@ -114,8 +116,12 @@ class ArchitectureResult:
 # --- what the programs say -------------------------------------------------------------------------------------------------
 
 
-def dispatched(log: str) -> dict[str, Counter[str]]:
+def dispatched(log: str, device: str = "NEURO") -> dict[str, Counter[str]]:
     """Returns how many nodes of each op the scheduler gave to the device and to the CPU, from a log with GGML_SCHED_DEBUG=2.
+
+    Args:
+        log: of the scheduler.
+        device: what the backend's name begins with: that of a core, or `Meta(` of tensors that are split over cores.
 
     The log cuts names of backends after five characters and of ops after ten. Graphs of which the device has nothing don't count:
     they are the CPU's own, which the results are compared with.
@@ -135,13 +141,13 @@ def dispatched(log: str) -> dict[str, Counter[str]]:
         if int(match["index"]) <= last:
             end()
         last = int(match["index"])
-        graph["device" if match["backend"].startswith("NEURO") else "cpu"][match["op"]] += 1
+        graph["device" if match["backend"].startswith(device) else "cpu"][match["op"]] += 1
     end()
     return found
 
 
 def architecture_rows(output: str) -> dict[str, list[ArchitectureRow]]:
-    """Returns the rows of test-llama-archs' table for the device, by architecture; what it skips has none."""
+    """Returns the rows of test-llama-archs' table, by architecture; what it skips has none."""
     found: dict[str, list[ArchitectureRow]] = {}
     for line in _COLOUR.sub("", output).splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -149,7 +155,8 @@ def architecture_rows(output: str) -> dict[str, list[ArchitectureRow]]:
             continue
         status, _, error = cells[4].partition("(")
         status, error = ("FAIL", error.rpartition("(")[2]) if "toggle" in error else (status, error)
-        found.setdefault(cells[1], []).append(ArchitectureRow(float(error.split(")")[0]), status.strip(), cells[5]))
+        row = ArchitectureRow(float(error.split(")")[0]), status.strip(), cells[5], cells[2], cells[3])
+        found.setdefault(cells[1], []).append(row)
     return found
 
 
@@ -167,6 +174,15 @@ def architectures(programs: harness.Programs, work: Path) -> list[str]:
         raise RuntimeError(f"test-llama-archs ended with status {done.returncode}:\n{done.stderr[-3000:]}")
     fileio.write_bytes(kept, json.dumps({"key": key, "architectures": found}).encode())
     return found
+
+
+def chosen(parser: argparse.ArgumentParser, given: str | None, names: list[str]) -> list[str]:
+    """Returns the architectures that `-a` names, of those that test-llama-archs runs; all without it."""
+    if not given:
+        return names
+    if unknown := set(given.split(",")) - set(names):
+        parser.error(f"test-llama-archs does not run {', '.join(sorted(unknown))}; it runs {', '.join(names)}")
+    return [name for name in names if name in given.split(",")]
 
 
 def run(
@@ -412,12 +428,7 @@ def main() -> int:
         return 0
     programs = harness.Programs.find()
     work = (args.work or backend_ops.default_work().with_name("models")).absolute()
-    names = architectures(programs, work)
-    if args.names:
-        unknown = set(args.names.split(",")) - set(names)
-        if unknown:
-            parser.error(f"test-llama-archs does not run {', '.join(sorted(unknown))}; it runs {', '.join(names)}")
-        names = [name for name in names if name in args.names.split(",")]
+    names = chosen(parser, args.names, architectures(programs, work))
     models = run_all(programs, work, names, jobs=args.jobs, say=backend_ops.say)
     report(models)
     write_csv(work / "models.csv", models)
