@@ -39,7 +39,7 @@ def rewrite(hlo: bytes) -> bytes:
     changed = False
     for computation in module.computations:
         by_id = {i.id: i for i in computation.instructions}
-        # All are found before one is written: what makes a matrix may have another product in it, and be written anew.
+        # All are found before one is written: what makes a matrix may have another product in it, which is other instructions then.
         products = {i.id: _product(i, by_id) for i in computation.instructions}
         writer.out = []
         for instruction in computation.instructions:
