@@ -269,7 +269,7 @@ the backend computes on the CPU.
 - *Error* is the normalised mean squared error of the logits over all cores; *on one core* is the larger one of the cores alone.
 - *On the CPU* names the ops that the backend computed on the CPU, with the reasons.
 - *Left by llama.cpp* names the ops that llama.cpp gave to its own CPU backend in the graphs that it planned, because it keeps a weight in host memory; its log cuts names after ten characters.
-- *Sums* went through the host's memory.
+- *Sums* went through the host's memory{sums}.
 
 BLOOM, Jais and Refact have [ALiBi, which llama.cpp computes wrongly](../tensor-parallel.md#what-works) with `-sm tensor`.
 
@@ -286,6 +286,7 @@ def page(found: Mapping[str, SplitResult], cores: int, fuse: str) -> str:
     intro = _INTRO.format(
         cores=cores,
         fuse=fuse,
+        sums=": no kernel computes them" if fuse == "none" else "",
         all=len(found),
         splits=len(split),
         models=sum(len(model.split) for model in split.values()),
