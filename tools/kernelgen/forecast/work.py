@@ -25,6 +25,7 @@ from math import ceil, prod
 from typing import Any
 
 from kernelgen.hlo import proto
+from kernelgen.hlo.canonicalize import inline_calls
 from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
 from kernelgen.hlo.estimate import found_by_index, product_sizes, trips
 from kernelgen.hlo.linted import LintedModule, element_type, size
@@ -115,6 +116,10 @@ def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
     Raises:
         ValueError: it is not a serialized `HloModuleProto`.
     """
+    module = proto.parse(hlo)
+    if any(i.opcode == "call" for computation in module.computations for i in computation.instructions):
+        inline_calls(module)  # as in what a compiler gets: of its parameters a function may slice or only convert some
+        hlo = proto.serialize(module)
     m = LintedModule(hlo)
     count = _WorkCount(m, sbuf_bytes)
     entry = m.computations[m.message.entry_computation_id]
@@ -204,7 +209,7 @@ class _WorkCount:
         self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float, seen: set[int]
     ) -> None:
         """Counts what an instruction reads of device memory."""
-        if i.opcode in ("while", "call", "fusion", "conditional"):
+        if i.opcode in ("while", "fusion", "conditional"):
             return
         for n, o in enumerate(operands):
             if memory[o.id] is not True or (n == 0 and i.opcode in ("dynamic-update-slice", "scatter")):
@@ -264,7 +269,7 @@ class _WorkCount:
             depth = self.computation(body, times * turns, inside if isinstance(inside, dict) else {})
             self.inside = turns * depth
             return inside
-        if i.opcode in ("call", "fusion"):
+        if i.opcode == "fusion":
             called = self.m.computations[i.called_computation_ids[0]]
             self.inside = self.computation(called, times, {n: memory[o.id] for n, o in enumerate(operands)})
             return False
