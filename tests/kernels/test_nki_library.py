@@ -120,6 +120,36 @@ def test_a_kernel_in_nki_computes_what_the_reference_does(name):
     check(kernel, limit, languages=NKI, **given)
 
 
+BACKEND_OPS = 5e-4
+"""The limit of test-backend-ops for MUL_MAT and MUL_MAT_ID. It gives weights no layout, so the cases below are its shapes."""
+
+FLOATS = ("f32", "f16", "bf16")
+STORED_AS_F8 = ("f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("n", [*range(1, 10), 16, 32, 129])
+@pytest.mark.parametrize(("layout", "kinds"), [(":transposed", FLOATS), (F8, STORED_AS_F8)])
+def test_products_by_weights_in_layouts_are_within_the_limit_of_test_backend_ops(layout, kinds, n):
+    """Of f8_e4m3_128x128 against the weights as that layout rounds them."""
+    for kind in kinds:
+        for matrices in (1, 3):
+            kernel = product(kind, 16, 256, n, shared=2, matrices=matrices, layout=layout)
+            check(kernel, BACKEND_OPS, languages=NKI)
+    check(product(kinds[0], 129, 1056, n, shared=4, matrices=2, layout=layout), BACKEND_OPS, languages=NKI)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tokens", [1, 4, 5, 17, 32])
+@pytest.mark.parametrize(("experts", "used"), [(4, 1), (4, 4), (8, 2)])
+def test_products_by_experts_in_layouts_are_within_the_limit_of_test_backend_ops(experts, used, tokens):
+    rng = np.random.default_rng(1)
+    for kind in FLOATS:
+        kernel = chosen(kind, 512, 256, experts, used, tokens, rows=used, layout=":transposed")
+        numbers = np.stack([rng.permutation(experts)[:used] for _ in range(tokens)])
+        check(kernel, BACKEND_OPS, languages=NKI, src2=numbers)
+
+
 def test_the_hlo_of_a_kernel_in_nki_is_its_own():
     kernel, _ = CASES["rms_norm"]
     assert emit(kernel, NKI) != emit(kernel, ("jax",))
