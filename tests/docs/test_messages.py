@@ -48,6 +48,8 @@ OF_OTHERS = {
     "--version": "of neuronx-cc",
     "--native-int64": "likewise",
     "--grid": "of nki_interpreter",
+    "--rerank": "of llama.cpp",
+    "--lora-scaled": "of llama.cpp and export-graphs",
 }
 NO_KEYS = {
     "attn_q attn_k attn_v": "tensors of llama.cpp's models",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 N_KV_UNIT = 256
 """llama.cpp pads the KV cache, and the part of it that a graph reads, to multiples of this."""
@@ -19,6 +20,9 @@ Up to 128 rows of a product take as long as one (`kernelgen.dispatch.chips`): so
 of long ones. 512 takes two and a half times as long, not four, and spares launches. 1 is generation. 8 and 32 halve the rows of
 padding of short prompts, which are copied. docs/models.md has the figures.
 """
+
+_LONGEST_SHIFT = 1 << 14
+"""Cells that one kernel shifts at most: 16 of them are 262,144."""
 
 _PROBES = (22, 37)
 """Numbers of tokens per sequence beside those that are asked for: no model has dimensions that are multiples of both."""
@@ -66,6 +70,10 @@ class Settings:
         devices: over how many devices llama.cpp splits the tensors (`-sm tensor`); a run for each. 1 is without a split.
         any_ctx: whether kernels have the cells in use alone (`kernelgen.model.first_cells`) and so serve caches of any length;
             `n_ctx` is then the most cells in use.
+        control_vector: whether layers add a control vector.
+        encoder: whether the calls are those of the encoder of a model that has a decoder, too.
+        embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
+        lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
     """
 
     n_ctx: tuple[int, ...]
@@ -82,6 +90,16 @@ class Settings:
     ftype: str | None = None
     devices: tuple[int, ...] = (1,)
     any_ctx: bool = False
+    control_vector: bool = False
+    encoder: bool = False
+    embeddings: bool = False
+    pooling: str | None = None
+    lora: tuple[tuple[Path, float], ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether each call has results of all its tokens."""
+        return self.embeddings or self.encoder
 
     @property
     def split(self) -> bool:
@@ -145,12 +163,23 @@ def _looked_at(settings: Settings, n_ctx: int, n_seqs: int) -> Iterator[DecodeCa
         if n_tokens <= min(settings.n_ubatch, settings.cells(n_ctx)):
             lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
             few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
-            for n_outputs in dict.fromkeys((1, 3, n_tokens)):
-                for n_kv in few[: len(few) if n_outputs == 1 and i == 0 else 1]:
+            for n_outputs in (n_tokens,) if settings.whole else dict.fromkeys((1, 3, n_tokens)):
+                for n_kv in few[: len(few) if n_outputs in (1, settings.whole * n_tokens) and i == 0 else 1]:
                     yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
 
 
+def shifted(settings: Settings) -> Iterator[int]:
+    """Yields numbers of cells whose positions one kernel shifts, each four times the one before: up to 16 launches shift a cache.
+
+    Numbers divide each other, for no key may be shifted twice.
+    """
+    longest = _LONGEST_SHIFT if settings.any_ctx else max(settings.all_cells(n_ctx) for n_ctx in settings.n_ctx)
+    return itertools.takewhile(lambda n: n <= longest, (N_KV_UNIT << 2 * i for i in range(4)))
+
+
 def _outputs(settings: Settings, n_tokens: int) -> list[int]:
+    if settings.whole:
+        return [n_tokens]
     wanted = (1, n_tokens) if settings.n_outputs is None else settings.n_outputs
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 
