@@ -41,7 +41,7 @@ _INTRO = """\
 
 Which of ggml's ops have kernels here, as llama.cpp's `test-backend-ops` asks for them, on a NeuronCore that is
 [simulated on the CPU](simulator.md). The page is written by a command from a run of all cases
-([testing-with-llama-cpp.md](testing-with-llama-cpp.md#the-whole-of-it)); nothing in it was typed in.
+([reference/llama-cpp-tests.md](reference/llama-cpp-tests.md#the-whole-of-it)); nothing in it was typed in.
 
 The table has the form of llama.cpp's own `docs/ops.md`, and its other columns are from the CSVs in that folder of the same source
 tree: what those backends' maintainers last put there, when the program had fewer cases. Ops are the program's, by the mode

@@ -3,7 +3,7 @@
     ./bazelw run //tools:regenerate                 writes what is stale, and says so
     ./bazelw run //tools:regenerate -- --check      says what is stale; exit status 1 when something is
 
-What a run of llama.cpp's programs tells (docs/ops.md and the like) has commands of its own: docs/testing-with-llama-cpp.md.
+What a run of llama.cpp's programs tells (docs/ops.md and the like) has commands of its own: docs/reference/llama-cpp-tests.md.
 """
 
 from __future__ import annotations
