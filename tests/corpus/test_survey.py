@@ -212,9 +212,11 @@ def test_files_of_all_commits_are_found(tmp_path: Path, modules: list[bytes], re
 
 
 def test_public_artifacts() -> None:
-    """What docs/compilers.md has the figures of; these files have no licence to be kept here."""
+    """What docs/results/real-artifacts.md has the figures of; these files have no licence to be kept here."""
     folder = os.environ.get(CORPUS)
     if not folder:
-        pytest.skip(f"{CORPUS} does not name a folder of public artifacts (docs/compilers.md says how to get them)")
+        pytest.skip(
+            f"{CORPUS} does not name a folder of public artifacts (docs/results/real-artifacts.md says how to get them)"
+        )
     done = run(folder)
     assert done.returncode == 0, done.stdout + done.stderr

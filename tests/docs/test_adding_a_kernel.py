@@ -84,7 +84,7 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "tools" / "regenerate", tmp_path / "tools" / "regenerate", ignore=ignored)
     generated = (
         "backend/nrt/targets.inc",
-        "docs/compilers.md",
+        "docs/reference/lint.md",
         "docs/reference/log.md",
         "docs/targets.md",
         "rules/private/targets.bzl",

@@ -1,4 +1,4 @@
-"""What is known of a NEFF's fields: every one that the public NEFFs of docs/compilers.md have, with what it says.
+"""What is known of a NEFF's fields: every one that the public NEFFs of docs/results/real-artifacts.md have, with what it says.
 
 A field that is not here is reported by `survey.py` as one without a name.
 """

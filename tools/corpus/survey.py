@@ -16,7 +16,7 @@ key of a cache's entry says so. A NEFF of less than a header's size beside a mod
   results must have the same bits.
 
 It prints a table, and ends with status 1 if anything of this is not so. `./bazelw run //tools/corpus:survey -- FOLDER` is the same.
-It needs kernelgen's packages. docs/compilers.md has its figures on what public repositories hold, and how to get that.
+It needs kernelgen's packages. docs/results/real-artifacts.md has its figures on what public repositories hold, and how to get that.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "backend/nrt/targets.inc": lambda _: targets.inc(),
     "backend/simulator/src/instances.inc": lambda _: targets.instances(),
     "backend/simulator/src/prices.inc": lambda _: targets.prices(),
-    "docs/compilers.md": lint_rules.render,
+    "docs/reference/lint.md": lint_rules.render,
     "docs/reference/log.md": lambda _: log_lines.render(),
     "docs/targets.md": targets.page,
     "rules/private/actions/resources.bzl": lambda _: resources.bzl(),

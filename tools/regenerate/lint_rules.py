@@ -1,4 +1,4 @@
-"""The table of the lint's rules in docs/compilers.md."""
+"""The table of the lint's rules in docs/reference/lint.md."""
 
 from __future__ import annotations
 

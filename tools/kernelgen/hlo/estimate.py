@@ -1,7 +1,7 @@
 """What a compile and its program will take, from the HLO alone: instructions, DMA descriptors, and memory on both sides.
 
 A model of how neuronx-cc tiles, and no more: what it fuses, unrolls or spills is its own secret, and where it fails to see that
-something is parallel it makes ten times as much. docs/compilers.md says how far the estimates are from real NEFFs, and
+something is parallel it makes ten times as much. docs/results/real-artifacts.md says how far the estimates are from real NEFFs, and
 `tools/corpus/estimates.py` measures it. The tensor engine's part is arithmetic (128 partitions, 512 columns, a load of weights for
 each product and two instructions for each transpose of a tile); the constants below are fitted.
 

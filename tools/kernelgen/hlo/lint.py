@@ -2,8 +2,8 @@
 
 Every rule is one row of `RULES`: its name is the error code that the compiler prints where there is one, and `kernelgen/…`
 otherwise. A finding is an error where AWS documents a refusal or a log shows one, and a warning where the compiler takes the module
-and may not do what was meant. A module that is clean here may still be refused; docs/compilers.md says how the rules compare with
-public modules that were compiled.
+and may not do what was meant. A module without findings may still be refused; docs/results/real-artifacts.md says how the rules
+compare with public modules that were compiled.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Rule:
         name: as `Finding.rule`.
         check: gives (instruction or None for the module, message) per violation.
         hint: as `Finding.hint`.
-        what: what is refused, for docs/compilers.md.
+        what: what is refused, for docs/reference/lint.md.
         per_target: whether it depends on the target or the settings; such a rule is left out when no target is given.
         severity: as `Finding.severity`.
         evidence: where the refusal is documented, or was seen.
