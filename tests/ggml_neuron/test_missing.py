@@ -15,9 +15,10 @@ from kernelgen.ggml import tokens
 
 SAID = re.compile(
     r"^ggml-neuron: no kernel for (?P<op>\w+) of (?P<inputs>.*): the CPU computes it, (?P<count>\d+) nodes? of this graph\n"
-    r"(?:ggml-neuron:     kernels for other numbers of tokens can't: (?P<whole>.*)\n)?"
-    r"ggml-neuron:     (?:no bundle has a kernel of this op|nearest is (?P<nearest>\S+): (?P<how>.*))\n"
-    r"(?:ggml-neuron:     a manifest's kernels would have it by this line: (?P<line>- .*)\n)?",
+    r"ggml-neuron:     (?:kernels for other numbers of tokens can't: (?P<whole>.*)|(?P<none>no bundle has a kernel of this op)|"
+    r"kernels of this op are for other shapes, types or parameters; GGML_NEURON_LOG=2 names the nearest)\n"
+    r"(?:ggml-neuron:     to build one, add this line to a manifest's kernels: (?P<line>- .*)\n)?"
+    r"(?:ggml-neuron:     nearest is (?P<nearest>\S+): (?P<how>.*)\n)?",
     re.MULTILINE,
 )
 
@@ -33,6 +34,10 @@ def mended(log: str, folder: Path, target: str) -> Path:
     return folder / "mended"
 
 
+def detailed(run: Run, kernels: Path, *scenarios: str) -> str:
+    return run(*scenarios, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="2").log
+
+
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_ops_without_a_kernel_are_said_with_what_mends_them(
     run: Run, kernels: Path, neuron_target: str, tmp_path: Path, buffers: str
@@ -40,9 +45,12 @@ def test_ops_without_a_kernel_are_said_with_what_mends_them(
     """Those that the scheduler gave to the CPU, and the one that the CPU computes though its memory is the device's."""
     result = run("shared-out", "shared-out", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
     first, second = SAID.finditer(result.log)
-    assert (first["op"], first["inputs"], first["count"], first["how"]) == ("sigmoid", "(64,4,1,1)/f32", "2", None)
-    assert (second["op"], second["inputs"], second["count"]) == ("scale", "(64,4,1,1)/f32", "1")
-    assert second["how"] == "s is 0.5, not 0.375"
+    said = first["op"], first["inputs"], first["count"], first["none"]
+    assert said == ("sigmoid", "(64,4,1,1)/f32", "2", "no bundle has a kernel of this op")
+    assert (second["op"], second["inputs"], second["count"], second["none"]) == ("scale", "(64,4,1,1)/f32", "1", None)
+    assert "nearest is" not in result.log
+    (how,) = (m["how"] for m in SAID.finditer(detailed(run, kernels, "shared-out")) if m["op"] == "scale")
+    assert how == "s is 0.5, not 0.375"
     both = f"{kernels}:{mended(result.log, tmp_path, neuron_target)}"
     result = run("shared-out", GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS=buffers)
     assert result.said == {"shared-out": "6 of 6 nodes in 1 splits"}
@@ -58,7 +66,7 @@ def test_ops_are_said_by_their_numbers_of_nodes(run: Run, kernels: Path) -> None
 
 def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, neuron_target: str, tmp_path: Path) -> None:
     """Of ops that differ in all kinds of things."""
-    result = run("far-off", GGML_NEURON_KERNEL_DIR=kernels)
+    result = run("far-off", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="2")
     assert result.said == {"far-off": "ok"}, result.log
     built = reader.read(mended(result.log, tmp_path, neuron_target))
     asked = [GraphOp(spec, 0, "") for bundle in built for spec in bundle.ops()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,3 +70,36 @@ def test_a_stale_file_is_named_and_written_anew(tree: Path, name: str) -> None:
 def test_lines_of_the_log_are_read_from_a_source() -> None:
     source = 'if (a) {\n    NEURON_WARN("core %d: %s takes %.1f MiB, "\n                "not \\"%s\\"\\n",\n                vnc);\n}\nNEURON_ERROR("%s\\n", text);'
     assert list(log_lines.lines(source)) == [("WARN", 'core …: … takes … MiB, not "…"')]
+    assert list(log_lines.lines('NEURON_DEBUG("first\\n"\n"second\\n");')) == [("DEBUG", "first\nsecond")]
+
+
+def too_long(kind: str, message: str) -> bool:
+    """Returns whether a message does not fit a terminal, or tells what only debugging needs."""
+    said = message.split("\n")
+    return len(said) > 3 or any(len(line) > 120 for line in said) or (kind != "DEBUG" and "nearest is" in message)
+
+
+def test_messages_of_the_backend_fit_a_terminal() -> None:
+    """At most three lines: what happened, why, what to type. Debugging aids are for GGML_NEURON_LOG=2."""
+    assert [(source, said) for kind, said, source in log_lines.messages() if too_long(kind, said)] == []
+    assert {kind for kind, _, _ in log_lines.messages()} == set(log_lines.TITLES)
+
+
+def test_parts_of_messages_fit_too() -> None:
+    string = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*')
+    for path in sorted(log_lines.SOURCES.rglob("*.cpp")):
+        if "tests" not in path.parts:
+            for part in string.findall(path.read_text(encoding="utf-8")):
+                text = log_lines.CONVERSION.sub("…", re.sub(r'"\s*"', "", part)[1:-1])
+                assert " " not in text or not too_long("DEBUG", text.removesuffix("\\n").replace("\\n", "\n")), (
+                    path.name
+                )
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("WARN", "a\nb\nc\nd"), ("LOG", "x" * 121), ("ERROR", "no kernel for …\nnearest is …")],
+)
+def test_a_message_that_does_not_fit_is_found(kind: str, message: str) -> None:
+    assert too_long(kind, message)
+    assert not too_long("DEBUG", "nearest is …")

@@ -1,4 +1,4 @@
-"""docs/reference/log.md: the lines that the backend prints, from its sources."""
+"""docs/reference/log.md: the messages that the backend prints, from its sources."""
 
 from __future__ import annotations
 
@@ -10,49 +10,65 @@ from regenerate.command import COMMAND
 
 SOURCES = Path(__file__).parents[2] / "backend" / "ggml-neuron"
 
-_CALL = re.compile(r'\bNEURON_(ERROR|WARN|LOG)\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
+_CALL = re.compile(r'\bNEURON_(ERROR|WARN|LOG|DEBUG)\(\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
 _LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?[a-zA-Z]")
+CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(?:hh|h|ll|l|z)?[a-zA-Z]")
 _WORD = re.compile(r"[A-Za-z]{3,}")
 
-HEAD = f"""# Lines that the backend prints
+HEAD = f"""# Messages of the backend
 
-Each line begins with `ggml-neuron: ` and goes to stderr. `…` stands for a name or a number. `{COMMAND}` generates the
-tables from the sources.
+The backend prints messages to stderr. Each line begins with `ggml-neuron: `. A message has at most three lines: what happened, why,
+and what to type. The second and the third are indented. `…` stands for a name or a number. `{COMMAND}` generates the tables from
+the sources.
 
 [failures.md](failures.md) says what the backend does when something is wrong. [groups.md](groups.md#what-the-log-says),
 [fallback.md](fallback.md#the-lines) and [memory.md](memory.md#what-a-token-moves-over-the-host) explain the lines of a run.
 
-The backend prints a line once. Of lines that differ only in names and numbers it prints ten. `GGML_NEURON_LOG=2` prints
+The backend prints a message once. Of messages that differ only in names and numbers it prints ten. `GGML_NEURON_LOG=2` prints
 all of them.
 """
 TITLES = {
-    "ERROR": "## Errors\n\nThe backend always prints these. The table leaves out lines that only pass on a message of libnrt.",
+    "ERROR": "## Errors\n\nThe backend always prints these. The table leaves out those that only pass on a message of libnrt.",
     "WARN": "## Warnings\n\nThe backend always prints these.",
     "LOG": "## Details\n\n`GGML_NEURON_LOG=1` prints these.",
+    "DEBUG": "## Debugging\n\n`GGML_NEURON_LOG=2` prints these too.",
 }
 
 
 def lines(source: str) -> Iterator[tuple[str, str]]:
-    """Yields (kind, line) of the lines that a C++ source prints; kind is ERROR, WARN or LOG.
+    """Yields (kind, message) of the messages that a C++ source prints; kind is ERROR, WARN, LOG or DEBUG.
 
-    It leaves out lines that only print a text from elsewhere.
+    A message has a line break between its lines. Messages that only print a text from elsewhere are left out.
     """
     for kind, literals in _CALL.findall(source):
-        text = "".join(_LITERAL.findall(literals)).replace('\\"', '"').removesuffix("\\n").replace("%%", "%")
-        text = _CONVERSION.sub("…", text)
+        text = (
+            "".join(_LITERAL.findall(literals))
+            .replace('\\"', '"')
+            .removesuffix("\\n")
+            .replace("\\n", "\n")
+            .replace("%%", "%")
+        )
+        text = CONVERSION.sub("…", text)
         if _WORD.search(text.removeprefix("core …: ")):
             yield kind, text
+
+
+def messages() -> Iterator[tuple[str, str, str]]:
+    """Yields (kind, message, source) of the backend's messages, by their sources."""
+    for path in sorted(SOURCES.rglob("*.cpp")):
+        name = path.relative_to(SOURCES)
+        if name.parts[0] not in ("tests", "build"):
+            for kind, message in lines(path.read_text(encoding="utf-8")):
+                yield kind, message, str(name)
 
 
 def render() -> str:
     """Returns the text of log.md."""
     rows: dict[str, list[str]] = {kind: [] for kind in TITLES}
-    for path in sorted(SOURCES.rglob("*.cpp")):
-        name = path.relative_to(SOURCES)
-        if name.parts[0] not in ("tests", "build"):
-            for kind, line in lines(path.read_text(encoding="utf-8")):
-                cell = line.replace("|", "\\|").replace("`", "'")
-                rows[kind].append(f"| `{cell}` | `{name}` |")
-    tables = ["\n".join([TITLES[kind], "", "| line | source |", "|---|---|", *found]) for kind, found in rows.items()]
+    for kind, message, name in messages():
+        cell = message.strip().replace("|", "\\|").replace("`", "'").replace("\n", "`<br>`")
+        rows[kind].append(f"| `{cell}` | `{name}` |")
+    tables = [
+        "\n".join([TITLES[kind], "", "| message | source |", "|---|---|", *found]) for kind, found in rows.items()
+    ]
     return "\n".join([HEAD, "\n\n".join(tables), ""])

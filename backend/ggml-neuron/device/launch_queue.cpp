@@ -463,10 +463,10 @@ bool neuron_launch_queue::reads_poisoned(const neuron_bound_launch & bound_launc
     const bool reads = std::any_of(bound_launch.uses.begin(), bound_launch.uses.end(),
                                    [this](const neuron_use & use) { return !use.written && is_poisoned(use); });
     if (reads) {
-        NEURON_ERROR(
-            "core %d: %s, for node %s, reads what a launch that failed was to compute for an earlier graph: it is not "
-            "launched. Set that memory, or make a new context\n",
-            vnc, bound_launch.model->name.c_str(), node);
+        NEURON_ERROR("core %d: %s, for node %s, is not launched\n"
+                     "it reads what a launch that failed was to compute for an earlier graph\n"
+                     "set that memory, or make a new context\n",
+                     vnc, bound_launch.model->name.c_str(), node);
     }
     return reads;
 }

@@ -265,10 +265,11 @@ std::string neuron_core::occupancy(size_t needed, const char * at_least) const {
     const auto   lack = needed > free ? at_least + mib(needed - free + (1 << 20) - 1) + " are missing"
                         : *at_least   ? "it needs more than that"
                                       : "none of that size in one piece";
-    return "; of the core's " + mib(all.bytes_limit) + ", tensors hold " + mib(tensor_bytes) +
+    return NEURON_NEXT_LINE "of the core's " + mib(all.bytes_limit) + ", tensors hold " + mib(tensor_bytes) +
            ", programs and others " + mib(used - std::min(used, tensor_bytes)) + ", and " + mib(free) +
            " are free: " + lack +
-           ". Put fewer layers on the device (-ngl), or make the context (-c) or the batch (-ub) smaller";
+           NEURON_NEXT_LINE
+           "put fewer layers on the device (-ngl), or make the context (-c) or the batch (-ub) smaller";
 }
 
 neuron_memory * neuron_core::allocate_locked(size_t size, std::string & message, bool make_room) {

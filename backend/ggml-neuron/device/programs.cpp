@@ -40,11 +40,10 @@ static constexpr size_t MANY_RELOADS = 32;
 
 void neuron_core::note_reload() {
     if (++n_reloads == MANY_RELOADS) {
-        NEURON_WARN("core %d: programs are loaded again and again (%zu times so far), since not all of them fit beside "
-                    "the tensors: "
-                    "put fewer layers on the device (-ngl), make the context (-c) or the batch (-ub) smaller, or use "
-                    "kernels of whole "
-                    "layers (kernelgen model --fuse=layer), which are fewer\n",
+        NEURON_WARN("core %d: programs are loaded again and again (%zu times so far)\n"
+                    "not all of them fit beside the tensors\n"
+                    "put fewer layers on the device (-ngl), make -c or -ub smaller, or use kernels of layers "
+                    "(kernelgen model --fuse layer)\n",
                     vnc, n_reloads);
     }
 }
@@ -133,8 +132,8 @@ void neuron_core::note_refusal(const neuron_model & model) {
     }
     said_full         = true;
     const size_t size = model.memory.bytes ? model.memory.bytes : program_size();
-    NEURON_ERROR("core %d: %s%s. Until tensors are freed, the CPU computes the ops of programs that do not fit\n", vnc,
-                 message.c_str(), occupancy(microcode(nrt) + size, "at least ").c_str());
+    NEURON_ERROR("core %d: %s; until tensors are freed, the CPU computes its ops%s\n", vnc, message.c_str(),
+                 occupancy(microcode(nrt) + size, "at least ").c_str());
 }
 
 // Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is

@@ -19,10 +19,9 @@ void neuron_fallback_cost::add(const ggml_tensor * node, uint64_t bytes) {
     }
     if (bytes >= LARGE && !said) {
         said = true;
-        NEURON_WARN(
-            "the CPU computes %s, which moves %s to the host or back each time: a kernel for it is worth building "
-            "(GGML_NEURON_RECORD); said once\n",
-            name.c_str(), mebibytes(bytes).c_str());
+        NEURON_WARN("the CPU computes %s, which moves %s to the host or back each time; said once\n"
+                    "to record which kernel it needs: GGML_NEURON_RECORD=FILE\n",
+                    name.c_str(), mebibytes(bytes).c_str());
     }
 }
 
@@ -44,8 +43,8 @@ void neuron_fallback_cost::add_weight(const ggml_tensor * tensor, uint64_t bytes
     weights.add(tensor, bytes);
     if (weights.total >= LARGE && !weight_said) {
         weight_said = true;
-        NEURON_LOG("weights are read from the device, %s so far, as for ops that have no kernel: those that are read "
-                   "again stay in host memory (GGML_NEURON_FALLBACK_MEMORY)\n",
+        NEURON_LOG("weights are read from the device, %s so far, for ops that have no kernel\n"
+                   "weights that are read again stay in host memory (GGML_NEURON_FALLBACK_MEMORY)\n",
                    mebibytes(weights.total).c_str());
     }
 }

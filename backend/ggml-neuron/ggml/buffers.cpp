@@ -296,10 +296,10 @@ static void neuron_say_repacked(neuron_buffer & ctx, const char * name) {
                name, all.n, bytes / MIB, all.seconds, neuron_repack_threads(), all.n_read ? read.c_str() : "",
                files / MIB, ctx.originals ? (bytes - files) / MIB : 0.0);
     if (!all.first_not_read.empty()) {
-        NEURON_WARN(
-            "%s: %zu of %zu weights are not read from files of GGML_NEURON_REPACKED, but repacked now. The first "
-            "is %s. To write a file for this model and its kernels: kernelgen repack MODEL.gguf KERNELS\n",
-            name, all.n - all.n_read, all.n, all.first_not_read.c_str());
+        NEURON_WARN("%s: %zu of %zu weights are not read from files of GGML_NEURON_REPACKED, but repacked now\n"
+                    "the first is %s\n"
+                    "to write a file for this model and its kernels: kernelgen repack MODEL.gguf KERNELS\n",
+                    name, all.n - all.n_read, all.n, all.first_not_read.c_str());
     }
 }
 

@@ -287,10 +287,9 @@ bool neuron_chain::load(known & k) {
                                                  kernel, neff, (uint32_t) rank, (uint32_t) ranks.size());
                                          }));
         if (!loaded) {
-            NEURON_ERROR(
-                "%s did not load on all of %zu cores: parts of graphs and reductions are computed one after the other "
-                "from now on\n",
-                kernel.id(), ranks.size());
+            NEURON_ERROR("%s did not load on all of %zu cores\n"
+                         "parts of graphs and reductions are computed one after the other from now on\n",
+                         kernel.id(), ranks.size());
             collective.clear();
             return false;
         }

@@ -240,9 +240,9 @@ static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, c
     }
     // llama.cpp asks for it while it loads a model with -sm row, and fails without it. Programs may silence what it says.
     if (strcmp(name, "ggml_backend_split_buffer_type") == 0) {
-        NEURON_ERROR("NeuronCores don't compute with rows of a weight each (-sm row): use -sm tensor, which splits "
-                     "weights by heads "
-                     "and the like, or -sm layer, which gives each core whole layers\n");
+        NEURON_ERROR("NeuronCores don't compute with rows of a weight each (-sm row)\n"
+                     "use -sm tensor, which splits weights by heads and the like, or -sm layer, which gives each core "
+                     "whole layers\n");
     }
     return NULL;
 
@@ -289,10 +289,10 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     // A device that computes nothing is not harmless: llama.cpp turns flash attention off for it, and puts weights there.
     if (shared.kernels.n_kernels() == 0 && !neuron_recording()) {
         const bool named = !neuron_variable("GGML_NEURON_KERNEL_DIR").empty();
-        ggml_backend_neuron_no_devices(
-            named ? "GGML_NEURON_KERNEL_DIR has no kernels that can be used here"
-                  : "no kernels: GGML_NEURON_KERNEL_DIR names where they are, and GGML_NEURON_RECORD a file to record "
-                    "which ones a program asks for");
+        ggml_backend_neuron_no_devices(named ? "GGML_NEURON_KERNEL_DIR has no kernels that can be used here"
+                                             : "no kernels" NEURON_NEXT_LINE
+                                               "GGML_NEURON_KERNEL_DIR names where they are" NEURON_NEXT_LINE
+                                               "to record which ones a program asks for: GGML_NEURON_RECORD=FILE");
         return false;
     }
     return true;
@@ -358,7 +358,8 @@ static std::string ggml_backend_neuron_other_ggml() {
         return "";
     }
     return "the plugin was built for ggml " GGML_NEURON_GGML_VERSION ", and ggml " + loaded +
-           " loads it: build it again with the sources of that llama.cpp (-DGGML_NEURON_LLAMA_DIR=...)";
+           " loads it" NEURON_NEXT_LINE
+           "build it again with the sources of that llama.cpp (-DGGML_NEURON_LLAMA_DIR=...)";
 }
 #endif
 
@@ -389,8 +390,8 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         }
         const uint32_t n_devices = std::min(shared->nrt->n_cores, NEURON_MAX_CORES);
         if (n_devices < shared->nrt->n_cores) {
-            NEURON_WARN("%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU. "
-                        "NEURON_RT_VISIBLE_CORES chooses others\n",
+            NEURON_WARN("%u of %u NeuronCores are used: ggml's scheduler takes %u devices beside the CPU\n"
+                        "to choose others, set NEURON_RT_VISIBLE_CORES\n",
                         n_devices, shared->nrt->n_cores, NEURON_MAX_CORES);
         }
         shared->devices.reserve(n_devices);

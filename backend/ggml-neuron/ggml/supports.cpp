@@ -81,11 +81,10 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
 // has a context, and takes that for a model that can't be loaded.
 static bool neuron_takes_parts(const ggml_tensor * op, const ggml_tensor * weight) {
     if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
-        const std::string message = "NeuronCores compute with parts of a weight each (-sm tensor) in device memory "
-                                    "only, and tensors are in host memory "
-                                    "here: set GGML_NEURON_BUFFERS=device";
-        NEURON_ERROR("%s\n", message.c_str());
-        throw std::runtime_error(message);
+        NEURON_ERROR("NeuronCores compute with parts of a weight each (-sm tensor) in device memory only\n"
+                     "tensors are in host memory here\n"
+                     "set GGML_NEURON_BUFFERS=device\n");
+        throw std::runtime_error("-sm tensor needs device memory: set GGML_NEURON_BUFFERS=device");
     }
     const bool known = ggml_backend_neuron_shared().kernels.has_signature(op);
     const bool takes = known || neuron_has_cpu();

@@ -7,17 +7,32 @@
 #include <set>
 #include <string>
 
+// Returns a message with "\n" at the end of each of its lines.
 static std::string formatted(const char * format, va_list arguments) {
+    std::string marked = format;
+    std::replace(marked.begin(), marked.end(), '\n', NEURON_NEXT_LINE[0]);
     va_list again;
     va_copy(again, arguments);
-    const int   size = vsnprintf(nullptr, 0, format, arguments);
+    const int   size = vsnprintf(nullptr, 0, marked.c_str(), arguments);
     std::string text(size > 0 ? (size_t) size : 0, '\0');
-    vsnprintf(&text[0], text.size() + 1, format, again);
+    vsnprintf(&text[0], text.size() + 1, marked.c_str(), again);
     va_end(again);
-    // what libraries say may have several lines
     std::replace(text.begin(), text.end(), '\n', ' ');
-    text.erase(text.find_last_not_of(' ') + 1);
+    text.erase(text.find_last_not_of(std::string(" ") + NEURON_NEXT_LINE) + 1);
+    std::replace(text.begin(), text.end(), NEURON_NEXT_LINE[0], '\n');
     return text + "\n";
+}
+
+static void print(const std::string & text) {
+    std::string lines = "ggml-neuron: ";
+    for (size_t i = 0; i < text.size(); i++) {
+        lines += text[i];
+        if (text[i] == '\n' && i + 1 < text.size()) {
+            lines += "ggml-neuron:     ";
+        }
+    }
+    fputs(lines.c_str(), stderr);
+    fflush(stderr);
 }
 
 // Returns what is to be printed for a line: itself, that others are left out, or nothing.
@@ -42,7 +57,14 @@ void neuron_say(const char * format, ...) {
     va_end(arguments);
     text = neuron_log_repeats() ? text : admitted(format, text);
     if (!text.empty()) {
-        fprintf(stderr, "ggml-neuron: %s", text.c_str());
-        fflush(stderr);
+        print(text);
     }
+}
+
+void neuron_say_again(const char * format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const std::string text = formatted(format, arguments);
+    va_end(arguments);
+    print(text);
 }

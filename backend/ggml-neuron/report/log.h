@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-// Returns whether GGML_NEURON_LOG asks for details.
+// Returns whether GGML_NEURON_LOG asks for details: 1 or 2.
 inline bool neuron_log_enabled() {
     static const bool enabled = [] {
         const char * value = getenv("GGML_NEURON_LOG");
@@ -20,7 +20,7 @@ inline bool neuron_log_enabled() {
     return enabled;
 }
 
-// Returns whether it also asks for what is otherwise said once to be said each time.
+// Returns whether it also asks for aids to debugging, and for what is otherwise said once to be said each time: 2.
 inline bool neuron_log_repeats() {
     static const bool repeats = neuron_log_enabled() && strcmp(getenv("GGML_NEURON_LOG"), "2") == 0;
     return repeats;
@@ -29,15 +29,30 @@ inline bool neuron_log_repeats() {
 // Lines of one format that are printed, unless repeats are asked for.
 constexpr int NEURON_MOST_LINES = 10;
 
-// Prints a line, which ends the format, after "ggml-neuron: ". A line is printed once, and of lines with the same format, so
-// that they differ in names and numbers, NEURON_MOST_LINES; then one that says that others are left out. Any thread may call it.
+// The end of a line in a part of a message, where an end of line would become a space: what libraries say may have several lines.
+#define NEURON_NEXT_LINE "\v"
+
+// Prints a message after "ggml-neuron: ". It has at most three lines, and the format ends each: what happened, why, and what to
+// type. A message is printed once, and of messages with the same format, which differ in names and numbers, NEURON_MOST_LINES; then a
+// line says that others are left out. Any thread may call it.
 void neuron_say(const char * format, ...) GGML_ATTRIBUTE_FORMAT(1, 2);
 
-#define NEURON_LOG(...)                                   \
-    do {                                                  \
-        if (neuron_log_enabled()) {                       \
-            fprintf(stderr, "ggml-neuron: " __VA_ARGS__); \
-        }                                                 \
+// Prints a message each time.
+void neuron_say_again(const char * format, ...) GGML_ATTRIBUTE_FORMAT(1, 2);
+
+#define NEURON_LOG(...)                    \
+    do {                                   \
+        if (neuron_log_enabled()) {        \
+            neuron_say_again(__VA_ARGS__); \
+        }                                  \
+    } while (0)
+
+// What helps to find out why, and not what to do.
+#define NEURON_DEBUG(...)                  \
+    do {                                   \
+        if (neuron_log_repeats()) {        \
+            neuron_say_again(__VA_ARGS__); \
+        }                                  \
     } while (0)
 
 #define NEURON_ERROR(...) neuron_say(__VA_ARGS__)

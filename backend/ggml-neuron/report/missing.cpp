@@ -113,27 +113,45 @@ void neuron_missing_ops::add(const ggml_tensor * op) {
     entries[added.first->second].count++;
 }
 
-// Returns the lines about one op.
-static std::string lines_of(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
-    const char *      reason  = nullptr;
-    const std::string line    = neuron_manifest_line(op, &reason);
-    const std::string nearest = neuron_nearest(op, kernels);
+// Returns why no kernel computes an op.
+static std::string why_none(const ggml_tensor * op, const neuron_kernel_store & kernels) {
     const std::string whole =
         !kernels.select_in_attention(op).empty()
             ? "they compute all nodes of attention together, and here one of them has no kernel, or "
               "others read its result"
             : neuron_why_not_cut(neuron_signature_of(op));
-    const std::string start = "ggml-neuron:     ";
-    std::string       text  = "ggml-neuron: no kernel for " + neuron_describe(op) + ": the CPU computes it, " +
-                              std::to_string(count) + (count == 1 ? " node" : " nodes") + " of this graph\n";
     if (!whole.empty()) {
-        text += start + "kernels for other numbers of tokens can't: " + whole + "\n";
+        return "kernels for other numbers of tokens can't: " + whole;
     }
-    text += start + (nearest.empty() ? "no bundle has a kernel of this op" : "nearest is " + nearest) + "\n";
-    if (!reason) {
-        text += start + "a manifest's kernels would have it by this line: " + line + "\n";
+    size_t n_kernels = 0;
+    kernels.for_each(neuron_signature_of(op).op_hash, [&](const char *, const neuron_signature &) { n_kernels++; });
+    return n_kernels ? "kernels of this op are for other shapes, types or parameters; GGML_NEURON_LOG=2 names the "
+                       "nearest"
+                     : "no bundle has a kernel of this op";
+}
+
+static void say_missing(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
+    const char *      reason = nullptr;
+    const std::string line   = neuron_manifest_line(op, &reason);
+    const std::string what   = neuron_describe(op);
+    const std::string why    = why_none(op, kernels);
+    const char *      nodes  = count == 1 ? "node" : "nodes";
+    if (reason) {
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
+                    "%s\n",
+                    what.c_str(), count, nodes, why.c_str());
+    } else {
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
+                    "%s\n"
+                    "to build one, add this line to a manifest's kernels: %s\n",
+                    what.c_str(), count, nodes, why.c_str(), line.c_str());
     }
-    return text;
+    if (neuron_log_repeats()) {
+        const std::string nearest = neuron_nearest(op, kernels);
+        if (!nearest.empty()) {
+            NEURON_DEBUG("    nearest is %s\n", nearest.c_str());
+        }
+    }
 }
 
 namespace {
@@ -164,7 +182,6 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     });
     said_ops &                        said = all_said();
     const std::lock_guard<std::mutex> lock(said.mutex);
-    std::string                       text;
     size_t                            more = 0;
     for (const entry & e : sorted) {
         if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
@@ -172,17 +189,15 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
         }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
             said.n++;
-            text += lines_of(e.op, e.count, kernels);
+            say_missing(e.op, e.count, kernels);
         } else {
             more++;
         }
     }
     if (more && !said.told_more) {
         said.told_more = true;
-        text += "ggml-neuron: " + std::to_string(more) + (more == 1 ? " other op" : " other ops") +
-                " of this graph, and what later ones lack: no kernel either; GGML_NEURON_LOG=2 says which, and "
-                "GGML_NEURON_RECORD=FILE writes a manifest of all\n";
+        NEURON_WARN("%zu %s of this graph, and what later ones lack: no kernel either\n"
+                    "GGML_NEURON_LOG=2 says which, and GGML_NEURON_RECORD=FILE writes a manifest of all\n",
+                    more, more == 1 ? "other op" : "other ops");
     }
-    fputs(text.c_str(), stderr);
-    fflush(stderr);
 }

@@ -1,5 +1,5 @@
-// What is said, whatever GGML_NEURON_LOG is, of ops of graphs that no kernel computes: each once, with the kernel that is
-// nearest and the line of a manifest that would mend it.
+// What is said, whatever GGML_NEURON_LOG is, of ops of graphs that no kernel computes: each once, with the reason and the line
+// of a manifest that would mend it; GGML_NEURON_LOG=2 adds the kernel that is nearest.
 
 #pragma once
 

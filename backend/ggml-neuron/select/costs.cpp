@@ -122,8 +122,8 @@ void neuron_costs::use(const std::string & target, uint32_t lnc, bool queued) {
             whose = path;
             if (one_launch_us) {
                 NEURON_WARN("GGML_NEURON_COSTS: %s: its launch_us counts for launches that are queued and that are "
-                            "waited for alike; "
-                            "{\"queued\": ..., \"waited\": ...} tells them apart\n",
+                            "waited for alike\n"
+                            "to tell them apart: {\"queued\": ..., \"waited\": ...}\n",
                             path.c_str());
             }
         } else {

@@ -391,26 +391,24 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     const bool   simulated = neuron_kernels_simulated(handle) != 0;
     const char * target    = neuron_kernels_metadata(handle, "target");
     if (simulated && !nrt.simulator) {
-        NEURON_ERROR(
-            "%s: its kernels are the simulator's and never run on a NeuronCore: left out. Build the manifest with the "
-            "Neuron SDK's compiler: kernelgen build --compiler neuronx-cc (COMPILER neuronx-cc in CMake, "
-            "--config=release in Bazel)\n",
-            bundle->origin.c_str());
+        NEURON_ERROR("%s: left out: its kernels are the simulator's and never run on a NeuronCore\n"
+                     "build the manifest with the Neuron SDK's compiler: kernelgen build --compiler neuronx-cc\n"
+                     "(in CMake COMPILER neuronx-cc, in Bazel --config=release)\n",
+                     bundle->origin.c_str());
         return;
     }
     if (!simulated && nrt.simulator) {
-        NEURON_ERROR(
-            "%s: its kernels are compiled for a NeuronCore and can't run in the simulator: left out. Build the "
-            "manifest with --compiler simulator, or use the Neuron SDK's libnrt\n",
-            bundle->origin.c_str());
+        NEURON_ERROR("%s: left out: its kernels are compiled for a NeuronCore and can't run in the simulator\n"
+                     "build the manifest with --compiler simulator, or use the Neuron SDK's libnrt\n",
+                     bundle->origin.c_str());
         return;
     }
     const char *      chosen  = getenv("GGML_NEURON_TARGET");
     const std::string machine = chosen && *chosen ? chosen : nrt.target;
     if (!neuron_runs_on(target, machine)) {
-        NEURON_WARN(
-            "%s: compiled for %s, and this is %s: left out (GGML_NEURON_TARGET overrides what the machine is)\n",
-            bundle->origin.c_str(), target, machine.c_str());
+        NEURON_WARN("%s: left out: it is compiled for %s, and this is %s\n"
+                    "if the machine is not that, set GGML_NEURON_TARGET\n",
+                    bundle->origin.c_str(), target, machine.c_str());
         return;
     }
     const char *   configured = getenv("NEURON_LOGICAL_NC_CONFIG");
@@ -418,8 +416,8 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     const uint32_t lnc        = neuron_kernels_lnc(handle);
     const uint32_t has        = is_set ? (uint32_t) atoi(configured) : neuron_default_lnc(machine);
     if ((is_set || has) && has != lnc) {
-        NEURON_WARN("%s: compiled for --lnc %u, and the NeuronCores have %u (%s): left out\n", bundle->origin.c_str(),
-                    lnc, has,
+        NEURON_WARN("%s: left out: it is compiled for --lnc %u, and the NeuronCores have %u (%s)\n",
+                    bundle->origin.c_str(), lnc, has,
                     is_set ? "NEURON_LOGICAL_NC_CONFIG" : "the default where NEURON_LOGICAL_NC_CONFIG is not set");
         return;
     }

@@ -94,9 +94,9 @@ std::string neuron_originals::pages::failure() const {
         return "";
     }
     return "the file " + path +
-           " changed after the program loaded the weight from it, and no copy of the weight exists. Leave the file as "
-           "it "
-           "is while a program has it loaded, put another one in its place by renaming, or load without mmap";
+           " changed after the program loaded the weight from it\n"
+           "no copy of the weight exists\n"
+           "leave the file as it is while a program has it loaded, rename another one to it, or load without mmap";
 }
 
 // Copies the tensors of which bytes are in files, and forgets their pages. Needs the mutex.

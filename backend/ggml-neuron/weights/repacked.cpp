@@ -140,10 +140,10 @@ static neuron_repacked_weights open_files() {
         try {
             add_file(path, all);
         } catch (const nk::error & error) {
-            NEURON_WARN(
-                "GGML_NEURON_REPACKED: %s can't be used, and its weights are repacked at load: %s. kernelgen repack "
-                "MODEL.gguf KERNELS writes such files\n",
-                path.c_str(), error.message.c_str());
+            NEURON_WARN("GGML_NEURON_REPACKED: %s can't be used: %s\n"
+                        "its weights are repacked at load\n"
+                        "to write such a file: kernelgen repack MODEL.gguf KERNELS\n",
+                        path.c_str(), error.message.c_str());
         }
     }
     return all;
