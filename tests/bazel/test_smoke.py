@@ -97,7 +97,9 @@ def test_the_registry_finds_the_module_in_the_archive(source: Path) -> None:
 def test_the_registry_builds_with_the_versions_of_bazel_that_the_module_takes() -> None:
     assert 'bazel_compatibility = [">=7.4.0"]' in MODULE
     assert PRESUBMIT["matrix"]["bazel"] == ["7.x", "8.x", "9.x"]
-    assert re.search(r"with a Bazel of your own \(7\.4 to 9\)", (scratch.CHECKOUT / "docs/bazel.md").read_text())
+    assert re.search(
+        r"with a Bazel of your own \(7\.4 to 9\)", (scratch.CHECKOUT / "docs/guides/build-with-bazel.md").read_text()
+    )
     (task,) = PRESUBMIT["tasks"].values()
     assert (task["platform"], task["bazel"]) == ("${{ platform }}", "${{ bazel }}")
 

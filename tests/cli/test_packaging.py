@@ -63,7 +63,9 @@ def test_one_version_everywhere() -> None:
 
     version = kernelgen.__version__
     assert only(r'^__version__ = "(.*)"', "tools/nki_interpreter/__init__.py") == {version}
-    assert only(r'name = "neuron_kernelgen",\s+version = "(.*?)"', "MODULE.bazel", "docs/bazel.md") == {version}
+    assert only(
+        r'name = "neuron_kernelgen",\s+version = "(.*?)"', "MODULE.bazel", "docs/guides/build-with-bazel.md"
+    ) == {version}
     assert re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
 
 

@@ -49,12 +49,12 @@ def test_an_installation_has_everything_where_it_belongs(installed: Path) -> Non
 
 
 def test_the_page_shows_a_project_that_works_with_an_installation(installed: Path, tmp_path: Path) -> None:
-    """The files in docs/cmake.md are those of the installed example, and its program prints what the page says."""
-    page = (ROOT / "docs" / "cmake.md").read_text()
+    """The files in docs/guides/build-with-cmake.md are those of the installed example, and its program prints what the page says."""
+    page = (ROOT / "docs" / "guides" / "build-with-cmake.md").read_text()
     source = tmp_path / "layer"
     shutil.copytree(installed / "data" / "neuron-kernelgen" / "examples" / "cmake", source)
     for name, language in (("CMakeLists.txt", "cmake"), ("layer.yaml", "yaml"), ("layer.cc", "cpp")):
-        assert f"```{language}\n{(source / name).read_text()}```" in page, f"{name} is not as docs/cmake.md shows it"
+        assert f"```{language}\n{(source / name).read_text()}```" in page, f"{name} is not as the page shows it"
     commands, printed = [], []
     for block in re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
