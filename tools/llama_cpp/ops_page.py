@@ -39,18 +39,17 @@ NAMES = ("neuron", "left-out", "hlo", "backends")
 _INTRO = """\
 # Ops
 
-Which of ggml's ops have kernels here, as llama.cpp's `test-backend-ops` asks for them, on a NeuronCore that is
-[simulated on the CPU](simulator.md). The page is written by a command from a run of all cases
-([reference/llama-cpp-tests.md](reference/llama-cpp-tests.md#the-whole-of-it)); nothing in it was typed in.
+This page says which of ggml's ops have kernels, for the cases of llama.cpp's `test-backend-ops`. The device is a NeuronCore that the
+[simulator](simulator.md) computes on the CPU. [A command](reference/llama-cpp-tests.md#the-whole-of-it) writes the page from a run of all cases.
 
-The table has the form of llama.cpp's own `docs/ops.md`, and its other columns are from the CSVs in that folder of the same source
-tree: what those backends' maintainers last put there, when the program had fewer cases. Ops are the program's, by the mode
-`support`, which leaves out cases of several ops that some backends compute as one.
+The table has the form of llama.cpp's own `docs/ops.md`. The columns of other backends come from the CSVs in that folder of the same source
+tree: their maintainers wrote these last when the program had fewer cases. The table counts cases of the mode `support`, which leaves
+out cases of several ops that some backends compute as one.
 
 - ✅ all cases of the op
 - 🟡 some
 - ❌ none
-- – the program has no cases of it any more
+- – the program has no cases of it
 """
 
 
@@ -138,10 +137,9 @@ def page(tables: Mapping[str, Table]) -> str:
     total = {key: sum(int(row[key]) for row in neuron.values()) for key in tables["neuron"][0] if key != "op"}
     lines = [
         _INTRO,
-        f"In that mode {total['supported']:,} of {total['cases']:,} cases are supported. With the cases of several ops, "
-        f"which the mode `test` has too, {total['tested_supported']:,} of {total['tested_cases']:,} are: "
-        f"{total['passed']:,} passed, {total['failed']:,} failed, and {total['uncompared']:,} were not run because llama.cpp's "
-        "CPU backend can't compute them.",
+        f"The device supports {total['supported']:,} of {total['cases']:,} cases of this mode, and {total['tested_supported']:,} of "
+        f"{total['tested_cases']:,} of the mode `test`, which has the cases of several ops too: {total['passed']:,} passed, "
+        f"{total['failed']:,} failed, and {total['uncompared']:,} did not run because llama.cpp's CPU backend cannot compute them.",
         "",
         f"| Operation | NEURON | {' | '.join(backends)} |",
         "|---|" + "---|" * (len(backends) + 1),
@@ -155,7 +153,7 @@ def page(tables: Mapping[str, Table]) -> str:
         "",
         "## Cases",
         "",
-        "As the mode `test` has them; names that are not an op are of several ops that some backends compute as one.",
+        "The cases of the mode `test`. A name that is not an op stands for several ops that some backends compute as one.",
         "",
         "| Operation | cases | supported | not comparable | passed | failed |",
         "|---|---:|---:|---:|---:|---:|",
@@ -173,7 +171,7 @@ def page(tables: Mapping[str, Table]) -> str:
         "",
         "## Size of the kernels",
         "",
-        "Bytes of HLO, of the kernels that these cases need.",
+        "Bytes of HLO of the kernels that these cases need.",
         "",
         "| Op | kernels | median | largest |",
         "|---|---:|---:|---:|",
