@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,30 @@ def test_rules_have_their_attributes_and_macros_their_arguments(tmp_path: Path) 
     assert "\n## neuron_neff()\n" in text and "| `**kwargs` | as of the rule. |" in text
     (tmp_path / "a.bzl").write_text("def _f():\n    pass\n")
     assert website.starlark(tmp_path / "a.bzl") == ""
+
+
+def test_words_of_pages_are_counted_at_a_commit_and_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr(website, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# One two\n\n    code\n\n```\nmore code\n```\n\nthree\n")
+    (tmp_path / "docs/old.md").write_text("a b c d e\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "pages")
+    (tmp_path / "docs/old.md").rename(tmp_path / "docs/new.md")
+    assert website.word_table("HEAD").splitlines() == [
+        "| page | words at HEAD | words now |",
+        "|---|--:|--:|",
+        "| README.md | 4 | 4 |",
+        "| docs/new.md |  | 5 |",
+        "| docs/old.md | 5 |  |",
+        "| **pages** | 2 | 2 |",
+        "| **all words** | 9 | 9 |",
+        "| **words of the longest** | 5 | 5 |",
+    ]
+    with pytest.raises(SystemExit, match=r"--words v9: fatal: .*; name a commit, such as HEAD~10"):
+        website.word_table("v9")

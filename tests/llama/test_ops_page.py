@@ -74,7 +74,9 @@ def test_the_page_has_every_op_beside_the_other_backends(tables: dict[str, ops_p
     assert "| MUL_ADD | ✅" not in page and "| MUL_ADD | 🟡" not in page
     assert "| MUL_ADD | 3 | 1 | 0 | 0 | 1 |" in page
     assert "| MUL_ADD | 2 | x \\| y |" in page
-    assert "supports 2 of 3 cases of this mode, and 3 of 6 of" in page and "1 passed, 1 failed, and 1 did not run" in page
+    assert (
+        "supports 2 of 3 cases of this mode, and 3 of 6 of" in page and "1 passed, 1 failed, and 1 did not run" in page
+    )
 
 
 def test_what_a_run_leaves_can_be_summarized(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
     ./bazelw run //tools/website                 writes build/site; open build/site/index.html
     ./bazelw run //tools/website -- -o FOLDER
     ./bazelw run //tools/website -- --check      says only what is wrong, as the linters do
+    ./bazelw run //tools/website -- --words v1   prints how many words each page had at a commit, and has now
 
 A link that leads nowhere is an error. Once the generator is installed, neither building nor reading the site needs a network.
 The generator (MkDocs) is pinned in requirements.txt beside this file. Its environment is in kernelgen's cache folder.
@@ -237,6 +238,35 @@ def write(folder: Path) -> None:
     (folder / "mkdocs.yml").write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
 
 
+def words(text: str) -> int:
+    """Returns the number of words of a page, without its blocks of code."""
+    return len(re.sub(r"^```.*?^ *```$|^ {4}.*?$", "", text, flags=re.MULTILINE | re.DOTALL).split())
+
+
+def word_table(commit: str) -> str:
+    """Returns a table of the words of README.md and of each page at a commit and now.
+
+    Raises:
+        SystemExit: the repository does not have the commit.
+    """
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"--words {commit}: {done.stderr.strip()}; name a commit, such as HEAD~10")
+        return done.stdout
+
+    names = git("ls-tree", "-r", "--name-only", commit, "README.md", "docs").splitlines()
+    before = {name: words(git("show", f"{commit}:{name}")) for name in names if name.endswith(".md")}
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    now = {str(path.relative_to(ROOT)): words(path.read_text(encoding="utf-8")) for path in pages}
+    rows = [f"| {name} | {before.get(name, '')} | {now.get(name, '')} |" for name in sorted({*before, *now})]
+    rows.append(f"| **pages** | {len(before)} | {len(now)} |")
+    rows.append(f"| **all words** | {sum(before.values())} | {sum(now.values())} |")
+    rows.append(f"| **words of the longest** | {max(before.values())} | {max(now.values())} |")
+    return "\n".join([f"| page | words at {commit} | words now |", "|---|--:|--:|", *rows])
+
+
 def finish(site: Path) -> None:
     """Gives the pages the script that runs the search from a folder, in place of one from the network."""
     Path(site, "assets/worker.js").write_bytes(Path(__file__).with_name("worker.js").read_bytes())
@@ -251,8 +281,14 @@ def main() -> int:
         "-o", "--output", type=Path, default=ROOT / "build/site", metavar="FOLDER", help="Where to write the site."
     )
     parser.add_argument("--check", action="store_true", help="Keep nothing; exit with 1 when a link leads nowhere.")
+    parser.add_argument(
+        "--words", metavar="COMMIT", help="Print how many words each page had at a commit, and has now."
+    )
     parser.add_argument("--python", type=Path, help="A Python that has the generator, instead of the pinned one.")
     args = parser.parse_args()
+    if args.words:
+        print(word_table(args.words))
+        return 0
     output = (Path(os.environ.get("BUILD_WORKING_DIRECTORY", ".")) / args.output).resolve()
     with tempfile.TemporaryDirectory() as scratch:
         write(Path(scratch))
