@@ -8,7 +8,7 @@ Four ways to the same NEFFs of the same kernels, with the same sources and the s
 * `bazel build`.
 
 Five times each: cold; nothing changed; one kernel changed (what rope computes; there is one rope); a comment added to every
-emitter; a second machine, which has nothing but what the first left in the shared cache. The loop and the generator do not
+emitter; a second machine, which has only what the first left in the shared cache. The loop and the generator do not
 look at what is there: they do all again whatever changed, so they are run twice, and the second time stands for the
 four cases that are not cold.
 

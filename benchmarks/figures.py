@@ -1,4 +1,4 @@
-"""What a benchmark finds, as values: a figure, what it is held against, and its limit; and the table and JSON of them.
+"""What a benchmark finds, as values: a figure, what it is compared with, and its limit; and the table and JSON of them.
 
 Every benchmark yields `Figure`s. `main` runs it, or `report` where it has arguments of its own, and run.py collects what they
 write. Needs nothing of kernelgen.
@@ -23,7 +23,7 @@ UNITS = tuple(
 
 @dataclass(frozen=True)
 class Peer:
-    """What a figure is held against, measured in the same run.
+    """What a figure is compared with, measured in the same run.
 
     Attributes:
         what: what it is.
@@ -63,7 +63,7 @@ class Figure:
         value: in `unit`.
         unit: of `UNITS`.
         kernels: how many kernels it is for; None when that is not part of it.
-        peer: what it is held against.
+        peer: what it is compared with.
         direction: how the ratio is taken. Where figure and peer are for different numbers of kernels it is that of the costs per
             kernel.
         limit: None when there is none.

@@ -136,7 +136,7 @@ def _second_manifest(checkout: scratch.Checkout) -> int:
 
 
 def measure(manifest: str | None) -> Iterator[figures.Figure]:
-    """Yields two counts and the seconds for each row; counts are held against the cold build's, seconds too.
+    """Yields two counts and the seconds for each row; counts are compared with the cold build's, seconds too.
 
     Then how much each way to build compiled after each change that leaves HLO as it was.
     """

@@ -118,7 +118,7 @@ def changes(root: Path, project: cmake_project.Project, count: int) -> Iterator[
 
 
 def measure(kernels: int) -> Iterator[figures.Figure]:
-    """Yields two counts and the seconds for each change, held against the cold build's; then what a null build costs."""
+    """Yields two counts and the seconds for each change, compared with the cold build's; then what a null build costs."""
     cold: Row | None = None
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-") as folder:
         root, project = prepare(Path(folder), kernels)

@@ -16,7 +16,7 @@ PACKAGES = ("jax", "jaxlib", "numpy", "protobuf", "matplotlib")
 
 
 def describe() -> dict[str, Any]:
-    """Returns CPU, cores, memory, system, load, versions, and the commit; what can't be found out is None.
+    """Returns CPU, cores, memory, system, load, versions, and the commit; what is not known is None.
 
     Nothing that names the machine or its user is part of it.
     """

@@ -4,7 +4,7 @@
 
 The product of large matrices is written here, with a DMA per tile of each product; the other kernels are kernelgen's own, in NKI
 and in JAX, for a Llama of 8 billion parameters. Seconds are of one CPU, the least of three times: recording, rolling loops, and
-lowering through JAX to canonical HLO. In the first of the three JAX traces its own functions as well. Each is held against the
+lowering through JAX to canonical HLO. In the first of the three JAX traces its own functions as well. Each is compared with the
 emitter in JAX in the same run. What kernelgen's own take of a trn1, instructions and DMA descriptors, is counted from the record
 of those in NKI, a descriptor for each run in memory, and estimated from the HLO of those in JAX. Exit status 1 where a kernel
 takes more than a second or has more than 1,000 lines.

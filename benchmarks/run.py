@@ -2,7 +2,7 @@
 
 Each runs in a process of its own, one after another, and hands over its figures; what it prints passes through. Written are
 `results.json` (as results.schema.json says, with a description of the machine) and `results.svg`. Exit status 1 when a limit was
-missed or a benchmark failed; the others are run all the same.
+missed or a benchmark failed; the others still run.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def run(benchmark: Benchmark, *, quick: bool) -> Outcome:
             return Outcome(seconds, [], f"exit status {done.returncode}: {error}")
     missed = not all(figure.met for figure in found)
     if done.returncode != int(missed):
-        # It says of itself that it failed, and its figures do not say why; or the other way round.
+        # It says of itself that it failed, and its figures do not say why; or its figures say so, and it does not.
         return Outcome(seconds, found, f"exit status {done.returncode}, expected {int(missed)} from its figures")
     return Outcome(seconds, found)
 

@@ -2,7 +2,7 @@
 
 The manifest of Llama-3-8B is derived as the ready manifests are, for a cache of 8,192 cells and calls of up to 512 tokens.
 llama.cpp says what it computes for each number of tokens and each length; each node is served as the backend serves it
-(kernelgen.dispatch.lengths), and held against a kernel of its own. Times are modelled, those of trn1
+(kernelgen.dispatch.lengths), and compared with a kernel of its own. Times are modelled, those of trn1
 (tools/kernelgen/dispatch/chips.json). Exit status 1 when a limit is missed.
 """
 

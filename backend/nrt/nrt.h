@@ -7,7 +7,7 @@
 //     }
 //     message = nrt->init();  // claims the NeuronCores
 //     if (!message.empty()) {
-//         ... they are not to be had: message says why
+//         ... they are not available: message says why
 //     }
 //     NRT_STATUS status = nrt->nrt_tensor_write(tensor, data, 0, size);
 //     if (status != NRT_SUCCESS) {

@@ -4,7 +4,7 @@
 //
 // The bundle has the ops of a transformer's layer in many widths, each for 1, 8, 32, 128 and 512 tokens, and attention also for
 // six lengths of the cache. Nodes are asked for in random order. For each op the nanoseconds of the fastest of several runs are printed, and
-// the mean of all ops is held against limits: a graph's nodes are of all of them. The program fails when one is missed, or when something
+// the mean of all ops is compared with limits: a graph's nodes are of all of them. The program fails when one is missed, or when something
 // else is found than what must be.
 
 #include "ggml-backend.h"

@@ -65,7 +65,7 @@ def _size(dtype: Any) -> int:
 
 
 class LockStatus(Enum):
-    """What became of a lock of a remote machine; there is none."""
+    """The outcome of a lock of a remote machine; there is none."""
 
     ACQUIRED = "ACQUIRED"
 

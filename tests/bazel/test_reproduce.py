@@ -1,4 +1,4 @@
-"""tools/reproduce: two builds under different conditions are the same, and one that is not is found out."""
+"""tools/reproduce: two builds under different conditions are the same, and one that differs is found."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_any_bazel_from_7_4_to_9_will_do_with_one_line(machine: Machine, version
     machine.bazel(version)
     done = machine.run("build")
     assert done.returncode == 0
-    assert done.stderr == f"bazelw: Bazel {PINNED} is not to be had here; running {version} ({machine.bin}/bazel)\n"
+    assert done.stderr == f"bazelw: Bazel {PINNED} is not available here; running {version} ({machine.bin}/bazel)\n"
     assert machine.calls("bazel")[-1] == ["build"]
 
 
@@ -386,7 +386,7 @@ def test_debians_bazel_comes_before_bazelisk_only_when_it_is_the_pinned_one(
     assert done.returncode == 0
     assert done.stdout.endswith("build\n//y\n") == runs
     assert (debian.calls("bazelisk") == [["build", "//y"]]) != runs
-    assert (f"Bazel {pinned} is not to be had here; running {PINNED}" in done.stderr) == (runs and pinned != PINNED)
+    assert (f"Bazel {pinned} is not available here; running {PINNED}" in done.stderr) == (runs and pinned != PINNED)
 
 
 def test_debians_bazel_runs_from_its_place(debian: Machine) -> None:

@@ -123,13 +123,13 @@ def run(folder: Path, *arguments: str, installed: tuple[Path, ...] = ()) -> subp
 
 
 def outcomes(text: str) -> dict[str, str]:
-    """Returns what became of each test, by its name with parameters."""
+    """Returns the outcome of each test, by its name with parameters."""
     return {name: word for word, name in re.findall(r"^(PASSED|FAILED|ERROR) \S*::(\S+)", text, re.MULTILINE)}
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What became of the tests of three suites, run together."""
+    """The outcome of the tests of three suites, run together."""
     folder = tmp_path_factory.mktemp("checkout")
     for name, text in {
         "older/test_doubled.py": OLDER,

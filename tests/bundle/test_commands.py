@@ -231,7 +231,7 @@ def test_check_compares_real_neffs_with_what_the_index_says(
     made = bundle.build(*kernels.arguments, tree_path=laid, pack_path=packed)
     assert made.origin.compiler == "neuronx-cc 2.24.5133.0+58f8de22"
     assert described(laid, "--check")["neff_count"] == described(packed, "--check")["neff_count"] == 12
-    # Who writes the index can write any digest.
+    # A writer of the index can write any digest.
     index = json.loads((laid / "index.json").read_text())
     file = laid / index["kernels"][3]["neff"]
 
@@ -271,7 +271,7 @@ def test_what_is_nothing_of_the_kind(tmp_path: Path, out: Path) -> None:
     names = ("text", "empty", "short.neff", "short.gguf", "in", "missing")
     result = run(inspect_command.command, good, *(tmp_path / name for name in names))
     assert isinstance(result.exception, KernelgenError) and result.exception.exit_code == EXIT_USAGE
-    assert "kernel count 12" in result.stdout, "what can be read is printed all the same"
+    assert "kernel count 12" in result.stdout, "what can be read is still printed"
     text = str(result.exception)
     for name, reason in zip(
         names,

@@ -170,7 +170,7 @@ def test_cmake_takes_no_neff_of_an_earlier_hlo_when_the_clock_was_set_back(tmp_p
     manifest(tmp_path, "relu")
     install(tmp_path / "sdk", record=str(record))
     settings = {"NEURON_SDK": tmp_path / "sdk", "NEURON_KERNELGEN_NEFF_CACHE": tmp_path / "cache"}
-    # make goes by times alone; Ninja remembers them.
+    # make compares times alone; Ninja remembers them.
     project = CMake(tmp_path, "Unix Makefiles", f'KERNELS "{tmp_path}/mine"', **settings)
     project.make()
     [made] = project.build.rglob("*.gguf")

@@ -33,7 +33,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def files(text: str) -> dict[str, str]:
-    """Returns the blocks that a line with nothing but a path introduces."""
+    """Returns the blocks that a line with only a path introduces."""
     return dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 

@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_read_is_said(run: Run, kernels: Path, tmp_path:
     closed.mkdir()
     closed.chmod(0)
     paths = [loop, tmp_path / "missing"]
-    if os.geteuid() != 0:  # who reads everything
+    if os.geteuid() != 0:  # root reads everything
         paths.append(closed)
     result = run("add", GGML_NEURON_KERNEL_DIR=":".join(map(str, [*paths, kernels])))
     closed.chmod(0o700)

@@ -1,4 +1,4 @@
-"""NKI is installed where kernels are built: which lowering a kernel has is its manifest's choice all the same."""
+"""NKI is installed where kernels are built: which lowering a kernel has is still its manifest's choice."""
 
 from __future__ import annotations
 

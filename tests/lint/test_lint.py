@@ -139,6 +139,18 @@ def test_other_paths_are_taken(line: str) -> None:
         ("Views are not its business.", '"does not …", "… does it"'),
         ("It loops for ever.", '"forever"'),
         ("It fails without a word.", '"without a message"'),
+        ("Each is held against the peer.", '"compared with", "compares it with"'),
+        ("It tells what became of the case.", '"the outcome of", "how it ended"'),
+        ("Bazel is not to be had here.", '"is available", "there is"'),
+        ("It needs nothing but Python.", '"only"'),
+        ("A file names it by its own place.", '"beside its own file"'),
+        ("The memory of who reads it is freed.", 'the user or the program: "a program that …"'),
+        ("What ends before it is done leaves a log.", '"if … ends"'),
+        ("Builds go by the digest.", '"uses", "depends on", "compares"'),
+        ("The others run all the same.", '"still"'),
+        ("The process ends upon it.", 'the plain word: "on", "only", "if", "known", "among", "while"'),
+        ("It is not the other way round.", "the second sentence in full"),
+        ("That is found out later.", '"is found", "is noticed", "is known"'),
     ],
 )
 def test_a_word_that_has_a_plainer_one_is_found_in_every_kind_of_file(words: str, advice: str) -> None:
@@ -164,6 +176,7 @@ def test_a_word_that_has_a_plainer_one_is_found_in_every_kind_of_file(words: str
         "The kernel is another one of the same op.",
         "Say `by way of` or `anew`.",
         "Nothing else is read.",
+        "llama.cpp decides where a weight goes by asking for an op; the user had a file, and finds out which ops run.",
     ],
 )
 def test_plain_words_are_not_found(words: str) -> None:

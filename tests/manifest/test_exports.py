@@ -1,4 +1,4 @@
-"""Derived manifests ask for exactly what llama.cpp does: held against llama.cpp's own graph exports (tests/data/graph-ops)."""
+"""Derived manifests ask for exactly what llama.cpp does: compared with llama.cpp's own graph exports (tests/data/graph-ops)."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_coverage_takes_a_model_as_it_is_run(
         (1024, 256),
         (1024, 512),
     }
-    # A call of 65 tokens has nothing but what does not depend on their number.
+    # A call of 65 tokens has only what does not depend on their number.
     assert cli.run([*command, "--n-ctx", "512", "--n-tokens", "1,65", "--flash-attn", "both"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["graphs"]
     without = {

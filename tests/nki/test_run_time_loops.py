@@ -67,7 +67,7 @@ def _nested(blocks):
 
 
 def _halved(blocks):
-    """Counts how often a number can be halved: the body makes the register that the loop goes by."""
+    """Counts how often a number can be halved: the body makes the register that the loop reads."""
     result = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
     held = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
     total = nl.zeros((1, 1), nl.int32, buffer=nl.sbuf)

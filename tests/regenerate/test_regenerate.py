@@ -1,4 +1,4 @@
-"""Generated files are as they would be generated, and one that is not is found out and mended."""
+"""Generated files are as they would be generated, and one that differs is found and mended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A remote-execution cluster and an HTTP cache on loopback, from packages: BuildGrid, PostgreSQL, buildbox, nginx.
 
 Everything is started by the test that uses it, listens on 127.0.0.1 only, keeps its files in one scratch folder and ends with it. What is
-not on the machine is unpacked into a scratch folder where that is possible (Debian's packages; PyPI); `Missing` says what could not be had.
+not on the machine is unpacked into a scratch folder where that is possible (Debian's packages; PyPI); `Missing` says what is not available.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_SECONDS = 120
 
 
 class Missing(Exception):
-    """Something that the cluster needs is not on this machine and can't be had."""
+    """Something that the cluster needs is not on this machine and can't be installed."""
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def _unpacked() -> Path:
     """Unpacks Debian's packages with all they need; nothing is installed, and the folder lasts as long as this process.
 
     Raises:
-        Missing: it can't be had.
+        Missing: it can't be installed.
     """
     if not shutil.which("apt-get"):
         raise Missing("only on Debian could packages be unpacked")
@@ -368,7 +368,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     """Yields a cluster that has no worker yet.
 
     Raises:
-        Missing: the machine lacks a program that can't be had.
+        Missing: the machine lacks a program that can't be installed.
     """
     store = _need("buildbox-casd", "buildbox")
     bgd = _buildgrid()

@@ -1,6 +1,6 @@
 """Bazel with a shared cache and on a cluster, as a team uses them: real servers on loopback, real builds in scratch checkouts.
 
-Where the servers' packages can't be had these tests are skipped and say why.
+If the servers' packages are not available, these tests are skipped and say why.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Program:
     """A program that every rank has loaded, with tensors of its own.
 
     Args:
-        ranks: who runs it.
+        ranks: those that run it.
         neff: what is loaded.
         allocate: whether the tensors are made, too.
     """

@@ -11,7 +11,7 @@ KernelgenToolInfo = provider(
 )
 
 def without_comments(ctx, source, path):
-    """Declares a copy of a Python source without its lines of comment, so that an edit of one does not change for who has the copy.
+    """Declares a copy of a Python source without its lines of comment, so that an edit of one does not change the users of the copy.
 
     Args:
         ctx: the rule's context.

@@ -4,7 +4,7 @@
     python3 tools/ci/summary.py build.log >> "$GITHUB_STEP_SUMMARY"
 
 `actions.json` is what Bazel writes with `--execution_log_json_file`; `build.log` is what `cmake --build` or `kernelgen build`
-printed. Needs nothing but Python. Exit status 1 when a file says nothing about kernels.
+printed. Needs only Python. Exit status 1 when a file says nothing about kernels.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from nki_interpreter import kernel, loading
 from nki_interpreter.errors import LoadError, NkiError
 
 RAN, REFUSED, UNKNOWN = "ran", "refused", "of unknown fate"
-"""What became of a kernel on a device."""
+"""The outcome of a kernel on a device."""
 
 ACCEPTED = "accepted"
 FAILED = "failed"
@@ -52,7 +52,7 @@ SEED = 42
 
 @dataclass(frozen=True)
 class SurveyedKernel:
-    """A kernel, and what became of it on a device.
+    """A kernel, and its outcome on a device.
 
     Attributes:
         op, reference, path: the op, its reference in NumPy and the kernel's file.

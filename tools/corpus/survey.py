@@ -72,7 +72,7 @@ def is_named(name: str) -> bool:
 
 @dataclass
 class Module:
-    """An HLO module, and what became of it.
+    """An HLO module, and its outcome.
 
     Attributes:
         path: the first file that has it.

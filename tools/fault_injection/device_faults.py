@@ -1,7 +1,7 @@
 """The backend when something goes wrong: real processes, in which the simulator fails on purpose (NEURON_SIMULATOR_FAULT).
 
 A round is a process with a fault, chosen by its number. Whatever fails, the process ends with right results or with an error that
-says what failed: it does not crash, and no result is wrong. Run on its own, this makes rounds and says what became of each:
+says what failed: it does not crash, and no result is wrong. Run on its own, this makes rounds and says how each ended:
 
     bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1
     bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1 --sums
@@ -253,7 +253,7 @@ def play(bench: RoundsBench, one: Round) -> str:
     """Makes a round.
 
     Returns:
-        What became of it: `right`, `an error` or `ended` (the program ended itself, and said why).
+        The outcome: `right`, `an error` or `ended` (the program ended itself, and said why).
 
     Raises:
         AssertionError: it crashed, a result is wrong, or an error was not said.
@@ -306,7 +306,7 @@ def play(bench: RoundsBench, one: Round) -> str:
 
 
 def _ending_of_bench(done: subprocess.CompletedProcess[str], log: str) -> str:
-    """Returns what became of llama-bench, which ends with 1 when it has freed all."""
+    """Returns the outcome of llama-bench, which ends with 1 when it has freed all."""
     if done.returncode == 0:
         return "right"
     assert REPORTED.search(done.stderr), f"what failed is not said: {log}"
@@ -321,7 +321,7 @@ def _ending_of_bench(done: subprocess.CompletedProcess[str], log: str) -> str:
 
 
 def main() -> None:
-    """Makes rounds, and says what became of each."""
+    """Makes rounds, and says how each ended."""
     parser = argparse.ArgumentParser(description="Makes the simulator fail, and sees what the backend makes of it.")
     parser.add_argument("--rounds", type=int, default=200, help="how many rounds are made")
     parser.add_argument("--seed", type=int, default=1, help="the first round's number")

@@ -45,7 +45,7 @@ def buildifier() -> list[str]:
     """Returns how buildifier is called.
 
     Raises:
-        SystemExit: it can't be had.
+        SystemExit: there is neither npx nor buildifier.
     """
     if shutil.which("npx"):
         return ["npx", "--yes", BUILDIFIER]

@@ -186,7 +186,7 @@ _CALL = re.compile(
 
 @dataclass(frozen=True)
 class CallResult:
-    """What became of a call: a line of the program `calls`, see there."""
+    """The outcome of a call: a line of the program `calls`, see there."""
 
     script: int
     context: str
@@ -239,7 +239,7 @@ def run(
     words: str = "",
     options: Sequence[str] = (),
 ) -> tuple[list[CallResult], str]:
-    """Makes the calls that scripts say, each in a thread when there are several; returns what became of them, and the log.
+    """Makes the calls that scripts say, each in a thread when there are several; returns their outcomes, and the log.
 
     The tokens are those of `words`, by default of TEXT. The program has `options` before its arguments.
 

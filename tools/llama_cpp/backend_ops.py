@@ -8,12 +8,12 @@
     ./bazelw run //tools/llama_cpp:backend_ops -- --write-sample F   writes a new sample of what passed to F
 
 The backend, which has no kernel yet, says what each case asks it for. Then group after group of cases is built and run against the CPU,
-as many at once as there are CPUs. Whatever stops it, the next run goes on where it was; a group is done again when something that it
+as many at once as there are CPUs. If it is interrupted, the next run continues; a group is done again when something that it
 depends on has changed. At the end it prints how many cases there are, how many the device supports, and how many passed and failed,
 and leaves in the work folder
 
     support.csv   `test-backend-ops support --output csv`, as in llama.cpp's docs/ops
-    results.csv   each case of the mode `test`, with what became of it and why
+    results.csv   each case of the mode `test`, with its outcome and why
     kernels.csv   each kernel, with the bytes of its HLO
 
 Exit status 1 when a case failed, a kernel that should have been built was not, nothing ran, or the device was not there.
@@ -115,7 +115,7 @@ class Summary:
     Attributes:
         outcome: of all cases.
         costs: elements of each case's tensors, in the program's order.
-        groups: what became of each group, by its name.
+        groups: the outcome of each group, by its name.
         seconds: how long it took.
     """
 

@@ -36,7 +36,7 @@ MOST_CRASHES = 8
 
 @dataclass
 class Done:
-    """What became of a group.
+    """The outcome of a group.
 
     Attributes:
         built: of its nodes.
@@ -83,7 +83,7 @@ class CaseRunner:
         self.depends = programs_digest(programs)
 
     def do(self, group: cases.Group, progress: harness.Progress) -> Done:
-        """Returns what became of a group, from an earlier run when nothing that it depends on has changed."""
+        """Returns the outcome of a group, from an earlier run when nothing that it depends on has changed."""
         begun = time.monotonic()
         folder = self.work / group.name
         with locked(folder):

@@ -1,4 +1,4 @@
-"""The cases of test-backend-ops: which there are, what each asks the device for, and what became of it.
+"""The cases of test-backend-ops: which there are, what each asks the device for, and its outcome.
 
 The program is always run with `GGML_BACKEND_PATH`, so that it has the device, and its two outputs are read as one, line by line:
 the backend says which ops it has no kernel for (`GGML_NEURON_LOG=2`) just before the program's row about the case.
@@ -272,7 +272,7 @@ MOST_BYTES = 100_000
 
 
 def group(rows: Iterable[CaseRow]) -> list[Group]:
-    """Returns the cases in groups, each of one op where it has many; what the groups are depends on nothing but the cases."""
+    """Returns the cases in groups, each of one op where it has many; what the groups are depends on the cases alone."""
     rows = list(rows)
     position = {id(row): number for number, row in enumerate(rows)}
     by_op: dict[str, list[CaseRow]] = {}
@@ -330,7 +330,7 @@ def _made(name: str, rows: Sequence[CaseRow]) -> Group:
     return Group(name, dict(Counter(row.case for row in rows)), list(nodes), asks)
 
 
-# --- what became of them ---------------------------------------------------------------------------------------------------
+# --- outcomes of them ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -72,7 +72,7 @@ _LAUNCHED = re.compile(r"other numbers of tokens were launched (\d+) times, with
 
 @dataclass
 class DefaultKernelsResult:
-    """What became of an architecture.
+    """The outcome of an architecture.
 
     Attributes:
         rows: its runs, dense or with experts.
@@ -171,7 +171,7 @@ class DefaultKernelsRunner:
         )
 
     def do(self, name: str, progress: harness.Progress) -> DefaultKernelsResult:
-        """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
+        """Returns the outcome of an architecture, from an earlier run when nothing that it depends on has changed."""
         result = self.work / f"{name}.json"
         with work_folder.locked(self.work / name), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             before = json.loads(result.read_text())
@@ -283,7 +283,7 @@ def run_all(
     jobs: int | None = None,
     say: harness.Say = print,
 ) -> dict[str, DefaultKernelsResult]:
-    """Does architectures side by side, and returns what became of each; the arguments are those of `models.run_all`."""
+    """Does architectures side by side, and returns the outcome of each; the arguments are those of `models.run_all`."""
     return worker_pool.answers(
         Path(__file__),
         {"work": str(work), "fuse": fuse},
@@ -297,7 +297,7 @@ def run_all(
 
 
 def line(name: str, model: DefaultKernelsResult) -> str:
-    """Returns what became of an architecture, in a line."""
+    """Returns the outcome of an architecture, in a line."""
     if model.absent:
         return f"{name}: left out: {_NO_FILE}"
     how = "passed" if model.passed else "FAILED"

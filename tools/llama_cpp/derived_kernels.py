@@ -55,7 +55,7 @@ _KINDS = {"dense": "{}", "moe": "{} (MoE)"}
 
 @dataclass(frozen=True)
 class Compared:
-    """What became of a model.
+    """The outcome of a model.
 
     Attributes:
         name: the architecture, and whether it is dense or has experts.

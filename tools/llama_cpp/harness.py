@@ -151,7 +151,7 @@ class Programs:
 
 @dataclass(frozen=True)
 class BuiltManifest:
-    """What became of a recorded manifest.
+    """The outcome of a recorded manifest.
 
     Attributes:
         kernels: how many kernels the pack has.

@@ -45,7 +45,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 @dataclass
 class BuiltGroup:
-    """What became of a group's nodes.
+    """The outcome of a group's nodes.
 
     Attributes:
         sizes: bytes of each kernel's HLO, by kernel.
@@ -121,7 +121,7 @@ class KernelBuilder:
         return lowering.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
 
     def build(self, entries: Sequence[str], folder: Path, progress: harness.Progress) -> tuple[BuiltGroup, str]:
-        """Makes the pack of `folder/kernels`, and returns what became of the entries and the pack's digest.
+        """Makes the pack of `folder/kernels`, and returns the outcome of the entries and the pack's digest.
 
         There is no pack when no entry has a kernel.
         """

@@ -6,7 +6,7 @@
 
 For each architecture a small random model is recorded, its kernels are built, and it runs again, until it asks for nothing new. The last
 run is the one that counts: the logits against the CPU's, the same after saving and loading, and which ops of the graphs the device
-computed. As many architectures at once as there are CPUs; whatever stops it, the next run goes on where it was, and does an
+computed. As many architectures at once as there are CPUs; if it is interrupted, the next run continues, and does an
 architecture again when something that it depends on has changed.
 
 Exit status 1 when an architecture failed or has less than 95 % of its graphs' ops on the device.
@@ -73,7 +73,7 @@ class ArchitectureRow:
 
 @dataclass
 class ArchitectureResult:
-    """What became of an architecture.
+    """The outcome of an architecture.
 
     Attributes:
         rows: its runs, dense or with experts; none when the program skips it.
@@ -233,7 +233,7 @@ class ArchitectureRunner:
         self.depends = depends_on(programs)
 
     def do(self, name: str, progress: harness.Progress) -> ArchitectureResult:
-        """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
+        """Returns the outcome of an architecture, from an earlier run when nothing that it depends on has changed."""
         begun = time.monotonic()
         folder = self.work / name
         with work_folder.locked(folder):
@@ -335,7 +335,7 @@ def run_all(
     jobs: int | None = None,
     say: harness.Say = print,
 ) -> dict[str, ArchitectureResult]:
-    """Does architectures side by side, and returns what became of each.
+    """Does architectures side by side, and returns the outcome of each.
 
     Args:
         programs: what runs them.

@@ -6,7 +6,7 @@
 
 The page is made of summaries in docs/ops, which are kept with it: the run's own CSVs are too large for that.
 
-    neuron.csv     by op: cases, and what became of them
+    neuron.csv     by op: cases, and their outcomes
     left-out.csv   by op and reason: cases without support
     hlo.csv        by op: kernels, and bytes of their HLO
     backends.csv   by op: whether each other backend has all, some or none of its cases

@@ -324,7 +324,7 @@ CASES = (
 
 @dataclass
 class Run:
-    """What became of a case in one way.
+    """The outcome of a case in one way.
 
     Attributes:
         results: what was read.

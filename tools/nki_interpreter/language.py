@@ -264,7 +264,7 @@ def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
 
     Args:
         init: the register.
-        body_fun: is given the register and returns the one that the next iteration goes by.
+        body_fun: is given the register and returns the one that the next iteration reads.
 
     Raises:
         NkiError: the body returns no register, or what is in one is not known (`Recorder.known`).

@@ -1,4 +1,4 @@
-"""GGUF files that are nothing but their headers: hyperparameters and a list of tensors. `kernelgen model` needs no more."""
+"""GGUF files that are only their headers: hyperparameters and a list of tensors. `kernelgen model` needs no more."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ typedef struct neuron_kernels_table {
 // The file is mapped, read-only: processes that open the same pack share its memory, and NEFFs are read from disk when
 // they are used. The index is copied and fully checked here, in time proportional to its size; after that finding and
 // enumerating kernels never touch the file. NEFF bytes do: of a pack that is overwritten or shortened in place while it is
-// open, what neuron_kernels_neff points to changes, or kills who reads it with SIGBUS. neuron_kernels_read tells instead.
+// open, what neuron_kernels_neff points to changes, or kills the program that reads it with SIGBUS. neuron_kernels_read tells instead.
 // Replace a pack by renaming another one over it, as kernelgen does: then its readers keep what they opened.
 //
 // On success *bundle is the bundle. On error it is NULL and `message`, unless it is NULL, says which file, what is

@@ -104,7 +104,7 @@ static layout find_layout(const std::string & bytes) {
 }
 
 static void test_truncation(const std::string & bytes, const layout & where) {
-    // Every length in the metadata; in the data, where nothing but sizes matters, some.
+    // Every length in the metadata; in the data, where only sizes matter, some.
     for (size_t size = 0; size < bytes.size(); size += size < where.data + 256 ? 1 : 997) {
         const bool complete = size >= where.end;
         CHECK_MSG((try_pack(bytes.substr(0, size)) == NEURON_KERNELS_OK) == complete, "%zu bytes", size);

@@ -191,7 +191,7 @@ enum ggml_status neuron_chain::compute_in_turn(std::vector<step> & taken) {
     return status;
 }
 
-// Makes each rank's graph: its parts, and a node for each reduction. Who reads the sum has the summand as its source.
+// Makes each rank's graph: its parts, and a node for each reduction. A node that reads the sum has the summand as its source.
 void neuron_chain::make(const std::vector<step> & taken, known & k) const {
     for (size_t rank = 0; rank < ranks.size(); rank++) {
         size_t n = 0;

@@ -57,7 +57,7 @@ struct neuron_planned_launch {
     std::atomic<uint64_t> * counter;  // of a graph kernel; else NULL
 };
 
-// A node of a graph, or a group of nodes or attention, with everything that was to be found out about it.
+// A node of a graph, or a group of nodes or attention, with everything that is known about it.
 struct neuron_planned {
     std::vector<neuron_member> members;           // in their order; of a node alone one
 

@@ -100,7 +100,7 @@ bool is_dense(const ggml_tensor * t) {
 }
 
 // Returns the shortest decimal number that is this binary32, as printf("%g") writes it where the decimal point is a point:
-// printf itself goes by the locale of the program.
+// printf itself depends on the locale of the program.
 std::string shortest_text(float value) {
     for (int digits = 1;; digits++) {
         char   text[32];

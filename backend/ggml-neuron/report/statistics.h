@@ -1,4 +1,4 @@
-// What became of the graphs that a backend computed a part of: how many of their ops ran on the device, and how many elsewhere
+// The outcome of the graphs that a backend computed a part of: how many of their ops ran on the device, and how many elsewhere
 // because they have no kernel.
 //
 // ggml's scheduler gives a backend its own parts of a graph alone. But such a part refers to the set of all tensors of the graph
@@ -45,7 +45,7 @@ class neuron_statistics {
     std::string summary();
 
   private:
-    // What is found out of a graph before its parts are computed.
+    // What is known of a graph before its parts are computed.
     struct scan {
         size_t                        ops = 0;
         std::map<std::string, size_t> reasons;

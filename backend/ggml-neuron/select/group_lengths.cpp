@@ -576,7 +576,7 @@ class fitting {
         return refer_to_node(nodes[into.to.index], into) && into.has == n.has;
     }
 
-    // Returns whether what a node computes of rows depends on nothing but the same rows of all that have rows: first rows would also come
+    // Returns whether what a node computes of rows depends only on the same rows of all that have rows: first rows would also come
     // out of the first rows of something whole, which others have to come out of others of. Memory is written row by row or not at
     // all: several launches would change it several times.
     bool is_row_by_row(const node & n) const {

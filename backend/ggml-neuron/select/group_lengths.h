@@ -45,7 +45,7 @@ struct neuron_group_causal_condition {
     neuron_cell_map cells;
 };
 
-// How a kernel computes a group, or pieces of it, provided that what `causal_conditions` say is hidden.
+// How a kernel computes a group, or pieces of it, if what `causal_conditions` say is hidden.
 struct neuron_group_fit {
     std::vector<neuron_group_room>             slots;
     std::vector<neuron_group_room>             results;  // of those that are seen outside, in the order of the nodes

@@ -136,7 +136,7 @@ static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
     for (int i = nodes.front(); i <= nodes.back(); i++) {
         ggml_tensor * t    = cgraph->nodes[i];
         const int64_t node = roots.node_of(t);
-        // who reads a sum has the summand as its source
+        // a node that reads a sum has the summand as its source
         if (node < 0 || escapes[(size_t) node] || neuron_is_all_reduce(t)) {
             continue;
         }

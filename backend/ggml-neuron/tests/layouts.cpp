@@ -616,7 +616,7 @@ static void rows(ggml_type type) {
 }
 
 // What a weight is asked for before it has memory, as llama.cpp asks: the device's own buffer type refuses what a kernel wants in
-// a layout, and that layout's takes it; of weights of other shapes it is the other way round.
+// a layout, and that layout's takes it; weights of other shapes need the reverse.
 static void probes(ggml_type type) {
     for (const bool known : { true, false }) {
         tensors                 t;

@@ -7,7 +7,7 @@
 
 namespace simulator {
 
-// A few per core and one per thread that executes at the same time as others. What finds no place is merely inherited.
+// A few per core and one per thread that executes at the same time as others. A descriptor without a place is inherited.
 static std::array<std::atomic<int>, 1024> held;  // descriptor + 1, or 0
 
 static void replace(int from, int to) {

@@ -243,7 +243,7 @@ static std::string ending_of(int status) {
     return "exited with status " + std::to_string(WEXITSTATUS(status));
 }
 
-// Closes the sockets, upon which the process ends by itself, and waits for it. Called with the mutex held, or by the last owner.
+// Closes the sockets, so that the process ends by itself, and waits for it. Called with the mutex held, or by the last owner.
 void helper::end() {
     broken_ = true;
     idle_.clear();

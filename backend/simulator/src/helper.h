@@ -17,7 +17,7 @@
 
 namespace simulator {
 
-// What became of a request.
+// The outcome of a request.
 enum class outcome {
     answered,
     not_sent,  // the helper was gone before the request reached it

@@ -7,7 +7,7 @@
 //     nrt_client sets                     threads put tensors into one set and look them up, on two cores
 //     nrt_client sequence NEFF            calls before nrt_init, twice, and after nrt_close, on a trn1.2xlarge
 //     nrt_client binding NEFF             tensors that are missing, of the wrong size, freed, on another core
-//     nrt_client memory                   out of device memory; what is freed can be had again
+//     nrt_client memory                   out of device memory; what is freed is available again
 //     nrt_client programs NEFF...         prints the memory in use after each is loaded, and after each is unloaded
 //     nrt_client cores                    prints the number of cores, total and visible
 //     nrt_client hold                     prints the status of nrt_init, and keeps its cores until its input ends

@@ -115,7 +115,7 @@ _CACHE_VARIABLES = [
 def _find_interpreter(rctx):
     """Writes the file that names the Python for the driver, where one is found."""
     for python in pythons(rctx):
-        # A shim that goes by its own name, as pyenv's, can't be linked to.
+        # A shim that depends on its own name, as pyenv's, can't be linked to.
         done = rctx.execute([python, "-c", "import os, sys; print(os.path.realpath(getattr(sys, '_base_executable', sys.executable)))"])
         if done.return_code == 0:
             rctx.file("interpreter", _INTERPRETER.format(python = done.stdout.strip()), executable = True)

@@ -225,7 +225,7 @@ class _Worker:
             self.log_file.seek(0)
             self.log_file.truncate()  # so that its last lines are about this step
         request = json.dumps({"arguments": list(arguments), "requestId": self.request}) + "\n"
-        # A worker that is gone is found out about when its output ends.
+        # When a worker's output ends, the worker is gone.
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(request.encode())  # type: ignore[union-attr]
             self.process.stdin.flush()  # type: ignore[union-attr]
@@ -235,7 +235,7 @@ class _Worker:
         return Answer(self.task, code, output.strip(), time.monotonic() - self.begun)
 
     def fate(self) -> str:
-        """Returns what became of it when its output has ended, which is a moment before it does."""
+        """Returns how the worker ended. Its output has ended, which happens a moment before it ends."""
         try:
             status = self.process.wait(GRACE)
         except subprocess.TimeoutExpired:

@@ -204,7 +204,7 @@ class Cache:
             fetched = self._fetch(name)
             if fetched is not None:
                 head, shared_neff = fetched
-                # With the time that the compile took where it ran: estimates of later builds go by it.
+                # With the time that the compile took where it ran: estimates of later builds use it.
                 self._keep(key, kernel, shared_neff, head.seconds)
                 return shared_neff, SHARED
             begun = time.monotonic()

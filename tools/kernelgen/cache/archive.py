@@ -21,7 +21,7 @@ from kernelgen.errors import Diagnostic, KernelgenError
 _END = bytes(2 * tarfile.BLOCKSIZE)
 _CHUNK = 1 << 20
 _MAX_MISTAKES = 1000
-"""Who has so many is told no more."""
+"""After so many, no more are named."""
 
 # What tarfile raises for bytes that are not a header.
 _TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError)

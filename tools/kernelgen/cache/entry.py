@@ -106,7 +106,7 @@ def read_head(data: bytes, name: str) -> tuple[EntryHead, int]:
 
     Args:
         data: the entry, or its first `MAX_HEAD` bytes.
-        name: the name that it goes by.
+        name: its name.
 
     Raises:
         Damaged: this is not an entry of that name.
@@ -141,7 +141,7 @@ def check_size(start: bytes, size: int, name: str) -> None:
     Args:
         start: its first `MAX_HEAD` bytes.
         size: how many bytes it has.
-        name: the name that it goes by.
+        name: its name.
 
     Raises:
         Damaged: it is not an entry of that name, or is longer or shorter than it says.
@@ -158,7 +158,7 @@ def unpack(data: bytes, name: str) -> tuple[EntryHead, bytes]:
 
     Args:
         data: the entry.
-        name: the name that it goes by.
+        name: its name.
 
     Raises:
         Damaged: it is cut off, a byte is not as it was written, or it belongs under another name.

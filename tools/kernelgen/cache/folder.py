@@ -5,7 +5,7 @@
     lock             of no content: a process that makes a NEFF holds the lock of a byte of it, the one that the NEFF's name says
 
 Nothing here must be cleaned up after a process that was killed: locks end with their holder, and what it was writing has no name
-yet and is removed by the next writer. Nothing here goes by the clock but which entries were used last.
+yet and is removed by the next writer. Only which entries were used last depends on the clock.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Folder:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "it is a link, and kernelgen keeps its own files there", str(folder))
-        # Here, so that nobody needs to clean up: who writes next removes what the killed left.
+        # Here, so that nobody needs to clean up: the next writer removes what a killed build left.
         self._sweep(folder)
         file, temporary = _temporary(folder, name)
         try:

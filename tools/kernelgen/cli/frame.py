@@ -60,7 +60,7 @@ GROUPS = MappingProxyType(
 )
 """Every command and its one-line description, by what a user wants; the module of a command has its name, or one of `_MODULES`.
 
-The descriptions stand here so that help needs none of the modules; a test holds them against the commands' own.
+The descriptions stand here so that help needs none of the modules; a test compares them with the commands' own.
 """
 
 COMMANDS = MappingProxyType({name: text for group in GROUPS.values() for name, text in group.items()})

@@ -37,7 +37,7 @@ class CheckWarning(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What became of a check.
+    """The outcome of a check.
 
     Attributes:
         name: the check's.

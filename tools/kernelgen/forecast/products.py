@@ -1,6 +1,6 @@
 """What products by weights take, from shapes alone: no kernel is emitted, so that a layout is chosen without JAX.
 
-`of_product` says what `kernelgen.forecast.work.of_hlo` counts of the product's kernel; a test holds one against the other, for
+`of_product` says what `kernelgen.forecast.work.of_hlo` counts of the product's kernel; a test compares the two, for
 each type and layout. Left out are the activations and the result, which are the same in each layout.
 """
 

@@ -2,7 +2,7 @@
 
 The schema file is the only description of a manifest's form; this module interprets the part of JSON Schema (draft 7) that the
 file uses, since general validators know nothing of lines, report one mistake several times, and cost more to import than a plan
-takes. A test holds it against a general validator.
+takes. A test compares it with a general validator.
 
 Differences that are meant: of `anyOf` the one branch that the value's type calls for is reported on; a value that an enclosing
 mistake makes meaningless is not looked at. `x-removed` holds keys that earlier versions read: what to say of them, and which key

@@ -145,7 +145,8 @@ class Graph:
         roots: the memory that they are in, by number.
         devices: over how many devices llama.cpp splits tensors; 1 without a split.
         of: the devices that compute this.
-        zeroed: nodes `all_reduce` whose summand this device does not compute, since its slices are empty: who runs them makes it 0.
+        zeroed: nodes `all_reduce` whose summand this device does not compute, since its slices are empty:
+            the program that runs them makes it 0.
     """
 
     sizes: Mapping[str, int]

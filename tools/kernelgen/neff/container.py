@@ -3,7 +3,7 @@
 A NEFF is a header of 1024 bytes and a tar. There is no magic number, so a header is judged by whether its fields make sense.
 A *simulated* NEFF has the same shape and holds the HLO itself instead of device code. Two things in its header say so:
 
-* `build_version` begins with `kernelgen-simulator`: the mark that this project's tools and its simulator go by;
+* `build_version` begins with `kernelgen-simulator`: the mark that this project's tools and its simulator look for;
 * the major `neff_version` is 0x4D4953 (`SIM`), far beyond any that exists, so that a real runtime, which compares it with what it
   supports, refuses the file without a look at the payload.
 

@@ -2,7 +2,7 @@
 
 A compile step writes, beside its NEFF, which HLO the NEFF is of, the NEFF's digest, and whether it was compiled. A NEFF is as it
 was made when it has that digest: it is not known how neuronx-cc makes the hash in a NEFF's header. `kernelgen build` compiles again
-what is not as it was made. CMake's bundle step counts, and it refuses such a NEFF, and one of an earlier HLO: build tools go by
+what is not as it was made. CMake's bundle step counts, and it refuses such a NEFF, and one of an earlier HLO: build tools compare
 files' times, and believe that nothing changed when the clock was set back.
 """
 

@@ -78,7 +78,7 @@ def _limited_log() -> Iterator[None]:
         least = status.st_size
         while not done.wait(_LOOK_SECONDS):
             size = os.fstat(2).st_size
-            least = min(least, size)  # who reads it may empty it
+            least = min(least, size)  # its reader may empty it
             if size - least > MAX_LOG:
                 # What goes on writing must not write after the reason.
                 log = os.dup(2)  # before descriptor 2 is sent to nowhere
