@@ -27,7 +27,7 @@
 #                         of targets says. As many compiles run at once as fit into four fifths of the machine's memory.
 #   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 means no limit. As Bazel's --//rules:emit_timeout.
 #                         -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> decides for all calls that do not say.
-#   KERNELS <folder>...   emitters of your own (docs/adding-a-kernel.md); they win over kernelgen's.
+#   KERNELS <folder>...   emitters of your own (docs/guides/write-a-kernel.md); they win over kernelgen's.
 #   DATA <file>...        files that the emitters of KERNELS open, and targets that make such files: they are made first.
 #   EXCLUDE_FROM_ALL      built only when something that is built needs it, or by name.
 #
