@@ -62,7 +62,7 @@ def test_a_kernel_in_a_folder_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_the_kernel_in_a_folder_of_ones_own_is_what_llama_cpp_asks_for(tmp_path: Path) -> None:
-    (tmp_path / "my_model.yaml").write_text(files(section("In a folder of your own"))["my_model.yaml"])
+    (tmp_path / "my_model.yaml").write_text(files((GUIDES / "write-a-kernel.md").read_text())["my_model.yaml"])
     (request,) = manifest.load([tmp_path / "my_model.yaml"], Catalog([builtin_library()]))
     graph = graph_ops.read(ROOT / "tests" / "data" / "graph-ops" / "llama-3.2-1b.flash-attn.txt")
     asked = {spec for spec, _, _ in graph if spec.op == "rms_norm"}

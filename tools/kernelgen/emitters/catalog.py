@@ -153,7 +153,8 @@ class Catalog:
         roots = ", ".join(str(library.root) for library in self.libraries)
         raise KernelgenError(
             Diagnostic(
-                f"no emitter computes op '{op}'{near}", hint=f"looked in {roots}; docs/guides/write-a-kernel.md adds one"
+                f"no emitter computes op '{op}'{near}",
+                hint=f"looked in {roots}; docs/guides/write-a-kernel.md adds one",
             )
         )
 
