@@ -134,7 +134,7 @@ The emitter's own module, the helpers it imports and the data it reads are the a
 )
 
 neuron_source_hlo = rule(
-    doc = """Emits one kernel that is named by its source, a function of a file (docs/source-kernels.md).
+    doc = """Emits one kernel that is named by its source, a function of a file (docs/reference/source-kernels.md).
 
 The file, what it imports from its folder or its package, and the data it reads are the action's only sources. Reading another file is an error.""",
     implementation = _neuron_source_hlo_impl,

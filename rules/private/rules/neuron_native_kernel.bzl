@@ -47,7 +47,7 @@ def _neuron_native_kernel_impl(ctx):
     return [DefaultInfo(files = depset([made]))]
 
 _neuron_native_kernel = rule(
-    doc = """Has NKI's own compiler compile one kernel (docs/source-kernels.md).
+    doc = """Has NKI's own compiler compile one kernel (docs/reference/native-kernels.md).
 
 The kernel's file, what it imports from its folder and that compiler's name and version are all that the action depends on.""",
     implementation = _neuron_native_kernel_impl,

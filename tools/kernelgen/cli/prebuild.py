@@ -30,7 +30,7 @@ def command(manifests: tuple[Path, ...], catalog: Catalog, targets: tuple[str, .
     requests = options.only_targets(manifest.load(manifests, catalog), targets)
     kernels = {kernel.id: kernel for kernel in Plan.merge(requests).kernels if kernel.prebuilt}
     if not kernels:
-        raise KernelgenError("no kernel of these manifests has `prebuilt`: see docs/source-kernels.md")
+        raise KernelgenError("no kernel of these manifests has `prebuilt`: see docs/reference/native-kernels.md")
     mistakes: list[Diagnostic] = []
     for id in select([*kernels], [kernel.spec.op for kernel in kernels.values()], only):
         try:

@@ -1,8 +1,8 @@
 """What a kernel is that no op of ggml names: a function of a file, and the arrays that it is called with.
 
 Arrays are row-major and of any rank, as JAX and NumPy have them: `f32[150,2,2500]`. A program finds such a kernel by its name.
-Nothing here says how a function becomes HLO (`kernelgen.lowering.function` does). docs/source-kernels.md describes the entries of
-manifests.
+Nothing here says how a function becomes HLO (`kernelgen.lowering.function` does). docs/reference/source-kernels.md describes the
+entries of manifests.
 """
 
 from __future__ import annotations
