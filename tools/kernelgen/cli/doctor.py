@@ -85,7 +85,7 @@ def command(output_format: str, device: bool, libnrt: Path | None, bundle: Path 
     Exits with 1 when something is MISSING that building kernels needs; what is only absent is needed for one way of working.
 
     With --device it builds a small kernel of each family, runs them on the first core that this process gets, and says what works
-    (docs/first-run-on-hardware.md); it exits with 1 when a check FAILED.
+    (docs/reference/device-checks.md); it exits with 1 when a check FAILED.
     """
     if device:
         from kernelgen.cli import doctor_device

@@ -165,7 +165,7 @@ class DeviceBench:
         found = next((k for k in self.kernels if fits(k)), None)
         if found is None:
             raise MissingKernel(
-                f"the bundle lacks the kernel {what}: build the manifest of this version (docs/first-run-on-hardware.md)"
+                f"the bundle lacks the kernel {what}: build the manifest of this version (docs/reference/device-checks.md)"
             )
         return found
 

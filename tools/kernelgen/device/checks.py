@@ -28,7 +28,7 @@ from kernelgen.spec.graph_kernel import GraphSpec
 __all__ = ["KERNELS", "MANIFEST", "Bench", "CheckResult", "read_kernels"]
 
 MAX_LAUNCH_US = 5000.0
-"""Of a small kernel: others measured 10 to 300 µs a call (docs/first-run-on-hardware.md)."""
+"""Of a small kernel: others measured 10 to 300 µs a call (docs/reference/device-checks.md)."""
 
 LAUNCHES = 200
 COPY_BYTES = 64 << 20
