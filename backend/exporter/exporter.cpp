@@ -87,7 +87,7 @@ std::string without_function(const std::string & line) {
 void note_complaint(ggml_log_level level, const char * text, void * /*user_data*/) {
     if (level == GGML_LOG_LEVEL_ERROR && last_complaint.size() < 2000) {
         const std::string line = without_function(one_line(text));
-        // What is said first is what went wrong; later lines say what follows from it. A header may be read more than once.
+        // The first line says what went wrong; later lines say what follows from it. A header may be read more than once.
         if (!line.empty() && last_complaint.find(line) == std::string::npos) {
             last_complaint += (last_complaint.empty() ? "" : "; ") + line;
         }

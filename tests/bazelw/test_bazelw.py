@@ -357,7 +357,7 @@ def test_debians_bazel_is_unpacked_for_the_user_alone(debian: Machine) -> None:
 
 
 def test_debian_is_announced_with_what_prevents_and_undoes_it(debian: Machine) -> None:
-    (debian.root / "kill-update").write_text("KILL")  # it is said before anything is done
+    (debian.root / "kill-update").write_text("KILL")  # the message comes first
     done = debian.run("build")
     first, second = done.stderr.splitlines()[:2]
     assert "getting Debian's" in first and "200 MB" in first and str(place(debian)) in first

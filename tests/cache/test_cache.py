@@ -1,4 +1,4 @@
-"""The levels of the cache: what one has is not made, what is wrong with one is said once and costs time, never a build."""
+"""The levels of the cache: what one has is not made, what is wrong with one has one message and costs time, never a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a call, a manifest or the machine is said when CMake runs, in words that help."""
+"""What is wrong with a call, a manifest or the machine has a message when CMake runs, in words that help."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def test_the_environment_that_is_made_by_default_is_the_one_that_bazel_makes(pro
         assert "3 kernels, 6 compiles" in output
         return
     assert (Path(found[1]) / "complete").exists()
-    # Said once.
+    # One message.
     assert "Python environment" not in made.configure(python=None)

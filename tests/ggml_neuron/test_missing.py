@@ -1,4 +1,4 @@
-"""What is said of ops without a kernel when a graph is computed, without GGML_NEURON_LOG."""
+"""Messages about ops without a kernel when a graph is computed, without GGML_NEURON_LOG."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, neuro
 
 
 def test_ten_ops_are_said_and_then_how_many_more(run: Run, kernels: Path) -> None:
-    """Once in a process, however many graphs lack what was said."""
+    """Once in a process, however many graphs lack these ops."""
     result = run("far-off", "shared-out", "far-off", GGML_NEURON_KERNEL_DIR=kernels)
     assert len(SAID.findall(result.log)) == 10
     (more,) = re.findall(

@@ -1,4 +1,4 @@
-"""Parts of each weight on several NeuronCores (-sm tensor): logits are those of one core, and what fails is said."""
+"""Parts of each weight on several NeuronCores (-sm tensor): logits are those of one core, and what fails has a message."""
 
 from __future__ import annotations
 

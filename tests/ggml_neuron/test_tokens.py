@@ -91,7 +91,7 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
 def test_nodes_of_attention_that_can_not_be_computed_together_are_computed_all_the_same(
     run: Run, few: Path, tmp_path: Path, scenario: str, without: str, lacking: set[str]
 ) -> None:
-    """The nodes before were promised, since what follows is not known then; what lacks a kernel is said."""
+    """The nodes before were promised, since what follows is not known then; what lacks a kernel has a message."""
     folder = tmp_path / "kernels"
     shutil.copytree(built_tree(few), folder)
     index = json.loads((folder / "index.json").read_text())

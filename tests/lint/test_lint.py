@@ -150,6 +150,7 @@ def test_other_paths_are_taken(line: str) -> None:
         ("The others run all the same.", '"still"'),
         ("The process ends upon it.", 'the plain word: "on", "only", "if", "known", "among", "while"'),
         ("It is not the other way round.", "the second sentence in full"),
+        ("It is said once.", '"a message says", "the bundle says", "prints"'),
         ("That is found out later.", '"is found", "is noticed", "is known"'),
     ],
 )

@@ -1,4 +1,4 @@
-"""A model of 6 GB on simulated NeuronCores: it is loaded, or is said not to fit, and llama.cpp's own fit agrees.
+"""A model of 6 GB on simulated NeuronCores: it is loaded, or a message says that it does not fit, and llama.cpp's own fit agrees.
 
 Its file is a hole, and so is what the simulator keeps of it: neither takes room. Nothing is computed.
 """
@@ -131,7 +131,7 @@ def test_on_one_core(programs: harness.Programs, model: Path, kernels: Path) -> 
 def test_on_a_core_that_is_too_small(
     programs: harness.Programs, kernels: Path, tmp_path: Path, layers: int, memory: str
 ) -> None:
-    """It is said what does not fit; and as many layers as llama.cpp's fit chooses do, of which there could not be one more."""
+    """A message says what does not fit; and as many layers as llama.cpp's fit chooses do, of which there could not be one more."""
     model = tmp_path / "model.gguf"
     random_llama.write(model, size=size(layers), sparse=True)
     variables = {"NEURON_SIMULATOR_MEMORY": memory, "NEURON_RT_NUM_CORES": "1"}

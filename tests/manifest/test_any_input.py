@@ -101,7 +101,7 @@ def outcome(data: bytes, library: Library) -> list[str]:
                 assert where.column >= 1
                 assert "\n" not in diagnostic.message
                 assert len(diagnostic.message) < 700, "a message for reading"
-            assert len(set(error.diagnostics)) == len(error.diagnostics), "said once"
+            assert len(set(error.diagnostics)) == len(error.diagnostics), "no message comes twice"
             return [d.message for d in error.diagnostics]
         return []
 

@@ -402,7 +402,7 @@ def test_bundles_that_can_not_be_compared(
 def test_what_is_compared_with_is_named(capsys: pytest.CaptureFixture[str], library: Library) -> None:
     for arguments, message in (
         ([], "give --graph-ops or --model"),
-        (["--graph-ops", FLASH, "--n-tokens", "1"], "--n-tokens is for --model; what exports hold is said by them"),
+        (["--graph-ops", FLASH, "--n-tokens", "1"], "--n-tokens is for --model; an export names its own sizes"),
         (["--graph-ops", FLASH, "--exporter", "x"], "--exporter is for --model"),
     ):
         status, out, err = run(capsys, library, LLAMA3, *arguments)

@@ -50,7 +50,7 @@ def expand(text: str) -> str:
 
 
 def messages(text: str, library: Library, folder: Path) -> str:
-    """Returns what is said about a manifest, each message beginning with line and column."""
+    """Returns the messages about a manifest, each beginning with line and column."""
     file = folder / "m.yaml"
     file.write_text(expand(text), encoding="utf-8")
     try:

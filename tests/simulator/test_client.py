@@ -23,7 +23,7 @@ Make = Callable[..., Path]
 T = TensorDesc.parse
 
 NO_INSTANCE = {"NEURON_SIMULATOR_INSTANCE": None, "NEURON_RT_NUM_CORES": None}
-"""For what is said of cores, or of memory, when the simulator plays no instance that is described."""
+"""For variables of cores, or of memory, when the simulator plays no instance that is described."""
 
 
 def good(result: subprocess.CompletedProcess[str]) -> str:

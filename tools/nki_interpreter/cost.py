@@ -4,8 +4,8 @@ This counts work and no time: what an element takes on a target's engines is ker
 which `kernelgen inspect --cost` makes nanoseconds of it, so that nothing here needs kernelgen. A model and no measurement.
 
 - The tensor engine moves columns through a stationary tile: as many as the moving operand has, or as the stationary one where that
-  has more, but no more than 64 for that. With two rows at once they are half as many, and where an operand is said to have ones and
-  zeros alone, half as many of float32.
+  has more, but no more than 64 for that. With two rows at once they are half as many, and where an operand is known to have ones
+  and zeros alone, half as many of float32.
 - Vector, scalar and GpSimd engines take the elements of a partition; of the vector engine those of instructions with two
   operands in SBUF are counted for themselves, as they take twice as long. An activation that reduces as well takes 64 more.
 - In the older NKI, work that names no engine and that either could do is the vector's or the scalar's, as the compiler chooses

@@ -77,7 +77,7 @@ void read_neff(const std::string & folder, const std::string & path, const json 
     data.insert(data.end(), file.data(), file.data() + file.size());
 }
 
-// Reads what the program of NEFF number `neff` takes of a core's memory: of all NEFFs of a tree that is said, or of none.
+// Reads what the program of NEFF number `neff` takes of a core's memory: a tree has that of all NEFFs, or of none.
 void read_memory(const json & kernel, uint32_t neff, bool fresh, neuron_kernels & bundle) {
     std::vector<uint64_t> & all = bundle.neff_memory;
     std::vector<uint64_t>   said;

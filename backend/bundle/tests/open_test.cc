@@ -419,7 +419,7 @@ static void test_memory_of_programs() {
     wrong(25, 0, "'kernelgen.neff.memory': has 25 items; expected 24");
     wrong(24, (uint64_t(1) << 40) + 1, "item 23 is 1099511627777 bytes; expected at most 1099511627776");
 
-    // A table of before programs' memory was said: what follows it in memory is none of its members.
+    // A table without programs' memory, as earlier ones are: what follows it in memory is none of its members.
     const uint32_t       numbers[] = { 0 };
     const uint64_t       memory[]  = { 1, 2, 3 };
     neuron_kernels_table table     = {};

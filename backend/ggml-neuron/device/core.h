@@ -215,8 +215,8 @@ struct neuron_core {
     neuron_memory * allocate_spare(size_t size, const neuron_programs & all);
 
     // Sets both to 0 when the library does not tell. What is free is less what the programs of all bundles, as far as they are not loaded
-    // yet, will take: what the bundles say, times how much more those took that were loaded than it was said of them. A program of
-    // which nothing is said counts as much as those that were loaded, on the average.
+    // yet, will take: what the bundles say, times how much more the loaded ones took than their bundles say. A program of
+    // which no bundle says anything counts as the average of those that were loaded.
     void memory_stats(const neuron_programs & all, size_t * free, size_t * total);
 
     // Loads what is not loaded yet of some kernels' NEFFs until the memory is full: nothing is unloaded for it. A line says so when it

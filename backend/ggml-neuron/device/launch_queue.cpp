@@ -189,9 +189,9 @@ NRT_STATUS neuron_launch_queue::judge(const queued_launch & q, NRT_STATUS status
     if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
         if (!said_not_a_number) {
             // The report stays set in the core, so it may be of an earlier process.
-            NEURON_WARN("core %d: %s, for node %s, or a program before it: results that are not numbers are passed on; "
-                        "said once\n",
-                        vnc, q.bound_launch->model->name.c_str(), q.node.c_str());
+            NEURON_WARN(
+                "core %d: %s, for node %s, or a program before it: results that are not numbers are passed on\n", vnc,
+                q.bound_launch->model->name.c_str(), q.node.c_str());
             said_not_a_number = true;
         }
         return NRT_SUCCESS;
@@ -216,7 +216,7 @@ neuron_launch_queue::answer neuron_launch_queue::ask(nrta_seq_t seq) {
         return answer::UNKNOWN;
     }
     if (status != NRT_SUCCESS && !said_busy.exchange(true)) {
-        NEURON_WARN("core %d: %s: the launch counts as not done; said once\n", vnc,
+        NEURON_WARN("core %d: %s: the launch counts as not done\n", vnc,
                     nrt.describe("nrta_is_completed", status).c_str());
     }
     return status == NRT_SUCCESS && completed ? answer::DONE : answer::PENDING;

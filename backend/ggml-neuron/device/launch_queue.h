@@ -148,7 +148,7 @@ class neuron_launch_queue {
     // Returns whether a launch in flight uses a model, and the number of the last that does.
     bool uses(const void * model, uint64_t & number) const;
 
-    // Returns whether what is in memory is not what was to be computed, because a launch failed after its graph was said to be
+    // Returns whether what is in memory is not what was to be computed, because a launch failed after its graph was reported
     // computed.
     bool is_poisoned(const neuron_use & use) const;
 

@@ -369,7 +369,7 @@ static size_t pages(size_t scratchpad) {
     return (scratchpad + NEURON_SCRATCHPAD_MEMORY - 1) / NEURON_SCRATCHPAD_MEMORY * NEURON_SCRATCHPAD_MEMORY;
 }
 
-// locked. Counts what is said of the programs that are loaded.
+// locked. Counts what bundles say of the loaded programs.
 void neuron_core::count_loaded() {
     size_t bytes = 0, unstated = 0, scratchpad = 0;
     for (const auto & entry : models) {

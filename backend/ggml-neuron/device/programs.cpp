@@ -35,7 +35,7 @@ bool neuron_core::evict() {
     return true;
 }
 
-// Reloads after which it is said that programs take turns: what is unloaded by chance when memory runs short is less.
+// Reloads after which a message says that programs take turns: what is unloaded by chance when memory runs short is less.
 static constexpr size_t MANY_RELOADS = 32;
 
 void neuron_core::note_reload() {

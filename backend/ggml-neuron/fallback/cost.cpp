@@ -19,7 +19,7 @@ void neuron_fallback_cost::add(const ggml_tensor * node, uint64_t bytes) {
     }
     if (bytes >= LARGE && !said) {
         said = true;
-        NEURON_WARN("the CPU computes %s, which moves %s to the host or back each time; said once\n"
+        NEURON_WARN("the CPU computes %s, which moves %s to the host or back each time\n"
                     "to record which kernel it needs: GGML_NEURON_RECORD=FILE\n",
                     name.c_str(), mebibytes(bytes).c_str());
     }
@@ -54,8 +54,8 @@ void neuron_fallback_cost::add_read(const ggml_tensor * tensor, uint64_t bytes) 
     others.add(tensor, bytes);
     if (bytes >= LARGE && !other_said) {
         other_said = true;
-        NEURON_LOG("%s of '%s' are read from the device, as for an op that has no kernel; said once\n",
-                   mebibytes(bytes).c_str(), tensor->name);
+        NEURON_LOG("%s of '%s' are read from the device, as for an op that has no kernel\n", mebibytes(bytes).c_str(),
+                   tensor->name);
     }
 }
 

@@ -11,7 +11,7 @@
 
 class neuron_fallback_cost {
   public:
-    // Bytes that one node may move before that is said, once in a process: a KV cache, a large weight.
+    // Bytes that one node may move before a message says so, once in a process: a KV cache, a large weight.
     static constexpr uint64_t LARGE = (uint64_t) 16 << 20;
 
     // Counts what a node moved.

@@ -300,7 +300,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
 
 // GGML_NEURON_REPACK=0 keeps all weights as ggml has them.
 static bool ggml_backend_neuron_repacks() {
-    neuron_repack_threads();  // a value that is not a number is said before weights are loaded
+    neuron_repack_threads();  // reports a value that is not a number before weights are loaded
     return neuron_switch("GGML_NEURON_REPACK", true);
 }
 
@@ -319,7 +319,7 @@ static void ggml_backend_neuron_add_buffer_type(const neuron_kernel_store &     
         type.context.name += std::string("_") + neuron_layout_name(layout);
     }
     if (layout && ggml_backend_neuron_repacks() && kernels.has_layout(layout)) {
-        neuron_repacked_files();  // one that can't be used is said before weights are loaded
+        neuron_repacked_files();  // reports one that can't be used before weights are loaded
         device.extra_bufts.push_back(&type.buft);
     }
 }

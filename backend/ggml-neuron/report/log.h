@@ -20,7 +20,7 @@ inline bool neuron_log_enabled() {
     return enabled;
 }
 
-// Returns whether it also asks for aids to debugging, and for what is otherwise said once to be said each time: 2.
+// Returns whether it also asks for aids to debugging, and for each message as often as it comes: 2.
 inline bool neuron_log_repeats() {
     static const bool repeats = neuron_log_enabled() && strcmp(getenv("GGML_NEURON_LOG"), "2") == 0;
     return repeats;

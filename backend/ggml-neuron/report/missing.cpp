@@ -101,7 +101,7 @@ std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & k
 }
 
 //
-// what is said
+// messages
 //
 
 void neuron_missing_ops::add(const ggml_tensor * op) {
@@ -156,7 +156,7 @@ static void say_missing(const ggml_tensor * op, size_t count, const neuron_kerne
 
 namespace {
 
-// What was said. Never destroyed: backends may be freed by destructors that run later.
+// Ops that have had a message. Never destroyed: backends may be freed by destructors that run later.
 struct said_ops {
     std::mutex                   mutex;
     std::unordered_set<uint64_t> known;

@@ -1,4 +1,4 @@
-// What is said, whatever GGML_NEURON_LOG is, of ops of graphs that no kernel computes: each once, with the reason and the line
+// Messages, whatever GGML_NEURON_LOG is, about ops of graphs that no kernel computes: each once, with the reason and the line
 // of a manifest that would mend it; GGML_NEURON_LOG=2 adds the kernel that is nearest.
 
 #pragma once
@@ -18,7 +18,7 @@ class neuron_missing_ops {
     void add(const ggml_tensor * op);
 
     // Says what was not said before in this process, of NEURON_MOST_LINES ops and then how many others there are; ops that most
-    // nodes have come first, whatever their addresses are. Nothing is said of ops with kernels that can't be used, which has its own message, nor while ops are recorded.
+    // nodes have come first, whatever their addresses are. There is no message for ops with kernels that can't be used, which have their own, nor while ops are recorded.
     void say(const neuron_kernel_store & kernels) const;
 
   private:

@@ -1,4 +1,4 @@
-// Ops that were asked for and that no bundle has a kernel for: said once each (GGML_NEURON_LOG), and written as a manifest
+// Ops that were asked for and that no bundle has a kernel for: a message for each (GGML_NEURON_LOG), and written as a manifest
 // that can be built (GGML_NEURON_RECORD).
 
 #pragma once

@@ -153,7 +153,7 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
 }
 
 //
-// what is said of them
+// the message about them
 //
 
 // Returns the reasons that most ops have.

@@ -84,7 +84,7 @@ double neuron_costs::factor(int64_t rows) const {
     return last.second * (double) rows / (double) last.first / first.second;
 }
 
-// Returns the figures of a target, and its name and LNC as they are said.
+// Returns the figures of a target, and its name and LNC for messages.
 static std::pair<neuron_costs, std::string> of_target(const std::string & target, uint32_t lnc, bool queued) {
     const auto * found = &NEURON_COSTS[0];
     for (const auto & row : NEURON_COSTS) {

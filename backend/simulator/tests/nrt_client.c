@@ -24,7 +24,7 @@
 //     nrt_client timeout SLOW             prints the status of an execution that takes too long
 //     nrt_client abandon SLOW             ends, without telling the library, while the helper works
 //
-// NEFF adds two inputs of equal size, float32; SLOW takes long. Exit status 1: something was not as it should be, and it is said what.
+// NEFF adds two inputs of equal size, float32; SLOW takes long. Exit status 1: something was not as it should be; a message says what.
 
 #define _GNU_SOURCE
 #include "../../nrt/nrt_api.h"

@@ -107,7 +107,7 @@ def described(found: Forecast, at_most: bool, jobs: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Returns a time as exactly as a guess may be said: "40 s", "25 min", "3.5 h"."""
+    """Returns a time, no more exact than a guess is: "40 s", "25 min", "3.5 h"."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
     if seconds < 90 * 60:

@@ -301,7 +301,7 @@ def _unusable(folder: Path, name: str) -> Diagnostic | None:
 
 
 def _tensors_of(hlo: Path) -> tuple[container.NeffTensor, ...] | None:
-    """Returns the tensors of a kernel; None when its HLO can't be read, which is said elsewhere."""
+    """Returns the tensors of a kernel; None when its HLO can't be read, which another message says."""
     try:
         return container.tensors_of(fileio.read_input(hlo))
     except (OSError, KernelgenError):

@@ -1,7 +1,7 @@
 """What a cache has to say, once per build, although a build is many processes.
 
-The processes of a build share a folder; a file in it says that something was said, or that something does not work. It is the
-build's own folder, so nothing is said twice and nothing of an earlier build passes for this one's.
+The processes of a build share a folder; a file in it says that a message was printed, or that something does not work. It is the
+build's own folder, so no message comes twice and nothing of an earlier build passes for this one's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Notices:
         self._down: dict[str, float] = {}
 
     def once(self, kind: str, text: str) -> None:
-        """Says something, unless something of this kind was said in this build."""
+        """Says something, unless this build has printed something of this kind."""
         if kind not in self._said:
             self._said.add(kind)
             if self._first(kind):

@@ -106,7 +106,7 @@ def _refuse_run_options(context: click.Context) -> None:
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         if given and parameter.name in run_options.NAMES:
-            raise click.UsageError(f"{parameter.opts[0]} is for --model; what exports hold is said by them")
+            raise click.UsageError(f"{parameter.opts[0]} is for --model; an export names its own sizes")
 
 
 def _available(paths: Sequence[Path], target: str | None, catalog: Catalog) -> AvailableKernels:

@@ -33,7 +33,7 @@ ROOM = 16
 """A part in so many of the memory is left for programs, their results and scratchpads, which the forecast does not know."""
 
 _CORES = (1, 2, 4, 8, 16, 32, 64)
-"""Over how many cores a layout is said to fit."""
+"""Up to how many cores a message says whether a layout fits."""
 
 Widened = frozenset[TensorDesc]
 """Weights, as ggml has them, that are in the layout `bf16`; the others are as ggml has them."""

@@ -1,7 +1,7 @@
 """One kernel's HLO from its emitter, and what else it was made from: the data that the emitter reads.
 
 Builds use that: `kernelgen build` remembers it, CMake is told of it, and Bazel is told beforehand. What can't be followed (a
-program that is run, a connection, a device) is said, too.
+program that is run, a connection, a device) is named, too.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Report:
     Attributes:
         diagnostics: the mistakes.
         wrong: `id()` of every node that is wrong in itself or in a part.
-        broken: of every node that is already known to hold nothing; no more is said about these.
+        broken: of every node that is already known to hold nothing; these have no further messages.
     """
 
     def __init__(self, broken: frozenset[int] = frozenset()) -> None:

@@ -70,7 +70,7 @@ class Converted:
 
     Attributes:
         file: the GGUF file.
-        notes: what is to be said of how it was made.
+        notes: messages about how it was made.
     """
 
     file: Path
@@ -195,7 +195,7 @@ def _data_size(header: Mapping[str, Any], path: Path) -> int:
 
 
 def _run(path: Path, tree: Path, folder: Path, output: Path, scratch: Path, python: str) -> tuple[str, ...]:
-    """Returns what is to be said of how the header was made."""
+    """Returns messages about how the header was made."""
     report = scratch / "report.json"
     program = Path(__file__).with_name("run_converter.py").absolute()
     command = [python, str(program), str(MAX_MEMORY), str(tree), str(folder), str(output), str(report)]

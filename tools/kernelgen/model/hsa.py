@@ -55,7 +55,7 @@ class Configuration:
 
     Attributes:
         kernels: one for each entry.
-        notes: what is to be said of how it was read.
+        notes: messages about how it was read.
     """
 
     kernels: tuple[HsaKernel, ...]
@@ -192,7 +192,7 @@ class _Reader:
         size = TYPES[match[2]].size
         ne, nb = (figures.split(",") for figures in (match[1], match[3]))
         if len(ne) != 4 or len(nb) != 4 or not all(re.fullmatch(r"\s*[0-9]{1,18}\s*", n, re.ASCII) for n in (*ne, *nb)):
-            return node  # what is wrong is said when it is read as a tensor
+            return node  # reading it as a tensor reports what is wrong
         if all(int(b) % size == 0 for n, b in zip(ne, nb, strict=True) if int(n) > 1):
             return node
         self.in_elements += 1

@@ -50,7 +50,7 @@ class Listed:
     Attributes:
         items: its kernels, in its order, perhaps one several times.
         targets: that it names.
-        notes: what is to be said of how it was read.
+        notes: messages about how it was read.
         graphs: of which graph kernels can be made.
     """
 

@@ -297,7 +297,7 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def guarded(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function; what it raises is said with the kernel's line."""
+    """Calls a function; its error names the kernel's line."""
     try:
         return function(*args, **kwargs)
     except KernelgenError:
