@@ -1,6 +1,6 @@
 """llama.cpp's own judge of what a backend computes in one launch, test-fusion, on a small Llama whose layers are one kernel each.
 
-It holds how often each graph kernel was launched against `fusion/NEURON.csv`, and the logits against those without groups and the
+It compares how often each graph kernel was launched with `fusion/NEURON.csv`, and the logits with those without groups and the
 CPU's. It does not notice when a row of that file is missing from what it counts: this does. After a change that is meant to change the
 rows, `--record` in place of `--check` writes the file.
 """

@@ -69,7 +69,7 @@ def test_what_llama_cpp_exports_is_covered(
 def test_a_quantization_that_was_not_made_has_llama_quantize_s_types(
     ftype: str, exporter: Exporter, llama_cpp_sources: Path, tmp_path: Path
 ) -> None:
-    # llama.cpp holds its own choice of types against this file
+    # llama.cpp compares its own choice of types with this file
     schema = (llama_cpp_sources / "tests" / "snapshots" / "qwen3-14b.schema").read_text()
     default, *others = re.findall(rf"^\[{ftype}\] (\S+)\n((?:\S+ \S+\n)*)", schema, re.MULTILINE)[0]
     changed = dict(line.split() for line in others[0].splitlines())

@@ -15,7 +15,7 @@ def without_comments(ctx, source, path):
 
     Args:
         ctx: the rule's context.
-        source: the File. No text in it has a line that begins with `#`; a test of kernelgen's holds every such file against this.
+        source: the File. No text in it has a line that begins with `#`; a test of kernelgen compares every such file with this.
         path: the copy's path in the rule's package.
     """
     copy = ctx.actions.declare_file(path)

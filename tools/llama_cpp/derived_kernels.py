@@ -1,4 +1,4 @@
-"""Holds the kernels that `kernelgen model` derives from a model's header against those that a run of the model asks for.
+"""Compares the kernels that `kernelgen model` derives from a model's header with those that a run of the model asks for.
 
     ./bazelw run //tools/llama_cpp:derived_kernels                     every architecture of test-llama-archs
     ./bazelw run //tools/llama_cpp:derived_kernels -- -a llama,qwen3   these

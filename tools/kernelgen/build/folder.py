@@ -68,7 +68,7 @@ class BuildSettings:
 
 @contextlib.contextmanager
 def locked(settings: BuildSettings) -> Iterator[None]:
-    """Holds the output folder against other builds; leftovers of one that was killed are removed.
+    """Locks the output folder for this build; leftovers of one that was killed are removed.
 
     Raises:
         KernelgenError: another build is at work there, or what should be kernelgen's own there is a link or no file.

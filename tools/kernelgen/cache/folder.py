@@ -189,7 +189,7 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float) -> Iterator[None]:
-        """Holds the right to make an entry against the other processes of this machine, waiting for the one that has it.
+        """Locks an entry for the process that makes it, and waits for another process of this machine that does.
 
         Where files can't be locked, and when patience is at its end, the block runs without: then work may be done twice.
 

@@ -11,7 +11,7 @@ from kernelgen.hlo.custom_calls import TARGET
 from kernelgen.neff import container
 
 VERSION = "3"
-"""Raised when the simulator makes other NEFFs of the same HLO; a test holds the bytes of one against it."""
+"""Raised when the simulator makes other NEFFs of the same HLO; a test compares the bytes of one with it."""
 
 
 def identity() -> str:
