@@ -65,7 +65,7 @@ _REDUCED = re.compile(r"(\d+) reductions over NeuronCores went through the host'
 
 @dataclass
 class SplitResult:
-    """What became of an architecture.
+    """The outcome of an architecture.
 
     Attributes:
         rows: of the table, except for the CPU's.
@@ -129,7 +129,7 @@ class SplitRunner:
         self.depends = work_folder.digest(models.depends_on(programs), own, cores, fuse)
 
     def do(self, name: str, progress: harness.Progress) -> SplitResult:
-        """Returns what became of an architecture, from an earlier run when nothing that it depends on has changed."""
+        """Returns the outcome of an architecture, from an earlier run when nothing that it depends on has changed."""
         result = self.work / f"{name}.json"
         with work_folder.locked(self.work / name), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             before = json.loads(result.read_text())
@@ -235,7 +235,7 @@ class SplitRunner:
 
 
 def line(name: str, model: SplitResult) -> str:
-    """Returns what became of an architecture, in a line."""
+    """Returns the outcome of an architecture, in a line."""
     if model.refused:
         return f"{name}: left out: {model.refused}"
     errors = ", ".join(f"{row.config} {row.nmse:.1e}" for row in model.split) or "none"
@@ -326,7 +326,7 @@ def run_all(
     jobs: int | None = None,
     say: harness.Say = print,
 ) -> dict[str, SplitResult]:
-    """Does architectures side by side, and returns what became of each.
+    """Does architectures side by side, and returns the outcome of each.
 
     Args:
         programs: what runs them.
