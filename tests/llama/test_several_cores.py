@@ -43,6 +43,10 @@ def test_models_over_several_cores(programs: harness.Programs, model: several_co
 def test_what_misses_a_limit_is_not_ok() -> None:
     good = Compared("a", 2, "step", errors={"shift": 1e-7, "greedy": 1e-7}, rows=1, elsewhere=Counter(ROPE=2))
     assert good.ok
+    assert "| 1.00 |" not in good.row()
+    beside = dataclasses.replace(good, errors={"greedy": 3e-5}, by_ggml={"greedy": 6e-5})
+    assert "| 6e-05 | 0.50 |" in beside.row()
+    assert not beside.ok, "it stays a miss"
     changes: tuple[dict[str, object], ...] = (
         {"errors": {"greedy": 2e-5}},
         {"errors": {"greedy": math.nan}},
