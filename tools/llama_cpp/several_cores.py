@@ -17,8 +17,8 @@ Of a model that is there, `by ggml` says how far logits are from one CPU's when 
 `ratio` how many times as far several cores are from one. llama.cpp's -sm tensor does not run over CPU devices: its meta buffers say that they are host
 memory, and the scheduler has the CPU read their addresses.
 
-Exit status 1 when a token's logits are further than 1e-5 (normalised mean squared error) from those of one core or, of random models, 1e-3 from the
-CPU's, when a generated text differs, when a sequence changed that a call did not have, or when an op ran on the CPU that need not.
+Exit status 1 when a token's logits are further than 1e-5 (normalised mean squared error) from those of one core or, of random models without experts, 1e-3 from
+the CPU's, when a generated text differs, when a sequence changed that a call did not have, or when an op ran on the CPU that need not.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ class Compared:
     Attributes:
         errors: largest normalised mean squared error of a token's logits against one core, by kind of calls.
         cpu: the same against the CPU, of all calls.
-        judge_cpu: whether that counts: with quantized weights the CPU is further from F32 than the device is (docs/testing-with-llama-cpp.md).
+        judge_cpu: whether that counts: with quantized weights the CPU is further from F32 than the device is (docs/testing-with-llama-cpp.md),
+            and where two experts are nearly as likely, rounding chooses (docs/results/tensor-parallel.md).
         texts: generated tokens that differ.
         touched: sequences that were changed by calls that did not name them.
         rows: of logits.
@@ -304,7 +305,8 @@ class OneModel:
 
     def compare(self, cores: int, fuse: str) -> Compared:
         """Returns what the calls come to; what fails is noted there."""
-        found = Compared(self.model.name, cores, fuse, judge_cpu=self.model.file is None)
+        judge_cpu = self.model.file is None and not self.model.size.n_expert
+        found = Compared(self.model.name, cores, fuse, judge_cpu=judge_cpu)
         try:
             calls, logits, log = self._run(cores, fuse)
             if self.model.file:
