@@ -69,7 +69,7 @@ def test_attention_of_several_streams_has_the_kernels_of_one(run: Run, few: Path
 
 
 def test_the_last_stream_is_not_read_on_beyond_its_cache(run: Run, few: Path) -> None:
-    """Behind 100 cells of each of five streams but the last there is another one's cache, and kernels are for 256 cells."""
+    """Kernels for 256 cells read on behind the 100 cells of each of five streams: behind the last one the buffer ends."""
     result = run("short-streams", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_BUFFERS="device")
     assert result.said == {"short-streams": "no kernel for FLASH_ATTN_EXT"}, result.log
 

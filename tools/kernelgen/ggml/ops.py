@@ -117,8 +117,8 @@ class Tokens:
         mask: the source that hides what is beyond the node's own elements along `more`; None when nothing reads them.
         written: the source whose memory the result is; a kernel may have its first elements along `more` alone, where none beyond
             them is written. None of other ops.
-        streams: whether a node of several streams, sequences with a cache each along axis 3, can be computed as a node for each, where
-            each tensor has as many of them, or one for all.
+        streams: whether a node of several streams, sequences with a cache each along axis 3, can be computed as a node for each,
+            where each tensor has as many of them, or one for all.
     """
 
     result: int | None = None
