@@ -24,6 +24,7 @@ HEADS = "(16,4,{n},1)/f32"
 IDS = "({n},1,1,1)/i32"
 CACHE = "(16,{m},4,1)/f16/(2,128,32,8192)"
 QUERY = "(16,{n},4,1)/f32/(4,256,64,4096)"
+STREAMS = "(16,{n},4,2)/f32/(4,256,64,4096)"
 
 # The sources and then the result. {n} tokens, {m} cells.
 NODES: tuple[tuple[str, Texts], ...] = (
@@ -38,6 +39,7 @@ NODES: tuple[tuple[str, Texts], ...] = (
     ("set_rows", [ROW, "({n},1,1,1)/i64", "(32,{m},1,1)/f16", "(32,{m},1,1)/f16"]),
     ("flash_attn_ext", [QUERY, CACHE, CACHE, "({m},{n},1,1)/f16", HEADS]),
     ("flash_attn_ext", [QUERY, CACHE, CACHE, None, "(4,1,1,1)/f32", HEADS]),
+    ("flash_attn_ext", [STREAMS, "(16,{m},4,2)/f16", "(16,{m},4,2)/f16", "({m},{n},1,2)/f16", "(16,4,{n},2)/f32"]),
     ("mul", [HEADS, "(16,1,1,1)/f32", HEADS]),
     ("add", [ROW, ROW, ROW]),
     ("div", [ROW, "(1,{n},1,1)/f32", ROW]),

@@ -56,6 +56,24 @@ def test_random_calls_compute_what_the_cpu_does_and_change_nothing_else(run: Run
     assert launched and int(launched[1]) > 100 and int(launched[2]) > 100, result.log
 
 
+@pytest.mark.parametrize("buffers", ["device", "host"])
+def test_attention_of_several_streams_has_the_kernels_of_one(run: Run, few: Path, buffers: str) -> None:
+    """Sequences with a cache each, as without `--kv-unified`: 2 and 5 of them, of as many tokens as a kernel is for and of others."""
+    variables = {"GGML_NEURON_KERNEL_DIR": few, "GGML_NEURON_BUFFERS": buffers, "GGML_NEURON_LOG": "1"}
+    result = run("streams", **variables)
+    assert result.said == {"streams": "ok"}, result.log
+    assert "no kernel for" not in result.log
+    assert "0 ops ran on the CPU instead of a NeuronCore" in result.log
+    exact = run("streams", **variables, GGML_NEURON_EXACT="1")
+    assert exact.said == {"streams": "no kernel for FLASH_ATTN_EXT"}, exact.log
+
+
+def test_the_last_stream_is_not_read_on_beyond_its_cache(run: Run, few: Path) -> None:
+    """Kernels for 256 cells read on behind the 100 cells of each of five streams: behind the last one the buffer ends."""
+    result = run("short-streams", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_BUFFERS="device")
+    assert result.said == {"short-streams": "no kernel for FLASH_ATTN_EXT"}, result.log
+
+
 def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_compute(
     run: Run, few: Path, tmp_path: Path
 ) -> None:

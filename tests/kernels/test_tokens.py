@@ -11,7 +11,7 @@ from reference import compute
 
 from kernelgen.dispatch.lengths import LengthIndex
 from kernelgen.ggml.ops import GLU, OPS, UNARY
-from kernelgen.ggml.tokens import Cut, cuts, why_not
+from kernelgen.ggml.tokens import Cut, cuts, one_stream, why_not
 from kernelgen.spec.op_kernel import KernelSpec
 
 N = 7
@@ -252,11 +252,20 @@ def test_what_is_not_cut(kernel: KernelSpec) -> None:
         (
             node(
                 "flash_attn_ext",
-                ["(16,{n},4,2)/f32", "(16,9,4,2)/f16", "(16,9,4,2)/f16"],
+                ["(16,{n},4,2)/f32/(4,256,64,1792)", "(16,9,4,2)/f16", "(16,9,4,2)/f16"],
                 "(16,4,{n},2)/f32",
                 scale=1.0,
             ),
-            "it has 2 streams",
+            None,  # each stream is
+        ),
+        (
+            node(
+                "flash_attn_ext",
+                ["(16,{n},4,4)/f32/(4,256,64,1792)", "(16,9,4,2)/f16", "(16,9,4,2)/f16"],
+                "(16,4,{n},4)/f32",
+                scale=1.0,
+            ),
+            "it has 4 streams",
         ),
         (
             node("rope", [HEADS, "(28,1,1,1)/i32"], HEADS, mode=8, section0=4, section1=4, **ROPE),
@@ -270,6 +279,37 @@ def test_what_is_not_cut(kernel: KernelSpec) -> None:
 )
 def test_what_is_not_cut_has_a_reason(kernel: KernelSpec, why: str | None) -> None:
     assert why_not(kernel.op, kernel.inputs, kernel.output) == why
+
+
+def test_streams_are_computed_one_after_the_other() -> None:
+    """Attention of several sequences with a cache each, by the kernels for one: each stream is what it is alone."""
+    streams = 3
+    kernel = spec(
+        "flash_attn_ext",
+        [f"(16,{N},4,{streams})/f32", f"(16,9,2,{streams})/f16", f"(16,9,2,{streams})/f16", f"(9,{N},1,1)/f16"],
+        f"(16,4,{N},{streams})/f32",
+        scale=0.25,
+    )
+    one = one_stream(kernel.op, kernel.inputs, kernel.output)
+    assert one
+    *sources, result = one
+    assert result
+    alone = KernelSpec(kernel.op, tuple(sources), result, kernel.params)
+    inputs = values(kernel)
+    want = computed(kernel, inputs)
+    for stream in range(streams):
+        own = [v if v is None or v.shape[0] == 1 else v[stream : stream + 1] for v in inputs]
+        np.testing.assert_array_equal(computed(alone, own)[0], want[stream])
+    found = LengthIndex.of([alone]).select(kernel)
+    assert found
+    assert (found.kernels, found.chunks, found.padding) == ((alone,) * streams, (), 0)
+    single = LengthIndex.of([alone]).select(alone)
+    assert single
+    assert found.us == streams * single.us
+    # a kernel for all at once is preferred
+    both = LengthIndex.of([alone, kernel]).select(kernel)
+    assert both
+    assert both.kernels == (kernel,)
 
 
 def test_one_token_can_be_cut_in_several_ways() -> None:

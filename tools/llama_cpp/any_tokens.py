@@ -13,7 +13,7 @@ A model's manifest is derived for 1, 8, 32, 128 and 512 tokens. Then, for each m
 - several sequences of different lengths: prompts and generation in one call, copied and forgotten ones, in one cache and in a
   cache for each, contexts in turn, and in threads. What the cache has of the other sequences must stay to the bit.
 
-Exit status 1 when a limit is missed, or an op of a graph but the embedding is the CPU's where it need not be.
+Exit status 1 when a limit is missed, or an op of a graph but the embedding is the CPU's.
 """
 
 from __future__ import annotations
@@ -415,7 +415,6 @@ class Found:
         elsewhere: ops that the CPU was given, the embedding not among them.
         perplexity: largest relative difference of it; None: it was not taken.
         changed: sequences that were touched by calls that did not name them.
-        free: whether ops may be on the CPU.
     """
 
     what: str
@@ -427,7 +426,6 @@ class Found:
     elsewhere: Counter[str] = field(default_factory=Counter)
     perplexity: float | None = None
     changed: int = 0
-    free: bool = False
 
     def add(self, call: CallResult) -> None:
         self.calls += 1
@@ -452,7 +450,7 @@ class Found:
             and (self.perplexity is None or self.perplexity <= LIMIT_PERPLEXITY)
             and not (self.cpu is None and self.exact is None)
             and not self.changed
-            and (self.free or not self.elsewhere.total())
+            and not self.elsewhere.total()
         )
 
     def row(self) -> str:
@@ -551,7 +549,7 @@ class Sweep:
             ),
             "text": Found(f"{self.model}: a text, {', '.join(map(str, batches))} tokens per call"),
             "shared": Found(f"{self.model}: four sequences in one cache"),
-            "own": Found(f"{self.model}: four sequences with a cache each", free=True),
+            "own": Found(f"{self.model}: four sequences with a cache each"),
             "turns": Found(f"{self.model}: two contexts in turn"),
         }
         script = list(grid(self.model, pairs, n_ctx=self.n_ctx, n_ubatch=self.n_ubatch))

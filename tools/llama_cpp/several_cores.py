@@ -13,8 +13,12 @@ same calls are made with each:
 - state: a sequence's state and the whole context's are saved and restored, and a text is generated from each;
 - greedy: a text is generated from the likeliest tokens.
 
-Exit status 1 when a token's logits are further than 1e-5 (normalised mean squared error) from those of one core or, of random models, 1e-3 from the
-CPU's, when a generated text differs, when a sequence changed that a call did not have, or when an op ran on the CPU that need not.
+Of a model that is there, `by ggml` says how far logits are from one CPU's when ggml's CPU ops compute the same slices (cores without kernels), and
+`ratio` how many times as far several cores are from one. llama.cpp's -sm tensor does not run over CPU devices: its meta buffers say that they are host
+memory, and the scheduler has the CPU read their addresses.
+
+Exit status 1 when a token's logits are further than 1e-5 (normalised mean squared error) from those of one core or, of random models without experts, 1e-3 from
+the CPU's, when a generated text differs, when a sequence changed that a call did not have, or when an op ran on the CPU that need not.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,11 +45,23 @@ FUSE = ("parts", "parts+sums", "layer", "step", "step:parts+sums")
 """What `--fuse` of `kernelgen model` makes one kernel; with a colon two bundles, of which the second one serves calls that the first does not."""
 KINDS = ("prompts", "shared", "own", "shift", "state", "greedy")
 
+NO_KERNELS = """\
+format: 1
+name: none
+targets: [{target}]
+kernels:
+  - {{op: sgn, inputs: ["(1,1,1,1)/f32"], output: "(1,1,1,1)/f32"}}
+"""
+"""A bundle with no kernel for any model: the backend has devices, whose ops ggml's CPU computes."""
+
 LIMIT = 1e-5
 """Normalised mean squared error of a token's logits against those of one core, at most."""
 
-EXPECTED = {"own": {"FLASH_ATTN_EXT"}, "shift": {"ROPE"}}
-"""Ops that have no kernel in some calls: attention of several sequences with a cache each, and the graph of a context shift."""
+EXPECTED = {"shift": {"ROPE"}}
+"""Ops that have no kernel in some calls: the graph of a context shift."""
+
+N_CTX = 3072
+"""Cells of the cache: also those of four sequences with a cache each, so that kernels are for one context."""
 
 # What the backend says at its end.
 _GROUPED = re.compile(r"\d+ ops ran in groups, in (\d+) launches")
@@ -101,7 +117,7 @@ class Sizes:
     """
 
     n_tokens: Sequence[int] = any_tokens.N_TOKENS
-    n_ctx: int = any_tokens.N_CTX
+    n_ctx: int = N_CTX
     prompts: Sequence[int] = (1, 45, 300, 512)
     depths: Sequence[int] = (0, 255, 1000, 2000)
     rounds: int = 12
@@ -161,13 +177,15 @@ class Compared:
     Attributes:
         errors: largest normalised mean squared error of a token's logits against one core, by kind of calls.
         cpu: the same against the CPU, of all calls.
-        judge_cpu: whether that counts: with quantized weights the CPU is further from F32 than the device is (docs/testing-with-llama-cpp.md).
+        judge_cpu: whether that counts: with quantized weights the CPU is further from F32 than the device is (docs/results/llama-cpp.md),
+            and where two experts are nearly as likely, rounding chooses (docs/results/tensor-parallel.md).
         texts: generated tokens that differ.
         touched: sequences that were changed by calls that did not name them.
         rows: of logits.
         launches: of groups, on all cores.
         reductions: that went through the host's memory.
         elsewhere: ops that ran on the CPU.
+        by_ggml: what the errors are when ggml's CPU ops compute the same slices, against one CPU; of a model that is there.
         failure: what went wrong.
     """
 
@@ -183,6 +201,7 @@ class Compared:
     launches: int = 0
     reductions: int = 0
     elsewhere: Counter[str] = field(default_factory=Counter)
+    by_ggml: dict[str, float] = field(default_factory=dict)
     failure: str = ""
 
     @property
@@ -201,15 +220,17 @@ class Compared:
     def row(self) -> str:
         errors = [f"{self.errors[kind]:.0e}" if kind in self.errors else "" for kind in KINDS]
         elsewhere = ", ".join(f"{n} {op}" for op, n in sorted(self.elsewhere.items())) or "0"
-        counts = (f"{self.cpu:.0e}", self.texts, self.touched, self.launches, self.reductions, elsewhere)
+        ratio = max((self.errors[kind] / error for kind, error in self.by_ggml.items()), default=None)
+        by_ggml = (f"{max(self.by_ggml.values()):.0e}", f"{ratio:.2f}") if ratio is not None else ("", "")
+        counts = (f"{self.cpu:.0e}", *by_ggml, self.texts, self.touched, self.launches, self.reductions, elsewhere)
         cells = (self.model, self.cores, self.fuse, self.rows, *errors, *counts)
         said = self.failure.strip().splitlines()
         return f"| {' | '.join(map(str, cells))} |" + ("" if self.ok else f" LIMIT MISSED {' / '.join(said[-6:])}")
 
 
 HEAD = f"""\
-| model | cores | --fuse | rows of logits | {" | ".join(KINDS)} | against the CPU | other texts | sequences touched | launches of groups | sums on the host | on the CPU |
-|---|--:|---|--:|{"--:|" * len(KINDS)}--:|--:|--:|--:|--:|---|"""
+| model | cores | --fuse | rows of logits | {" | ".join(KINDS)} | against the CPU | by ggml | ratio | other texts | sequences touched | launches of groups | sums on the host | on the CPU |
+|---|--:|---|--:|{"--:|" * len(KINDS)}--:|--:|--:|--:|--:|--:|--:|---|"""
 
 
 class OneModel:
@@ -224,6 +245,38 @@ class OneModel:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = model.write(programs, folder)
         self.calls, self.logits, _ = self._run(1, "none")
+        self._by_ggml: dict[int, dict[str, float]] = {}
+
+    def by_ggml(self, cores: int) -> dict[str, float]:
+        """Returns the largest errors of calls that ggml's CPU ops compute in slices for so many cores, against one CPU, by kind.
+
+        Raises:
+            RuntimeError: they fail.
+        """
+        if cores not in self._by_ggml:
+            bundle = self.folder / "no-kernels"
+            bundle.mkdir(exist_ok=True)
+            manifest = bundle / "none.yaml"
+            manifest.write_text(NO_KERNELS.format(target=harness.target()))
+            harness.build(manifest, bundle, say=lambda text: None)
+            environment = self._environment(cores, [bundle])
+            lines = self.sizes.script(self.model, self.folder / "logits-by-ggml")
+            script = [line.replace("cpu_flash_attn=0", "cpu_flash_attn=1") for line in lines]
+            calls, _ = any_tokens.run(
+                self.programs, self.file, self.folder, [script], environment, options=("-sm", "tensor")
+            )
+            found = self._by_ggml[cores] = {}
+            for call in calls:
+                if call.rows:
+                    found[call.context] = max(found.get(call.context, 0.0), call.nmse)
+        return self._by_ggml[cores]
+
+    def _environment(self, cores: int, bundles: Iterable[Path]) -> dict[str, str]:
+        return self.programs.environment(buffers="device") | {
+            "GGML_NEURON_KERNEL_DIR": ":".join(map(str, bundles)),
+            "NEURON_RT_NUM_CORES": str(cores),
+            "GGML_NO_BACKTRACE": "1",
+        }
 
     def _run(self, cores: int, fuse: str) -> tuple[list[any_tokens.CallResult], np.ndarray, str]:
         """Returns the calls, all logits ([rows, n_vocab] f32) and the log."""
@@ -242,11 +295,7 @@ class OneModel:
                 fuse=way,
                 more=split,
             )
-        environment = self.programs.environment(buffers="device") | {
-            "GGML_NEURON_KERNEL_DIR": ":".join(map(str, folders.values())),
-            "NEURON_RT_NUM_CORES": str(cores),
-            "GGML_NO_BACKTRACE": "1",
-        }
+        environment = self._environment(cores, folders.values())
         logits = self.folder / f"logits-{fuse}-{cores}"
         script = self.sizes.script(self.model, logits)
         options = ("-sm", "tensor") if cores > 1 else ()
@@ -256,9 +305,12 @@ class OneModel:
 
     def compare(self, cores: int, fuse: str) -> Compared:
         """Returns what the calls come to; what fails is noted there."""
-        found = Compared(self.model.name, cores, fuse, judge_cpu=self.model.file is None)
+        judge_cpu = self.model.file is None and not self.model.size.n_expert
+        found = Compared(self.model.name, cores, fuse, judge_cpu=judge_cpu)
         try:
             calls, logits, log = self._run(cores, fuse)
+            if self.model.file:
+                found.by_ggml = self.by_ggml(cores)
         except RuntimeError as error:
             found.failure = str(error)
             return found
@@ -302,6 +354,7 @@ def main() -> int:
     parser.add_argument("--cores", metavar="N,…", help=f"by default {','.join(map(str, CORES))}")
     parser.add_argument("--fuse", metavar="NAMES", help=f"of {', '.join(FUSE)}; all by default")
     parser.add_argument("--calls", metavar="NAMES", help=f"of {', '.join(KINDS)}; all by default")
+    parser.add_argument("--prompts", metavar="N,…", help="tokens of prompts; by default 1,45,300,512")
     parser.add_argument(
         "--depths", metavar="N,…", help="tokens in the cache before a prompt; by default 0,255,1000,2000"
     )
@@ -311,7 +364,8 @@ def main() -> int:
     fuse = _choose(parser, "--fuse", args.fuse, FUSE)
     kinds = _choose(parser, "--calls", args.calls, KINDS)
     depths = sorted(map(int, args.depths.split(","))) if args.depths else Sizes.depths
-    sizes = Sizes(kinds=kinds, depths=depths)
+    prompts = tuple(map(int, args.prompts.split(","))) if args.prompts else Sizes.prompts
+    sizes = Sizes(kinds=kinds, depths=depths, prompts=prompts)
     models = [model for model in MODELS if model.name in chosen]
     if args.file:
         models = [SplitModel(args.file.stem, file=args.file.absolute())]

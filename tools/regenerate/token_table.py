@@ -40,6 +40,7 @@ def _rule(name: str, rule: Tokens) -> str:
         _axes(rule.more),
         str(_axis(rule.mask)),
         str(_axis(rule.written)),
+        "true" if rule.streams else "false",
     )
     return f"    {{ {', '.join(fields)} }},"
 

@@ -1,5 +1,6 @@
 #include "ggml/supports.h"
 
+#include "../../bundle/src/hash.h"
 #include "fallback/cpu.h"
 #include "ggml-impl.h"
 #include "ggml/buffers.h"
@@ -15,9 +16,14 @@
 #include "weights/weights.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 // llama.cpp decides where a weight goes by asking for a made-up op on it: 512 tokens, parameters all 0, and the weight in a
@@ -76,6 +82,35 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     return takes;
 }
 
+// Returns whether some kernel of an op takes a weight, a source of it, whole or cut along one axis, as devices have parts of it.
+static bool neuron_has_kernel_for_parts(const ggml_tensor * op, const ggml_tensor * weight) {
+    const auto src   = std::find(op->src, op->src + GGML_MAX_SRC, weight) - op->src;
+    bool       found = false;
+    ggml_backend_neuron_shared().kernels.for_each(
+        nk::hash_op(ggml_op_desc(op)), [&](const char *, const neuron_signature & kernel) {
+            const neuron_kernels_tensor & part = kernel.tensors[src];
+            if (found || src >= kernel.n_src || part.type != (int32_t) weight->type) {
+                return;
+            }
+            int n_cut = 0;
+            for (int i = 0; i < GGML_MAX_DIMS; i++) {
+                n_cut += part.ne[i] < weight->ne[i] ? 1 : part.ne[i] > weight->ne[i] ? GGML_MAX_DIMS : 0;
+            }
+            found = n_cut <= 1;
+        });
+    return found;
+}
+
+// Returns whether nothing was said yet of such an op on a weight like this one.
+static bool neuron_is_news(const ggml_tensor * op, const ggml_tensor * weight) {
+    static std::mutex                                                                 mutex;
+    static std::set<std::tuple<std::string, int, std::array<int64_t, GGML_MAX_DIMS>>> said;
+    std::array<int64_t, GGML_MAX_DIMS>                                                ne;
+    std::copy(weight->ne, weight->ne + GGML_MAX_DIMS, ne.begin());
+    const std::lock_guard<std::mutex> lock(mutex);
+    return said.emplace(ggml_op_desc(op), (int) weight->type, ne).second;
+}
+
 // Answers for a weight of which each device has a part (-sm tensor). The meta backend has no other backend for an op on parts, and buffers
 // for parts have no layout. Throws std::runtime_error where tensors are in host memory: llama.cpp has no other way to be told before it
 // has a context, and takes that for a model that can't be loaded.
@@ -88,9 +123,13 @@ static bool neuron_takes_parts(const ggml_tensor * op, const ggml_tensor * weigh
     }
     const bool known = ggml_backend_neuron_shared().kernels.has_signature(op);
     const bool takes = known || neuron_has_cpu();
-    if (takes && !known && !neuron_recording()) {
-        NEURON_WARN("no kernel computes %s with %s of %s: the CPU does, for each core (-sm tensor)\n", ggml_op_desc(op),
-                    ggml_type_name(weight->type), weight->name);
+    if (takes && !neuron_recording() && !(known && neuron_has_kernel_for_parts(op, weight)) &&
+        neuron_is_news(op, weight)) {
+        NEURON_WARN("no kernel computes %s with weights like %s, (%lld,%lld,%lld,%lld)/%s, or parts of them: the CPU "
+                    "does, for each core "
+                    "(-sm tensor)\n",
+                    ggml_op_desc(op), weight->name, (long long) weight->ne[0], (long long) weight->ne[1],
+                    (long long) weight->ne[2], (long long) weight->ne[3], ggml_type_name(weight->type));
     }
     neuron_note_weight(op, weight, takes);
     return takes;

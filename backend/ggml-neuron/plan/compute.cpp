@@ -74,7 +74,7 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
 // locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is masked.
 static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
     // what is known is in order with all that was launched
-    const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : (const uint8_t *) m.mask->data;
+    const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : m.host();
     if (known) {
         const std::vector<uint8_t> longer = neuron_lengthen_mask(m.mask, known, m.n_more, m.rows);
         return core.write(stream, m.to, longer.data());

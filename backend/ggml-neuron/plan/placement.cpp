@@ -6,14 +6,15 @@ bool neuron_placement::overlap(const operand & a, const operand & b) {
     return a.tensor && b.tensor && a.begin() < b.begin() + b.home.size && b.begin() < a.begin() + a.home.size;
 }
 
-// Adds `size` bytes of a tensor, of which kernels have `in_kernel`: in scratch memory when that is more.
+// Adds `size` bytes of a tensor from `offset` on, of which kernels have `in_kernel`: in scratch memory when that is more.
 bool neuron_placement::add(const neuron_core &       core,
                            neuron_locate_t           locate,
                            const neuron_group_slot * slot,
                            ggml_tensor *             t,
+                           size_t                    offset,
                            size_t                    size,
                            size_t                    in_kernel) {
-    operand o{ {}, {}, t, slot ? slot->offset : 0, slot };
+    operand o{ {}, {}, t, offset, slot };
     if (t) {
         if (!locate(core, t, o.home)) {
             return false;
@@ -42,7 +43,7 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     const size_t              size = slot.goes_on() ? room.size : slot.size;
     const size_t              rows = room.kind == neuron_group_room::ROWS ? room.size : size;
     const bool                ends = !t || slot.offset + slot.size <= ggml_nbytes(t);
-    if (!ends || !add(core, locate, &slot, t, size, rows)) {
+    if (!ends || !add(core, locate, &slot, t, slot.offset, size, rows)) {
         return false;
     }
     if (!operands.back().is_long_mask()) {
@@ -50,7 +51,16 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     }
     operands.back().where = { nullptr, 0, room.size };
     masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.columns, room.rows });
-    return locate(core, masks.back().mask, masks.back().from);
+    neuron_long_mask & mask = masks.back();
+    if (!locate(core, mask.mask, mask.from)) {
+        return false;
+    }
+    if (!slot.mask) {
+        mask.offset = slot.offset;
+        mask.from.offset += slot.offset;
+        mask.from.size = slot.size;
+    }
+    return true;
 }
 
 // Moves operands so that no result overlaps what is read, except for the slot whose memory it shares. Returns false where that does not
@@ -153,19 +163,19 @@ std::string neuron_placement::place(const neuron_core &  core,
     operands.reserve(group.slots.size() + group.results.size());
     for (size_t i = 0; i < group.slots.size(); i++) {
         const neuron_group_slot & slot   = group.slots[i];
-        ggml_tensor *             source = i < GGML_MAX_SRC ? node->src[i] : nullptr;
+        ggml_tensor *             source = node->src[slot.source];
         if (!add_slot(core, locate, slot, source)) {
             return missing(slot.tensor ? slot.tensor : source);
         }
     }
     for (const neuron_group_result & result : group.results) {
         ggml_tensor * t    = result.tensor ? result.tensor : node;
-        const size_t  all  = ggml_nbytes(t);
+        const size_t  all  = result.own ? result.own : ggml_nbytes(t);
         const bool    on   = result.alias != NEURON_KERNELS_NO_ALIAS && group.slots[(size_t) result.alias].goes_on();
         const size_t  size = !result.size ? all
                              : on         ? result.size
                                           : std::min(all, result.size);  // the first rows, or all
-        if (!add(core, locate, nullptr, t, size, std::max(size, result.size))) {
+        if (!add(core, locate, nullptr, t, result.offset, size, std::max(size, result.size))) {
             return missing(t);
         }
     }
@@ -185,7 +195,7 @@ size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, siz
             continue;
         }
         const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
-            return m.mask == mask->mask && m.n_more == mask->n_more && m.rows == mask->rows;
+            return m.mask == mask->mask && m.offset == mask->offset && m.n_more == mask->n_more && m.rows == mask->rows;
         });
         mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
         if (same == placed.end()) {
@@ -272,7 +282,9 @@ bool neuron_placement::bind(neuron_core &        core,
         }
         turn = piece.between ? 1 - turn : 0;
         for (size_t i = n_slots; !piece.between && i < operands.size(); i++) {
-            add_part(i, group.results[i - n_slots].row);
+            if (piece.result == neuron_group_piece::ALL || (size_t) piece.result == i - n_slots) {
+                add_part(i, group.results[i - n_slots].row);
+            }
         }
         neuron_bound_launch * bound_launch =
             core.bind(piece.kernel, { parts.data(), n_inputs, parts.size() - n_inputs }, message, broken);

@@ -54,6 +54,7 @@ class neuron_placement {
                         neuron_locate_t           locate,
                         const neuron_group_slot * slot,
                         ggml_tensor *             t,
+                        size_t                    offset,
                         size_t                    size,
                         size_t                    in_kernel);
     bool            add_slot(const neuron_core &       core,

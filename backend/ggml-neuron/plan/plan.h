@@ -38,10 +38,13 @@ struct neuron_move {
 // A mask that hides, for kernels of a longer cache, what is beyond the node's. Nodes with the same mask share it.
 struct neuron_long_mask {
     const ggml_tensor * mask;
-    neuron_operand      from;    // memory NULL: in host memory
+    neuron_operand      from;        // memory NULL: in host memory
     neuron_operand      to;
-    int64_t             n_more;  // columns
+    int64_t             n_more;      // columns
     int64_t             rows;
+    size_t              offset = 0;  // in the mask's tensor: of a stream
+
+    const uint8_t * host() const { return (const uint8_t *) mask->data + offset; }
 };
 
 // A node of a graph, as it was when it was planned.

@@ -15,12 +15,13 @@
 
 // Memory that a group is given.
 struct neuron_group_slot {
-    ggml_tensor * tensor  = nullptr;     // the root of what its nodes use; NULL: a node's source, if it has it
+    ggml_tensor * tensor  = nullptr;     // the root of what its nodes use; NULL: the node's source below, if it has it
     size_t        offset  = 0;           // in the tensor, of what the group uses of it
     size_t        size    = 0;           // bytes
     bool          written = false;       // it is changed, besides the results
     bool          summed  = false;       // by a sum over devices, in place
     size_t        row     = 0;           // bytes of it for each token of a group in pieces; 0: each piece has all of it
+    size_t        source  = 0;           // of a node alone, where the tensor is not known
 
     neuron_group_room   room;            // that kernels have
     const ggml_tensor * mask = nullptr;  // where columns are added to it; NULL: the tensor
@@ -35,17 +36,21 @@ struct neuron_group_result {
     size_t        size   = 0;        // bytes that kernels have; 0: the tensor's
     size_t        row    = 0;        // bytes for each token of a group in pieces; 0: each piece has all of it
     int           alias  = NEURON_KERNELS_NO_ALIAS;  // the slot whose memory it shares, of an op in place
+    size_t        offset = 0;                        // in the tensor
+    size_t        own    = 0;                        // bytes of the tensor; 0: all
 };
 
 // A launch for some tokens of a group, or for all of it.
 struct neuron_group_piece {
     static constexpr int PREVIOUS = -1;  // what the launch before has computed
     static constexpr int ABSENT   = -2;
+    static constexpr int ALL      = -1;
 
     neuron_kernel    kernel;
     neuron_range     range{};
-    std::vector<int> inputs;       // slots, or one of the above; none: all slots in their order
-    size_t           between = 0;  // bytes that it computes for the launch behind it alone; 0: it computes the results
+    std::vector<int> inputs;         // slots, or one of the above; none: all slots in their order
+    size_t           between = 0;    // bytes that it computes for the launch behind it alone; 0: it computes results
+    int              result  = ALL;  // the one that it computes
 };
 
 // Nodes that one kernel computes, or several some tokens after the other: what is known as a group, or a node or attention alone.

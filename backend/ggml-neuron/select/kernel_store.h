@@ -39,8 +39,8 @@ class neuron_kernel_store {
     // fit, or can't be opened, is reported and left out.
     void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
 
-    // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches. A group
-    // without pieces when nothing does.
+    // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches, and for one
+    // stream after the other. A group without pieces when nothing does.
     neuron_group select(const ggml_tensor * op) const;
 
     // Returns what `select` does, and whether groups may have the node. It is kept, as ggml's scheduler asks for each node of a graph, each
@@ -112,6 +112,7 @@ class neuron_kernel_store {
     void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
     neuron_kernel find(const neuron_signature & node) const;
+    neuron_group  select(const ggml_tensor * op, neuron_signature & node) const;
     neuron_kernel find_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) const;
 
     void read_signatures(neuron_bundle & bundle);

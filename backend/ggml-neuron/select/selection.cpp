@@ -184,16 +184,65 @@ neuron_kernel neuron_kernel_store::find_piece(const neuron_sizes &     s,
     return find(piece);
 }
 
-neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
-    neuron_group group;
-    if (bundles.empty()) {
-        return group;
+// Returns what computes the streams of a node one after the other, by what computes the first one; nothing where another one has no room.
+static neuron_group each_stream(const neuron_signature & node,
+                                const neuron_signature & one,
+                                int64_t                  n_streams,
+                                const neuron_group &     first) {
+    neuron_group group = first;
+    group.other        = true;
+    group.padding      = n_streams * first.padding;
+    group.slots.clear();
+    group.results.clear();
+    group.pieces.clear();
+    for (int64_t stream = 0; stream < n_streams; stream++) {
+        const auto offset = [&](int i) {
+            return node.tensors[i].ne[3] == n_streams ? (size_t) stream * node.tensors[i].nb[3] : 0;
+        };
+        std::vector<int> inputs;
+        for (int i = 0; i < node.n_src; i++) {
+            inputs.push_back((int) group.slots.size());
+            group.slots.push_back(first.slots[(size_t) i]);
+            if (one.tensors[i].type != NEURON_KERNELS_ABSENT) {
+                group.slots.back().offset = offset(i);
+                group.slots.back().size   = neuron_nbytes(one.tensors[i]);
+            }
+        }
+        group.results.push_back(first.results.front());
+        group.results.back().offset = offset(node.n_src);
+        group.results.back().own    = neuron_nbytes(one.tensors[node.n_src]);
+        for (neuron_group_piece piece : first.pieces) {
+            piece.inputs = inputs;
+            piece.result = (int) stream;
+            group.pieces.push_back(std::move(piece));
+        }
     }
-    neuron_signature node         = neuron_unhashed_signature_of(op);
-    const auto       take_sources = [&] {
+    return group.has_room() ? group : neuron_group{};
+}
+
+neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
+    if (bundles.empty()) {
+        return {};
+    }
+    neuron_signature node  = neuron_unhashed_signature_of(op);
+    neuron_group     group = select(op, node);
+    neuron_signature one;
+    const int64_t    n_streams = group || exact_only ? 1 : neuron_split_streams(node, one);
+    if (n_streams > 1) {
+        group = select(op, one);
+        group = group ? each_stream(node, one, n_streams, group) : group;
+    }
+    return group;
+}
+
+// Returns what computes a node, and sets its op_hash where it is not computed by the kernel for it as it is.
+neuron_group neuron_kernel_store::select(const ggml_tensor * op, neuron_signature & node) const {
+    neuron_group group;
+    const auto   take_sources = [&] {
         group.slots.reserve((size_t) node.n_src);
         for (int i = 0; i < node.n_src; i++) {
             group.slots.push_back({ op->src[i], 0, op->src[i] ? ggml_nbytes(op->src[i]) : 0 });
+            group.slots.back().source = (size_t) i;
         }
     };
     if (const neuron_kernel exact = find(node)) {

@@ -265,7 +265,31 @@ static int64_t n_streams(const neuron_signature & node) {
     return n;
 }
 
+int64_t neuron_split_streams(const neuron_signature & node, neuron_signature & one) {
+    const auto    rules = neuron_token_rules(node.op_hash);
+    const int64_t n     = node.tensors[node.n_src].ne[3];
+    if (n == 1 || rules.first == rules.second || !rules.first->streams) {
+        return 1;
+    }
+    one = node;
+    for (int i = 0; i <= node.n_src; i++) {
+        neuron_kernels_tensor & t = one.tensors[i];
+        if (is_absent(t) || t.ne[3] == 1) {
+            continue;
+        }
+        if (t.ne[3] != n) {
+            return 1;
+        }
+        t.ne[3] = 1;
+    }
+    return n;
+}
+
 std::string neuron_why_not_cut(const neuron_signature & node) {
+    neuron_signature one;
+    if (neuron_split_streams(node, one) > 1) {
+        return neuron_why_not_cut(one);
+    }
     const auto rules = neuron_token_rules(node.op_hash);
     if (rules.first == rules.second) {
         const bool recurrent = std::any_of(std::begin(RECURRENT), std::end(RECURRENT),

@@ -34,6 +34,7 @@ struct neuron_token_rule {
     int8_t       more[NEURON_TOKEN_SOURCES];
     int8_t       mask;
     int8_t       written = -1;
+    bool         streams = false;
 };
 
 // Returns the first rule of an op and the one behind its last: they stand side by side.
@@ -93,6 +94,10 @@ class neuron_token_index {
   private:
     std::unordered_map<uint64_t, std::vector<neuron_sizes>> sizes;
 };
+
+// Returns how many streams a node has that are computed one after the other, each as a node, and sets `one` to such a node; 1 where it has one,
+// or where they are not independent.
+int64_t neuron_split_streams(const neuron_signature & node, neuron_signature & one);
 
 // Returns in words why a node can't be cut along its tokens, so that only kernels of its own shapes compute it; "" when it can.
 std::string neuron_why_not_cut(const neuron_signature & node);

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.dispatch.costs import Costs, builtin
-from kernelgen.ggml.tokens import Cut, Tensors, cuts
+from kernelgen.ggml.tokens import Cut, Tensors, cuts, one_stream
 from kernelgen.ggml.unfused_attention import Member, members
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -91,7 +91,24 @@ class LengthIndex:
         for member in members(node.op, node.inputs, node.output):
             if (found := self._unfused(node, member, room)) is not None:
                 return found
-        return None
+        return self._streams(node, room)
+
+    def _streams(self, node: KernelSpec, room: int | None) -> Selection | None:
+        """Returns how a node of several streams is computed: each as a node, one after the other."""
+        one = one_stream(node.op, node.inputs, node.output)
+        if one is None or one[-1] is None:
+            return None
+        found = self.select(KernelSpec(node.op, one[:-1], one[-1], node.params, node.alias), room)
+        n = node.output.ne[3]
+        return found and Selection(
+            found.kernels * n,
+            found.chunks * n,
+            found.padding * n,
+            found.us * n,
+            found.exact_us * n,
+            found.bytes * n,
+            found.exact_bytes * n,
+        )
 
     def _unfused(self, node: KernelSpec, member: Member, room: int | None) -> Selection | None:
         """Returns how a node of attention without flash attention is computed."""

@@ -117,6 +117,8 @@ class Tokens:
         mask: the source that hides what is beyond the node's own elements along `more`; None when nothing reads them.
         written: the source whose memory the result is; a kernel may have its first elements along `more` alone, where none beyond
             them is written. None of other ops.
+        streams: whether a node of several streams, sequences with a cache each along axis 3, can be computed as a node for each,
+            where each tensor has as many of them, or one for all.
     """
 
     result: int | None = None
@@ -126,6 +128,7 @@ class Tokens:
     more: Mapping[int, int] = field(default_factory=dict)
     mask: int | None = None
     written: int | None = None
+    streams: bool = False
 
 
 ROWS = Tokens(outermost=True)
@@ -487,7 +490,7 @@ _TOKENS: Mapping[str, tuple[Tokens, ...]] = {
     # from one table, or of each token's own (the weights of the experts that were chosen)
     "get_rows": (Tokens(result=1, sources={1: 0}, more={0: 1}), Tokens(result=2, sources={0: 2, 1: 1})),
     "set_rows": (Tokens(sources={0: 1, 1: 0}, more={2: 1}, written=2),),
-    "flash_attn_ext": (Tokens(result=2, sources={0: 1, 3: 1}, more={1: 1, 2: 1, 3: 0}, mask=3),),
+    "flash_attn_ext": (Tokens(result=2, sources={0: 1, 3: 1}, more={1: 1, 2: 1, 3: 0}, mask=3, streams=True),),
     **dict.fromkeys(("add", "sub", "mul", "div", "repeat"), (BROADCAST,)),
     **dict.fromkeys(
         (

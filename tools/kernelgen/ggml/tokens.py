@@ -95,6 +95,19 @@ def cuts(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> 
         yield from (cut for cut in found if all(map(_follow, cut.tensors, cut.axes)))
 
 
+def one_stream(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Tensors | None:
+    """Returns the tensors of one stream of a node whose streams are computed one after the other, each as a node.
+
+    None where it has one, or where they are not independent. There are as many as `output` has along axis 3.
+    """
+    rules = op(name).tokens
+    n = output.ne[3]
+    tensors = (*inputs, output)
+    if n == 1 or not rules or not rules[0].streams or any(t is not None and t.ne[3] not in (1, n) for t in tensors):
+        return None
+    return tuple(t and TensorDesc.make((*t.ne[:3], 1), t.dtype, t.nb, t.layout) for t in tensors)
+
+
 def why_not(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> str | None:
     """Returns why a node can't be cut, so that only kernels of its own shapes compute it; None when it can."""
     rules = op(name).tokens
@@ -102,6 +115,9 @@ def why_not(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) 
         return "what it computes runs along the tokens" if name in RECURRENT else "this op has no dimension of tokens"
     if any(True for _ in cuts(name, inputs, output)):
         return None
+    one = one_stream(name, inputs, output)
+    if one is not None and one[-1] is not None:
+        return why_not(name, one[:-1], one[-1])
     streams = max(t.ne[3] for t in (*inputs, output) if t is not None)
     if streams > 1:
         return f"it has {streams} streams"

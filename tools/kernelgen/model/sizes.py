@@ -193,8 +193,8 @@ def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list
 
 
 def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
-    """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache. It does
-    not where sequences have a cache each.
+    """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache. Kernels
+    that compute several sequences with a cache each at once do not.
     """
     if n_seqs > 1 and not settings.kv_unified:
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)

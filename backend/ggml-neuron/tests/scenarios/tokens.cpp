@@ -393,6 +393,66 @@ static void any(bool flash) {
     }
 }
 
+// Attention of several streams: each has a cache of its own, its own tokens and its own mask, or all have one mask.
+static std::vector<float> attend(ggml_backend_dev_t dev,
+                                 const call &       c,
+                                 int64_t            n_streams,
+                                 bool               one_mask,
+                                 int64_t            n_cells = CELLS) {
+    ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
+    context          ctx;
+    const size_t     size = sizeof(float);
+    ggml_tensor *    q    = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, HEAD, EMBD / HEAD, c.n * n_streams);
+    ggml_tensor *    mask = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F16, c.n_kv, c.n, 1, one_mask ? 1 : n_streams);
+    ggml_tensor *    cells[2];
+    ggml_tensor *    of_streams[2];
+    for (int i = 0; i < 2; i++) {
+        const ggml_type type = c.quantized ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
+        cells[i]             = ggml_new_tensor_3d(ctx.get(), type, KV, n_cells, n_streams);
+        of_streams[i]        = ggml_view_4d(ctx.get(), cells[i], HEAD, c.n_kv, KV / HEAD, n_streams, cells[i]->nb[1],
+                                            ggml_row_size(type, HEAD), cells[i]->nb[2], 0);
+    }
+    ggml_tensor * queries = ggml_view_4d(ctx.get(), q, HEAD, c.n, EMBD / HEAD, n_streams, EMBD * size, HEAD * size,
+                                         (size_t) c.n * EMBD * size, 0);
+    ggml_tensor * result =
+        ggml_flash_attn_ext(ctx.get(), queries, of_streams[0], of_streams[1], mask, 0.01f, 0.0f, 0.0f);
+    ggml_cgraph * graph = ggml_new_graph(ctx.get());
+    ggml_build_forward_expand(graph, result);
+    require_kernels(dev, graph);
+    ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
+    set(q, 1);
+    set(cells[0], 2);
+    set(cells[1], 3);
+    set_each<ggml_fp16_t>(mask, [&](int64_t i) {
+        const int64_t stream = i / (c.n_kv * c.n);
+        return i % c.n_kv > c.past + stream + i / c.n_kv % c.n ? 0xFC00 : 0;
+    });
+    for (int round = 0; round < 2; round++) {
+        const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+        check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
+    }
+    return read(result);
+}
+
+static void streams() {
+    for (const auto & [n, n_kv] : std::vector<std::pair<int64_t, int64_t>>{
+             { 1,  64  },
+             { 4,  256 },
+             { 3,  100 },
+             { 23, 64  },
+             { 61, 256 }
+    }) {
+        for (const int64_t n_streams : { 2, 5 }) {
+            for (const bool quantized : { false, true }) {
+                const call c{ n, 1, n_kv, 1, quantized };
+                const bool one_mask = n_streams == 5 && n == 3;
+                compare_logits(c, { attend(neuron, c, n_streams, one_mask), {} },
+                               { attend(cpu, c, n_streams, one_mask), {} });
+            }
+        }
+    }
+}
+
 }  // namespace
 
 scenario_table tokens_scenarios() {
@@ -401,6 +461,8 @@ scenario_table tokens_scenarios() {
         { "few-tokens-of-scores",   [] { few(false); }                                               },
         { "three-tokens",           [] { against_cpu({ 3, 5, 20, 1 }); }                             },
         { "any-tokens",             [] { any(true); }                                                },
+        { "streams",                streams                                                          },
+        { "short-streams",          [] { attend(neuron, { 4, 1, 100, 1 }, 5, false, 100); }          },
         { "any-tokens-of-scores",   [] { any(false); }                                               },
         { "three-tokens-of-scores",
          [] {
