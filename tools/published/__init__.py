@@ -17,7 +17,7 @@ FOLDER = Path("manifests") / "models"
 
 FTYPES = ("F16", "Q4_K_M")
 
-OPTIONS = ("--n-ctx", "4096")
+OPTIONS = ("--n-ctx", "any")
 """How the models are run: with the command's defaults, few numbers of tokens by which any number is served."""
 
 
@@ -280,7 +280,7 @@ _OPS = ("--fuse", "none")
 
 # With flash attention and without it, and each length of the cache by itself.
 _LENGTHS = ",".join(map(str, range(256, 4097, 256)))
-_BOTH = ("--n-ctx", "4096", "--n-tokens", "1,512", "--n-kv", _LENGTHS, "--flash-attn", "both")
+_BOTH = ("--n-ctx", "any", "--n-tokens", "1,512", "--n-kv", _LENGTHS, "--flash-attn", "both")
 
 DEVICES_FOLDER = Path("manifests") / "devices"
 """Where the manifests of tensors split over the cores of a chip are, from the project's root."""
@@ -304,7 +304,7 @@ MANIFESTS = (
         "llama3",
         SMALL,
         "F16",
-        ("--n-ctx", "256", "--n-tokens", "16", "--flash-attn", "both", *_OPS, "--target", "trn1", "--target", "inf2"),
+        ("--n-ctx", "any", "--n-kv", "256", "--n-tokens", "16", "--flash-attn", "both", *_OPS, "--target", "trn1", "--target", "inf2"),
     ),
     *(
         Manifest(FOLDER / f"{manifest_name(model, ftype)}.yaml", manifest_name(model, ftype), model, ftype)

@@ -172,6 +172,7 @@ def command(
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
+    notes = (*notes, *_fixed_ctx(context, settings))
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
     summary = _summary(model, derived, settings)
@@ -361,6 +362,14 @@ def _title(model: ModelHeader, path: Path, settings: Settings) -> str:
     devices = " and ".join(map(str, settings.devices))
     over = f", its tensors split over {devices} devices" if settings.split else ""
     return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it{over}"
+
+
+def _fixed_ctx(context: click.Context, settings: Settings) -> Iterator[str]:
+    """Yields what a program has to be run with, where no `--n-ctx` is given and some kernels are for one length of the cache."""
+    reason = run_options.fixed_ctx(settings)
+    given = not settings.any_ctx and context.get_parameter_source("n_ctx") is ParameterSource.COMMANDLINE
+    if reason is not None and not given:
+        yield f"{reason}: such kernels are for -c {settings.n_ctx[0]} alone (--n-ctx)"
 
 
 def _layouts(weights: tuple[str, ...]) -> tuple[str, ...]:

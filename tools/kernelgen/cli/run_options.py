@@ -37,6 +37,7 @@ _ANY = "any"
 """What --n-ctx says of kernels that are for caches of any length."""
 
 _N_CTX = 4096
+"""Cells in use at most without --n-kv, and the length of a cache that has to be in kernels."""
 
 
 class Counts(click.ParamType[tuple[int, ...]]):
@@ -82,11 +83,10 @@ _SETTINGS = (
     click.option(
         "--n-ctx",
         type=Contexts(),
-        default=str(_N_CTX),
-        show_default=True,
         metavar="N,…",
         help="llama.cpp's -c; several for programs that make several contexts. With any, kernels have the cells in use alone, "
-        f"up to the longest --n-kv ({_N_CTX} by default), and serve every -c.",
+        f"up to the longest --n-kv ({_N_CTX} by default), and serve every -c.  [default: any; {_N_CTX} without flash attention and "
+        "for sequences with a cache each]",
     ),
     click.option(
         "--n-tokens",
@@ -211,13 +211,17 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
         given = {name: kwargs.pop(name) for name in Settings.__dataclass_fields__ if name in kwargs}
         if devices is None and split_mode == _TENSOR and kwargs.get("cores", 1) > 1:
             devices = (kwargs["cores"],)
+        flash = _flash_attn(flash_attn, given["type_v"])
+        if given["n_ctx"] is None:
+            one_cache = given["kv_unified"] or given["n_seq_max"] == 1
+            given["n_ctx"] = () if one_cache and True in flash else (_N_CTX,)
         given["any_ctx"] = not given["n_ctx"]
         if given["any_ctx"]:
             given["n_ctx"] = (max(given["n_kv"] or (_N_CTX,)),)
         settings = Settings(
             **given,
             n_tokens=n_tokens or (1,),
-            flash_attn=_flash_attn(flash_attn, given["type_v"]),
+            flash_attn=flash,
             devices=_devices(split_mode, devices, flash_attn),
         )
         if n_tokens is None:
@@ -263,6 +267,17 @@ def _devices(split_mode: str, devices: tuple[int, ...] | None, flash_attn: str) 
     return devices
 
 
+_OFF = "without flash attention a cache's length is in the strides of its values"
+_APART = "where sequences have a cache each, its length is in the strides of all"
+
+
+def fixed_ctx(settings: Settings) -> str | None:
+    """Returns why kernels have the length of a cache, those without flash attention or all; None where none has it."""
+    if settings.n_seq_max > 1 and not settings.kv_unified:
+        return _APART
+    return None if settings.flash_attn == (True,) else _OFF
+
+
 def _check(settings: Settings) -> None:
     if settings.pooling and not settings.embeddings:
         raise KernelgenError(f"--pooling {settings.pooling}: embeddings are pooled; give --embeddings too")
@@ -271,20 +286,10 @@ def _check(settings: Settings) -> None:
     if settings.lora and settings.split:
         hint = "derive without --lora, or for one device"
         raise KernelgenError(Diagnostic("--lora with --split-mode tensor: llama.cpp splits no adapters", hint=hint))
-    if settings.any_ctx and settings.flash_attn != (True,):
-        hint = "give --flash-attn on, or the sizes of the contexts"
-        raise KernelgenError(
-            Diagnostic(
-                f"--n-ctx {_ANY}: without flash attention a cache's length is in the strides of its values", hint=hint
-            )
-        )
-    if settings.any_ctx and settings.n_seq_max > 1 and not settings.kv_unified:
-        hint = "give --kv-unified, or the sizes of the contexts"
-        raise KernelgenError(
-            Diagnostic(
-                f"--n-ctx {_ANY}: where sequences have a cache each, its length is in the strides of all", hint=hint
-            )
-        )
+    reason = fixed_ctx(settings)
+    if settings.any_ctx and reason is not None and not (reason is _OFF and True in settings.flash_attn):
+        hint = f"leave --n-ctx out for -c {_N_CTX}, or give the sizes of the contexts"
+        raise KernelgenError(Diagnostic(f"--n-ctx {_ANY}: {reason}", hint=hint))
     if settings.n_ctx[-1] > MAX_CTX:
         raise KernelgenError(f"--n-ctx {settings.n_ctx[-1]}: a context has at most {MAX_CTX} cells")
     most = settings.most_tokens
@@ -292,7 +297,7 @@ def _check(settings: Settings) -> None:
     if settings.n_tokens[-1] > most:
         raise KernelgenError(
             f"--n-tokens {settings.n_tokens[-1]}: a call has at most {most} tokens with --n-ubatch {settings.n_ubatch}, "
-            f"--n-ctx {settings.n_ctx[-1]} and --n-seq-max {settings.n_seq_max}"
+            f"{settings.n_ctx[-1]} cells and --n-seq-max {settings.n_seq_max}"
         )
     for n in settings.n_kv or ():
         if n % pad(1) or n > cells:

@@ -170,7 +170,9 @@ def _with_first_cells(export: Export) -> Export:
     first = FirstCells()
 
     def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
-        return ((call, first.of(graph)) for call, graph in export(calls))
+        for call, graph in export(calls):
+            # Without flash attention strides have the length of the cache of values, so that of keys is whole, too.
+            yield call, first.of(graph) if graph.context["flash_attn"] else graph
 
     return graphs
 
