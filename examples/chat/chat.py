@@ -317,7 +317,7 @@ def prepare(steps: Steps, machine: Machine, programs: Programs, model: Path, fol
     """
     manifest, kernels = folder / "model.yaml", folder / "kernels"
     sizes = [
-        *("--n-ctx", N_CTX, "--n-tokens", ",".join(map(str, N_TOKENS)), "--n-kv", ",".join(map(str, N_KV))),
+        *("--n-tokens", ",".join(map(str, N_TOKENS)), "--n-kv", ",".join(map(str, N_KV))),
         *("--n-ubatch", N_TOKENS[-1], "--target", machine.target),
     ]
     with steps.step("manifest", "llama.cpp says which kernels the model needs"):

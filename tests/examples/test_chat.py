@@ -138,7 +138,7 @@ def test_the_device_and_the_simulator_get_the_same_steps(device: bool, tmp_path:
     assert build[build.index("--compiler") + 1] == ("neuronx-cc" if device else "simulator")
     assert (serve[:3] == ["kernelgen", "simulate", "--"]) == (not device)
     assert derive[derive.index("--n-ubatch") + 1] == serve[serve.index("--ubatch-size") + 1]
-    assert derive[derive.index("--n-ctx") + 1] == serve[serve.index("--ctx-size") + 1]
+    assert derive[derive.index("--n-kv") + 1].split(",")[-1] == serve[serve.index("--ctx-size") + 1]
 
 
 @pytest.fixture

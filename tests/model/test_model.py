@@ -224,7 +224,7 @@ def test_few_numbers_of_tokens_and_flash_attention_are_the_default(exporter: Exp
     output = tmp_path / "model.yaml"
     for options, made in (
         (["--n-ctx", 256], "--n-ctx 256 --n-tokens 1,8,32,128,256 --flash-attn on"),
-        (["--n-ubatch", 16], "--n-ctx 4096 --n-tokens 1,8,16 --n-ubatch 16 --flash-attn on"),
+        (["--n-ubatch", 16], "--n-ctx any --n-tokens 1,8,16 --n-ubatch 16 --flash-attn on"),
     ):
         assert run_model(exporter, file, output, *options) == 0
         assert f"#   kernelgen model model.gguf {made} --fuse none\n" in output.read_text()
@@ -348,6 +348,31 @@ def test_kernels_of_any_context_are_those_of_caches_that_are_in_use_whole(
     assert found == alone[0] | alone[1] | alone[2]
 
 
+@pytest.mark.parametrize(
+    ("options", "made", "said"),
+    [
+        (["--flash-attn", "off"], "4096", "without flash attention a cache's length is in the strides of its values"),
+        (["--flash-attn", "both"], "any", "without flash attention a cache's length is in the strides of its values"),
+        (["--n-seq-max", 2], "4096", "where sequences have a cache each, its length is in the strides of all"),
+    ],
+)
+def test_kernels_for_one_context_alone_are_said(
+    options: list[object], made: str, said: str, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    output = tmp_path / "model.yaml"
+    command = (exporter, file, output, "--n-tokens", 2, "--n-kv", "256,2048")
+    cells = 2048 if made == "any" else 4096
+    assert run_model(*command, *options) == 0
+    assert f"\n{said}: such kernels are for -c {cells} alone (--n-ctx)\n" in capsys.readouterr().out
+    text = output.read_text()
+    assert f"--n-ctx {made} --n-tokens 2" in text
+    lengths = {s.inputs[2].ne[1] for s in specs(output) if s.op == "set_rows" and s.inputs[2] and s.inputs[2].ne[0] > 1}
+    assert lengths == ({256, 2048} if made == "any" else {cells})
+    assert run_model(*command, *options, "--n-ctx", 4096) == 0
+    assert "such kernels are for" not in capsys.readouterr().out
+
+
 def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
     exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,9 +390,9 @@ def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
         (["--n-tokens", "513"], "--n-tokens 513: a call has at most 512 tokens"),
         (["--n-ctx", "99999999"], "--n-ctx 99999999: a context has at most 16777216 cells"),
         (["--n-ctx", "256", "--n-tokens", "300"], "--n-tokens 300: a call has at most 256 tokens"),
-        (["--n-kv", "100"], "--n-kv 100: lengths of the cache are multiples of 256 up to 4096"),
-        (["--n-kv", "8192"], "--n-kv 8192: lengths of the cache are multiples of 256 up to 4096"),
-        (["--n-ctx", "any", "--flash-attn", "both"], "without flash attention a cache's length is in the strides"),
+        (["--n-kv", "100"], "--n-kv 100: lengths of the cache are multiples of 256"),
+        (["--n-ctx", "4096", "--n-kv", "8192"], "--n-kv 8192: lengths of the cache are multiples of 256 up to 4096"),
+        (["--n-ctx", "any", "--flash-attn", "off"], "without flash attention a cache's length is in the strides"),
         (["--n-ctx", "any", "--n-seq-max", "2"], "where sequences have a cache each, its length is in the strides"),
         (["--n-ctx", "any,256"], "expected numbers from 1, separated by commas, not 'any,256'"),
         (["--type-v", "q8_0", "--flash-attn", "off"], "llama.cpp has a q8_0 cache of values only with flash attention"),

@@ -301,4 +301,5 @@ def _check(settings: Settings) -> None:
         )
     for n in settings.n_kv or ():
         if n % pad(1) or n > cells:
-            raise KernelgenError(f"--n-kv {n}: lengths of the cache are multiples of {pad(1)} up to {cells}")
+            most_cells = "" if settings.any_ctx else f" up to {cells}"
+            raise KernelgenError(f"--n-kv {n}: lengths of the cache are multiples of {pad(1)}{most_cells}")
