@@ -78,6 +78,37 @@ def test_one_bundle_serves_contexts_of_any_length(programs: harness.Programs, tm
     assert len({grouped_in(sweep, model, n_ctx, (600,)) for n_ctx in (768, 4096)}) == 1
 
 
+OF_EACH_KIND = {
+    "window": any_tokens.RandomModel("gemma3", window=True),
+    "window-and-sinks": any_tokens.RandomModel("gpt-oss", window=True),
+    "q8_0": dataclasses.replace(QWEN3, cache="q8_0", layers=4),
+    "f16": dataclasses.replace(QWEN3, layers=4),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "buffers"), [*((kind, "device") for kind in OF_EACH_KIND), ("window", "host")])
+def test_caches_of_each_kind_are_served_at_any_length(
+    programs: harness.Programs, tmp_path: Path, kind: str, buffers: str
+) -> None:
+    """One bundle, with launches in each context as in one of 4,096 cells; also for four sequences that share a cache."""
+    model = OF_EACH_KIND[kind]
+    more = ("--n-kv", "256,512,1024,2048,4096,8192", "--n-seq-max", "4", "--kv-unified")
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=(1, 16, 256), n_ctx=None, fuse="layer", more=more)
+    sweep.environment["GGML_NEURON_BUFFERS"] = buffers
+    for depths, lengths in (((0, 200), (4096, 256, 1000, 5120, 8200)), ((900,), (4096, 1000, 5120)), ((5000,), (5120, 8200))):
+        launches = {n_ctx: grouped_in(sweep, model, n_ctx, depths) for n_ctx in lengths}
+        assert len(set(launches.values())) == 1, launches
+    of_four = Counter[int]()
+    for n_ctx in (256, 1000, 5120):
+        calls = sweep.run(list(any_tokens.several(1, model, "shared", n_ubatch=16, n_ctx=n_ctx, rounds=6)))
+        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in calls)
+        assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU and not any(call.changed for call in calls)
+        assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
+        of_four[n_ctx] += len(calls)
+    assert len(of_four) == 3 and min(of_four.values()) >= 6
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("buffers", ["device", "host"])
 def test_contexts_between_lengths_of_kernels_are_served_to_their_ends(

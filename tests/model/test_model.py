@@ -348,22 +348,33 @@ def test_kernels_of_any_context_are_those_of_caches_that_are_in_use_whole(
     assert found == alone[0] | alone[1] | alone[2]
 
 
+def test_sequences_with_a_cache_each_have_the_kernels_of_one_and_writes_to_all_caches(derive: Derive, tmp_path: Path) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    options = ("--n-tokens", "2,64", "--n-outputs", 2, "--n-ubatch", 64, "--n-kv", "256,512", "--fuse", "layer")
+    one = derive(file, *options)
+    more = derive(file, *options, "--n-seq-max", 3) - one
+    assert one and {(s.op, s.inputs[0].ne[1], s.output.ne[1]) for s in more if s.inputs[0]} == {
+        ("set_rows", n_tokens, n) for n_tokens in (2, 64) for n in (1024, 2048)
+    }
+
+
 @pytest.mark.parametrize(
-    ("options", "made", "said"),
+    ("options", "made"),
     [
-        (["--flash-attn", "off"], "4096", "without flash attention a cache's length is in the strides of its values"),
-        (["--flash-attn", "both"], "any", "without flash attention a cache's length is in the strides of its values"),
-        (["--n-seq-max", 2], "4096", "where sequences have a cache each, its length is in the strides of all"),
+        (["--flash-attn", "off"], "4096"),
+        (["--flash-attn", "both"], "any"),
+        (["--flash-attn", "off", "--n-seq-max", 2], "4096"),
     ],
 )
 def test_kernels_for_one_context_alone_are_said(
-    options: list[object], made: str, said: str, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[object], made: str, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     output = tmp_path / "model.yaml"
     command = (exporter, file, output, "--n-tokens", 2, "--n-kv", "256,2048")
     cells = 2048 if made == "any" else 4096
     assert run_model(*command, *options) == 0
+    said = "without flash attention a cache's length is in the strides of its values"
     assert f"\n{said}: such kernels are for -c {cells} alone (--n-ctx)\n" in capsys.readouterr().out
     text = output.read_text()
     assert f"--n-ctx {made} --n-tokens 2" in text
@@ -393,7 +404,6 @@ def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
         (["--n-kv", "100"], "--n-kv 100: lengths of the cache are multiples of 256"),
         (["--n-ctx", "4096", "--n-kv", "8192"], "--n-kv 8192: lengths of the cache are multiples of 256 up to 4096"),
         (["--n-ctx", "any", "--flash-attn", "off"], "without flash attention a cache's length is in the strides"),
-        (["--n-ctx", "any", "--n-seq-max", "2"], "where sequences have a cache each, its length is in the strides"),
         (["--n-ctx", "any,256"], "expected numbers from 1, separated by commas, not 'any,256'"),
         (["--type-v", "q8_0", "--flash-attn", "off"], "llama.cpp has a q8_0 cache of values only with flash attention"),
     ],

@@ -14,6 +14,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -42,12 +43,15 @@ size_t neuron_tail_of(const ggml_tensor * t) {
     if (t->op != GGML_OP_NONE || t->view_src || (t->flags & GGML_TENSOR_FLAG_INPUT) || !ggml_is_contiguous(t)) {
         return 0;
     }
-    const int64_t own  = t->ne[NEURON_SET_ROWS_AXIS];
-    const int64_t rows = ggml_backend_neuron_shared().kernels.rows_written(t);
-    if (rows <= own || rows > 2 * own || neuron_is_offered_weight(t)) {
-        return 0;
+    // Attention reads one sequence's cache; where each has its own, all of them are written as one.
+    int64_t more = 0;
+    for (const int64_t own : { t->ne[NEURON_SET_ROWS_AXIS], ggml_nrows(t) }) {
+        const int64_t rows = ggml_backend_neuron_shared().kernels.rows_written(t, own);
+        if (rows > own && rows <= 2 * own) {
+            more = std::max(more, rows - own);
+        }
     }
-    return (size_t) (rows - own) * t->nb[NEURON_SET_ROWS_AXIS];
+    return more && !neuron_is_offered_weight(t) ? (size_t) more * t->nb[NEURON_SET_ROWS_AXIS] : 0;
 }
 
 static size_t ggml_backend_neuron_buffer_type_get_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {

@@ -282,12 +282,12 @@ void neuron_kernel_store::for_each(uint64_t                                     
     }
 }
 
-int64_t neuron_kernel_store::rows_written(const ggml_tensor * t) const {
+int64_t neuron_kernel_store::rows_written(const ggml_tensor * t, int64_t n) const {
     const auto found = written.find({ neuron_type_of(t), t->ne[0] });
     if (exact_only || found == written.end()) {
         return 0;
     }
-    const auto rows = found->second.lower_bound(t->ne[NEURON_SET_ROWS_AXIS]);
+    const auto rows = found->second.lower_bound(n);
     return rows == found->second.end() ? 0 : *rows;
 }
 

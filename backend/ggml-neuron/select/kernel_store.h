@@ -54,9 +54,9 @@ class neuron_kernel_store {
     // can be computed so far. What follows the node is not known to those who ask.
     std::vector<neuron_kernel> select_in_attention(const ggml_tensor * op) const;
 
-    // Returns how many rows what kernels write to has, of those that write rows like a tensor's the fewest that are at least its own; 0
-    // where there are none.
-    int64_t rows_written(const ggml_tensor * t) const;
+    // Returns how many rows what kernels write to has, of those that write rows like a tensor's the fewest that are at least `n`; 0 where
+    // there are none.
+    int64_t rows_written(const ggml_tensor * t, int64_t n) const;
 
     // Calls a function with every kernel of an op (nk::hash_op), by its id and what its key says.
     void for_each(uint64_t op_hash, const std::function<void(const char * id, const neuron_signature &)> & use) const;

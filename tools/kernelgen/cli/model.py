@@ -366,10 +366,9 @@ def _title(model: ModelHeader, path: Path, settings: Settings) -> str:
 
 def _fixed_ctx(context: click.Context, settings: Settings) -> Iterator[str]:
     """Yields what a program has to be run with, where no `--n-ctx` is given and some kernels are for one length of the cache."""
-    reason = run_options.fixed_ctx(settings)
     given = not settings.any_ctx and context.get_parameter_source("n_ctx") is ParameterSource.COMMANDLINE
-    if reason is not None and not given:
-        yield f"{reason}: such kernels are for -c {settings.n_ctx[0]} alone (--n-ctx)"
+    if False in settings.flash_attn and not given:
+        yield f"{run_options.FIXED_CTX}: such kernels are for -c {settings.n_ctx[0]} alone (--n-ctx)"
 
 
 def _layouts(weights: tuple[str, ...]) -> tuple[str, ...]:

@@ -85,8 +85,7 @@ _SETTINGS = (
         type=Contexts(),
         metavar="N,…",
         help="llama.cpp's -c; several for programs that make several contexts. With any, kernels have the cells in use alone, "
-        f"up to the longest --n-kv ({_N_CTX} by default), and serve every -c.  [default: any; {_N_CTX} without flash attention and "
-        "for sequences with a cache each]",
+        f"up to the longest --n-kv ({_N_CTX} by default), and serve every -c.  [default: any; {_N_CTX} without flash attention]",
     ),
     click.option(
         "--n-tokens",
@@ -102,7 +101,7 @@ _SETTINGS = (
         "--n-kv",
         type=Counts(),
         metavar="N,…",
-        help="Lengths of the cache; by default powers of two from 256, and all multiples of 256 for sequences with a cache each.",
+        help="Lengths of the cache; by default powers of two from 256, and all multiples of 256 for sequences with a cache each of one --n-ctx.",
     ),
     click.option(
         "--n-ubatch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp's -ub."
@@ -213,11 +212,11 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
             devices = (kwargs["cores"],)
         flash = _flash_attn(flash_attn, given["type_v"])
         if given["n_ctx"] is None:
-            one_cache = given["kv_unified"] or given["n_seq_max"] == 1
-            given["n_ctx"] = () if one_cache and True in flash else (_N_CTX,)
+            given["n_ctx"] = () if True in flash else (_N_CTX,)
         given["any_ctx"] = not given["n_ctx"]
         if given["any_ctx"]:
-            given["n_ctx"] = (max(given["n_kv"] or (_N_CTX,)),)
+            caches = 1 if given["kv_unified"] else given["n_seq_max"]
+            given["n_ctx"] = (max(given["n_kv"] or (_N_CTX,)) * caches,)
         settings = Settings(
             **given,
             n_tokens=n_tokens or (1,),
@@ -267,15 +266,7 @@ def _devices(split_mode: str, devices: tuple[int, ...] | None, flash_attn: str) 
     return devices
 
 
-_OFF = "without flash attention a cache's length is in the strides of its values"
-_APART = "where sequences have a cache each, its length is in the strides of all"
-
-
-def fixed_ctx(settings: Settings) -> str | None:
-    """Returns why kernels have the length of a cache, those without flash attention or all; None where none has it."""
-    if settings.n_seq_max > 1 and not settings.kv_unified:
-        return _APART
-    return None if settings.flash_attn == (True,) else _OFF
+FIXED_CTX = "without flash attention a cache's length is in the strides of its values"
 
 
 def _check(settings: Settings) -> None:
@@ -286,10 +277,9 @@ def _check(settings: Settings) -> None:
     if settings.lora and settings.split:
         hint = "derive without --lora, or for one device"
         raise KernelgenError(Diagnostic("--lora with --split-mode tensor: llama.cpp splits no adapters", hint=hint))
-    reason = fixed_ctx(settings)
-    if settings.any_ctx and reason is not None and not (reason is _OFF and True in settings.flash_attn):
+    if settings.any_ctx and True not in settings.flash_attn:
         hint = f"leave --n-ctx out for -c {_N_CTX}, or give the sizes of the contexts"
-        raise KernelgenError(Diagnostic(f"--n-ctx {_ANY}: {reason}", hint=hint))
+        raise KernelgenError(Diagnostic(f"--n-ctx {_ANY}: {FIXED_CTX}", hint=hint))
     if settings.n_ctx[-1] > MAX_CTX:
         raise KernelgenError(f"--n-ctx {settings.n_ctx[-1]}: a context has at most {MAX_CTX} cells")
     most = settings.most_tokens

@@ -139,6 +139,8 @@ def derive(
                     known.add(spec)
                     entries.append(DerivedKernel(constant(spec), [_point(settings, call, graph)], name))
                     listed += 1
+    if settings.any_ctx:
+        _write_to_all(settings, entries)
     entries = _absorb(entries)
     entries += _as_they_are(shifts, {spec for entry in entries for spec in entry.specs()})
     for entry in entries:
@@ -175,6 +177,21 @@ def _with_first_cells(export: Export) -> Export:
             yield call, first.of(graph) if graph.context["flash_attn"] else graph
 
     return graphs
+
+
+_OF_STREAMS = ("flash_attn_ext", "set_rows")
+"""Ops with a cache's length in strides or sizes where sequences have a cache each. With kernels for any length, those for one sequence
+compute them: attention of one after the other, and a write by a kernel that has the rows of all caches."""
+
+
+def _write_to_all(settings: Settings, entries: Iterable[DerivedKernel]) -> None:
+    """Adds writes to as many rows as the caches of all sequences have, each twice the number before."""
+    caches = 1 if settings.kv_unified else settings.n_seq_max
+    for entry in entries:
+        for name in {"n_kv", "n_kv_swa"} & set(entry.kernel.names) if entry.kernel.op == "set_rows" else ():
+            longest = max(point[name] for point in entry.points)
+            more = [longest << i for i in range(1, (caches - 1).bit_length() + 1)]
+            entry.points += [point | {name: n} for point in entry.points if point[name] == longest for n in more]
 
 
 def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[GraphEntry]:
@@ -309,6 +326,7 @@ class _Classes:
         met: dict[tuple[int, bool, int, tuple[int, ...]], set[DecodeCall]] = {}
         for one in self._found.values():
             n_seqs = one.n_seqs
+            in_turn = self._settings.any_ctx and one.flash_attn and self._settings.has_streams(n_seqs)
             points, complete = _asked_of(self._settings, one, asked[n_seqs])
             met.setdefault((n_seqs, one.flash_attn, one.devices, one.of), set()).update(points)
             if not complete:
@@ -317,6 +335,9 @@ class _Classes:
             made: dict[tuple[int, ...], KernelFormula | None] = {}
             kernels = []
             for column, name in zip(one.columns, one.names, strict=True):
+                if in_turn and column[0].op in _OF_STREAMS:
+                    kernels.append(None)
+                    continue
                 key = tuple(map(id, column))
                 if key not in made:
                     made[key] = fit(column, one.points, fitter)
@@ -330,6 +351,8 @@ class _Classes:
             if self._causal is not None:
                 kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
             for targets, cut in self._some_cuts() if points else ():
+                if in_turn and any(column[0].op in _OF_STREAMS for column in one.columns):
+                    continue
                 grouped, complete = groups.fit(one.graphs, one.points, kernels, cut, fitter)
                 if not complete:
                     incomplete.add(n_seqs)

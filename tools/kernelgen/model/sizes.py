@@ -69,7 +69,7 @@ class Settings:
         ftype: the quantization whose types the weights have, by llama-quantize's name; None for those of the file.
         devices: over how many devices llama.cpp splits the tensors (`-sm tensor`); a run for each. 1 is without a split.
         any_ctx: whether kernels have the cells in use alone (`kernelgen.model.first_cells`) and so serve caches of any length;
-            `n_ctx` is then the most cells in use.
+            `n_ctx` is then the most cells in use, of all sequences.
         control_vector: whether layers add a control vector.
         encoder: whether the calls are those of the encoder of a model that has a decoder, too.
         embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
@@ -118,6 +118,10 @@ class Settings:
     def all_cells(self, n_ctx: int) -> int:
         """Returns the cells of all sequences' caches: what llama.cpp makes of `n_ctx`."""
         return self.cells(n_ctx) * (1 if self.kv_unified else self.n_seq_max)
+
+    def has_streams(self, n_seqs: int) -> bool:
+        """Returns whether a call of so many sequences reads several caches."""
+        return n_seqs > 1 and not self.kv_unified
 
 
 def few(most: int) -> tuple[int, ...]:
@@ -194,9 +198,9 @@ def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list
 
 def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
     """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache. Kernels
-    that compute several sequences with a cache each at once do not.
+    that compute several sequences with a cache each at once do not, and with `any_ctx` there are none.
     """
-    if n_seqs > 1 and not settings.kv_unified:
+    if settings.has_streams(n_seqs) and not settings.any_ctx:
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)
     doubled = itertools.takewhile(lambda n: n < cells, (N_KV_UNIT << i for i in itertools.count()))
     return (*doubled, cells)
