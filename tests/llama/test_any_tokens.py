@@ -51,7 +51,7 @@ def test_calls_of_two_threads_agree_with_the_cpu(sweep: any_tokens.Sweep) -> Non
 
 
 def grouped_in(
-    sweep: any_tokens.Sweep, model: any_tokens.RandomModel, n_ctx: int, depths: tuple[int, ...]
+    sweep: any_tokens.Sweep, model: any_tokens.RandomModel, n_ctx: int, depths: tuple[int, ...], least: float = 0.9
 ) -> tuple[int, int]:
     """Returns how many ops ran in groups, and in how many launches, of calls at depths of a cache of so many cells.
 
@@ -59,13 +59,20 @@ def grouped_in(
     """
     numbers = sweep.numbers
     pairs = [(depth, n) for depth in depths for n in (1, 9)]
-    calls = sweep.run(list(any_tokens.grid(model, pairs, n_ctx=n_ctx, n_ubatch=max(numbers), numbers=numbers)))
+    return grouped(sweep, list(any_tokens.grid(model, pairs, n_ctx=n_ctx, n_ubatch=max(numbers), numbers=numbers)), least)
+
+
+def grouped(sweep: any_tokens.Sweep, script: list[str], least: float) -> tuple[int, int]:
+    """Returns the same of calls, `least` of whose ops, as a part of all, are in groups."""
+    calls = sweep.run(script)
     assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU
-    assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in calls)
+    assert all(set(call.cpu) <= any_tokens.ON_THE_CPU and not call.changed for call in calls)
     assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
     found = re.search(r"(\d+) ops ran in groups, in (\d+) launches", sweep.log)
-    assert found, sweep.log
-    assert int(found[1]) > 0.9 * sum(call.device for call in calls)
+    assert found or not least, sweep.log
+    if not found:
+        return 0, 0
+    assert int(found[1]) > least * sum(call.device for call in calls)
     return int(found[1]), int(found[2])
 
 
@@ -93,20 +100,45 @@ def test_caches_of_each_kind_are_served_at_any_length(
 ) -> None:
     """One bundle, with launches in each context as in one of 4,096 cells; also for four sequences that share a cache."""
     model = OF_EACH_KIND[kind]
-    more = ("--n-kv", "256,512,1024,2048,4096,8192", "--n-seq-max", "4", "--kv-unified")
+    more = ("--n-kv", "256,1024,8192")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=(1, 16, 256), n_ctx=None, fuse="layer", more=more)
     sweep.environment["GGML_NEURON_BUFFERS"] = buffers
     for depths, lengths in (((0, 200), (4096, 256, 1000, 5120, 8200)), ((900,), (4096, 1000, 5120)), ((5000,), (5120, 8200))):
-        launches = {n_ctx: grouped_in(sweep, model, n_ctx, depths) for n_ctx in lengths}
+        launches = {n_ctx: grouped_in(sweep, model, n_ctx, depths, 0.6) for n_ctx in lengths}
         assert len(set(launches.values())) == 1, launches
-    of_four = Counter[int]()
     for n_ctx in (256, 1000, 5120):
-        calls = sweep.run(list(any_tokens.several(1, model, "shared", n_ubatch=16, n_ctx=n_ctx, rounds=6)))
-        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in calls)
-        assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU and not any(call.changed for call in calls)
-        assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
-        of_four[n_ctx] += len(calls)
-    assert len(of_four) == 3 and min(of_four.values()) >= 6
+        grouped(sweep, list(any_tokens.several(1, model, "shared", n_ubatch=16, n_ctx=n_ctx, rounds=6)), 0.6)
+    fixed = any_tokens.Sweep(
+        programs, model, tmp_path / "fixed", n_tokens=(1, 16, 256), n_ctx=4096, less_ctx=4096, fuse="layer"
+    )
+    fixed.environment["GGML_NEURON_BUFFERS"] = buffers
+    assert grouped_in(fixed, model, 4096, (0, 200), 0.6) == grouped_in(sweep, model, 5120, (0, 200), 0.6)
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "n_kv", "buffers"),
+    [
+        (768, "256", "device"),
+        pytest.param(1200, "256,512", "device", marks=pytest.mark.long),
+        pytest.param(1200, "256,512", "host", marks=pytest.mark.long),
+    ],
+)
+def test_each_sequence_with_a_cache_of_its_own_has_layers_as_groups(
+    programs: harness.Programs, tmp_path: Path, n_ctx: int, n_kv: str, buffers: str
+) -> None:
+    """By the kernels of one sequence: its cells are bound from where they begin, and row numbers count from there."""
+    model = dataclasses.replace(QWEN3, layers=3)
+    more = ("--n-kv", n_kv, "--n-outputs", "16", "--n-seq-max", "3")
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=(16,), n_ctx=None, fuse="layer", more=more)
+    sweep.environment["GGML_NEURON_BUFFERS"] = buffers
+    begin = f"context one n_ctx={n_ctx} n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
+    launches = []
+    for seq in range(3):
+        alone = [f"decode {seq}:{at}:{n}:all" for at, n in ((0, 16), (16, 9), (25, 1), (26, 30))]
+        launches.append(grouped(sweep, [begin, *alone, "end one"], 0.9))
+    assert len(set(launches)) == 1, launches
+    several = ("0:0:3:all 2:0:5:all", "2:5:1:all", "1:0:9:all", "0:3:1:all 1:9:1:all 2:6:1:all")
+    grouped(sweep, [begin, *(f"decode {parts}" for parts in several), "end one"], 0.1)
 
 
 @pytest.mark.long

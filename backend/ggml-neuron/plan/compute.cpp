@@ -71,12 +71,17 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
     return status == NRT_SUCCESS ? GGML_STATUS_SUCCESS : neuron_ggml_status(status);
 }
 
-// locked. Writes a mask as kernels for a longer cache want it: what is beyond the node's cache is masked.
+// Returns a mask as kernels for a longer cache want it: what is beyond the node's cache is masked. Or numbers of rows.
+static std::vector<uint8_t> neuron_made(const neuron_long_mask & m, const ggml_tensor * t, const uint8_t * data) {
+    return m.first ? neuron_rows_from(t, data, m.first, m.n_more) : neuron_lengthen_mask(t, data, m.n_more, m.rows);
+}
+
+// locked. Writes what the host makes.
 static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
     // what is known is in order with all that was launched
     const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : m.host();
     if (known) {
-        const std::vector<uint8_t> longer = neuron_lengthen_mask(m.mask, known, m.n_more, m.rows);
+        const std::vector<uint8_t> longer = neuron_made(m, m.mask, known);
         return core.write(stream, m.to, longer.data());
     }
     const std::vector<neuron_use> uses = {
@@ -90,7 +95,7 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
         if (status != NRT_SUCCESS) {
             return status;
         }
-        const std::vector<uint8_t> longer = neuron_lengthen_mask(&mask, data.data(), m.n_more, m.rows);
+        const std::vector<uint8_t> longer = neuron_made(m, &mask, data.data());
         return m.to.memory->write_locked(longer.data(), m.to.offset, longer.size(), number);
     });
 }

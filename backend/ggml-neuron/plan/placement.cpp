@@ -46,16 +46,19 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     if (!ends || !add(core, locate, &slot, t, slot.offset, size, rows)) {
         return false;
     }
-    if (!operands.back().is_long_mask()) {
+    if (!operands.back().is_made()) {
         return true;
     }
-    operands.back().where = { nullptr, 0, room.size };
+    operands.back().where = { nullptr, 0, slot.first ? rows : room.size };
     masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.columns, room.rows });
     neuron_long_mask & mask = masks.back();
     if (!locate(core, mask.mask, mask.from)) {
         return false;
     }
-    if (!slot.mask) {
+    if (slot.first) {
+        mask.n_more = (int64_t) (rows / ggml_type_size(t->type));
+        mask.first  = slot.first;
+    } else if (!slot.mask) {
         mask.offset = slot.offset;
         mask.from.offset += slot.offset;
         mask.from.size = slot.size;
@@ -114,7 +117,7 @@ const neuron_placement::operand * neuron_placement::shared_with(const neuron_gro
     }
     const auto may_share = [&](size_t slot) {
         const operand & o = operands[slot];
-        return !o.home.memory && !o.where.written && !o.is_long_mask() &&
+        return !o.home.memory && !o.where.written && !o.is_made() &&
                std::none_of(group.results.begin(), group.results.end(),
                             [slot](const neuron_group_result & result) { return result.alias == (int) slot; });
     };
@@ -137,7 +140,7 @@ void neuron_placement::take_scratch(const neuron_group & group) {
     };
     for (size_t i = 0; i < operands.size(); i++) {
         operand & o = operands[i];
-        if (!o.where.memory && o.tensor && !o.is_long_mask()) {
+        if (!o.where.memory && o.tensor && !o.is_made()) {
             const operand * same = shared_with(group, i);
             o.where.memory       = same ? same->where.memory : nullptr;
             o.where.offset       = same ? same->where.offset : take(o.where.size);
@@ -191,11 +194,12 @@ std::string neuron_placement::place(const neuron_core &  core,
 size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, size_t begin) {
     auto mask = masks.begin();
     for (operand & o : operands) {
-        if (!o.is_long_mask()) {
+        if (!o.is_made()) {
             continue;
         }
         const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
-            return m.mask == mask->mask && m.offset == mask->offset && m.n_more == mask->n_more && m.rows == mask->rows;
+            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first && m.n_more == mask->n_more &&
+                   m.rows == mask->rows;
         });
         mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
         if (same == placed.end()) {
@@ -222,7 +226,7 @@ static void repeat_rows(const neuron_operand & operand, size_t own, size_t perio
 
 // Adds the copies around launches that an operand needs.
 void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, neuron_planned & planned) const {
-    if (!o.tensor || o.where.memory || o.is_long_mask()) {
+    if (!o.tensor || o.where.memory || o.is_made()) {
         return;
     }
     const neuron_operand own = { scratch, o.where.offset, o.home.size };  // without what kernels have besides

@@ -43,7 +43,8 @@ class neuron_placement {
         size_t                    offset = 0;        // in the tensor
         const neuron_group_slot * slot   = nullptr;  // NULL of a result
 
-        bool is_long_mask() const { return slot && slot->room.kind == neuron_group_room::MASK; }
+        // Returns whether the host makes it from what the tensor has.
+        bool is_made() const { return slot && (slot->first || slot->room.kind == neuron_group_room::MASK); }
 
         // Returns an address, whatever the memory.
         const char * begin() const { return (const char *) tensor->data + offset; }

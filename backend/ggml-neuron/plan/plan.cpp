@@ -134,7 +134,7 @@ static std::vector<neuron_row_condition> row_conditions_of(const ggml_cgraph *  
         const neuron_group & group = c.group();
         std::for_each(group.row_conditions.begin(), group.row_conditions.end(), add);
         if (group.n_rows) {
-            add({ cgraph->nodes[c.node]->src[neuron_group_causal_condition::ROWS_SOURCE], group.n_rows });
+            add({ cgraph->nodes[c.node]->src[neuron_group_causal_condition::ROWS_SOURCE], 0, group.n_rows });
         }
     }
     return all;

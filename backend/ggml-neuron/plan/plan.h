@@ -35,14 +35,16 @@ struct neuron_move {
     neuron_operand to;
 };
 
-// A mask that hides, for kernels of a longer cache, what is beyond the node's. Nodes with the same mask share it.
+// A mask that hides, for kernels of a longer cache, what is beyond the node's; or numbers of rows that count from another row on. Nodes with
+// the same one share it.
 struct neuron_long_mask {
     const ggml_tensor * mask;
     neuron_operand      from;        // memory NULL: in host memory
     neuron_operand      to;
-    int64_t             n_more;      // columns
+    int64_t             n_more;      // columns, or numbers
     int64_t             rows;
     size_t              offset = 0;  // in the mask's tensor: of a stream
+    int64_t             first  = 0;  // from which row numbers count; 0: a mask
 
     const uint8_t * host() const { return (const uint8_t *) mask->data + offset; }
 };

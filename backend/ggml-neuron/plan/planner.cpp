@@ -182,7 +182,7 @@ enum ggml_status neuron_planner::check(const neuron_plan & plan, neuron_unmet & 
         if (!read(h->rows)) {
             return GGML_STATUS_FAILED;
         }
-        unmet.rows = !neuron_are_rows_below(*h, data.at(h->rows).data());
+        unmet.rows = !neuron_are_rows_among(*h, data.at(h->rows).data());
     }
     for (auto h = plan.causal_conditions.begin(); h != plan.causal_conditions.end() && !unmet.causal; ++h) {
         if (!read(h->rows) || !read(h->mask)) {

@@ -106,14 +106,25 @@ static int64_t row_at(const ggml_tensor * rows, const uint8_t * data, int64_t i)
     return row;
 }
 
-bool neuron_are_rows_below(const neuron_row_condition & condition, const uint8_t * data) {
+bool neuron_are_rows_among(const neuron_row_condition & condition, const uint8_t * data) {
     for (int64_t i = 0; i < condition.rows->ne[0]; i++) {
         const int64_t row = row_at(condition.rows, data, i);
-        if (row < 0 || row >= condition.n) {
+        if (row < condition.first || row - condition.first >= condition.n) {
             return false;
         }
     }
     return true;
+}
+
+std::vector<uint8_t> neuron_rows_from(const ggml_tensor * rows, const uint8_t * data, int64_t first, int64_t n) {
+    const size_t         size = ggml_type_size(rows->type);
+    std::vector<uint8_t> numbers((size_t) n * size);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t row  = row_at(rows, data, i % rows->ne[0]) - first;
+        const auto    half = (int32_t) row;  // of an I32
+        memcpy(&numbers[(size_t) i * size], rows->type == GGML_TYPE_I64 ? (const void *) &row : &half, size);
+    }
+    return numbers;
 }
 
 // Returns whether an element of a mask is -inf.

@@ -54,12 +54,15 @@ struct neuron_causal_condition {
     bool operator==(const neuron_causal_condition & other) const;
 };
 
-// A condition for kernels that have the first rows of a cache alone: none beyond them is written.
+// A condition for kernels that have some rows of a cache alone, the first ones or those of a sequence: no other is written.
 struct neuron_row_condition {
-    const ggml_tensor * rows;  // numbers of the rows that are written: I32 or I64
-    int64_t             n;     // that kernels have
+    const ggml_tensor * rows;   // numbers of the rows that are written: I32 or I64
+    int64_t             first;  // that kernels have
+    int64_t             n;
 
-    bool operator==(const neuron_row_condition & other) const { return rows == other.rows && n == other.n; }
+    bool operator==(const neuron_row_condition & other) const {
+        return rows == other.rows && first == other.first && n == other.n;
+    }
 };
 
 // FLASH_ATTN_EXT whose kernels leave out cells (tools/kernelgen/ggml/causality.py): a bit of the parameters in a key, which ggml leaves 0,
@@ -128,8 +131,11 @@ bool neuron_is_hidden(const neuron_hidden_condition & condition, const uint8_t *
 // Returns whether a tensor is as neuron_are_rows_below reads it.
 bool neuron_can_read_rows(const ggml_tensor * rows);
 
-// Returns whether all numbers are from 0 on and below the condition's. `data` is what is in the tensor's memory.
-bool neuron_are_rows_below(const neuron_row_condition & condition, const uint8_t * data);
+// Returns whether all numbers are those of the condition's rows. `data` is what is in the tensor's memory.
+bool neuron_are_rows_among(const neuron_row_condition & condition, const uint8_t * data);
+
+// Returns `n` numbers of rows as they count from row `first` on; those of the tensor over and over.
+std::vector<uint8_t> neuron_rows_from(const ggml_tensor * rows, const uint8_t * data, int64_t first, int64_t n);
 
 // Returns whether both tensors are as neuron_is_causal reads them.
 bool neuron_can_tell_causality(const ggml_tensor * rows, const ggml_tensor * mask);

@@ -23,6 +23,7 @@ struct neuron_group_slot {
     size_t        row     = 0;           // bytes of it for each token of a group in pieces; 0: each piece has all of it
     size_t        source  = 0;           // of a node alone, where the tensor is not known
 
+    int64_t             first = 0;       // of numbers of rows: the one that is a kernel's first
     neuron_group_room   room;            // that kernels have
     const ggml_tensor * mask = nullptr;  // where columns are added to it; NULL: the tensor
 

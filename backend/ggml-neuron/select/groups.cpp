@@ -58,6 +58,7 @@ class group_roots {
 
     // Returns the reference to a tensor's root, with a new slot when it has none, or the one that it has in a kernel.
     nk::graph_reference refer(ggml_tensor *               t,
+                              size_t                      begin,
                               size_t                      size,
                               bool                        writes,
                               const nk::graph_reference * kernels,
@@ -71,8 +72,7 @@ class group_roots {
         if (kernels && kernels->is_slot && kernels->index <= group.slots.size()) {
             where = *kernels;
         }
-        const size_t begin = neuron_offset_of(t);
-        const size_t end   = begin + size;
+        const size_t end = begin + size;
         if (where.index == group.slots.size()) {
             group.slots.push_back({ root, begin, end - begin, writes });
             return where;
@@ -205,12 +205,14 @@ class group_key {
 
   private:
     // Sets two words to what a tensor refers to, and where in that. The kernel's own word says which slot it has there.
-    void refer(ggml_tensor * t, int64_t n_rows, bool writes, const uint64_t * kernels, size_t at) {
-        const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
-        const size_t              size      = n_rows ? (size_t) n_rows * t->nb[NEURON_SET_ROWS_AXIS] : ggml_nbytes(t);
-        const nk::graph_reference reference = roots.refer(t, size, writes, kernels ? &has : nullptr, group);
+    void refer(ggml_tensor * t, neuron_range rows, bool writes, const uint64_t * kernels, size_t at) {
+        const nk::graph_reference has   = nk::read_reference(kernels ? *kernels : 0);
+        const size_t              row   = t->nb[NEURON_SET_ROWS_AXIS];
+        const size_t              begin = neuron_offset_of(t) + (size_t) rows.first * row;
+        const size_t              size  = rows.n ? (size_t) rows.n * row : ggml_nbytes(t);
+        const nk::graph_reference reference = roots.refer(t, begin, size, writes, kernels ? &has : nullptr, group);
         nodes[at]                           = nk::reference_word(reference) + writes;
-        nodes[at + 1]                       = neuron_offset_of(t);
+        nodes[at + 1]                       = begin;
         if (reference.is_slot) {
             late.push_back({ at + 1, reference.index });
         }
@@ -227,19 +229,20 @@ class group_key {
         return neuron_tensor_words(&rows, &nodes[at]);
     }
 
-    // Returns the rows, from the first on, of what a SET_ROWS writes that the group has: up to the last one that its other nodes read. 0
-    // where it has all: also where they step further than a row, as over values without flash attention and over streams, so that strides
-    // have the length of all.
-    int64_t n_rows_of(const ggml_tensor * node) const {
+    // Returns the rows of what a SET_ROWS writes that the group has: those that its other nodes read, the first ones or those of a sequence
+    // that has a cache of its own. 0 where it has all: also where they step further than a row, as over values without flash attention and
+    // over streams, so that strides have the length of all.
+    neuron_range rows_of(const ggml_tensor * node) const {
         const ggml_tensor * into = node->op == GGML_OP_SET_ROWS ? node->src[NEURON_SET_ROWS_INTO] : nullptr;
         if (!variant.first_rows || !into || into->ne[2] != 1 || into->ne[3] != 1) {
-            return 0;
+            return {};
         }
         const size_t row   = into->nb[NEURON_SET_ROWS_AXIS];
         const size_t begin = neuron_offset_of(into);
+        size_t       first = SIZE_MAX;
         size_t       end   = begin;
         if (row != ggml_row_size(into->type, into->ne[0]) || neuron_offset_of(node) != begin) {
-            return 0;
+            return {};
         }
         for (const int i : group.nodes) {
             const ggml_tensor * reader = cgraph->nodes[i];
@@ -250,14 +253,18 @@ class group_key {
                 }
                 for (int axis = 1; axis < GGML_MAX_DIMS; axis++) {
                     if (t->ne[axis] > 1 && t->nb[axis] > row) {
-                        return 0;
+                        return {};
                     }
                 }
+                first = std::min(first, neuron_offset_of(t));
                 end = std::max(end, neuron_offset_of(t) + ggml_nbytes(t));
             }
         }
-        const auto n = (int64_t) ((end - begin + row - 1) / row);
-        return n < into->ne[NEURON_SET_ROWS_AXIS] ? n : 0;
+        if (first == SIZE_MAX || first < begin || (first - begin) % row != 0) {
+            return {};
+        }
+        const auto n = (int64_t) ((end - first + row - 1) / row);
+        return n < into->ne[NEURON_SET_ROWS_AXIS] ? neuron_range{ (int64_t) ((first - begin) / row), n } : neuron_range{};
     }
 
     bool add_node(ggml_tensor * node, bool escaping) {
@@ -275,8 +282,8 @@ class group_key {
         }
         nodes.insert(nodes.end(),
                      { nk::hash_op(neuron_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
-        const int64_t n_rows = n_rows_of(node);
-        if (!add_tensor(node, n_rows)) {
+        const neuron_range rows = rows_of(node);
+        if (!add_tensor(node, rows.n)) {
             return false;
         }
         for (int i = 0; i < n_src; i++) {
@@ -288,11 +295,11 @@ class group_key {
                 nodes.push_back(nk::ABSENT_WORD);
                 continue;
             }
-            const int64_t n_own = i == (int) NEURON_SET_ROWS_INTO ? n_rows : 0;
-            const size_t  at    = nodes.size();
+            const neuron_range own = i == (int) NEURON_SET_ROWS_INTO ? rows : neuron_range{};
+            const size_t       at  = nodes.size();
             nodes.resize(at + nk::GRAPH_INPUT_WORDS);
-            refer(node->src[i], n_own, false, its, at);
-            if (!add_tensor(node->src[i], n_own)) {
+            refer(node->src[i], own, false, its, at);
+            if (!add_tensor(node->src[i], own.n)) {
                 return false;
             }
         }
@@ -303,7 +310,7 @@ class group_key {
             nodes[params + NEURON_CAUSAL_WORD] |= NEURON_CAUSAL_BIT;
         }
         if (node->view_src) {
-            refer(node, n_rows, true, result, head + 2);
+            refer(node, rows, true, result, head + 2);
         }
         if (escaping) {
             group.results.push_back({ node, ggml_nbytes(node) });
@@ -623,7 +630,9 @@ class group_search {
             if (unmet.causal || !neuron_can_tell_causality(rows, mask) || is_changed(rows) || is_changed(mask)) {
                 return false;
             }
-            group.causal_conditions.push_back({ rows, mask, h.cells, found.ranges });
+            neuron_cell_map cells = h.cells;
+            cells.offset -= first_row_of(cgraph->nodes[group.nodes[h.writer]], group) * (int64_t) cells.row_stride;
+            group.causal_conditions.push_back({ rows, mask, cells, found.ranges });
         }
         return true;
     }
@@ -669,17 +678,51 @@ class group_search {
         const uint64_t * words = neuron_kernels_key(kernel.bundle->handle, kernel.number, &n_words);
         const neuron_key key(words, n_words);
         group.row_conditions.clear();
+        for (neuron_group_slot & slot : group.slots) {
+            slot.first = 0;
+        }
         for (size_t i = 0; i < group.nodes.size(); i++) {
             const ggml_tensor * node = cgraph->nodes[group.nodes[i]];
             const auto          n    = (int64_t) key.nodes[i].tensor[1 + NEURON_SET_ROWS_AXIS];
-            if (node->op != GGML_OP_SET_ROWS || n >= node->ne[NEURON_SET_ROWS_AXIS]) {
+            const int64_t       first = first_row_of(node, group);
+            if (node->op != GGML_OP_SET_ROWS || (!first && n >= node->ne[NEURON_SET_ROWS_AXIS])) {
                 continue;
             }
             const ggml_tensor * rows = node->src[neuron_group_causal_condition::ROWS_SOURCE];
-            if (unmet.rows || !neuron_can_read_rows(rows) || is_changed(rows)) {
+            if (unmet.rows || !neuron_can_read_rows(rows) || is_changed(rows) || !count_from(first, rows, group)) {
                 return false;
             }
-            group.row_conditions.push_back({ rows, n });
+            group.row_conditions.push_back({ rows, first, n });
+        }
+        return true;
+    }
+
+    // Returns which row of what a SET_ROWS writes is the first of its slot, as of a sequence that has a cache of its own.
+    static int64_t first_row_of(const ggml_tensor * node, const neuron_group & group) {
+        const auto slot = std::find_if(group.slots.begin(), group.slots.end(), [node](const neuron_group_slot & s) {
+            return s.written && s.tensor == neuron_root_of(node);
+        });
+        const size_t begin = neuron_offset_of(node);
+        return node->op != GGML_OP_SET_ROWS || slot == group.slots.end() || slot->offset <= begin ?
+                   0 :
+                   (int64_t) ((slot->offset - begin) / node->nb[NEURON_SET_ROWS_AXIS]);
+    }
+
+    // Lets a kernel have numbers of rows as they count from one on. Returns false where they are not all of a slot, or where another node
+    // has them as they are.
+    bool count_from(int64_t first, const ggml_tensor * rows, neuron_group & group) const {
+        for (const int i : group.nodes) {
+            const ggml_tensor * node = cgraph->nodes[i];
+            for (int s = 0; s < neuron_n_src(node); s++) {
+                const ggml_tensor * t = node->src[s];
+                if (t && neuron_root_of(t) == neuron_root_of(rows) && first &&
+                    (t->view_src || first_row_of(node, group) != first)) {
+                    return false;
+                }
+            }
+        }
+        for (neuron_group_slot & slot : group.slots) {
+            slot.first = slot.tensor == rows ? first : slot.first;
         }
         return true;
     }
