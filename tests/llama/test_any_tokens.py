@@ -128,8 +128,8 @@ def test_each_sequence_with_a_cache_of_its_own_has_layers_as_groups(
 ) -> None:
     """By the kernels of one sequence: its cells are bound from where they begin, and row numbers count from there."""
     model = dataclasses.replace(QWEN3, layers=3)
-    more = ("--n-kv", n_kv, "--n-outputs", "16", "--n-seq-max", "3")
-    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=(16,), n_ctx=None, fuse="layer", more=more)
+    more = ("--n-kv", n_kv, "--n-seq-max", "3")
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
     sweep.environment["GGML_NEURON_BUFFERS"] = buffers
     begin = f"context one n_ctx={n_ctx} n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
     launches = []

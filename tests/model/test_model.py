@@ -348,13 +348,16 @@ def test_kernels_of_any_context_are_those_of_caches_that_are_in_use_whole(
     assert found == alone[0] | alone[1] | alone[2]
 
 
-def test_sequences_with_a_cache_each_have_the_kernels_of_one_and_writes_to_all_caches(derive: Derive, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("n_kv", "rows"), [("256,512", (1024, 2048)), ("512", (1024, 2048))])
+def test_sequences_with_a_cache_each_have_the_kernels_of_one_and_writes_to_all_caches(
+    n_kv: str, rows: tuple[int, ...], derive: Derive, tmp_path: Path
+) -> None:
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
-    options = ("--n-tokens", "2,64", "--n-outputs", 2, "--n-ubatch", 64, "--n-kv", "256,512", "--fuse", "layer")
+    options = ("--n-tokens", "2,64", "--n-outputs", 2, "--n-ubatch", 64, "--n-kv", n_kv, "--fuse", "layer")
     one = derive(file, *options)
     more = derive(file, *options, "--n-seq-max", 3) - one
     assert one and {(s.op, s.inputs[0].ne[1], s.output.ne[1]) for s in more if s.inputs[0]} == {
-        ("set_rows", n_tokens, n) for n_tokens in (2, 64) for n in (1024, 2048)
+        ("set_rows", n_tokens, n) for n_tokens in (2, 64) for n in rows
     }
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml import shapes
+from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.manifest.values import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
@@ -184,14 +185,23 @@ _OF_STREAMS = ("flash_attn_ext", "set_rows")
 compute them: attention of one after the other, and a write by a kernel that has the rows of all caches."""
 
 
-def _write_to_all(settings: Settings, entries: Iterable[DerivedKernel]) -> None:
+def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
     """Adds writes to as many rows as the caches of all sequences have, each twice the number before."""
     caches = 1 if settings.kv_unified else settings.n_seq_max
-    for entry in entries:
-        for name in {"n_kv", "n_kv_swa"} & set(entry.kernel.names) if entry.kernel.op == "set_rows" else ():
+    doubled = range(1, (caches - 1).bit_length() + 1)
+    for entry in [entry for entry in entries if entry.kernel.op == "set_rows"]:
+        if names := {"n_kv", "n_kv_swa"} & set(entry.kernel.names):
+            (name,) = names
             longest = max(point[name] for point in entry.points)
-            more = [longest << i for i in range(1, (caches - 1).bit_length() + 1)]
-            entry.points += [point | {name: n} for point in entry.points if point[name] == longest for n in more]
+            last = [point for point in entry.points if point[name] == longest]
+            entry.points += [point | {name: longest << i} for point in last for i in doubled]
+            continue
+        for spec in sorted(entry.specs(), key=lambda spec: spec.id):  # of one length
+            width, rows, *_ = spec.output.ne
+            if rows < settings.all_cells(settings.n_ctx[-1]):
+                more = (TensorDesc.make((width, rows << i, 1, 1), spec.output.dtype) for i in doubled)
+                kernels = (KernelSpec.make(spec.op, [*spec.inputs[:-1], t], t, dict(spec.params), spec.alias) for t in more)
+                entries += [DerivedKernel(constant(kernel), entry.points[:1], entry.name) for kernel in kernels]
 
 
 def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[GraphEntry]:
