@@ -62,9 +62,11 @@ def grouped_in(
     return grouped(sweep, list(any_tokens.grid(model, pairs, n_ctx=n_ctx, n_ubatch=max(numbers), numbers=numbers)), least)
 
 
-def grouped(sweep: any_tokens.Sweep, script: list[str], least: float) -> tuple[int, int]:
+def grouped(
+    sweep: any_tokens.Sweep, script: list[str], least: float, options: tuple[str, ...] = ()
+) -> tuple[int, int]:
     """Returns the same of calls, `least` of whose ops, as a part of all, are in groups."""
-    calls = sweep.run(script)
+    calls = sweep.run(script, options=options)
     assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU
     assert all(set(call.cpu) <= any_tokens.ON_THE_CPU and not call.changed for call in calls)
     assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
@@ -81,8 +83,21 @@ def test_one_bundle_serves_contexts_of_any_length(programs: harness.Programs, tm
     model = dataclasses.replace(QWEN3, layers=4)
     more = ("--n-kv", "256,512,1024")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
-    assert len({grouped_in(sweep, model, n_ctx, (0, 200)) for n_ctx in (256, 768, 4096)}) == 1
+    assert len({grouped_in(sweep, model, n_ctx, (0, 200)) for n_ctx in (256, 768, 4096, 131072)}) == 1
     assert len({grouped_in(sweep, model, n_ctx, (600,)) for n_ctx in (768, 4096)}) == 1
+
+
+@pytest.mark.long
+def test_kernels_of_slices_serve_contexts_of_any_length(programs: harness.Programs, tmp_path: Path) -> None:
+    """Each of two cores has the cache of its heads (-sm tensor)."""
+    split = ("--n-kv", "256,1024,8192", "--split-mode", "tensor", "--devices", "2")
+    sweep = any_tokens.Sweep(programs, QWEN3, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=split)
+    sweep.environment |= {"NEURON_RT_NUM_CORES": "2", "GGML_NO_BACKTRACE": "1"}
+    launches = {}
+    for n_ctx in (4096, 256, 1000, 5120):
+        script = list(any_tokens.grid(QWEN3, [(0, 9), (200, 1)], n_ctx=n_ctx, n_ubatch=16, numbers=NUMBERS))
+        launches[n_ctx] = grouped(sweep, script, 0.6, ("-sm", "tensor"))
+    assert len(set(launches.values())) == 1, launches
 
 
 OF_EACH_KIND = {

@@ -510,15 +510,19 @@ class Sweep:
         self.n_ubatch = max(n_tokens)
 
     def run(
-        self, *scripts: Iterable[str], say: Callable[[CallResult], None] = lambda call: None, **variables: str
+        self,
+        *scripts: Iterable[str],
+        say: Callable[[CallResult], None] = lambda call: None,
+        options: Sequence[str] = (),
+        **variables: str,
     ) -> list[CallResult]:
-        """Makes calls with the few kernels.
+        """Makes calls with the few kernels; the program has `options`.
 
         Raises:
             RuntimeError: the CPU computed an op that is the device's.
         """
         environment = self.environment | variables
-        calls, log = run(self.programs, self.file, self.folder, scripts, environment, say=say)
+        calls, log = run(self.programs, self.file, self.folder, scripts, environment, say=say, options=options)
         self.log = log
         return calls
 
