@@ -304,7 +304,7 @@ MANIFESTS = (
         "llama3",
         SMALL,
         "F16",
-        ("--n-ctx", "any", "--n-kv", "256", "--n-tokens", "16", "--flash-attn", "both", *_OPS, "--target", "trn1", "--target", "inf2"),
+        ("--n-kv", "256", "--n-tokens", "16", "--flash-attn", "both", *_OPS, "--target", "trn1", "--target", "inf2"),
     ),
     *(
         Manifest(FOLDER / f"{manifest_name(model, ftype)}.yaml", manifest_name(model, ftype), model, ftype)

@@ -101,7 +101,8 @@ _SETTINGS = (
         "--n-kv",
         type=Counts(),
         metavar="N,…",
-        help="Lengths of the cache; by default powers of two from 256, and all multiples of 256 for sequences with a cache each of one --n-ctx.",
+        help="Lengths of the cache; by default powers of two from 256, and with an --n-ctx for sequences with a cache each all "
+        "multiples of 256.",
     ),
     click.option(
         "--n-ubatch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp's -ub."

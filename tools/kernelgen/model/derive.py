@@ -181,8 +181,8 @@ def _with_first_cells(export: Export) -> Export:
 
 
 _OF_STREAMS = ("flash_attn_ext", "set_rows")
-"""Ops with a cache's length in strides or sizes where sequences have a cache each. With kernels for any length, those for one sequence
-compute them: attention of one after the other, and a write by a kernel that has the rows of all caches."""
+"""Ops that have a cache's length in strides or sizes where sequences have a cache each. With kernels for any length, those for one
+sequence compute them: attention of one after the other, and a write by a kernel that has the rows of all caches."""
 
 
 def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
@@ -200,7 +200,9 @@ def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
             width, rows, *_ = spec.output.ne
             if rows < settings.all_cells(settings.n_ctx[-1]):
                 more = (TensorDesc.make((width, rows << i, 1, 1), spec.output.dtype) for i in doubled)
-                kernels = (KernelSpec.make(spec.op, [*spec.inputs[:-1], t], t, dict(spec.params), spec.alias) for t in more)
+                kernels = (
+                    KernelSpec.make(spec.op, [*spec.inputs[:-1], t], t, dict(spec.params), spec.alias) for t in more
+                )
                 entries += [DerivedKernel(constant(kernel), entry.points[:1], entry.name) for kernel in kernels]
 
 
