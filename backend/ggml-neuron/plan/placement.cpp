@@ -198,8 +198,8 @@ size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, siz
             continue;
         }
         const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
-            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first && m.n_more == mask->n_more &&
-                   m.rows == mask->rows;
+            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first &&
+                   m.n_more == mask->n_more && m.rows == mask->rows;
         });
         mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
         if (same == placed.end()) {

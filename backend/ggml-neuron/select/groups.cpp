@@ -206,10 +206,10 @@ class group_key {
   private:
     // Sets two words to what a tensor refers to, and where in that. The kernel's own word says which slot it has there.
     void refer(ggml_tensor * t, neuron_range rows, bool writes, const uint64_t * kernels, size_t at) {
-        const nk::graph_reference has   = nk::read_reference(kernels ? *kernels : 0);
-        const size_t              row   = t->nb[NEURON_SET_ROWS_AXIS];
-        const size_t              begin = neuron_offset_of(t) + (size_t) rows.first * row;
-        const size_t              size  = rows.n ? (size_t) rows.n * row : ggml_nbytes(t);
+        const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
+        const size_t              row       = t->nb[NEURON_SET_ROWS_AXIS];
+        const size_t              begin     = neuron_offset_of(t) + (size_t) rows.first * row;
+        const size_t              size      = rows.n ? (size_t) rows.n * row : ggml_nbytes(t);
         const nk::graph_reference reference = roots.refer(t, begin, size, writes, kernels ? &has : nullptr, group);
         nodes[at]                           = nk::reference_word(reference) + writes;
         nodes[at + 1]                       = begin;
@@ -257,14 +257,15 @@ class group_key {
                     }
                 }
                 first = std::min(first, neuron_offset_of(t));
-                end = std::max(end, neuron_offset_of(t) + ggml_nbytes(t));
+                end   = std::max(end, neuron_offset_of(t) + ggml_nbytes(t));
             }
         }
         if (first == SIZE_MAX || first < begin || (first - begin) % row != 0) {
             return {};
         }
         const auto n = (int64_t) ((end - first + row - 1) / row);
-        return n < into->ne[NEURON_SET_ROWS_AXIS] ? neuron_range{ (int64_t) ((first - begin) / row), n } : neuron_range{};
+        return n < into->ne[NEURON_SET_ROWS_AXIS] ? neuron_range{ (int64_t) ((first - begin) / row), n }
+                                                  : neuron_range{};
     }
 
     bool add_node(ggml_tensor * node, bool escaping) {
@@ -682,8 +683,8 @@ class group_search {
             slot.first = 0;
         }
         for (size_t i = 0; i < group.nodes.size(); i++) {
-            const ggml_tensor * node = cgraph->nodes[group.nodes[i]];
-            const auto          n    = (int64_t) key.nodes[i].tensor[1 + NEURON_SET_ROWS_AXIS];
+            const ggml_tensor * node  = cgraph->nodes[group.nodes[i]];
+            const auto          n     = (int64_t) key.nodes[i].tensor[1 + NEURON_SET_ROWS_AXIS];
             const int64_t       first = first_row_of(node, group);
             if (node->op != GGML_OP_SET_ROWS || (!first && n >= node->ne[NEURON_SET_ROWS_AXIS])) {
                 continue;
@@ -699,13 +700,13 @@ class group_search {
 
     // Returns which row of what a SET_ROWS writes is the first of its slot, as of a sequence that has a cache of its own.
     static int64_t first_row_of(const ggml_tensor * node, const neuron_group & group) {
-        const auto slot = std::find_if(group.slots.begin(), group.slots.end(), [node](const neuron_group_slot & s) {
+        const auto   slot  = std::find_if(group.slots.begin(), group.slots.end(), [node](const neuron_group_slot & s) {
             return s.written && s.tensor == neuron_root_of(node);
         });
         const size_t begin = neuron_offset_of(node);
-        return node->op != GGML_OP_SET_ROWS || slot == group.slots.end() || slot->offset <= begin ?
-                   0 :
-                   (int64_t) ((slot->offset - begin) / node->nb[NEURON_SET_ROWS_AXIS]);
+        return node->op != GGML_OP_SET_ROWS || slot == group.slots.end() || slot->offset <= begin
+                   ? 0
+                   : (int64_t) ((slot->offset - begin) / node->nb[NEURON_SET_ROWS_AXIS]);
     }
 
     // Lets a kernel have numbers of rows as they count from one on. Returns false where they are not all of a slot, or where another node

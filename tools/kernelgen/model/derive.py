@@ -194,7 +194,7 @@ def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
             (name,) = names
             longest = max(point[name] for point in entry.points)
             last = [point for point in entry.points if point[name] == longest]
-            entry.points += [point | {name: longest << i} for point in last for i in doubled]
+            entry.points += [{**point, name: longest << i} for point in last for i in doubled]
             continue
         for spec in sorted(entry.specs(), key=lambda spec: spec.id):  # of one length
             width, rows, *_ = spec.output.ne
@@ -345,7 +345,7 @@ class _Classes:
                 incomplete.add(n_seqs)
             fitter = Fitter(NAMES, one.points)
             made: dict[tuple[int, ...], KernelFormula | None] = {}
-            kernels = []
+            kernels: list[KernelFormula | None] = []
             for column, name in zip(one.columns, one.names, strict=True):
                 if in_turn and column[0].op in _OF_STREAMS:
                     kernels.append(None)
