@@ -16,6 +16,12 @@ struct graph_size {
     uint32_t n_kv      = 0;  // cells of the cache that hold something after the call; 0: only this call's tokens
 };
 
+// A sampler by llama.cpp's name, with the numbers that it is made with; those that are left out have llama.cpp's defaults.
+struct sampler_option {
+    std::string         name;
+    std::vector<double> numbers;
+};
+
 struct options {
     std::string             model;
     uint32_t                n_ctx         = 4096;
@@ -31,6 +37,10 @@ struct options {
     uint32_t                n_devices     = 1;
     bool                    version       = false;
     std::vector<graph_size> graphs;
+
+    // What each sequence's tokens are sampled with on the device, and how the user wrote it; none: logits are the result.
+    std::vector<sampler_option> samplers;
+    std::string                 chain;
 };
 
 const char * usage();

@@ -191,7 +191,8 @@ def _derive(
             yield call, graph
 
     cuts = None if fuse == _NONE else partial(seen.cuts, fuse)
-    return derive(settings, catalog, export, cuts, causal=causal), model[0]
+    derived = derive(settings, catalog, export, cuts, causal=causal, probes=asked.probes(file, settings))
+    return derived, model[0]
 
 
 class _SeenCalls:
@@ -365,6 +366,8 @@ def _made_by(
         parts += ["--ftype", settings.ftype]
     if settings.split:
         parts += ["--split-mode", "tensor", "--devices", _joined(settings.devices)]
+    if settings.samplers != ("",):
+        parts += [part for chain in settings.samplers for part in ("--samplers", chain or "none")]
     if fuse != _FUSE:
         parts += ["--fuse", fuse]
     parts += ["--causal"] * causal
@@ -402,11 +405,11 @@ def _summary(model: ModelHeader, derived: Derived, kernels: int, settings: Setti
         seen: set[object] = set()
         for one in derived.calls:
             sizes = (one.call.n_tokens, one.call.n_outputs)
-            key = sizes, one.devices, one.of
+            key = sizes, one.call.samplers, one.devices, one.of
             if one.flash_attn is not flash or one.call.n_seqs > 1 or key in seen:
                 continue
             seen.add(key)
-            over = ""
+            over = f", {one.call.samplers} on the device" if one.call.samplers else ""
             if one.devices > 1:
                 whose = f"device{'s' * (len(one.of) > 1)} {', '.join(map(str, one.of))}"
                 over = f", {whose} of {one.devices}"

@@ -35,6 +35,10 @@ _ANY = "any"
 
 _N_CTX = 4096
 
+_DEFAULT_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0.8,dist"
+_CHAINS = {"none": "", "default": _DEFAULT_CHAIN}
+"""Words for chains of samplers."""
+
 
 class Counts(click.ParamType[tuple[int, ...]]):
     """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order."""
@@ -119,6 +123,14 @@ _SETTINGS = (
         metavar="N,…",
         help=f"Over how many devices --split-mode {_TENSOR} splits; several for several runs, and 1 is without a split.",
     ),
+    click.option(
+        "--samplers",
+        multiple=True,
+        metavar=f"[{'|'.join(_CHAINS)}|CHAIN]",
+        help="What llama.cpp samples with on the device (--backend-sampling), such as top_k=40,temperature=0.8,dist; may be given "
+        f"several times. default is what llama.cpp's programs sample with unless told otherwise: {_DEFAULT_CHAIN}; none: the "
+        "CPU samples.  [default: none]",
+    ),
 )
 
 _EXPORTER = (
@@ -156,6 +168,7 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
         n_tokens: tuple[int, ...] | None,
         split_mode: str,
         devices: tuple[int, ...] | None,
+        samplers: tuple[str, ...],
         **kwargs: Any,
     ) -> Any:
         given = {name: kwargs.pop(name) for name in Settings.__dataclass_fields__ if name in kwargs}
@@ -169,6 +182,7 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
             n_tokens=n_tokens or (1,),
             flash_attn=_flash_attn(flash_attn, given["type_v"]),
             devices=_devices(split_mode, devices, flash_attn),
+            samplers=tuple(dict.fromkeys(_CHAINS.get(chain, chain) for chain in samplers)) or ("",),
         )
         if n_tokens is None:
             settings = replace(settings, n_tokens=few(settings.most_tokens))
@@ -214,6 +228,8 @@ def _devices(split_mode: str, devices: tuple[int, ...] | None, flash_attn: str) 
 
 
 def _check(settings: Settings) -> None:
+    if settings.split and any(settings.samplers):
+        raise KernelgenError(f"--samplers: llama.cpp samples on the CPU with --split-mode {_TENSOR}")
     if settings.any_ctx and settings.flash_attn != (True,):
         hint = "give --flash-attn on, or the sizes of the contexts"
         raise KernelgenError(
