@@ -193,6 +193,10 @@ using sampler_ptr = std::unique_ptr<llama_sampler, free_sampler>;
 
 llama_sampler * make_sampler(const sampler_option & option, int32_t n_vocab) {
     const std::vector<double> & n = option.numbers;
+    if (option.name == "logit_bias") {
+        const std::vector<llama_logit_bias> biases((size_t) std::max(n[0], 0.0), { 0, 1.0f });
+        return llama_sampler_init_logit_bias(n_vocab, (int32_t) biases.size(), biases.data());
+    }
     return option.name == "greedy"  ? llama_sampler_init_greedy()
            : option.name == "dist"  ? llama_sampler_init_dist(0)
            : option.name == "top_k" ? llama_sampler_init_top_k((int32_t) n[0])

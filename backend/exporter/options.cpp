@@ -135,6 +135,7 @@ const std::vector<sampler_option> & known_samplers() {
         { "top_p",       { 0.95 }          },
         { "min_p",       { 0.05 }          },
         { "temperature", { 0.8, 0, 1 }     }, // and the range and the exponent of a dynamic one
+        { "logit_bias",  { 1 }             }, // of so many tokens
         { "penalties",   { 64, 1.1, 0, 0 } }, // of the last tokens: repeated, by frequency, by presence
     };
     return known;
@@ -160,7 +161,9 @@ bool read_samplers(const std::string & text, std::vector<sampler_option> & sampl
         const std::vector<std::string> numbers =
             equals == std::string::npos ? std::vector<std::string>() : split(part.substr(equals + 1), ':');
         if (numbers.size() > sampler.numbers.size()) {
-            mistake = "'" + part + "': " + sampler.name + " has " + std::to_string(sampler.numbers.size()) + " numbers";
+            const size_t most = sampler.numbers.size();
+            mistake           = "'" + part + "': " + sampler.name + " has " + std::to_string(most) +
+                                (most == 1 ? " number" : " numbers");
             return false;
         }
         for (size_t i = 0; i < numbers.size(); i++) {
@@ -258,7 +261,8 @@ const char * usage() {
            "  --samplers CHAIN      top_k=40,temperature=0.8,dist: what llama.cpp samples each sequence with on the "
            "device; "
            "of\n"
-           "                        greedy, dist, top_k=K, top_p=P, min_p=P, temperature=T[:RANGE[:EXPONENT]] and\n"
+           "                        greedy, dist, top_k=K, top_p=P, min_p=P, temperature=T[:RANGE[:EXPONENT]], "
+           "logit_bias=TOKENS and\n"
            "                        penalties=LAST_N[:REPEAT[:FREQUENCY[:PRESENCE]]]; none by default\n"
            "  --version             print the llama.cpp that this program was built for\n"
            "\n"

@@ -127,24 +127,24 @@ static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context
     return opinion;
 }
 
-// Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
-// computes it: so a program asks at once for what it will ask for when the kernels are there.
-static bool neuron_computes(const neuron_opinion & opinion, const ggml_tensor * op) {
-    return opinion.is_known() || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
-}
-
-// Returns the same of a node by itself. For a sampler's node with the candidates that llama.cpp asks for, that is the answer for those that
-// there are.
-static bool neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
-    if (neuron_computes(neuron_opinion_of(device, op), op)) {
+// Returns whether kernels compute a node. For a sampler's node with the candidates that llama.cpp asks for, that is the answer for those
+// that there are.
+static bool neuron_is_known(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    if (neuron_opinion_of(device, op).is_known()) {
         return true;
     }
-    const int64_t             probed = neuron_probed_candidates(op);
-    const std::set<int64_t> & known  = ggml_backend_neuron_shared().kernels.candidates();
-    return probed && std::any_of(known.begin(), known.end(), [&](int64_t n) {
+    const int64_t             probed     = neuron_probed_candidates(op);
+    const std::set<int64_t> & candidates = ggml_backend_neuron_shared().kernels.candidates();
+    return probed && std::any_of(candidates.begin(), candidates.end(), [&](int64_t n) {
                const neuron_probe_node resized(op, probed, n);
-               return neuron_computes(neuron_opinion_of(device, &resized.node), &resized.node);
+               return neuron_opinion_of(device, &resized.node).is_known();
            });
+}
+
+// Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
+// computes it: so a program asks at once for what it will ask for when the kernels are there.
+static bool neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    return neuron_is_known(device, op) || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
 }
 
 // Returns whether what an op changes is in the device's memory: ggml's scheduler would give it a copy of what is not, and the
@@ -214,7 +214,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
         return false;
     }
-    if (!neuron_opinion_of(device, op).is_known() && !neuron_probed_candidates(op)) {
+    if (!neuron_is_known(device, op)) {
         neuron_note_missing(op);
     }
     const bool computed = neuron_computes(device, op);

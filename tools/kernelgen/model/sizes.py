@@ -122,7 +122,7 @@ def pad(n: int) -> int:
 def asked(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
     """Yields every call with so many sequences that kernels are asked for; combinations that can't be are left out."""
     for n_ctx, samplers in itertools.product(settings.n_ctx, settings.samplers):
-        for n_tokens in settings.n_tokens:
+        for n_tokens in _tokens(settings, n_seqs, samplers):
             lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
             for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers):
                 for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *lengths):
@@ -138,7 +138,7 @@ def looked_at(settings: Settings, n_seqs: int) -> list[DecodeCall]:
 
 
 def _looked_at(settings: Settings, n_ctx: int, samplers: str, n_seqs: int) -> Iterator[DecodeCall]:
-    for n_tokens in settings.n_tokens:
+    for n_tokens in _tokens(settings, n_seqs, samplers):
         lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
         for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers):
             for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *_few(lengths)):
@@ -153,6 +153,13 @@ def _looked_at(settings: Settings, n_ctx: int, samplers: str, n_seqs: int) -> It
             for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers) if samplers else (1, 3, n_tokens):
                 for n_kv in few[: len(few) if n_outputs == 1 and i == 0 else 1]:
                     yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv, samplers)
+
+
+def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
+    """Returns the numbers of tokens of calls. Where a token is sampled of each sequence there are calls of one token of each: no others
+    sample as many.
+    """
+    return sorted({*settings.n_tokens, n_seqs}) if samplers else settings.n_tokens
 
 
 def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> list[int]:
