@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import group_kernels
 import headers
 import pytest
 
 from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
+from kernelgen.hlo.lint import lint
 from kernelgen.model.exporter import Exporter
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import TARGETS
 
 from .conftest import Derive, run_model
 
@@ -47,6 +50,8 @@ def test_sampling_is_in_the_last_group(fuse: str, model: Path, exporter: Exporte
         for group in tokens:
             assert group.nodes[-1].kernel.output.ne == (1, 1, 1, 1)
             assert set(SAMPLED) <= {node.kernel.op for node in group.nodes}
+            hlo = group_kernels.emit(group)  # which no target refuses: it sorts without a sort
+            assert {target.name: found for target in TARGETS.values() if (found := lint(hlo, target))} == {}
     assert counts["none"] == counts["default"]
     assert f"--samplers {DEFAULT}" in " ".join(output.read_text().split("\n\n")[0].replace("#", "").split())
 
@@ -112,6 +117,7 @@ def test_the_program_refuses_samplers_of_split_tensors(exporter: Exporter, model
     assert "--samplers: llama.cpp samples on the CPU with --split-mode tensor" in done.stderr.splitlines()[0]
 
 
+@pytest.mark.long
 def test_coverage_takes_samplers(model: Path, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The nodes of a call with samplers are looked up, and not the probe's."""
     output = tmp_path / "m.yaml"
