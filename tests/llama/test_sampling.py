@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -23,8 +24,10 @@ GREEDY = "temperature=0,dist"
 DEFAULT = "top_k=40,top_p=0.95,min_p=0.05,temperature=0.8,dist"
 EXACT = ("greedy", GREEDY, f"top_k=8,{GREEDY}")
 """Chains that leave one token, whatever is drawn."""
-DRAWN = (DEFAULT, "penalties=16:1.3:0.1:0.1,top_k=20,top_p=0.9,temperature=0.7:0.2:1.5,dist", "min_p=0.1,dist")
-"""Chains that draw one of several. They sort candidates, or leave the vocabulary's order: so do the CPU's, and equal seeds draw equal tokens."""
+DRAWN = (DEFAULT, "penalties=16:1.3:0.1:0.1,top_k=20,temperature=0.7:0.2:1.5,top_p=0.9,dist", "min_p=0.4,dist")
+"""Chains that draw one of several. They sort candidates, or leave the vocabulary's order: so do the CPU's, and equal seeds draw equal tokens.
+A dynamic temperature comes before what hides candidates: behind it llama.cpp counts those that are hidden on a device, and not on the CPU.
+"""
 N_SEQS = 3
 N_STEPS = 12
 CONFIDENT = 3.72
@@ -143,7 +146,7 @@ def test_equal_seeds_draw_the_cpu_s_tokens(bench: Bench, chain: str, n_seqs: int
     """But where a number falls between two tokens: logits differ in the last bits. It is the same run after run."""
     found = bench.sample(chain, n_seqs=n_seqs)
     pairs = [pair for steps in zip(found.device, found.cpu, strict=True) for pair in zip(*steps, strict=True)]
-    assert sum(device == cpu for device, cpu in pairs) >= 0.95 * len(pairs), pairs
+    assert sum(device != cpu for device, cpu in pairs) <= 1, pairs
     assert found.on_device == [n_seqs] * N_STEPS
     assert bench.sample(chain, n_seqs=n_seqs).device == found.device
 
@@ -159,26 +162,31 @@ def chi_square(counts: list[int], likely: list[float]) -> tuple[float, float]:
     if few:
         many.append((sum(c for c, _ in few), max(sum(p for _, p in few), 1e-9)))
     degrees = len(many) - 1
+    assert degrees > 3
     most = degrees * (1 - 2 / (9 * degrees) + CONFIDENT * math.sqrt(2 / (9 * degrees))) ** 3
     return sum((c - p) ** 2 / p for c, p in many), most
 
 
-@pytest.mark.parametrize("chain", [DEFAULT, "min_p=0.1,dist"])
+@pytest.mark.parametrize("chain", [DEFAULT, "min_p=0.4,dist"])
 def test_tokens_are_drawn_as_often_as_they_are_likely(bench: Bench, chain: str) -> None:
     draws = bench.sample(chain, n_steps=1, n_draws=500).draws
     counts, likely = [n for n, _ in draws.values()], [p for _, p in draws.values()]
     assert sum(counts) == 500
     statistic, most = chi_square(counts, likely)
     assert statistic < most
-    # the test tells another distribution: all of them equally likely
-    statistic, most = chi_square(counts, [1 / len(counts)] * len(counts))
+    # the test tells another distribution: the likeliest token as likely as the least likely one is, and so on
+    order = sorted(range(len(likely)), key=lambda i: likely[i])
+    other = [0.0] * len(likely)
+    for i, j in zip(order, reversed(order), strict=True):
+        other[i] = likely[j]
+    statistic, most = chi_square(counts, other)
     assert statistic > most
 
 
 def test_llama_cpp_s_own_test_passes(bench: Bench, tmp_path: Path) -> None:
     """test-backend-sampler, with the kernels that it asks for: none of its ops is the CPU's."""
-    folder = whole_programs.folder_of("test-backend-sampler", bench.programs)
-    command = [folder / "test-backend-sampler", "--model", bench.folder / "model.gguf", "--device", "gpu"]
+    folder = Path(os.environ.get(whole_programs.VARIABLE, Path(harness.__file__).parent / "backend_sampler"))
+    command = [folder.absolute() / "test-backend-sampler", "--model", bench.folder / "model.gguf", "--device", "gpu"]
 
     def run(**options: Path) -> str:
         environment = bench.environment(**options) | {"LD_PRELOAD": str(bench.programs.load_backends)}
