@@ -121,7 +121,14 @@ def bench(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) 
     chains = [word for chain in (*EXACT, *DRAWN) for word in ("--samplers", chain)]
     more = ("--kv-unified", "--n-seq-max", str(N_SEQS), *chains)
     any_tokens.derive(
-        programs, model, folder / "model.gguf", folder / "kernels", n_tokens=(1, 8), n_ctx=(256,), fuse="layer", more=more
+        programs,
+        model,
+        folder / "model.gguf",
+        folder / "kernels",
+        n_tokens=(1, 8),
+        n_ctx=(256,),
+        fuse="layer",
+        more=more,
     )
     return Bench(programs, folder)
 

@@ -22,7 +22,20 @@ from .conftest import Derive, run_model
 
 N_VOCAB = headers.SMALL["n_vocab"]
 DEFAULT = "top_k=40,top_p=0.95,min_p=0.05,temperature=0.8,dist"
-SAMPLED = ("pad", "top_k", "get_rows", "argsort", "soft_max", "cumsum", "argmax", "step", "log", "sum", "clamp", "scale")
+SAMPLED = (
+    "pad",
+    "top_k",
+    "get_rows",
+    "argsort",
+    "soft_max",
+    "cumsum",
+    "argmax",
+    "step",
+    "log",
+    "sum",
+    "clamp",
+    "scale",
+)
 
 
 @pytest.fixture
@@ -89,7 +102,10 @@ def test_chains_have_their_own_numbers(derive: Derive, model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--samplers", "top_n_sigma"], "unknown sampler 'top_n_sigma': llama.cpp computes these on a device: greedy, dist"),
+        (
+            ["--samplers", "top_n_sigma"],
+            "unknown sampler 'top_n_sigma': llama.cpp computes these on a device: greedy, dist",
+        ),
         (["--samplers", "top_k=x"], "--samplers: 'top_k=x': expected a number, not 'x'"),
         (["--samplers", "top_k=1:2"], "--samplers: 'top_k=1:2': top_k has 1 number"),
         (["--samplers", "greedy,"], "unknown sampler ''"),
@@ -100,7 +116,12 @@ def test_chains_have_their_own_numbers(derive: Derive, model: Path) -> None:
     ],
 )
 def test_chains_that_can_t_be(
-    arguments: list[str], message: str, model: Path, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    model: Path,
+    exporter: Exporter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_model(exporter, model, tmp_path / "m.yaml", *arguments) == 2
     assert message in capsys.readouterr().err
@@ -110,15 +131,15 @@ def test_chains_that_can_t_be(
 def test_the_program_refuses_samplers_of_split_tensors(exporter: Exporter, model: Path) -> None:
     arguments = [model, "--graph", "n_tokens=1", "--samplers", "greedy", "--split-mode", "tensor", "--devices", "2"]
     environment = {"LD_LIBRARY_PATH": str(exporter.libraries)}
-    done = subprocess.run(
-        [exporter.program, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([exporter.program, *arguments], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--samplers: llama.cpp samples on the CPU with --split-mode tensor" in done.stderr.splitlines()[0]
 
 
 @pytest.mark.long
-def test_coverage_takes_samplers(model: Path, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_coverage_takes_samplers(
+    model: Path, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The nodes of a call with samplers are looked up, and not the probe's."""
     output = tmp_path / "m.yaml"
     options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1)

@@ -156,9 +156,7 @@ def _looked_at(settings: Settings, n_ctx: int, samplers: str, n_seqs: int) -> It
 
 
 def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
-    """Returns the numbers of tokens of calls. Where a token is sampled of each sequence there are calls of one token of each: no others
-    sample as many.
-    """
+    """Returns the numbers of tokens of calls; where tokens are sampled, also one of each sequence: no other call samples as many."""
     return sorted({*settings.n_tokens, n_seqs}) if samplers else settings.n_tokens
 
 

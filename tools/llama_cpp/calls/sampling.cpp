@@ -153,17 +153,17 @@ struct side {
     context_ptr              context;
 
     side(llama_model * model, const string & chain, uint32_t seed, int n_seqs, bool on_device) {
-        llama_context_params params                   = llama_context_default_params();
-        params.n_ctx                                  = N_CTX;
-        params.n_batch                                = 64;
-        params.n_ubatch                               = 64;
-        params.n_seq_max                              = (uint32_t) n_seqs;
-        params.kv_unified                             = true;
-        params.n_threads                              = 1;
-        params.n_threads_batch                        = 1;
+        llama_context_params params  = llama_context_default_params();
+        params.n_ctx                 = N_CTX;
+        params.n_batch               = 64;
+        params.n_ubatch              = 64;
+        params.n_seq_max             = (uint32_t) n_seqs;
+        params.kv_unified            = true;
+        params.n_threads             = 1;
+        params.n_threads_batch       = 1;
         // the CPU's adds up in F16
         params.flash_attn_type       = on_device ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-        params.n_outputs_max_per_seq                  = 1;
+        params.n_outputs_max_per_seq = 1;
         const int                             n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
         std::vector<llama_sampler_seq_config> configs;
         for (int s = 0; s < n_seqs; s++) {
