@@ -127,7 +127,7 @@ _SETTINGS = (
         "--samplers",
         multiple=True,
         metavar=f"[{'|'.join(_CHAINS)}|CHAIN]",
-        help="What llama.cpp samples with on the device (--backend-sampling), such as top_k=40,temperature=0.8,dist; may be given "
+        help="What llama.cpp samples with on the device (its -bs), such as top_k=40,temperature=0.8,dist; may be given "
         f"several times. default is what llama.cpp's programs sample with unless told otherwise: {_DEFAULT_CHAIN}; none: the "
         "CPU samples.  [default: none]",
     ),

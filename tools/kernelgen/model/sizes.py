@@ -156,7 +156,7 @@ def _looked_at(settings: Settings, n_ctx: int, samplers: str, n_seqs: int) -> It
 
 
 def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
-    """Returns the numbers of tokens of calls; where tokens are sampled, also one of each sequence: no other call samples as many."""
+    """Returns the numbers of tokens of calls; where tokens are sampled, also 1 of each sequence: no others sample as many."""
     return sorted({*settings.n_tokens, n_seqs}) if samplers else settings.n_tokens
 
 
