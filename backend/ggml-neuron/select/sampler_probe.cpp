@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-// As of b6000 and as of later versions of llama.cpp.
+// What versions of llama.cpp have.
 static constexpr int64_t PROBED[] = { 1 << 17, 1 << 20 };
 
 // Nodes of a sampler's graph that follow one another, at most; others are in no such graph.
