@@ -120,8 +120,8 @@ class Row:
         target: its name.
         token: one token, over each of `CORES`.
         prompt: a prompt of `N_PROMPT` tokens on one core.
-        before: one token on one core with quantized weights as ggml has them, and their products in F32.
-        prompt_before: a prompt so.
+        before: one token, over each of `CORES`, with quantized weights as ggml has them, and their products in F32.
+        prompt_before: a prompt so, on one core.
         layouts: what quantized weights are in on one core; empty where none are quantized.
         sums: of a launch of the layer that takes longest and of a token: before, and now.
     """
@@ -129,7 +129,7 @@ class Row:
     target: str
     token: tuple[CallForecast, ...]
     prompt: CallForecast
-    before: CallForecast
+    before: tuple[CallForecast, ...]
     prompt_before: CallForecast
     layouts: str
     sums: tuple[tuple[Sums, Sums], tuple[Sums, Sums]]
@@ -174,14 +174,17 @@ def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> I
 
             return forecast(graph, (), groups, chip, work_of, layers=header.layers, cores=cores, widened=in_bf16)
 
-        past = [
-            forecast(graph, (), groups, chip, lambda spec: before(spec, sbuf), layers=header.layers)
-            for graph in (token, prompt)
-        ]
-        if missing := sum(one.missing for one in past):
-            raise SystemExit(f"{model}, {ftype}: {missing} nodes have no kernel")
-        longest = past[0].launches[0].spec
-        launched = [(one.spec, one.count) for one in past[0].launches]
+        def past(graph: Graph, cores: int) -> CallForecast:
+            found = forecast(
+                graph, (), groups, chip, lambda spec: before(spec, sbuf), layers=header.layers, cores=cores
+            )
+            if found.missing:
+                raise SystemExit(f"{model}, {ftype}: {found.missing} nodes have no kernel")
+            return found
+
+        tokens_before = tuple(past(token, cores) for cores in CORES)
+        longest = tokens_before[0].launches[0].spec
+        launched = [(one.spec, one.count) for one in tokens_before[0].launches]
         sums = [
             (
                 Sums.of([(before(spec, sbuf), n) for spec, n in specs]),
@@ -191,7 +194,7 @@ def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> I
         ]
         layouts = choices[1].name if choices else ""
         tokens = tuple(now(token, cores) for cores in CORES)
-        return Row(target, tokens, now(prompt, 1), *past, layouts, (sums[0], sums[1]))
+        return Row(target, tokens, now(prompt, 1), tokens_before, past(prompt, 1), layouts, (sums[0], sums[1]))
 
     yield from map(row, SHOWN)
 
@@ -206,7 +209,7 @@ def fields(row: Row) -> tuple[str, ...]:
         f"{held:.1f} of {one.memory.device >> 30}",
         *map(cell, row.token),
         ", ".join(f"{part} {ms:.1f}" for part, ms in parts),
-        cell(row.before) if row.layouts else "",
+        ", ".join(map(brief, row.before)) if row.layouts else "",
         f"{row.prompt.ms:.0f} ms",
         f"{row.prompt_before.ms:.0f} ms" if row.layouts else "",
     )
@@ -238,6 +241,11 @@ def cell(one: CallForecast) -> str:
     """Returns ms and tokens a second, in parentheses where the memory of the cores does not hold the model."""
     text = f"{one.ms:.1f} ms, {1e3 / one.ms:.0f}"
     return text if one.memory.fits else f"({text})"
+
+
+def brief(one: CallForecast) -> str:
+    """Returns ms, in parentheses where the memory of the cores does not hold the model."""
+    return f"{one.ms:.1f}" if one.memory.fits else f"({one.ms:.1f})"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -285,11 +293,11 @@ HEADS = (
     "2 cores",
     "4 cores",
     "longest on 1",
-    "1 core, before",
+    "ms before, on 1, 2, 4",
     "512 tokens",
     "512, before",
 )
-LINE = "{:11}  {:7}  {:10}  {:12}  {:>10}  {:>14}  {:>14}  {:>14}  {:29}  {:>14}  {:>10}  {:>11}"
+LINE = "{:11}  {:7}  {:10}  {:12}  {:>10}  {:>14}  {:>14}  {:>14}  {:29}  {:>25}  {:>10}  {:>11}"
 SUMS_HEADS = ("model", "weights", "target", "layout", "GFLOP, layer", "GB, layer", "GFLOP, token", "GB, token")
 SUMS_LINE = "{:11}  {:7}  {:22}  {:12}  {:>14}  {:>14}  {:>14}  {:>16}"
 

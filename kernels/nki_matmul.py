@@ -34,8 +34,8 @@ PIECE = 2048
 SCALES = 8192
 """Scales of tiles that stay in SBUF, in each partition."""
 
-ALIKE = 64
-"""Rows of `b` from which on a product of a tile is scaled and added by one instruction; below, products of several tiles by two."""
+MANY = 32
+"""Rows of `b` from which on codes are scaled before the product: that takes less time than to scale each row's sums of tiles."""
 
 UNPACKING = 12 * PIECE
 """Bytes that tiles take which unpack `PIECE` elements of each of 128 rows: these in float32, in bytes, their scales, and more."""
@@ -98,15 +98,45 @@ def _tiled_products(a, b, each, m):
                     for start, rows in blocks(n, most):
                         x = sbuf((min(k, PARTITIONS), chunks, rows), b.dtype)
                         turn(x, b[i * each + r, g, start : start + rows])
-                        for at, width in blocks(columns, RUN):
+                        for at, width in blocks(columns, COLUMNS if rows >= MANY else RUN):
                             place = y[i * each + r, g, start : start + rows, left + at : left + at + width]
                             shown = scales.view(nl.float32)[:, :, at // TILE : -(-(at + width) // TILE)]
-                            _tiled(place, codes[:, left + at : left + at + width], shown, x, k)
+                            some = codes[:, left + at : left + at + width]
+                            if rows >= MANY:
+                                _product(*_scaled_codes(some, shown, b.dtype), x, place, k)
+                            else:
+                                _tiled(place, some, shown, x, k)
     return y
 
 
+def _scaled_codes(codes, scales, dtype):
+    """As `_plain`, of weights in FP8: vector and scalar engine multiply them by the scales of their tiles, and round to `dtype`.
+
+    codes: [⌈k / 128⌉ * 128, width] u8 in HBM; scales: [128, ⌈k / 128⌉, ⌈width / 128⌉] f32.
+    """
+    width = codes.shape[1]
+    half = min(-(-width // (2 * TILE)) * TILE, width)
+
+    def part(first, size):
+        tile = sbuf((min(size, TILE), -(-size // TILE), width), dtype)
+        for at, p in blocks(size, TILE):
+            stored = loaded(codes[first + at : first + at + p]).view(nl.float8_e4m3)
+            target, factors = tile[0:p, at // TILE], scales[0:p, (first + at) // TILE]
+            for column, columns in blocks(half, TILE):
+                place = slice(column, column + columns)
+                factor = factors[:, column // TILE : column // TILE + 1]
+                nisa.tensor_scalar(target[:, place], stored[:, place], nl.multiply, factor)
+            for column, columns in blocks(width - half, TILE):
+                place = slice(half + column, half + column + columns)
+                factor = factors[:, (half + column) // TILE : (half + column) // TILE + 1]
+                nisa.activation(target[:, place], nl.copy, stored[:, place], scale=factor)
+        return tile
+
+    return part, 4 * TILE
+
+
 def _tiled(target, codes, scales, x, k):
-    """Writes products of rows and weights in FP8 to HBM, [rows, width] f32.
+    """Writes products of fewer than `MANY` rows and weights in FP8 to HBM, [rows, width] f32.
 
     The codes go to the tensor engine as they are stored, as what stays in it, and what a tile sums up is multiplied by its scale.
 
@@ -116,7 +146,7 @@ def _tiled(target, codes, scales, x, k):
     columns = -(-width // TILE)
     sums = sbuf((TILE, columns, rows))
     nisa.memset(sums, 0.0)
-    at_once = 1 if rows >= ALIKE else COLUMNS // rows
+    at_once = COLUMNS // rows
     for first, p in blocks(k, TILE):
         chunk = first // TILE
         stored = loaded(codes[first : first + p]).view(nl.float8_e4m3)
@@ -143,29 +173,15 @@ def _scaled(sums, stored, scales, x, first):
     for i in nl.affine_range(count):
         at = (first + i) * TILE
         nisa.nc_matmul(dst=products[:, i], stationary=stored[:, at : at + width], moving=x, accumulate=False)
-    if count == 1 and rows >= ALIKE:
-        nisa.scalar_tensor_tensor(sums[:, 0], products[:, 0], nl.multiply, scales, nl.add, sums[:, 0])
-    else:
-        scaled = sbuf(sums.shape)
-        nisa.tensor_tensor(scaled, products, scales.reshape((width, count, 1)).broadcast(2, rows), nl.multiply)
-        nisa.tensor_tensor(sums, sums, scaled, nl.add)
+    scaled = sbuf(sums.shape)
+    nisa.tensor_tensor(scaled, products, scales.reshape((width, count, 1)).broadcast(2, rows), nl.multiply)
+    nisa.tensor_tensor(sums, sums, scaled, nl.add)
 
 
 def _turn_back(target, sums):
     """Writes sums of tiles of columns, [128, tiles, rows], to HBM: [rows, width] f32."""
     rows, width = target.shape
     whole, rest = width // TILE, width % TILE
-    if rows >= ALIKE:
-        for start, p in blocks(rows, PARTITIONS):
-            done = sbuf((p, width))
-            for i in nl.affine_range(whole):
-                nisa.tensor_copy(
-                    dst=done[:, i * TILE : i * TILE + TILE], src=turned_back(sums[:, i, start : start + p])
-                )
-            if rest:
-                nisa.tensor_copy(dst=done[:, whole * TILE :], src=turned_back(sums[0:rest, whole, start : start + p]))
-            nisa.dma_copy(dst=target[start : start + p], src=done)
-        return
     for row in nl.affine_range(rows):
         if whole:
             done = sbuf((whole, TILE))
@@ -468,7 +484,7 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
 
     `b` is first rounded to the type of `a` (F16, BF16). Packed weights are unpacked in SBUF and rounded to bfloat16, and so is
     `b`; where `prec_src1` asks for F32, both are float32. Of a weight in `f8_e4m3_128x128` the codes are multiplied as they are,
-    and what each tile sums up by its scale.
+    and what each tile sums up by its scale; for many rows the codes by their scales, rounded as packed weights are.
 
     a: [A3, A2, m, k] f32, f16, bf16 or packed, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
     `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or

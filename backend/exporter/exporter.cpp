@@ -175,6 +175,42 @@ cache_lengths lengths_of(const llama_memory_context_i * memory) {
     return {};
 }
 
+// Functions of llama.cpp that are private: an explicit instantiation may name them. It builds the graph of a context shift where it
+// computes it, and those of encoders where it encodes.
+using shift_builder = ggml_cgraph * (llama_kv_cache::*)(llm_graph_result *, llama_context *) const;
+using params_getter = llm_graph_params (llama_context::*)(llm_graph_result *,
+                                                          const llama_ubatch &,
+                                                          const llama_memory_context_i *,
+                                                          llm_graph_type) const;
+
+shift_builder the_shift_builder();
+params_getter the_params_getter();
+
+template <shift_builder shift, params_getter params> struct private_functions {
+    friend shift_builder the_shift_builder() { return shift; }
+
+    friend params_getter the_params_getter() { return params; }
+};
+
+template struct private_functions<&llama_kv_cache::build_graph_shift, &llama_context::graph_params>;
+
+// Returns the caches of a memory whose keys a context shift rotates; of one that is not known here none.
+std::vector<const llama_kv_cache *> caches_of(const llama_memory_i * memory) {
+    if (const auto * kv = dynamic_cast<const llama_kv_cache *>(memory)) {
+        return { kv };
+    }
+    if (const auto * iswa = dynamic_cast<const llama_kv_cache_iswa *>(memory)) {
+        return { iswa->get_base(), iswa->get_swa() };
+    }
+    if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid *>(memory)) {
+        return { hybrid->get_mem_attn() };
+    }
+    if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid_iswa *>(memory)) {
+        return caches_of(hybrid->get_mem_attn());
+    }
+    return {};
+}
+
 struct free_model {
     void operator()(llama_model * m) const { llama_model_free(m); }
 };
@@ -286,6 +322,9 @@ class model_graphs {
         for (const sparse_file & file : files) {
             weights.insert(file.tensor_names().begin(), file.tensor_names().end());
         }
+        for (const scaled_adapter & adapter : opts.adapters) {
+            load_adapter(adapter);
+        }
     }
 
     void write_header() const {
@@ -330,6 +369,8 @@ class model_graphs {
         params.flash_attn_type      = flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
         params.kv_unified           = opts.kv_unified;
         params.swa_full             = opts.swa_full;
+        params.embeddings           = opts.embeddings;
+        params.pooling_type         = (enum llama_pooling_type) opts.pooling;
         params.no_perf              = true;
         params.n_threads            = 1;
         params.n_threads_batch      = 1;
@@ -357,6 +398,18 @@ class model_graphs {
         if (!context) {
             throw std::runtime_error("llama.cpp can't make a context: " + last_complaint);
         }
+        if (llama_set_adapters_lora(context.get(), adapters.data(), adapters.size(), scales.data()) != 0) {
+            throw std::runtime_error("llama.cpp can't use the adapters: " + last_complaint);
+        }
+        if (opts.control_vector) {
+            // values, which graphs do not depend on, begin with those of layer 1
+            const int32_t            n_embd  = llama_model_n_embd(model.get());
+            const int32_t            n_layer = llama_model_n_layer(model.get());
+            const std::vector<float> values((size_t) n_embd * (size_t) n_layer);
+            if (llama_set_adapter_cvec(context.get(), values.data(), values.size(), n_embd, 1, n_layer) != 0) {
+                throw std::runtime_error("llama.cpp can't use a control vector: " + last_complaint);
+            }
+        }
         // some models can't have it, and llama.cpp then goes on with the other
         this->flash_attn = context->get_cparams().flash_attn;
     }
@@ -367,6 +420,14 @@ class model_graphs {
         if (size.n_tokens > context->n_ubatch()) {
             throw std::runtime_error("n_tokens is " + std::to_string(size.n_tokens) + ", and a call has at most " +
                                      std::to_string(context->n_ubatch()) + " (--ubatch-size)");
+        }
+        if (opts.encoder) {
+            write_devices(encoder_graph(size), [&](json_line & out) {
+                out.integer("n_tokens", size.n_tokens);
+                out.integer("n_outputs", size.n_tokens);
+                out.integer("n_seqs", size.n_seqs);
+            });
+            return;
         }
         std::unique_ptr<llama_batch_allocr> batch;
         llama_memory_context_ptr            memory_context;
@@ -388,29 +449,43 @@ class model_graphs {
         }
         const cache_lengths lengths = lengths_of(memory_context.get());
 
-        if (!opts.split_tensors) {
-            json_line tensors;
-            tensors.begin_array("tensors");
-            graph_writer(tensors, [this](const ggml_tensor * t) { return role_of(t); }).write(graph);
-            tensors.end_array();
-            write_line(size, lengths, tensors, {});
+        write_devices(graph, [&](json_line & out) {
+            out.integer("n_tokens", size.n_tokens);
+            out.integer("n_outputs", size.n_outputs);
+            out.integer("n_seqs", size.n_seqs);
+            if (lengths.n_kv) {
+                out.integer("n_kv", lengths.n_kv);
+            }
+            if (lengths.n_kv_swa) {
+                out.integer("n_kv_swa", lengths.n_kv_swa);
+            }
+        });
+    }
+
+    // Writes the graphs that shift the positions of the keys in the cache; none where the model has no such graph.
+    void write_shifts() {
+        const llama_memory_t memory = context->get_memory();
+        if (!memory || !memory->get_can_shift() || model->hparams.rope_type == LLAMA_ROPE_TYPE_NONE) {
             return;
         }
-        // what devices compute alike is written once
-        const auto &                                        steps = splitter.split(context->get_sched(), graph);
-        std::vector<std::pair<json_line, std::vector<int>>> different;
-        for (size_t j = 0; j < steps.size(); j++) {
-            json_line tensors = write_steps(steps[j]);
-            auto      equal   = std::find_if(different.begin(), different.end(), [&tensors](const auto & other) {
-                return other.first.written() == tensors.written();
-            });
-            if (equal == different.end()) {
-                equal = different.insert(equal, { std::move(tensors), {} });
+        for (const llama_kv_cache * cache : caches_of(memory)) {
+            llm_graph_result * built = context->get_gf_res_reserve();
+            built->reset();
+            ggml_backend_sched_reset(context->get_sched());
+            if (ggml_is_quantized(opts.type_k) && !cache->build_input_k_rot(built->get_ctx())) {
+                throw std::runtime_error(
+                    "llama.cpp crashes when it shifts a quantized cache of keys of a model whose heads are not "
+                    "multiples of 64: have the keys in f16");
             }
-            equal->second.push_back((int) j);
-        }
-        for (const auto & [tensors, devices] : different) {
-            write_line(size, lengths, tensors, devices);
+            ggml_cgraph * graph = (cache->*the_shift_builder())(built, context.get());
+            if (ggml_graph_n_nodes(graph) == 0) {
+                continue;
+            }
+            if (opts.split_tensors) {
+                ggml_backend_sched_split_graph(context->get_sched(), graph);
+            }
+            write_devices(graph,
+                          [&](json_line & out) { out.integer("n_cells", cache->get_size() * cache->get_n_stream()); });
         }
     }
 
@@ -461,6 +536,69 @@ class model_graphs {
     }
 
   private:
+    // Builds the graph by which llama_encode computes so many tokens.
+    ggml_cgraph * encoder_graph(const graph_size & size) {
+        if (!llama_model_has_encoder(model.get()) || !llama_model_has_decoder(model.get())) {
+            throw std::runtime_error("the model has not both an encoder and a decoder (--encoder)");
+        }
+        llama_batch_allocr batch(model->hparams.n_pos_per_embd());
+        const llama_ubatch calls = batch.ubatch_reserve(size.n_tokens / size.n_seqs, size.n_seqs);
+        llm_graph_result * built = context->get_gf_res_reserve();
+        llm_graph_params params  = (context.get()->*the_params_getter())(built, calls, nullptr, LLM_GRAPH_TYPE_ENCODER);
+        params.n_outputs         = size.n_tokens;
+        built->reset();
+        ggml_backend_sched_reset(context->get_sched());
+        ggml_cgraph * graph = model->build_graph(params);
+        if (opts.split_tensors) {
+            ggml_backend_sched_split_graph(context->get_sched(), graph);
+        }
+        return graph;
+    }
+
+    // Writes what each device computes of a graph.
+    //
+    // sizes  writes the sizes that the graph is of
+    template <typename F> void write_devices(ggml_cgraph * graph, F sizes) {
+        if (!opts.split_tensors) {
+            json_line tensors;
+            tensors.begin_array("tensors");
+            graph_writer(tensors, [this](const ggml_tensor * t) { return role_of(t); }).write(graph);
+            tensors.end_array();
+            write_line(sizes, tensors, {});
+            return;
+        }
+        // what devices compute alike is written once
+        const auto &                                        steps = splitter.split(context->get_sched(), graph);
+        std::vector<std::pair<json_line, std::vector<int>>> different;
+        for (size_t j = 0; j < steps.size(); j++) {
+            json_line tensors = write_steps(steps[j]);
+            auto      equal   = std::find_if(different.begin(), different.end(), [&tensors](const auto & other) {
+                return other.first.written() == tensors.written();
+            });
+            if (equal == different.end()) {
+                equal = different.insert(equal, { std::move(tensors), {} });
+            }
+            equal->second.push_back((int) j);
+        }
+        for (const auto & [tensors, devices] : different) {
+            write_line(sizes, tensors, devices);
+        }
+    }
+
+    // Reads the header of an adapter; what follows is zeros to llama.cpp, as far as the header says.
+    void load_adapter(const scaled_adapter & adapter) {
+        model_name = adapter.file;
+        const sparse_file    file(adapter.file);
+        llama_adapter_lora * loaded = llama_adapter_lora_init(model.get(), file.path().c_str());
+        if (!loaded) {
+            throw std::runtime_error("llama.cpp can't load the adapter: " + last_complaint);
+        }
+        model_name = opts.model;
+        adapters.push_back(loaded);
+        scales.push_back(adapter.scale);
+        weights.insert(file.tensor_names().begin(), file.tensor_names().end());
+    }
+
     json_line write_steps(const std::vector<device_step> & steps) const {
         json_line tensors;
         tensors.begin_array("tensors");
@@ -476,22 +614,11 @@ class model_graphs {
         return tensors;
     }
 
-    void write_line(const graph_size &       size,
-                    const cache_lengths &    lengths,
-                    const json_line &        tensors,
-                    const std::vector<int> & devices) const {
+    template <typename F> void write_line(F sizes, const json_line & tensors, const std::vector<int> & devices) const {
         json_line out;
         out.begin_object();
         out.begin_object("sizes");
-        out.integer("n_tokens", size.n_tokens);
-        out.integer("n_outputs", size.n_outputs);
-        out.integer("n_seqs", size.n_seqs);
-        if (lengths.n_kv) {
-            out.integer("n_kv", lengths.n_kv);
-        }
-        if (lengths.n_kv_swa) {
-            out.integer("n_kv_swa", lengths.n_kv_swa);
-        }
+        sizes(out);
         out.end_object();
         out.begin_object("context");
         out.integer("n_ctx", context->n_ctx());
@@ -579,13 +706,15 @@ class model_graphs {
         return found;
     }
 
-    const options &                 opts;
-    std::unordered_set<std::string> weights;
-    model_ptr                       model;
-    std::vector<sampler_ptr>        samplers;
-    context_ptr                     context;
-    bool                            flash_attn = false;
-    graph_splitter                  splitter;
+    const options &                   opts;
+    std::unordered_set<std::string>   weights;
+    model_ptr                         model;
+    std::vector<llama_adapter_lora *> adapters;  // the model's
+    std::vector<float>                scales;
+    std::vector<sampler_ptr>          samplers;
+    context_ptr                       context;
+    bool                              flash_attn = false;
+    graph_splitter                    splitter;
 };
 
 //
@@ -627,7 +756,14 @@ void export_graphs(const options & opts) {
     }
     model_graphs graphs(opts, files);
     graphs.write_header();
+    if (opts.shift) {
+        graphs.open_context(opts.flash_attn.front());
+        graphs.write_shifts();
+    }
     for (const bool flash_attn : opts.flash_attn) {
+        if (opts.graphs.empty()) {
+            break;
+        }
         graphs.open_context(flash_attn);
         for (const graph_size & size : opts.graphs) {
             graphs.write_graph(size);

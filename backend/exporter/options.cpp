@@ -126,6 +126,20 @@ bool read_graph(const std::string & text, graph_size & size, std::string & mista
     return true;
 }
 
+// Reads "FILE:SCALE"; the file's name may have colons.
+bool read_adapter(const std::string & text, scaled_adapter & adapter, std::string & mistake) {
+    const size_t      colon = text.rfind(':');
+    const std::string scale = colon == std::string::npos ? "" : text.substr(colon + 1);
+    char *            end   = nullptr;
+    adapter.file            = text.substr(0, colon);
+    adapter.scale           = strtof(scale.c_str(), &end);
+    if (scale.empty() || *end || !std::isfinite(adapter.scale)) {
+        mistake = "expected FILE:SCALE, not '" + text + "'";
+        return false;
+    }
+    return true;
+}
+
 // The samplers that llama.cpp computes on a device, and the defaults of its options for them.
 const std::vector<sampler_option> & known_samplers() {
     static const std::vector<sampler_option> known = {
@@ -180,6 +194,18 @@ bool read_samplers(const std::string & text, std::vector<sampler_option> & sampl
     return true;
 }
 
+constexpr const char * POOLINGS[] = { "none", "mean", "cls", "last", "rank" };  // by llama_pooling_type
+
+bool read_pooling(const std::string & text, int & pooling, std::string & mistake) {
+    for (pooling = 0; pooling < (int) (sizeof(POOLINGS) / sizeof(*POOLINGS)); pooling++) {
+        if (text == POOLINGS[pooling]) {
+            return true;
+        }
+    }
+    mistake = "expected none, mean, cls, last or rank, not '" + text + "'";
+    return false;
+}
+
 bool read_value(const std::string & name, const std::string & value, options & opts, std::string & mistake) {
     if (name == "--ctx-size") {
         return read_number(value, opts.n_ctx, mistake);
@@ -206,6 +232,17 @@ bool read_value(const std::string & name, const std::string & value, options & o
         }
         opts.split_tensors = value == "tensor";
         return true;
+    }
+    if (name == "--lora") {
+        opts.adapters.push_back({ value, 1 });
+        return true;
+    }
+    if (name == "--lora-scaled") {
+        opts.adapters.emplace_back();
+        return read_adapter(value, opts.adapters.back(), mistake);
+    }
+    if (name == "--pooling") {
+        return read_pooling(value, opts.pooling, mistake);
     }
     if (name == "--devices") {
         return read_number(value, opts.n_devices, mistake);
@@ -238,6 +275,7 @@ bool read_value(const std::string & name, const std::string & value, options & o
 
 const char * usage() {
     return "usage: export-graphs MODEL.gguf --graph SIZES [--graph SIZES]... [options]\n"
+           "       export-graphs MODEL.gguf --shift [options]\n"
            "\n"
            "Prints the graphs that llama.cpp builds for a model, one JSON object a line (docs/graphs.md).\n"
            "Of the file only the header is read; the weights may be missing. Of a split model the first file is "
@@ -258,6 +296,15 @@ const char * usage() {
            "none by "
            "default\n"
            "  --devices N           devices of --split-mode tensor, 2 to 16\n"
+           "  --lora FILE           a LoRA adapter, of which only the header is read; may be given several times\n"
+           "  --lora-scaled FILE:SCALE  the same, multiplied by a number\n"
+           "  --control-vector      layers add a control vector, from the second to the last\n"
+           "  --encoder             the graphs of the encoder of a model that has a decoder, too\n"
+           "  --embeddings          calls want embeddings of all their tokens\n"
+           "  --pooling TYPE        how these are pooled: none, mean, cls, last or rank; as the file says by default\n"
+           "  --shift               in place of --graph: the graphs that shift the positions of all keys in the cache, "
+           "where "
+           "the model has any\n"
            "  --samplers CHAIN      top_k=40,temperature=0.8,dist: what llama.cpp samples each sequence with on the "
            "device; "
            "of\n"
@@ -272,7 +319,8 @@ const char * usage() {
 bool parse_options(int argc, char ** argv, options & opts, std::string & mistake) {
     const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
                                         "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype",
-                                        "--split-mode",   "--devices",      "--samplers" };
+                                        "--split-mode",   "--devices",      "--lora",        "--lora-scaled",
+                                        "--pooling",      "--samplers" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;
@@ -300,6 +348,14 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
             opts.kv_unified = true;
         } else if (argument == "--swa-full") {
             opts.swa_full = true;
+        } else if (argument == "--embeddings") {
+            opts.embeddings = true;
+        } else if (argument == "--control-vector") {
+            opts.control_vector = true;
+        } else if (argument == "--encoder") {
+            opts.encoder = true;
+        } else if (argument == "--shift") {
+            opts.shift = true;
         } else if (argument == "--version") {
             opts.version = true;
         } else if (!argument.empty() && argument[0] == '-') {
@@ -319,8 +375,8 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
         mistake = "no model given";
         return false;
     }
-    if (opts.graphs.empty()) {
-        mistake = "no --graph given";
+    if (opts.graphs.empty() != opts.shift) {
+        mistake = opts.shift ? "--shift is given without --graph" : "no --graph given";
         return false;
     }
     if (opts.n_ctx == 0 || opts.n_ubatch == 0 || opts.n_seq_max == 0) {

@@ -183,3 +183,53 @@ def test_what_can_not_be_repacked_is_said(kernelgen: Run, model: Path, tmp_path:
     assert kernelgen("repack", model, both, "--target", "trn2", "-o", output).out.startswith(
         f"{output}: 3 of 4 tensors, 3 in planes"
     )
+
+
+@pytest.fixture
+def repacked_model(kernelgen: Run, model: Path, tmp_path: Path) -> Path:
+    assert kernelgen("repack", model, write_manifest(tmp_path / "some.yaml", "[bf16, transposed]")).code == 0
+    return tmp_path / "model.repacked.gguf"
+
+
+def test_inspect_prints_the_weights_and_their_layouts(kernelgen: Run, repacked_model: Path) -> None:
+    done = kernelgen("inspect", "--check", repacked_model)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        f"{repacked_model}: weights of a model, repacked",
+        "  model        model.gguf",
+        f"  size         {repacked_model.stat().st_size}",
+        "  layouts      3 bf16, 1 transposed",
+        "  weight       blk.0.a.weight: (256,300,1,1)/q8_0 in bf16, 153600 bytes",
+        "  weight       blk.0.b.weight: (512,300,1,1)/f16 in transposed, 307200 bytes",
+        "  weight       blk.0.c.weight: (256,24,1,1)/q4_K in bf16, 12288 bytes",
+        "  weight       token_embd.weight: (256,1000,1,1)/q8_0 in bf16, 512000 bytes",
+    ]
+
+
+def test_inspect_finds_a_damaged_byte_and_a_damaged_word(kernelgen: Run, repacked_model: Path) -> None:
+    good = repacked_model.read_bytes()
+    repacked_model.write_bytes(good[:-70] + bytes([good[-70] ^ 1]) + good[-69:])
+    assert kernelgen("inspect", repacked_model).code == 0
+    done = kernelgen("inspect", "--check", repacked_model)
+    expected = f"error: {repacked_model}: damaged: the bytes of token_embd.weight are not those that were written\n"
+    assert (done.code, done.err) == (2, expected)
+    at = good.index(repacked.WORDS_KEY.encode()) + len(repacked.WORDS_KEY) + 4 + 4 + 8
+    at += 5 * 8  # the digest of the original
+    repacked_model.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    done = kernelgen("inspect", repacked_model)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: {repacked_model}: damaged: what it says of blk.0.a.weight is not what was written\n"
+
+
+@pytest.mark.parametrize("size", [3, 100, 700, 2000, 4000])
+def test_inspect_says_where_a_file_of_repacked_weights_is_cut(kernelgen: Run, repacked_model: Path, size: int) -> None:
+    repacked_model.write_bytes(repacked_model.read_bytes()[:size])
+    done = kernelgen("inspect", repacked_model)
+    assert (done.code, done.out) == (2, "") and done.err.startswith(f"error: {repacked_model}: "), done
+
+
+def test_other_commands_say_what_repacked_weights_are(kernelgen: Run, repacked_model: Path) -> None:
+    done = kernelgen("validate", repacked_model)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: {repacked_model} has repacked weights, not a manifest\n")
+    assert "GGML_NEURON_REPACKED has a program read it" in done.err

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kernelgen import cli
+from kernelgen import manifest as manifests
+from kernelgen.bundle import describe
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
 from kernelgen.neff import container
+from kernelgen.spec.graph_kernel import GraphSpec
 
 Install = Callable[..., Path]
 Build = Callable[..., tuple[int, str, str]]
+
+DEVICES = Path(__file__).resolve().parents[2] / "manifests" / "devices"
 
 
 @pytest.fixture
@@ -178,3 +186,39 @@ def test_settings_of_some_kernels_compile_these_and_no_others(build: Build, tmp_
         ("relu", "1"),
     ]
     assert cli.run(["inspect", "--check", str(tmp_path / "out/sized_trn1.kernels.gguf")]) == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("devices", "target", "lnc", "sums"),
+    # Sums of the longest kernel: two a layer, of two layers or of a step with all 32.
+    [(2, "trn1", 1, 4), (4, "trn2", 2, 64), (8, "trn2", 1, 64)],
+)
+def test_bundles_of_a_model_over_several_cores_are_built_whole(
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    devices: int,
+    target: str,
+    lnc: int,
+    sums: int,
+) -> None:
+    """Emitted, checked for what neuronx-cc refuses, compiled by its double with the settings of each kernel, and read again."""
+    path = DEVICES / f"llama_3_8b_f16_{devices}_devices.yaml"
+    (request,) = manifests.load([path], Catalog([builtin_library()]))
+    wanted = {kernel.id: kernel.spec for kernel in request.kernels_for(target)}
+    program = install("sdk", record=str(tmp_path / "record"))
+    monkeypatch.setenv("NEURON_SDK", str(program.parent.parent))
+    words = ["-o", str(tmp_path / "out"), "--target", target, "--compiler", "neuronx-cc", "--memory", "99999"]
+    code = cli.run(["build", str(path), *words])
+    out, err = capsys.readouterr()
+    assert code == 0 and "warning" not in err, err
+    assert f"{len(wanted)} built ({len(wanted)} compiled, 0 up to date), 0 failed" in out
+    found = describe.describe(tmp_path / "out" / f"{path.stem}_{target}", check=True)
+    assert {kernel["id"] for kernel in found["kernels"]} == set(wanted)
+    assert (found["simulated"], found["lnc"]) == (False, lnc)
+    groups = [spec for spec in wanted.values() if isinstance(spec, GraphSpec)]
+    assert max(sum(node.op == "all_reduce" for node in spec.nodes) for spec in groups) == sums
+    models = Counter(command[command.index("--model-type") + 1] for command in compiles(tmp_path))
+    assert models == {"transformer": len(groups), "generic": len(wanted) - len(groups)}

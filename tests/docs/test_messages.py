@@ -48,6 +48,9 @@ OF_OTHERS = {
     "--version": "of neuronx-cc",
     "--native-int64": "likewise",
     "--grid": "of nki_interpreter",
+    "--rerank": "of llama.cpp",
+    "--output-format": "of neuron-profile",
+    "--lora-scaled": "of llama.cpp and export-graphs",
 }
 NO_KEYS = {
     "attn_q attn_k attn_v": "tensors of llama.cpp's models",
@@ -56,6 +59,8 @@ NO_KEYS = {
     "neff_memory neff_sha256": "in the index of a tree",
     "neuron.kernels neuron_hlo data neuron_kernelgen emit_timeout": "Bazel",
     "add_neuron_kernels": "CMake",
+    "total_time": "in a summary of neuron-profile",
+    "op_name op_params time_us test_backend_ops": "in what test-backend-ops prints",
     "nrt_execute nrt_load nrt_load_collectives nrt_simulator_clock neuron_kernels_table": "C",
     "op_params": "ggml",
     "f4e2m1fn f8e4m3fn sort power base_dilation window_dilation backend_config": "HLO",

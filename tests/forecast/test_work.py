@@ -169,6 +169,20 @@ def test_short_rows_of_weights_take_longer_to_read() -> None:
     assert times[4096] < times[2048] < times[512]
 
 
+@pytest.mark.parametrize("expert", [False, True])
+def test_what_a_function_computes_counts_as_if_it_were_written_where_it_is_called(expert: bool) -> None:
+    def read(w: jax.Array, n: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(w, n, 1, 0)[0] if expert else w[3].astype(jnp.float32) * 2
+
+    def product(read: Callable[..., jax.Array]) -> Work:
+        return work(lambda x, w, n: read(w, n) @ x, bf16(256), bf16(8, 2048, 256), ((), "int32"))
+
+    written, called = product(read), product(jax.jit(read, inline=False))
+    assert called == written
+    assert called.narrow == {512: 2 * 2048 * 256}
+    assert called.read == pytest.approx(2 * 2048 * 256, rel=1e-3)
+
+
 def test_each_instruction_on_the_longest_way_waits_for_the_one_before() -> None:
     def chain(n: int) -> Work:
         return work(lambda x: jax.lax.fori_loop(0, n, lambda _, x: jnp.exp(x), x), ((128, 8), "float32"))

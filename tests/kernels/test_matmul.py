@@ -115,7 +115,7 @@ def test_weights_in_tiles_of_8_bits(dtype: str) -> None:
 def test_tiles_of_any_size(k: int, m: int, n: int, spread: int) -> None:
     kernel = spec("mul_mat", [f"({k},{m},1,1)/f16:{F8}", f"({k},{n},1,1)/f32"], f"({m},{n},1,1)/f32")
     check(kernel, 1e-5)
-    hlo = emit(kernel)
+    hlo = emit(kernel, JAX)
     dots = [i for c in proto.parse(hlo).computations for i in c.instructions if i.opcode == "dot"]
     assert [np.prod(i.shape.dimensions) for i in dots] == [spread * m * n]
     for target in TARGETS.values():

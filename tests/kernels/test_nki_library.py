@@ -65,9 +65,10 @@ CASES = {
     "mul_mat q5_K, long": (product("q5_K", 70, 16384, 70), 1e-6),
     "mul_mat q6_K": (product("q6_K", 130, 256, 2), 1e-6),
     "mul_mat q6_K, several": (product("q6_K", 40, 2304, 3, shared=2, matrices=2), 1e-6),
-    # Tiles that are cut on both sides, matrices that share weights, and rows that are scaled by the tile.
+    # Tiles that are cut on both sides, matrices that share weights, and rows so many that codes are scaled.
     "mul_mat f8": (product("f16", 200, 288, 3, shared=2, matrices=2, layout=F8), 1e-6),
-    "mul_mat f8, many": (product("q8_0", 130, 160, 70, layout=F8), 1e-6),
+    "mul_mat f8, many": (product("q8_0", 700, 288, 70, layout=F8), 1e-5),
+    "mul_mat f8, many and a narrow end": (product("f16", 570, 160, 32, shared=2, matrices=2, layout=F8), 1e-5),
     "mul_mat_id f32": (chosen("f32", 7, 32, 8, 3, 1), 1e-7),
     "mul_mat_id f16": (chosen("f16", 600, 160, 64, 2, 17), 1e-6),
     "mul_mat_id bf16, fewer experts": (chosen("bf16", 40, 160, 4, 2, 5, rows=2), 1e-6),
@@ -117,6 +118,36 @@ def test_a_kernel_in_nki_computes_what_the_reference_does(name):
         weights, _, ids = kernel.inputs
         given["src2"] = np.random.default_rng(1).integers(0, weights.ne[2], ids.shape)
     check(kernel, limit, languages=NKI, **given)
+
+
+BACKEND_OPS = 5e-4
+"""The limit of test-backend-ops for MUL_MAT and MUL_MAT_ID. It gives weights no layout, so the cases below are its shapes."""
+
+FLOATS = ("f32", "f16", "bf16")
+AS_F8 = ("f16", "q8_0", "q4_K")  # the layout does not depend on the type
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("n", [*range(1, 10), 16, 32, 129])
+@pytest.mark.parametrize(("layout", "kinds"), [(":transposed", FLOATS), (F8, AS_F8)])
+def test_products_by_weights_in_layouts_are_within_the_limit_of_test_backend_ops(layout, kinds, n):
+    """Of f8_e4m3_128x128 against the weights as that layout rounds them."""
+    for kind in kinds:
+        for matrices in (1, 3):
+            kernel = product(kind, 16, 256, n, shared=2, matrices=matrices, layout=layout)
+            check(kernel, BACKEND_OPS, languages=NKI)
+    check(product(kinds[0], 129, 1056, n, shared=4, matrices=2, layout=layout), BACKEND_OPS, languages=NKI)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tokens", [1, 4, 5, 17, 32])
+@pytest.mark.parametrize(("experts", "used"), [(4, 1), (4, 4), (8, 2)])
+def test_products_by_experts_in_layouts_are_within_the_limit_of_test_backend_ops(experts, used, tokens):
+    rng = np.random.default_rng(1)
+    for kind in FLOATS:
+        kernel = chosen(kind, 512, 256, experts, used, tokens, rows=used, layout=":transposed")
+        numbers = np.stack([rng.permutation(experts)[:used] for _ in range(tokens)])
+        check(kernel, BACKEND_OPS, languages=NKI, src2=numbers)
 
 
 def test_the_hlo_of_a_kernel_in_nki_is_its_own():
@@ -206,6 +237,16 @@ def test_codes_go_to_the_tensor_engine_as_they_are_stored():
     assert weights < moved(kernel)[0] < 1.1 * weights
     elements = sum(n for kinds in (work["vector"], work["scalar"]) for n in kinds.values())
     assert elements < 0.25 * weights / 128
+
+
+@pytest.mark.parametrize("rows", [32, 512])
+def test_codes_for_many_rows_are_scaled_once_by_two_engines(rows):
+    """Half of them by either; the vector engine also copies the rows' 8 chunks from PSUM, and 512 results of 128 rows."""
+    kernel = product("q8_0", 512, 1024, rows, layout=F8)
+    (cost,) = emitted(kernel, ("trn1",)).notes["costs"]
+    half = 512 * 1024 // 128 // 2  # of a partition
+    assert cost["work"]["scalar"] == {"one": half}
+    assert cost["work"]["vector"] == {"one": half + 8 * rows + 512 * -(-rows // 128)}
 
 
 def test_chosen_experts_are_slices_and_only_the_rows_of_tokens_a_gather():

@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "hlo"))  # behind: it has a conf
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "fault_injection"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "llama_cpp"))
 
 from kernelgen import cli, manifest
 from kernelgen.emitters.catalog import Catalog

@@ -269,17 +269,21 @@ def test_the_table_of_models_has_each_target_and_number_of_cores_in_the_layouts_
     for row in forecast_models.forecasts("small", "Q8_0", exporter, catalog):
         one, *_, four = row.token
         assert (four.cores, row.prompt.n_tokens, row.prompt.cores) == (4, 512, 1)
-        for before, now in ((row.before, one), (row.prompt_before, row.prompt)):
+        assert [before.cores for before in row.before] == [1, 2, 4]
+        for before, now in zip(row.before, row.token, strict=True):
+            assert before.ms > now.ms
+        for before, now in ((row.before[0], one), (row.prompt_before, row.prompt)):
             for part in ("tensor", "products")[: 1 + (before is row.prompt_before)]:
                 assert before.part_ms(part) > now.part_ms(part) > 0
             assert before.part_ms("scalar") > now.part_ms("scalar")
-        assert one.memory.weights > row.before.memory.weights
+        assert one.memory.weights > row.before[0].memory.weights
         for before, now in row.sums:  # what attention multiplies in F32 is the same
             assert before.gflop > now.gflop >= 0 and 1 < now.gb / before.gb < 2 / (34 / 32)
         layer, call = row.sums
         assert all(0 < of.gb < whole.gb for of, whole in zip(layer, call, strict=True))
     huge = memory.Memory(1 << 40, 0, 1 << 34)
-    assert forecast_models.cell(replace(one, memory=huge)) == f"({forecast_models.cell(one)})"
+    for shown in (forecast_models.cell, forecast_models.brief):
+        assert shown(replace(one, memory=huge)) == f"({shown(one)})"
 
 
 def exporter_programs(exporter: Exporter) -> Programs:

@@ -11,18 +11,22 @@ load, and llama.cpp's CPU backend rounds activations to 8 bits. Printed are, ove
 - the normalised mean squared error of the logits;
 - the share of tokens of which the likeliest next token is the reference's.
 
+Two runs have layers as kernels, and calls of whole windows: one whose attention is causal (`kernelgen model --causal`), and one whose
+is not. Of these the error of the logits against each other is printed, too.
+
 Exit status 1 when the device's divergence is larger than the CPU's, except for weights in f8_e4m3_128x128, which rounds them further:
-that divergence is printed and not judged.
+that divergence is printed and not judged; and when causal kernels were not launched, or differ from the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernelgen.ggml import weight_layouts
@@ -39,12 +43,39 @@ BATCH = 32
 N_CTX = 256
 F32_CACHE = "type_k=0 type_v=0 cpu_flash_attn=0"
 F16_CACHE = "type_k=1 type_v=1"
+CAUSAL_LIMIT = 1e-9
+"""Normalised mean squared error of the logits of causal kernels against others: sums have another order, and rounding follows that."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a run on the device has.
+
+    Attributes:
+        weights: `--weights` of `kernelgen model`.
+        batch: tokens of a call.
+        fuse: `--fuse`.
+        more: other arguments.
+    """
+
+    weights: str = "none"
+    batch: int = BATCH
+    fuse: str = "none"
+    more: tuple[str, ...] = ()
+
+
+PLAIN, CAUSAL = "device, layers", "device, layers, causal"
+CAUSAL_FROM_PLAIN = "causal layers, from the others"
+_WHOLE = Kernels(batch=WINDOW, fuse="layer", more=("--n-kv", str(N_CTX), "--n-outputs", str(WINDOW // 2)))
 DEVICE = {
-    "device": "none",
-    "device, weights in bf16": "bf16",
-    "device, weights in f8_e4m3_128x128": weight_layouts.F8_TILES,
+    "device": Kernels(),
+    "device, weights in planes": Kernels("planes"),
+    "device, weights in bf16": Kernels("bf16"),
+    "device, weights in f8_e4m3_128x128": Kernels(weight_layouts.F8_TILES),
+    PLAIN: _WHOLE,
+    CAUSAL: replace(_WHOLE, more=(*_WHOLE.more, "--causal")),
 }
-"""What `--weights` of `kernelgen model` is for each run on the device."""
+"""The runs on the device."""
 
 
 @dataclass(frozen=True)
@@ -83,35 +114,48 @@ def distance(run: np.ndarray, reference: np.ndarray, perplexity: float, *, rows:
     return Distance(perplexity, divergence / len(reference), error / size, same / len(reference))
 
 
-def script(windows: int, options: str, device: Path, cpu: Path) -> Iterator[str]:
+def script(windows: int, batch: int, options: str, device: Path, cpu: Path) -> Iterator[str]:
     """Yields the calls of llama-perplexity for windows of a text, each a sequence that begins elsewhere in it."""
-    yield f"context text n_ctx={N_CTX} n_batch={BATCH} n_ubatch={BATCH} n_seq_max={windows} kv_unified=1 {options}"
+    yield f"context text n_ctx={N_CTX} n_batch={batch} n_ubatch={batch} n_seq_max={windows} kv_unified=1 {options}"
     yield f"logits {device} {cpu}"
     for seq in range(windows):
-        for pos in range(0, WINDOW - 1, BATCH):
-            yield f"decode {seq}:{pos}:{min(BATCH, WINDOW - 1 - pos)}:{WINDOW // 2}"
+        for pos in range(0, WINDOW - 1, batch):
+            yield f"decode {seq}:{pos}:{min(batch, WINDOW - 1 - pos)}:{WINDOW // 2}"
         yield f"forget {seq} 0 -1"
 
 
 def measure(programs: harness.Programs, model: Path, text: str, windows: int, folder: Path) -> dict[str, Distance]:
-    """Returns the distances of the runs "reference", "CPU" and of `DEVICE` from the reference.
+    """Returns the distances of the runs "reference", "CPU" and of `DEVICE` from the reference, and of `CAUSAL` from `PLAIN`.
 
     Raises:
-        RuntimeError: kernels can't be derived or built, or a program failed.
+        RuntimeError: kernels can't be derived or built, a program failed, or layers were not computed by their kernels.
     """
     cache = any_tokens.RandomModel("model")
-    kernels = {name: folder / f"kernels-{layout}" for name, layout in DEVICE.items()}
-    for name, layout in DEVICE.items():
-        any_tokens.derive(programs, cache, model, kernels[name], n_tokens=(1, BATCH), n_ctx=(N_CTX,), weights=layout)
+    kernels = {name: folder / f"kernels-{i}" for i, name in enumerate(DEVICE)}
+    for name, of in DEVICE.items():
+        numbers = (1, of.batch)
+        any_tokens.derive(
+            programs,
+            cache,
+            model,
+            kernels[name],
+            n_tokens=numbers,
+            n_ctx=(N_CTX,),
+            fuse=of.fuse,
+            weights=of.weights,
+            more=of.more,
+        )
     exact = folder / "f32.gguf"
     logits.write_f32(model, exact)
 
     def run(
-        file: Path, name: str, options: str, environment: dict[str, str]
-    ) -> tuple[list[any_tokens.CallResult], list[Path]]:
+        file: Path, name: str, options: str, kernels: Path, batch: int = BATCH
+    ) -> tuple[list[any_tokens.CallResult], list[Path], str]:
         files = [folder / f"{name}-{side}" for side in ("device", "cpu")]
-        calls, _ = any_tokens.run(programs, file, folder, [script(windows, options, *files)], environment, words=text)
-        return calls, files
+        environment = programs.environment(kernels=kernels)
+        scripts = [script(windows, batch, options, *files)]
+        calls, log = any_tokens.run(programs, file, folder, scripts, environment, words=text)
+        return calls, files, log
 
     def read(file: Path, calls: Sequence[any_tokens.CallResult]) -> np.ndarray:
         return np.memmap(file, np.float32, "r").reshape(sum(call.rows for call in calls), -1)
@@ -121,16 +165,24 @@ def measure(programs: harness.Programs, model: Path, text: str, windows: int, fo
         return math.exp(nll / sum(call.rows for call in calls))
 
     first, *_ = kernels.values()
-    calls, (_, cpu) = run(exact, "reference", F32_CACHE, programs.environment(kernels=first))
+    calls, (_, cpu), _ = run(exact, "reference", F32_CACHE, first)
     reference = read(cpu, calls)
     found = {"reference": distance(reference, reference, perplexity(calls, device=False))}
-    for name in DEVICE:
-        calls, (device, cpu) = run(model, "model", F16_CACHE, programs.environment(kernels=kernels[name]))
+    made = {}
+    for i, (name, of) in enumerate(DEVICE.items()):
+        calls, (device, cpu), log = run(model, f"model-{i}", F16_CACHE, kernels[name], of.batch)
         on_cpu = sum((call.cpu for call in calls), start=type(calls[0].cpu)())
         if set(on_cpu) - {"GET_ROWS"}:
             raise RuntimeError(f"{name}: the CPU computed ops that are the device's: {dict(on_cpu)}")
-        found[name] = distance(read(device, calls), reference, perplexity(calls, device=True))
-    found["CPU"] = distance(read(cpu, calls), reference, perplexity(calls, device=False))
+        in_groups = re.search(r"(\d+) ops ran in groups", log)
+        if of.fuse != "none" and int(in_groups[1] if in_groups else 0) < 0.9 * sum(call.device for call in calls):
+            raise RuntimeError(f"{name}: layers were not computed by their kernels:\n{log[-1000:]}")
+        made[name] = read(device, calls)
+        found[name] = distance(made[name], reference, perplexity(calls, device=True))
+        if name == "device":
+            found["CPU"] = distance(read(cpu, calls), reference, perplexity(calls, device=False))
+    found["CPU"] = found.pop("CPU")
+    found[CAUSAL_FROM_PLAIN] = distance(made[CAUSAL], made[PLAIN], found[CAUSAL].perplexity)
     return found
 
 
@@ -158,11 +210,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| | perplexity | divergence | error of the logits | same likeliest token |\n|---|--:|--:|--:|--:|")
     for name, one in found.items():
         print(f"| {name} | {one.perplexity:.4f} | {one.divergence:.2e} | {one.nmse:.1e} | {one.same:.1%} |")
-    judged = [name for name, layout in DEVICE.items() if layout != weight_layouts.F8_TILES]
+    judged = [name for name, of in DEVICE.items() if of.weights != weight_layouts.F8_TILES]
     further = [name for name in judged if found[name].divergence > found["CPU"].divergence]
     for name in further:
         print(f"WRONG: the {name} is further from F32 than the CPU is", file=sys.stderr)
-    return int(bool(further))
+    if differs := found[CAUSAL_FROM_PLAIN].nmse > CAUSAL_LIMIT:
+        print(f"WRONG: logits of causal layers are further than {CAUSAL_LIMIT} from those of others", file=sys.stderr)
+    return int(bool(further) or differs)
 
 
 if __name__ == "__main__":

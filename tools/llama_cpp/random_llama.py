@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +100,149 @@ def write(
     if sparse:
         data = [tensor.nbytes + -tensor.nbytes % _ALIGNMENT for table in writer.tensors for tensor in table.values()]
         os.truncate(path, path.stat().st_size + -path.stat().st_size % _ALIGNMENT + sum(data))
+
+
+def write_t5(path: Path, size: Size, *, seed: int = 1, decoder: bool = False) -> None:
+    """Writes a T5 with random weights, whose embedding is the mean of its tokens'.
+
+    Args:
+        path: the file.
+        size: its sizes; it has no `n_head_kv`.
+        seed: of the weights.
+        decoder: whether it has a decoder, too.
+    """
+    writer = gguf.GGUFWriter(path, "t5" if decoder else "t5encoder")
+    writer.add_context_length(size.n_ctx)
+    writer.add_embedding_length(size.n_embd)
+    writer.add_block_count(size.n_layer)
+    writer.add_feed_forward_length(size.n_ff)
+    writer.add_head_count(size.n_head)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_relative_attn_buckets_count(32)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    n_vocab = _add_vocabulary(writer, size.n_vocab)
+    tensors = _Tensors(writer, np.random.default_rng(seed), np.float32, False)
+    tensors.matrix("token_embd.weight", n_vocab, size.n_embd)
+    for side in ("enc", "dec") if decoder else ("enc",):
+        for i in range(size.n_layer):
+            for attention in ("attn", "cross_attn") if side == "dec" else ("attn",):
+                tensors.norm(f"{side}.blk.{i}.{attention}_norm.weight", size.n_embd)
+                for part in ("q", "k", "v", "o"):
+                    tensors.matrix(f"{side}.blk.{i}.{attention}_{part}.weight", size.n_embd, size.n_embd)
+            if i == 0:
+                tensors.matrix(f"{side}.blk.{i}.attn_rel_b.weight", 32, size.n_head)
+            tensors.norm(f"{side}.blk.{i}.ffn_norm.weight", size.n_embd)
+            tensors.matrix(f"{side}.blk.{i}.ffn_gate.weight", size.n_ff, size.n_embd)
+            tensors.matrix(f"{side}.blk.{i}.ffn_up.weight", size.n_ff, size.n_embd)
+            tensors.matrix(f"{side}.blk.{i}.ffn_down.weight", size.n_embd, size.n_ff)
+        tensors.norm(f"{side}.output_norm.weight", size.n_embd)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_control_vector(path: Path, size: Size, *, seed: int = 1, architecture: str = "llama") -> None:
+    """Writes a control vector of random directions for all layers of a model of `write` but the first."""
+    writer = gguf.GGUFWriter(path, "controlvector")
+    writer.add_string("controlvector.model_hint", architecture)
+    writer.add_int32("controlvector.layer_count", size.n_layer - 1)
+    random = np.random.default_rng(seed)
+    for layer in range(1, size.n_layer):
+        writer.add_tensor(f"direction.{layer}", random.standard_normal(size.n_embd, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_bert(path: Path, size: Size, *, seed: int = 1, rank: bool = False) -> None:
+    """Writes a BERT with random weights: an encoder, whose embedding is that of its first token.
+
+    Args:
+        path: the file.
+        seed: of the weights.
+        size: its sizes; it has no `n_head_kv`.
+        rank: whether it is a reranker, with a head of one output.
+    """
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_context_length(size.n_ctx)
+    writer.add_embedding_length(size.n_embd)
+    writer.add_block_count(size.n_layer)
+    writer.add_feed_forward_length(size.n_ff)
+    writer.add_head_count(size.n_head)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType.RANK if rank else gguf.PoolingType.CLS)
+    n_vocab = _add_vocabulary(writer, size.n_vocab)
+    writer.add_token_type_count(2)
+    tensors = _Tensors(writer, np.random.default_rng(seed), np.float32, False)
+
+    def layer(name: str, *shape: int) -> None:
+        tensors.matrix(f"{name}.weight", *shape)
+        tensors.norm(f"{name}.bias", shape[0])
+
+    def norm(name: str) -> None:
+        tensors.norm(f"{name}.weight", size.n_embd)
+        tensors.norm(f"{name}.bias", size.n_embd)
+
+    tensors.matrix("token_embd.weight", n_vocab, size.n_embd)
+    tensors.matrix("position_embd.weight", size.n_ctx, size.n_embd)
+    tensors.matrix("token_types.weight", 2, size.n_embd)
+    norm("token_embd_norm")
+    for i in range(size.n_layer):
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            layer(f"blk.{i}.{part}", size.n_embd, size.n_embd)
+        norm(f"blk.{i}.attn_output_norm")
+        layer(f"blk.{i}.ffn_up", size.n_ff, size.n_embd)
+        layer(f"blk.{i}.ffn_down", size.n_embd, size.n_ff)
+        norm(f"blk.{i}.layer_output_norm")
+    if rank:
+        layer("cls", size.n_embd, size.n_embd)
+        layer("cls.output", 1, size.n_embd)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_adapter(
+    path: Path,
+    size: Size,
+    *,
+    rank: int,
+    targets: Sequence[str],
+    seed: int = 1,
+    weights: type[np.floating] = np.float16,
+    architecture: str = "llama",
+) -> None:
+    """Writes a LoRA adapter of random weights for a model of `write`; the same seed gives the same bytes.
+
+    Args:
+        path: the file.
+        size: the model's sizes.
+        rank: rows of each first matrix.
+        targets: the matrices of each layer that it adds to, such as `attn_q`.
+        seed: of the weights.
+        weights: their type.
+        architecture: the model's.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 2.0 * rank)
+    tensors = _Tensors(writer, np.random.default_rng(seed), weights, False)
+    kv = size.n_embd // size.n_head * size.n_head_kv
+    rows = {"attn_k": kv, "attn_v": kv, "ffn_gate": size.n_ff, "ffn_up": size.n_ff}
+    for layer in range(size.n_layer):
+        for target in targets:
+            name = f"blk.{layer}.{target}.weight"
+            tensors.matrix(f"{name}.lora_a", rank, size.n_ff if target == "ffn_down" else size.n_embd)
+            tensors.matrix(f"{name}.lora_b", rows.get(target, size.n_embd), rank)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _add_sizes(writer: gguf.GGUFWriter, size: Size, architecture: str) -> None:

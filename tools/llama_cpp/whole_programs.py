@@ -91,6 +91,12 @@ def tensors(printed: str) -> Results:
     return found
 
 
+def embeddings(printed: str) -> Results:
+    """Returns the embeddings that llama-embedding prints as JSON."""
+    found = re.findall(r'"embedding": *\[([^\]]*)\]', printed)
+    return {f"embedding {i}": np.array([float(v) for v in values.split(",")]) for i, values in enumerate(found)}
+
+
 def numbers_of_tokens(printed: str) -> Results:
     """Returns how many tokens llama-bench's tests had; what it measures on a simulated device says nothing."""
     found = re.findall(r'"n_prompt": (\d+),\s+"n_gen": (\d+)', printed)
@@ -152,11 +158,13 @@ class WholeProgram:
     Attributes:
         name: for -p and for the table; runs of one program have several.
         program: its file.
-        arguments: of each call, in turn, in a folder that the calls share; `{text}` is a file with a text.
+        arguments: of each call, in turn, in a folder that the calls share; `{text}` is a file with a text, `{models}` the folder of the
+            model and of what is used beside it.
         read: reads the results from what the calls print.
         what: is compared, for the table.
         groups: whether some of its calls have as many tokens as a group's kernel.
         limit: of the difference from the CPU.
+        derived: arguments of `kernelgen model` for kernels that it has besides those of the model alone.
     """
 
     name: str
@@ -166,6 +174,7 @@ class WholeProgram:
     what: str
     groups: bool = True
     limit: float = CPU_LIMIT
+    derived: tuple[str, ...] = ()
 
 
 def _perplexity(batch: int, ubatch: int, *more: object) -> tuple[object, ...]:
@@ -174,6 +183,28 @@ def _perplexity(batch: int, ubatch: int, *more: object) -> tuple[object, ...]:
 
 _COMPLETE = ("-no-cnv", "--ignore-eos", "--no-display-prompt", "-ub", 32, *GREEDY, *F32)
 _PARALLEL = ("-ns", 8, "-n", 20, "-c", 2048, "-b", 2048, "-ub", 32, "-kvu", "-pps", "--ignore-eos", *GREEDY, *F32)
+_SHORT = ("-p", "abcdef", "-n", 20, "-c", 256, *_COMPLETE)
+_SPECULATIVE = (
+    "-p",
+    "abcdef",
+    "-n",
+    30,
+    "-c",
+    256,
+    "-ub",
+    32,
+    "-ngld",
+    99,
+    *GREEDY,
+    *F32,
+    "-ctkd",
+    "f32",
+    "-ctvd",
+    "f32",
+)
+_FIRST, _SECOND, _CONTROL, _DRAFT = (
+    f"{{models}}/{name}.gguf" for name in ("first-adapter", "second-adapter", "control", "draft")
+)
 _RESPONSE = r"Response: (.*?)\x1b\[0m\n"
 _TEXT = r"^((?!llama_completion: ).+)$"
 
@@ -219,6 +250,7 @@ CASES = (
         (("-p", "abcdef", "-n", 320, "-c", 256, "--context-shift", *_COMPLETE),),
         texts(_TEXT),
         "a text longer than the cache",
+        derived=("--context-shift",),
     ),
     WholeProgram(
         "saved-state",
@@ -236,6 +268,56 @@ CASES = (
         (("-c", 256, "-ub", 32, *FLASH),),
         texts(r"(All tests passed)"),
         "its own checks",
+    ),
+    WholeProgram(
+        "adapters",
+        "llama-completion",
+        (("--lora-scaled", f"{_FIRST}:0.5", "--lora", _SECOND, *_SHORT),),
+        texts(_TEXT),
+        "a text with two adapters",
+        derived=("--lora", f"{_FIRST}:0.5", "--lora", _SECOND),
+    ),
+    WholeProgram(
+        "control-vector",
+        "llama-completion",
+        (("--control-vector", _CONTROL, *_SHORT),),
+        texts(_TEXT),
+        "a text with a control vector",
+        derived=("--control-vector",),
+    ),
+    WholeProgram(
+        "draft",
+        "llama-speculative-simple",
+        (("--spec-type", "draft-simple", "--model-draft", _DRAFT, "--spec-draft-n-max", 8, *_SPECULATIVE),),
+        texts(_TEXT),
+        "a text with a draft",
+        derived=("--model-draft", _DRAFT),
+    ),
+    WholeProgram(
+        "n-gram",
+        "llama-speculative-simple",
+        (("--spec-type", "ngram-simple", *_SPECULATIVE),),
+        texts(_TEXT),
+        "a text with n-grams as a draft",
+    ),
+    WholeProgram(
+        "embedding",
+        "llama-embedding",
+        (("-p", "abcdef", "-c", 256, "-ub", 32, "--pooling", "last", "--embd-output-format", "json", *F32),),
+        embeddings,
+        "an embedding",
+        derived=("--embeddings", "--pooling", "last"),
+    ),
+    *(
+        WholeProgram(name, "llama-completion", ((*options, *_SHORT),), texts(_TEXT), "a text", groups=groups)
+        for name, options, groups in (
+            ("two-layers", ("-ngl", 2), False),
+            ("cache-on-the-cpu", ("--no-kv-offload",), False),
+            ("not-mapped", ("--load-mode", "none"), True),
+            ("locked", ("--load-mode", "mlock"), True),
+            ("tensors-on-the-cpu", ("-ot", "ffn_.*=CPU"), False),
+            ("grammar", ("--grammar", "root ::= [a-z]+"), True),
+        )
     ),
 )
 
@@ -267,6 +349,30 @@ def folder_of(program: str, programs: harness.Programs) -> Path:
     return Path(os.environ.get(VARIABLE, Path(__file__).parent / "llama_programs")).absolute()
 
 
+def _named(argument: str, model: Path) -> str:
+    return argument.replace("{models}", str(model.parent))
+
+
+def write_beside(model: Path, architecture: str) -> None:
+    """Writes what programs use beside a model: two adapters, a control vector, and a smaller model."""
+    layers = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    random_llama.write_adapter(
+        Path(_named(_FIRST, model)), SIZE, rank=8, targets=("attn_q", "attn_v"), architecture=architecture
+    )
+    random_llama.write_adapter(
+        Path(_named(_SECOND, model)),
+        SIZE,
+        rank=4,
+        targets=layers,
+        weights=np.float32,
+        seed=2,
+        architecture=architecture,
+    )
+    random_llama.write_control_vector(Path(_named(_CONTROL, model)), SIZE, architecture=architecture)
+    smaller = dataclasses.replace(SIZE, n_layer=3, n_ff=64)
+    random_llama.write(Path(_named(_DRAFT, model)), weights=np.float32, size=smaller, architecture=architecture, seed=3)
+
+
 def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Path, environment: dict[str, str]) -> Run:
     """Runs a case; what goes wrong is noted in what is returned."""
     folder.mkdir(parents=True)
@@ -281,7 +387,7 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
         **environment,
     }
     for arguments in case.arguments:
-        words = [str(a).replace("{text}", str(text)).replace("{folder}", str(folder)) for a in arguments]
+        words = [_named(str(a), model).replace("{text}", str(text)).replace("{folder}", str(folder)) for a in arguments]
         command = [folder_of(case.program, programs) / case.program, "-m", model, "-t", "1", "-ngl", "99", *words]
         # The CPU's backend is looked for in the folder that a program is called in.
         ended = subprocess.run(
@@ -355,23 +461,22 @@ def check_all(
         path = folder / name / "model.gguf"
         path.parent.mkdir()
         random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
-        folders = []
-        for cache, flash in (("f32", "off"), ("f16", "on")):
-            folders.append(path.parent / cache)
-            any_tokens.derive(
-                programs,
-                any_tokens.RandomModel(name, cache),
-                path,
-                folders[-1],
-                n_tokens=N_TOKENS,
-                n_ctx=N_CTX,
-                fuse="layer",
-                more=("--flash-attn", flash),
-            )
-        device = programs.environment(log=True) | {"GGML_NEURON_KERNEL_DIR": ":".join(map(str, folders))}
+        write_beside(path, name)
+
+        def derive(cache: str, flash: str, more: Sequence[str], model: Path = path, name: str = name) -> Path:
+            folder = model.parent / f"kernels-{len(list(model.parent.glob('kernels-*')))}"
+            options = ("--flash-attn", flash, *(_named(word, model) for word in more))
+            kind = any_tokens.RandomModel(name, cache)
+            any_tokens.derive(programs, kind, model, folder, n_tokens=N_TOKENS, n_ctx=N_CTX, fuse="layer", more=options)
+            return folder
+
+        folders = [derive("f32", "off", ()), derive("f16", "on", ())]
+        device = programs.environment(log=True)
         cpu = {key: value for key, value in device.items() if not key.startswith(("GGML_", "NEURON_"))}
-        environments = {"groups": device, "nodes": device | {"GGML_NEURON_FUSION": "0"}, "cpu": cpu}
         for case in cases:
+            own = [derive("f32", "off", case.derived)] if case.derived else []
+            device["GGML_NEURON_KERNEL_DIR"] = ":".join(map(str, [*own, *folders]))
+            environments = {"groups": device, "nodes": device | {"GGML_NEURON_FUSION": "0"}, "cpu": cpu}
             ways = {
                 way: run(case, programs, path, path.parent / f"{case.name}-{way}", environment)
                 for way, environment in environments.items()

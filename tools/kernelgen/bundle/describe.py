@@ -1,4 +1,4 @@
-"""What a built file is: a bundle as tree or pack, a NEFF, or an HLO, told by its content and not by its name.
+"""What a built file is: a bundle as tree or pack, a NEFF, an HLO, or repacked weights, told by its content and not by its name.
 
 `describe` gives plain values, which are what `kernelgen inspect --format json` prints; `text` lays them out for people.
 """
@@ -21,6 +21,7 @@ from kernelgen.dispatch import modelled_cost
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import gguf_reader, model_files
 from kernelgen.hlo.describe import describe as describe_hlo
+from kernelgen.model import repacked_file
 from kernelgen.neff import container, description
 from kernelgen.neff.container import HEADER_SIZE
 from kernelgen.neff.identity import flag
@@ -30,7 +31,7 @@ from kernelgen.spec.source_kernel import SourceSpec
 
 
 def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> dict[str, Any]:
-    """Returns what a file or folder is; `kind` is `tree`, `pack`, `neff` or `hlo`.
+    """Returns what a file or folder is; `kind` is `tree`, `pack`, `neff`, `hlo` or `repacked`.
 
     Args:
         path: the file, or the folder of a tree.
@@ -56,6 +57,8 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
         with fileio.open_input(path) as file:
             head = file.read(16)
         # By content; a file that is too short or damaged to tell is what its name says, so that the error is about that.
+        if head[:4] == gguf_reader.MAGIC and model_files.is_repacked(path):
+            return repacked_file.describe(path, check=check)
         if head[:4] == gguf_reader.MAGIC or path.name.endswith(".gguf"):
             return _bundle(of_pack(path), check)
         if _looks_like_neff(head) or path.suffix == NEFF:
@@ -114,7 +117,7 @@ def text(what: dict[str, Any]) -> str:
     """Returns what `describe` gave as lines for people."""
     lines = [f"{what['path']}: {_TITLES[what['kind']]}"]
     for name, value in what.items():
-        if name in ("path", "kind", "tensors", "kernels", "members", "notes", "cost", "total_cost"):
+        if name in ("path", "kind", "tensors", "kernels", "weights", "members", "notes", "cost", "total_cost"):
             continue
         if isinstance(value, list):
             value = (", " if name == "features" else " ").join(map(str, value))
@@ -128,6 +131,7 @@ def text(what: dict[str, Any]) -> str:
         shared = f", in the memory of {tensor['alias']}" if tensor["alias"] else ""
         label = {"in": "input", "out": "output"}[tensor["usage"]]
         lines.append(f"  {label:{_WIDTH}} {tensor['name']}: {tensor['dtype']}[{dims}], {tensor['size']} bytes{shared}")
+    lines += [f"  {'weight':{_WIDTH}} {repacked_file.line(weight)}" for weight in what.get("weights", ())]
     lines += _notes_text(what.get("notes", {}))
     lines += [line for made in what.get("cost", ()) for line in modelled_cost.lines(made)]
     if "total_cost" in what:
@@ -153,6 +157,7 @@ _TITLES = {
     "pack": "bundle of kernels, a GGUF pack",
     "neff": "NEFF",
     "hlo": "HLO module",
+    "repacked": "weights of a model, repacked",
 }
 
 

@@ -1,4 +1,4 @@
-"""`kernelgen inspect`: what is in a bundle, a NEFF or an HLO file."""
+"""`kernelgen inspect`: what is in a bundle, a NEFF, an HLO file or a file of repacked weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelgen.errors import Diagnostic, KernelgenError, printable
 @click.option("--cost", is_flag=True, help="Print what kernels in NKI take of each engine, by a model.")
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(paths: tuple[Path, ...], check: bool, cost: bool, output_format: str) -> None:
-    """Print what is in a bundle (its pack, or its tree's folder), a NEFF or an HLO file.
+    """Print what is in a bundle (its pack, or its tree's folder), a NEFF, an HLO file, or a file of repacked weights.
 
     What it is, for which target, made by which compiler, inputs and outputs, sizes. Files are told by their content. JSON is one
     object for each path, in a list.

@@ -27,7 +27,7 @@ from kernelgen.forecast.weights import AS_GGML, Choice, Products, choose, said
 from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.weight_layouts import BF16
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
-from kernelgen.model.derive import Cuts, Derived, derive
+from kernelgen.model.derive import Cuts, Derived, both, derive
 from kernelgen.model.graphs import Graph, ModelHeader
 from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.model.sources import Kind, Source
@@ -63,6 +63,19 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option("--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the targets' by default.")
 @run_options.settings_options
 @run_options.exporter_options
+@click.option(
+    "--context-shift",
+    "shift",
+    is_flag=True,
+    help="llama.cpp's --context-shift: kernels that shift the positions of the keys in the cache as well, in pieces.",
+)
+@click.option(
+    "--model-draft",
+    "draft",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="llama.cpp's --model-draft: the GGUF file of a second model, whose kernels the manifest has as well.",
+)
 @click.option(
     "--python",
     metavar="PROGRAM",
@@ -102,6 +115,8 @@ def command(
     settings: Settings,
     program: Path | None,
     llama_cpp: Path | None,
+    shift: bool,
+    draft: Path | None,
     python: str | None,
     fuse: str | None,
     causal: bool,
@@ -146,29 +161,46 @@ def command(
     if source.kind is Kind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
-                derived, model = _derive(asked, header.file, settings, catalog, fuse, causal, seen)
+                derived, model = _derive(asked, header.file, settings, catalog, fuse, causal, seen, shift)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
             notes = header.notes
     elif python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = _derive(asked, source.path, settings, catalog, fuse, causal, seen)
+        derived, model = _derive(asked, source.path, settings, catalog, fuse, causal, seen, shift)
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
+    summary = _summary(model, derived, settings)
+    if draft is not None:
+        drafted, draft_model = _derive(
+            asked,
+            draft,
+            replace(settings, lora=(), control_vector=False),
+            catalog,
+            fuse,
+            causal,
+            _SeenCalls(settings, machines, _layouts(weights)),
+            shift,
+        )
+        summary += [
+            f"{draft}: {line}" if i == 0 else line for i, line in enumerate(_summary(draft_model, drafted, settings))
+        ]
+        derived = both(derived, drafted)
     head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path, settings),
-        _made_by(settings, source.path, fuse, weights, lnc=lnc, causal=causal),
+        _made_by(settings, source.path, fuse, weights, lnc=lnc, causal=causal, shift=shift, draft=draft),
         {choice.chip.target: choice.layouts for choice in seen.layouts} or _layouts(weights),
         int(lnc) if lnc else None,
     )
     kernels = _write(output, head, derived, catalog)
-    summary = _summary(model, derived, kernels, settings)
+    summary += [f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries"]
+    summary += [*_groups(derived), *_listed(derived), *_refused(derived)]
     texts = [(one.chip.target, one.text) for one in seen.layouts] + [(one.target, one.text) for one in seen.fusions]
     click.echo("\n".join([*summary, *said(texts), *notes, str(output)]))
 
@@ -181,6 +213,7 @@ def _derive(
     fuse: str,
     causal: bool,
     seen: _SeenCalls,
+    shift: bool,
 ) -> tuple[Derived, ModelHeader]:
     model: list[ModelHeader] = []
 
@@ -191,8 +224,11 @@ def _derive(
             yield call, graph
 
     cuts = None if fuse == _NONE else partial(seen.cuts, fuse)
-    derived = derive(settings, catalog, export, cuts, causal=causal, probes=asked.probes(file, settings))
-    return derived, model[0]
+    shifts = list(asked.shifts(file, settings)) if shift else []
+    if shift and not shifts:
+        raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
+    beside = [*shifts, *asked.probes(file, settings)]
+    return derive(settings, catalog, export, cuts, causal=causal, beside=beside), model[0]
 
 
 class _SeenCalls:
@@ -337,7 +373,15 @@ def _weights(weights: tuple[str, ...], default: str) -> list[str]:
 
 
 def _made_by(
-    settings: Settings, path: Path, fuse: str, weights: tuple[str, ...], *, lnc: str | None, causal: bool
+    settings: Settings,
+    path: Path,
+    fuse: str,
+    weights: tuple[str, ...],
+    *,
+    lnc: str | None,
+    causal: bool,
+    shift: bool,
+    draft: Path | None,
 ) -> list[str]:
     """The command that writes the manifest again, except for where files and programs are."""
     parts = [
@@ -364,6 +408,13 @@ def _made_by(
     parts += ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
+    parts += ["--model-draft", draft.name] if draft else []
+    parts += ["--control-vector"] * settings.control_vector
+    parts += ["--encoder"] * settings.encoder
+    parts += ["--embeddings"] * settings.embeddings
+    parts += ["--pooling", settings.pooling] if settings.pooling else []
+    for file, scale in settings.lora:
+        parts += ["--lora", file.name + (f":{scale:g}" if scale != 1 else "")]
     if settings.split:
         parts += ["--split-mode", "tensor", "--devices", _joined(settings.devices)]
     if settings.samplers != ("",):
@@ -374,6 +425,7 @@ def _made_by(
     parts += _weights(weights, _AUTO)
     parts += ["--lnc", lnc] if lnc else []
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
+    parts += ["--context-shift"] * shift
     # A shell reads the lines as one.
     *lines, last = textwrap.wrap(
         shlex.join(parts),
@@ -397,7 +449,8 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _summary(model: ModelHeader, derived: Derived, kernels: int, settings: Settings) -> list[str]:
+def _summary(model: ModelHeader, derived: Derived, settings: Settings) -> list[str]:
+    """Returns what a model is, and how many nodes of its calls have no kernel."""
     lines = [
         f"{model.architecture}: {_count(model.parameters)} parameters, {binary_size(model.size)} of weights, {model.layers} layers"
     ]
@@ -418,11 +471,13 @@ def _summary(model: ModelHeader, derived: Derived, kernels: int, settings: Setti
                 f"  {_counted(sizes[0], 'token')}, {_counted(sizes[1], 'output')}, flash attention {'on' if flash else 'off'}"
                 f"{over}: {_counted(one.nodes, 'node')}, {without or 'none'} without a kernel"
             )
-    lines.append(f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries")
-    lines += _groups(derived)
-    if derived.listed:
-        lines.append(f"{_counted(derived.listed, 'kernel')} listed for one size each: no formula was found")
-    return lines + _refused(derived)
+    return lines
+
+
+def _listed(derived: Derived) -> list[str]:
+    if not derived.listed:
+        return []
+    return [f"{_counted(derived.listed, 'kernel')} listed for one size each: no formula was found"]
 
 
 def _groups(derived: Derived) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,8 @@ MAX_DEVICES = 16
 
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
+
+_POOLINGS = ("none", "mean", "cls", "last", "rank")
 
 _ANY = "any"
 """What --n-ctx says of kernels that are for caches of any length."""
@@ -58,6 +61,25 @@ class Contexts(Counts):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         return () if value == _ANY else super().convert(value, param, ctx)
+
+
+class Adapter(click.ParamType[tuple[Path, float]]):
+    """The file of an adapter, with what it is multiplied by behind a colon: `FILE` or `FILE:SCALE`, as `tuple[Path, float]`."""
+
+    name = "adapter"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Path, float]:
+        text = str(value)
+        file, colon, scale = text.rpartition(":")
+        if not colon or Path(text).exists():
+            return Path(text), 1.0
+        try:
+            number = float(scale)
+        except ValueError:
+            return Path(text), 1.0
+        if not math.isfinite(number) or not number:
+            self.fail(f"an adapter is multiplied by a finite number other than 0, not by {scale}", param, ctx)
+        return Path(file), number
 
 
 _SETTINGS = (
@@ -106,9 +128,37 @@ _SETTINGS = (
     click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache."),
     click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full."),
     click.option(
+        "--control-vector",
+        is_flag=True,
+        help="llama.cpp's --control-vector: the layers add one, whatever its values, from the second to the last.",
+    ),
+    click.option(
+        "--encoder",
+        is_flag=True,
+        help="Kernels of the encoder of a model that has a decoder, too, in place of the decoder's.",
+    ),
+    click.option(
+        "--embeddings",
+        is_flag=True,
+        help="llama.cpp's --embeddings, --rerank and llama-embedding: calls want the embeddings of all their tokens.",
+    ),
+    click.option(
+        "--pooling",
+        type=click.Choice(_POOLINGS),
+        help="llama.cpp's --pooling: how embeddings are pooled; as the file says by default. For --rerank it is rank.",
+    ),
+    click.option(
         "--ftype",
         metavar="NAME",
         help="Types of a quantization that was not made yet, by llama-quantize's name: Q4_K_M. Those of the file by default.",
+    ),
+    click.option(
+        "--lora",
+        multiple=True,
+        type=Adapter(),
+        metavar="FILE[:SCALE]",
+        help="llama.cpp's --lora and --lora-scaled: an adapter whose products the kernels add; may be given several times, in "
+        "llama.cpp's order. Its header is enough.",
     ),
     click.option(
         "--split-mode",
@@ -230,6 +280,15 @@ def _devices(split_mode: str, devices: tuple[int, ...] | None, flash_attn: str) 
 def _check(settings: Settings) -> None:
     if settings.split and any(settings.samplers):
         raise KernelgenError(f"--samplers: llama.cpp samples on the CPU with --split-mode {_TENSOR}")
+    if settings.whole and any(settings.samplers):
+        raise KernelgenError("--samplers with --embeddings or --encoder: no token is sampled from an embedding")
+    if settings.pooling and not settings.embeddings:
+        raise KernelgenError(f"--pooling {settings.pooling}: embeddings are pooled; give --embeddings too")
+    if settings.whole and settings.n_outputs:
+        raise KernelgenError("--n-outputs with --embeddings or --encoder: a call has the embeddings of all its tokens")
+    if settings.lora and settings.split:
+        hint = "derive without --lora, or for one device"
+        raise KernelgenError(Diagnostic("--lora with --split-mode tensor: llama.cpp splits no adapters", hint=hint))
     if settings.any_ctx and settings.flash_attn != (True,):
         hint = "give --flash-attn on, or the sizes of the contexts"
         raise KernelgenError(

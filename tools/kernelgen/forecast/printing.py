@@ -21,7 +21,7 @@ PARTS = {
     "descriptors": "what is found by an index",
     "elements": "work element by element",
     "spills": "scores that SBUF has no room for",
-    "waited": "attention in few partitions",
+    "waited": "work in few partitions",
     "latency": "waiting for the instruction before",
     "calls": "beginnings of NKI kernels",
     "reductions": "sums over cores",

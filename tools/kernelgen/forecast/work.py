@@ -9,10 +9,12 @@ How neuronx-cc arranges a program is its own; the rules here are
 - A product is done in tiles of 128 x 128 of one operand, through which the other one's rows move; 128 columns at least are paid.
   Of more than 128 rows each weight is used longer than it takes to read, and the compiler loads and multiplies in turns.
 - What is made element by element takes the elements of a partition, all 128 at once: of the scalar engine for functions such
-  as `exp`, of the vector engine for two operands, and of either for one.
+  as `exp`, of the vector engine for two operands, and of either for one. Of fewer than 128 rows each lies in one partition, and one
+  row in all.
 - What a product of several matrices makes (scores of attention) has its rows in the partitions, and as many matrices beside each
-  other as there are places to begin at (every 32nd partition): with few rows most partitions are idle in what follows element by
-  element, and as the next product waits for it, nothing overlaps it.
+  other as there are places to begin at (every 32nd partition).
+- With few rows most partitions are idle in what is made element by element, and as the next product waits for it, nothing overlaps
+  it.
 - What is made of such a product, is larger than SBUF and has a reduction and another user (the maximum of scores, the sum of their
   exponentials) is written, and read by each user. Other values are kept on the chip, tile by tile.
 """
@@ -20,11 +22,13 @@ How neuronx-cc arranges a program is its own; the rules here are
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Any
 
 from kernelgen.hlo import proto
+from kernelgen.hlo.canonicalize import inline_calls
 from kernelgen.hlo.custom_calls import TARGET as NATIVE_KERNEL
 from kernelgen.hlo.estimate import found_by_index, product_sizes, trips
 from kernelgen.hlo.linted import LintedModule, element_type, size
@@ -115,6 +119,10 @@ def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
     Raises:
         ValueError: it is not a serialized `HloModuleProto`.
     """
+    module = proto.parse(hlo)
+    if any(i.opcode == "call" for computation in module.computations for i in computation.instructions):
+        inline_calls(module)  # as in what a compiler gets: of its parameters a function may slice or only convert some
+        hlo = proto.serialize(module)
     m = LintedModule(hlo)
     count = _WorkCount(m, sbuf_bytes)
     entry = m.computations[m.message.entry_computation_id]
@@ -192,9 +200,12 @@ class _WorkCount:
 
     def elements(self, computation: Any, operands: list[Any], kind: str, n: float) -> None:
         """Counts elements of an instruction."""
+        largest = max(operands, key=lambda o: prod(o.shape.dimensions), default=None)
         partitions = min(
-            (self.partitions.get((computation.id, o.id), PARTITIONS) for o in operands), default=PARTITIONS
+            (self.partitions.get((computation.id, o.id), PARTITIONS) for o in operands),
+            default=PARTITIONS,
         )
+        partitions = min(partitions, of_rows(largest.shape.dimensions) if largest else PARTITIONS)
         if partitions < PARTITIONS:
             self.work.waited += n / partitions
         else:
@@ -204,7 +215,7 @@ class _WorkCount:
         self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float, seen: set[int]
     ) -> None:
         """Counts what an instruction reads of device memory."""
-        if i.opcode in ("while", "call", "fusion", "conditional"):
+        if i.opcode in ("while", "fusion", "conditional"):
             return
         for n, o in enumerate(operands):
             if memory[o.id] is not True or (n == 0 and i.opcode in ("dynamic-update-slice", "scatter")):
@@ -264,7 +275,7 @@ class _WorkCount:
             depth = self.computation(body, times * turns, inside if isinstance(inside, dict) else {})
             self.inside = turns * depth
             return inside
-        if i.opcode in ("call", "fusion"):
+        if i.opcode == "fusion":
             called = self.m.computations[i.called_computation_ids[0]]
             self.inside = self.computation(called, times, {n: memory[o.id] for n, o in enumerate(operands)})
             return False
@@ -321,6 +332,12 @@ class _WorkCount:
         else:
             pieces = ceil(size(moved) * times / max(count, 1) / ROW_BYTES) if i.opcode == "gather" else 1
             self.work.rows += count * pieces
+
+
+def of_rows(dimensions: Sequence[int]) -> int:
+    """Returns in how many partitions a value of a shape lies."""
+    rows = prod(dimensions[:-1])
+    return rows if 1 < rows < PARTITIONS else PARTITIONS
 
 
 def _dtype(i: Any) -> str:

@@ -1,6 +1,7 @@
 """Recognizes the files of models, which are not what most commands take: GGUF, safetensors, and Hugging Face's folders.
 
-A kernel pack is GGUF too. It is told by its keys: its `general.architecture` is `neuron-kernels`.
+Kernel packs and repacked weights are GGUF too. They are told by their keys: `general.architecture` is `neuron-kernels` of the
+first, and `neuron-repacked` of the others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kernelgen.errors import Diagnostic
 from kernelgen.ggml.gguf_reader import MAGIC, STRING, DamagedGguf, GgufReader
 
 _PACK = "neuron-kernels"
+_REPACKED = "neuron-repacked"
 _PART = "part"
 """What `gguf_kind` calls a later file of a split model, which has no architecture."""
 _MAX_TEXT = 1 << 10
@@ -33,7 +35,7 @@ def recognize(path: str | Path, expected: str, *, packs: bool = False) -> Diagno
     Args:
         path: a file or folder, which need not exist.
         expected: what the command takes: `manifest`.
-        packs: whether it takes kernel packs; if not, they are recognized too.
+        packs: whether it takes kernel packs and repacked weights; if not, they are recognized too.
     """
     try:
         status = Path(path).stat()
@@ -58,6 +60,10 @@ def _file(file: BinaryIO, path: Path, size: int, expected: str, packs: bool) -> 
         if architecture == _PACK:
             message = f"{path} is a bundle of kernels, a GGUF pack, not a {expected}"
             return None if packs else Diagnostic(message, hint=f"kernelgen inspect {path} prints what is in it")
+        if architecture == _REPACKED:
+            message = f"{path} has repacked weights, not a {expected}"
+            hint = f"kernelgen inspect {path} prints what is in it, and the variable GGML_NEURON_REPACKED has a program read it"
+            return None if packs else Diagnostic(message, hint=hint)
         if kind == _PART:
             message = f"{path} is a later file of a model that was split into several GGUF files, not a {expected}"
             return Diagnostic(message, hint="kernelgen model takes the first of them")
@@ -77,6 +83,17 @@ def _file(file: BinaryIO, path: Path, size: int, expected: str, packs: bool) -> 
                 f"{path} is the configuration of a Hugging Face model, not a {expected}", hint=_DERIVE.format(path)
             )
     return None
+
+
+def is_repacked(path: Path) -> bool:
+    """Returns whether a GGUF file has repacked weights.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with path.open("rb") as file:
+        file.seek(len(MAGIC))
+        return (gguf_kind(file) or ("",))[0] == _REPACKED
 
 
 def _folder(path: Path, expected: str) -> Diagnostic | None:

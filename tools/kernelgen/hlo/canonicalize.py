@@ -64,7 +64,7 @@ def canonicalize(
         ValueError: `data` is not such a module, or names and parameters or results differ in number.
     """
     module = proto.parse(data)
-    _inline_calls(module)
+    inline_calls(module)
     entry = proto.entry(module)
     parameters = proto.parameters(entry)
     if len(parameters) != len(inputs):
@@ -83,7 +83,7 @@ def canonicalize(
 # --- structure ------------------------------------------------------------------------------------------------------------
 
 
-def _inline_calls(module: Any) -> None:
+def inline_calls(module: Any) -> None:
     """Replaces every `call` by the instructions of the computation it calls, innermost first."""
     by_id = proto.computations(module)
     # A helper that is called twice is copied twice, so every copy needs ids of its own, in all of the module.

@@ -97,7 +97,7 @@ def derive(
     choose: Callable[[], Cuts] | None = None,
     *,
     causal: bool = False,
-    probes: Iterable[Graph] = (),
+    beside: Iterable[Graph] = (),
 ) -> Derived:
     """Returns the kernels that a model needs.
 
@@ -108,7 +108,7 @@ def derive(
         choose: says how graphs are cut into graph kernels, when all that formulas are found from were exported; None for no such
             kernels.
         causal: whether attention of graph kernels is causal.
-        probes: nodes of which llama.cpp asks whether a device computes them (`Graph.is_probe`).
+        beside: graphs beside those of calls, whose nodes have kernels as they are.
     """
     if settings.any_ctx:
         export = _with_first_cells(export)
@@ -131,31 +131,45 @@ def derive(
     if choose is not None:
         classes.cuts = choose()
     entries, incomplete = classes.entries(asked)
-    known = {spec for entry in entries for spec in entry.specs()} if incomplete or any(settings.samplers) else set()
-
-    def add_missing(graph: Graph, point: Point) -> int:
-        """Adds the kernels of one graph that are not there; returns how many."""
-        before = len(entries)
-        for node, name in zip(graph.nodes, graph.names, strict=True):
-            if not node.empty and (spec := node.spec()) not in known:
-                known.add(spec)
-                entries.append(DerivedKernel(constant(spec), [point], name))
-        return len(entries) - before
-
     listed = 0
     if incomplete:
+        known = {spec for entry in entries for spec in entry.specs()}
         rest = sorted({call for call in wanted if (call.n_seqs, call.samplers) in incomplete})
         for call, graph in export(rest):
             classes.note_as_it_is(graph, _point(settings, call, graph))
-            listed += add_missing(graph, _point(settings, call, graph))
-    for graph in probes:
-        add_missing(graph, dict.fromkeys(NAMES, 0))
+            for node, name in zip(graph.nodes, graph.names, strict=True):
+                if node.empty:
+                    continue
+                spec = node.spec()
+                if spec not in known:
+                    known.add(spec)
+                    entries.append(DerivedKernel(constant(spec), [_point(settings, call, graph)], name))
+                    listed += 1
     entries = _absorb(entries)
+    entries += _as_they_are(beside, {spec for entry in entries for spec in entry.specs()})
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
     derived_calls.sort(key=lambda one: (not one.flash_attn, one.devices, one.of, one.call))
     graphs = {of: _graphs(classes.graphs.get(of, {}).values(), reasons) for of in classes.cuts}
     return Derived(entries, derived_calls, listed, _of_targets(graphs))
+
+
+def both(one: Derived, other: Derived) -> Derived:
+    """Returns what two models need that run together, each kernel once; its calls are those of the first."""
+    known = {(entry.kernel, frozenset(entry.values)) for entry in one.graphs}
+    graphs = [entry for entry in other.graphs if (entry.kernel, frozenset(entry.values)) not in known]
+    entries = _absorb([*one.entries, *other.entries])
+    return Derived(entries, one.calls, one.listed + other.listed, [*one.graphs, *graphs])
+
+
+def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[DerivedKernel]:
+    """Yields a kernel without formulas for each different node of graphs, except for those that are known."""
+    for graph in graphs:
+        for node, name in zip(graph.nodes, graph.names, strict=True):
+            spec = None if node.empty else node.spec()
+            if spec is not None and spec not in known:
+                known.add(spec)
+                yield DerivedKernel(constant(spec), [{}], name)
 
 
 def _with_first_cells(export: Export) -> Export:
@@ -471,5 +485,5 @@ def _rank(entry: DerivedKernel) -> tuple[int, ...]:
 def _stands_for(other: DerivedKernel, entry: DerivedKernel, specs: set[KernelSpec]) -> bool:
     try:
         return {other.kernel.at(point) for point in entry.points} == specs
-    except ValueError:
+    except (KeyError, ValueError):  # a kernel that is listed has no sizes
         return False

@@ -10,13 +10,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import kernelgen
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.model.graphs import Graph, GraphReader, ModelHeader
-from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.model.sizes import DecodeCall, Settings, shifted
 
 PROGRAM = "export-graphs"
 
@@ -54,6 +54,8 @@ class Exporter:
     ) -> ExporterOutput:
         """Returns what the program prints for calls with the same samplers, in a context of `n_ctx`, tensors split over `devices`.
 
+        Without calls it prints the graphs of a context shift.
+
         Raises:
             KernelgenError: the program can't be run, or refuses the model.
         """
@@ -65,6 +67,8 @@ class Exporter:
             command += ["--samplers", calls[0].samplers]
         for call in calls:
             command += ["--graph", str(call)]
+        if not calls:
+            command.append("--shift")
         environment = {**os.environ, "LC_ALL": "C"}
         if self.libraries is not None:
             known = environment.get("LD_LIBRARY_PATH")
@@ -123,6 +127,16 @@ class Exporter:
             exported = self.run(source, settings, call.n_ctx, [call])
             yield from (graph for graph in exported.graphs() if graph.is_probe)
 
+    def shifts(self, source: Path, settings: Settings) -> Iterator[Graph]:
+        """Yields the graphs that shift the positions of the keys in caches of a few lengths.
+
+        Raises:
+            KernelgenError: as of `run`.
+        """
+        one = replace(settings, n_seq_max=1)
+        for devices, cells in itertools.product(settings.devices, shifted(settings)):
+            yield from self.run(source, one, cells, (), devices).graphs()
+
 
 def _with_calls(calls: Sequence[DecodeCall], graphs: Iterable[Graph]) -> Iterator[tuple[DecodeCall, Graph]]:
     """Yields each graph with its call: the graphs of a call begin with that of device 0.
@@ -163,6 +177,16 @@ def _options(settings: Settings, n_ctx: int) -> Iterable[str]:
         yield "--swa-full"
     if settings.ftype is not None:
         yield from ("--ftype", settings.ftype)
+    if settings.control_vector:
+        yield "--control-vector"
+    if settings.encoder:
+        yield "--encoder"
+    if settings.embeddings:
+        yield "--embeddings"
+    if settings.pooling is not None:
+        yield from ("--pooling", settings.pooling)
+    for file, scale in settings.lora:
+        yield from ("--lora-scaled", f"{file}:{scale!r}")
 
 
 def find(named: Path | None, llama_cpp: Path | None) -> Exporter:

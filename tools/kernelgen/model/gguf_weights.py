@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,7 +56,7 @@ def read(path: Path) -> list[StoredTensor]:
     Raises:
         KernelgenError: it is not a model, is damaged, or lacks a part.
     """
-    values, found = _read_file(path)
+    values, found = read_file(path)
     if values.get("general.type", "model") != "model" or "general.architecture" not in values:
         kind = values.get("general.type", "") if "split.count" not in values else "a later part of a split model"
         raise KernelgenError(f"{path} is not a model: it is {kind or 'a GGUF file without an architecture'}")
@@ -72,22 +72,26 @@ def read(path: Path) -> list[StoredTensor]:
             )
         )
     for number in range(2, count + 1):
-        found += _read_file(path.with_name(f"{match[1]}{number:05}{match[2]}"))[1]
+        found += read_file(path.with_name(f"{match[1]}{number:05}{match[2]}"))[1]
     return found
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
+def read_file(path: Path, keys: Collection[str] = _KEYS) -> tuple[dict[str, Any], list[StoredTensor]]:
+    """Returns what the metadata of a GGUF file says of `keys`, and its tensors of types that kernelgen knows.
+
+    Raises:
+        KernelgenError: it is not GGUF, or is damaged.
+    """
     try:
         with fileio.open_input(path) as file:
-            return _read(file, path)
+            return _read(file, path, keys)
     except DamagedGguf as error:
         raise KernelgenError(f"{path}: damaged at byte {error.at}: {error.what}") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise KernelgenError(f"can't read '{path}': {getattr(error, 'strerror', None) or error}") from None
 
 
-def _read(file: BinaryIO, path: Path) -> tuple[dict[str, Any], list[StoredTensor]]:
-    """Returns what the metadata says of `_KEYS`, and the tensors."""
+def _read(file: BinaryIO, path: Path, keys: Collection[str]) -> tuple[dict[str, Any], list[StoredTensor]]:
     reader = GgufReader(file)
     if file.read(len(MAGIC)) != MAGIC:
         raise KernelgenError(f"{path} is not a GGUF file")
@@ -98,7 +102,7 @@ def _read(file: BinaryIO, path: Path) -> tuple[dict[str, Any], list[StoredTensor
     values: dict[str, Any] = {}
     for _ in range(n_values):
         key = reader.text("a key", errors="replace")
-        if key in _KEYS:
+        if key in keys:
             values[key] = reader.value(key).value
         else:
             reader.skip_value(reader.number("I", key), key, _MOST)

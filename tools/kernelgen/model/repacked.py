@@ -48,6 +48,8 @@ TYPE = "repacked weights"
 FORMAT = 1
 FORMAT_KEY = "kernelgen.format"
 WORDS_KEY = "kernelgen.weights.words"
+N_WORDS = 8
+"""Words that the file has about each weight."""
 ALIGNMENT = 64
 LAYOUT_SHIFT = 16
 """Where a layout begins in the word of a type, as in keys."""
@@ -180,6 +182,22 @@ def digest(data: bytes) -> int:
     return finish_digest(part_of_digest(np.frombuffer(data, np.uint8), 0), len(data))
 
 
+def digest_of_file(path: Path, offset: int, size: int) -> int:
+    """Returns the digest of `size` bytes of a file from `offset` on, which it has; a part of them is in memory at once.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    import numpy as np
+
+    parts = 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        for at in range(0, size, _CHUNK):
+            parts += part_of_digest(np.frombuffer(file.read(min(_CHUNK, size - at)), np.uint8), at // 8)
+    return finish_digest(parts & _MASK, size)
+
+
 # --- packing ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -253,17 +271,19 @@ def _columns(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
 
 
 def words(one: Repacked, original: int, stored: int) -> tuple[int, ...]:
-    """Returns what the file says of a weight: type and layout, shape, digests of its bytes as ggml has them and in the layout.
-
-    The last word is the digest of the others, the bytes in the layout, and the name.
-    """
+    """Returns what the file says of a weight: type and layout, shape, digests of its bytes as ggml has them and in the layout."""
     numbers = (
         TYPES[one.weight.dtype].number | LAYOUTS[one.layout] << LAYOUT_SHIFT,
         *one.weight.ne,
         original,
         stored,
     )
-    return (*numbers, digest(struct.pack("<8Q", *numbers, one.size) + one.weight.name.encode()))
+    return (*numbers, seal(numbers, one.size, one.weight.name))
+
+
+def seal(numbers: Sequence[int], size: int, name: str) -> int:
+    """Returns the last word of a weight: the digest of the others, its bytes in the layout, and its name."""
+    return digest(struct.pack(f"<{N_WORDS}Q", *numbers, size) + name.encode())
 
 
 def _header(chosen: Sequence[Repacked], name: str, said: Sequence[int]) -> bytes:
@@ -311,8 +331,7 @@ def write(
         KernelgenError: there is no room for it.
         OSError: a file can't be read or written.
     """
-    n_words = len(words(chosen[0], 0, 0))
-    begin = len(_header(chosen, name, [0] * n_words * len(chosen)))
+    begin = len(_header(chosen, name, [0] * N_WORDS * len(chosen)))
     places, end = [], begin
     for one in chosen:
         places.append(end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 N_KV_UNIT = 256
 """llama.cpp pads the KV cache, and the part of it that a graph reads, to multiples of this."""
@@ -19,6 +20,9 @@ Up to 128 rows of a product take as long as one (`kernelgen.dispatch.chips`): so
 of long ones. 512 takes two and a half times as long, not four, and spares launches. 1 is generation. 8 and 32 halve the rows of
 padding of short prompts, which are copied. docs/models.md has the figures.
 """
+
+_LONGEST_SHIFT = 1 << 14
+"""Cells that one kernel shifts at most: 16 of them are 262,144."""
 
 _PROBES = (22, 37)
 """Numbers of tokens per sequence beside those that are asked for: no model has dimensions that are multiples of both."""
@@ -69,6 +73,10 @@ class Settings:
         any_ctx: whether kernels have the cells in use alone (`kernelgen.model.first_cells`) and so serve caches of any length;
             `n_ctx` is then the most cells in use.
         samplers: chains that the device samples with (`--backend-sampling`), as export-graphs takes them; "" for logits.
+        control_vector: whether layers add a control vector.
+        encoder: whether the calls are those of the encoder of a model that has a decoder, too.
+        embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
+        lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
     """
 
     n_ctx: tuple[int, ...]
@@ -86,6 +94,16 @@ class Settings:
     devices: tuple[int, ...] = (1,)
     any_ctx: bool = False
     samplers: tuple[str, ...] = ("",)
+    control_vector: bool = False
+    encoder: bool = False
+    embeddings: bool = False
+    pooling: str | None = None
+    lora: tuple[tuple[Path, float], ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether each call has results of all its tokens."""
+        return self.embeddings or self.encoder
 
     @property
     def split(self) -> bool:
@@ -150,9 +168,19 @@ def _looked_at(settings: Settings, n_ctx: int, samplers: str, n_seqs: int) -> It
         if n_tokens <= min(settings.n_ubatch, settings.cells(n_ctx)):
             lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
             few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
-            for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers) if samplers else (1, 3, n_tokens):
-                for n_kv in few[: len(few) if n_outputs == 1 and i == 0 else 1]:
+            outputs = (n_tokens,) if settings.whole else dict.fromkeys((1, 3, n_tokens))
+            for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers) if samplers else outputs:
+                for n_kv in few[: len(few) if n_outputs in (1, settings.whole * n_tokens) and i == 0 else 1]:
                     yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv, samplers)
+
+
+def shifted(settings: Settings) -> Iterator[int]:
+    """Yields numbers of cells whose positions one kernel shifts, each four times the one before: up to 16 launches shift a cache.
+
+    Numbers divide each other, for no key may be shifted twice.
+    """
+    longest = _LONGEST_SHIFT if settings.any_ctx else max(settings.all_cells(n_ctx) for n_ctx in settings.n_ctx)
+    return itertools.takewhile(lambda n: n <= longest, (N_KV_UNIT << 2 * i for i in range(4)))
 
 
 def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
@@ -161,6 +189,8 @@ def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
 
 
 def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> list[int]:
+    if settings.whole:
+        return [n_tokens]
     wanted = settings.n_outputs or (1, n_seqs if samplers else n_tokens)
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 

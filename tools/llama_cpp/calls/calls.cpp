@@ -7,7 +7,8 @@
 //
 //     context NAME [KEY=NUMBER...]   makes a context on each side and takes it: n_ctx, n_batch, n_ubatch, n_seq_max, kv_unified,
 //                                    swa_full, type_k and type_v (ggml's numbers); cpu=0 makes none on the CPU, cpu_flash_attn=0
-//                                    one without flash attention there; with causal=0 tokens see those that come after them
+//                                    one without flash attention there; with causal=0 tokens see those that come after them; with
+//                                    embeddings=1 calls want the embeddings of their sequences, pooled as the file says
 //     use NAME                       takes a context that was made
 //     end NAME                       frees one
 //     decode SEQ:POS:N:OUTPUTS ...   one call with N tokens of each of these sequences; OUTPUTS is all, last, none, odd, or the
@@ -16,6 +17,7 @@
 //     forget SEQ FROM TO             removes positions, to the end when TO is -1
 //     copy SEQ TO FROM END           the positions from FROM to END become the sequence TO's, too
 //     shift SEQ FROM TO BY           the positions from FROM to TO differ by BY from now on, as a context shift has it
+//     adapters FILE:SCALE ...        from now on the context's calls have these adapters alone, as --lora-scaled gives them; none: no more
 //     save SEQ                       keeps a sequence's state; with -1 the whole context's
 //     restore SEQ                    puts it back, after removing what is there
 //     logits FILE [CPU]              from now on the device's logits are appended to FILE, as F32, and the CPU's to the file CPU
@@ -110,6 +112,7 @@ struct pair {
     context_ptr                                  cpu;
     std::map<llama_seq_id, std::vector<uint8_t>> saved[2];
     llama_token                                  likeliest = -1;  // by the device's last logits
+    int                                          n_embd = 0;  // elements of a sequence's embedding; 0: there are logits
 
     std::vector<llama_context *> both() const {
         return cpu ? std::vector<llama_context *>{ device.get(), cpu.get() }
@@ -176,13 +179,14 @@ class script {
     }
 
   private:
-    const models &         all;
-    const int              number;
-    const string           path;
-    std::map<string, pair> contexts;
-    string                 name;
-    std::ofstream          logits;
-    std::ofstream          logits_cpu;
+    const models &                                                   all;
+    const int                                                        number;
+    const string                                                     path;
+    std::map<string, pair>                                           contexts;
+    string                                                           name;
+    std::map<std::pair<llama_model *, string>, llama_adapter_lora *> adapters;
+    std::ofstream                                                    logits;
+    std::ofstream                                                    logits_cpu;
 
     pair & current() {
         const auto found = contexts.find(name);
@@ -261,6 +265,8 @@ class script {
             for (llama_context * context : current().both()) {
                 llama_memory_seq_cp(llama_get_memory(context), seq, to, from, end);
             }
+        } else if (verb == "adapters") {
+            set_adapters(words);
         } else if (verb == "save" || verb == "restore") {
             keep_state(read<int>(words), verb == "restore");
         } else if (verb == "logits") {
@@ -305,6 +311,8 @@ class script {
                 params.type_v = (enum ggml_type) value;
             } else if (key == "causal") {
                 params.attention_type = value ? LLAMA_ATTENTION_TYPE_CAUSAL : LLAMA_ATTENTION_TYPE_NON_CAUSAL;
+            } else if (key == "embeddings") {
+                params.embeddings = value != 0;
             } else if (key == "cpu") {
                 with_cpu = value != 0;
             } else if (key == "cpu_flash_attn") {
@@ -322,7 +330,42 @@ class script {
         if (!made.device || (with_cpu && !made.cpu)) {
             fail("there is no context");
         }
+        if (params.embeddings) {
+            made.n_embd = llama_pooling_type(made.device.get()) == LLAMA_POOLING_TYPE_RANK
+                              ? (int) llama_model_n_cls_out(all.device)
+                              : llama_model_n_embd_out(all.device);
+        }
         contexts[name] = std::move(made);
+    }
+
+    // An adapter is loaded once for each of the models, which free it.
+    llama_adapter_lora * load_adapter(llama_model * model, const string & file) {
+        llama_adapter_lora *& adapter = adapters[{ model, file }];
+        adapter                       = adapter ? adapter : llama_adapter_lora_init(model, file.c_str());
+        if (!adapter) {
+            fail(file + " can't be loaded");
+        }
+        return adapter;
+    }
+
+    void set_adapters(std::istringstream & words) {
+        std::vector<std::pair<string, float>> given;
+        for (string word; words >> word;) {
+            const size_t colon = word.rfind(':');
+            given.emplace_back(word.substr(0, colon), strtof(word.substr(colon + 1).c_str(), nullptr));
+        }
+        for (llama_context * context : current().both()) {
+            llama_model *                     model = context == current().device.get() ? all.device : all.cpu;
+            std::vector<llama_adapter_lora *> loaded;
+            std::vector<float>                scales;
+            for (const auto & [file, scale] : given) {
+                loaded.push_back(load_adapter(model, file));
+                scales.push_back(scale);
+            }
+            if (llama_set_adapters_lora(context, loaded.data(), loaded.size(), scales.data()) != 0) {
+                fail("the context can't have them");
+            }
+        }
     }
 
     void keep_state(llama_seq_id seq, bool restore) {
@@ -411,10 +454,12 @@ class script {
         const auto others_cpu = p.cpu ? states_but(p.cpu.get(), named) : others;
         assigned   found;
         watched                = &found;
-        const int32_t computed = llama_decode(p.device.get(), batch);
+        const bool    encodes  = llama_model_has_encoder(all.cpu) && !llama_model_has_decoder(all.cpu);
+        const auto    compute  = encodes ? llama_encode : llama_decode;
+        const int32_t computed = compute(p.device.get(), batch);
         llama_synchronize(p.device.get());
         watched = nullptr;
-        if (computed != 0 || (p.cpu && llama_decode(p.cpu.get(), batch) != 0)) {
+        if (computed != 0 || (p.cpu && compute(p.cpu.get(), batch) != 0)) {
             fail("llama_decode returns " + std::to_string(computed));
         }
         string changed;
@@ -425,7 +470,54 @@ class script {
                 changed += (changed.empty() ? "" : ",") + std::to_string(seq);
             }
         }
-        report(what, p, outputs, changed, found);
+        if (p.n_embd) {
+            report_embeddings(what, p, named, found);
+        } else {
+            report(what, p, outputs, changed, found);
+        }
+    }
+
+    static double nmse_of(const float * device, const float * cpu, int n) {
+        double error = 0;
+        double size  = 0;
+        for (int i = 0; i < n; i++) {
+            error += square((double) device[i] - cpu[i]);
+            size += square(cpu[i]);
+        }
+        return error / size;
+    }
+
+    // Rows are sequences.
+    void report_embeddings(const string & what, pair & p, const std::set<llama_seq_id> & seqs, const assigned & found) {
+        double worst = 0;
+        for (const llama_seq_id seq : seqs) {
+            const float * device = llama_get_embeddings_seq(p.device.get(), seq);
+            const float * cpu    = p.cpu ? llama_get_embeddings_seq(p.cpu.get(), seq) : device;
+            if (!device || !cpu) {
+                fail("a sequence has no embedding");
+            }
+            const double nmse = nmse_of(device, cpu, p.n_embd);
+            worst             = std::isnan(worst) || worst >= nmse ? worst : nmse;
+        }
+        print(what, worst, 0, 0, seqs.size(), "", found);
+    }
+
+    void print(const string &   what,
+               double           worst,
+               double           nll,
+               double           nll_cpu,
+               size_t           rows,
+               const string &   changed,
+               const assigned & found) {
+        string cpu;
+        for (const auto & [op, n] : found.cpu) {
+            cpu += (cpu.empty() ? "" : ",") + op + "*" + std::to_string(n);
+        }
+        const std::lock_guard<std::mutex> lock(printing);
+        printf("%d %s%s nmse=%.3e nll=%.9g nll_cpu=%.9g rows=%zu changed=%s graphs=%ld device=%ld cpu=%s\n", number,
+               name.c_str(), what.c_str(), worst, nll, nll_cpu, rows, changed.empty() ? "-" : changed.c_str(),
+               found.graphs, found.device, cpu.empty() ? "-" : cpu.c_str());
+        fflush(stdout);
     }
 
     void report(const string &                                   what,
@@ -452,24 +544,10 @@ class script {
             if (logits_cpu.is_open()) {
                 logits_cpu.write((const char *) cpu, (std::streamsize) (sizeof(float) * (size_t) n_vocab));
             }
-            double error = 0;
-            double size  = 0;
-            for (int i = 0; i < n_vocab; i++) {
-                error += square((double) device[i] - cpu[i]);
-                size += square(cpu[i]);
-            }
-            const double nmse = error / size;
+            const double nmse = nmse_of(device, cpu, n_vocab);
             worst             = std::isnan(worst) || worst >= nmse ? worst : nmse;  // NaN stays
         }
-        string cpu;
-        for (const auto & [op, n] : found.cpu) {
-            cpu += (cpu.empty() ? "" : ",") + op + "*" + std::to_string(n);
-        }
-        const std::lock_guard<std::mutex> lock(printing);
-        printf("%d %s%s nmse=%.3e nll=%.9g nll_cpu=%.9g rows=%zu changed=%s graphs=%ld device=%ld cpu=%s\n", number,
-               name.c_str(), what.c_str(), worst, nll, nll_cpu, outputs.size(), changed.empty() ? "-" : changed.c_str(),
-               found.graphs, found.device, cpu.empty() ? "-" : cpu.c_str());
-        fflush(stdout);
+        print(what, worst, nll, nll_cpu, outputs.size(), changed, found);
         if (logits.is_open()) {
             logits.flush();
             logits_cpu.flush();

@@ -1,0 +1,187 @@
+"""What llama.cpp's users run besides a model alone: on the simulated NeuronCore, as on the CPU, and with no op left to the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import any_tokens
+import harness
+import numpy as np
+import pytest
+import random_llama
+
+SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=128, n_layer=4, n_ctx=1024)
+"""Heads of 64: llama.cpp shifts the keys of a quantized cache only where heads are multiples of it."""
+
+NUMBERS = (1, 8)
+"""Numbers of tokens for which there are kernels."""
+
+
+@dataclass
+class Device:
+    """A random Llama with kernels for it.
+
+    Attributes:
+        folder: for all files.
+        cache: type of the cache.
+        options: of the program.
+    """
+
+    programs: harness.Programs
+    folder: Path
+    cache: str = "f16"
+    options: Sequence[str] = ()
+    kernels: list[Path] = field(default_factory=list)
+    log: str = ""
+
+    def __post_init__(self) -> None:
+        self.file = self.folder / "model.gguf"
+        random_llama.write(self.file, size=SIZE)
+
+    def derive(self, *more: str, n_ctx: Sequence[int] | None = None, n_tokens: Sequence[int] = NUMBERS) -> None:
+        """Adds the kernels that `kernelgen model` derives with these arguments."""
+        self.kernels.append(self.folder / f"kernels-{len(self.kernels)}")
+        model = any_tokens.RandomModel("llama", self.cache)
+        any_tokens.derive(
+            self.programs, model, self.file, self.kernels[-1], n_tokens=n_tokens, n_ctx=n_ctx, fuse="layer", more=more
+        )
+
+    def calls(self, *lines: str, n_ctx: int = 256, cores: int = 1, more: str = "") -> list[any_tokens.CallResult]:
+        """Makes calls in a context of `n_ctx` cells. Checks that they agree with the CPU's, and that the CPU has no op of the device's."""
+        cache = any_tokens.RandomModel("llama", self.cache).options
+        script = [f"context one n_ctx={n_ctx} n_batch=16 n_ubatch=16 {cache} {more}", *lines]
+        environment = self.programs.environment() | {
+            "GGML_NEURON_KERNEL_DIR": ":".join(map(str, self.kernels)),
+            "NEURON_RT_NUM_CORES": str(cores),
+        }
+        found, self.log = any_tokens.run(
+            self.programs, self.file, self.folder, [script], environment, options=self.options
+        )
+        print(*found, *re.findall(r"^ggml-neuron: .*ran.*$", self.log, re.MULTILINE), sep="\n")
+        assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
+        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in found)
+        assert "0 ops ran on the CPU instead of a NeuronCore" in self.log
+        return found
+
+    @property
+    def grouped(self) -> tuple[int, int, int]:
+        """Ops that ran on the device, those of them in groups, and launches of groups."""
+        (ran,) = re.findall(r"(\d+) ops ran on NeuronCores", self.log)
+        ((ops, launches),) = re.findall(r"(\d+) ops ran in groups, in (\d+) launches", self.log)
+        return int(ran), int(ops), int(launches)
+
+
+ALL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+
+def adapters(folder: Path) -> tuple[Path, Path]:
+    """Writes two adapters of different ranks, types and targets."""
+    files = folder / "first.gguf", folder / "second.gguf"
+    random_llama.write_adapter(files[0], SIZE, rank=8, targets=("attn_q", "attn_v"), seed=2)
+    random_llama.write_adapter(files[1], SIZE, rank=4, targets=ALL, seed=3, weights=np.float32)
+    return files
+
+
+def test_adapters_are_in_the_groups_of_layers(programs: harness.Programs, tmp_path: Path) -> None:
+    """Two adapters, one of them scaled: a launch for each layer, and one for the output."""
+    device = Device(programs, tmp_path)
+    first, second = adapters(tmp_path)
+    device.derive("--lora", f"{first}:0.5", "--lora", str(second), n_ctx=(256,), n_tokens=(8,))
+    device.calls(f"adapters {first}:0.5 {second}:1", "decode 0:0:8:all")
+    ran, grouped, launches = device.grouped
+    assert ran == grouped
+    assert launches == SIZE.n_layer + 1
+
+
+@pytest.mark.long
+def test_calls_with_adapters_and_without_take_turns(programs: harness.Programs, tmp_path: Path) -> None:
+    device = Device(programs, tmp_path)
+    first, second = adapters(tmp_path)
+    device.derive("--n-kv", "256")
+    device.derive("--n-kv", "256", "--lora", f"{first}:0.5", "--lora", str(second))
+    calls = ("decode 0:0:8:all", "decode 0:8:1:all", "forget 0 0 -1")
+    both = device.calls(f"adapters {first}:0.5 {second}:1", *calls, "adapters", *calls)
+    assert abs(both[0].nll_cpu / both[2].nll_cpu - 1) > 0.01, "adapters change what is computed"
+    ran, grouped, launches = device.grouped
+    assert ran == grouped
+    device.calls(*calls, *calls)
+    _, _, without = device.grouped
+    assert launches == without
+
+
+def shift(pos: int) -> Iterable[str]:
+    """Yields calls that fill positions up to `pos`, drop a half of them as --context-shift does, and go on."""
+    yield from (f"decode 0:{p}:8:none" for p in range(0, pos, 8))
+    yield f"forget 0 8 {pos // 2}"
+    yield f"shift 0 {pos // 2} -1 {8 - pos // 2}"
+    pos -= pos // 2 - 8
+    yield from (f"decode 0:{pos}:8:all", f"decode 0:{pos + 8}:1:all")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cache", ["f16", "q8_0"])
+def test_a_context_shift_is_computed_in_place(programs: harness.Programs, tmp_path: Path, cache: str) -> None:
+    """In a cache of three times as many cells as its kernel has."""
+    device = Device(programs, tmp_path, cache)
+    device.derive("--n-kv", "256,512,1024", "--context-shift")
+    device.calls(*shift(64), n_ctx=768)
+    assert " ROPE" in device.log
+
+
+@pytest.mark.long
+def test_each_device_shifts_its_slice_of_the_cache(programs: harness.Programs, tmp_path: Path) -> None:
+    device = Device(programs, tmp_path, options=("-sm", "tensor"))
+    device.derive("--n-kv", "256", "--context-shift", "--split-mode", "tensor", "--devices", "2")
+    device.calls(*shift(64), cores=2)
+    assert len(re.findall("core [01]: .* launches", device.log)) == 2
+
+
+@pytest.mark.long
+def test_a_quantized_cache_is_read_and_written_on_the_device(programs: harness.Programs, tmp_path: Path) -> None:
+    device = Device(programs, tmp_path, "q8_0")
+    device.derive("--n-kv", "256,512")
+    device.calls("decode 0:0:8:all", "decode 0:8:3:all", *(f"decode 0:{n}:1:all" for n in range(11, 14)), n_ctx=512)
+    ran, grouped, _ = device.grouped
+    assert ran == grouped
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["BERT", "reranker", "T5"])
+def test_an_encoder_is_computed_for_its_numbers_of_tokens(
+    programs: harness.Programs, tmp_path: Path, kind: str
+) -> None:
+    """All of the graph but the rows of tables, which llama.cpp keeps on the CPU."""
+    device = Device(programs, tmp_path)
+    if kind == "T5":
+        random_llama.write_t5(device.file, SIZE)
+    else:
+        random_llama.write_bert(device.file, SIZE, rank=kind == "reranker")
+    device.derive("--embeddings", n_ctx=(256,), n_tokens=(7, 16))
+    found = device.calls("decode 0:0:7:all", "decode 0:0:16:all", more="embeddings=1")
+    assert [call.rows for call in found] == [1, 1]
+    ran, grouped, _ = device.grouped
+    assert ran == grouped
+
+
+@pytest.mark.long
+def test_calls_of_2_to_16_tokens_are_a_launch_for_each_layer(programs: harness.Programs, tmp_path: Path) -> None:
+    """As a target checks what its draft proposes: with logits of all tokens."""
+    device = Device(programs, tmp_path)
+    device.derive("--n-kv", "256", n_tokens=(1, 8, 16))
+    calls = [line for n in range(2, 17) for line in (f"decode 0:0:{n}:all", "forget 0 0 -1")]
+    device.calls(*calls)
+    ran, grouped, launches = device.grouped
+    assert ran == grouped
+    assert launches == 15 * (SIZE.n_layer + 1)
+
+
+@pytest.mark.long
+def test_a_saved_state_is_put_back(programs: harness.Programs, tmp_path: Path) -> None:
+    device = Device(programs, tmp_path)
+    device.derive("--n-kv", "256")
+    filled = ("decode 0:0:8:all", "decode 0:8:8:all")
+    found = device.calls(*filled, "save 0", "decode 0:16:5:all", "restore 0", "decode 0:16:5:all")
+    assert found[-1].nll == found[-2].nll

@@ -1,0 +1,179 @@
+"""Options of `kernelgen model` for what runs beside a model or changes its graphs: adapters, context shifts, embeddings, drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import headers
+import pytest
+import random_llama
+
+from kernelgen.model.exporter import Exporter
+from kernelgen.spec.op_kernel import KernelSpec
+
+from .conftest import Derive, run_model
+
+SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=192, n_layer=3)
+RUN = ("--n-ctx", 512, "--n-tokens", 16, "--n-ubatch", 16)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    file = tmp_path / "model.gguf"
+    random_llama.write(file, size=SIZE, sparse=True)
+    return file
+
+
+def adapter(folder: Path, rank: int, *targets: str) -> Path:
+    """Writes the header of an adapter, without its weights."""
+    file = folder / f"rank{rank}.gguf"
+    random_llama.write_adapter(file, SIZE, rank=rank, targets=targets)
+    file.write_bytes(file.read_bytes()[: -(file.stat().st_size // 2)])
+    return file
+
+
+def named(found: Iterable[KernelSpec], op: str) -> list[KernelSpec]:
+    return sorted((spec for spec in found if spec.op == op), key=lambda spec: spec.id)
+
+
+def test_an_adapter_adds_products_of_its_rank_and_its_scale(model: Path, derive: Derive, tmp_path: Path) -> None:
+    files = adapter(tmp_path, 8, "attn_q"), adapter(tmp_path, 4, "ffn_down", "attn_q")
+    without = derive(model, *RUN)
+    added = derive(model, *RUN, "--lora", files[0], "--lora", f"{files[1]}:0.25") - without
+    weights = {str(spec.inputs[0]) for spec in named(added, "mul_mat")}
+    assert weights == {"(128,8,1,1)/f16", "(8,128,1,1)/f16", "(128,4,1,1)/f16", "(4,128,1,1)/f16", "(192,4,1,1)/f16"}
+    # alpha is twice the rank
+    assert {dict(spec.params)["s"] for spec in named(added, "scale")} == {2.0, 0.5}
+    assert "--lora rank8.gguf --lora rank4.gguf:0.25" in (tmp_path / "derived.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("absent.gguf", "absent.gguf: No such file"),
+        (
+            "model.gguf",
+            "model.gguf: llama.cpp can't load the adapter: failed to apply lora adapter: expect general.type",
+        ),
+        ("rank8.gguf:nan", "an adapter is multiplied by a finite number other than 0, not by nan"),
+        ("rank8.gguf:0", "an adapter is multiplied by a finite number other than 0, not by 0"),
+        ("other.gguf", "has incorrect shape (hint: maybe wrong base model?)"),
+    ],
+)
+def test_what_is_not_an_adapter_of_the_model(
+    value: str,
+    message: str,
+    model: Path,
+    exporter: Exporter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    adapter(tmp_path, 8, "attn_q")
+    random_llama.write_adapter(tmp_path / "other.gguf", random_llama.Size(), rank=8, targets=["attn_q"])
+    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, "--lora", value) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m.yaml").exists()
+
+
+def test_a_context_is_shifted_in_place_and_in_pieces(model: Path, derive: Derive) -> None:
+    """For keys of any cache: of numbers of cells that divide each other, up to the longest that is asked for."""
+    without = derive(model, *RUN)
+    shifts = derive(model, *RUN, "--context-shift") - without
+    assert [str(spec.output) for spec in shifts] == ["(64,1,256,1)/f16"]
+    assert all(spec.op == "rope" and spec.alias == 0 for spec in shifts)
+    longer = derive(model, *RUN, "--n-ctx", "300,2000", "--context-shift") - without
+    assert [str(spec.output) for spec in named(longer, "rope")] == ["(64,1,1024,1)/f16", "(64,1,256,1)/f16"]
+    devices = ("--split-mode", "tensor", "--devices", 2)
+    slices = derive(model, *RUN, *devices, "--context-shift") - derive(model, *RUN, *devices)
+    assert [str(spec.output) for spec in slices] == ["(64,1,256,1)/f16"]
+
+
+def test_keys_of_a_quantized_cache_are_rotated_in_f32(model: Path, derive: Derive) -> None:
+    types = ("--type-k", "q8_0", "--type-v", "q8_0")
+    added = derive(model, *RUN, *types, "--context-shift") - derive(model, *RUN, *types)
+    assert sorted(spec.op for spec in added) == ["cpy", "cpy", "mul_mat", "rope"]
+
+
+def test_keys_that_llama_cpp_cannot_shift(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.gguf"
+    random_llama.write(file, size=random_llama.Size(n_embd=64, n_head=2), sparse=True)
+    options = (*RUN, "--type-k", "q8_0", "--context-shift")
+    assert run_model(exporter, file, tmp_path / "m.yaml", *options) == 2
+    assert "whose heads are not multiples of 64: have the keys in f16" in capsys.readouterr().err
+
+
+def test_a_model_whose_cache_is_not_shifted(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bert.gguf"
+    random_llama.write_bert(file, SIZE)
+    assert run_model(exporter, file, tmp_path / "m.yaml", *RUN, "--embeddings", "--context-shift") == 2
+    assert f"llama.cpp shifts no cache of {file}: leave the option out" in capsys.readouterr().err
+
+
+def test_embeddings_are_of_all_tokens_and_pooled(model: Path, derive: Derive, tmp_path: Path) -> None:
+    found = derive(model, *RUN, "--embeddings", "--pooling", "last")
+    assert {str(spec.output) for spec in named(found, "get_rows")} >= {"(128,1,1,1)/f32"}
+    assert "--embeddings --pooling last" in (tmp_path / "derived.yaml").read_text()
+    assert "n_outputs" not in (tmp_path / "derived.yaml").read_text()
+    mean = derive(model, *RUN, "--embeddings", "--pooling", "mean")
+    assert "cont" in {spec.op for spec in mean - found}, "the mean is a product with what is transposed"
+
+
+def test_the_encoder_of_a_model_with_a_decoder(derive: Derive, tmp_path: Path) -> None:
+    """Is that of a model without one, up to the pooling."""
+    files = tmp_path / "t5.gguf", tmp_path / "t5encoder.gguf"
+    random_llama.write_t5(files[0], SIZE, decoder=True)
+    random_llama.write_t5(files[1], SIZE)
+    alone = derive(files[1], *RUN, "--embeddings", "--pooling", "none")
+    assert derive(files[0], *RUN, "--encoder") == alone
+    assert not derive(files[0], *RUN) <= alone
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lora", "a.gguf", "--split-mode", "tensor", "--devices", 2), "llama.cpp splits no adapters"),
+        (("--encoder",), "the model has not both an encoder and a decoder"),
+        (("--pooling", "rank"), "--pooling rank: embeddings are pooled; give --embeddings too"),
+        (("--embeddings", "--n-outputs", 1), "a call has the embeddings of all its tokens"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    options: tuple[object, ...],
+    message: str,
+    model: Path,
+    exporter: Exporter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_control_vector_is_added_by_all_layers_but_the_first(model: Path, derive: Derive) -> None:
+    added = derive(model, *RUN, "--control-vector") - derive(model, *RUN)
+    assert {str(spec.inputs[1]) for spec in added} == {"(128,1,1,1)/f32"}
+    assert {(spec.op, str(spec.output)) for spec in added} >= {("add", "(128,16,1,1)/f32")}
+
+
+def test_a_manifest_has_a_model_and_its_draft(
+    model: Path, derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = headers.write(headers.qwen3(), tmp_path / "small.gguf", sparse=True)
+    one, other = derive(model, *RUN, "--fuse", "layer"), derive(small, *RUN, "--fuse", "layer")
+    capsys.readouterr()
+    assert derive(model, *RUN, "--fuse", "layer", "--model-draft", small) == one | other
+    said = capsys.readouterr().out
+    run = (*RUN, "--n-tokens", "1,16", "--type-k", "q8_0", "--type-v", "q8_0", "--model-draft", small)
+    shifts = derive(model, *run, "--context-shift") - derive(model, *run)
+    assert {spec.op for spec in shifts} == {"cpy", "mul_mat", "rope"}
+    assert [str(spec.output) for spec in named(shifts, "rope")] == ["(128,2,256,1)/f32", "(64,1,256,1)/f32"]
+    assert said.startswith("llama: ")
+    assert f"\n{small}: qwen3: " in said
+    assert "--model-draft small.gguf" in (tmp_path / "derived.yaml").read_text()
