@@ -215,12 +215,33 @@ struct free_model {
     void operator()(llama_model * m) const { llama_model_free(m); }
 };
 
+struct free_sampler {
+    void operator()(llama_sampler * s) const { llama_sampler_free(s); }
+};
+
 struct free_context {
     void operator()(llama_context * c) const { llama_free(c); }
 };
 
 using model_ptr   = std::unique_ptr<llama_model, free_model>;
 using context_ptr = std::unique_ptr<llama_context, free_context>;
+using sampler_ptr = std::unique_ptr<llama_sampler, free_sampler>;
+
+llama_sampler * make_sampler(const sampler_option & option, int32_t n_vocab) {
+    const std::vector<double> & n = option.numbers;
+    if (option.name == "logit_bias") {
+        const std::vector<llama_logit_bias> biases((size_t) std::max(n[0], 0.0), { 0, 1.0f });
+        return llama_sampler_init_logit_bias(n_vocab, (int32_t) biases.size(), biases.data());
+    }
+    return option.name == "greedy"  ? llama_sampler_init_greedy()
+           : option.name == "dist"  ? llama_sampler_init_dist(0)
+           : option.name == "top_k" ? llama_sampler_init_top_k((int32_t) n[0])
+           : option.name == "top_p" ? llama_sampler_init_top_p((float) n[0], 0)
+           : option.name == "min_p" ? llama_sampler_init_min_p((float) n[0], 0)
+           : option.name == "penalties"
+               ? llama_sampler_init_penalties(n_vocab, (int32_t) n[0], (float) n[1], (float) n[2], (float) n[3])
+               : llama_sampler_init_temp_ext((float) n[0], (float) n[1], (float) n[2]);
+}
 
 // Loads a model without its weights. With more than one device llama.cpp splits its tensors over them.
 model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices = 1) {
@@ -353,6 +374,26 @@ class model_graphs {
         params.no_perf              = true;
         params.n_threads            = 1;
         params.n_threads_batch      = 1;
+        // as llama.cpp's programs do: a chain for each sequence
+        std::vector<llama_sampler_seq_config> configs;
+        samplers.clear();
+        for (uint32_t s = 0; s < opts.n_seq_max && !opts.samplers.empty(); s++) {
+            samplers.emplace_back(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+            for (const sampler_option & option : opts.samplers) {
+                const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
+                llama_sampler_chain_add(samplers.back().get(), make_sampler(option, n_vocab));
+            }
+            configs.push_back({ (llama_seq_id) s, samplers.back().get() });
+        }
+        if (!configs.empty()) {
+            params.samplers              = configs.data();
+            params.n_samplers            = configs.size();
+            params.n_outputs_max_per_seq = 1;
+            for (const graph_size & size : opts.graphs) {
+                const uint32_t per_seq       = (size.n_outputs + size.n_seqs - 1) / size.n_seqs;
+                params.n_outputs_max_per_seq = std::max(params.n_outputs_max_per_seq, per_seq);
+            }
+        }
         context.reset(llama_init_from_model(model.get(), params));
         if (!context) {
             throw std::runtime_error("llama.cpp can't make a context: " + last_complaint);
@@ -448,6 +489,52 @@ class model_graphs {
         }
     }
 
+    // Writes the ops of which llama.cpp asks a device, before it samples there, whether it computes them: those of each sampler by
+    // itself, of candidates that are numbered. In a call the first sampler has all tokens, without numbers.
+    void write_probe() const {
+        const int32_t          n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
+        const ggml_init_params params  = { ggml_tensor_overhead() * GGML_DEFAULT_GRAPH_SIZE + ggml_graph_overhead(),
+                                           /*.mem_buffer =*/nullptr, /*.no_alloc =*/true };
+        ggml_context_ptr       ctx(ggml_init(params));
+        ggml_cgraph *          graph  = ggml_new_graph(ctx.get());
+        llama_sampler_data     chosen = { ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_vocab), nullptr, nullptr,
+                                          nullptr };
+        for (int i = 0; i < llama_sampler_chain_n(samplers.front().get()); i++) {
+            llama_sampler * sampler = llama_sampler_chain_get(samplers.front().get(), i);
+            const int64_t   n       = ggml_nelements(chosen.logits);
+            const auto      apply   = [&](llama_sampler_data & data) {
+                if (sampler->iface->backend_reset) {
+                    sampler->iface->backend_reset(sampler);
+                }
+                sampler->iface->backend_apply(sampler, ctx.get(), graph, &data);
+            };
+            llama_sampler_data asked = { ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n), nullptr, nullptr,
+                                         ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, n) };
+            apply(asked);
+            for (ggml_tensor * result : { asked.logits, asked.probs, asked.sampled, asked.candidates }) {
+                if (result) {
+                    ggml_build_forward_expand(graph, result);
+                }
+            }
+            apply(chosen);
+        }
+        json_line tensors;
+        tensors.begin_array("tensors");
+        graph_writer(tensors, [this](const ggml_tensor * t) { return role_of(t); }).write(graph);
+        tensors.end_array();
+        json_line out;
+        out.begin_object();
+        out.begin_object("sizes");
+        out.end_object();
+        out.begin_object("context");
+        out.text("samplers", opts.chain.c_str());
+        out.boolean("probe", true);
+        out.end_object();
+        out.append(tensors);
+        out.end_object();
+        out.print(stdout);
+    }
+
   private:
     // Builds the graph by which llama_encode computes so many tokens.
     ggml_cgraph * encoder_graph(const graph_size & size) {
@@ -541,6 +628,9 @@ class model_graphs {
         out.boolean("kv_unified", context->get_cparams().kv_unified);
         out.text("type_k", ggml_type_name(opts.type_k));
         out.text("type_v", ggml_type_name(opts.type_v));
+        if (!opts.samplers.empty()) {
+            out.text("samplers", opts.chain.c_str());
+        }
         out.end_object();
         if (!devices.empty()) {
             out.begin_object("split");
@@ -621,6 +711,7 @@ class model_graphs {
     model_ptr                         model;
     std::vector<llama_adapter_lora *> adapters;  // the model's
     std::vector<float>                scales;
+    std::vector<sampler_ptr>          samplers;
     context_ptr                       context;
     bool                              flash_attn = false;
     graph_splitter                    splitter;
@@ -677,6 +768,9 @@ void export_graphs(const options & opts) {
         for (const graph_size & size : opts.graphs) {
             graphs.write_graph(size);
         }
+    }
+    if (!opts.samplers.empty()) {
+        graphs.write_probe();
     }
     if (fflush(stdout) != 0 || ferror(stdout)) {
         throw std::runtime_error(std::string("can't write the graphs: ") + strerror(errno));

@@ -140,6 +140,60 @@ bool read_adapter(const std::string & text, scaled_adapter & adapter, std::strin
     return true;
 }
 
+// The samplers that llama.cpp computes on a device, and the defaults of its options for them.
+const std::vector<sampler_option> & known_samplers() {
+    static const std::vector<sampler_option> known = {
+        { "greedy",      {}                },
+        { "dist",        {}                },
+        { "top_k",       { 40 }            },
+        { "top_p",       { 0.95 }          },
+        { "min_p",       { 0.05 }          },
+        { "temperature", { 0.8, 0, 1 }     }, // and the range and the exponent of a dynamic one
+        { "logit_bias",  { 1 }             }, // of so many tokens
+        { "penalties",   { 64, 1.1, 0, 0 } }, // of the last tokens: repeated, by frequency, by presence
+    };
+    return known;
+}
+
+// Reads "top_k=40,temperature=0.8,dist"; a sampler's numbers are separated by colons.
+bool read_samplers(const std::string & text, std::vector<sampler_option> & samplers, std::string & mistake) {
+    for (const std::string & part : split(text, ',')) {
+        const size_t   equals = part.find('=');
+        sampler_option sampler;
+        std::string    names;
+        for (const sampler_option & known : known_samplers()) {
+            names += (names.empty() ? "" : ", ") + known.name;
+            if (part.substr(0, equals) == known.name) {
+                sampler = known;
+            }
+        }
+        if (sampler.name.empty()) {
+            mistake =
+                "unknown sampler '" + part.substr(0, equals) + "': llama.cpp computes these on a device: " + names;
+            return false;
+        }
+        const std::vector<std::string> numbers =
+            equals == std::string::npos ? std::vector<std::string>() : split(part.substr(equals + 1), ':');
+        if (numbers.size() > sampler.numbers.size()) {
+            const size_t most = sampler.numbers.size();
+            mistake           = "'" + part + "': " + sampler.name + " has " + std::to_string(most) +
+                                (most == 1 ? " number" : " numbers");
+            return false;
+        }
+        for (size_t i = 0; i < numbers.size(); i++) {
+            char * end         = nullptr;
+            sampler.numbers[i] = strtod(numbers[i].c_str(), &end);
+            if (numbers[i].empty() || *end || !std::isfinite(sampler.numbers[i]) ||
+                fabs(sampler.numbers[i]) > MAX_SIZE) {
+                mistake = "'" + part + "': expected a number, not '" + numbers[i] + "'";
+                return false;
+            }
+        }
+        samplers.push_back(sampler);
+    }
+    return true;
+}
+
 constexpr const char * POOLINGS[] = { "none", "mean", "cls", "last", "rank" };  // by llama_pooling_type
 
 bool read_pooling(const std::string & text, int & pooling, std::string & mistake) {
@@ -204,6 +258,11 @@ bool read_value(const std::string & name, const std::string & value, options & o
         }
         return true;
     }
+    if (name == "--samplers") {
+        opts.samplers.clear();
+        opts.chain = value;
+        return read_samplers(value, opts.samplers, mistake);
+    }
     graph_size size;
     if (!read_graph(value, size, mistake)) {
         return false;
@@ -246,6 +305,12 @@ const char * usage() {
            "  --shift               in place of --graph: the graphs that shift the positions of all keys in the cache, "
            "where "
            "the model has any\n"
+           "  --samplers CHAIN      top_k=40,temperature=0.8,dist: what llama.cpp samples each sequence with on the "
+           "device; "
+           "of\n"
+           "                        greedy, dist, top_k=K, top_p=P, min_p=P, temperature=T[:RANGE[:EXPONENT]], "
+           "logit_bias=TOKENS and\n"
+           "                        penalties=LAST_N[:REPEAT[:FREQUENCY[:PRESENCE]]]; none by default\n"
            "  --version             print the llama.cpp that this program was built for\n"
            "\n"
            "Exit status: 0 done, 2 wrong usage or a model that llama.cpp does not take.\n";
@@ -255,7 +320,7 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
     const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
                                         "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype",
                                         "--split-mode",   "--devices",      "--lora",        "--lora-scaled",
-                                        "--pooling" };
+                                        "--pooling",      "--samplers" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;
@@ -322,6 +387,10 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
                            : opts.n_devices != 1) {
         mistake = "--devices is 2 to " + std::to_string(GGML_BACKEND_META_MAX_DEVICES) +
                   " with --split-mode tensor, and not given without";
+        return false;
+    }
+    if (opts.split_tensors && !opts.samplers.empty()) {
+        mistake = "--samplers: llama.cpp samples on the CPU with --split-mode tensor";
         return false;
     }
     return true;

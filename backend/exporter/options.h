@@ -16,6 +16,12 @@ struct graph_size {
     uint32_t n_kv      = 0;  // cells of the cache that hold something after the call; 0: only this call's tokens
 };
 
+// A sampler by llama.cpp's name, with the numbers that it is made with; those that are left out have llama.cpp's defaults.
+struct sampler_option {
+    std::string         name;
+    std::vector<double> numbers;
+};
+
 // An adapter and how much of it is added: llama.cpp's --lora-scaled.
 struct scaled_adapter {
     std::string file;
@@ -43,6 +49,10 @@ struct options {
     bool                        version        = false;
     std::vector<graph_size>     graphs;
     std::vector<scaled_adapter> adapters;
+
+    // What each sequence's tokens are sampled with on the device, and how the user wrote it; none: logits are the result.
+    std::vector<sampler_option> samplers;
+    std::string                 chain;
 };
 
 const char * usage();

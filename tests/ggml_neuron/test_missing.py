@@ -101,3 +101,32 @@ def test_nothing_is_said_of_ops_that_are_asked_for_and_not_computed(run: Run, ke
     result = run("threads", "add", GGML_NEURON_KERNEL_DIR=kernels)
     assert result.said == {"threads": "ok", "add": "ok"}
     assert "ggml-neuron: " not in result.log
+
+
+SAMPLERS = """
+  - {op: pad, inputs: ["(500,1,1,1)/f32"], output: "(500,2,1,1)/f32", params: {rp1: 1}}
+  - {op: argmax, inputs: ["(500,1,1,1)/f32"], output: "(1,1,1,1)/i32"}
+  - {op: top_k, inputs: ["(500,1,1,1)/f32"], output: "(5,1,1,1)/i32"}
+  - {op: get_rows, inputs: ["(1,5,1,1)/i32", "(5,1,1,1)/i32"], output: "(1,5,1,1)/i32"}
+  - {op: get_rows, inputs: ["(1,500,1,1)/i32", "(5,1,1,1)/i32"], output: "(1,5,1,1)/i32"}
+  - {op: clamp, inputs: ["(1,1,1,1)/f32"], output: "(1,1,1,1)/f32", params: {min: 1.0, max: 5.0}}
+  - {op: scale, inputs: ["(5,1,1,1)/f32"], output: "(5,1,1,1)/f32", params: {s: 2.0}}
+"""
+
+
+@pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
+def test_what_llama_cpp_asks_before_it_samples_is_answered_by_the_kernels_for_the_vocabulary(
+    run: Run, neuron_target: str, tmp_path: Path, buffers: str
+) -> None:
+    """It asks for another number of candidates; kernels for these are not built."""
+    manifest = tmp_path / "samplers.yaml"
+    manifest.write_text(f"format: 1\nname: samplers\ntargets: [{neuron_target}]\nkernels:{SAMPLERS}")
+    build(manifest, tmp_path / "kernels")
+    result = run("sampler-probe", GGML_NEURON_KERNEL_DIR=tmp_path / "kernels", GGML_NEURON_BUFFERS=buffers)
+    assert result.said == {"sampler-probe": "ok"}, result.log
+    # a bundle that has no numbers of candidates answers no
+    (argmax,) = [line for line in manifest.read_text().splitlines() if "argmax" in line]
+    manifest.write_text(f"format: 1\nname: samplers\ntargets: [{neuron_target}]\nkernels:\n{argmax}\n")
+    build(manifest, tmp_path / "fewer")
+    result = run("sampler-probe", GGML_NEURON_KERNEL_DIR=tmp_path / "fewer", GGML_NEURON_BUFFERS=buffers)
+    assert result.said == {"sampler-probe": "argmax is refused"}, result.log

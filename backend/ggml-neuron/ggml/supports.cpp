@@ -11,6 +11,7 @@
 #include "report/record_ops.h"
 #include "report/statistics.h"
 #include "select/groups.h"
+#include "select/sampler_probe.h"
 #include "select/tensors.h"
 #include "select/tokens.h"
 #include "weights/weights.h"
@@ -163,10 +164,24 @@ static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context
     return opinion;
 }
 
+// Returns whether kernels compute a node. For a sampler's node with the candidates that llama.cpp asks for, that is the answer for those
+// that there are.
+static bool neuron_is_known(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    if (neuron_opinion_of(device, op).is_known()) {
+        return true;
+    }
+    const int64_t             probed     = neuron_probed_candidates(op);
+    const std::set<int64_t> & candidates = ggml_backend_neuron_shared().kernels.candidates();
+    return probed && std::any_of(candidates.begin(), candidates.end(), [&](int64_t n) {
+               const neuron_probe_node resized(op, probed, n);
+               return neuron_opinion_of(device, &resized.node).is_known();
+           });
+}
+
 // Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
 // computes it: so a program asks at once for what it will ask for when the kernels are there.
-static bool neuron_computes(const neuron_opinion & opinion, const ggml_tensor * op) {
-    return opinion.is_known() || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
+static bool neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
+    return neuron_is_known(device, op) || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
 }
 
 // Returns whether what an op changes is in the device's memory: ggml's scheduler would give it a copy of what is not, and the
@@ -236,11 +251,10 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
         return false;
     }
-    const neuron_opinion opinion = neuron_opinion_of(device, op);
-    if (!opinion.is_known()) {
+    if (!neuron_is_known(device, op)) {
         neuron_note_missing(op);
     }
-    const bool computed = neuron_computes(opinion, op);
+    const bool computed = neuron_computes(device, op);
     if (!computed) {
         neuron_note_refused(op);
     }
@@ -258,5 +272,5 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (home->op == GGML_OP_NONE) {
         return computed;
     }
-    return neuron_computes(neuron_opinion_of(device, home), home) && (computed || neuron_has_cpu());
+    return neuron_computes(device, home) && (computed || neuron_has_cpu());
 }

@@ -157,6 +157,13 @@ void neuron_kernel_store::add_written(const neuron_kernels_tensor & into) {
     }
 }
 
+// Notes what a sampler chooses from: llama.cpp adds a row to the logits, before it samples from a row of them.
+void neuron_kernel_store::add_candidates(uint64_t op, const neuron_kernels_tensor & result) {
+    if (op == neuron_key_ops::get().pad || op == neuron_key_ops::get().top_k) {
+        sampled.insert(result.ne[0]);
+    }
+}
+
 // Returns a number for an op on a weight of one shape in one layout.
 static uint64_t weight_hash(uint64_t op, const uint64_t * tensor) {
     nk::word_hash h;
@@ -191,6 +198,7 @@ void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, con
         if (node.op == neuron_key_ops::get().set_rows) {
             add_written(neuron_tensor_of_words(node.tensor));
         }
+        add_candidates(node.op, neuron_tensor_of_words(node.tensor));
         bundle.ops.insert(node.op);
         bundle.signatures.insert(signature.value());
     }
@@ -232,6 +240,7 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
             if (key[0] == neuron_key_ops::get().set_rows) {
                 add_written(kernel.tensors[kernel.n_src]);
             }
+            add_candidates(key[0], kernel.tensors[kernel.n_src]);
         }
     }
 }

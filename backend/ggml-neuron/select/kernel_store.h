@@ -58,6 +58,9 @@ class neuron_kernel_store {
     // there are none.
     int64_t rows_written(const ggml_tensor * t, int64_t n) const;
 
+    // Returns how many candidates samplers of kernels choose from: all of a vocabulary, what a top-k leaves of it, and one.
+    const std::set<int64_t> & candidates() const { return sampled; }
+
     // Calls a function with every kernel of an op (nk::hash_op), by its id and what its key says.
     void for_each(uint64_t op_hash, const std::function<void(const char * id, const neuron_signature &)> & use) const;
 
@@ -118,6 +121,7 @@ class neuron_kernel_store {
     void read_signatures(neuron_bundle & bundle);
     void add_heads(const neuron_signature & kernel);
     void add_written(const neuron_kernels_tensor & into);
+    void add_candidates(uint64_t op, const neuron_kernels_tensor & result);
     void read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words);
 
     struct answer_hash {
@@ -134,6 +138,8 @@ class neuron_kernel_store {
 
     // Numbers of rows of what SET_ROWS writes to, by type and width.
     std::map<std::pair<int32_t, int64_t>, std::set<int64_t>> written;
+
+    std::set<int64_t> sampled{ 1 };
 
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 

@@ -58,6 +58,8 @@ struct neuron_key_ops {
     const uint64_t cont     = nk::hash_op("cont");
     const uint64_t cpy      = nk::hash_op("cpy");
     const uint64_t dup      = nk::hash_op("dup");
+    const uint64_t pad      = nk::hash_op("pad");
+    const uint64_t top_k    = nk::hash_op("top_k");
 
     const uint64_t flash_attn_ext = nk::hash_op("flash_attn_ext");
 

@@ -91,7 +91,7 @@ def command(
     else:
         counts = settings.n_tokens
     calls = [
-        DecodeCall(settings.n_ctx[0], 1, n, 1, max(pad(n), min(pad(n_kv), settings.n_ctx[0])))
+        DecodeCall(settings.n_ctx[0], 1, n, 1, max(pad(n), min(pad(n_kv), settings.n_ctx[0])), settings.samplers[0])
         for n in counts
         for n_kv in settings.n_kv or (1024,)
     ]

@@ -228,7 +228,8 @@ def _derive(
     shifts = list(asked.shifts(file, settings)) if shift else []
     if shift and not shifts:
         raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
-    return derive(settings, catalog, export, cuts, causal=causal, shifts=shifts), model[0]
+    beside = [*shifts, *asked.probes(file, settings)]
+    return derive(settings, catalog, export, cuts, causal=causal, beside=beside), model[0]
 
 
 class _SeenCalls:
@@ -424,6 +425,8 @@ def _made_by(
         parts += ["--lora", file.name + (f":{scale:g}" if scale != 1 else "")]
     if settings.split:
         parts += ["--split-mode", "tensor", "--devices", _joined(settings.devices)]
+    if settings.samplers != ("",):
+        parts += [part for chain in settings.samplers for part in ("--samplers", chain or "none")]
     if fuse != _FUSE:
         parts += ["--fuse", fuse]
     parts += ["--causal"] * causal
@@ -463,11 +466,11 @@ def _summary(model: ModelHeader, derived: Derived, settings: Settings) -> list[s
         seen: set[object] = set()
         for one in derived.calls:
             sizes = (one.call.n_tokens, one.call.n_outputs)
-            key = sizes, one.devices, one.of
+            key = sizes, one.call.samplers, one.devices, one.of
             if one.flash_attn is not flash or one.call.n_seqs > 1 or key in seen:
                 continue
             seen.add(key)
-            over = ""
+            over = f", {one.call.samplers} on the device" if one.call.samplers else ""
             if one.devices > 1:
                 whose = f"device{'s' * (len(one.of) > 1)} {', '.join(map(str, one.of))}"
                 over = f", {whose} of {one.devices}"

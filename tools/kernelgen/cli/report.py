@@ -253,7 +253,7 @@ class _Calls:
         n_ctx, prompt = self._settings.n_ctx[0], self._settings.most_tokens
         cells = sorted({n for n in N_KV if n <= n_ctx} | {min(CELLS, n_ctx)})
         wanted = [(1, n) for n in cells] + [(prompt, max(pad(prompt), min(CELLS, n_ctx)))]
-        calls = [DecodeCall(n_ctx, 1, n_tokens, 1, n_kv) for n_tokens, n_kv in wanted]
+        calls = [DecodeCall(n_ctx, 1, n_tokens, 1, n_kv, self._settings.samplers[0]) for n_tokens, n_kv in wanted]
         specs = self._kernels.by_graph
         groups = frozenset(spec for spec in specs if isinstance(spec, GraphSpec))
         collector = graph_ops.Collector(str(model), Groups(groups))

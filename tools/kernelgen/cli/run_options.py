@@ -39,6 +39,10 @@ _ANY = "any"
 _N_CTX = 4096
 """Cells in use at most without --n-kv, and the length of a cache that has to be in kernels."""
 
+_DEFAULT_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0.8,dist"
+_CHAINS = {"none": "", "default": _DEFAULT_CHAIN}
+"""Words for chains of samplers."""
+
 
 class Counts(click.ParamType[tuple[int, ...]]):
     """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order."""
@@ -169,6 +173,14 @@ _SETTINGS = (
         metavar="N,…",
         help=f"Over how many devices --split-mode {_TENSOR} splits; several for several runs, and 1 is without a split.",
     ),
+    click.option(
+        "--samplers",
+        multiple=True,
+        metavar=f"[{'|'.join(_CHAINS)}|CHAIN]",
+        help="What llama.cpp samples with on the device (its -bs), such as top_k=40,temperature=0.8,dist; may be given "
+        f"several times. default is what llama.cpp's programs sample with unless told otherwise: {_DEFAULT_CHAIN}; none: the "
+        "CPU samples.  [default: none]",
+    ),
 )
 
 _EXPORTER = (
@@ -206,6 +218,7 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
         n_tokens: tuple[int, ...] | None,
         split_mode: str,
         devices: tuple[int, ...] | None,
+        samplers: tuple[str, ...],
         **kwargs: Any,
     ) -> Any:
         given = {name: kwargs.pop(name) for name in Settings.__dataclass_fields__ if name in kwargs}
@@ -223,6 +236,7 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
             n_tokens=n_tokens or (1,),
             flash_attn=flash,
             devices=_devices(split_mode, devices, flash_attn),
+            samplers=tuple(dict.fromkeys(_CHAINS.get(chain, chain) for chain in samplers)) or ("",),
         )
         if n_tokens is None:
             settings = replace(settings, n_tokens=few(settings.most_tokens))
@@ -271,6 +285,10 @@ FIXED_CTX = "without flash attention a cache's length is in the strides of its v
 
 
 def _check(settings: Settings) -> None:
+    if settings.split and any(settings.samplers):
+        raise KernelgenError(f"--samplers: llama.cpp samples on the CPU with --split-mode {_TENSOR}")
+    if settings.whole and any(settings.samplers):
+        raise KernelgenError("--samplers with --embeddings or --encoder: no token is sampled from an embedding")
     if settings.pooling and not settings.embeddings:
         raise KernelgenError(f"--pooling {settings.pooling}: embeddings are pooled; give --embeddings too")
     if settings.whole and settings.n_outputs:

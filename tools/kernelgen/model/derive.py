@@ -84,6 +84,9 @@ Export = Callable[[Sequence[DecodeCall]], Iterable[tuple[DecodeCall, Graph]]]
 """Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
 
 
+_Sampled = tuple[int, str]
+"""Calls with so many sequences and these samplers."""
+
 Cuts = Mapping[tuple[str, ...], Cut | None]
 """How graphs are cut into graph kernels, by targets; the only one is by none where it is for all."""
 
@@ -95,7 +98,7 @@ def derive(
     choose: Callable[[], Cuts] | None = None,
     *,
     causal: bool = False,
-    shifts: Iterable[Graph] = (),
+    beside: Iterable[Graph] = (),
 ) -> Derived:
     """Returns the kernels that a model needs.
 
@@ -106,15 +109,18 @@ def derive(
         choose: says how graphs are cut into graph kernels, when all that formulas are found from were exported; None for no such
             kernels.
         causal: whether attention of graph kernels is causal.
-        shifts: graphs beside those of calls, whose nodes have kernels as they are.
+        beside: graphs beside those of calls, whose nodes have kernels as they are.
     """
     if settings.any_ctx:
         export = _with_first_cells(export)
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, choose is not None, causal)
     derived_calls: list[DeriveCall] = []
-    asked = {n: list(model_sizes.asked(settings, n)) for n in range(1, settings.n_seq_max + 1)}
-    wanted = {call for n in asked for call in asked[n]}
+    asked: dict[_Sampled, list[DecodeCall]] = {}
+    for n in range(1, settings.n_seq_max + 1):
+        for call in model_sizes.asked(settings, n):
+            asked.setdefault((n, call.samplers), []).append(call)
+    wanted = {call for own in asked.values() for call in own}
     reasons = Reasons(catalog)
     for call, graph in export(calls):
         classes.add(call, graph)
@@ -129,7 +135,7 @@ def derive(
     listed = 0
     if incomplete:
         known = {spec for entry in entries for spec in entry.specs()}
-        rest = sorted({call for call in wanted if call.n_seqs in incomplete})
+        rest = sorted({call for call in wanted if (call.n_seqs, call.samplers) in incomplete})
         for call, graph in export(rest):
             classes.note_as_it_is(graph, _point(settings, call, graph))
             for node, name in zip(graph.nodes, graph.names, strict=True):
@@ -143,7 +149,7 @@ def derive(
     if settings.any_ctx:
         _write_to_all(settings, entries)
     entries = _absorb(entries)
-    entries += _as_they_are(shifts, {spec for entry in entries for spec in entry.specs()})
+    entries += _as_they_are(beside, {spec for entry in entries for spec in entry.specs()})
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
     derived_calls.sort(key=lambda one: (not one.flash_attn, one.devices, one.of, one.call))
@@ -276,9 +282,10 @@ def _point(settings: Settings, call: DecodeCall, graph: Graph) -> dict[str, int]
 
 @dataclass
 class _Class:
-    """Graphs that have the same ops one after another, of the same devices."""
+    """Graphs that have the same ops one after another, of the same devices and samplers."""
 
     n_seqs: int
+    samplers: str
     flash_attn: bool
     devices: int
     of: tuple[int, ...]
@@ -302,7 +309,7 @@ class _Classes:
 
     def add(self, call: DecodeCall, graph: Graph) -> None:
         flash = bool(graph.context["flash_attn"])
-        whose = (call.n_seqs, flash, graph.devices, graph.of)
+        whose = (call.n_seqs, call.samplers, flash, graph.devices, graph.of)
         key = (whose, tuple(map(self._kind, graph.nodes)), graph.zeroed)
         one = self._found.setdefault(key, _Class(*whose, graph.names, columns=[[] for _ in graph.nodes]))
         one.calls.append(call)
@@ -331,18 +338,18 @@ class _Classes:
         for targets, cut in self._some_cuts():
             _note_as_it_is(self.graphs.setdefault(targets, {}), self._for_groups(graph), point, cut)
 
-    def entries(self, asked: Mapping[int, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[int]]:
-        """Returns an entry for each kernel, and the numbers of sequences for which something has no formula."""
+    def entries(self, asked: Mapping[_Sampled, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[_Sampled]]:
+        """Returns an entry for each kernel, and the calls for which something has no formula."""
         found: dict[KernelFormula, DerivedKernel] = {}
-        incomplete: set[int] = set()
-        met: dict[tuple[int, bool, int, tuple[int, ...]], set[DecodeCall]] = {}
+        incomplete: set[_Sampled] = set()
+        met: dict[tuple[_Sampled, bool, int, tuple[int, ...]], set[DecodeCall]] = {}
         for one in self._found.values():
-            n_seqs = one.n_seqs
-            in_turn = self._settings.any_ctx and one.flash_attn and self._settings.has_streams(n_seqs)
-            points, complete = _asked_of(self._settings, one, asked[n_seqs])
-            met.setdefault((n_seqs, one.flash_attn, one.devices, one.of), set()).update(points)
+            sampled = (one.n_seqs, one.samplers)
+            in_turn = self._settings.any_ctx and one.flash_attn and self._settings.has_streams(one.n_seqs)
+            points, complete = _asked_of(self._settings, one, asked[sampled])
+            met.setdefault((sampled, one.flash_attn, one.devices, one.of), set()).update(points)
             if not complete:
-                incomplete.add(n_seqs)
+                incomplete.add(sampled)
             fitter = Fitter(NAMES, one.points)
             made: dict[tuple[int, ...], KernelFormula | None] = {}
             kernels: list[KernelFormula | None] = []
@@ -355,7 +362,7 @@ class _Classes:
                     made[key] = fit(column, one.points, fitter)
                     kernel = made[key]
                     if kernel is None:
-                        incomplete.add(n_seqs)
+                        incomplete.add(sampled)
                     elif points:
                         entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
                         entry.points += points.values()
@@ -367,11 +374,11 @@ class _Classes:
                     continue
                 grouped, complete = groups.fit(one.graphs, one.points, kernels, cut, fitter)
                 if not complete:
-                    incomplete.add(n_seqs)
+                    incomplete.add(sampled)
                 _note(self.graphs.setdefault(targets, {}), grouped, list(points.values()))
-        for (n_seqs, *_), calls in met.items():
-            if calls != set(asked[n_seqs]):
-                incomplete.add(n_seqs)
+        for (sampled, *_), calls in met.items():
+            if calls != set(asked[sampled]):
+                incomplete.add(sampled)
         return list(found.values()), incomplete
 
 

@@ -52,7 +52,7 @@ class Exporter:
     def run(
         self, source: Path, settings: Settings, n_ctx: int, calls: Sequence[DecodeCall], devices: int = 1
     ) -> ExporterOutput:
-        """Returns what the program prints for a model, in a context of `n_ctx`, its tensors split over `devices`.
+        """Returns what the program prints for calls with the same samplers, in a context of `n_ctx`, tensors split over `devices`.
 
         Without calls it prints the graphs of a context shift.
 
@@ -63,6 +63,8 @@ class Exporter:
         command = [str(self.program), str(source), *_options(settings, n_ctx)]
         if devices > 1:
             command += ["--split-mode", "tensor", "--devices", str(devices)]
+        if calls and calls[0].samplers:
+            command += ["--samplers", calls[0].samplers]
         for call in calls:
             command += ["--graph", str(call)]
         if not calls:
@@ -106,12 +108,24 @@ class Exporter:
         Raises:
             KernelgenError: as of `run`.
         """
-        for devices, n_ctx in itertools.product(settings.devices, settings.n_ctx):
-            own = [call for call in calls if call.n_ctx == n_ctx]
+        for devices, n_ctx, samplers in itertools.product(settings.devices, settings.n_ctx, settings.samplers):
+            own = [call for call in calls if (call.n_ctx, call.samplers) == (n_ctx, samplers)]
             if own:
                 exported = self.run(source, settings, n_ctx, own, devices)
-                for call, graph in _with_calls(own * len(settings.flash_attn), exported.graphs()):
+                graphs = (graph for graph in exported.graphs() if not graph.is_probe)
+                for call, graph in _with_calls(own * len(settings.flash_attn), graphs):
                     yield exported.model, call, graph
+
+    def probes(self, source: Path, settings: Settings) -> Iterator[Graph]:
+        """Yields what llama.cpp asks a device for, before it samples there with each chain.
+
+        Raises:
+            KernelgenError: as of `run`.
+        """
+        for samplers in filter(None, settings.samplers):
+            call = DecodeCall(settings.n_ctx[0], 1, 1, 1, 0, samplers)
+            exported = self.run(source, settings, call.n_ctx, [call])
+            yield from (graph for graph in exported.graphs() if graph.is_probe)
 
     def shifts(self, source: Path, settings: Settings) -> Iterator[Graph]:
         """Yields the graphs that shift the positions of the keys in caches of a few lengths.

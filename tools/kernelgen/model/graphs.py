@@ -159,6 +159,11 @@ class Graph:
     of: Ints = (0,)
     zeroed: frozenset[int] = frozenset()
 
+    @property
+    def is_probe(self) -> bool:
+        """Whether no call computes this: llama.cpp asks a device whether it computes such nodes, before it samples there."""
+        return bool(self.context.get("probe"))
+
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:

@@ -39,6 +39,7 @@ class DecodeCall:
         n_outputs: tokens whose logits are asked for.
         n_kv: cells of the cache that the graph reads; 0 for the first call, which has just its own tokens in the cache: a recurrent
             model clears its state then.
+        samplers: what the device samples each sequence's tokens with, as `Settings.samplers` has it.
     """
 
     n_ctx: int
@@ -46,6 +47,7 @@ class DecodeCall:
     n_tokens: int
     n_outputs: int
     n_kv: int
+    samplers: str = ""
 
     def __str__(self) -> str:
         return f"n_tokens={self.n_tokens},n_outputs={self.n_outputs},n_seqs={self.n_seqs},n_kv={self.n_kv}"
@@ -70,6 +72,7 @@ class Settings:
         devices: over how many devices llama.cpp splits the tensors (`-sm tensor`); a run for each. 1 is without a split.
         any_ctx: whether kernels have the cells in use alone (`kernelgen.model.first_cells`) and so serve caches of any length;
             `n_ctx` is then the most cells in use, of all sequences.
+        samplers: chains that the device samples with (`--backend-sampling`), as export-graphs takes them; "" for logits.
         control_vector: whether layers add a control vector.
         encoder: whether the calls are those of the encoder of a model that has a decoder, too.
         embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
@@ -90,6 +93,7 @@ class Settings:
     ftype: str | None = None
     devices: tuple[int, ...] = (1,)
     any_ctx: bool = False
+    samplers: tuple[str, ...] = ("",)
     control_vector: bool = False
     encoder: bool = False
     embeddings: bool = False
@@ -139,27 +143,28 @@ def pad(n: int) -> int:
 
 def asked(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
     """Yields every call with so many sequences that kernels are asked for; combinations that can't be are left out."""
-    for n_ctx in settings.n_ctx:
-        for n_tokens in settings.n_tokens:
+    for n_ctx, samplers in itertools.product(settings.n_ctx, settings.samplers):
+        for n_tokens in _tokens(settings, n_seqs, samplers):
             lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
-            for n_outputs in _outputs(settings, n_tokens):
+            for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers):
                 for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *lengths):
-                    yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
+                    yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv, samplers)
 
 
 def looked_at(settings: Settings, n_seqs: int) -> list[DecodeCall]:
     """Returns the calls from which formulas are found and at which they are checked: those asked for, at a few lengths of the
     cache, and others.
     """
-    return [call for n_ctx in settings.n_ctx for call in dict.fromkeys(_looked_at(settings, n_ctx, n_seqs))]
+    contexts = itertools.product(settings.n_ctx, settings.samplers)
+    return [call for context in contexts for call in dict.fromkeys(_looked_at(settings, *context, n_seqs))]
 
 
-def _looked_at(settings: Settings, n_ctx: int, n_seqs: int) -> Iterator[DecodeCall]:
-    for n_tokens in settings.n_tokens:
+def _looked_at(settings: Settings, n_ctx: int, samplers: str, n_seqs: int) -> Iterator[DecodeCall]:
+    for n_tokens in _tokens(settings, n_seqs, samplers):
         lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
-        for n_outputs in _outputs(settings, n_tokens):
+        for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers):
             for n_kv in (*_first(settings, lengths, n_tokens, n_seqs), *_few(lengths)):
-                yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
+                yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv, samplers)
     if all(n <= n_seqs for n in settings.n_tokens):
         return
     for i, number in enumerate(_PROBES):
@@ -167,9 +172,10 @@ def _looked_at(settings: Settings, n_ctx: int, n_seqs: int) -> Iterator[DecodeCa
         if n_tokens <= min(settings.n_ubatch, settings.cells(n_ctx)):
             lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
             few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
-            for n_outputs in (n_tokens,) if settings.whole else dict.fromkeys((1, 3, n_tokens)):
+            outputs = (n_tokens,) if settings.whole else dict.fromkeys((1, 3, n_tokens))
+            for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers) if samplers else outputs:
                 for n_kv in few[: len(few) if n_outputs in (1, settings.whole * n_tokens) and i == 0 else 1]:
-                    yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv)
+                    yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv, samplers)
 
 
 def shifted(settings: Settings) -> Iterator[int]:
@@ -181,10 +187,15 @@ def shifted(settings: Settings) -> Iterator[int]:
     return itertools.takewhile(lambda n: n <= longest, (N_KV_UNIT << 2 * i for i in range(4)))
 
 
-def _outputs(settings: Settings, n_tokens: int) -> list[int]:
+def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
+    """Returns the numbers of tokens of calls; where tokens are sampled, also 1 of each sequence: no others sample as many."""
+    return sorted({*settings.n_tokens, n_seqs}) if samplers else settings.n_tokens
+
+
+def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> list[int]:
     if settings.whole:
         return [n_tokens]
-    wanted = (1, n_tokens) if settings.n_outputs is None else settings.n_outputs
+    wanted = settings.n_outputs or (1, n_seqs if samplers else n_tokens)
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 
 

@@ -32,6 +32,36 @@ static void probes() {
     weight->buffer = other->buffer = nullptr;
 }
 
+// What llama.cpp asks before it samples on a device: of 2^17 candidates, or 2^20 in other versions. The kernels are for 500, of which a
+// top-k leaves 5, and a temperature of 0.5.
+static void sampler_probe() {
+    for (const int64_t n : { (int64_t) 1 << 17, (int64_t) 1 << 20 }) {
+        context                         ctx;
+        const std::vector<const char *> names      = { "argmax",        "top-k of 5", "its candidates",      "a bound",
+                                                       "a temperature", "top-k of 6", "another temperature", "a sort",
+                                                       "of fewer" };
+        ggml_tensor *                   logits     = ggml_reshape_1d(ctx.get(), f32(ctx.get(), n), n);
+        ggml_tensor *                   candidates = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, n);
+        ggml_tensor *                   top        = ggml_top_k(ctx.get(), logits, 5);
+        std::vector<ggml_tensor *>      nodes      = {
+            ggml_argmax(ctx.get(), logits),
+            top,
+            ggml_get_rows(ctx.get(), ggml_reshape_2d(ctx.get(), candidates, 1, n), top),
+            ggml_clamp(ctx.get(), ggml_sum(ctx.get(), logits), 1.0f, (float) n),
+            ggml_scale(ctx.get(), logits, 2.0f),
+            ggml_top_k(ctx.get(), logits, 6),
+            ggml_scale(ctx.get(), logits, 3.0f),
+            ggml_argsort(ctx.get(), logits, GGML_SORT_ORDER_DESC),
+            ggml_argmax(ctx.get(), f32(ctx.get(), n - 1)),
+        };
+        for (size_t i = 0; i < nodes.size(); i++) {
+            const bool takes = i < 5;
+            check(ggml_backend_dev_supports_op(neuron, nodes[i]) == takes,
+                  std::string(names[i]) + (takes ? " is refused" : " is taken"));
+        }
+    }
+}
+
 // Two models whose embeddings have the same name: the program offers one for gathering rows, and the other for the output alone.
 static void same_names() {
     context                 ctx;
@@ -176,6 +206,7 @@ scenario_table device_scenarios() {
     return {
         { "memory",        memory                                             },
         { "probes",        probes                                             },
+        { "sampler-probe", sampler_probe                                      },
         { "same-names",    same_names                                         },
         { "large-buffers", large_buffers                                      },
         { "free-memory",   free_memory                                        },

@@ -1,0 +1,151 @@
+"""Kernels of the samplers that llama.cpp puts on a device (`--backend-sampling`)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import group_kernels
+import headers
+import pytest
+
+from kernelgen import cli, manifest
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.emitters.library import builtin_library
+from kernelgen.hlo.lint import lint
+from kernelgen.model.exporter import Exporter
+from kernelgen.spec.graph_kernel import GraphSpec
+from kernelgen.spec.op_kernel import KernelSpec
+from kernelgen.targets import TARGETS
+
+from .conftest import Derive, run_model
+
+N_VOCAB = headers.SMALL["n_vocab"]
+DEFAULT = "top_k=40,top_p=0.95,min_p=0.05,temperature=0.8,dist"
+SAMPLED = (
+    "pad",
+    "top_k",
+    "get_rows",
+    "argsort",
+    "soft_max",
+    "cumsum",
+    "argmax",
+    "step",
+    "log",
+    "sum",
+    "clamp",
+    "scale",
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return headers.write(headers.qwen3(), tmp_path / "model.gguf")
+
+
+def graph_specs(path: Path) -> list[GraphSpec]:
+    (request,) = manifest.load([path], Catalog([builtin_library()]))
+    return [kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)]
+
+
+@pytest.mark.parametrize("fuse", ["layer", "step"])
+def test_sampling_is_in_the_last_group(fuse: str, model: Path, exporter: Exporter, tmp_path: Path) -> None:
+    """So that a step of generation has as many launches as without, and ends with a token."""
+    output = tmp_path / "m.yaml"
+    options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1, "--fuse", fuse)
+    counts = {}
+    for chain in ("none", "default"):
+        assert run_model(exporter, model, output, *options, "--samplers", chain) == 0
+        groups = graph_specs(output)
+        counts[chain] = len(groups)
+        tokens = [group for group in groups if group.nodes[-1].kernel.output.dtype == "i32"]
+        assert len(tokens) == (chain == "default")
+        for group in tokens:
+            assert group.nodes[-1].kernel.output.ne == (1, 1, 1, 1)
+            assert set(SAMPLED) <= {node.kernel.op for node in group.nodes}
+            hlo = group_kernels.emit(group)  # which no target refuses: it sorts without a sort
+            assert {target.name: found for target in TARGETS.values() if (found := lint(hlo, target))} == {}
+    assert counts["none"] == counts["default"]
+    assert f"--samplers {DEFAULT}" in " ".join(output.read_text().split("\n\n")[0].replace("#", "").split())
+
+
+def test_samplers_have_what_llama_cpp_asks_a_device_for(derive: Derive, model: Path) -> None:
+    """Candidates with numbers from the first sampler on: of the vocabulary, and of what a top-k leaves of it."""
+    options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1, "--samplers")
+    without = derive(model, *options, "none")
+    found = derive(model, *options, "top_k=5,dist") - without
+
+    def numbered(specs: set[KernelSpec]) -> list[int]:
+        rows = [s.inputs[0] for s in specs if s.op == "get_rows"]
+        return sorted(x.ne[1] for x in rows if x is not None and x.dtype == "i32")
+
+    assert numbered(found) == [5, N_VOCAB]
+    assert [spec.output.ne[0] for spec in found if spec.op == "top_k"] == [5]
+    assert not [spec for spec in found if spec.op in ("argsort", "argmax", "sort")]
+
+
+def test_each_sequence_has_a_token_sampled(derive: Derive, model: Path) -> None:
+    """Calls of one token of each sequence are asked for, whatever --n-tokens says: one more row than outputs is sampled from."""
+    options = ("--n-ctx", 512, "--n-tokens", "1,8", "--n-ubatch", 8, "--n-seq-max", 3, "--kv-unified")
+    found = derive(model, *options, "--samplers", "greedy")
+    assert sorted(spec.output.ne[1] for spec in found if spec.op == "pad") == [2, 3, 4]
+    assert [spec.output.ne for spec in found if spec.op == "argmax"] == [(1, 1, 1, 1)]
+
+
+def test_chains_have_their_own_numbers(derive: Derive, model: Path) -> None:
+    options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1)
+    found = derive(model, *options, "--samplers", "temperature=0.5", "--samplers", "temperature=0.25")
+    scales = {value for spec in found if spec.op == "scale" for _, value in spec.params}
+    assert {2.0, 4.0} <= scales  # the logits times 1 / temperature
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--samplers", "top_n_sigma"],
+            "unknown sampler 'top_n_sigma': llama.cpp computes these on a device: greedy, dist",
+        ),
+        (["--samplers", "top_k=x"], "--samplers: 'top_k=x': expected a number, not 'x'"),
+        (["--samplers", "top_k=1:2"], "--samplers: 'top_k=1:2': top_k has 1 number"),
+        (["--samplers", "greedy,"], "unknown sampler ''"),
+        (
+            ["--samplers", "greedy", "--split-mode", "tensor", "--devices", "2"],
+            "--samplers: llama.cpp samples on the CPU with --split-mode tensor",
+        ),
+    ],
+)
+def test_chains_that_can_t_be(
+    arguments: list[str],
+    message: str,
+    model: Path,
+    exporter: Exporter,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_model(exporter, model, tmp_path / "m.yaml", *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m.yaml").exists()
+
+
+def test_the_program_refuses_samplers_of_split_tensors(exporter: Exporter, model: Path) -> None:
+    arguments = [model, "--graph", "n_tokens=1", "--samplers", "greedy", "--split-mode", "tensor", "--devices", "2"]
+    environment = {"LD_LIBRARY_PATH": str(exporter.libraries)}
+    done = subprocess.run([exporter.program, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--samplers: llama.cpp samples on the CPU with --split-mode tensor" in done.stderr.splitlines()[0]
+
+
+@pytest.mark.long
+def test_coverage_takes_samplers(
+    model: Path, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The nodes of a call with samplers are looked up, and not the probe's."""
+    output = tmp_path / "m.yaml"
+    options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1)
+    assert run_model(exporter, model, output, *options, "--samplers", "greedy") == 0
+    where = ("--exporter", exporter.program, "--llama-cpp", exporter.libraries)
+    command = ("coverage", output, "--target", "trn1", "--model", model, *options, "--samplers", "greedy", *where)
+    capsys.readouterr()
+    assert cli.run(list(map(str, command))) == 0
+    assert "ARGMAX" in capsys.readouterr().out.upper()

@@ -1,0 +1,317 @@
+// Samples tokens on the devices of ggml-neuron (llama.cpp's --backend-sampling) and on the CPU, by the same chain with the same seeds.
+//
+//     sampling BACKENDS MODEL TEXT CHAIN SEED N_SEQS N_PROMPT N_STEPS N_DRAWS
+//
+// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file, TEXT a file whose first N_PROMPT tokens all sequences have, the
+// sequence s from its s-th token on. CHAIN is as export-graphs takes it (`top_k=40,temperature=0.8,dist`).
+//
+// In each of N_STEPS calls each sequence has one more token: the one that was sampled on the device. A line says for each sequence what
+// both have sampled, and how many logits of it came from the device:
+//
+//     step I device=T,… cpu=T,… on_device=N logits=N,…
+//
+// With N_DRAWS the last call of the prompt is made as often again. Printed are how often each token was drawn on the device, and how likely
+// it is by the CPU's logits, after all samplers of the chain but the last:
+//
+//     token T drawn=N likely=P
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using std::string;
+
+constexpr int N_CTX = 256;
+
+[[noreturn]] void fail(const string & message) {
+    throw std::runtime_error(message);
+}
+
+struct free_all {
+    void operator()(llama_model * m) const { llama_model_free(m); }
+
+    void operator()(llama_context * c) const { llama_free(c); }
+
+    void operator()(llama_sampler * s) const { llama_sampler_free(s); }
+};
+
+using model_ptr   = std::unique_ptr<llama_model, free_all>;
+using context_ptr = std::unique_ptr<llama_context, free_all>;
+using sampler_ptr = std::unique_ptr<llama_sampler, free_all>;
+
+void warn(enum ggml_log_level level, const char * text, void * /* user_data */) {
+    if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN) {
+        fputs(text, stderr);
+    }
+}
+
+llama_sampler * make_sampler(const string & name, const std::vector<float> & n, uint32_t seed, int n_vocab) {
+    const auto number = [&n](size_t i, float otherwise) {
+        return n.size() > i ? n[i] : otherwise;
+    };
+    if (name == "greedy") {
+        return llama_sampler_init_greedy();
+    }
+    if (name == "dist") {
+        return llama_sampler_init_dist(seed);
+    }
+    if (name == "top_k") {
+        return llama_sampler_init_top_k((int32_t) number(0, 40));
+    }
+    if (name == "top_p") {
+        return llama_sampler_init_top_p(number(0, 0.95f), 0);
+    }
+    if (name == "min_p") {
+        return llama_sampler_init_min_p(number(0, 0.05f), 0);
+    }
+    if (name == "temperature") {
+        return llama_sampler_init_temp_ext(number(0, 0.8f), number(1, 0), number(2, 1));
+    }
+    if (name == "penalties") {
+        return llama_sampler_init_penalties(n_vocab, (int32_t) number(0, 64), number(1, 1.1f), number(2, 0),
+                                            number(3, 0));
+    }
+    fail(name + " is not a sampler");
+}
+
+sampler_ptr make_chain(const string & text, uint32_t seed, int n_vocab) {
+    sampler_ptr        chain(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+    std::istringstream parts(text);
+    for (string part; std::getline(parts, part, ',');) {
+        const size_t       equals = part.find('=');
+        std::vector<float> numbers;
+        std::istringstream rest(equals == string::npos ? "" : part.substr(equals + 1));
+        for (string number; std::getline(rest, number, ':');) {
+            numbers.push_back(strtof(number.c_str(), nullptr));
+        }
+        llama_sampler_chain_add(chain.get(), make_sampler(part.substr(0, equals), numbers, seed, n_vocab));
+    }
+    return chain;
+}
+
+model_ptr load(const char * path, std::vector<ggml_backend_dev_t> devices) {
+    devices.push_back(nullptr);
+    llama_model_params params                     = llama_model_default_params();
+    params.devices                                = devices.data();
+    params.n_gpu_layers                           = devices.front() ? 999 : 0;
+    // the embedding is on the device, too, where kernels are there for it
+    llama_model_tensor_buft_override overrides[2] = {};
+    if (devices.front() && getenv("EMBEDDING_ON_DEVICE")) {
+        overrides[0]                 = { "token_embd\\.weight", ggml_backend_dev_buffer_type(devices.front()) };
+        params.tensor_buft_overrides = overrides;
+    }
+    model_ptr model(llama_model_load_from_file(path, params));
+    if (!model) {
+        fail(string(path) + ": it can't be loaded");
+    }
+    return model;
+}
+
+// A token of a sequence at a position; `output` when a token is sampled after it.
+struct part {
+    llama_token token;
+    llama_pos   pos;
+    int         seq;
+    bool        output;
+};
+
+void decode(llama_context * context, const std::vector<part> & parts) {
+    llama_batch                                                 batch = llama_batch_init((int32_t) parts.size(), 0, 1);
+    const std::unique_ptr<llama_batch, void (*)(llama_batch *)> freed(&batch,
+                                                                      [](llama_batch * b) { llama_batch_free(*b); });
+    for (const part & p : parts) {
+        const int at        = batch.n_tokens++;
+        batch.token[at]     = p.token;
+        batch.pos[at]       = p.pos;
+        batch.n_seq_id[at]  = 1;
+        batch.seq_id[at][0] = p.seq;
+        batch.logits[at]    = p.output;
+    }
+    if (llama_decode(context, batch) != 0) {
+        fail("llama_decode fails");
+    }
+    llama_synchronize(context);
+}
+
+// A context and the chain of each sequence.
+struct side {
+    std::vector<sampler_ptr> chains;
+    context_ptr              context;
+
+    side(llama_model * model, const string & chain, uint32_t seed, int n_seqs, bool on_device) {
+        llama_context_params params  = llama_context_default_params();
+        params.n_ctx                 = N_CTX;
+        params.n_batch               = 64;
+        params.n_ubatch              = 64;
+        params.n_seq_max             = (uint32_t) n_seqs;
+        params.kv_unified            = true;
+        params.n_threads             = 1;
+        params.n_threads_batch       = 1;
+        // the CPU's adds up in F16
+        params.flash_attn_type       = on_device ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        params.n_outputs_max_per_seq = 1;
+        const int                             n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+        std::vector<llama_sampler_seq_config> configs;
+        for (int s = 0; s < n_seqs; s++) {
+            chains.push_back(make_chain(chain, seed + (uint32_t) s, n_vocab));
+            configs.push_back({ s, chains.back().get() });
+        }
+        if (on_device) {
+            params.samplers   = configs.data();
+            params.n_samplers = configs.size();
+        }
+        context.reset(llama_init_from_model(model, params));
+        if (!context) {
+            fail("there is no context");
+        }
+    }
+
+    ~side() { context.reset(); }
+};
+
+template <typename T> string joined(const std::vector<T> & values) {
+    string text;
+    for (const T & value : values) {
+        text += (text.empty() ? "" : ",") + std::to_string(value);
+    }
+    return text;
+}
+
+// Prints how likely the tokens are that may be drawn, and how often each was.
+void report_draws(const side & cpu, int n_vocab, int at, std::map<llama_token, int> & drawn) {
+    std::vector<llama_token_data> candidates((size_t) n_vocab);
+    const float *                 logits = llama_get_logits_ith(cpu.context.get(), at);
+    for (llama_token t = 0; t < n_vocab; t++) {
+        candidates[(size_t) t] = { t, logits[t], 0 };
+    }
+    llama_token_data_array left  = { candidates.data(), candidates.size(), -1, false };
+    llama_sampler *        chain = cpu.chains.front().get();
+    for (int i = 0; i + 1 < llama_sampler_chain_n(chain); i++) {
+        llama_sampler_apply(llama_sampler_chain_get(chain, i), &left);
+    }
+    double most = -INFINITY;
+    double sum  = 0;
+    for (size_t i = 0; i < left.size; i++) {
+        most = fmax(most, left.data[i].logit);
+    }
+    for (size_t i = 0; i < left.size; i++) {
+        sum += exp(left.data[i].logit - most);
+    }
+    for (size_t i = 0; i < left.size; i++) {
+        const llama_token_data & one = left.data[i];
+        printf("token %d drawn=%d likely=%.9g\n", one.id, drawn[one.id], exp(one.logit - most) / sum);
+        drawn.erase(one.id);
+    }
+    for (const auto & [token, n] : drawn) {
+        printf("token %d drawn=%d likely=0\n", token, n);
+    }
+}
+
+void run(char ** argv) {
+    llama_log_set(warn, nullptr);
+    ggml_backend_load_all_from_path(argv[1]);
+    if (const char * plugin = getenv("GGML_BACKEND_PATH")) {
+        ggml_backend_load(plugin);
+    }
+    ggml_backend_dev_t neuron = ggml_backend_dev_by_name("NEURON0");
+    if (!neuron) {
+        fail("there is no NeuronCore");
+    }
+    const model_ptr models[] = { load(argv[2], { neuron }), load(argv[2], {}) };
+    const string    chain    = argv[4];
+    const auto      seed     = (uint32_t) atoi(argv[5]);
+    const int       n_seqs   = atoi(argv[6]);
+    const int       n_prompt = atoi(argv[7]);
+    const int       n_steps  = atoi(argv[8]);
+    const int       n_draws  = atoi(argv[9]);
+
+    std::ifstream            file(argv[3], std::ios::binary);
+    const string             text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    const llama_vocab *      vocab   = llama_model_get_vocab(models[0].get());
+    const int                n_vocab = llama_vocab_n_tokens(vocab);
+    std::vector<llama_token> tokens(text.size() + 8);
+    const int                n =
+        llama_tokenize(vocab, text.data(), (int32_t) text.size(), tokens.data(), (int32_t) tokens.size(), false, false);
+    if (n < n_prompt + n_seqs) {
+        fail("the text is too short");
+    }
+    side device(models[0].get(), chain, seed, n_seqs, true);
+    side cpu(models[1].get(), chain, seed, n_seqs, false);
+
+    // all but the last token of each prompt, then calls of one token of each sequence
+    std::vector<part> parts;
+    for (int s = 0; s < n_seqs; s++) {
+        for (int i = 0; i + 1 < n_prompt; i++) {
+            parts.push_back({ tokens[(size_t) (s + i)], i, s, false });
+        }
+    }
+    decode(device.context.get(), parts);
+    decode(cpu.context.get(), parts);
+    parts.clear();
+    for (int s = 0; s < n_seqs; s++) {
+        parts.push_back({ tokens[(size_t) (s + n_prompt - 1)], n_prompt - 1, s, true });
+    }
+    for (int step = 0; step < n_steps; step++) {
+        decode(device.context.get(), parts);
+        decode(cpu.context.get(), parts);
+        std::vector<llama_token> sampled[2];
+        std::vector<uint32_t>    logits;
+        int                      on_device = 0;
+        for (int s = 0; s < n_seqs; s++) {
+            on_device += llama_get_sampled_token_ith(device.context.get(), s) != LLAMA_TOKEN_NULL;
+            logits.push_back(llama_get_sampled_logits_count_ith(device.context.get(), s));
+            for (int i = 0; i < 2; i++) {
+                const side & of = i == 0 ? device : cpu;
+                sampled[i].push_back(llama_sampler_sample(of.chains[(size_t) s].get(), of.context.get(), s));
+            }
+            // both go on with the device's
+            parts[(size_t) s].token = sampled[0].back();
+            parts[(size_t) s].pos++;
+        }
+        printf("step %d device=%s cpu=%s on_device=%d logits=%s\n", step, joined(sampled[0]).c_str(),
+               joined(sampled[1]).c_str(), on_device, joined(logits).c_str());
+        fflush(stdout);
+    }
+    if (n_draws) {
+        const part                 last = { parts[0].token, parts[0].pos, 0, true };
+        std::map<llama_token, int> drawn;
+        for (int i = 0; i < n_draws; i++) {
+            llama_memory_seq_rm(llama_get_memory(device.context.get()), 0, last.pos, -1);
+            decode(device.context.get(), { last });
+            drawn[llama_sampler_sample(device.chains[0].get(), device.context.get(), 0)]++;
+        }
+        decode(cpu.context.get(), { last });
+        report_draws(cpu, n_vocab, 0, drawn);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    if (argc != 10) {
+        fprintf(stderr, "sampling BACKENDS MODEL TEXT CHAIN SEED N_SEQS N_PROMPT N_STEPS N_DRAWS\n");
+        return 2;
+    }
+    try {
+        run(argv);
+    } catch (const std::exception & error) {
+        fprintf(stderr, "sampling: %s\n", error.what());
+        return 1;
+    }
+    llama_backend_free();
+    return 0;
+}
