@@ -42,6 +42,7 @@ class neuron_placement {
         ggml_tensor *             tensor = nullptr;  // NULL: an absent source
         size_t                    offset = 0;        // in the tensor
         const neuron_group_slot * slot   = nullptr;  // NULL of a result
+        bool                      lost   = false;    // what is written there, since it is a result's memory later
 
         bool is_long_mask() const { return slot && slot->room.kind == neuron_group_room::MASK; }
 

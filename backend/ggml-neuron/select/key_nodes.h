@@ -60,6 +60,7 @@ struct neuron_key_ops {
     const uint64_t dup      = nk::hash_op("dup");
 
     const uint64_t flash_attn_ext = nk::hash_op("flash_attn_ext");
+    const uint64_t all_reduce     = nk::hash_op("all_reduce");
 
     static const neuron_key_ops & get();
 
