@@ -380,6 +380,26 @@ def test_a_rank_that_fails_is_an_error(
         assert re.search(r"core \d: nrta_execute_schedule failed", got.log), got.log[-4000:]
 
 
+@pytest.mark.parametrize("fault", ["rank@1", "absent@1", "execute@3", "lost@4"])
+def test_a_core_that_fails_without_queues_ends_the_others(
+    programs: Programs, model: Path, kernels: Path, steps: Path, fault: str
+) -> None:
+    """A thread waits for each core, in nrt_execute, and for one that fails before it gets there as long as the runtime lets it."""
+    got = compute(
+        programs,
+        model,
+        2,
+        GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}",
+        NEURON_SIMULATOR_RELEASE="2.28",
+        NEURON_SIMULATOR_FAULT=fault,
+        NEURON_RT_EXEC_TIMEOUT="3",
+    )
+    assert "nrta_" not in got.log
+    assert got.status != 0 and got.logits is None, got.log[-4000:]
+    assert set(re.findall(r"core (\d): nrt_execute failed: NRT_", got.log)) == {"0", "1"}, got.log[-4000:]
+    assert fault == "rank@1" or re.search(r"rank \d of 2 waited for rank \d for 3 s", got.log), got.log[-4000:]
+
+
 @pytest.mark.parametrize("fault", ["execute@150", "execute@160"])
 def test_what_fails_when_a_result_is_asked_for_fails_the_next_graph(
     programs: Programs, model: Path, kernels: Path, steps: Path, fault: str

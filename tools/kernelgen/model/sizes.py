@@ -183,8 +183,8 @@ def _outputs(settings: Settings, n_tokens: int) -> list[int]:
         return [n_tokens]
     wanted = settings.n_outputs
     if wanted is None:
-        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. Of tensors that are
-        # not split, ops that have no group in such a call have kernels of their own.
+        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. Of tensors
+        # that are not split, ops that have no group in such a call have kernels of their own.
         without = settings.split and n_tokens == settings.most_tokens > 1
         wanted = (1, n_tokens, 0) if without else (1, n_tokens)
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
