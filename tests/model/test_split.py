@@ -100,8 +100,8 @@ def test_a_step_is_one_kernel_with_its_sums(exporter: Exporter, tmp_path: Path) 
         assert [i.channel_id for i in instructions if i.opcode == "all-reduce"] == [1, 2, 3, 4]
 
 
-def test_a_step_without_outputs_ends_with_its_last_sum(exporter: Exporter, tmp_path: Path) -> None:
-    """What llama.cpp makes of no rows has no elements, and reads all that is there; of that nothing is computed."""
+def test_a_step_without_outputs_ends_with_its_last_attention(exporter: Exporter, tmp_path: Path) -> None:
+    """What llama.cpp makes of no rows has no elements, and is not computed; nor is the sum that nothing else reads."""
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     export = tmp_path / "export.jsonl"
     command = [exporter.program, file, "--ctx-size", 512, "--split-mode", "tensor", "--devices", 2]
@@ -115,8 +115,8 @@ def test_a_step_without_outputs_ends_with_its_last_sum(exporter: Exporter, tmp_p
     last, before = reader.graphs()
     n = len(before.nodes)
     assert last.nodes[:n] == before.nodes
-    assert before.nodes[-1].op == "all_reduce"
-    assert last.nodes[n].op == "get_rows"
+    assert before.nodes[-1].op == "mul_mat"
+    assert last.nodes[n].op == "all_reduce"
     assert cli.run(["model", str(export), "-o", str(tmp_path / "m.yaml"), "--fuse", "step"]) == 0
     (request,) = manifest.load([tmp_path / "m.yaml"], Catalog([builtin_library()]))
     whole, part = sorted(
