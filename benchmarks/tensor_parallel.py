@@ -4,13 +4,13 @@ Of Llama-3-8B in F16 nothing is run: llama.cpp says what each device computes, f
 that as `kernelgen model --fuse` cuts them. Printed are launches and bytes of weights of a token and core, and what the token takes
 by the forecast on each target. `--table` prints the table of docs/tensor-parallel.md alone.
 
-A small Llama with random weights is run on a simulated trn2, whose 2 and 4 cores are of one chip: the whole step in one launch, a
-part and the sum before it in a launch each, and parts whose sums go over the host. Launches, bytes and time are counted by the
-simulator's clock, which does not depend on this machine: a launch takes what the table of the chips says, and its tensors are read
-and written at a rate at which the weights of a layer take 10 ms on one core. So a launch of a layer is one of 10 ms, and what a
-core has less to do takes less. What engines compute has no price. The clock has no transfers over the host either: for each sum
-over it, a read and a write for each core are added, at the table's price of transfers. Figures of a token are those of a long run
-less those of a short one.
+A small Llama with random weights is run on a simulated trn2, whose 2 and 4 cores are of one chip: the whole step in one launch,
+two layers or one in a launch each, a part and the sum before it in a launch each, and parts whose sums go over the host.
+Launches, bytes and time are counted by the simulator's clock, which does not depend on this machine: a launch takes what the
+table of the chips says, and its tensors are read and written at a rate at which the weights of a layer take 10 ms on one core. So
+a launch of a layer is one of 10 ms, and what a core has less to do takes less. What engines compute has no price. The clock has
+no transfers over the host either: for each sum over it, a read and a write for each core are added, at the table's price of
+transfers. Figures of a token are those of a long run less those of a short one.
 """
 
 from __future__ import annotations
@@ -120,9 +120,10 @@ class Runs:
 
 def simulated(cores: Sequence[int], *, quick: bool) -> Iterator[figures.Figure]:
     """Yields what a token of the small model takes, by way and cores."""
-    most = {"step": 4, "parts+sums": 2 * SIZE.n_layer + 2, "parts": None}
+    n = SIZE.n_layer
+    most = {"step": 4, "layers:2": n // 2 + 2, "layer": n + 2, "parts+sums": 2 * n + 2, "parts": None}
     with tempfile.TemporaryDirectory() as folder:
-        runs = {way: Runs(Path(folder) / way, way, cores, quick=quick) for way in WAYS}
+        runs = {way: Runs(Path(folder) / way.replace(":", "_"), way, cores, quick=quick) for way in WAYS}
         for waited in (False, True):
             how = "waited for" if waited else "queued"
             one = runs["step"].token(1, waited=waited)

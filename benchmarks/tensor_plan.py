@@ -28,7 +28,7 @@ MODEL, LAYERS, N_CTX, N_KV = "Llama-3-8B", 32, 4096, 1024
 CORES = (1, 2, 4, 8)
 CHIPS = (("trn1", None), ("inf2", None), ("trn2", None), ("trn2", 1), ("trn3", None), ("trn3", 1))
 """Targets, and physical cores of a logical one where these are not the target's own."""
-WAYS = {"step": 4, "parts+sums": 2 * LAYERS + 2, "parts": None}
+WAYS = {"step": 4, "layers:2": LAYERS // 2 + 2, "layer": LAYERS + 2, "parts+sums": 2 * LAYERS + 2, "parts": None}
 """Ways to cut a step, by the names of --fuse, and the launches of a token that each may have."""
 MORE_BYTES = 0.02
 """Of what one core reads, what each of several reads at most beside its part."""

@@ -138,6 +138,31 @@ void load_cpu_backend() {
 }
 
 //
+// the graph of a call without outputs
+//
+
+// llama.cpp reserves no such graph, and keeps to itself what it builds graphs by. An explicit instantiation may name a private member.
+template <llm_graph_params llm_graph_result::* params> struct private_params {
+    friend llm_graph_params llm_graph_result::* params_of_results() { return params; }
+};
+
+llm_graph_params llm_graph_result::* params_of_results();
+template struct private_params<&llm_graph_result::params>;
+
+// Builds the graph that was reserved last again, without outputs, as llama_decode builds it.
+ggml_cgraph * build_without_outputs(const llama_model & model, const llama_context & context) {
+    llm_graph_result * result = context.get_gf_res_reserve();
+    llm_graph_params   params = result->*params_of_results();
+    params.n_outputs          = 0;
+    std::fill_n(params.ubatch.output, params.ubatch.n_tokens, 0);
+    ggml_backend_sched_reset(context.get_sched());
+    result->reset();
+    ggml_cgraph * graph = model.build_graph(params);
+    ggml_backend_sched_split_graph(context.get_sched(), graph);
+    return graph;
+}
+
+//
 // a context that keeps books of its cache, and computes nothing
 //
 
@@ -443,9 +468,13 @@ class model_graphs {
             }
             memory_context = next_call(*memory, *batch, size.n_tokens / n_seqs, n_seqs, all);
         }
-        ggml_cgraph * graph = context->graph_reserve(size.n_tokens, n_seqs, size.n_outputs, memory_context.get(), true);
+        ggml_cgraph * graph =
+            context->graph_reserve(size.n_tokens, n_seqs, std::max(1u, size.n_outputs), memory_context.get(), true);
         if (!graph) {
             throw std::runtime_error("llama.cpp can't build the graph: " + last_complaint);
+        }
+        if (!size.n_outputs) {
+            graph = build_without_outputs(*model, *context);
         }
         const cache_lengths lengths = lengths_of(memory_context.get());
 

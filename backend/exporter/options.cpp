@@ -119,8 +119,8 @@ bool read_graph(const std::string & text, graph_size & size, std::string & mista
         mistake = "--graph: n_tokens is a multiple of n_seqs, and neither is 0: '" + text + "'";
         return false;
     }
-    if (size.n_outputs == 0 || size.n_outputs > size.n_tokens) {
-        mistake = "--graph: n_outputs is at least 1 and at most n_tokens: '" + text + "'";
+    if (size.n_outputs > size.n_tokens) {
+        mistake = "--graph: n_outputs is at most n_tokens: '" + text + "'";
         return false;
     }
     return true;

@@ -1,8 +1,9 @@
 """The backend, the bundle library in it, and the simulator under AddressSanitizer with UBSan and under ThreadSanitizer, on two NeuronCores.
 
-What is compiled with a sanitizer is in backend/sanitizers. ggml's own libraries are not: so no sanitizer sees what they do, other than
-allocating, freeing and copying. Nothing is suppressed. ggml's CPU backend is held to one thread, because ThreadSanitizer does not see
-how OpenMP's threads wait for one another and would take each result of theirs for a race.
+What is compiled with a sanitizer is in backend/sanitizers. ggml's own libraries are not: so no sanitizer sees what they do, other
+than allocating, freeing and copying. Nothing is suppressed but a leak of ggml's meta device (-sm tensor), which keeps its buffer
+type. ggml's CPU backend is held to one thread, because ThreadSanitizer does not see how OpenMP's threads wait for one another and
+would take each result of theirs for a race.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from device_faults import WAIT, RoundsBench, add_sums, make_bench
 from programs import SCENARIOS, Programs, built_pack, built_tree
 
 pytestmark = pytest.mark.long
@@ -143,6 +145,55 @@ def test_failures(sanitized: Programs, kernels: Path, buffers: str) -> None:
             )
             assert not REPORT.search(result.stderr), result.stderr
             assert result.returncode in (0, 1), result.stderr
+
+
+@pytest.fixture(scope="module")
+def sums_bench(programs: Programs, kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> RoundsBench:
+    return add_sums(make_bench(programs, tmp_path_factory.mktemp("sums"), kernels))
+
+
+LEAKS = "leak:ggml_backend_meta_device_get_buffer_type\n"
+CALLS = """\
+context a n_ctx=256 n_batch=64 n_ubatch=64 cpu=0
+decode 0:0:1:last
+greedy 0 1 5
+end a
+"""
+
+
+@pytest.mark.parametrize(("way", "depth"), [("step", "3"), ("parts+sums", "3"), ("parts+sums", "1")])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("", "rank@9", "absent@5", "straggler/3", "wedged"),
+        *("execute@12", "lost@7", "kill@5", "memory@60", "load@2", "deferred@8"),
+    ],
+)
+def test_sums_over_cores(
+    sanitized: Programs, sums_bench: RoundsBench, tmp_path: Path, way: str, depth: str, fault: str
+) -> None:
+    """Calls of a model that is split over two cores, with a program for all of them at once, in a queue and with a thread for each core."""
+    assert sums_bench.sums is not None
+    script, text = tmp_path / "script", tmp_path / "text"
+    script.write_text(CALLS)
+    leaks = tmp_path / "leaks"
+    leaks.write_text(LEAKS)
+    text.write_text("A NeuronCore computes what its kernels say")
+    result = execute(
+        sanitized,
+        *(sanitized.find("calls"), "-sm", "tensor", sanitized.llama_cpp, sums_bench.sums[0], text, script),
+        GGML_BACKEND_PATH=sanitized.find("libggml-neuron.so"),
+        GGML_NEURON_KERNEL_DIR=sums_bench.sums_kernels[way],
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_QUEUE_DEPTH=depth,
+        NEURON_SIMULATOR_THREADS="1",
+        LSAN_OPTIONS=f"suppressions={leaks}",
+        **({"NEURON_SIMULATOR_FAULT": fault} if fault else {}),
+        **WAIT,
+    )
+    assert not REPORT.search(result.stderr), result.stderr
+    assert "has kernels with reductions inside" in result.stderr or fault in ("wedged", "load@2"), result.stderr
+    assert result.returncode in ((0,) if fault in ("", "straggler/3") else (0, 1)), result.stderr
 
 
 def test_damaged_packs(sanitized: Programs, kernels: Path, tmp_path: Path) -> None:

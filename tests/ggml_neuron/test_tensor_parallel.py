@@ -344,10 +344,25 @@ def test_a_launch_has_its_parts_and_the_sums_between(
     check(got, right)
     assert NOTHING_ON_THE_CPU in got.log
     assert "no kernel for" not in got.log
-    # a sum at the beginning of a kernel has no room for other numbers of tokens, as the warm-up's
-    assert got.reductions == (2 * LAYERS if fuse == "parts+sums" else 0)
+    # the kernels for 44 tokens compute the warm-up, of two: a sum in place has copies of these rows
+    assert got.reductions == 0
     grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches", got.log)
     assert grouped and int(grouped[2]) <= 2 * 2 * launches, got.log[-4000:]  # on both cores
+    if fuse == "parts+sums":
+        check_that_sums_over_the_host_are_named(programs, model, f"{parts}:{kernels}")
+
+
+def check_that_sums_over_the_host_are_named(programs: Programs, model: Path, kernels: str) -> None:
+    """No kernel is for so many tokens, nor for more, and a sum in place can't be computed in pieces."""
+    got = compute(programs, model, 2, prompt=LONGER, GGML_NEURON_KERNEL_DIR=kernels)
+    check(got, compute(programs, model, 0, prompt=LONGER))
+    assert got.reductions == 2 * LAYERS  # none of the warm-up
+    (said,) = re.findall("sums over 2 cores go through the host's memory, (.*)", got.log)
+    assert re.fullmatch(
+        rf"{2 * LAYERS} in a call of \d{{3}} tokens: their group has no kernel for this many tokens and cells, nor for more "
+        r"\(attn_out-0\)",
+        said,
+    ), said
 
 
 def test_a_runtime_without_queues_has_a_thread_for_each_core(
@@ -366,7 +381,7 @@ def test_several_launches_without_queues(
     parts = build_split(programs, exporter, model, "parts+sums")
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{parts}:{kernels}", GGML_NEURON_QUEUE_DEPTH="1")
     check(got, right)
-    assert got.reductions == 2 * LAYERS
+    assert got.reductions == 0
 
 
 @pytest.mark.parametrize("fault", ["rank@1", "absent@1", "wedged"])
@@ -388,6 +403,26 @@ def test_a_rank_that_fails_is_an_error(
     else:
         assert got.status != 0 and got.logits is None
         assert re.search(r"core \d: nrta_execute_schedule failed", got.log), got.log[-4000:]
+
+
+@pytest.mark.parametrize("fault", ["rank@1", "absent@1", "execute@3", "lost@4"])
+def test_a_core_that_fails_without_queues_ends_the_others(
+    programs: Programs, model: Path, kernels: Path, steps: Path, fault: str
+) -> None:
+    """A thread waits for each core, in nrt_execute, and for one that fails before it gets there as long as the runtime lets it."""
+    got = compute(
+        programs,
+        model,
+        2,
+        GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}",
+        NEURON_SIMULATOR_RELEASE="2.28",
+        NEURON_SIMULATOR_FAULT=fault,
+        NEURON_RT_EXEC_TIMEOUT="3",
+    )
+    assert "nrta_" not in got.log
+    assert got.status != 0 and got.logits is None, got.log[-4000:]
+    assert set(re.findall(r"core (\d): nrt_execute failed: NRT_", got.log)) == {"0", "1"}, got.log[-4000:]
+    assert fault == "rank@1" or re.search(r"rank \d of 2 waited for rank \d for 3 s", got.log), got.log[-4000:]
 
 
 @pytest.mark.parametrize("fault", ["execute@150", "execute@160"])

@@ -15,7 +15,8 @@ from several_cores import MODELS, Compared, OneModel, Sizes
 LLAMA = MODELS[0]
 
 FEW = Sizes(n_tokens=(1, 8), n_ctx=256, rounds=2, text=3, kinds=("shared", "shift", "state"))
-MORE = Sizes(n_tokens=(1, 16), n_ctx=512, prompts=(1, 45), depths=(0, 250), rounds=6, text=6)
+MORE = Sizes(n_tokens=(1, 16), n_ctx=512, prompts=(1, 45), depths=(0, 250), long=45, rounds=6, text=6)
+LONG = Sizes(n_tokens=(128, 512), n_ctx=1280, kinds=("long",))
 
 
 @pytest.mark.long
@@ -29,10 +30,21 @@ def test_calls_over_two_cores_are_those_of_one(programs: harness.Programs, tmp_p
 
 
 @pytest.mark.long
+def test_a_prompt_longer_than_a_call_needs_one_bundle(programs: harness.Programs, tmp_path: Path) -> None:
+    """1,100 tokens in three calls, of which the first two have no output."""
+    found = OneModel(programs, LLAMA, tmp_path, LONG).compare(2, "step")
+    print(found.row())
+    assert found.ok, found.failure
+    assert found.reductions == 0
+    assert not found.elsewhere
+    assert found.launches == 3 * 2  # on both cores
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_models_over_several_cores(programs: harness.Programs, model: several_cores.SplitModel, tmp_path: Path) -> None:
     one = OneModel(programs, model, tmp_path, MORE)
-    for cores, fuse in ((2, "parts"), (2, "step:parts+sums"), (4, "parts+sums"), (8, "step")):
+    for cores, fuse in ((2, "parts"), (2, "step"), (4, "parts+sums"), (8, "step")):
         found = one.compare(cores, fuse)
         print(found.row())
         assert found.ok, found.failure

@@ -68,6 +68,19 @@ def test_outputs_are_one_and_all_or_what_is_asked_for() -> None:
 
     assert outputs(BASE) == {(1, 1), (300, 1), (300, 300)}
     assert outputs(replace(BASE, n_outputs=(1, 2, 400))) == {(1, 1), (300, 1), (300, 2)}
+    assert outputs(replace(BASE, n_outputs=(0, 1))) == {(1, 0), (1, 1), (300, 0), (300, 1)}
+
+
+def test_slices_are_computed_without_outputs_for_a_call_of_the_most_tokens() -> None:
+    def without(settings: Settings) -> set[int]:
+        calls = {*sizes.asked(settings, 1), *sizes.looked_at(settings, 1)}
+        return {call.n_tokens for call in calls if not call.n_outputs}
+
+    split = replace(BASE, devices=(2,), n_tokens=(1, 300, 512))
+    assert without(split) == {22, 37, 512}
+    assert without(replace(split, n_ubatch=30, n_tokens=(1, 30))) == {22, 30}
+    assert not without(replace(split, n_tokens=(1,), n_ubatch=1))
+    assert not without(replace(split, devices=(1,)))
 
 
 def test_what_is_looked_at_has_every_number_of_tokens_and_others_beside() -> None:

@@ -100,6 +100,34 @@ def test_a_step_is_one_kernel_with_its_sums(exporter: Exporter, tmp_path: Path) 
         assert [i.channel_id for i in instructions if i.opcode == "all-reduce"] == [1, 2, 3, 4]
 
 
+def test_a_step_without_outputs_ends_with_its_last_attention(exporter: Exporter, tmp_path: Path) -> None:
+    """What llama.cpp makes of no rows has no elements, and is not computed; nor is the sum that nothing else reads."""
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    export = tmp_path / "export.jsonl"
+    command = [exporter.program, file, "--ctx-size", 512, "--split-mode", "tensor", "--devices", 2]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(exporter.libraries)}
+    sizes = [f"n_tokens=64,n_kv=512,n_outputs={n}" for n in (1, 0)]
+    command += [word for one in sizes for word in ("--graph", one)]
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, check=True)
+    export.write_bytes(done.stdout)
+    reader = GraphReader(done.stdout.splitlines(), "export")
+    reader.model()
+    last, before = reader.graphs()
+    n = len(before.nodes)
+    assert last.nodes[:n] == before.nodes
+    assert before.nodes[-1].op == "mul_mat"
+    assert last.nodes[n].op == "all_reduce"
+    assert cli.run(["model", str(export), "-o", str(tmp_path / "m.yaml"), "--fuse", "step"]) == 0
+    (request,) = manifest.load([tmp_path / "m.yaml"], Catalog([builtin_library()]))
+    whole, part = sorted(
+        (kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)), key=lambda s: -len(s.nodes)
+    )
+    assert len(part.nodes) < len(whole.nodes)
+    # ggml counts what has no elements among the readers, so that the backend finds what it reads used outside
+    assert [node.op for node in part.nodes if node.escapes] == ["add", "mul_mat"]
+    assert set(before.unread.values()) == {n}
+
+
 def test_devices_that_differ_have_a_graph_each(exporter: Exporter, tmp_path: Path) -> None:
     # three heads of the cache over two devices: one and two
     file = headers.write(headers.qwen3(n_head=6, n_head_kv=3), tmp_path / "model.gguf")

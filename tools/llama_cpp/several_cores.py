@@ -8,6 +8,7 @@ A model's manifest is derived for 1, 8, 32, 128 and 512 tokens, once without a s
 same calls are made with each:
 
 - prompts: of 1, 45, 300 and 512 tokens, at depths from 0 to 2,000;
+- long: a prompt that llama.cpp computes in several calls, of which the last one alone has an output;
 - shared, own: four sequences with prompts and generated tokens side by side, in one cache and with a cache each;
 - shift: positions are removed, those behind them move up, and a text is generated (a context shift);
 - state: a sequence's state and the whole context's are saved and restored, and a text is generated from each;
@@ -41,9 +42,9 @@ import numpy as np
 import random_llama
 
 CORES = (2, 4, 8)
-FUSE = ("parts", "parts+sums", "layer", "step", "step:parts+sums")
+FUSE = ("parts", "parts+sums", "layer", "step")
 """What `--fuse` of `kernelgen model` makes one kernel; with a colon two bundles, of which the second one serves calls that the first does not."""
-KINDS = ("prompts", "shared", "own", "shift", "state", "greedy")
+KINDS = ("prompts", "long", "shared", "own", "shift", "state", "greedy")
 
 NO_KERNELS = """\
 format: 1
@@ -111,6 +112,7 @@ class Sizes:
         n_tokens: numbers of tokens for which there are kernels.
         n_ctx: cells of the cache.
         prompts: numbers of tokens of prompts, and `depths` at which they are.
+        long: tokens of a prompt that is longer than a call.
         rounds: calls with several sequences.
         text: generated tokens.
         kinds: of calls.
@@ -120,6 +122,7 @@ class Sizes:
     n_ctx: int = N_CTX
     prompts: Sequence[int] = (1, 45, 300, 512)
     depths: Sequence[int] = (0, 255, 1000, 2000)
+    long: int = 1100
     rounds: int = 12
     text: int = 24
     kinds: Sequence[str] = KINDS
@@ -132,7 +135,7 @@ class Sizes:
     def script(self, model: SplitModel, logits: Path) -> Iterator[str]:
         """Yields the calls."""
         n_ubatch = max(self.n_tokens)
-        context = f"n_ctx={self.n_ctx} n_batch=512 n_ubatch={n_ubatch} {model.options}"
+        context = f"n_ctx={self.n_ctx} n_batch={max(512, self.long)} n_ubatch={n_ubatch} {model.options}"
         yield f"logits {logits}"
         for kind in self.kinds:
             if kind == "prompts":
@@ -148,6 +151,9 @@ class Sizes:
                 yield f"context {kind} {context} swa_full={int(kind == 'shift')}"
                 yield from getattr(self, f"_{kind}")()
                 yield f"end {kind}"
+
+    def _long(self) -> Iterator[str]:
+        yield f"decode 0:0:{self.long}:last"
 
     def _shift(self) -> Iterator[str]:
         yield "decode 0:0:120:last"

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 
 // Chains whose graphs are kept.
@@ -46,6 +47,28 @@ bool is_collective(const neuron_kernel & kernel, size_t n_ranks) {
     return std::any_of(key.nodes.begin(), key.nodes.end(), [n_ranks](const neuron_key_node & node) {
         return node.op == all_reduce && (uint32_t) node.params[0] == n_ranks;
     });
+}
+
+// Says that reductions of a graph go through the host's memory though kernels have reductions inside: those that are in no group, or
+// all of them when `why` says so.
+void say_over_host(const ggml_cgraph * graph, const neuron_groups & groups, size_t n_ranks, const char * why) {
+    std::vector<const ggml_tensor *> sums;
+    const char *                     first = why;
+    for (int i = 0; why && i < graph->n_nodes; i++) {
+        if (neuron_is_all_reduce(graph->nodes[i])) {
+            sums.push_back(graph->nodes[i]);
+        }
+    }
+    for (const auto & [i, reason] : groups.outside) {
+        if (!why && neuron_is_all_reduce(graph->nodes[i])) {
+            first = sums.empty() ? neuron_ungrouped_name(reason) : first;
+            sums.push_back(graph->nodes[i]);
+        }
+    }
+    if (!sums.empty()) {
+        NEURON_WARN("sums over %zu cores go through the host's memory, %zu in a call of %lld tokens: %s (%s)\n",
+                    n_ranks, sums.size(), (long long) sums[0]->ne[1], first, sums[0]->src[0]->name);
+    }
 }
 
 bool is_reduction(const neuron_planned & planned) {
@@ -169,6 +192,9 @@ enum ggml_status neuron_chain::flush() {
             }
             neuron_record_split_graphs(graphs);
         }
+        if (!k.usable && !collective.empty()) {
+            say_over_host(k.graphs[0].graph, {}, ranks.size(), "a core has no part of a weight");
+        }
         k.usable = k.usable && load(k);
         NEURON_LOG("a chain of %zu parts and reductions has %s\n", taken.size(),
                    k.usable ? "kernels with reductions inside" : "no kernels for all ranks");
@@ -176,23 +202,53 @@ enum ggml_status neuron_chain::flush() {
     const outcome o = k.usable ? compute(taken, k) : outcome::UNUSABLE;
     return o == outcome::DONE     ? GGML_STATUS_SUCCESS
            : o == outcome::FAILED ? GGML_STATUS_FAILED
-                                  : compute_in_turn(taken);
+                                  : compute_in_turn(taken, k);
 }
 
-enum ggml_status neuron_chain::compute_in_turn(std::vector<step> & taken) {
+enum ggml_status neuron_chain::compute_in_turn(std::vector<step> & taken, const known & k) {
     enum ggml_status status = GGML_STATUS_SUCCESS;
     for (auto s = taken.begin(); s != taken.end() && status == GGML_STATUS_SUCCESS; ++s) {
         if (s->part) {
             status = ggml_backend_neuron_compute(*ranks[s->rank], s->part);
-        } else {
+        } else if (!k.unread.count((size_t) (s - taken.begin()))) {
             (void) reduce(s->tensors.data());  // the next part fails
         }
     }
     return status;
 }
 
+// Finds reductions whose sum only nodes without elements read: a call without outputs ends with one.
+void neuron_chain::find_unread(const std::vector<step> & taken, known & k) const {
+    std::unordered_map<const ggml_tensor *, int64_t>
+        left;  // of summands, how many readers are not known to have no elements
+    for (const step & s : taken) {
+        for (int i = 0; s.part && i < s.part->n_nodes; i++) {
+            const ggml_tensor * node = s.part->nodes[i];
+            for (const ggml_tensor * src : node->src) {
+                const auto summand = left.find(src);
+                if (summand != left.end()) {
+                    summand->second -= ggml_is_empty(node);
+                }
+            }
+        }
+        if (s.part) {
+            const ggml_tensor * last = s.part->nodes[s.part->n_nodes - 1];
+            const int64_t       uses = neuron_uses_in_graph(s.part, last);
+            left[last]               = uses > 0 && !(last->flags & GGML_TENSOR_FLAG_OUTPUT) ? uses : -1;
+        }
+    }
+    for (size_t i = 0; i < taken.size(); i++) {
+        const std::vector<ggml_tensor *> & tensors = taken[i].tensors;
+        if (!taken[i].part &&
+            std::all_of(tensors.begin(), tensors.end(), [&left](const ggml_tensor * t) { return left[t] == 0; })) {
+            k.unread.insert(i);
+        }
+    }
+}
+
 // Makes each rank's graph: its parts, and a node for each reduction. A node that reads the sum has the summand as its source.
 void neuron_chain::make(const std::vector<step> & taken, known & k) const {
+    find_unread(taken, k);
     for (size_t rank = 0; rank < ranks.size(); rank++) {
         size_t n = 0;
         for (const step & s : taken) {
@@ -213,7 +269,7 @@ void neuron_chain::make(const std::vector<step> & taken, known & k) const {
                 for (int i = 0; i < s.part->n_nodes; i++) {
                     add(s.part->nodes[i], (int32_t) neuron_uses_in_graph(s.part, s.part->nodes[i]));
                 }
-            } else if (!s.part) {
+            } else if (!s.part && !k.unread.count((size_t) (&s - taken.data()))) {
                 ggml_tensor * summand = s.tensors[rank];
                 k.usable              = k.usable && (summand->flags & GGML_TENSOR_FLAG_COMPUTE);
                 ggml_tensor * sum     = ggml_view_tensor(c.tensors.get(), summand);
@@ -251,11 +307,15 @@ bool neuron_chain::on_all_ranks(const std::function<bool(size_t)> & function) co
 
 // Loads the programs with collectives of a chain on all ranks at once; returns false when there are none that all ranks have.
 bool neuron_chain::load(known & k) {
+    if (collective.empty()) {  // chains are recorded alone
+        return false;
+    }
     const std::lock_guard<std::mutex>       one(order());
     std::vector<std::vector<neuron_kernel>> kernels(ranks.size());
     for (size_t rank = 0; rank < ranks.size(); rank++) {
         const std::lock_guard<std::mutex> lock(ranks[rank]->device->core->mutex);
-        for (const neuron_group & group : ranks[rank]->planner.find_groups(k.graphs[rank].graph).groups) {
+        const neuron_groups &             groups = ranks[rank]->planner.find_groups(k.graphs[rank].graph);
+        for (const neuron_group & group : groups.groups) {
             for (const neuron_kernel & kernel : group.kernels()) {
                 if (collective.count(kernel.neff_number())) {
                     kernels[rank].push_back(kernel);
@@ -265,8 +325,14 @@ bool neuron_chain::load(known & k) {
         const auto same = [](const neuron_kernel & a, const neuron_kernel & b) {
             return a.neff_number() == b.neff_number();
         };
-        if (kernels[rank].empty() ||
-            !std::equal(kernels[0].begin(), kernels[0].end(), kernels[rank].begin(), kernels[rank].end(), same)) {
+        if (!std::equal(kernels[0].begin(), kernels[0].end(), kernels[rank].begin(), kernels[rank].end(), same)) {
+            say_over_host(k.graphs[rank].graph, groups, ranks.size(), "cores would launch different kernels");
+            return false;
+        }
+        if (rank == 0) {
+            say_over_host(k.graphs[rank].graph, groups, ranks.size(), nullptr);
+        }
+        if (kernels[rank].empty()) {
             return false;
         }
     }

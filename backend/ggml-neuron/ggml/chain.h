@@ -54,17 +54,19 @@ class neuron_chain {
 
     // What is known of steps by the numbers of their parts.
     struct known {
-        bool                     usable = true;
-        std::vector<chain_graph> graphs{};  // by rank
+        bool                       usable = true;
+        std::vector<chain_graph>   graphs{};  // by rank
+        std::unordered_set<size_t> unread{};  // steps that are reductions whose sum nobody needs
     };
 
     enum class outcome { DONE, FAILED, UNUSABLE };
 
     bool             has_collective(const neuron_planned & planned) const;
+    void             find_unread(const std::vector<step> & steps, known & k) const;
     void             make(const std::vector<step> & steps, known & k) const;
     bool             load(known & k);
     outcome          compute(const std::vector<step> & steps, known & k);
-    enum ggml_status compute_in_turn(std::vector<step> & steps);
+    enum ggml_status compute_in_turn(std::vector<step> & steps, const known & k);
     NRT_STATUS       finish() const;
     bool             on_all_ranks(const std::function<bool(size_t rank)> & function) const;
 

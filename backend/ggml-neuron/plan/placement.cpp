@@ -84,6 +84,7 @@ bool neuron_placement::keep_apart(const neuron_group & group, const ggml_tensor 
                 return false;
             }
             o.where.memory = nullptr;  // ggml gives a sum's memory to a result only when no later node reads the sum
+            o.lost         = true;
         }
     }
     for (size_t i = n_slots; i < operands.size(); i++) {
@@ -232,7 +233,7 @@ void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, ne
     const neuron_operand own = { scratch, o.where.offset, o.home.size };  // without what kernels have besides
     if (!o.home.memory && (!o.slot || o.slot->written)) {
         planned.downloads.push_back({ o.tensor, o.offset, own });
-    } else if (!o.slot) {
+    } else if (!o.slot || (o.slot->written && !o.lost)) {
         planned.after.push_back({ own, o.home });
     }
     if (!o.slot || std::any_of(planned.uploads.begin(), planned.uploads.end(),

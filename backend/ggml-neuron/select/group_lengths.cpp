@@ -279,7 +279,7 @@ class fitting {
                     return false;
                 }
             }
-            if (nodes[i].key.is_in_slot()) {
+            if (nodes[i].key.is_in_slot() && !is_sum_in_place(nodes[i])) {
                 slots[nodes[i].key.to.index].is_fixed = true;
             }
         }
@@ -565,11 +565,22 @@ class fitting {
         return (!in.tensor.is_longer(axis) && !tokens.is_longer()) || (same && in.has[axis] == REPEATED);
     }
 
+    // Returns whether a node is a sum over devices of rows that a slot has, in their place. Copies of rows sum up to copies of the sum, for
+    // all devices have the same rows again.
+    static bool is_sum_in_place(const node & n) {
+        const input & in = n.inputs.front();
+        return n.key.op == ops().all_reduce && in.is_there && in.to == n.key.to && in.offset == n.key.offset &&
+               in.tensor.has_same_extents(n.tensor);
+    }
+
     // Nothing is written but where the group writes: memory that others see has the same elements, and that of a node has what
     // belongs there. SET_ROWS leaves cells as they are whose numbers it is not given.
     bool writes_in_place(const node & n) const {
         input into{ true, n.key.to, n.key.offset, n.key.offset, n.tensor, {} };
         if (into.to.is_slot) {
+            if (is_sum_in_place(n) && slots[into.to.index].room.kind == neuron_group_room::ROWS) {
+                return true;  // the kernel has copies of the rows, and the group's own go back
+            }
             const int axis = n.key.op == ops().set_rows ? NEURON_SET_ROWS_AXIS : -1;
             return !n.tensor.is_longer_beside(axis) && n.tensor.is_in_place();
         }

@@ -261,7 +261,15 @@ class _SeenCalls:
 
         def rank(seen: tuple[DecodeCall, Graph]) -> tuple[int, ...]:
             call, graph = seen
-            return -graph.devices, call.n_seqs, call.n_tokens, -call.n_ctx, call.n_outputs, call.n_kv
+            return (
+                -graph.devices,
+                call.n_seqs,
+                call.n_tokens,
+                -call.n_ctx,
+                not call.n_outputs,
+                call.n_outputs,
+                call.n_kv,
+            )
 
         return min(self._calls, key=rank)[1]
 

@@ -45,15 +45,22 @@ _CHAINS = {"none": "", "default": _DEFAULT_CHAIN}
 
 
 class Counts(click.ParamType[tuple[int, ...]]):
-    """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order."""
+    """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order.
+
+    Args:
+        least: that a number is.
+    """
 
     name = "numbers"
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         parts = str(value).split(",")
         for part in parts:
-            if not re.fullmatch("[0-9]{1,9}", part.strip()) or not int(part):
-                self.fail(f"expected numbers from 1, separated by commas, not '{value}'", param, ctx)
+            if not re.fullmatch("[0-9]{1,9}", part.strip()) or int(part) < self._least:
+                self.fail(f"expected numbers from {self._least}, separated by commas, not '{value}'", param, ctx)
         return tuple(sorted({int(part) for part in parts}))
 
 
@@ -99,7 +106,10 @@ _SETTINGS = (
         f"[default: {','.join(map(str, FEW))}, up to --n-ubatch]",
     ),
     click.option(
-        "--n-outputs", type=Counts(), metavar="N,…", help="Tokens whose logits are asked for; 1 and all by default."
+        "--n-outputs",
+        type=Counts(least=0),
+        metavar="N,…",
+        help="Tokens whose logits are asked for; 1 and all by default, with --split-mode tensor also none of --n-ubatch.",
     ),
     click.option(
         "--n-kv",

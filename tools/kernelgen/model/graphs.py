@@ -147,6 +147,8 @@ class Graph:
         of: the devices that compute this.
         zeroed: nodes `all_reduce` whose summand this device does not compute, since its slices are empty:
             the program that runs them makes it 0.
+        unread: roots that a result without elements is made of, as behind the last layer of a call without outputs: with the number
+            of nodes before it. ggml counts it among their readers. A sum over devices that nothing else reads is left out.
     """
 
     sizes: Mapping[str, int]
@@ -158,6 +160,7 @@ class Graph:
     devices: int = 1
     of: Ints = (0,)
     zeroed: frozenset[int] = frozenset()
+    unread: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def is_probe(self) -> bool:
@@ -275,10 +278,18 @@ class GraphReader:
         zeroed = set()
         computed: dict[int, int] = {}
         places = [_at(tensors, index) for index in range(len(tensors))]
+        unread: dict[int, int] = {}
+        readers: dict[int, set[bool]] = {}  # whether some have elements, and some have none
+        for shape, t in zip(shapes, tensors, strict=True):
+            for s in t.get("src", ()):
+                readers.setdefault(s, set()).add(0 not in shape.ne)
         for index, t in enumerate(tensors):
-            if t["op"] in VIEW_OPS or t.get("skipped") or 0 in shapes[index].ne:
-                continue  # nothing to compute
             sources = t.get("src", ())
+            if 0 in shapes[index].ne:
+                unread.update((places[s].root, len(nodes)) for s in sources if s >= 0)
+            idle = t["op"] == "all_reduce" and readers.get(index) == {False} and t.get("role") != "output"
+            if t["op"] in VIEW_OPS or t.get("skipped") or 0 in shapes[index].ne or idle:
+                continue  # nothing to compute
             key = (
                 t["op"],
                 tuple(None if s < 0 else shapes[s] for s in sources),
@@ -329,6 +340,7 @@ class GraphReader:
             devices,
             of,
             frozenset(zeroed),
+            unread,
         )
 
     def _shape(self, t: Mapping[str, Any]) -> Shape:

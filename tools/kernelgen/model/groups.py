@@ -146,12 +146,12 @@ class _Cut:
 
 
 def readers_of(graph: Graph) -> dict[int, int]:
-    """Returns the last node that reads each root."""
-    found: dict[int, int] = {}
+    """Returns the last node that reads each root; what stands before a node and has no elements reads as that node does."""
+    found = dict(graph.unread)
     for i, wires in enumerate(graph.wires):
         for at in wires.inputs:
             if at is not None and graph.roots[at.root].node != i:  # ggml_cast names its own result
-                found[at.root] = i
+                found[at.root] = max(i, found.get(at.root, i))
     return found
 
 

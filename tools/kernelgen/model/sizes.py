@@ -36,7 +36,7 @@ class DecodeCall:
         n_ctx: of the context, as it is asked for.
         n_seqs: sequences, with equally many tokens each.
         n_tokens: tokens of all of them.
-        n_outputs: tokens whose logits are asked for.
+        n_outputs: tokens whose logits are asked for; 0 for a part of a prompt that is longer than a call.
         n_kv: cells of the cache that the graph reads; 0 for the first call, which has just its own tokens in the cache: a recurrent
             model clears its state then.
         samplers: what the device samples each sequence's tokens with, as `Settings.samplers` has it.
@@ -62,7 +62,7 @@ class Settings:
         n_ubatch: tokens that a call has at most.
         n_seq_max: sequences at once.
         n_tokens: tokens per call to have kernels for.
-        n_outputs: outputs per call; None for 1 and all.
+        n_outputs: outputs per call; None for 1 and all, and with a split for none of the most tokens.
         n_kv: cache lengths; None for as many as serve all.
         type_k, type_v: ggml types of the cache.
         flash_attn: with flash attention, without it, or both.
@@ -172,7 +172,8 @@ def _looked_at(settings: Settings, n_ctx: int, samplers: str, n_seqs: int) -> It
         if n_tokens <= min(settings.n_ubatch, settings.cells(n_ctx)):
             lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
             few = (*_few(lengths), *_first(settings, lengths, n_tokens, n_seqs))
-            outputs = (n_tokens,) if settings.whole else dict.fromkeys((1, 3, n_tokens))
+            none = (0,) if 0 in _outputs(settings, settings.most_tokens, n_seqs, samplers) else ()
+            outputs = (n_tokens,) if settings.whole else dict.fromkeys((1, 3, n_tokens, *none))
             for n_outputs in _outputs(settings, n_tokens, n_seqs, samplers) if samplers else outputs:
                 for n_kv in few[: len(few) if n_outputs in (1, settings.whole * n_tokens) and i == 0 else 1]:
                     yield DecodeCall(n_ctx, n_seqs, n_tokens, n_outputs, n_kv, samplers)
@@ -195,7 +196,12 @@ def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
 def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> list[int]:
     if settings.whole:
         return [n_tokens]
-    wanted = settings.n_outputs or (1, n_seqs if samplers else n_tokens)
+    wanted = settings.n_outputs
+    if wanted is None:
+        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. Of tensors
+        # that are not split, ops that have no group in such a call have kernels of their own.
+        without = settings.split and n_tokens == settings.most_tokens > 1
+        wanted = (1, n_seqs if samplers else n_tokens, *((0,) if without else ()))
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 
 
