@@ -23,7 +23,7 @@ import kernelgen
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PACKAGE = "neuron_kernelgen"
-PLUGIN = ROOT / "backend/ggml-neuron/python_plugin/libggml-neuron.so"
+PLUGIN = ROOT / "backend/ggml-neuron/plugin/libggml-neuron.so"
 EXPORTER = ROOT / "backend/exporter/server_exporter/export-graphs"
 VERSION = "0.3.36"
 """Of llama-cpp-python, whose llama.cpp Bazel fetches (rules/private/repositories/pypi_sdist.bzl)."""

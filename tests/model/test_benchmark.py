@@ -61,7 +61,7 @@ def test_lengths_are_counted_on_a_model_of_toy_size(
     assert found["nodes that no kernels compute"].value == 0
     exact = found["kernels for every number of tokens and every length"]
     assert exact.peer is not None
-    assert 60 < exact.value < 120
+    assert 60 < exact.value < 150
     assert [what for what in found if what.startswith(("1 tokens", "7 tokens"))] == [
         "1 tokens: 52 launches, 0 rows of padding",
         "7 tokens: 52 launches, 39 rows of padding",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import importlib.metadata
 import importlib.util
+import shutil
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -36,17 +40,53 @@ def libraries() -> Path:
     return Path(package.origin).parent / "lib"
 
 
+@functools.cache
+def linked_libraries() -> Path:
+    """Returns a folder in which `libllama.so` and `libllama.so.0` are one file, for this process, and so for each library.
+
+    pip installs them as copies, and a program that is linked to the one name and a library that is linked to the other load both.
+
+    Raises:
+        ImportError: as of `libraries`.
+    """
+    there = libraries()
+    folder = Path(tempfile.mkdtemp(prefix="neuron-kernelgen-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for library in there.glob("lib*.so"):
+        versions = [
+            path for path in there.glob(f"{library.name}.*") if path.name.count(".") == library.name.count(".") + 1
+        ]
+        for name in {library.name, *(path.name for path in versions)}:
+            (folder / name).symlink_to(versions[0] if versions else library)
+    return folder
+
+
+def _loaded(name: str) -> Path:
+    """Returns the file of a library that this process has loaded.
+
+    Raises:
+        ImportError: it has loaded none of that name.
+    """
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        path = Path(line.partition("/")[1] + line.partition("/")[2])
+        if path.name.startswith(f"{name}.so"):
+            return path
+    raise ImportError(f"llama-cpp-python loads no {name}.so")
+
+
 def load() -> None:
     """Loads the backend into llama-cpp-python's llama.cpp.
 
     Raises:
         ImportError: llama-cpp-python is missing or another one, or it can't load the backend.
     """
-    folder = libraries()
+    libraries()
     import llama_cpp  # noqa: F401 - it loads llama.cpp's libraries
 
-    ggml = ctypes.CDLL(str(folder / "libggml.so"))
+    # The backend is not linked to them: what it calls has to be in the process's global scope.
+    ctypes.CDLL(str(_loaded("libggml-base")), mode=ctypes.RTLD_GLOBAL)
+    ggml = ctypes.CDLL(str(_loaded("libggml")), mode=ctypes.RTLD_GLOBAL)
     ggml.ggml_backend_load.restype = ctypes.c_void_p
     ggml.ggml_backend_load.argtypes = [ctypes.c_char_p]
     if not ggml.ggml_backend_load(str(BACKEND).encode()):
-        raise ImportError(f"llama.cpp in {folder} can't load {BACKEND}; what it prints above says why")
+        raise ImportError(f"llama.cpp in {libraries()} can't load {BACKEND}; what it prints above says why")

@@ -223,7 +223,7 @@ def _of_wheel() -> Exporter:
     """Returns the program of the package neuron-kernelgen-llama-cpp, with the libraries of llama-cpp-python."""
     files = importlib.import_module(f"{WHEEL}.files")
     try:
-        return Exporter(files.EXPORTER, files.libraries())
+        return Exporter(files.EXPORTER, files.linked_libraries())
     except ImportError as error:
         raise KernelgenError(str(error)) from None
 
