@@ -248,7 +248,7 @@ def _packed(a, column, width, k, dtype, packed, number):
     """As `_plain`, of packed rows: vector and scalar engine unpack them, and the tensor engine transposes them.
 
     Operations on bits, and on two tiles, are the vector engine's. The scalar engine converts scales, copies bytes to where they are
-    words, and rounds to `dtype` what it copies from PSUM; of runs of 32 numbers with a scale and a minimum it multiplies half.
+    words, and rounds to `dtype` what it copies from PSUM. It multiplies some runs that have a scale and a minimum (`_first`).
     """
     block, size_of_block = TYPES[packed].block, TYPES[packed].size
     turned = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), width), dtype)
@@ -345,9 +345,10 @@ def _fifth_bits(codes, source):
 def _nibbles(source, length):
     """Returns the lower halves of `length` bytes, then the upper ones, then those of the next: [rows, blocks, 2 * bytes] u8."""
     rows, count, size = source.shape
-    codes = sbuf((rows, count, size // length, 2, length), nl.uint8)
+    codes = sbuf((rows, count * size // length * 2, length), nl.uint8)
+    halves = codes.reshape((rows, count, size // length, 2, length))
     for i in range(2):
-        _bits(codes[:, :, :, i], source.reshape((rows, count, size // length, length)), 4 * i, 4)
+        _bits(halves[:, :, :, i], source.reshape((rows, count, size // length, length)), 4 * i, 4)
     return codes.reshape((rows, count, 2 * size))
 
 
@@ -372,9 +373,17 @@ def _q5_1(numbers, taken):
 
 def _each_times_and(numbers, codes, taken):
     """Writes codes times the first number of each block, with the second added."""
-    mine = taken.shape[1] - taken.shape[1] // 2
-    theirs = _half(taken[:, mine:], 0, nl.sbuf) if taken.shape[1] > 1 else None
+    mine = _first(taken.shape[1])
+    theirs = _half(taken[:, mine:], 0, nl.sbuf) if mine < taken.shape[1] else None
     _times_and(numbers, codes, _half(taken[:, 0:mine], 0), theirs, _half(taken, 2), nl.add)
+
+
+def _first(count):
+    """Returns how many of `count` blocks the vector engine multiplies by scales of 32 numbers; the scalar engine has the others.
+
+    Of a `PIECE` these are three of eight: both engines then take about as long, and the others' 40 runs are a loop in the HLO.
+    """
+    return count - count * 5 // 8
 
 
 def _times_and(numbers, codes, scales, others_scales, others, op):
@@ -389,7 +398,7 @@ def _times_and(numbers, codes, scales, others_scales, others, op):
     first = scales.shape[1]
     exact = sbuf(codes.shape)
     nisa.tensor_tensor(exact[:, 0:first], codes[:, 0:first], scales.broadcast(2, length), nl.multiply)
-    for i in range(runs - first):
+    for i in nl.affine_range(runs - first):
         nisa.activation(exact[:, first + i], nl.copy, codes[:, first + i], scale=others_scales[:, i])
     nisa.tensor_tensor(numbers, exact, others.broadcast(2, length), op)
 
@@ -459,7 +468,7 @@ def _q4_k(numbers, taken, fifth):
 def _k_scales(taken):
     """Returns the scales and minima of Q4_K and Q5_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each.
 
-    The scales are in two parts, in PSUM and, for the scalar engine, of half of the blocks in SBUF; None of a single block.
+    The scales are in two parts, in PSUM and, for the scalar engine, in SBUF (`_first`); None if it has no blocks.
     """
     rows, count = taken.shape[:2]
     fields = taken[:, :, 4:16].reshape((rows, count, 3, 4))
@@ -470,17 +479,18 @@ def _k_scales(taken):
     for i in range(2):
         _bits(codes[:, :, i, 4:8], fields[:, :, 2], 4 * i, 4)
     _join(codes[:, :, :, 4:8], upper)
-    mine = count - count // 2
+    mine = _first(count)
     halves = [_half(taken, 0), _half(taken, 2)]
     found = []
     for i, first, last, buffer in ((0, 0, mine, nl.psum), (0, mine, count, nl.sbuf), (1, 0, count, nl.psum)):
         if first == last:
             found.append(None)
             continue
-        factors = nl.ndarray((rows, last - first, 8), nl.float32, buffer=buffer)
+        factors = nl.ndarray((rows, (last - first) * 8, 1), nl.float32, buffer=buffer)
         half = halves[i][:, first:last].broadcast(2, 8)
-        nisa.tensor_tensor(factors, codes[:, first:last, i], half, nl.multiply)
-        found.append(factors.reshape((rows, (last - first) * 8, 1)))
+        target = factors.reshape((rows, last - first, 8))
+        nisa.tensor_tensor(target, codes[:, first:last, i], half, nl.multiply)
+        found.append(factors)
     return found
 
 
