@@ -1,7 +1,8 @@
 """What kernelgen's kernels in NKI take by the model, beside the same op in JAX: `./bazelw run //benchmarks:nki_work`.
 
 Nothing is measured. Of a kernel in NKI the busiest engine's time counts (kernelgen.dispatch.modelled_cost), of the one in JAX what
-the forecast adds up (kernelgen.forecast.time), without its launch; both for a core of the target.
+the forecast adds up (kernelgen.forecast.time), without its launch; both for a core of the target. A second table has each engine's
+time of the products by packed weights.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kernelgen.emitters.loading import load_function
 from kernelgen.forecast.time import of_work, sbuf_bytes
 from kernelgen.forecast.work import of_hlo
 from kernelgen.ggml.tensor import TensorDesc
+from kernelgen.ggml.types import TYPES
 from kernelgen.spec.op_kernel import KernelSpec
 
 ATTENTION = ((1, 4096), (1, 8192), (1, 32768), (8, 8192), (32, 8192), (128, 4096))
@@ -26,6 +28,7 @@ PROMPTS = ((512, 512), (512, 1024), (512, 2048), (512, 4096), (2048, 2048))
 F8 = "q8_0:f8_e4m3_128x128"
 PRODUCTS = (
     *((kind, 1) for kind in ("q4_0", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "bf16")),
+    *((kind, 512) for kind in ("q4_0", "q8_0", "q4_K", "q6_K")),
     *((F8, rows) for rows in (1, 8, 128, 512)),
 )
 """Types of weights, and rows."""
@@ -33,6 +36,8 @@ HEADER = (
     "| kernel | tensor, vector, scalar, DMA instructions | MB by DMA | SBUF, KiB "
     "| busiest engine | µs | µs in JAX | of these spilled |"
 )
+ENGINES = ("tensor", "vector", "scalar", "dma")
+ENGINES_HEADER = f"| kernel | {', '.join(ENGINES)}: µs | together µs | µs in JAX |"
 
 
 def kernels() -> Iterator[tuple[str, KernelSpec]]:
@@ -51,8 +56,8 @@ def kernels() -> Iterator[tuple[str, KernelSpec]]:
         yield name, KernelSpec.make("mul_mat", inputs, TensorDesc.parse(f"(4096,{rows},1,1)/f32"), {})
 
 
-def row(name: str, spec: KernelSpec, catalog: Catalog, target: str) -> str:
-    """Returns a kernel as a line of the table."""
+def rows(name: str, spec: KernelSpec, catalog: Catalog, target: str) -> tuple[str, str]:
+    """Returns a kernel as a line of the table, and as one of the table of engines; that is empty where NKI declines it."""
     made = {}
     for language in ("nki", "jax"):
         chosen = catalog.choose(spec, (language,), target)
@@ -60,17 +65,20 @@ def row(name: str, spec: KernelSpec, catalog: Catalog, target: str) -> str:
         if chosen[1].fits(spec):
             made[language] = lowering.emit_in(language, spec, load_function(*chosen), (target,))
     chip = chips.of(target, 1)
-    in_nki = "declined | – | – | – | –"
+    parts = of_work(of_hlo(made["jax"].hlo, sbuf_bytes(chip)), chip).parts
+    in_jax = f"{sum(parts.values()) - parts['launch']:,.0f}"
+    in_nki, engines = "declined | – | – | – | –", ""
     if "nki" in made:
         (noted,) = made["nki"].notes["costs"]
         cost = modelled_cost.of_noted(noted, target)
-        counts = ", ".join(f"{cost['instructions'][engine]:,}" for engine in ("tensor", "vector", "scalar", "dma"))
+        counts = ", ".join(f"{cost['instructions'][engine]:,}" for engine in ENGINES)
         in_nki = (
             f"{counts} | {cost['dma_bytes'] / 1e6:,.1f} | {cost['sbuf_bytes_per_partition'] / 1024:.0f} "
             f"| {cost['bottleneck']} | {max(cost['ns'].values()) / 1e3:,.0f}"
         )
-    parts = of_work(of_hlo(made["jax"].hlo, sbuf_bytes(chip)), chip).parts
-    return f"| {name} | {in_nki} | {sum(parts.values()) - parts['launch']:,.0f} | {parts['spills']:,.0f} |"
+        each = ", ".join(f"{cost['ns'][engine] / 1e3:,.0f}" for engine in ENGINES)
+        engines = f"| {name} | {each} | {cost['elapsed_ns'] / 1e3:,.0f} | {in_jax} |"
+    return f"| {name} | {in_nki} | {in_jax} | {parts['spills']:,.0f} |", engines
 
 
 def main() -> int:
@@ -79,8 +87,13 @@ def main() -> int:
     args = parser.parse_args()
     catalog = Catalog([builtin_library()])
     print(HEADER, "|---|---|--:|--:|---|--:|--:|--:|", sep="\n")
+    engines = [ENGINES_HEADER, "|---|--:|--:|--:|"]
     for name, spec in kernels():
-        print(row(name, spec, catalog, args.target), flush=True)
+        whole, parts = rows(name, spec, catalog, args.target)
+        print(whole, flush=True)
+        if spec.op == "mul_mat" and TYPES[spec.inputs[0].dtype].quantized and not spec.inputs[0].layout:
+            engines.append(parts)
+    print("", *engines, sep="\n")
     return 0
 
 

@@ -245,9 +245,10 @@ def _turned(a, column, width, k, dtype, packed, number):
 
 
 def _packed(a, column, width, k, dtype, packed, number):
-    """As `_plain`, of packed rows: the vector engine unpacks them and rounds to `dtype`, and the tensor engine transposes them.
+    """As `_plain`, of packed rows: vector and scalar engine unpack them, and the tensor engine transposes them.
 
-    The scalar engine copies from PSUM, as the vector engine has the more to do.
+    Operations on bits, and on two tiles, are the vector engine's. The scalar engine converts scales, copies bytes to where they are
+    words, and rounds to `dtype` what it copies from PSUM. It multiplies some runs that have a scale and a minimum (`_first`).
     """
     block, size_of_block = TYPES[packed].block, TYPES[packed].size
     turned = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), width), dtype)
@@ -284,64 +285,121 @@ def _unpack(numbers, taken, packed):
         _q8_0(numbers, taken)
 
 
-def _half(taken, at):
-    """Returns the F16 number at byte `at` of each block: [rows, blocks, 1] f32."""
-    number = sbuf((taken.shape[0], taken.shape[1], 1))
-    nisa.tensor_copy(dst=number, src=taken[:, :, at : at + 2].view(nl.float16))
+def _half(taken, at, buffer=nl.psum):
+    """Returns the F16 number at byte `at` of each block: [rows, blocks, 1] f32, which the scalar engine converts.
+
+    It is in PSUM for the vector engine, which reads that beside SBUF at twice the rate of two operands in SBUF.
+    """
+    number = nl.ndarray((taken.shape[0], taken.shape[1], 1), nl.float32, buffer=buffer)
+    nisa.activation(number, nl.copy, taken[:, :, at : at + 2].view(nl.float16))
     return number
 
 
-def _bits(target, source, first, count, to=0):
-    """Writes `count` bits of bytes, from bit `first` on, as bits of others, from `to` on, and zeros as their other bits."""
-    mask = ((1 << count) - 1) << first
+def _words(taken, first, size):
+    """Returns `size` bytes from `first` on of each block, [rows, blocks, size] u8, such that they can be read as 32 bits.
+
+    Of blocks that end within a word the scalar engine copies them by two bytes, which float32 holds exactly.
+    """
+    part = taken[:, :, first : first + size]
+    if taken.shape[2] % 4 == 0:
+        return part
+    copied = sbuf(part.shape, nl.uint8)
+    nisa.activation(copied.view(nl.uint16), nl.copy, part.view(nl.uint16))
+    return copied
+
+
+def _bits(target, source, first, count, to=0, word=nl.uint32):
+    """Writes `count` bits of bytes, from bit `first` on, as bits of others, from `to` on, and zeros as their other bits.
+
+    The vector engine takes a `word` at once, of one or four bytes, whose bits it masks as those of bytes.
+    """
+    target, source = target.view(word), source.view(word)
+    mask = (((1 << count) - 1) << to) * (0x01010101 if word == nl.uint32 else 1)
     if to == first:
         nisa.tensor_scalar(target, source, nl.bitwise_and, mask)
     else:
         op = nl.left_shift if to > first else nl.right_shift
-        nisa.tensor_scalar(target, source, nl.bitwise_and, mask, op1=op, operand1=abs(to - first))
+        nisa.tensor_scalar(target, source, op, abs(to - first), op1=nl.bitwise_and, operand1=mask)
 
 
-def _fifth_bits(codes, taken, at):
-    """Adds the fifth bits of 32 numbers of a block, which are in order in four bytes from `at` on, to codes of four bits."""
+def _upper(shape):
+    """Returns a tile for the upper bits of bytes of a shape, four of them as u32: in PSUM, beside which SBUF is read quickly."""
+    return psum((*shape[:-1], shape[-1] // 4), nl.uint32)
+
+
+def _join(codes, upper):
+    """Adds upper bits, bytes or words of them, to codes of bytes that lack these."""
+    words = codes.view(nl.uint32)
+    nisa.tensor_tensor(words, words, upper.view(nl.uint32), nl.bitwise_or)
+
+
+def _fifth_bits(codes, source):
+    """Adds the fifth bits of 32 numbers of a block, which are in order in four bytes, to codes of four bits."""
     upper = sbuf((*codes.shape[:2], 4, 8), nl.uint8)
     for i in range(8):
-        _bits(upper[:, :, :, i], taken[:, :, at : at + 4], i, 1, to=4)
-    nisa.tensor_tensor(codes, codes, upper.reshape(codes.shape), nl.bitwise_or)
+        _bits(upper[:, :, :, i], source, i, 1, to=4, word=nl.uint8)
+    _join(codes, upper.reshape(codes.shape))
     return codes
 
 
-def _nibbles(taken, at):
-    """Returns the lower halves of 16 bytes from `at` on of each block, then the upper ones: [rows, blocks, 32] u8."""
-    codes = sbuf((taken.shape[0], taken.shape[1], 32), nl.uint8)
+def _nibbles(source, length):
+    """Returns the lower halves of `length` bytes, then the upper ones, then those of the next: [rows, blocks, 2 * bytes] u8."""
+    rows, count, size = source.shape
+    codes = sbuf((rows, count * size // length * 2, length), nl.uint8)
+    halves = codes.reshape((rows, count, size // length, 2, length))
     for i in range(2):
-        _bits(codes[:, :, 16 * i : 16 * i + 16], taken[:, :, at : at + 16], 4 * i, 4)
-    return codes
+        _bits(halves[:, :, :, i], source.reshape((rows, count, size // length, length)), 4 * i, 4)
+    return codes.reshape((rows, count, 2 * size))
 
 
 def _q4_0(numbers, taken):
     scales = _half(taken, 0).broadcast(2, 32)
-    nisa.scalar_tensor_tensor(numbers, _nibbles(taken, 2), nl.subtract, 8.0, nl.multiply, scales)
+    nisa.scalar_tensor_tensor(numbers, _nibbles(_words(taken, 2, 16), 16), nl.subtract, 8.0, nl.multiply, scales)
 
 
 def _q4_1(numbers, taken):
-    _times_and(numbers, _nibbles(taken, 4), _half(taken, 0), _half(taken, 2), nl.add)
+    _each_times_and(numbers, _nibbles(taken[:, :, 4:20], 16), taken)
 
 
 def _q5_0(numbers, taken):
-    codes, scales = _fifth_bits(_nibbles(taken, 6), taken, 2), _half(taken, 0).broadcast(2, 32)
-    nisa.scalar_tensor_tensor(numbers, codes, nl.subtract, 16.0, nl.multiply, scales)
+    words = _words(taken, 2, 20)
+    codes = _fifth_bits(_nibbles(words[:, :, 4:20], 16), words[:, :, 0:4])
+    nisa.scalar_tensor_tensor(numbers, codes, nl.subtract, 16.0, nl.multiply, _half(taken, 0).broadcast(2, 32))
 
 
 def _q5_1(numbers, taken):
-    codes = _fifth_bits(_nibbles(taken, 8), taken, 4)
-    _times_and(numbers, codes, _half(taken, 0), _half(taken, 2), nl.add)
+    _each_times_and(numbers, _fifth_bits(_nibbles(taken[:, :, 8:24], 16), taken[:, :, 4:8]), taken)
 
 
-def _times_and(numbers, codes, scales, others, op):
-    """Writes codes times scales, with others added or subtracted: [rows, runs, length], of which each run has one of them."""
-    length = codes.shape[2]
+def _each_times_and(numbers, codes, taken):
+    """Writes codes times the first number of each block, with the second added."""
+    mine = _first(taken.shape[1])
+    theirs = _half(taken[:, mine:], 0, nl.sbuf) if mine < taken.shape[1] else None
+    _times_and(numbers, codes, _half(taken[:, 0:mine], 0), theirs, _half(taken, 2), nl.add)
+
+
+def _first(count):
+    """Returns how many of `count` blocks the vector engine multiplies by scales of 32 numbers; the scalar engine has the others.
+
+    Of a `PIECE` these are three of eight: both engines then take about as long, and the others' 40 runs are a loop in the HLO.
+    """
+    return count - count * 5 // 8
+
+
+def _times_and(numbers, codes, scales, others_scales, others, op):
+    """Writes codes times scales, with others added or subtracted: [rows, runs, length], of which each run has one of them.
+
+    The vector engine multiplies the first runs, and the scalar engine those with `others_scales`, a run at a time.
+
+    scales: [rows, first runs, 1] f32 in PSUM; others_scales: [rows, other runs, 1] f32 in SBUF, or None; others: [rows, runs, 1]
+    f32 in PSUM.
+    """
+    runs, length = codes.shape[1:]
+    first = scales.shape[1]
     exact = sbuf(codes.shape)
-    nisa.tensor_tensor(exact, codes, scales.broadcast(2, length), nl.multiply)
+    nisa.tensor_tensor(exact[:, 0:first], codes[:, 0:first], scales.broadcast(2, length), nl.multiply)
+    for i in nl.affine_range(runs - first):
+        nisa.activation(exact[:, first + i], nl.copy, codes[:, first + i], scale=others_scales[:, i])
     nisa.tensor_tensor(numbers, exact, others.broadcast(2, length), op)
 
 
@@ -355,35 +413,37 @@ def _q2_k(numbers, taken):
     runs = (rows, count * 16, 16)
     both = []
     for i in range(2):  # scales are in the lower bits of 16 bytes, minima in the upper ones
-        fields, factors = sbuf((rows, count, 16), nl.uint8), sbuf((rows, count, 16))
+        fields, factors = sbuf((rows, count, 16), nl.uint8), psum((rows, count, 16))
         _bits(fields, taken[:, :, 0:16], 4 * i, 4)
         nisa.tensor_tensor(factors, fields, _half(taken, 80 + 2 * i).broadcast(2, 16), nl.multiply)
         both.append(factors.reshape((rows, count * 16, 1)))
-    _times_and(numbers.reshape(runs), _two_bits(taken, 16).reshape(runs), both[0], both[1], nl.subtract)
+    codes = _two_bits(taken[:, :, 16:80])
+    _times_and(numbers.reshape(runs), codes.reshape(runs), both[0], None, both[1], nl.subtract)
 
 
-def _two_bits(taken, at):
-    """Returns codes of two bits: 128 from each of two times 32 bytes from `at` on, by bits, [rows, blocks, 256] u8."""
-    codes = sbuf((*taken.shape[:2], 256), nl.uint8)
-    for i in range(8):
-        first = at + 32 * (i // 4)
-        _bits(codes[:, :, 32 * i : 32 * i + 32], taken[:, :, first : first + 32], 2 * (i % 4), 2)
-    return codes
+def _two_bits(source):
+    """Returns codes of two bits: 128 from each of two times 32 bytes, by bits, [rows, blocks, 256] u8."""
+    rows, count = source.shape[:2]
+    codes = sbuf((rows, count, 2, 4, 32), nl.uint8)
+    for i in range(4):
+        _bits(codes[:, :, :, i], source.reshape((rows, count, 2, 32)), 2 * i, 2)
+    return codes.reshape((rows, count, 256))
 
 
 def _q3_k(numbers, taken):
     rows, count = taken.shape[:2]
-    codes, upper = _two_bits(taken, 32), sbuf((rows, count, 256), nl.uint8)
-    fields, high = sbuf((rows, count, 16), nl.uint8), sbuf((rows, count, 16), nl.uint8)
+    words = _words(taken, 0, 108)
+    codes, upper = _two_bits(words[:, :, 32:96]), _upper((rows, count, 8, 32))
+    fields, high = sbuf((rows, count, 16), nl.uint8), _upper((rows, count, 16))
     for i in range(8):
-        _bits(upper[:, :, 32 * i : 32 * i + 32], taken[:, :, 0:32], i, 1, to=2)
-    for i in range(4):  # scales of six bits: the lower four in eight bytes, the upper two in four more
-        first = 96 + 4 * (i % 2)
-        _bits(fields[:, :, 4 * i : 4 * i + 4], taken[:, :, first : first + 4], 4 * (i // 2), 4)
-        _bits(high[:, :, 4 * i : 4 * i + 4], taken[:, :, 104:108], 2 * i, 2, to=4)
-    nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
-    nisa.tensor_tensor(fields, fields, high, nl.bitwise_or)
-    scales = sbuf((rows, count, 16))
+        _bits(upper[:, :, i], words[:, :, 0:32], i, 1, to=2)
+    for i in range(2):  # scales of six bits: the lower four in eight bytes, the upper two in four more
+        _bits(fields[:, :, 8 * i : 8 * i + 8], words[:, :, 96:104], 4 * i, 4)
+    for i in range(4):
+        _bits(high[:, :, i : i + 1], words[:, :, 104:108], 2 * i, 2, to=4)
+    _join(codes, upper.reshape((rows, count, 64)))
+    _join(fields, high)
+    scales = psum((rows, count, 16))
     half = _half(taken, 108).broadcast(2, 16)
     nisa.scalar_tensor_tensor(scales, fields, nl.subtract, 32.0, nl.multiply, half)
     runs = (rows, count * 16, 16)
@@ -394,57 +454,57 @@ def _q3_k(numbers, taken):
 def _q4_k(numbers, taken, fifth):
     """Of Q4_K, or of Q5_K: that has a `fifth` bit for each number, in 32 bytes before the others."""
     rows, count = taken.shape[:2]
-    codes = sbuf((rows, count, 8, 32), nl.uint8)
     at = 48 if fifth else 16
-    for i in range(8):
-        first = at + 32 * (i // 2)
-        _bits(codes[:, :, i], taken[:, :, first : first + 32], 4 * (i % 2), 4)
+    codes = _nibbles(taken[:, :, at : at + 128], 32)
     if fifth:
-        upper = sbuf(codes.shape, nl.uint8)
+        upper = _upper((rows, count, 8, 32))
         for i in range(8):
             _bits(upper[:, :, i], taken[:, :, 16:48], i, 1, to=4)
-        nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
+        _join(codes, upper.reshape((rows, count, 64)))
     runs = (rows, count * 8, 32)
-    scales, minima = _k_scales(taken)
-    _times_and(numbers.reshape(runs), codes.reshape(runs), scales, minima, nl.subtract)
+    _times_and(numbers.reshape(runs), codes.reshape(runs), *_k_scales(taken), nl.subtract)
 
 
 def _k_scales(taken):
-    """Returns the scales and minima of Q4_K and Q5_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each."""
+    """Returns the scales and minima of Q4_K and Q5_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each.
+
+    The scales are in two parts, in PSUM and, for the scalar engine, in SBUF (`_first`); None if it has no blocks.
+    """
     rows, count = taken.shape[:2]
-    high = taken[:, :, 12:16]
-    both = []
+    fields = taken[:, :, 4:16].reshape((rows, count, 3, 4))
+    # The first four are in the lower bits of four bytes; the others have their upper two bits there, the rest in the last four.
+    codes, upper = sbuf((rows, count, 2, 8), nl.uint8), _upper((rows, count, 2, 4))
+    _bits(codes[:, :, :, 0:4], fields[:, :, 0:2], 0, 6)
+    _bits(upper, fields[:, :, 0:2], 6, 2, to=4)
     for i in range(2):
-        # The first four are in the lower bits of four bytes; the others have their upper two bits there, the rest in `high`.
-        low = taken[:, :, 4 + 4 * i : 8 + 4 * i]
-        codes = sbuf((rows, count, 8), nl.uint8)
-        _bits(codes[:, :, 0:4], low, 0, 6)
-        upper = sbuf((rows, count, 4), nl.uint8)
-        _bits(upper, low, 6, 2, to=4)
-        lower = sbuf((rows, count, 4), nl.uint8)
-        _bits(lower, high, 4 * i, 4)
-        nisa.tensor_tensor(codes[:, :, 4:8], lower, upper, nl.bitwise_or)
-        factors = sbuf((rows, count, 8))
-        nisa.tensor_tensor(factors, codes, _half(taken, 2 * i).broadcast(2, 8), nl.multiply)
-        both.append(factors.reshape((rows, count * 8, 1)))
-    return both
+        _bits(codes[:, :, i, 4:8], fields[:, :, 2], 4 * i, 4)
+    _join(codes[:, :, :, 4:8], upper)
+    mine = _first(count)
+    halves = [_half(taken, 0), _half(taken, 2)]
+    found = []
+    for i, first, last, buffer in ((0, 0, mine, nl.psum), (0, mine, count, nl.sbuf), (1, 0, count, nl.psum)):
+        if first == last:
+            found.append(None)
+            continue
+        factors = nl.ndarray((rows, (last - first) * 8, 1), nl.float32, buffer=buffer)
+        half = halves[i][:, first:last].broadcast(2, 8)
+        target = factors.reshape((rows, last - first, 8))
+        nisa.tensor_tensor(target, codes[:, first:last, i], half, nl.multiply)
+        found.append(factors)
+    return found
 
 
 def _q6_k(numbers, taken):
     rows, count = taken.shape[:2]
-    codes, upper = sbuf((rows, count, 256), nl.uint8), sbuf((rows, count, 256), nl.uint8)
-    for half in range(2):
-        first = 128 * half
-        low = taken[:, :, 64 * half : 64 * half + 64]
-        _bits(codes[:, :, first : first + 64], low, 0, 4)
-        _bits(codes[:, :, first + 64 : first + 128], low, 4, 4)
-        # Two bits of each byte are bits 4 and 5 of a number; none is shifted out of its byte.
-        high = taken[:, :, 128 + 32 * half : 160 + 32 * half]
-        for i in range(4):
-            _bits(upper[:, :, first + 32 * i : first + 32 * i + 32], high, 2 * i, 2, to=4)
-    nisa.tensor_tensor(codes, codes, upper, nl.bitwise_or)
-    scales = sbuf((rows, count, 16))
-    nisa.tensor_tensor(scales, taken[:, :, 192:208].view(nl.int8), _half(taken, 208).broadcast(2, 16), nl.multiply)
+    words = _words(taken, 0, 192)
+    codes, upper = _nibbles(words[:, :, 0:128], 64), _upper((rows, count, 2, 4, 32))
+    high = words[:, :, 128:192].reshape((rows, count, 2, 32))
+    for i in range(4):  # two bits of each byte are bits 4 and 5 of a number
+        _bits(upper[:, :, :, i], high, 2 * i, 2, to=4)
+    _join(codes, upper.reshape((rows, count, 64)))
+    scales = psum((rows, count, 16))
+    half = _half(taken, 208).broadcast(2, 16)
+    nisa.tensor_tensor(scales, taken[:, :, 192:208].view(nl.int8), half, nl.multiply)
     runs = (rows, count * 16, 16)
     by_run = scales.reshape((rows, count * 16, 1)).broadcast(2, 16)
     nisa.scalar_tensor_tensor(numbers.reshape(runs), codes.reshape(runs), nl.subtract, 32.0, nl.multiply, by_run)

@@ -249,6 +249,32 @@ def test_codes_for_many_rows_are_scaled_once_by_two_engines(rows):
     assert cost["work"]["vector"] == {"one": half + 8 * rows + 512 * -(-rows // 128)}
 
 
+@pytest.mark.parametrize(
+    ("kind", "vector", "scalar"),
+    [
+        ("q4_0", 3, 6),
+        ("q4_1", 4, 47),
+        ("q5_1", 13, 47),
+        ("q8_0", 1, 5),
+        ("q4_K", 12, 46),
+        ("q5_K", 21, 46),
+        ("q6_K", 9, 6),
+    ],
+)
+def test_vector_and_scalar_engine_share_what_unpacks_weights(kind, vector, scalar):
+    """Of 128 × 2,048 weights: the scalar engine copies 4 banks of PSUM, and converts, copies or multiplies besides.
+
+    The vector engine also copies the rows' 16 chunks from PSUM, in 4 instructions, and 256 results. It reads no two tiles in SBUF,
+    except single bits of Q5_1, which takes twice as long as with one of them in PSUM.
+    """
+    (cost,) = emitted(product(kind, 256, 2048, 1), ("trn1",)).notes["costs"]
+    tiles = 2
+    assert cost["instructions"]["vector"] == tiles * vector + 4 + 1
+    assert cost["instructions"]["scalar"] == tiles * scalar
+    assert set(cost["work"]["vector"]) == ({"one", "two"} if kind == "q5_1" else {"one"})
+    assert cost["work"]["scalar"]["one"] > 0.5 * sum(cost["work"]["vector"].values())
+
+
 def test_chosen_experts_are_slices_and_only_the_rows_of_tokens_a_gather():
     module = proto.parse(emitted(CASES["mul_mat_id f16"][0], ("trn1",)).hlo)
     opcodes = [i.opcode for computation in module.computations for i in computation.instructions]
