@@ -102,7 +102,7 @@ static bool neuron_has_kernel_for_parts(const ggml_tensor * op, const ggml_tenso
     return found;
 }
 
-// Returns whether nothing was said yet of such an op on a weight like this one.
+// Returns whether no message named such an op yet on a weight like this one.
 static bool neuron_is_news(const ggml_tensor * op, const ggml_tensor * weight) {
     static std::mutex                                                                 mutex;
     static std::set<std::tuple<std::string, int, std::array<int64_t, GGML_MAX_DIMS>>> said;
