@@ -47,7 +47,9 @@ def shell(command: str, folder: Path, **variables: str | Path) -> str:
     """Runs a command line in a folder, and returns what it prints."""
     environment = os.environ | {"CMAKE_GENERATOR": "Ninja" if shutil.which("ninja") else "Unix Makefiles"}
     environment |= {"NEURON_KERNELGEN_PYTHON": sys.executable, "NEURON_KERNELGEN_NEFF_CACHE": "off"}
-    environment |= {"CCACHE_DISABLE": "1"}  # llama.cpp takes one that it finds, whose folder a sandbox may not let it write
+    environment |= {
+        "CCACHE_DISABLE": "1"
+    }  # llama.cpp takes one that it finds, whose folder a sandbox may not let it write
     # No statement here is on optimized code, and the page's commands leave the type to CMake.
     environment |= {"CMAKE_BUILD_TYPE": "None"} | {name: str(value) for name, value in variables.items()}
     done = subprocess.run(
