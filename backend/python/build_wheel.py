@@ -56,7 +56,9 @@ def build(folder: Path, plugin: Path, exporter: Path, version: str) -> Path:
         with contextlib.chdir(project), contextlib.redirect_stdout(sys.stderr):
             tag = f"--plat-name=linux_{platform.machine()}"
             name = build_meta.build_wheel(str(folder), {"--build-option": tag})
-    runpy.run_path(str(ROOT / "tools/packaging/reproducible.py"))["fix_wheel"](folder / name)
+    runpy.run_path(str(ROOT / "tools/packaging/reproducible.py"))["fix_wheel"](
+        folder / name, [f"{PACKAGE}/{exporter.name}"]
+    )
     return folder / name
 
 

@@ -12,7 +12,7 @@ import io
 import runpy
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,10 @@ def _commit() -> Iterator[None]:
         file.unlink()
 
 
-def fix_wheel(wheel: Path) -> None:
-    """Writes a wheel again with fixed times, and modes that say only which files are programs."""
+def fix_wheel(wheel: Path, programs: Collection[str] = ()) -> None:
+    """Writes a wheel again with fixed times and modes; `programs` are the files in it that can be run."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
-        programs = {one.filename for one in archive.infolist() if one.external_attr >> 16 & 0o100}
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as archive:
         # RECORD stays the last, as PEP 427 recommends.
         for name in sorted(files, key=lambda name: (name.endswith(".dist-info/RECORD"), name)):
