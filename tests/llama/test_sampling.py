@@ -17,8 +17,6 @@ import pytest
 import random_llama
 import whole_programs
 
-pytestmark = pytest.mark.long
-
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=2, n_ctx=512, n_vocab=4000)
 GREEDY = "temperature=0,dist"
 DEFAULT = "top_k=40,top_p=0.95,min_p=0.05,temperature=0.8,dist"
@@ -133,6 +131,7 @@ def bench(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) 
     return Bench(programs, folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_seqs", [1, N_SEQS])
 @pytest.mark.parametrize("chain", EXACT)
 def test_the_likeliest_tokens_are_those_of_the_cpu(bench: Bench, chain: str, n_seqs: int) -> None:
@@ -147,6 +146,7 @@ def test_the_likeliest_tokens_are_those_of_the_cpu(bench: Bench, chain: str, n_s
     assert found.moved_out() == n_seqs * (4 * (SIZE.n_vocab + 1) if chain == "greedy" else 16)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_seqs", [1, N_SEQS])
 @pytest.mark.parametrize("chain", DRAWN)
 def test_equal_seeds_draw_the_cpu_s_tokens(bench: Bench, chain: str, n_seqs: int) -> None:
@@ -174,6 +174,15 @@ def chi_square(counts: list[int], likely: list[float]) -> tuple[float, float]:
     return sum((c - p) ** 2 / p for c, p in many), most
 
 
+def test_counts_of_another_distribution_are_told() -> None:
+    likely = [0.4, 0.3, 0.1, 0.1, 0.06, 0.04]
+    statistic, most = chi_square([200, 151, 49, 50, 31, 19], likely)
+    assert statistic < most
+    statistic, most = chi_square([200, 151, 49, 50, 31, 19], likely[::-1])
+    assert statistic > most
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("chain", [DEFAULT, "min_p=0.4,dist"])
 def test_tokens_are_drawn_as_often_as_they_are_likely(bench: Bench, chain: str) -> None:
     draws = bench.sample(chain, n_steps=1, n_draws=500).draws
@@ -190,6 +199,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(bench: Bench, chain: str) 
     assert statistic > most
 
 
+@pytest.mark.long
 def test_llama_cpp_s_own_test_passes(bench: Bench, tmp_path: Path) -> None:
     """test-backend-sampler, with the kernels that it asks for: none of its ops is the CPU's."""
     folder = Path(os.environ.get(whole_programs.VARIABLE, Path(harness.__file__).parent / "backend_sampler"))

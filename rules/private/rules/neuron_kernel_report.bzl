@@ -10,13 +10,13 @@ def _neuron_kernel_report_impl(ctx):
     args = ctx.actions.args()
     args.add("report")
     args.add_all([bundle.tree], expand_directories = False)
-    args.add("-o", page)
+    args.add(page, format = "--output=%s")
     if ctx.file.model:
-        args.add("--model", ctx.file.model)
+        args.add(ctx.file.model, format = "--model=%s")
     if ctx.file.baseline:
-        args.add("--baseline", ctx.file.baseline)
-        args.add("--threshold", ctx.attr.threshold)
-    args.add_all(ctx.files.measured, before_each = "--measured")
+        args.add(ctx.file.baseline, format = "--baseline=%s")
+        args.add(ctx.attr.threshold, format = "--threshold=%s")
+    args.add_all(ctx.files.measured, format_each = "--measured=%s")
     ctx.actions.run(
         executable = ctx.executable._kernelgen,
         arguments = [args],
