@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import shutil
@@ -81,8 +82,7 @@ def load() -> None:
         ImportError: llama-cpp-python is missing or another one, or it can't load the backend.
     """
     libraries()
-    import llama_cpp  # noqa: F401 - it loads llama.cpp's libraries
-
+    importlib.import_module("llama_cpp")  # it loads llama.cpp's libraries
     # The backend is not linked to them: what it calls has to be in the process's global scope.
     ctypes.CDLL(str(_loaded("libggml-base")), mode=ctypes.RTLD_GLOBAL)
     ggml = ctypes.CDLL(str(_loaded("libggml")), mode=ctypes.RTLD_GLOBAL)
