@@ -189,9 +189,7 @@ def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, mo
     build(manifest, model.parent / "whole")
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=model.parent / "whole")
     check(got, right)
-    assert re.search(
-        r"a manifest's kernels would have it by this line: - \{op: \"mul_mat\", inputs: \[\"\(128,64,1,1\)", got.log
-    )
+    assert re.search(r"add this line to a manifest's kernels: - \{op: \"mul_mat\", inputs: \[\"\(128,64,1,1\)", got.log)
 
 
 @pytest.mark.parametrize(
