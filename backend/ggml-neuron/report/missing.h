@@ -17,8 +17,9 @@ class neuron_missing_ops {
   public:
     void add(const ggml_tensor * op);
 
-    // Says what was not said before in this process, of NEURON_MOST_LINES ops and then how many others there are; ops that most
-    // nodes have come first, whatever their addresses are. There is no message for ops with kernels that can't be used, which have their own, nor while ops are recorded.
+    // Prints the ops that this process has not named yet: NEURON_MOST_LINES of them, then the number of the others. Ops that most nodes
+    // have come first, so that the order does not depend on addresses. Ops whose kernels can't be used have a message of their own.
+    // While the backend records ops, this prints nothing.
     void say(const neuron_kernel_store & kernels) const;
 
   private:
