@@ -54,7 +54,7 @@ def write(
     Args:
         path: the file.
         seed: of the weights.
-        weights: type of the matrices, Q8_0 and Q4_K of the quantized ones; the norms are F32 as in real files.
+        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4; the norms are F32 as in real files.
         architecture: `llama`, which a Mixtral is, too; `qwen3`, which normalizes the heads of queries and keys; or `gemma3`, which also
             normalizes what a layer adds.
         size: its sizes.
@@ -302,9 +302,11 @@ class _Tensors:
             dtype = np.dtype(self.weights)
             self.writer.add_tensor_info(name, shape, dtype, math.prod(shape) * dtype.itemsize)
             return
-        if self.weights == gguf.GGMLQuantizationType.Q4_K:
+        if self.weights in _RANDOM_BLOCKS:
             rows, _ = shape
-            self.writer.add_tensor(name, _random_q4_k(self.random, rows, columns), raw_dtype=self.weights)
+            self.writer.add_tensor(
+                name, _random_blocks(self.random, self.weights, rows, columns), raw_dtype=self.weights
+            )
             return
         values = self.random.standard_normal(shape, dtype=np.float32) / np.sqrt(np.float32(columns))
         if quantized:
@@ -319,15 +321,32 @@ class _Tensors:
         self.writer.add_tensor(name, 1 + 0.1 * self.random.standard_normal(n, dtype=np.float32))
 
 
-def _random_q4_k(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Returns blocks of Q4_K (`block_q4_K` of ggml-common.h), which gguf can't quantize to; their values have the mean 0.
+_RANDOM_BLOCKS = {
+    gguf.GGMLQuantizationType.Q2_K: (80, 82),
+    gguf.GGMLQuantizationType.Q3_K: (108,),
+    gguf.GGMLQuantizationType.Q4_K: (0, 2),
+    gguf.GGMLQuantizationType.Q5_K: (0, 2),
+    gguf.GGMLQuantizationType.Q6_K: (208,),
+    gguf.GGMLQuantizationType.IQ4_NL: (0,),
+    gguf.GGMLQuantizationType.IQ4_XS: (0,),
+}
+"""Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h)."""
 
-    A value is `d * scale * q - dmin * min`; here `min` is `scale` and `dmin` is 7.5 `d`, the middle of `q`.
-    """
-    blocks = rows * columns // 256
-    scales = random.integers(1, 16, (blocks, 8), dtype=np.uint8)  # of six bits, of which four are used
-    first, second = scales[:, :4], scales[:, 4:]
-    d = np.float32(1 / 41) / np.sqrt(np.float32(columns))  # 41: the standard deviation of scale * (q - 7.5)
-    halves = np.broadcast_to(np.array([d, 7.5 * d], np.float16).view(np.uint8), (blocks, 4))
-    quants = random.integers(0, 256, (blocks, 128), dtype=np.uint8)
-    return np.concatenate([halves, first, first, second | second << 4, quants], axis=1).reshape(rows, -1)
+
+def _random_blocks(random: np.random.Generator, kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> np.ndarray:
+    """Returns blocks of random bytes whose values have the standard deviation of a matrix's, and the mean 0 where they have minima."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
+    places = _RANDOM_BLOCKS[kind]
+
+    def values(*factors: float) -> np.ndarray:
+        sample = data[:1024].copy()
+        for at, factor in zip(places, factors, strict=True):
+            sample[:, at : at + 2] = np.array([factor], np.float16).view(np.uint8)
+        return gguf.quants.dequantize(sample, kind)
+
+    factors = [1.0, values(1, 0).mean() / -values(0, 1).mean()] if len(places) == 2 else [1.0]
+    scale = 1 / (np.sqrt(np.float32(columns)) * values(*factors).std())
+    for at, factor in zip(places, factors, strict=True):
+        data[:, at : at + 2] = np.array([factor * scale], np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
