@@ -351,7 +351,8 @@ std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tens
     }
     g_metrics.looked_for.fetch_add(1, std::memory_order_relaxed);
     const bool member = groups.has_member(neuron_token_of(op)) ||
-                        (!exact_only && !groups.empty() && groups.may_have_member(neuron_signature_of(op)));
+                        (!exact_only && !groups.empty() &&
+                         (groups.may_have_member(neuron_signature_of(op)) || groups.may_have_shorter_member(op)));
     const auto answer = std::make_shared<neuron_answer>(neuron_answer{ select(op), member });
     for (neuron_group_slot & slot : answer->group.slots) {
         slot.tensor = nullptr;
