@@ -470,7 +470,7 @@ class model_graphs {
         }
         std::unique_ptr<llama_batch_allocr> batch;
         llama_memory_context_ptr            memory_context;
-        if (llama_memory_t memory = context->get_memory()) {
+        if (llama_memory_t memory = memory_of_calls()) {
             memory->clear(false);
             batch           = std::make_unique<llama_batch_allocr>(model->hparams.n_pos_per_embd());
             const bool all  = size.n_outputs == size.n_tokens;
@@ -581,10 +581,15 @@ class model_graphs {
   private:
     bool has_both() const { return llama_model_has_encoder(model.get()) && llama_model_has_decoder(model.get()); }
 
+    // Returns the memory that calls use; NULL where they have none. llama.cpp makes one for an encoder alone, too, and encodes without it.
+    llama_memory_t memory_of_calls() const {
+        return llama_model_has_encoder(model.get()) && !has_both() ? nullptr : context->get_memory();
+    }
+
     // Returns the sequences of a call. Without a cache these are rows of what is pooled alone, and a kernel for more serves fewer: they are
     // as many as there can be.
     uint32_t n_seqs_of(const graph_size & size) const {
-        if (context->get_memory() || !opts.embeddings) {
+        if (memory_of_calls() || !opts.embeddings) {
             return size.n_seqs;
         }
         uint32_t n = std::min<uint32_t>(size.n_tokens, LLAMA_MAX_SEQ);
