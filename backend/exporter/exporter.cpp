@@ -219,6 +219,14 @@ template <shift_builder shift, params_getter params> struct private_functions {
 
 template struct private_functions<&llama_kv_cache::build_graph_shift, &llama_context::graph_params>;
 
+// What an encoder has computed is a private member: a decoder attends to it.
+template <llama_cross llama_context::* cross> struct private_cross {
+    friend llama_cross llama_context::* cross_of_contexts() { return cross; }
+};
+
+llama_cross llama_context::* cross_of_contexts();
+template struct private_cross<&llama_context::cross>;
+
 // Returns the caches of a memory whose keys a context shift rotates; of one that is not known here none.
 std::vector<const llama_kv_cache *> caches_of(const llama_memory_i * memory) {
     if (const auto * kv = dynamic_cast<const llama_kv_cache *>(memory)) {
@@ -441,7 +449,7 @@ class model_graphs {
 
     // Writes the graph of one call with the sizes asked for.
     void write_graph(const graph_size & size) {
-        const uint32_t n_seqs = size.n_seqs;
+        const uint32_t n_seqs = n_seqs_of(size);
         if (size.n_tokens > context->n_ubatch()) {
             throw std::runtime_error("n_tokens is " + std::to_string(size.n_tokens) + ", and a call has at most " +
                                      std::to_string(context->n_ubatch()) + " (--ubatch-size)");
@@ -454,9 +462,15 @@ class model_graphs {
             });
             return;
         }
+        if (opts.n_encoded && has_both()) {
+            llama_cross & cross = context.get()->*cross_of_contexts();
+            cross.n_embd        = llama_model_n_embd(model.get());
+            cross.n_enc         = opts.n_encoded;
+            cross.v_embd.resize(1);  // llama.cpp looks whether there is any
+        }
         std::unique_ptr<llama_batch_allocr> batch;
         llama_memory_context_ptr            memory_context;
-        if (llama_memory_t memory = context->get_memory()) {
+        if (llama_memory_t memory = memory_of_calls()) {
             memory->clear(false);
             batch           = std::make_unique<llama_batch_allocr>(model->hparams.n_pos_per_embd());
             const bool all  = size.n_outputs == size.n_tokens;
@@ -481,7 +495,7 @@ class model_graphs {
         write_devices(graph, [&](json_line & out) {
             out.integer("n_tokens", size.n_tokens);
             out.integer("n_outputs", size.n_outputs);
-            out.integer("n_seqs", size.n_seqs);
+            out.integer("n_seqs", n_seqs);
             if (lengths.n_kv) {
                 out.integer("n_kv", lengths.n_kv);
             }
@@ -565,9 +579,29 @@ class model_graphs {
     }
 
   private:
+    bool has_both() const { return llama_model_has_encoder(model.get()) && llama_model_has_decoder(model.get()); }
+
+    // Returns the memory that calls use; NULL where they have none. llama.cpp makes one for an encoder alone, too, and encodes without it.
+    llama_memory_t memory_of_calls() const {
+        return llama_model_has_encoder(model.get()) && !has_both() ? nullptr : context->get_memory();
+    }
+
+    // Returns the sequences of a call. Without a cache these are rows of what is pooled alone, and a kernel for more serves fewer: they are
+    // as many as there can be.
+    uint32_t n_seqs_of(const graph_size & size) const {
+        if (memory_of_calls() || !opts.embeddings) {
+            return size.n_seqs;
+        }
+        uint32_t n = std::min<uint32_t>(size.n_tokens, LLAMA_MAX_SEQ);
+        while (size.n_tokens % n != 0) {
+            n--;
+        }
+        return n;
+    }
+
     // Builds the graph by which llama_encode computes so many tokens.
     ggml_cgraph * encoder_graph(const graph_size & size) {
-        if (!llama_model_has_encoder(model.get()) || !llama_model_has_decoder(model.get())) {
+        if (!has_both()) {
             throw std::runtime_error("the model has not both an encoder and a decoder (--encoder)");
         }
         llama_batch_allocr batch(model->hparams.n_pos_per_embd());

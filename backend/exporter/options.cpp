@@ -244,6 +244,9 @@ bool read_value(const std::string & name, const std::string & value, options & o
     if (name == "--pooling") {
         return read_pooling(value, opts.pooling, mistake);
     }
+    if (name == "--n-encoded") {
+        return read_number(value, opts.n_encoded, mistake);
+    }
     if (name == "--devices") {
         return read_number(value, opts.n_devices, mistake);
     }
@@ -300,6 +303,8 @@ const char * usage() {
            "  --lora-scaled FILE:SCALE  the same, multiplied by a number\n"
            "  --control-vector      layers add a control vector, from the second to the last\n"
            "  --encoder             the graphs of the encoder of a model that has a decoder, too\n"
+           "  --n-encoded N         tokens that such an encoder has computed when its decoder is called; as many as in training "
+           "by default\n"
            "  --embeddings          calls want embeddings of all their tokens\n"
            "  --pooling TYPE        how these are pooled: none, mean, cls, last or rank; as the file says by default\n"
            "  --shift               in place of --graph: the graphs that shift the positions of all keys in the cache, "
@@ -320,7 +325,7 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
     const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
                                         "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype",
                                         "--split-mode",   "--devices",      "--lora",        "--lora-scaled",
-                                        "--pooling",      "--samplers" };
+                                        "--pooling",      "--samplers",     "--n-encoded" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;

@@ -45,6 +45,7 @@ struct options {
     bool                        encoder        = false;  // the graphs of llama_encode
     bool                        embeddings     = false;  // calls want embeddings
     int                         pooling        = -1;     // llama_pooling_type; -1: as the file says
+    uint32_t                    n_encoded      = 0;      // tokens that a decoder's encoder has computed; 0: as many as in training
     bool                        shift          = false;  // the graphs of context shifts in place of those of calls
     bool                        version        = false;
     std::vector<graph_size>     graphs;

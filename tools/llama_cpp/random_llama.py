@@ -156,14 +156,17 @@ def write_control_vector(path: Path, size: Size, *, seed: int = 1, architecture:
     writer.close()
 
 
-def write_bert(path: Path, size: Size, *, seed: int = 1, rank: bool = False) -> None:
-    """Writes a BERT with random weights: an encoder, whose embedding is that of its first token.
+def write_bert(
+    path: Path, size: Size, *, seed: int = 1, rank: bool = False, pooling: gguf.PoolingType = gguf.PoolingType.CLS
+) -> None:
+    """Writes a BERT with random weights: an encoder, whose embedding is by default that of its first token.
 
     Args:
         path: the file.
         seed: of the weights.
         size: its sizes; it has no `n_head_kv`.
         rank: whether it is a reranker, with a head of one output.
+        pooling: what makes one embedding of its tokens', where it is none.
     """
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(size.n_ctx)
@@ -173,7 +176,7 @@ def write_bert(path: Path, size: Size, *, seed: int = 1, rank: bool = False) -> 
     writer.add_head_count(size.n_head)
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.RANK if rank else gguf.PoolingType.CLS)
+    writer.add_pooling_type(gguf.PoolingType.RANK if rank else pooling)
     n_vocab = _add_vocabulary(writer, size.n_vocab)
     writer.add_token_type_count(2)
     tensors = _Tensors(writer, np.random.default_rng(seed), np.float32, False)

@@ -50,14 +50,14 @@ bool neuron_placement::add_slot(const neuron_core &       core,
         return true;
     }
     operands.back().where = { nullptr, 0, slot.first ? rows : room.size };
-    masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.columns, room.rows });
+    masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.wider });
     neuron_long_mask & mask = masks.back();
     if (!locate(core, mask.mask, mask.from)) {
         return false;
     }
     if (slot.first) {
-        mask.n_more = (int64_t) (rows / ggml_type_size(t->type));
-        mask.first  = slot.first;
+        mask.wider = { (int64_t) (rows / ggml_type_size(t->type)) };
+        mask.first = slot.first;
     } else if (!slot.mask) {
         mask.offset = slot.offset;
         mask.from.offset += slot.offset;
@@ -200,7 +200,7 @@ size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, siz
         }
         const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
             return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first &&
-                   m.n_more == mask->n_more && m.rows == mask->rows;
+                   m.wider == mask->wider;
         });
         mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
         if (same == placed.end()) {

@@ -35,16 +35,15 @@ struct neuron_move {
     neuron_operand to;
 };
 
-// A mask that hides, for kernels of a longer cache, what is beyond the node's; or numbers of rows that count from another row on. Nodes with
-// the same one share it.
+// A matrix as kernels for more columns want it, such as a mask that hides what is beyond the node's cache; or numbers of rows that count
+// from another row on. Nodes with the same one share it.
 struct neuron_long_mask {
     const ggml_tensor * mask;
     neuron_operand      from;        // memory NULL: in host memory
     neuron_operand      to;
-    int64_t             n_more;      // columns, or numbers
-    int64_t             rows;
+    neuron_wider        wider;       // columns are numbers where they count from a row
     size_t              offset = 0;  // in the mask's tensor: of a stream
-    int64_t             first  = 0;  // from which row numbers count; 0: a mask
+    int64_t             first  = 0;  // from which row numbers count; 0: a matrix
 
     const uint8_t * host() const { return (const uint8_t *) mask->data + offset; }
 };

@@ -215,12 +215,88 @@ bool neuron_group_index::may_have_member(const neuron_signature & node) const {
            });
 }
 
+namespace {
+
+// Lengths of a node that are shorter than a member's: numbers of tokens, cells or sequences, each wherever it stands.
+class shorter_lengths {
+  public:
+    // Returns whether a node's tensors are a member's but for `most` lengths and their squares.
+    bool are_all(const neuron_signature & node, const neuron_signature & member, size_t most) {
+        for (int i = 0; i <= node.n_src; i++) {
+            if (!add(node.tensors[i], member.tensors[i])) {
+                return false;
+            }
+        }
+        std::sort(pairs.begin(), pairs.end());
+        pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+        const auto is_square = [this](const std::pair<int64_t, int64_t> & p) {
+            return std::any_of(pairs.begin(), pairs.end(), [&](const auto & root) {
+                return root != p && root.first * root.first == p.first && root.second * root.second == p.second;
+            });
+        };
+        const auto n_squares = (size_t) std::count_if(pairs.begin(), pairs.end(), is_square);
+        return !pairs.empty() && pairs.size() - n_squares <= most;
+    }
+
+  private:
+    // Returns whether a tensor has its axes in a member's order, and none longer.
+    bool add(const neuron_kernels_tensor & t, const neuron_kernels_tensor & member) {
+        if (t.type == NEURON_KERNELS_ABSENT) {
+            return true;
+        }
+        for (int i = 0; i < GGML_MAX_DIMS; i++) {
+            if (t.ne[i] > member.ne[i]) {
+                return false;
+            }
+            if (t.ne[i] < member.ne[i]) {
+                pairs.emplace_back(t.ne[i], member.ne[i]);
+            }
+            for (int j = 0; j < i; j++) {
+                const bool open = t.ne[i] == 1 || t.ne[j] == 1;
+                if (!open && (t.nb[i] < t.nb[j]) != (member.nb[i] < member.nb[j])) {
+                    return false;
+                }
+            }
+        }
+        return true;
+    }
+
+    std::vector<std::pair<int64_t, int64_t>> pairs;  // the node's and the member's
+};
+
+}  // namespace
+
+// Returns how many lengths may differ: attention has its tokens and what they attend to, a mean its tokens and sequences. A product with
+// other weights is none of them.
+static size_t n_lengths(const neuron_signature & node, const neuron_signature & member) {
+    const neuron_key_ops & ops = neuron_key_ops::get();
+    const bool attends = node.op_hash == ops.flash_attn_ext || node.op_hash == ops.soft_max;
+    const bool product = node.op_hash == ops.mul_mat &&
+                         (node.tensors[0].ne[2] > 1 || node.tensors[0].ne[1] == member.tensors[0].ne[1]);
+    return attends || product ? 2 : 1;
+}
+
+bool neuron_group_index::may_have_shorter_member(const ggml_tensor * node) const {
+    const auto found = shapes.find(neuron_token_of(node, neuron_token_kind::WITHOUT_EXTENTS));
+    if (found == shapes.end()) {
+        return false;
+    }
+    const neuron_signature own = neuron_signature_of(node);
+    return std::any_of(found->second.begin(), found->second.end(), [&](const neuron_signature & member) {
+        return member.n_src == own.n_src && shorter_lengths().are_all(own, member, n_lengths(own, member));
+    });
+}
+
 void neuron_group_index::add(const neuron_key & key, const neuron_bundle * bundle, int32_t number) {
     const std::vector<uint64_t> tokens = tokens_of(key, neuron_token_kind::WHOLE);
-    members.insert(tokens.begin(), tokens.end());
-    for (const neuron_key_node & node : key.nodes) {
-        causal = causal || neuron_causal_kernel(node).n_tokens;
+    for (size_t i = 0; i < key.nodes.size(); i++) {
+        const neuron_key_node & node   = key.nodes[i];
+        const bool              is_new = members.insert(tokens[i]).second;
+        causal                         = causal || neuron_causal_kernel(node).n_tokens;
         if (node.inputs.size() <= GGML_MAX_SRC) {
+            if (is_new) {
+                shapes[token_of(node, neuron_token_kind::WITHOUT_EXTENTS)].push_back(signature_of(node));
+            }
             const auto       params = params_of(node);
             neuron_signature s      = signature_of(node);
             s.op_params             = (const int32_t *) params.data();

@@ -74,6 +74,10 @@ class neuron_group_index {
     // pieces, or with padding.
     bool may_have_member(const neuron_signature & node) const;
 
+    // Returns whether some group has a node like this one except for lengths that are shorter here, wherever they stand in its tensors: as
+    // those of attention without a cache, whose keys are as many as its tokens.
+    bool may_have_shorter_member(const ggml_tensor * node) const;
+
     // Returns the patterns that begin with a token, longest first, or NULL.
     const std::vector<neuron_group_pattern> * beginning_with(uint64_t token) const;
 
@@ -87,6 +91,7 @@ class neuron_group_index {
     std::unordered_map<uint64_t, std::vector<neuron_group_family>>  families;
     std::unordered_set<uint64_t>                                    members;
     neuron_token_index                                              open_members;  // with the numbers left open
+    std::unordered_map<uint64_t, std::vector<neuron_signature>>     shapes;  // of members, by tokens without extents
     bool                                                            causal = false;
 };
 

@@ -560,7 +560,7 @@ class group_search {
             neuron_group_slot &       slot = group.slots[i];
             const neuron_group_room & room = fit.slots[i];
             slot.room                      = room;
-            slot.mask = room.kind == neuron_group_room::MASK ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
+            slot.mask = room.kind == neuron_group_room::WIDER ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
                                                              : nullptr;
         }
     }
@@ -603,8 +603,8 @@ class group_search {
         for (size_t i = 0; i < group.slots.size(); i++) {
             neuron_group_slot & slot = group.slots[i];
             slot.row                 = fit.slots[i].row;
-            if (slot.room.kind == neuron_group_room::MASK) {
-                slot.room.rows = fit.n;
+            if (slot.room.kind == neuron_group_room::WIDER) {
+                slot.room.wider.rows = fit.n;
                 slot.room.size = (size_t) fit.n * slot.row;
             }
         }

@@ -56,7 +56,9 @@ static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n
         if (i == cut.rule->written && n_more < cut.n_more) {
             slot.size = size;
         } else if (i == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more) {
-            slot.room = { neuron_group_room::MASK, size, 0, n_more, group.rows };
+            slot.room.kind  = neuron_group_room::WIDER;
+            slot.room.size  = size;
+            slot.room.wider = { n_more, group.rows };
         } else if (size != neuron_nbytes(node.tensors[i])) {
             const bool cells = !row && (cut.rule->mask >= 0 || i == cut.rule->written);
             slot.room = { cells ? neuron_group_room::CELLS : neuron_group_room::ROWS, size, (size_t) cut.n * row };
@@ -351,7 +353,8 @@ std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tens
     }
     g_metrics.looked_for.fetch_add(1, std::memory_order_relaxed);
     const bool member = groups.has_member(neuron_token_of(op)) ||
-                        (!exact_only && !groups.empty() && groups.may_have_member(neuron_signature_of(op)));
+                        (!exact_only && !groups.empty() &&
+                         (groups.may_have_member(neuron_signature_of(op)) || groups.may_have_shorter_member(op)));
     const auto answer = std::make_shared<neuron_answer>(neuron_answer{ select(op), member });
     for (neuron_group_slot & slot : answer->group.slots) {
         slot.tensor = nullptr;

@@ -425,26 +425,27 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                          
 }
 
 //
-// masks
+// matrices
 //
 
-std::vector<uint8_t> neuron_lengthen_mask(const ggml_tensor * mask,
-                                          const uint8_t *     data,
-                                          int64_t             n_columns,
-                                          int64_t             n_rows) {
-    const size_t         element = ggml_type_size(mask->type);
-    const size_t         row     = (size_t) n_columns * element;
-    const size_t         own     = (size_t) mask->ne[0] * element;
+std::vector<uint8_t> neuron_widen(const ggml_tensor * matrix, const uint8_t * data, const neuron_wider & wider) {
+    const size_t         element = ggml_type_size(matrix->type);
+    const int64_t        own     = wider.own ? wider.own : matrix->ne[0];
+    const int64_t        n_rows  = wider.own ? ggml_nelements(matrix) / own : matrix->ne[1];
+    const size_t         stride  = wider.own ? (size_t) own * element : matrix->nb[1];
     const float          masked  = -INFINITY;
     const ggml_fp16_t    half    = 0xFC00;  // the same in F16
-    const void *         filler  = mask->type == GGML_TYPE_F16 ? (const void *) &half : &masked;
-    std::vector<uint8_t> longer((size_t) n_rows * row);
-    for (int64_t r = 0; r < n_rows; r++) {
-        uint8_t * to = longer.data() + (size_t) r * row;
-        memcpy(to, data + (size_t) (r % mask->ne[1]) * mask->nb[1], own);
-        for (size_t at = own; at < row; at += element) {
-            memcpy(to + at, filler, element);
+    const uint32_t       zero    = 0;
+    const void *         hiding  = matrix->type == GGML_TYPE_F16 ? (const void *) &half : &masked;
+    const void *         filler  = wider.fill == neuron_fill::HIDE ? hiding : &zero;
+    std::vector<uint8_t> made((size_t) (wider.rows * wider.columns) * element);
+    for (int64_t r = 0; r < wider.rows; r++) {
+        uint8_t * to = made.data() + (size_t) (r * wider.columns) * element;
+        memcpy(to, data + (size_t) (r % n_rows) * stride, (size_t) own * element);
+        for (int64_t c = own; c < wider.columns; c++) {
+            const void * from = wider.fill == neuron_fill::REPEAT ? to + (size_t) (c - own) * element : filler;
+            memcpy(to + (size_t) c * element, from, element);
         }
     }
-    return longer;
+    return made;
 }

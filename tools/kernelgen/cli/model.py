@@ -29,7 +29,7 @@ from kernelgen.ggml.weight_layouts import BF16
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Cuts, Derived, both, derive
 from kernelgen.model.graphs import Graph, ModelHeader
-from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.model.sizes import DecodeCall, Settings, few_encoded
 from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
 
@@ -229,7 +229,22 @@ def _derive(
     if shift and not shifts:
         raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
     beside = [*shifts, *asked.probes(file, settings)]
-    return derive(settings, catalog, export, cuts, causal=causal, beside=beside), model[0]
+    derived = derive(settings, catalog, export, cuts, causal=causal, beside=beside)
+    if not (model[0].encoder and model[0].decoder) or settings.whole:
+        return derived, model[0]
+    # the decoder has kernels for each number of tokens that the encoder computes
+    others = [replace(settings, n_encoded=(n,)) for n in settings.n_encoded[1:]]
+    for other in (*others, replace(settings, encoder=True, n_tokens=settings.n_encoded)):
+        graphs = partial(_call_graphs, asked, file, other)
+        derived = both(derived, derive(other, catalog, graphs, cuts, causal=causal))
+    return derived, model[0]
+
+
+def _call_graphs(
+    asked: exporter.Exporter, file: Path, settings: Settings, calls: Sequence[DecodeCall]
+) -> Iterator[tuple[DecodeCall, Graph]]:
+    for _, call, graph in asked.graphs(file, settings, calls):
+        yield call, graph
 
 
 class _SeenCalls:
@@ -427,6 +442,8 @@ def _made_by(
     parts += ["--model-draft", draft.name] if draft else []
     parts += ["--control-vector"] * settings.control_vector
     parts += ["--encoder"] * settings.encoder
+    if settings.n_encoded != few_encoded(settings):
+        parts += ["--n-encoded", _joined(settings.n_encoded)]
     parts += ["--embeddings"] * settings.embeddings
     parts += ["--pooling", settings.pooling] if settings.pooling else []
     for file, scale in settings.lora:

@@ -15,7 +15,7 @@ import click
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml.types import TYPES
 from kernelgen.model import exporter
-from kernelgen.model.sizes import FEW, Settings, few, pad
+from kernelgen.model.sizes import FEW, Settings, few, few_encoded, pad
 
 _FLASH_ATTN = {"auto": (True,), "on": (True,), "off": (False,), "both": (True, False)}
 """llama.cpp's `auto` is flash attention where the device computes it, and it does with these kernels."""
@@ -148,6 +148,14 @@ _SETTINGS = (
         help="Kernels of the encoder of a model that has a decoder, too, in place of the decoder's.",
     ),
     click.option(
+        "--n-encoded",
+        type=Counts(),
+        metavar="N,…",
+        help="Tokens that the encoder of a model with a decoder computes, and its decoder attends to; other numbers are computed by "
+        "these.  "
+        f"[default: {','.join(map(str, FEW[1:]))}, up to --n-ubatch]",
+    ),
+    click.option(
         "--embeddings",
         is_flag=True,
         help="llama.cpp's --embeddings, --rerank and llama-embedding: calls want the embeddings of all their tokens.",
@@ -250,6 +258,7 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         if n_tokens is None:
             settings = replace(settings, n_tokens=few(settings.most_tokens))
+        settings = replace(settings, n_encoded=settings.n_encoded or few_encoded(settings))
         _check(settings)
         return function(*args, settings=settings, **kwargs)
 

@@ -181,6 +181,8 @@ def _options(settings: Settings, n_ctx: int) -> Iterable[str]:
         yield "--control-vector"
     if settings.encoder:
         yield "--encoder"
+    if settings.n_encoded:
+        yield from ("--n-encoded", str(settings.n_encoded[0]))
     if settings.embeddings:
         yield "--embeddings"
     if settings.pooling is not None:

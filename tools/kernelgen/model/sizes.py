@@ -75,6 +75,8 @@ class Settings:
         samplers: chains that the device samples with (`--backend-sampling`), as export-graphs takes them; "" for logits.
         control_vector: whether layers add a control vector.
         encoder: whether the calls are those of the encoder of a model that has a decoder, too.
+        n_encoded: tokens that the encoder of a model with a decoder computes, one number for each graph of its decoder; none: as many
+            as in training.
         embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
         lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
     """
@@ -96,6 +98,7 @@ class Settings:
     samplers: tuple[str, ...] = ("",)
     control_vector: bool = False
     encoder: bool = False
+    n_encoded: tuple[int, ...] = ()
     embeddings: bool = False
     pooling: str | None = None
     lora: tuple[tuple[Path, float], ...] = ()
@@ -134,6 +137,11 @@ def few(most: int) -> tuple[int, ...]:
     A call of `most` tokens is one chunk then, and rows are gathered from as many.
     """
     return (*(n for n in FEW if n < most), most)
+
+
+def few_encoded(settings: Settings) -> tuple[int, ...]:
+    """Returns numbers of tokens by which an encoder serves every number of its own, and its decoder: the encoder has no call that generates."""
+    return few(settings.most_tokens)[1:] or (1,)
 
 
 def pad(n: int) -> int:
