@@ -26,6 +26,7 @@ from kernelgen.model.graphs import ExportedNode, Graph
 from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
 from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, constant, fit
 from kernelgen.model.sizes import NAMES, DecodeCall, Settings
+from kernelgen.model.streams import Streams
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -176,19 +177,19 @@ def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[De
 
 
 def _with_first_cells(export: Export) -> Export:
-    first = FirstCells()
+    streams, first = Streams(), FirstCells()
 
     def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
         for call, graph in export(calls):
             # Without flash attention strides have the length of the cache of values, so that of keys is whole, too.
-            yield call, first.of(graph) if graph.context["flash_attn"] else graph
+            yield call, first.of(streams.of(graph)) if graph.context["flash_attn"] else graph
 
     return graphs
 
 
-_OF_STREAMS = ("flash_attn_ext", "set_rows")
-"""Ops that have a cache's length in strides or sizes where sequences have a cache each. With kernels for any length, those for one
-sequence compute them: attention of one after the other, and a write by a kernel that has the rows of all caches."""
+_OF_STREAMS = ("flash_attn_ext", "set_rows", "concat")
+"""Ops of groups that are a node for each sequence where sequences have a cache each, and what puts their results together. Alone they are
+computed by kernels for one sequence: attention of one after the other, and a write by a kernel that has the rows of all caches."""
 
 
 def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
@@ -354,32 +355,34 @@ class _Classes:
             made: dict[tuple[int, ...], KernelFormula | None] = {}
             kernels: list[KernelFormula | None] = []
             for column, name in zip(one.columns, one.names, strict=True):
-                if in_turn and column[0].op in _OF_STREAMS:
-                    kernels.append(None)
-                    continue
                 key = tuple(map(id, column))
                 if key not in made:
                     made[key] = fit(column, one.points, fitter)
                     kernel = made[key]
+                    alone = [] if in_turn and column[0].op in _OF_STREAMS else self._alone(points)
                     if kernel is None:
                         incomplete.add(sampled)
-                    elif points:
+                    elif alone:
                         entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
-                        entry.points += points.values()
+                        entry.points += alone
                 kernels.append(made[key])
             if self._causal is not None:
                 kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
-            for targets, cut in self._some_cuts() if points else ():
-                if in_turn and any(column[0].op in _OF_STREAMS for column in one.columns):
-                    continue
+            together = [p for p in points.values() if not in_turn or p["n_tokens"] == one.n_seqs]
+            for targets, cut in self._some_cuts() if together else ():
                 grouped, complete = groups.fit(one.graphs, one.points, kernels, cut, fitter)
                 if not complete:
                     incomplete.add(sampled)
-                _note(self.graphs.setdefault(targets, {}), grouped, list(points.values()))
+                _note(self.graphs.setdefault(targets, {}), grouped, together)
         for (sampled, *_), calls in met.items():
             if calls != set(asked[sampled]):
                 incomplete.add(sampled)
         return list(found.values()), incomplete
+
+    def _alone(self, points: Mapping[DecodeCall, Point]) -> list[Point]:
+        """Returns the sizes at which kernels of single nodes are asked for: those of other calls serve a token of each sequence."""
+        asked = self._settings.n_tokens
+        return [point for call, point in points.items() if call.samplers or call.n_tokens in asked]
 
 
 def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> tuple[dict[DecodeCall, Point], bool]:
