@@ -1,9 +1,9 @@
-"""Graphs in which attention of several sequences with a cache each is a node for each sequence, so that a kernel has each cache as a slot.
+"""Graphs in which attention of several sequences with a cache each is a node for each sequence, so that each cache is a slot.
 
-llama.cpp computes attention of such a call in one node whose last axis is the sequences. Its strides over caches have a cache's length.
-Here a write to the caches and attention are a node for each sequence, and CONCAT puts the results after one another. A sequence's part of
-its cache, of the numbers of rows and of the mask is a tensor given to the graph, as in a call of one sequence. The backend sees a call's
-graph alike (`backend/ggml-neuron/select/streams.h`).
+llama.cpp computes attention of such a call in one node whose last axis is the sequences. Its strides over caches have a cache's
+length. Here a write to the caches and attention are a node for each sequence, and CONCAT puts the results after one another. A
+sequence's part of its cache, of the numbers of rows and of the mask is a tensor given to the graph, as in a call of one sequence.
+The backend sees a call's graph alike (`backend/ggml-neuron/select/streams.h`).
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ def _is_split(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
 class _Splitting:
     """The making of one graph."""
 
-    def __init__(
-        self, graph: Graph, caches: Mapping[int, _Caches], nodes: dict[ExportedNode, ExportedNode]
-    ) -> None:
+    def __init__(self, graph: Graph, caches: Mapping[int, _Caches], nodes: dict[ExportedNode, ExportedNode]) -> None:
         self._graph, self._caches, self._known = graph, caches, nodes
         self._made = _Made()
         self._roots = dict(graph.roots)
@@ -195,7 +193,9 @@ class _Splitting:
                 *at[4:],
             )
             results.append(At(next(self._number), 0))
-            self._roots[results[-1].root] = Root(name, output, self._made.add(own, name, Wires(inputs, results[-1])), False)
+            self._roots[results[-1].root] = Root(
+                name, output, self._made.add(own, name, Wires(inputs, results[-1])), False
+            )
         joined, shape = results[0], output
         for i, result in enumerate(results[1:], 1):
             longer = _longer(output, i + 1)
