@@ -50,6 +50,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/key_nodes.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/sampler_probe.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/selection.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/streams.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/tokens.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/unfused_attention.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights/layouts.cpp

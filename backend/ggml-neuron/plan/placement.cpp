@@ -58,7 +58,8 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     if (slot.first) {
         mask.wider = { (int64_t) (rows / ggml_type_size(t->type)) };
         mask.first = slot.first;
-    } else if (!slot.mask) {
+    }
+    if (!slot.mask) {
         mask.offset = slot.offset;
         mask.from.offset += slot.offset;
         mask.from.size = slot.size;

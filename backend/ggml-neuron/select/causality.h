@@ -59,9 +59,11 @@ struct neuron_row_condition {
     const ggml_tensor * rows;   // numbers of the rows that are written: I32 or I64
     int64_t             first;  // that kernels have
     int64_t             n;
+    neuron_range        numbers{};  // of those of the tensor; none: all
 
     bool operator==(const neuron_row_condition & other) const {
-        return rows == other.rows && first == other.first && n == other.n;
+        return rows == other.rows && first == other.first && n == other.n && numbers.first == other.numbers.first &&
+               numbers.n == other.numbers.n;
     }
 };
 

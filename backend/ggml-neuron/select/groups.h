@@ -31,6 +31,8 @@ enum neuron_ungrouped : uint8_t {
 // Returns a reason in words.
 const char * neuron_ungrouped_name(int reason);
 
+class neuron_streams;
+
 struct neuron_groups {
     std::vector<neuron_group>                     groups;   // in the order of the graph
     std::vector<std::pair<int, neuron_ungrouped>> outside;  // the other nodes, by their numbers in cgraph->nodes
@@ -52,11 +54,13 @@ struct neuron_variant {
 // kernel      the key of a graph kernel with as many nodes, or NULL: the group has its slots, of which several may have the same
 //             tensor where nothing is written to it; none of the slots when they can't have the group's tensors
 // variant     which kernels it is for
+// streams     whose graph it is; NULL: ggml's
 std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
                                          bool                watched,
                                          neuron_group &      group,
                                          const uint64_t *    kernel  = nullptr,
-                                         neuron_variant      variant = {});
+                                         neuron_variant      variant = {},
+                                         const neuron_streams * streams = nullptr);
 
 // Finds the groups of a graph that there are kernels for: from its first node on the longest one that fits, and so on after it.
 //

@@ -197,8 +197,11 @@ def shifted(settings: Settings) -> Iterator[int]:
 
 
 def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
-    """Returns the numbers of tokens of calls; where tokens are sampled, also 1 of each sequence: no others sample as many."""
-    return sorted({*settings.n_tokens, n_seqs}) if samplers else settings.n_tokens
+    """Returns the numbers of tokens of calls. Where tokens are sampled, also 1 of each sequence: no others sample as many. The
+    same where sequences have a cache each of any length, for groups.
+    """
+    in_turn = settings.any_ctx and settings.has_streams(n_seqs)
+    return sorted({*settings.n_tokens, n_seqs}) if samplers or in_turn else settings.n_tokens
 
 
 def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> list[int]:
@@ -222,8 +225,9 @@ def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list
 
 
 def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
-    """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache. Kernels
-    that compute several sequences with a cache each at once do not, and with `any_ctx` there are none.
+    """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache.
+    Kernels that compute several sequences with a cache each at once do not, but with `any_ctx` each sequence's is a tensor of
+    its own.
     """
     if settings.has_streams(n_seqs) and not settings.any_ctx:
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)

@@ -190,6 +190,7 @@ def _graph(entry: GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequen
     lines.append("    nodes:")
     lines += [line for node in graph.nodes for line in node_lines(node)]
     lines.append(f"    outputs: [{', '.join(node.name for node in graph.nodes if node.escapes)}]")
+    lines += [] if entry.fallback else ["    fallback: false"]
     lines += [f"    targets: [{', '.join(entry.targets)}]"] if entry.targets else []
     lines.append(f"    compiler: {{model_type: {_MODEL_TYPE}}}")
     first, *others = _sizes(entry, shared, where)
