@@ -96,6 +96,24 @@ def test_adapters_are_in_the_groups_of_layers(programs: harness.Programs, tmp_pa
     assert launches == SIZE.n_layer + 1
 
 
+def test_adapters_have_any_scale(programs: harness.Programs, tmp_path: Path) -> None:
+    """With the kernels for one; calls at different scales follow one another, so that launches with either are in flight."""
+    device = Device(programs, tmp_path)
+    first, second = adapters(tmp_path)
+    device.derive("--lora", str(first), "--lora", str(second), n_ctx=(256,), n_tokens=(8,))
+    scales = ((0.5, 1), (1, -0.25), (3, 0.125))
+    calls = [
+        line
+        for one, other in scales
+        for line in (f"adapters {first}:{one} {second}:{other}", "decode 0:0:8:all", "forget 0 0 -1")
+    ]
+    found = device.calls(*calls)
+    assert len({round(call.nll_cpu, 3) for call in found}) == len(scales), "scales change what is computed"
+    ran, grouped, launches = device.grouped
+    assert ran == grouped
+    assert launches == len(scales) * (SIZE.n_layer + 1)
+
+
 @pytest.mark.long
 def test_calls_with_adapters_and_without_take_turns(programs: harness.Programs, tmp_path: Path) -> None:
     device = Device(programs, tmp_path)

@@ -109,7 +109,7 @@ static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                  
                                            struct ggml_backend_graph_optimize_params * params) {
     for (const neuron_group & group : groups.groups) {
         for (const neuron_group_slot & slot : group.slots) {
-            if (!slot.tensor->buffer && !slot.tensor->data) {
+            if (slot.tensor && !slot.tensor->buffer && !slot.tensor->data) {
                 params->add_alloc_dep(params->user_data, slot.tensor, cgraph->nodes[group.last()]);
             }
         }

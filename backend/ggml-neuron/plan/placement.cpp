@@ -37,6 +37,10 @@ bool neuron_placement::add_slot(const neuron_core &       core,
                                 neuron_locate_t           locate,
                                 const neuron_group_slot & slot,
                                 ggml_tensor *             source) {
+    if (!slot.numbers.empty()) {  // the core has a place for them
+        operands.push_back({ {}, {}, nullptr, 0, &slot });
+        return true;
+    }
     ggml_tensor *             t    = slot.tensor ? slot.tensor : source;
     const neuron_group_room & room = slot.room;
     // where the cache goes on, it has what kernels have
@@ -262,8 +266,24 @@ bool neuron_placement::bind(neuron_core &        core,
     thread_local std::vector<neuron_operand> parts;  // of a piece: what it reads, and then what it computes
     size_t                                   turn = 0;
     parts.clear();
+    std::vector<neuron_operand> numbers(n_slots);
+    for (size_t i = 0; i < n_slots; i++) {
+        const std::vector<int> & of = group.slots[i].numbers;
+        if (of.empty()) {
+            continue;
+        }
+        planned.numbers.push_back({ of, neuron_numbers_of(planned.members, of) });
+        numbers[i] = core.numbers(planned.numbers.back().values, message);
+        if (!numbers[i].memory) {
+            return false;
+        }
+    }
     for (const neuron_group_piece & piece : group.pieces) {
         const auto add_part = [&](size_t i, size_t row) {
+            if (i < n_slots && numbers[i].memory) {
+                parts.push_back(numbers[i]);
+                return;
+            }
             neuron_operand part = operands[i].where;
             part.memory         = part.memory || !part.size ? part.memory : scratch;
             part.offset += (size_t) piece.range.first * row;

@@ -55,6 +55,12 @@ struct neuron_member {
     const void *  data;   // node->data, to see that the graph was not allocated again
 };
 
+// Numbers that kernels are given.
+struct neuron_planned_numbers {
+    std::vector<int>   of;      // members whose they are, by their places
+    std::vector<float> values;  // those that kernels are bound to
+};
+
 // A kernel that is bound.
 struct neuron_planned_launch {
     neuron_bound_launch *   bound_launch;
@@ -73,6 +79,8 @@ struct neuron_planned {
 
     std::vector<neuron_planned_launch> launches;  // in turn; none: the CPU computes members whose result is not 0
 
+    std::vector<neuron_planned_numbers> numbers;
+
     std::vector<neuron_long_mask> masks;
     std::vector<neuron_transfer>  uploads;
     std::vector<neuron_move>     before;  // of operands that are not where the kernel needs them, or of more rows there
@@ -81,6 +89,9 @@ struct neuron_planned {
 
     ggml_tensor * last() const { return members.back().node; }
 };
+
+// Returns numbers of members.
+std::vector<float> neuron_numbers_of(const std::vector<neuron_member> & members, const std::vector<int> & of);
 
 struct neuron_plan {
     uint64_t epoch         = 0;  // of the core, when the launches were bound

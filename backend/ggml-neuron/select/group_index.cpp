@@ -4,6 +4,7 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/kernel_store.h"
+#include "select/numbers.h"
 #include "select/tensors.h"
 #include "select/tokens.h"
 #include "weights/layouts.h"
@@ -35,7 +36,7 @@ static void add_words(nk::word_hash & h, const uint64_t * words, size_t n) {
 
 // Returns how many words of a tensor are in a token: its type alone, or all.
 static size_t n_tensor_words(neuron_token_kind kind) {
-    return kind == neuron_token_kind::WHOLE ? nk::TENSOR_WORDS : 1;
+    return kind == neuron_token_kind::WITHOUT_EXTENTS ? 1 : nk::TENSOR_WORDS;
 }
 
 // Returns how many words are in a token of what a SET_ROWS writes: kernels may have the first rows alone.
@@ -43,9 +44,9 @@ static size_t n_written_words(neuron_token_kind kind) {
     return std::min<size_t>(n_tensor_words(kind), 1 + NEURON_SET_ROWS_AXIS);
 }
 
-// Returns the parameters of a node's token: as ggml has them.
-static std::array<uint64_t, nk::PARAM_WORDS> params_of(const neuron_key_node & node) {
-    std::array<uint64_t, nk::PARAM_WORDS> params;
+// Returns the parameters of a node's token: as ggml has them, or those that are not open.
+static neuron_params params_of(const neuron_key_node & node) {
+    neuron_params params;
     std::copy(node.params, node.params + nk::PARAM_WORDS, params.begin());
     if (neuron_causal_kernel(node).n_tokens) {
         params[NEURON_CAUSAL_WORD] &= ~NEURON_CAUSAL_BIT;
@@ -65,7 +66,11 @@ static uint64_t token_of(const neuron_key_node & node, neuron_token_kind kind) {
         const size_t     n_own  = writes && i == NEURON_SET_ROWS_INTO ? n_written_words(kind) : n;
         add_words(h, tensor ? tensor : &nk::ABSENT_WORD, tensor ? n_own : 1);
     }
-    add_words(h, params_of(node).data(), nk::PARAM_WORDS);
+    neuron_params params = params_of(node);
+    if (kind != neuron_token_kind::WITH_NUMBERS) {
+        neuron_open(node, params);
+    }
+    add_words(h, params.data(), nk::PARAM_WORDS);
     return h.value();
 }
 
@@ -105,10 +110,9 @@ uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind) {
         }
         add_words(h, words, writes && i == (int) NEURON_SET_ROWS_INTO ? n_written_words(kind) : n);
     }
-    static_assert(sizeof(node->op_params) == nk::PARAM_WORDS * sizeof(uint64_t), "parameters are words of a key");
-    uint64_t params[nk::PARAM_WORDS];
-    memcpy(params, node->op_params, sizeof(params));
-    add_words(h, params, nk::PARAM_WORDS);
+    const neuron_params params =
+        kind == neuron_token_kind::WITH_NUMBERS ? neuron_params_of(node) : neuron_open_params_of(node);
+    add_words(h, params.data(), nk::PARAM_WORDS);
     return h.value();
 }
 
@@ -207,12 +211,27 @@ static neuron_signature signature_of(const neuron_key_node & node) {
     return s;
 }
 
-bool neuron_group_index::may_have_member(const neuron_signature & node) const {
-    neuron_cut   cut;
-    const auto * sizes = open_members.find(node, cut);
-    return sizes && std::any_of(sizes->begin(), sizes->end(), [&](const neuron_sizes & s) {
-               return (cut.rule->written >= 0 || s.n_more >= cut.n_more) && s.n * NEURON_MAX_PIECES >= cut.n;
-           });
+bool neuron_group_index::has_member(const ggml_tensor * node) const {
+    // the token of a node whose numbers are open is that of the kernel's
+    return members.count(neuron_token_of(node, neuron_token_kind::WITH_NUMBERS)) != 0 ||
+           (open && neuron_has_numbers(node) && members.count(neuron_token_of(node)) != 0);
+}
+
+bool neuron_group_index::may_have_member(const ggml_tensor * node) const {
+    neuron_signature    signature = neuron_signature_of(node);
+    const neuron_params any       = neuron_open_params_of(node);
+    const auto          is_like   = [&] {
+        neuron_cut   cut;
+        const auto * sizes = open_members.find(signature, cut);
+        return sizes && std::any_of(sizes->begin(), sizes->end(), [&](const neuron_sizes & s) {
+                   return (cut.rule->written >= 0 || s.n_more >= cut.n_more) && s.n * NEURON_MAX_PIECES >= cut.n;
+               });
+    };
+    if (is_like()) {
+        return true;
+    }
+    signature.op_params = (const int32_t *) any.data();
+    return open && neuron_has_numbers(node) && is_like();
 }
 
 namespace {
@@ -289,10 +308,10 @@ bool neuron_group_index::may_have_shorter_member(const ggml_tensor * node) const
 
 void neuron_group_index::add(const neuron_key & key, const neuron_bundle * bundle, int32_t number) {
     const std::vector<uint64_t> tokens = tokens_of(key, neuron_token_kind::WHOLE);
-    for (size_t i = 0; i < key.nodes.size(); i++) {
-        const neuron_key_node & node   = key.nodes[i];
-        const bool              is_new = members.insert(tokens[i]).second;
-        causal                         = causal || neuron_causal_kernel(node).n_tokens;
+    for (const neuron_key_node & node : key.nodes) {
+        const bool is_new = members.insert(token_of(node, neuron_token_kind::WITH_NUMBERS)).second;
+        open              = open || neuron_is_open(node);
+        causal            = causal || neuron_causal_kernel(node).n_tokens;
         if (node.inputs.size() <= GGML_MAX_SRC) {
             if (is_new) {
                 shapes[token_of(node, neuron_token_kind::WITHOUT_EXTENTS)].push_back(signature_of(node));

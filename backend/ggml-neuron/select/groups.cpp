@@ -4,6 +4,7 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/group_choice.h"
+#include "select/numbers.h"
 #include "select/streams.h"
 #include "select/tensors.h"
 
@@ -318,7 +319,8 @@ class group_key {
         }
         const size_t params = nodes.size();
         nodes.resize(params + nk::PARAM_WORDS);
-        memcpy(&nodes[params], node->op_params, sizeof(node->op_params));
+        const neuron_params own = variant.open ? neuron_open_params_of(node) : neuron_params_of(node);
+        std::copy(own.begin(), own.end(), nodes.begin() + (std::ptrdiff_t) params);
         if (variant.causal && neuron_may_be_causal(node)) {
             nodes[params + NEURON_CAUSAL_WORD] |= NEURON_CAUSAL_BIT;
         }
@@ -373,8 +375,9 @@ class group_search {
             }
         }
         hashes = neuron_token_hashes(tokens);
-        for (const uint64_t token : tokens) {
-            reasons.push_back(kernels.groups.has_member(token) ? NEURON_UNGROUPED_PLACE : NEURON_UNGROUPED_OP);
+        for (const int i : work) {
+            reasons.push_back(kernels.groups.has_member(cgraph->nodes[i]) ? NEURON_UNGROUPED_PLACE
+                                                                          : NEURON_UNGROUPED_OP);
         }
     }
 
@@ -383,6 +386,7 @@ class group_search {
         for (size_t i = 0; i < work.size();) {
             neuron_group group;
             if (find_at(i, group)) {
+                add_numbers(group);
                 i += group.nodes.size();
                 found.groups.push_back(std::move(group));
             } else {
@@ -426,20 +430,36 @@ class group_search {
         return find_exact(first, group) || (!kernels.is_exact_only() && find_longer(first, group));
     }
 
-    // Calls `find` with the keys of n nodes from one on, which become the group, until it returns true: that of causal attention, where
-    // there is such a kernel, before others; and that of the first rows of caches alone before or after that of all.
+    // Gives a group whose kernels are for any numbers a slot with those of its nodes.
+    void add_numbers(neuron_group & group) const {
+        neuron_group_slot slot;
+        for (size_t i = 0; variant.open && i < group.nodes.size(); i++) {
+            if (neuron_has_numbers(cgraph->nodes[group.nodes[i]])) {
+                slot.numbers.push_back((int) i);
+            }
+        }
+        if (!slot.numbers.empty()) {
+            group.slots.push_back(std::move(slot));
+        }
+    }
+
+    // Calls `find` with the keys of n nodes from one on, which become the group, until it returns true: that of the nodes' own numbers
+    // before that of any; that of causal attention, where there is such a kernel, before others; and that of the first rows of caches alone
+    // before or after that of all.
     //
     // begin  whether those of first rows are the first ones
     template <typename F> bool find_either(size_t first, size_t n, neuron_group & group, bool begin, F find) {
         const bool may_be_causal = kernels.groups.has_causal() && !streams &&
                                    std::any_of(work.data() + first, work.data() + first + n,
                                                [this](int i) { return neuron_may_be_causal(cgraph->nodes[i]); });
-        for (const bool causal : { true, false }) {
-            for (const bool rows : { begin, !begin }) {
-                variant = { rows, causal };
-                if (!(causal && !may_be_causal) && !(rows && unmet.rows) && find(take(first, n, group))) {
-                    return true;
-                }
+        const bool may_be_open =
+            kernels.groups.has_open() && std::any_of(work.data() + first, work.data() + first + n,
+                                                     [this](int i) { return neuron_has_numbers(cgraph->nodes[i]); });
+        for (size_t i = 0; i < neuron_variant::N; i++) {
+            variant         = { (i & 1) ? !begin : begin, (i & 2) == 0, (i & 4) != 0 };
+            const bool none = (variant.causal && !may_be_causal) || (variant.open && !may_be_open);
+            if (!none && !(variant.first_rows && unmet.rows) && find(take(first, n, group))) {
+                return true;
             }
         }
         return false;
@@ -818,20 +838,20 @@ class group_search {
         return {};
     }
 
-    const ggml_cgraph *                                                    cgraph;
-    const neuron_kernel_store &                                            kernels;
-    const bool                                                             watched;
-    const neuron_unmet                                                     unmet;
-    const neuron_streams * const                                           streams;  // whose graph it is; NULL: ggml's
-    neuron_variant                                                         variant;  // of the keys at hand
-    std::vector<int>                                                       work;     // nodes that have to be computed
-    std::vector<uint64_t>                                                  tokens;
-    neuron_token_hashes                                                    hashes;
-    std::vector<uint64_t>                                                  loose;    // tokens without extents
-    neuron_token_hashes                                                    loose_hashes;
-    std::unordered_map<const neuron_group_family *, std::array<choice, 4>> chosen;   // by variant
-    std::unordered_set<const ggml_tensor *>                                changed;  // roots of what is computed
-    std::vector<neuron_ungrouped>                                          reasons;
+    const ggml_cgraph *          cgraph;
+    const neuron_kernel_store &  kernels;
+    const bool                   watched;
+    const neuron_unmet           unmet;
+    const neuron_streams * const streams;  // whose graph it is; NULL: ggml's
+    neuron_variant               variant;  // of the keys at hand
+    std::vector<int>             work;     // nodes that have to be computed
+    std::vector<uint64_t>        tokens;
+    neuron_token_hashes          hashes;
+    std::vector<uint64_t>        loose;  // tokens without extents
+    neuron_token_hashes          loose_hashes;
+    std::unordered_map<const neuron_group_family *, std::array<choice, neuron_variant::N>> chosen;  // by variant
+    std::unordered_set<const ggml_tensor *> changed;  // roots of what is computed
+    std::vector<neuron_ungrouped>           reasons;
 };
 
 }  // namespace

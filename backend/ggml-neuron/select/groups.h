@@ -43,8 +43,11 @@ struct neuron_variant {
     bool first_rows =
         false;            // they have of a cache that SET_ROWS writes the rows up to the last one that is read alone
     bool causal = false;  // their attention leaves out cells (neuron_causal_kernel)
+    bool open   = false;  // they are for any numbers of the nodes (select/numbers.h)
 
-    size_t index() const { return (first_rows ? 1 : 0) + (causal ? 2 : 0); }
+    static constexpr size_t N = 8;
+
+    size_t index() const { return (first_rows ? 1 : 0) + (causal ? 2 : 0) + (open ? 4 : 0); }
 };
 
 // Returns the words that a kernel for some nodes of a graph is found by, and fills in the group's slots and results; none

@@ -115,7 +115,8 @@ class neuron_kernel_store {
     void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
     neuron_kernel find(const neuron_signature & node) const;
-    neuron_group  select(const ggml_tensor * op, neuron_signature & node) const;
+    neuron_group  select_exact(const ggml_tensor * op, const neuron_signature & node) const;
+    neuron_group  select_pieces(const ggml_tensor * op, neuron_signature & node) const;
     neuron_kernel find_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) const;
 
     void read_signatures(neuron_bundle & bundle);

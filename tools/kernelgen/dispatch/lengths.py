@@ -74,11 +74,19 @@ class LengthIndex:
             node: as the kernel that would be made for it.
             room: cells of the cache that attention reads on in; None: as many as kernels have.
         """
-        exact = self._exact.get(_key(node, (*node.inputs, node.output)))
+        # its own numbers, and then any
+        nodes = [node] if node.open is None else [node, node.open]
         ways = list(cuts(node.op, node.inputs, node.output))
-        if exact is not None:
-            us, read = self._alone(node, ways)
-            return Selection((exact,), (), 0, us, us, read, read)
+        for one in nodes:
+            exact = self._exact.get(_key(one, (*one.inputs, one.output)))
+            if exact is not None:
+                us, read = self._alone(node, ways)
+                return Selection((exact,), (), 0, us, us, read, read)
+        found = (self._pieces(one, ways, room) for one in nodes)
+        return next((selection for selection in found if selection is not None), None)
+
+    def _pieces(self, node: KernelSpec, ways: Sequence[Cut], room: int | None) -> Selection | None:
+        """Returns how kernels for other numbers of tokens compute a node."""
         # In the order of the rules, and of each the shortest cache that is long enough: as the backend, which takes the first, too.
         for cut in ways:
             sizes = self._sizes.get(_family(node, cut), set())

@@ -19,6 +19,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.manifest.values import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
+from kernelgen.model.any_numbers import AnyNumbers
 from kernelgen.model.causal import Causal, causal_kernel
 from kernelgen.model.first_cells import FirstCells
 from kernelgen.model.formulas import Fitter
@@ -114,6 +115,8 @@ def derive(
     """
     if settings.any_ctx:
         export = _with_first_cells(export)
+    export = _with_any_numbers(export, settings)
+    beside = [AnyNumbers().of(graph) if graph.is_probe else graph for graph in beside]
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, choose is not None, causal)
     derived_calls: list[DeriveCall] = []
@@ -185,6 +188,17 @@ def _with_first_cells(export: Export) -> Export:
         for call, graph in export(calls):
             # Without flash attention strides have the length of the cache of values, so that of keys is whole, too.
             yield call, first.of(streams.of(graph)) if graph.context["flash_attn"] else graph
+
+    return graphs
+
+
+def _with_any_numbers(export: Export, settings: Settings) -> Export:
+    any_numbers = AnyNumbers()
+
+    def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
+        for call, graph in export(calls):
+            # scales of adapters, and numbers of samplers, which follow the model in its graph
+            yield call, any_numbers.of(graph) if settings.lora or call.samplers else graph
 
     return graphs
 
