@@ -112,7 +112,7 @@ def write_shorter(path: Path, model: Path, n_layer: int) -> None:
 
     Args:
         path: the file.
-        model: the model's file, of F16 or F32.
+        model: the model's file.
         n_layer: how many layers.
     """
     reader = gguf.GGUFReader(model)
@@ -127,7 +127,7 @@ def write_shorter(path: Path, model: Path, n_layer: int) -> None:
     for tensor in reader.tensors:
         layer = re.match(r"blk\.(\d+)\.", tensor.name)
         if layer is None or int(layer[1]) < n_layer:
-            writer.add_tensor(tensor.name, np.array(tensor.data))
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -330,6 +330,7 @@ def write_adapter(
     seed: int = 1,
     weights: type[np.floating] = np.float16,
     architecture: str = "llama",
+    added: float = 1.0,
 ) -> None:
     """Writes a LoRA adapter of random weights for a model of `write`; the same seed gives the same bytes.
 
@@ -341,6 +342,7 @@ def write_adapter(
         seed: of the weights.
         weights: their type.
         architecture: the model's.
+        added: what it adds is multiplied by this.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -353,7 +355,7 @@ def write_adapter(
         for target in targets:
             name = f"blk.{layer}.{target}.weight"
             tensors.matrix(f"{name}.lora_a", rank, size.n_ff if target == "ffn_down" else size.n_embd)
-            tensors.matrix(f"{name}.lora_b", rows.get(target, size.n_embd), rank)
+            tensors.matrix(f"{name}.lora_b", rows.get(target, size.n_embd), rank, scale=added)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

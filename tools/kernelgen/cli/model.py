@@ -84,8 +84,8 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--spec-type",
     type=click.Choice(_SPEC_TYPES),
-    help=f"llama.cpp's --spec-type: {_MTP} for the MTP head of the model, {_EAGLE3} for a --model-draft that reads the model's hidden "
-    f"states.  [default: {_SIMPLE} with --model-draft]",
+    help=f"llama.cpp's --spec-type: {_MTP} for the MTP head of the model, {_EAGLE3} for a --model-draft that reads the model's "
+    f"hidden states.  [default: {_SIMPLE} with --model-draft]",
 )
 @click.option(
     "--python",
