@@ -345,7 +345,9 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
 class model_graphs {
   public:
     // others  the files of the model's draft, or of the model whose draft this is; of one that is its own draft there are none
-    model_graphs(const options & opts, const std::vector<sparse_file> & files, const std::vector<sparse_file> & others) :
+    model_graphs(const options &                  opts,
+                 const std::vector<sparse_file> & files,
+                 const std::vector<sparse_file> & others) :
         opts(opts), model(load_model(files, opts.n_devices, opts.spec_type == "draft-mtp")) {
         if (!others.empty()) {
             other = load_model(others, 1, opts.spec_type == "draft-mtp");

@@ -45,11 +45,11 @@ struct options {
     bool                        encoder        = false;  // the graphs of llama_encode
     bool                        embeddings     = false;  // calls want embeddings
     int                         pooling        = -1;     // llama_pooling_type; -1: as the file says
-    std::string                 spec_type;               // of speculative decoding: draft-mtp, draft-eagle3; none by default
-    std::string                 model_draft;             // the file of its draft, where the model is not its own
-    bool                        draft          = false;  // the graphs of the draft in place of those of the model
-    bool                        shift          = false;  // the graphs of context shifts in place of those of calls
-    bool                        version        = false;
+    std::string                 spec_type;        // of speculative decoding: draft-mtp, draft-eagle3; none by default
+    std::string                 model_draft;      // the file of its draft, where the model is not its own
+    bool                        draft   = false;  // the graphs of the draft in place of those of the model
+    bool                        shift   = false;  // the graphs of context shifts in place of those of calls
+    bool                        version = false;
     std::vector<graph_size>     graphs;
     std::vector<scaled_adapter> adapters;
 

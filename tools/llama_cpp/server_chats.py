@@ -39,6 +39,7 @@ import gguf
 import harness
 import numpy as np
 import random_llama
+import whole_programs
 
 VARIABLE = "LLAMA_SERVER"
 """Names the program, where Bazel did not build it."""
@@ -57,8 +58,6 @@ STEADY = 0.03
 """What a layer adds is multiplied by this, so that drafts are accepted."""
 SEED = 2
 QUESTIONS = ("Hello!", "What is the capital of France?", "Count to ten.", "Why?", "Tell me a story.", "abc")
-CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0,dist"
-"""What the server samples with on the device where the likeliest token is asked for."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ CASES = (
         "model.gguf",
         (),
         ("--backend-sampling",),
-        ("--samplers", CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
+        ("--samplers", whole_programs.GREEDY_CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
         drafts=False,
     ),
 )
@@ -246,7 +245,6 @@ def ask(port: int, question: str, leave_after: int | None) -> Answer:
         "n_predict": N_LONGEST,
         "temperature": 0,
         "seed": 1,
-        "ignore_eos": True,
     }
     connection, response = _post(port, "/completion", asked)
     tokens: list[int] = []
@@ -293,7 +291,22 @@ def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options
     server = program()
     only = case.only if way == "device" else ()
     words = [word.replace("{folder}", str(folder)) for word in (*case.options, *only)]
-    command = [server, "-m", folder / case.model, "-ngl", 99, "-t", 1, "-np", N_SLOTS, "-c", N_CTX, "--kv-unified"]
+    command = [
+        server,
+        "-m",
+        folder / case.model,
+        "-ngl",
+        99,
+        "-t",
+        1,
+        "-np",
+        N_SLOTS,
+        "-c",
+        N_CTX,
+        "--kv-unified",
+        "--temp",
+        0,
+    ]
     command += ["-ub", max(N_TOKENS), "-b", 512, "--no-warmup", *options, *words]
     environment = {**environment, "LD_LIBRARY_PATH": str(server.parent), "OMP_NUM_THREADS": "1"}
     log = folder / f"{case.name}-{way}.log"

@@ -52,6 +52,8 @@ VARIABLE = "LLAMA_MORE_PROGRAMS"
 F32 = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 FLASH = ("-fa", "on", "-ctk", "f16", "-ctv", "f16")
 GREEDY = ("--temp", 0, "--seed", 1)
+GREEDY_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0,dist"
+"""What is sampled with on the device then."""
 
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
 MODELS = {"llama": False, "qwen3": True}
@@ -325,6 +327,14 @@ CASES = (
         (("--spec-type", "ngram-simple", *_SPECULATIVE),),
         texts(_TEXT),
         "a text with n-grams as a draft",
+    ),
+    WholeProgram(
+        "sampling",
+        "llama-completion",
+        (("-p", "abcdef", "-n", 60, "-c", 256, "--backend-sampling", *(w for w in _COMPLETE if w != "--ignore-eos")),),
+        texts(_TEXT),
+        "a text that is sampled on the device",
+        derived=("--samplers", GREEDY_CHAIN),
     ),
     WholeProgram(
         "embedding",
