@@ -12,6 +12,7 @@
 #include "gguf.h"
 #include "llama-batch.h"
 #include "llama-context.h"
+#include "llama-ext.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-dsa.h"
 #include "llama-kv-cache-iswa.h"
@@ -277,7 +278,7 @@ llama_sampler * make_sampler(const sampler_option & option, int32_t n_vocab) {
 }
 
 // Loads a model without its weights. With more than one device llama.cpp splits its tensors over them.
-model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices = 1) {
+model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices = 1, bool mtp = false) {
     std::vector<const char *> paths;
     for (const sparse_file & file : files) {
         paths.push_back(file.path().c_str());
@@ -294,6 +295,7 @@ model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices 
     params.load_mode         = LLAMA_LOAD_MODE_NONE;
     params.use_extra_bufts   = false;
     params.no_alloc          = true;
+    params.load_mtp          = mtp;
     params.progress_callback = [](float, void *) {
         return true;
     };
@@ -350,11 +352,20 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
 
 class model_graphs {
   public:
-    model_graphs(const options & opts, const std::vector<sparse_file> & files) :
-        opts(opts), model(load_model(files, opts.n_devices)) {
-        for (const sparse_file & file : files) {
-            weights.insert(file.tensor_names().begin(), file.tensor_names().end());
+    // others  the files of the model's draft, or of the model whose draft this is; of one that is its own draft there are none
+    model_graphs(const options &                  opts,
+                 const std::vector<sparse_file> & files,
+                 const std::vector<sparse_file> & others) :
+        opts(opts), model(load_model(files, opts.n_devices, opts.spec_type == "draft-mtp")) {
+        if (!others.empty()) {
+            other = load_model(others, 1, opts.spec_type == "draft-mtp");
         }
+        for (const auto * named : { &files, &others }) {
+            for (const sparse_file & file : *named) {
+                weights.insert(file.tensor_names().begin(), file.tensor_names().end());
+            }
+        }
+        check_draft();
         for (const scaled_adapter & adapter : opts.adapters) {
             load_adapter(adapter);
         }
@@ -392,6 +403,7 @@ class model_graphs {
 
     void open_context(bool flash_attn) {
         context.reset();
+        target_context.reset();
         llama_context_params params = llama_context_default_params();
         params.n_ctx                = opts.n_ctx;
         params.n_batch              = opts.n_ubatch;
@@ -407,6 +419,16 @@ class model_graphs {
         params.no_perf              = true;
         params.n_threads            = 1;
         params.n_threads_batch      = 1;
+        if (opts.draft) {
+            // the tables and the cache of the model that it drafts for may be the draft's, too
+            llama_model & target = other ? *other : *model;
+            target_context.reset(llama_init_from_model(&target, params));
+            if (!target_context) {
+                throw std::runtime_error("llama.cpp can't make a context of the draft's model: " + last_complaint);
+            }
+            params.ctx_other = target_context.get();
+            params.ctx_type  = opts.spec_type == "draft-mtp" ? LLAMA_CONTEXT_TYPE_MTP : LLAMA_CONTEXT_TYPE_DEFAULT;
+        }
         // as llama.cpp's programs do: a chain for each sequence
         std::vector<llama_sampler_seq_config> configs;
         samplers.clear();
@@ -431,6 +453,7 @@ class model_graphs {
         if (!context) {
             throw std::runtime_error("llama.cpp can't make a context: " + last_complaint);
         }
+        give_hidden_states();
         if (llama_set_adapters_lora(context.get(), adapters.data(), adapters.size(), scales.data()) != 0) {
             throw std::runtime_error("llama.cpp can't use the adapters: " + last_complaint);
         }
@@ -597,6 +620,44 @@ class model_graphs {
             n--;
         }
         return n;
+    }
+
+    // The draft of a model that has one.
+    const llama_model & draft_model() const { return opts.draft || !other ? *model : *other; }
+
+    // llama.cpp ends the program where it meets what is no draft.
+    void check_draft() const {
+        if (opts.spec_type == "draft-mtp" && llama_model_n_layer_nextn(&draft_model()) == 0) {
+            throw std::runtime_error("the model has no MTP layers (--spec-type draft-mtp)");
+        }
+        if (opts.spec_type == "draft-eagle3" && draft_model().arch != LLM_ARCH_EAGLE3) {
+            throw std::runtime_error("the draft's architecture is not eagle3 (--spec-type draft-eagle3)");
+        }
+    }
+
+    // Has the context give the hidden states that a draft reads, as llama.cpp's speculative decoding does: of the model those of all
+    // tokens, of the draft those of outputs.
+    void give_hidden_states() {
+        if (opts.spec_type == "draft-mtp" || (opts.draft && !opts.spec_type.empty())) {
+            llama_set_embeddings_nextn(context.get(), true, /*masked=*/opts.draft);
+            return;
+        }
+        if (opts.spec_type.empty()) {
+            return;
+        }
+        const int32_t * layers = llama_model_target_layer_ids(&draft_model());
+        for (uint32_t i = 0; i < llama_model_target_layer_ids_n(&draft_model()); i++) {
+            const int32_t n_layer = llama_model_n_layer(model.get());
+            if (layers[i] < 0 || layers[i] > n_layer) {
+                throw std::runtime_error("the draft reads layer " + std::to_string(layers[i]) + " of a model of " +
+                                         std::to_string(n_layer));
+            }
+            if (layers[i] < n_layer) {
+                llama_set_embeddings_layer_inp(context.get(), (uint32_t) layers[i], true);
+            } else {
+                llama_set_embeddings_nextn(context.get(), true, /*masked=*/false);
+            }
+        }
     }
 
     // Builds the graph by which llama_encode computes so many tokens.
@@ -772,9 +833,11 @@ class model_graphs {
     const options &                   opts;
     std::unordered_set<std::string>   weights;
     model_ptr                         model;
+    model_ptr                         other;     // the draft of the model, or the model of the draft
     std::vector<llama_adapter_lora *> adapters;  // the model's
     std::vector<float>                scales;
     std::vector<sampler_ptr>          samplers;
+    context_ptr                       target_context;  // which the draft's refers to
     context_ptr                       context;
     bool                              flash_attn = false;
     graph_splitter                    splitter;
@@ -817,7 +880,16 @@ void export_graphs(const options & opts) {
     if (opts.ftype >= 0) {
         quantize(files, (llama_ftype) opts.ftype);
     }
-    model_graphs graphs(opts, files);
+    std::vector<sparse_file> others;
+    if (!opts.model_draft.empty()) {
+        model_name = opts.model_draft;
+        others     = open_files(opts.model_draft);
+        model_name = opts.model;
+    }
+    if (opts.draft && !others.empty()) {
+        std::swap(files, others);
+    }
+    model_graphs graphs(opts, files, others);
     graphs.write_header();
     if (opts.shift) {
         graphs.open_context(opts.flash_attn.front());

@@ -241,6 +241,18 @@ bool read_value(const std::string & name, const std::string & value, options & o
         opts.adapters.emplace_back();
         return read_adapter(value, opts.adapters.back(), mistake);
     }
+    if (name == "--spec-type") {
+        if (value != "draft-mtp" && value != "draft-eagle3") {
+            mistake = "expected draft-mtp or draft-eagle3, not '" + value + "'";
+            return false;
+        }
+        opts.spec_type = value;
+        return true;
+    }
+    if (name == "--model-draft") {
+        opts.model_draft = value;
+        return true;
+    }
     if (name == "--pooling") {
         return read_pooling(value, opts.pooling, mistake);
     }
@@ -303,10 +315,17 @@ const char * usage() {
            "  --lora-scaled FILE:SCALE  the same, multiplied by a number\n"
            "  --control-vector      layers add a control vector, from the second to the last\n"
            "  --encoder             the graphs of the encoder of a model that has a decoder, too\n"
-           "  --n-encoded N         tokens that such an encoder has computed when its decoder is called; as many as in training "
+           "  --n-encoded N         tokens that such an encoder has computed when its decoder is called; as many as in "
+           "training "
            "by default\n"
            "  --embeddings          calls want embeddings of all their tokens\n"
            "  --pooling TYPE        how these are pooled: none, mean, cls, last or rank; as the file says by default\n"
+           "  --spec-type TYPE      draft-mtp or draft-eagle3: the model's graphs give what such a draft reads\n"
+           "  --model-draft FILE    the file of that draft, of which only the header is read; for draft-mtp the model "
+           "itself "
+           "by default\n"
+           "  --draft               in place of the model's graphs: those of the draft; with --encoder those of its "
+           "encoder\n"
            "  --shift               in place of --graph: the graphs that shift the positions of all keys in the cache, "
            "where "
            "the model has any\n"
@@ -325,7 +344,8 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
     const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
                                         "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype",
                                         "--split-mode",   "--devices",      "--lora",        "--lora-scaled",
-                                        "--pooling",      "--samplers",     "--n-encoded" };
+                                        "--pooling",      "--samplers",     "--n-encoded",   "--spec-type",
+                                        "--model-draft" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;
@@ -359,6 +379,8 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
             opts.control_vector = true;
         } else if (argument == "--encoder") {
             opts.encoder = true;
+        } else if (argument == "--draft") {
+            opts.draft = true;
         } else if (argument == "--shift") {
             opts.shift = true;
         } else if (argument == "--version") {
@@ -392,6 +414,15 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
                            : opts.n_devices != 1) {
         mistake = "--devices is 2 to " + std::to_string(GGML_BACKEND_META_MAX_DEVICES) +
                   " with --split-mode tensor, and not given without";
+        return false;
+    }
+    if (opts.spec_type.empty() ? opts.draft || !opts.model_draft.empty()
+                               : opts.spec_type == "draft-eagle3" && opts.model_draft.empty()) {
+        mistake = "--draft and --model-draft belong to --spec-type, and draft-eagle3 has a --model-draft";
+        return false;
+    }
+    if (opts.split_tensors && !opts.spec_type.empty()) {
+        mistake = "--spec-type is given without --split-mode tensor";
         return false;
     }
     if (opts.split_tensors && !opts.samplers.empty()) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import headers
@@ -10,6 +11,7 @@ import pytest
 import random_llama
 
 from kernelgen.model.exporter import Exporter
+from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.spec.op_kernel import KernelSpec
 
 from .conftest import Derive, run_model
@@ -176,3 +178,102 @@ def test_a_manifest_has_a_model_and_its_draft(
     assert said.startswith("llama: ")
     assert f"\n{small}: qwen3: " in said
     assert "--model-draft small.gguf" in (tmp_path / "derived.yaml").read_text()
+
+
+@pytest.fixture
+def with_head(tmp_path: Path) -> Path:
+    file = tmp_path / "head.gguf"
+    random_llama.write_glm4_moe(file, replace(SIZE, n_expert=4, n_expert_used=2))
+    return file
+
+
+@pytest.fixture
+def eagle3(tmp_path: Path) -> Path:
+    file = tmp_path / "eagle3.gguf"
+    random_llama.write_eagle3(file, SIZE, (0, 1, SIZE.n_layer))
+    return file
+
+
+def test_the_head_of_a_model_joins_a_hidden_state_and_a_token(
+    with_head: Path, derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model alone has no experts; they are the head's."""
+    alone = derive(with_head, *RUN)
+    capsys.readouterr()
+    added = derive(with_head, *RUN, "--spec-type", "draft-mtp") - alone
+    said = capsys.readouterr().out
+    # a token of each sequence is sampled on the device
+    assert {str(spec.output) for spec in named(added, "concat")} == {"(256,16,1,1)/f32", "(256,1,1,1)/f32"}
+    assert "(256,128,1,1)/f32" in {str(spec.inputs[0]) for spec in named(added, "mul_mat")}
+    assert {str(spec.inputs[0]) for spec in named(added, "mul_mat_id")} == {"(128,192,4,1)/f32", "(192,128,4,1)/f32"}
+    assert {dict(spec.params).get("k", 10) for spec in named(added, "top_k")} == {10}
+    assert f"{with_head}: glm4moe: " in said
+    assert "\n  16 tokens, 0 outputs, " in said
+    assert "\n  16 tokens, 1 output, flash attention on, top_k=10 on the device: " in said
+    assert "--spec-type draft-mtp" in (tmp_path / "derived.yaml").read_text()
+
+
+def test_a_model_gives_the_hidden_states_of_all_tokens_to_its_head(with_head: Path, exporter: Exporter) -> None:
+    """Of one output, too: rows are picked from what the head reads, behind the last layer."""
+    settings = Settings((512,), 16, 1, (16,), None, None, "f16", "f16", (True,), False, False)
+    call = [DecodeCall(512, 1, 16, 1, 256)]
+    ((_, _, alone),) = exporter.graphs(with_head, settings, call)
+    ((_, _, read),) = exporter.graphs(with_head, replace(settings, speculation="draft-mtp"), call)
+    assert [name for name in alone.names if name.startswith("ffn_out-2")]
+    first, second = (
+        next(
+            node.output.ne for node, name in zip(graph.nodes, graph.names, strict=True) if name.startswith("ffn_out-2")
+        )
+        for graph in (alone, read)
+    )
+    assert (first[1], second[1]) == (1, 16)
+
+
+def test_an_eagle3_draft_reads_layers_of_its_model(
+    model: Path, eagle3: Path, derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = derive(model, *RUN)
+    capsys.readouterr()
+    added = derive(model, *RUN, "--spec-type", "draft-eagle3", "--model-draft", eagle3) - alone
+    said = capsys.readouterr().out
+    weights = {str(spec.inputs[0]) for spec in named(added, "mul_mat")}
+    assert weights >= {"(384,128,1,1)/f32", "(256,128,1,1)/f32"}, "of its encoder, and of its attention"
+    assert f"\n{eagle3}: eagle3: " in said
+    assert f"\n{eagle3}, its encoder: eagle3: " in said
+    text = (tmp_path / "derived.yaml").read_text()
+    assert "--model-draft eagle3.gguf --spec-type draft-eagle3" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--spec-type draft-mtp", "the model has no MTP layers (--spec-type draft-mtp)"),
+        (
+            "--spec-type draft-mtp --model-draft model.gguf",
+            "leave --model-draft out: the head is a part of the model's file",
+        ),
+        ("--spec-type draft-eagle3", "--spec-type draft-eagle3: give the draft's file, --model-draft"),
+        ("--spec-type draft-simple", "--spec-type draft-simple: give the draft's file, --model-draft"),
+        ("--spec-type draft-eagle3 --model-draft model.gguf", "the draft's architecture is not eagle3"),
+        ("--spec-type draft-eagle3 --model-draft far.gguf", "the draft reads layer 7 of a model of 3"),
+        (
+            "--spec-type draft-mtp --split-mode tensor --devices 2",
+            "--spec-type draft-mtp with --split-mode tensor: such a draft has no kernels",
+        ),
+        ("--spec-type draft-mtp --embeddings", "--spec-type draft-mtp with --embeddings or --encoder: "),
+    ],
+)
+def test_what_is_no_draft_of_the_model(
+    arguments: str,
+    message: str,
+    model: Path,
+    exporter: Exporter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random_llama.write_eagle3(tmp_path / "far.gguf", SIZE, (0, 1, 7))
+    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *arguments.split()) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m.yaml").exists()

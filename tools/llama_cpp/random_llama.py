@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,7 @@ def write(
     size: Size = Size(),
     tied: bool = False,
     sparse: bool = False,
+    added: float = 1.0,
 ) -> None:
     """Writes the model; the same seed gives the same bytes.
 
@@ -60,6 +63,8 @@ def write(
         size: its sizes.
         tied: whether the embedding is the output's matrix, too.
         sparse: leave the tensors' data a hole in the file, which takes no room on disk and reads as zeros; F16 or F32 only.
+        added: what a layer adds is multiplied by this. With a small number the next token depends on the last one most of all, and
+            fewer layers of the same weights are a good draft.
     """
     writer = gguf.GGUFWriter(path, architecture)
     _add_sizes(writer, size, architecture)
@@ -75,7 +80,7 @@ def write(
         if architecture in ("qwen3", "gemma3"):
             tensors.norm(f"blk.{layer}.attn_q_norm.weight", head)
             tensors.norm(f"blk.{layer}.attn_k_norm.weight", head)
-        tensors.matrix(f"blk.{layer}.attn_output.weight", size.n_embd, size.n_embd)
+        tensors.matrix(f"blk.{layer}.attn_output.weight", size.n_embd, size.n_embd, scale=added)
         tensors.norm(f"blk.{layer}.ffn_norm.weight", size.n_embd)
         experts = (size.n_expert,) if size.n_expert else ()
         suffix = "_exps" if experts else ""
@@ -83,7 +88,7 @@ def write(
             tensors.matrix(f"blk.{layer}.ffn_gate_inp.weight", size.n_expert, size.n_embd)
         tensors.matrix(f"blk.{layer}.ffn_gate{suffix}.weight", *experts, size.n_ff, size.n_embd)
         tensors.matrix(f"blk.{layer}.ffn_up{suffix}.weight", *experts, size.n_ff, size.n_embd)
-        tensors.matrix(f"blk.{layer}.ffn_down{suffix}.weight", *experts, size.n_embd, size.n_ff)
+        tensors.matrix(f"blk.{layer}.ffn_down{suffix}.weight", *experts, size.n_embd, size.n_ff, scale=added)
         if architecture == "gemma3":
             tensors.norm(f"blk.{layer}.post_attention_norm.weight", size.n_embd)
             tensors.norm(f"blk.{layer}.post_ffw_norm.weight", size.n_embd)
@@ -100,6 +105,116 @@ def write(
     if sparse:
         data = [tensor.nbytes + -tensor.nbytes % _ALIGNMENT for table in writer.tensors for tensor in table.values()]
         os.truncate(path, path.stat().st_size + -path.stat().st_size % _ALIGNMENT + sum(data))
+
+
+def write_shorter(path: Path, model: Path, n_layer: int) -> None:
+    """Writes the first layers of a model of `write`, with its embedding and output: a draft of the model.
+
+    Args:
+        path: the file.
+        model: the model's file.
+        n_layer: how many layers.
+    """
+    reader = gguf.GGUFReader(model)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(path, architecture)
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        kind, *rest = field.types
+        value = n_layer if field.name == f"{architecture}.block_count" else field.contents()
+        writer.add_key_value(field.name, value, kind, rest[0] if rest else None)
+    for tensor in reader.tensors:
+        layer = re.match(r"blk\.(\d+)\.", tensor.name)
+        if layer is None or int(layer[1]) < n_layer:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_glm4_moe(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
+    """Writes a GLM-4.5 with an MTP head: layers with one feed-forward network, and a head of `n_expert` experts.
+
+    Args:
+        path: the file.
+        size: its sizes, without the head's layer.
+        seed: of the weights, which are F32.
+        added: as of `write`. The head, too, goes by the last token most of all.
+    """
+    writer = gguf.GGUFWriter(path, "glm4moe")
+    _add_sizes(writer, dataclasses.replace(size, n_layer=size.n_layer + 1), "glm4moe")
+    writer.add_nextn_predict_layers(1)
+    writer.add_leading_dense_block_count(size.n_layer)
+    writer.add_expert_feed_forward_length(size.n_ff)
+    writer.add_expert_shared_count(1)
+    n_vocab = _add_vocabulary(writer, size.n_vocab)
+    tensors = _Tensors(writer, np.random.default_rng(seed), np.float32, False)
+    kv = size.n_embd // size.n_head * size.n_head_kv
+    tensors.matrix("token_embd.weight", n_vocab, size.n_embd)
+    for i in range(size.n_layer + 1):
+        tensors.norm(f"blk.{i}.attn_norm.weight", size.n_embd)
+        tensors.matrix(f"blk.{i}.attn_q.weight", size.n_embd, size.n_embd)
+        tensors.matrix(f"blk.{i}.attn_k.weight", kv, size.n_embd)
+        tensors.matrix(f"blk.{i}.attn_v.weight", kv, size.n_embd)
+        tensors.matrix(f"blk.{i}.attn_output.weight", size.n_embd, size.n_embd, scale=added)
+        tensors.norm(f"blk.{i}.post_attention_norm.weight", size.n_embd)
+        head = i == size.n_layer
+        if head:
+            tensors.matrix(f"blk.{i}.ffn_gate_inp.weight", size.n_expert, size.n_embd)
+            tensors.norm(f"blk.{i}.exp_probs_b.bias", size.n_expert)
+        for suffix, experts in (("_exps", (size.n_expert,)), ("_shexp", ())) if head else (("", ()),):
+            tensors.matrix(f"blk.{i}.ffn_gate{suffix}.weight", *experts, size.n_ff, size.n_embd)
+            tensors.matrix(f"blk.{i}.ffn_up{suffix}.weight", *experts, size.n_ff, size.n_embd)
+            tensors.matrix(f"blk.{i}.ffn_down{suffix}.weight", *experts, size.n_embd, size.n_ff, scale=added)
+    i = size.n_layer
+    ahead = np.eye(size.n_embd, 2 * size.n_embd) / math.sqrt(size.n_embd)
+    tensors.matrix(f"blk.{i}.nextn.eh_proj.weight", size.n_embd, 2 * size.n_embd, scale=added / 2, plus=ahead)
+    for norm in ("enorm", "hnorm", "shared_head_norm"):
+        tensors.norm(f"blk.{i}.nextn.{norm}.weight", size.n_embd)
+    tensors.norm("output_norm.weight", size.n_embd)
+    tensors.matrix("output.weight", n_vocab, size.n_embd)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_eagle3(path: Path, size: Size, layers: tuple[int, int, int], *, seed: int = 1) -> None:
+    """Writes an Eagle3 draft of a model of `write`, whose embedding and output it has: one layer of F32.
+
+    Its attention looks at the last token alone, whose embedding it hands on.
+
+    Args:
+        path: the file.
+        size: the model's sizes.
+        layers: of the model, whose inputs it reads; the number of layers for their result.
+        seed: of the weights.
+    """
+    writer = gguf.GGUFWriter(path, "eagle3")
+    _add_sizes(writer, dataclasses.replace(size, n_layer=1, n_head_kv=size.n_head), "eagle3")
+    writer.add_key_value("eagle3.target_layers", list(layers), gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32)
+    writer.add_key_value("eagle3.target_hidden_size", size.n_embd, gguf.GGUFValueType.UINT32)
+    _add_vocabulary(writer, size.n_vocab)
+    random = np.random.default_rng(seed)
+    tensors = _Tensors(writer, random, np.float32, False)
+    n = size.n_embd
+    tensors.matrix("fc.weight", n, 3 * n, scale=0.1)
+    for norm in ("attn_norm", "attn_norm_2", "ffn_norm"):
+        tensors.norm(f"blk.0.{norm}.weight", n)
+    ahead = np.eye(n, 2 * n)
+    for part, scale, plus in (("q", 0.1, 4 * ahead), ("k", 0.1, 4 * ahead), ("v", 0.1, ahead)):
+        tensors.matrix(f"blk.0.attn_{part}.weight", n, 2 * n, scale=scale, plus=plus)
+    tensors.matrix("blk.0.attn_output.weight", n, n, scale=0.1, plus=np.eye(n))
+    tensors.matrix("blk.0.ffn_gate.weight", size.n_ff, n)
+    tensors.matrix("blk.0.ffn_up.weight", size.n_ff, n)
+    tensors.matrix("blk.0.ffn_down.weight", n, size.n_ff, scale=0.1)
+    tensors.norm("output_norm.weight", n)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def write_t5(path: Path, size: Size, *, seed: int = 1, decoder: bool = False) -> None:
@@ -218,6 +333,7 @@ def write_adapter(
     seed: int = 1,
     weights: type[np.floating] = np.float16,
     architecture: str = "llama",
+    added: float = 1.0,
 ) -> None:
     """Writes a LoRA adapter of random weights for a model of `write`; the same seed gives the same bytes.
 
@@ -229,6 +345,7 @@ def write_adapter(
         seed: of the weights.
         weights: their type.
         architecture: the model's.
+        added: what it adds is multiplied by this.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -241,7 +358,7 @@ def write_adapter(
         for target in targets:
             name = f"blk.{layer}.{target}.weight"
             tensors.matrix(f"{name}.lora_a", rank, size.n_ff if target == "ffn_down" else size.n_embd)
-            tensors.matrix(f"{name}.lora_b", rows.get(target, size.n_embd), rank)
+            tensors.matrix(f"{name}.lora_b", rows.get(target, size.n_embd), rank, scale=added)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -296,8 +413,11 @@ class _Tensors:
     weights: type[np.floating] | gguf.GGMLQuantizationType
     sparse: bool
 
-    def matrix(self, name: str, *shape: int) -> None:
-        """Adds a matrix of rows and columns, or one for each expert; quantized ones have no experts."""
+    def matrix(self, name: str, *shape: int, scale: float = 1.0, plus: np.ndarray | float = 0.0) -> None:
+        """Adds a matrix of rows and columns, or one for each expert; quantized ones have no experts.
+
+        Values are multiplied by `scale`, and `plus` is added.
+        """
         columns = shape[-1]
         quantized = isinstance(self.weights, gguf.GGMLQuantizationType)
         if self.sparse:
@@ -312,6 +432,8 @@ class _Tensors:
             )
             return
         values = self.random.standard_normal(shape, dtype=np.float32) / np.sqrt(np.float32(columns))
+        if scale != 1 or np.any(plus):
+            values = values * np.float32(scale) + np.asarray(plus, np.float32)
         if quantized:
             self.writer.add_tensor(name, gguf.quants.quantize(values, self.weights), raw_dtype=self.weights)
         else:

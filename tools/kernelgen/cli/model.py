@@ -40,6 +40,11 @@ _AUTO, _NONE = "auto", "none"
 _WORDS = {_AUTO: "what the forecast chooses", _NONE: f"weights {AS_GGML}"}
 """What `--weights` may be instead of layouts."""
 
+_SIMPLE, _MTP, _EAGLE3 = _SPEC_TYPES = ("draft-simple", "draft-mtp", "draft-eagle3")
+
+_DRAFT_CHAIN = "top_k=10"
+"""What llama.cpp samples with on the device, of a draft that reads hidden states (`--spec-draft-backend-sampling`)."""
+
 _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 
 
@@ -75,6 +80,12 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="llama.cpp's --model-draft: the GGUF file of a second model, whose kernels the manifest has as well.",
+)
+@click.option(
+    "--spec-type",
+    type=click.Choice(_SPEC_TYPES),
+    help=f"llama.cpp's --spec-type: {_MTP} for the MTP head of the model, {_EAGLE3} for a --model-draft that reads the model's "
+    f"hidden states.  [default: {_SIMPLE} with --model-draft]",
 )
 @click.option(
     "--python",
@@ -117,6 +128,7 @@ def command(
     llama_cpp: Path | None,
     shift: bool,
     draft: Path | None,
+    spec_type: str | None,
     python: str | None,
     fuse: str | None,
     causal: bool,
@@ -154,6 +166,7 @@ def command(
     if settings.split and _layouts(weights):
         hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
         raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
+    settings, drafts = _with_draft(settings, draft, spec_type)
     (source,) = found
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
@@ -176,19 +189,21 @@ def command(
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
     summary = _summary(model, derived, settings)
-    if draft is not None:
+    for how in drafts:
+        file = draft if how.speculation is None and draft is not None else source.path
         drafted, draft_model = _derive(
             asked,
-            draft,
-            replace(settings, lora=(), control_vector=False),
+            file,
+            how,
             catalog,
             fuse,
             causal,
-            _SeenCalls(settings, machines, _layouts(weights)),
-            shift,
+            _SeenCalls(how, machines, _layouts(weights)),
+            shift and not how.encoder,
         )
+        whose = f"{draft or source.path}{', its encoder' * how.encoder}"
         summary += [
-            f"{draft}: {line}" if i == 0 else line for i, line in enumerate(_summary(draft_model, drafted, settings))
+            f"{whose}: {line}" if i == 0 else line for i, line in enumerate(_summary(draft_model, drafted, how))
         ]
         derived = both(derived, drafted)
     head = writing.ManifestHead(
@@ -204,6 +219,33 @@ def command(
     summary += [*_groups(derived), *_listed(derived), *_refused(derived)]
     texts = [(one.chip.target, one.text) for one in seen.layouts] + [(one.target, one.text) for one in seen.fusions]
     click.echo("\n".join([*summary, *said(texts), *notes, str(output)]))
+
+
+def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -> tuple[Settings, list[Settings]]:
+    """Returns how the model is run, and how its draft is: none, one, or two where it has an encoder.
+
+    Raises:
+        KernelgenError: the options do not go together.
+    """
+    plain = replace(settings, lora=(), control_vector=False)
+    if spec_type in (None, _SIMPLE):
+        if spec_type is not None and draft is None:
+            raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
+        return settings, [plain] if draft is not None else []
+    if spec_type == _EAGLE3 and draft is None:
+        raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
+    if spec_type == _MTP and draft is not None:
+        hint = "leave --model-draft out: the head is a part of the model's file"
+        raise KernelgenError(Diagnostic(f"--spec-type {spec_type} with --model-draft", hint=hint))
+    if settings.split or settings.whole:
+        with_ = "--split-mode tensor" if settings.split else "--embeddings or --encoder"
+        raise KernelgenError(f"--spec-type {spec_type} with {with_}: such a draft has no kernels")
+    settings = replace(settings, speculation=spec_type, draft_file=draft)
+    reads = replace(plain, speculation=spec_type, draft_file=draft, drafting=True, n_outputs=None)
+    drafts = [replace(reads, samplers=("", _DRAFT_CHAIN))]
+    if spec_type == _EAGLE3:
+        drafts.append(replace(reads, samplers=("",), encoder=True))
+    return settings, drafts
 
 
 def _derive(
@@ -440,6 +482,7 @@ def _made_by(
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
     parts += ["--model-draft", draft.name] if draft else []
+    parts += ["--spec-type", settings.speculation] if settings.speculation else []
     parts += ["--control-vector"] * settings.control_vector
     parts += ["--encoder"] * settings.encoder
     if settings.n_encoded != few_encoded(settings):

@@ -187,6 +187,12 @@ def _options(settings: Settings, n_ctx: int) -> Iterable[str]:
         yield "--embeddings"
     if settings.pooling is not None:
         yield from ("--pooling", settings.pooling)
+    if settings.speculation is not None:
+        yield from ("--spec-type", settings.speculation)
+    if settings.draft_file is not None:
+        yield from ("--model-draft", str(settings.draft_file))
+    if settings.drafting:
+        yield "--draft"
     for file, scale in settings.lora:
         yield from ("--lora-scaled", f"{file}:{scale!r}")
 

@@ -79,6 +79,9 @@ class Settings:
             as in training.
         embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
         lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
+        speculation: which kind of draft reads the model's hidden states, as `--spec-type` has it; None: none does.
+        draft_file: the file of that draft; None: the model is its own.
+        drafting: whether the calls are those of that draft.
     """
 
     n_ctx: tuple[int, ...]
@@ -102,6 +105,9 @@ class Settings:
     embeddings: bool = False
     pooling: str | None = None
     lora: tuple[tuple[Path, float], ...] = ()
+    speculation: str | None = None
+    draft_file: Path | None = None
+    drafting: bool = False
 
     @property
     def whole(self) -> bool:
@@ -208,6 +214,9 @@ def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> l
     if settings.whole:
         return [n_tokens]
     wanted = settings.n_outputs
+    if settings.drafting:
+        # it reads what the model was given without a result, and proposes a token for each sequence after another
+        wanted = (n_seqs,) if samplers else (0, n_seqs)
     if wanted is None:
         # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. Of tensors
         # that are not split, ops that have no group in such a call have kernels of their own.
