@@ -12,6 +12,9 @@ KINDS = ("gemma3", "idefics3", "qwen2vl_merger", "ultravox")
 """llama.cpp's names of the projectors that are written: of images of one size, of images that are cut into tiles of one size, of images
 of any size, and of sound."""
 
+_STACKED = 4
+"""Frames of a token of sound: llama.cpp takes those that 1,500 can be divided by."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -67,7 +70,7 @@ def write(
     tensors = _Tensors(writer, np.random.default_rng(seed), weights)
     if sound:
         writer.add_uint32("clip.audio.num_mel_bins", size.n_mel)
-        writer.add_uint32("clip.audio.projector.stack_factor", 8)
+        writer.add_uint32("clip.audio.projector.stack_factor", _STACKED)
     else:
         writer.add_uint32("clip.vision.image_size", size.image_size)
         writer.add_uint32("clip.vision.patch_size", size.patch_size)
@@ -89,7 +92,7 @@ def write(
         tensors.layer("mm.0", merged, merged)
         tensors.layer("mm.2", size.n_out, merged)
     else:
-        stacked = 8 * size.n_embd
+        stacked = _STACKED * size.n_embd
         tensors.f16("a.conv1d.1.weight", size.n_embd, size.n_mel, 3)
         tensors.bias("a.conv1d.1.bias", 1, size.n_embd)
         tensors.f16("a.conv1d.2.weight", size.n_embd, size.n_embd, 3)
