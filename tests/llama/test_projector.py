@@ -13,6 +13,7 @@ import any_tokens
 import derived_kernels
 import gguf
 import harness
+import numpy as np
 import pytest
 import random_llama
 import random_projector
@@ -62,10 +63,14 @@ class Bench:
     folder: Path
     kind: str
 
-    def derive(self, *more: str, size: random_projector.Size = SIZE, weights: object = None) -> str:
-        """Builds the kernels that `kernelgen model` derives, and returns the manifest."""
-        given = {} if weights is None else {"weights": weights}
-        random_projector.write(self.folder / "projector.gguf", self.kind, size=size, **given)
+    def derive(self, *more: object, weights: type[np.floating] | gguf.GGMLQuantizationType = np.float16) -> str:
+        """Builds the kernels that `kernelgen model` derives of the projector, and returns the manifest.
+
+        Args:
+            more: arguments, such as a model.
+            weights: type of the projector's matrices.
+        """
+        random_projector.write(self.folder / "projector.gguf", self.kind, size=SIZE, weights=weights)
         written = self.folder / "projector.yaml"
         arguments = ["model", "--mmproj", self.folder / "projector.gguf", "-o", written, "--target", harness.target()]
         arguments += ["--exporter", derived_kernels.exporter(), "--llama-cpp", self.programs.llama_cpp, *more]
@@ -111,3 +116,59 @@ def check(found: Encoded, calls: Sequence[tuple[str, int, int]]) -> None:
     assert found.ops > 0
     assert found.cpu == "none", found.cpu
     assert "ggml-neuron: 0 ops ran on the CPU instead of a NeuronCore" in found.log
+
+
+def test_an_image_is_a_launch_for_each_layer(programs: harness.Programs, tmp_path: Path) -> None:
+    """A projector of images of one size: the launches are the layers, and what is before the first and behind the last."""
+    bench = Bench(programs, tmp_path, "gemma3")
+    bench.derive()
+    found = bench.encode("100x80")
+    check(found, [("100x80", 1, 16)])
+    ran, launches = found.groups
+    assert 2 * ran == found.ops, "what the warm-up asks for is not run"
+    assert launches == SIZE.n_layer + 2
+
+
+@pytest.mark.long
+def test_an_image_is_cut_into_parts(programs: harness.Programs, tmp_path: Path) -> None:
+    bench = Bench(programs, tmp_path, "idefics3")
+    bench.derive()
+    found = bench.encode("300x200")
+    check(found, [("300x200", 1, 16)] * 13)  # 4 times 3, and the whole
+
+
+@pytest.mark.long
+def test_images_of_the_sizes_that_are_named(programs: harness.Programs, tmp_path: Path) -> None:
+    """The device computes images of these sizes; of another size the CPU computes what has no kernel, and the backend says so once."""
+    bench = Bench(programs, tmp_path, "qwen2vl_merger")
+    bench.derive("--image-size", "300x200")
+    check(bench.encode("300x200"), [("300x200", 1, 77)])
+    found = bench.encode("280x280", "280x280")
+    assert found.calls == [("280x280", 1, 100)] * 2
+    assert max(found.nmse) < any_tokens.LIMIT_CPU
+    assert "IM2COL:4" in found.cpu.split(",")
+    assert found.log.count("no kernel for im2col of (14,14,3,64)/f16, (280,280,3,1)/f32: the CPU computes it") == 1
+
+
+@pytest.mark.long
+def test_sound(programs: harness.Programs, tmp_path: Path) -> None:
+    """Of more than 30 seconds: each piece is a call."""
+    bench = Bench(programs, tmp_path, "ultravox")
+    bench.derive()
+    found = bench.encode(str(16000 * 31))
+    check(found, [(str(16000 * 31), 1, 375)] * 2)
+
+
+@pytest.mark.long
+def test_weights_of_a_projector_have_the_layout_of_ggml(programs: harness.Programs, tmp_path: Path) -> None:
+    """Whichever layout those of the model have."""
+    bench = Bench(programs, tmp_path, "gemma3")
+    model = tmp_path / "quantized.gguf"
+    size = random_llama.Size(n_embd=SIZE.n_out, n_layer=1)
+    random_llama.write(model, size=size, weights=gguf.GGMLQuantizationType.Q8_0)
+    text = bench.derive(
+        *(model, "--weights", "bf16", "--n-tokens", "1", "--n-kv", "256"), weights=gguf.GGMLQuantizationType.Q8_0
+    )
+    assert "\nweights: [bf16]\n" in text
+    assert "    weights: []\n" in text
+    check(bench.encode("112x112"), [("112x112", 1, 16)])
