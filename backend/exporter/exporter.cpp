@@ -761,15 +761,43 @@ std::string text_of(const gguf_context * header, const char * key) {
     return id >= 0 && gguf_get_kv_type(header, id) == GGUF_TYPE_STRING ? gguf_get_val_str(header, id) : "";
 }
 
-void write_projector_header(const sparse_file & file, const projector & loaded) {
-    ggml_context *         context = nullptr;
-    const gguf_context_ptr header(gguf_init_from_file(file.path().c_str(), { /*.no_alloc =*/true, /*.ctx =*/&context }));
-    const ggml_context_ptr freed(context);
-    if (!header) {
-        throw std::runtime_error("the header can't be read again");
+struct projector_file {
+    sparse_file      file;
+    ggml_context_ptr tensors;
+    gguf_context_ptr header;
+
+    explicit projector_file(const std::string & path) : file(path) {
+        ggml_context * context = nullptr;
+        header.reset(gguf_init_from_file(file.path().c_str(), { /*.no_alloc =*/true, /*.ctx =*/&context }));
+        tensors.reset(context);
+        if (!header) {
+            throw std::runtime_error("the header can't be read again");
+        }
+        const std::string architecture = text_of(header.get(), "general.architecture");
+        if (architecture != "clip") {
+            throw std::runtime_error("this is no projector: its architecture is " +
+                                     (architecture.empty() ? "not named" : architecture));
+        }
     }
+
+    std::unique_ptr<projector> load(bool flash_attn) const {
+        try {
+            return std::make_unique<projector>(file.path(), flash_attn);
+        } catch (const std::runtime_error & error) {
+            // a complaint names the file as it is read here
+            std::string said = last_complaint.empty() ? error.what() : last_complaint;
+            for (size_t at; (at = said.find(file.path())) != std::string::npos;) {
+                said.replace(at, file.path().size(), "the file");
+            }
+            throw std::runtime_error("llama.cpp can't load the projector: " + said);
+        }
+    }
+};
+
+void write_projector_header(const projector_file & file, const projector & loaded) {
     int64_t parameters = 0;
     int64_t bytes      = 0;
+    ggml_context * context = file.tensors.get();
     for (ggml_tensor * t = ggml_get_first_tensor(context); t; t = ggml_get_next_tensor(context, t)) {
         parameters += ggml_nelements(t);
         bytes += (int64_t) ggml_nbytes(t);
@@ -782,8 +810,8 @@ void write_projector_header(const sparse_file & file, const projector & loaded) 
     }
     json_line out;
     begin_header(out);
-    out.text("architecture", text_of(header.get(), "general.architecture").c_str());
-    out.text("name", text_of(header.get(), "general.name").c_str());
+    out.text("architecture", text_of(file.header.get(), "general.architecture").c_str());
+    out.text("name", text_of(file.header.get(), "general.name").c_str());
     out.text("description", types.c_str());
     out.integer("parameters", parameters);
     out.integer("bytes", bytes);
@@ -862,14 +890,15 @@ std::vector<sparse_file> open_files(const std::string & path) {
 }
 
 void export_projector(const options & opts) {
-    const sparse_file                     file(opts.mmproj);
-    const std::unordered_set<std::string> weights(file.tensor_names().begin(), file.tensor_names().end());
+    const projector_file                  file(opts.mmproj);
+    const std::vector<std::string> &      names = file.file.tensor_names();
+    const std::unordered_set<std::string> weights(names.begin(), names.end());
     for (const bool flash_attn : opts.flash_attn) {
-        const projector loaded(file.path(), flash_attn);
+        const std::unique_ptr<projector> loaded = file.load(flash_attn);
         if (flash_attn == opts.flash_attn.front()) {
-            write_projector_header(file, loaded);
+            write_projector_header(file, *loaded);
         }
-        loaded.graphs(opts.images, opts.seconds, [&](const projector_call & call, ggml_cgraph * graph) {
+        loaded->graphs(opts.images, opts.seconds, [&](const projector_call & call, ggml_cgraph * graph) {
             write_projector_graph(weights, call, flash_attn, graph);
         });
     }
