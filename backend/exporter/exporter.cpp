@@ -780,9 +780,9 @@ struct projector_file {
         }
     }
 
-    std::unique_ptr<projector> load(bool flash_attn) const {
+    std::unique_ptr<projector> load(const options & opts, bool flash_attn) const {
         try {
-            return std::make_unique<projector>(file.path(), flash_attn);
+            return std::make_unique<projector>(file.path(), flash_attn, opts.image_min_tokens, opts.image_max_tokens);
         } catch (const std::runtime_error & error) {
             // a complaint names the file as it is read here
             std::string said = last_complaint.empty() ? error.what() : last_complaint;
@@ -894,7 +894,7 @@ void export_projector(const options & opts) {
     const std::vector<std::string> &      names = file.file.tensor_names();
     const std::unordered_set<std::string> weights(names.begin(), names.end());
     for (const bool flash_attn : opts.flash_attn) {
-        const std::unique_ptr<projector> loaded = file.load(flash_attn);
+        const std::unique_ptr<projector> loaded = file.load(opts, flash_attn);
         if (flash_attn == opts.flash_attn.front()) {
             write_projector_header(file, *loaded);
         }

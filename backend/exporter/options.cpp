@@ -267,6 +267,12 @@ bool read_value(const std::string & name, const std::string & value, options & o
         opts.images.emplace_back();
         return read_image(value, opts.images.back(), mistake);
     }
+    if (name == "--image-min-tokens") {
+        return read_number(value, opts.image_min_tokens, mistake);
+    }
+    if (name == "--image-max-tokens") {
+        return read_number(value, opts.image_max_tokens, mistake);
+    }
     if (name == "--audio-seconds") {
         uint32_t seconds = 0;
         if (!read_number(value, seconds, mistake)) {
@@ -349,6 +355,7 @@ const char * usage() {
            "                        warm-up\n"
            "  --image-size WxH      and of an image of so many pixels, scaled and cut as llama.cpp does; may be given several "
            "times\n"
+           "  --image-min-tokens N, --image-max-tokens N  tokens that an image of any size has; as the file says by default\n"
            "  --audio-seconds N     and of so much sound; may be given several times\n"
            "  --samplers CHAIN      top_k=40,temperature=0.8,dist: what llama.cpp samples each sequence with on the "
            "device; "
@@ -366,7 +373,7 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
                                         "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype",
                                         "--split-mode",   "--devices",      "--lora",        "--lora-scaled",
                                         "--pooling",      "--samplers",     "--mmproj",      "--image-size",
-                                        "--audio-seconds" };
+                                        "--audio-seconds", "--image-min-tokens", "--image-max-tokens" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;
@@ -424,8 +431,8 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
         }
         return true;
     }
-    if (!opts.images.empty() || !opts.seconds.empty()) {
-        mistake = "--image-size and --audio-seconds are for --mmproj";
+    if (!opts.images.empty() || !opts.seconds.empty() || opts.image_min_tokens || opts.image_max_tokens) {
+        mistake = "options of images and sound are for --mmproj";
         return false;
     }
     if (opts.model.empty()) {

@@ -55,6 +55,8 @@ struct options {
     std::string             mmproj;
     std::vector<image_size> images;
     std::vector<uint32_t>   seconds;
+    uint32_t                image_min_tokens = 0;  // 0: as the file says
+    uint32_t                image_max_tokens = 0;
 
     // What each sequence's tokens are sampled with on the device, and how the user wrote it; none: logits are the result.
     std::vector<sampler_option> samplers;

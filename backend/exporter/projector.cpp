@@ -81,13 +81,15 @@ struct projector::loaded {
         context(path.c_str(), /*text_model =*/nullptr, params, /*no_alloc =*/true) {}
 };
 
-projector::projector(const std::string & path, bool flash_attn) {
+projector::projector(const std::string & path, bool flash_attn, uint32_t min_tokens, uint32_t max_tokens) {
     mtmd_context_params params = mtmd_context_params_default();
     params.use_gpu             = true;
     params.device              = split_devices(1)[0];
     params.n_threads           = 1;
     params.warmup              = false;
     params.flash_attn_type     = flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.image_min_tokens    = min_tokens ? (int) min_tokens : -1;
+    params.image_max_tokens    = max_tokens ? (int) max_tokens : -1;
     mtmd                       = std::make_unique<loaded>(path, params);
 }
 

@@ -34,8 +34,8 @@ class projector {
   public:
     // Loads what a file says of projectors, without memory for their weights. Throws std::runtime_error where llama.cpp refuses it.
     //
-    // path  is not read behind the header, except for numbers that llama.cpp keeps in tensors and builds graphs with
-    projector(const std::string & path, bool flash_attn);
+    // min_tokens, max_tokens  that an image of any size has; 0: as the file says
+    projector(const std::string & path, bool flash_attn, uint32_t min_tokens, uint32_t max_tokens);
     ~projector();
 
     std::vector<projector_part> parts() const;

@@ -75,6 +75,19 @@ def test_images_of_sizes_that_are_named(exporter: Exporter, tmp_path: Path, caps
     assert shapes(specs(output), "im2col") == {"(1288,1288,3,1)/f32", "(308,196,3,1)/f32", "(644,476,3,1)/f32"}
 
 
+def test_tokens_that_an_image_has(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "projector.yaml"
+    limits = ("--image-min-tokens", 64, "--image-max-tokens", 256)
+    given = ("--mmproj", header(tmp_path, "qwen2vl_merger"), "--fuse", "none", "--image-size", "28x28,640x480", *limits)
+    assert run(exporter, output, *given) == 0
+    sizes = [line.split(",")[0].split()[-1].split("x") for line in capsys.readouterr().out.splitlines()[2:4]]
+    small, large = (int(width) * int(height) // 28**2 for width, height in sizes)
+    assert small == 64
+    assert 200 <= large <= 256
+    made = output.read_text().replace(" \\\n#      ", "")
+    assert "--image-size 28x28,640x480 --image-min-tokens 64 --image-max-tokens 256 " in made
+
+
 def test_what_is_cut_has_one_size(exporter: Exporter, tmp_path: Path) -> None:
     """A projector that llama.cpp cuts images for computes parts of one size, whatever the size of the image."""
     output = tmp_path / "projector.yaml"
@@ -152,7 +165,7 @@ def test_what_is_no_projector(
     ("arguments", "message"),
     [
         (("--mmproj", "p.gguf", "--shift"), "--mmproj is given without a model, --graph and --shift"),
-        (("--image-size", "640x480"), "--image-size and --audio-seconds are for --mmproj"),
+        (("--image-size", "640x480"), "options of images and sound are for --mmproj"),
         (("--mmproj", "p.gguf", "--image-size", "640x480x3"), "--image-size: expected WIDTHxHEIGHT"),
         (("--mmproj", "p.gguf", "--audio-seconds", "0"), "--audio-seconds: expected 1 to 3600 seconds, not '0'"),
     ],

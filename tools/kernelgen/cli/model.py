@@ -278,6 +278,8 @@ _OF_PROJECTORS = (
     "fuse",
     "mmproj",
     "images",
+    "image_min_tokens",
+    "image_max_tokens",
     "seconds",
     "program",
     "llama_cpp",
@@ -323,6 +325,7 @@ def _made_of_projector(projector: Projector) -> list[str]:
     parts = ["--mmproj", projector.file.name]
     if projector.images:
         parts += ["--image-size", ",".join(f"{width}x{height}" for width, height in projector.images)]
+    parts += projector.limits
     if projector.seconds:
         parts += ["--audio-seconds", _joined(projector.seconds)]
     return parts

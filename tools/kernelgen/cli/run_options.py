@@ -252,6 +252,16 @@ _PROJECTOR = (
         help="Sizes of images in pixels to have kernels of the projector for, too: of what llama.cpp scales and cuts them to.",
     ),
     click.option(
+        "--image-min-tokens",
+        type=click.IntRange(1, 1 << 20),
+        help="llama.cpp's option of that name: tokens that an image of any size has.",
+    ),
+    click.option(
+        "--image-max-tokens",
+        type=click.IntRange(1, 1 << 20),
+        help="llama.cpp's option of that name.",
+    ),
+    click.option(
         "--audio-seconds",
         "seconds",
         type=Counts(),
@@ -318,16 +328,19 @@ def projector_options(function: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         mmproj: Path | None,
         images: tuple[tuple[int, int], ...] | None,
+        image_min_tokens: int | None,
+        image_max_tokens: int | None,
         seconds: tuple[int, ...] | None,
         **kwargs: Any,
     ) -> Any:
+        tokens = (image_min_tokens, image_max_tokens)
         if mmproj is None and (images or seconds):
             raise KernelgenError(
                 f"{'--image-size' if images else '--audio-seconds'} is for a projector: give --mmproj too"
             )
         if seconds and seconds[-1] > MAX_SECONDS:
             raise KernelgenError(f"--audio-seconds {seconds[-1]}: sound of at most {MAX_SECONDS} s")
-        projector = None if mmproj is None else Projector(mmproj, images or (), seconds or ())
+        projector = None if mmproj is None else Projector(mmproj, images or (), seconds or (), tokens)
         return function(*args, projector=projector, **kwargs)
 
     return _with(wrapper, _PROJECTOR)

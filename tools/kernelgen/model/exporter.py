@@ -77,7 +77,7 @@ class Exporter:
         Raises:
             KernelgenError: as of `run`.
         """
-        command = ["--mmproj", str(asked.file), "--flash-attn", _on_off(flash_attn)]
+        command = ["--mmproj", str(asked.file), "--flash-attn", _on_off(flash_attn), *asked.limits]
         for width, height in asked.images:
             command += ["--image-size", f"{width}x{height}"]
         for seconds in asked.seconds:

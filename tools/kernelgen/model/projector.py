@@ -21,11 +21,19 @@ class Projector:
         file: llama.cpp's `--mmproj`; its header is enough.
         images: widths and heights of images in pixels, before llama.cpp scales and cuts them.
         seconds: lengths of sound.
+        tokens: llama.cpp's `--image-min-tokens` and `--image-max-tokens`; None: as the file says.
     """
 
     file: Path
     images: tuple[tuple[int, int], ...] = ()
     seconds: tuple[int, ...] = ()
+    tokens: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """The options of `tokens`."""
+        named = zip(("--image-min-tokens", "--image-max-tokens"), self.tokens, strict=True)
+        return tuple(part for option, n in named if n is not None for part in (option, str(n)))
 
 
 @dataclass(frozen=True, slots=True)
