@@ -23,6 +23,7 @@
 #include "llama-model.h"
 #include "llama.h"
 #include "options.h"
+#include "projector.h"
 #include "sparse_file.h"
 #include "split_devices.h"
 
@@ -350,6 +351,16 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
     }
 }
 
+// Writes what the first line begins with, up to what is said of the model.
+void begin_header(json_line & out) {
+    out.begin_object();
+    out.text("format", "neuron-kernelgen graphs");
+    out.integer("version", GRAPH_FORMAT_VERSION);
+    out.text("ggml", ggml_version());
+    out.text("llama_cpp", llama_version());
+    out.begin_object("model");
+}
+
 class model_graphs {
   public:
     // others  the files of the model's draft, or of the model whose draft this is; of one that is its own draft there are none
@@ -380,12 +391,7 @@ class model_graphs {
         llama_model_meta_val_str(model.get(), "general.name", name, sizeof(name));
 
         json_line out;
-        out.begin_object();
-        out.text("format", "neuron-kernelgen graphs");
-        out.integer("version", GRAPH_FORMAT_VERSION);
-        out.text("ggml", ggml_version());
-        out.text("llama_cpp", llama_version());
-        out.begin_object("model");
+        begin_header(out);
         out.text("architecture", architecture);
         out.text("name", name);
         out.text("description", description);
@@ -844,6 +850,113 @@ class model_graphs {
 };
 
 //
+// the graphs of a projector
+//
+
+std::string text_of(const gguf_context * header, const char * key) {
+    const int64_t id = gguf_find_key(header, key);
+    return id >= 0 && gguf_get_kv_type(header, id) == GGUF_TYPE_STRING ? gguf_get_val_str(header, id) : "";
+}
+
+struct projector_file {
+    sparse_file      file;
+    ggml_context_ptr tensors;
+    gguf_context_ptr header;
+
+    explicit projector_file(const std::string & path) : file(path) {
+        ggml_context * context = nullptr;
+        header.reset(gguf_init_from_file(file.path().c_str(), { /*.no_alloc =*/true, /*.ctx =*/&context }));
+        tensors.reset(context);
+        if (!header) {
+            throw std::runtime_error("the header can't be read again");
+        }
+        const std::string architecture = text_of(header.get(), "general.architecture");
+        if (architecture != "clip") {
+            throw std::runtime_error("this is no projector: its architecture is " +
+                                     (architecture.empty() ? "not named" : architecture));
+        }
+    }
+
+    std::unique_ptr<projector> load(const options & opts, bool flash_attn) const {
+        try {
+            return std::make_unique<projector>(file.path(), flash_attn, opts.image_min_tokens, opts.image_max_tokens);
+        } catch (const std::runtime_error & error) {
+            // a complaint names the file as it is read here
+            std::string said = last_complaint.empty() ? error.what() : last_complaint;
+            for (size_t at; (at = said.find(file.path())) != std::string::npos;) {
+                said.replace(at, file.path().size(), "the file");
+            }
+            throw std::runtime_error("llama.cpp can't load the projector: " + said);
+        }
+    }
+};
+
+void write_projector_header(const projector_file & file, const projector & loaded) {
+    int64_t        parameters = 0;
+    int64_t        bytes      = 0;
+    ggml_context * context    = file.tensors.get();
+    for (ggml_tensor * t = ggml_get_first_tensor(context); t; t = ggml_get_next_tensor(context, t)) {
+        parameters += ggml_nelements(t);
+        bytes += (int64_t) ggml_nbytes(t);
+    }
+    std::string types;
+    int         layers = 0;
+    for (const projector_part & part : loaded.parts()) {
+        types += (types.empty() ? "" : ", ") + part.type;
+        layers += part.layers;
+    }
+    json_line out;
+    begin_header(out);
+    out.text("architecture", text_of(file.header.get(), "general.architecture").c_str());
+    out.text("name", text_of(file.header.get(), "general.name").c_str());
+    out.text("description", types.c_str());
+    out.integer("parameters", parameters);
+    out.integer("bytes", bytes);
+    out.integer("layers", layers);
+    out.integer("context_length", 0);
+    out.boolean("encoder", true);
+    out.boolean("decoder", false);
+    out.boolean("recurrent", false);
+    out.end_object();
+    out.end_object();
+    out.print(stdout);
+}
+
+// Writes one graph. What is no weight and is not set before a call, llama.cpp computes.
+void write_projector_graph(const std::unordered_set<std::string> & weights,
+                           const projector_call &                  call,
+                           bool                                    flash_attn,
+                           ggml_cgraph *                           graph) {
+    json_line out;
+    out.begin_object();
+    out.begin_object("sizes");
+    out.integer(call.audio ? "frames" : "width", call.size.width);
+    out.integer(call.audio ? "frame_size" : "height", call.size.height);
+    if (!call.audio) {
+        out.integer("n_images", (int64_t) call.n_images);
+    }
+    out.end_object();
+    out.begin_object("context");
+    out.boolean("flash_attn", flash_attn);
+    out.boolean("projector", true);
+    out.end_object();
+    json_line tensors;
+    tensors.begin_array("tensors");
+    const ggml_tensor * last = ggml_graph_node(graph, -1);
+    graph_writer(tensors, [&](const ggml_tensor * t) -> const char * {
+        return t->flags & GGML_TENSOR_FLAG_INPUT                 ? "input"
+               : t->flags & GGML_TENSOR_FLAG_OUTPUT || t == last ? "output"
+               : t->op != GGML_OP_NONE || t->view_src            ? nullptr
+               : weights.count(t->name)                          ? "weight"
+                                                                 : "input";
+    }).write(graph);
+    tensors.end_array();
+    out.append(tensors);
+    out.end_object();
+    out.print(stdout);
+}
+
+//
 // the program
 //
 
@@ -873,9 +986,22 @@ std::vector<sparse_file> open_files(const std::string & path) {
     }
 }
 
-void export_graphs(const options & opts) {
-    check_versions();
-    load_cpu_backend();
+void export_projector(const options & opts) {
+    const projector_file                  file(opts.mmproj);
+    const std::vector<std::string> &      names = file.file.tensor_names();
+    const std::unordered_set<std::string> weights(names.begin(), names.end());
+    for (const bool flash_attn : opts.flash_attn) {
+        const std::unique_ptr<projector> loaded = file.load(opts, flash_attn);
+        if (flash_attn == opts.flash_attn.front()) {
+            write_projector_header(file, *loaded);
+        }
+        loaded->graphs(opts.images, opts.seconds, [&](const projector_call & call, ggml_cgraph * graph) {
+            write_projector_graph(weights, call, flash_attn, graph);
+        });
+    }
+}
+
+void export_model(const options & opts) {
     std::vector<sparse_file> files = open_files(opts.model);
     if (opts.ftype >= 0) {
         quantize(files, (llama_ftype) opts.ftype);
@@ -907,6 +1033,16 @@ void export_graphs(const options & opts) {
     if (!opts.samplers.empty()) {
         graphs.write_probe();
     }
+}
+
+void export_graphs(const options & opts) {
+    check_versions();
+    load_cpu_backend();
+    if (opts.mmproj.empty()) {
+        export_model(opts);
+    } else {
+        export_projector(opts);
+    }
     if (fflush(stdout) != 0 || ferror(stdout)) {
         throw std::runtime_error(std::string("can't write the graphs: ") + strerror(errno));
     }
@@ -920,8 +1056,8 @@ void limit(int resource, rlim_t most) {
     }
 }
 
-[[noreturn]] void run_child(const options & opts, pid_t parent) {
-    model_name = opts.model;
+[[noreturn]] void run_child(const options & opts, const std::string & file, pid_t parent) {
+    model_name = file;
     // who ends the parent means the work
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
@@ -934,6 +1070,7 @@ void limit(int resource, rlim_t most) {
     limit(RLIMIT_CORE, 0);
     ggml_log_set(note_complaint, nullptr);
     llama_log_set(note_complaint, nullptr);
+    projector::log_to(note_complaint);
     ggml_set_abort_callback(on_abort);
     try {
         export_graphs(opts);
@@ -964,26 +1101,27 @@ int main(int argc, char ** argv) {
                EXPORTER_GGML_VERSION);
         return 0;
     }
-    const pid_t parent = getpid();
-    const pid_t child  = fork();
+    const std::string file   = opts.mmproj.empty() ? opts.model : opts.mmproj;
+    const pid_t       parent = getpid();
+    const pid_t       child  = fork();
     if (child < 0) {
         perror("error: fork");
         return 1;
     }
     if (child == 0) {
-        run_child(opts, parent);
+        run_child(opts, file, parent);
     }
     int status = 0;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
     if (WIFSIGNALED(status)) {
         fprintf(stderr, "error: %s: llama.cpp crashes on this model (%s): the file is damaged, or made to do harm\n",
-                opts.model.c_str(), strsignal(WTERMSIG(status)));
+                file.c_str(), strsignal(WTERMSIG(status)));
         return EXIT_BAD_INPUT;
     }
     const int code = WEXITSTATUS(status);
     if (code != 0 && code != EXIT_BAD_INPUT) {
-        fprintf(stderr, "error: %s: llama.cpp ends the program with exit status %d\n", opts.model.c_str(), code);
+        fprintf(stderr, "error: %s: llama.cpp ends the program with exit status %d\n", file.c_str(), code);
         return EXIT_BAD_INPUT;
     }
     return code;

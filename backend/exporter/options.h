@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ggml.h"
+#include "projector.h"
 
 #include <cstdint>
 #include <string>
@@ -53,6 +54,13 @@ struct options {
     bool                    version = false;
     std::vector<graph_size> graphs;
     std::vector<scaled_adapter> adapters;
+
+    // The file of a projector, whose graphs are wanted in place of a model's, and what it is given beside llama.cpp's warm-up.
+    std::string             mmproj;
+    std::vector<image_size> images;
+    std::vector<uint32_t>   seconds;
+    uint32_t                image_min_tokens = 0;  // 0: as the file says
+    uint32_t                image_max_tokens = 0;
 
     // What each sequence's tokens are sampled with on the device, and how the user wrote it; none: logits are the result.
     std::vector<sampler_option> samplers;

@@ -29,6 +29,8 @@ from kernelgen.ggml.weight_layouts import BF16
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Cuts, Derived, both, derive
 from kernelgen.model.graphs import Graph, ModelHeader
+from kernelgen.model.projector import DerivedProjector, Projector, beside
+from kernelgen.model.projector import derive as derive_projector
 from kernelgen.model.sizes import DecodeCall, Settings, few_encoded
 from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
@@ -59,7 +61,7 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 
 
 @click.command(short_help="Write the manifest of a model, from its file.")
-@click.argument("paths", metavar="SOURCE...", required=True, nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="SOURCE...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The manifest to write."
 )
@@ -81,6 +83,7 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
     type=click.Path(path_type=Path),
     help="llama.cpp's --model-draft: the GGUF file of a second model, whose kernels the manifest has as well.",
 )
+@run_options.projector_options
 @click.option(
     "--spec-type",
     type=click.Choice(_SPEC_TYPES),
@@ -129,6 +132,7 @@ def command(
     shift: bool,
     draft: Path | None,
     spec_type: str | None,
+    projector: Projector | None,
     python: str | None,
     fuse: str | None,
     causal: bool,
@@ -143,12 +147,21 @@ def command(
     Or from a Hugging Face folder, its config.json or a safetensors file: llama.cpp's converter, of the tree that --llama-cpp
     names, makes the header.
 
+    With --mmproj the projector's kernels are in the manifest, too; without a SOURCE they are all of it.
+
     Or of the kernels that files list: what test-export-graph-ops or export-graphs writes, what the backend records, and
     configurations of ggml-hsa-gen-kernels. What a file is, its content tells.
     """
     for word, what in _WORDS.items():
         if word in weights and len(weights) > 1:
             raise KernelgenError(f"--weights {word} is {what}: give no other --weights beside it")
+    if not paths:
+        if projector is None:
+            (argument,) = (p for p in context.command.params if p.name == "paths")
+            raise click.MissingParameter(ctx=context, param=argument)
+        asked = exporter.find(program, llama_cpp)
+        _projector(context, asked, projector, output, name, targets, lnc, settings, fuse or _FUSE, catalog)
+        return
     found = [sources.recognize(path) for path in paths]
     if any(source.kind in _MODELS for source in found):
         if len(found) > 1:
@@ -206,11 +219,17 @@ def command(
             f"{whose}: {line}" if i == 0 else line for i, line in enumerate(_summary(draft_model, drafted, how))
         ]
         derived = both(derived, drafted)
+    if projector is not None:
+        seer = _derive_projector(asked, projector, settings, catalog, fuse)
+        summary += _said_of_projector(projector, seer)
+        derived = beside(derived, seer.derived, layouts=bool(seen.layouts or _layouts(weights)))
     head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path, settings),
-        _made_by(settings, source.path, fuse, weights, lnc=lnc, causal=causal, shift=shift, draft=draft),
+        _made_by(
+            settings, source.path, fuse, weights, lnc=lnc, causal=causal, shift=shift, draft=draft, projector=projector
+        ),
         {choice.chip.target: choice.layouts for choice in seen.layouts} or _layouts(weights),
         int(lnc) if lnc else None,
     )
@@ -289,6 +308,86 @@ def _call_graphs(
         yield call, graph
 
 
+def _derive_projector(
+    asked: exporter.Exporter, projector: Projector, settings: Settings, catalog: Catalog, fuse: str
+) -> DerivedProjector:
+    exported = asked.projector(projector, settings.flash_attn)
+    cut = groups.cut_of(_FUSE if fuse == _AUTO else fuse)
+    return derive_projector(exported.model, exported.graphs(), catalog, cut)
+
+
+def _said_of_projector(projector: Projector, derived: DerivedProjector) -> list[str]:
+    """Returns what a projector is, and how many nodes of what it computes have no kernel."""
+    model = derived.model
+    return [
+        f"{projector.file}: {model.description}, {_count(model.parameters)} parameters, {binary_size(model.size)} of weights, "
+        f"{_counted(model.layers, 'layer')}",
+        *(f"  {call}" for call in derived.calls),
+    ]
+
+
+_OF_PROJECTORS = (
+    "output",
+    "name",
+    "targets",
+    "lnc",
+    "flash_attn",
+    "fuse",
+    "mmproj",
+    "images",
+    "image_min_tokens",
+    "image_max_tokens",
+    "seconds",
+    "program",
+    "llama_cpp",
+    "catalog",
+)
+"""Parameters that mean something for a projector alone."""
+
+
+def _projector(
+    context: click.Context,
+    asked: exporter.Exporter,
+    projector: Projector,
+    output: Path,
+    name: str | None,
+    targets: tuple[str, ...],
+    lnc: str | None,
+    settings: Settings,
+    fuse: str,
+    catalog: Catalog,
+) -> None:
+    """Writes the manifest of a projector alone."""
+    _refuse_others(context, _OF_PROJECTORS, "is for models, and no SOURCE is given beside --mmproj")
+    derived = _derive_projector(asked, projector, settings, catalog, fuse)
+    if not any(entry.reason is None for entry in derived.derived.entries):
+        raise KernelgenError(f"{projector.file}: no kernel can be built for {derived.model.description}")
+    parts = ["kernelgen", "model", *_made_of_projector(projector), *_flash_attn(settings)]
+    parts += ["--fuse", fuse] if fuse != _FUSE else []
+    parts += ["--lnc", lnc] if lnc else []
+    named = derived.model.name or projector.file.name
+    head = writing.ManifestHead(
+        name or _name(output),
+        targets or _ALL_TARGETS,
+        f"{named}: {derived.model.description}, {_count(derived.model.parameters)} parameters, as llama.cpp's mtmd runs it",
+        _command_lines(parts),
+        lnc=int(lnc) if lnc else None,
+    )
+    kernels = _write(output, head, derived.derived, catalog)
+    lines = [*_said_of_projector(projector, derived), _counted(kernels, "kernel")]
+    click.echo("\n".join([*lines, *_groups(derived.derived), *_refused(derived.derived), str(output)]))
+
+
+def _made_of_projector(projector: Projector) -> list[str]:
+    parts = ["--mmproj", projector.file.name]
+    if projector.images:
+        parts += ["--image-size", ",".join(f"{width}x{height}" for width, height in projector.images)]
+    parts += projector.limits
+    if projector.seconds:
+        parts += ["--audio-seconds", _joined(projector.seconds)]
+    return parts
+
+
 class _SeenCalls:
     """The graphs of calls, by which layouts and kernels of groups are chosen.
 
@@ -365,6 +464,14 @@ _OF_LISTS = ("paths", "output", "name", "targets", "catalog", "fuse", "weights")
 """Parameters that mean something for kernels that are listed."""
 
 
+def _refuse_others(context: click.Context, known: Sequence[str], why: str) -> None:
+    """Refuses options that are given and mean nothing here."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name not in known:
+            raise KernelgenError(f"{parameter.opts[0]} {why}")
+
+
 def _list(
     context: click.Context,
     found: Sequence[Source],
@@ -376,10 +483,7 @@ def _list(
     weights: tuple[str, ...],
 ) -> None:
     """Writes the manifest of the kernels that sources list."""
-    for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        if given and parameter.name not in _OF_LISTS:
-            raise KernelgenError(f"{parameter.opts[0]} is for models, and {found[0].path} is {found[0].kind.value}")
+    _refuse_others(context, _OF_LISTS, f"is for models, and {found[0].path} is {found[0].kind.value}")
     chosen = name or _name(output)
     cut = groups.cut_of(fuse)
     lists = [listed.read(source, catalog, cut is not None) for source in found]
@@ -455,6 +559,7 @@ def _made_by(
     causal: bool,
     shift: bool,
     draft: Path | None,
+    projector: Projector | None,
 ) -> list[str]:
     """The command that writes the manifest again, except for where files and programs are."""
     parts = [
@@ -478,11 +583,12 @@ def _made_by(
     ):
         if value != default:
             parts += [option, str(value)]
-    parts += ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
+    parts += _flash_attn(settings)
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
     parts += ["--model-draft", draft.name] if draft else []
     parts += ["--spec-type", settings.speculation] if settings.speculation else []
+    parts += _made_of_projector(projector) if projector else []
     parts += ["--control-vector"] * settings.control_vector
     parts += ["--encoder"] * settings.encoder
     if settings.n_encoded != few_encoded(settings):
@@ -502,6 +608,15 @@ def _made_by(
     parts += ["--lnc", lnc] if lnc else []
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     parts += ["--context-shift"] * shift
+    return _command_lines(parts)
+
+
+def _flash_attn(settings: Settings) -> list[str]:
+    return ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
+
+
+def _command_lines(parts: Sequence[str]) -> list[str]:
+    """Returns the lines that a manifest begins with, which say what command wrote it."""
     # A shell reads the lines as one.
     *lines, last = textwrap.wrap(
         shlex.join(parts),

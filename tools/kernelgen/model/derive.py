@@ -171,6 +171,14 @@ def both(one: Derived, other: Derived) -> Derived:
     return Derived(entries, one.calls, one.listed + other.listed, [*one.graphs, *graphs])
 
 
+def as_they_are(graphs: Iterable[Graph], reasons: Reasons) -> list[DerivedKernel]:
+    """Returns a kernel without formulas for each different node of graphs, each with the reason why it can't be built."""
+    entries = list(_as_they_are(graphs, set()))
+    for entry in entries:
+        entry.reason = reasons.of_entry(entry)
+    return entries
+
+
 def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[DerivedKernel]:
     """Yields a kernel without formulas for each different node of graphs, except for those that are known."""
     for graph in graphs:
