@@ -132,6 +132,18 @@ def test_a_context_shift_is_computed_in_place(programs: harness.Programs, tmp_pa
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("n_ctx", [130816, 328448])
+def test_a_shift_of_a_large_cache_is_as_many_launches_as_it_needs(
+    programs: harness.Programs, tmp_path: Path, n_ctx: int
+) -> None:
+    """130,816 cells are seven times 16,384, three times 4,096, 1,024 and 256; 328,448 are more than 16 launches of the largest."""
+    device = Device(programs, tmp_path)
+    device.derive("--n-kv", "256", "--context-shift")
+    device.calls(*shift(64), n_ctx=n_ctx)
+    assert " ROPE" in device.log
+
+
+@pytest.mark.long
 def test_each_device_shifts_its_slice_of_the_cache(programs: harness.Programs, tmp_path: Path) -> None:
     device = Device(programs, tmp_path, options=("-sm", "tensor"))
     device.derive("--n-kv", "256", "--context-shift", "--split-mode", "tensor", "--devices", "2")
