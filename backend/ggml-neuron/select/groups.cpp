@@ -181,12 +181,12 @@ struct late_offset {
 
 class group_key {
   public:
-    group_key(const ggml_cgraph * cgraph,
-              bool                watched,
-              const uint64_t *    kernel,
-              neuron_variant      variant,
+    group_key(const ggml_cgraph *    cgraph,
+              bool                   watched,
+              const uint64_t *       kernel,
+              neuron_variant         variant,
               const neuron_streams * streams,
-              neuron_group &      group) :
+              neuron_group &         group) :
         cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr), variant(variant),
         roots(cgraph, group.nodes, streams), escapes(find_escapes(cgraph, group.nodes, roots, streams, watched)) {}
 
@@ -343,11 +343,11 @@ class group_key {
 
 }  // namespace
 
-std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
-                                         bool                watched,
-                                         neuron_group &      group,
-                                         const uint64_t *    kernel,
-                                         neuron_variant      variant,
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph *    cgraph,
+                                         bool                   watched,
+                                         neuron_group &         group,
+                                         const uint64_t *       kernel,
+                                         neuron_variant         variant,
                                          const neuron_streams * streams) {
     return group_key(cgraph, watched, kernel, variant, streams, group).make();
 }
@@ -645,7 +645,8 @@ class group_search {
             const ggml_tensor * rows =
                 cgraph->nodes[group.nodes[h.writer]]->src[neuron_group_causal_condition::ROWS_SOURCE];
             const ggml_tensor * mask = cgraph->nodes[group.nodes[h.reader]]->src[h.mask];
-            if (unmet.causal || (streams && streams->part_of(rows)) || !neuron_can_tell_causality(rows, mask) || is_changed(rows) || is_changed(mask)) {
+            if (unmet.causal || (streams && streams->part_of(rows)) || !neuron_can_tell_causality(rows, mask) ||
+                is_changed(rows) || is_changed(mask)) {
                 return false;
             }
             neuron_cell_map cells = h.cells;
@@ -703,11 +704,13 @@ class group_search {
             const ggml_tensor * node  = cgraph->nodes[group.nodes[i]];
             const auto          n     = (int64_t) key.nodes[i].tensor[1 + NEURON_SET_ROWS_AXIS];
             const int64_t       first = first_row_of(node, group);
-            const ggml_tensor * own = node->op == GGML_OP_SET_ROWS ? node->src[neuron_group_causal_condition::ROWS_SOURCE]
-                                                                   : nullptr;
+            const ggml_tensor * own =
+                node->op == GGML_OP_SET_ROWS ? node->src[neuron_group_causal_condition::ROWS_SOURCE] : nullptr;
             const neuron_stream_part * part = streams ? streams->part_of(own) : nullptr;
             if (part) {
-                group.row_conditions.push_back({ part->whole, part->first, n, { part->begin, part->n } });
+                group.row_conditions.push_back({
+                    part->whole, part->first, n, { part->begin, part->n }
+                });
                 continue;
             }
             if (!own || (!first && n >= node->ne[NEURON_SET_ROWS_AXIS])) {

@@ -55,11 +55,11 @@ struct neuron_variant {
 //             tensor where nothing is written to it; none of the slots when they can't have the group's tensors
 // variant     which kernels it is for
 // streams     whose graph it is; NULL: ggml's
-std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
-                                         bool                watched,
-                                         neuron_group &      group,
-                                         const uint64_t *    kernel  = nullptr,
-                                         neuron_variant      variant = {},
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph *    cgraph,
+                                         bool                   watched,
+                                         neuron_group &         group,
+                                         const uint64_t *       kernel  = nullptr,
+                                         neuron_variant         variant = {},
                                          const neuron_streams * streams = nullptr);
 
 // Finds the groups of a graph that there are kernels for: from its first node on the longest one that fits, and so on after it.

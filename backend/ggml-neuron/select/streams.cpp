@@ -24,7 +24,9 @@ bool neuron_has_streams(const ggml_tensor * node) {
     }
     const int64_t       n    = node->ne[SEQUENCES];
     const ggml_tensor * mask = node->src[MASK];
-    const auto          is   = [n](const ggml_tensor * t) { return t->ne[SEQUENCES] == n; };
+    const auto          is   = [n](const ggml_tensor * t) {
+        return t->ne[SEQUENCES] == n;
+    };
     return n > 1 && is(node->src[Q]) && is(node->src[K]) && is(node->src[V]) && is(mask) && mask->ne[2] == 1 &&
            is_given(mask) && ggml_is_contiguous(mask) && ggml_is_contiguous(node);
 }
@@ -123,9 +125,9 @@ bool neuron_streams::add_writes(const ggml_tensor * node) {
         !neuron_can_read_rows(numbers)) {
         return false;
     }
-    const int64_t n        = rows->ne[1] / caches->second.n;
-    const auto    n_cells  = (int64_t) (caches->second.stride / node->nb[1]);
-    parts_of[current]      = (int) caches->second.n;
+    const int64_t n       = rows->ne[1] / caches->second.n;
+    const auto    n_cells = (int64_t) (caches->second.stride / node->nb[1]);
+    parts_of[current]     = (int) caches->second.n;
     for (int64_t i = 0; i < caches->second.n; i++) {
         ggml_tensor of_each = *numbers;
         of_each.ne[0]       = n;

@@ -84,17 +84,17 @@ class neuron_streams {
     ggml_tensor * give(ggml_tensor * whole, size_t offset, const ggml_tensor & like);
     ggml_tensor * cache_of(ggml_tensor * root, int64_t i, const ggml_tensor & row);
 
-    const ggml_cgraph *                                        whole;  // ggml's
-    ggml_cgraph                                                split;
-    std::deque<ggml_tensor>                                    tensors;
-    std::vector<ggml_tensor *>                                 nodes;
-    std::vector<int>                                           originals;
-    int                                                        current = 0;  // node of ggml's
-    std::unordered_map<int, int>                               parts_of;
-    std::unordered_map<const ggml_tensor *, caches>            found;        // by roots
+    const ggml_cgraph *                                             whole;  // ggml's
+    ggml_cgraph                                                     split;
+    std::deque<ggml_tensor>                                         tensors;
+    std::vector<ggml_tensor *>                                      nodes;
+    std::vector<int>                                                originals;
+    int                                                             current = 0;  // node of ggml's
+    std::unordered_map<int, int>                                    parts_of;
+    std::unordered_map<const ggml_tensor *, caches>                 found;        // by roots
     std::map<std::pair<const ggml_tensor *, size_t>, ggml_tensor *> made;
-    std::unordered_map<const ggml_tensor *, neuron_stream_part> given;
-    std::unordered_map<const ggml_tensor *, ggml_tensor *>     results;
+    std::unordered_map<const ggml_tensor *, neuron_stream_part>     given;
+    std::unordered_map<const ggml_tensor *, ggml_tensor *>          results;
 };
 
 // Returns whether a node is attention of several sequences with a cache each.
