@@ -171,7 +171,7 @@ def launches_of_steps(sweep: any_tokens.Sweep, begin: str, depths: tuple[int, in
 
 @pytest.mark.long
 @pytest.mark.parametrize("buffers", ["device", "host"])
-@pytest.mark.parametrize("kind", ["f16", *OF_EACH_KIND])
+@pytest.mark.parametrize("kind", ["f16", "window", "q8_0"])
 def test_a_token_of_each_of_several_sequences_is_a_launch_for_each_layer(
     programs: harness.Programs, tmp_path: Path, kind: str, buffers: str
 ) -> None:
@@ -183,6 +183,23 @@ def test_a_token_of_each_of_several_sequences_is_a_launch_for_each_layer(
     for n_ctx, depths in ((768, (9, 30, 5)), (3072, (9, 30, 5)), (3072, (300, 20, 600))):
         begin = f"context one n_ctx={n_ctx} n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
         assert len(launches_of_steps(sweep, begin, depths)) == 1
+
+
+@pytest.mark.long
+def test_a_cache_of_131072_cells_is_filled_beyond_32768(programs: harness.Programs, tmp_path: Path) -> None:
+    """No op is the CPU's, and logits are right before 32,768 cells are in use, where they are passed, and behind that."""
+    model = dataclasses.replace(any_tokens.MODELS[0], layers=3)
+    more = ("--n-kv", "4096,16384,32768,131072")
+    numbers = (1, 16, 256)
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=numbers, n_ctx=None, fuse="layer", more=more)
+    begin = f"context one n_ctx=131072 n_batch=256 n_ubatch=256 {model.options}"
+    calls = [
+        f"decode 0:{at}:{n}:all" for at, n in ((32752, 9), (32761, 9), (32770, 1), (32771, 1), (32772, 16), (32788, 1))
+    ]
+    script = [begin, *any_tokens.fill(0, 32752, numbers), *calls, "end one"]
+    ops, launches, _ = grouped(sweep, script, 0.6)
+    assert ops > 30 * len(script)
+    assert launches <= (model.layers + 1) * len(script)
 
 
 @pytest.mark.long

@@ -160,8 +160,9 @@ namespace {
 struct said_ops {
     std::mutex                   mutex;
     std::unordered_set<uint64_t> known;
-    int                          n         = 0;
-    bool                         told_more = false;
+    int                          n              = 0;
+    bool                         told_more      = false;
+    bool                         told_attention = false;
 };
 
 said_ops & all_said() {
@@ -170,6 +171,62 @@ said_ops & all_said() {
 }
 
 }  // namespace
+
+// Returns whether kernels are for attention without flash attention.
+static bool has_unfused_attention(const neuron_kernel_store & kernels) {
+    bool found = false;
+    kernels.for_each(nk::hash_op("soft_max"), [&found](const char *, const neuron_signature & s) {
+        found =
+            found || (s.n_src > NEURON_SOFT_MAX_MASK && s.tensors[NEURON_SOFT_MAX_MASK].type != NEURON_KERNELS_ABSENT);
+    });
+    return found;
+}
+
+// Returns whether a node may be one of attention without flash attention: scores and what they weigh are products of each head.
+static bool is_in_unfused_attention(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_SOFT_MAX:
+            return op->src[NEURON_SOFT_MAX_MASK] != nullptr;
+        case GGML_OP_MUL_MAT:
+            return op->ne[2] > 1 || op->ne[3] > 1;
+        case GGML_OP_SET_ROWS:
+            return op->src[0]->ne[0] == 1;
+        case GGML_OP_CONT:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// Says that a program runs with flash attention and kernels are without it, or the reverse. Returns whether it is so.
+static bool say_other_attention(const std::vector<const ggml_tensor *> & ops,
+                                const neuron_kernel_store &              kernels,
+                                bool                                     told) {
+    const auto has = [&ops](ggml_op op) {
+        return std::any_of(ops.begin(), ops.end(), [op](const ggml_tensor * t) {
+            return t->op == op && (op != GGML_OP_SOFT_MAX || is_in_unfused_attention(t));
+        });
+    };
+    const bool flash = kernels.has_op("flash_attn_ext");
+    if (flash && has(GGML_OP_SOFT_MAX) && !has_unfused_attention(kernels)) {
+        if (!told) {
+            NEURON_WARN(
+                "this context is without flash attention, kernels are for flash attention: the CPU computes attention\n"
+                "kernelgen model derives kernels for flash attention, unless --flash-attn says otherwise\n"
+                "run the program with -fa on, or derive kernels with: kernelgen model --flash-attn both\n");
+        }
+        return true;
+    }
+    if (!flash && has(GGML_OP_FLASH_ATTN_EXT) && has_unfused_attention(kernels)) {
+        if (!told) {
+            NEURON_WARN("this context is with flash attention, kernels are without it: the CPU computes attention\n"
+                        "the kernels were derived with: kernelgen model --flash-attn off\n"
+                        "run the program with -fa off, or derive kernels with: kernelgen model --flash-attn both\n");
+        }
+        return true;
+    }
+    return false;
+}
 
 void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     if (entries.empty() || neuron_recording()) {
@@ -183,9 +240,16 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     said_ops &                        said = all_said();
     const std::lock_guard<std::mutex> lock(said.mutex);
     size_t                            more = 0;
+    std::vector<const ggml_tensor *>  ops;
+    std::transform(sorted.begin(), sorted.end(), std::back_inserter(ops), [](const entry & e) { return e.op; });
+    const bool other    = say_other_attention(ops, kernels, said.told_attention);
+    said.told_attention = said.told_attention || other;
     for (const entry & e : sorted) {
         if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
             continue;
+        }
+        if (other && !neuron_log_repeats() && (e.op->op == GGML_OP_FLASH_ATTN_EXT || is_in_unfused_attention(e.op))) {
+            continue;  // said already
         }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
             said.n++;

@@ -364,6 +364,22 @@ class last_pieces {
 
 }  // namespace
 
+// Returns pieces of all numbers, the largest first, as many of each as there is room for; none where that leaves tokens over.
+static std::vector<neuron_range> descending_pieces(int64_t n, const std::vector<int64_t> & counts) {
+    std::vector<neuron_range> pieces;
+    int64_t                   begin = 0;
+    for (auto count = counts.rbegin(); count != counts.rend(); ++count) {
+        while (n - begin >= *count) {
+            if (pieces.size() == NEURON_MAX_IN_PLACE) {
+                return {};
+            }
+            pieces.push_back({ begin, *count });
+            begin += *count;
+        }
+    }
+    return begin == n ? pieces : std::vector<neuron_range>();
+}
+
 std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
                                                const std::vector<int64_t> & counts,
                                                const std::vector<double> &  costs,
@@ -398,7 +414,7 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
     for (int64_t i = 0; i < rest.count; i++) {
         pieces.push_back({ std::min(first.count * first.n + i * rest.n, n - rest.n), rest.n });
     }
-    return pieces;
+    return pieces.empty() && !again ? descending_pieces(n, counts) : pieces;
 }
 
 std::vector<neuron_range> neuron_choose_pieces(int64_t                              n,
@@ -409,11 +425,10 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                          
     while (true) {
         std::vector<neuron_range> pieces  = neuron_choose_pieces(n, counts, costs, again);
         int64_t                   lacking = 0;
-        // all others are for as many as one of these
-        if (!pieces.empty() && !has(pieces.front().n)) {
-            lacking = pieces.front().n;
-        } else if (!pieces.empty() && pieces.back().n != pieces.front().n && !has(pieces.back().n)) {
-            lacking = pieces.back().n;
+        int64_t                   known   = 0;  // equal ones are behind each other
+        for (auto piece = pieces.begin(); piece != pieces.end() && !lacking; ++piece) {
+            lacking = piece->n != known && !has(piece->n) ? piece->n : 0;
+            known   = piece->n;
         }
         if (!lacking) {
             return pieces;

@@ -23,6 +23,9 @@ constexpr int NEURON_TOKEN_SOURCES = 5;  // as many as rules name
 // More launches than this for one node are not better than the CPU.
 constexpr int64_t NEURON_MAX_PIECES = 16;
 
+// The same of a node in place, as of a shift of a cache's keys, whose other way is to read the whole cache and to write it again.
+constexpr size_t NEURON_MAX_IN_PLACE = 1024;
+
 // `Tokens` of tools/kernelgen/ggml/ops.py; -1 stands for none.
 struct neuron_token_rule {
     static constexpr int8_t OUTERMOST = -2;  // the result's outermost axis, and the same of sources
