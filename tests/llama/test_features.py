@@ -41,12 +41,14 @@ class Device:
         self.file = self.folder / "model.gguf"
         random_llama.write(self.file, size=SIZE)
 
-    def derive(self, *more: str, n_ctx: Sequence[int] | None = None, n_tokens: Sequence[int] = NUMBERS) -> None:
+    def derive(
+        self, *more: str, n_ctx: Sequence[int] | None = None, n_tokens: Sequence[int] = NUMBERS, fuse: str = "layer"
+    ) -> None:
         """Adds the kernels that `kernelgen model` derives with these arguments."""
         self.kernels.append(self.folder / f"kernels-{len(self.kernels)}")
         model = any_tokens.RandomModel("llama", self.cache)
         any_tokens.derive(
-            self.programs, model, self.file, self.kernels[-1], n_tokens=n_tokens, n_ctx=n_ctx, fuse="layer", more=more
+            self.programs, model, self.file, self.kernels[-1], n_tokens=n_tokens, n_ctx=n_ctx, fuse=fuse, more=more
         )
 
     def calls(
@@ -100,11 +102,12 @@ def test_adapters_are_in_the_groups_of_layers(programs: harness.Programs, tmp_pa
     assert launches == SIZE.n_layer + 1
 
 
-def test_adapters_have_any_scale(programs: harness.Programs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fuse", ["layer", pytest.param("step", marks=pytest.mark.long)])
+def test_adapters_have_any_scale(programs: harness.Programs, tmp_path: Path, fuse: str) -> None:
     """With the kernels for one; calls at different scales follow one another, so that launches with either are in flight."""
     device = Device(programs, tmp_path)
     first, second = adapters(tmp_path)
-    device.derive("--lora", str(first), "--lora", str(second), n_ctx=(256,), n_tokens=(8,))
+    device.derive("--lora", str(first), "--lora", str(second), n_ctx=(256,), n_tokens=(8,), fuse=fuse)
     scales = ((0.5, 1), (1, -0.25), (3, 0.125))
     calls = [
         line
@@ -115,7 +118,7 @@ def test_adapters_have_any_scale(programs: harness.Programs, tmp_path: Path) -> 
     assert len({round(call.nll_cpu, 3) for call in found}) == len(scales), "scales change what is computed"
     ran, grouped, launches = device.grouped
     assert ran == grouped
-    assert launches == len(scales) * (SIZE.n_layer + 1)
+    assert launches == len(scales) * (SIZE.n_layer + 1 if fuse == "layer" else 1)
 
 
 @pytest.mark.long

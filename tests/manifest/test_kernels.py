@@ -104,7 +104,7 @@ def test_numbers_of_scale_may_be_any(library: Library, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("params", "message"),
-    [("{s: any, b: 1}", "scale: s and b are `any` together"), ("{s: some}", "s: expected a number, true, false")],
+    [("{s: any, b: 1}", "scale: s and b are 'any' together"), ("{s: some}", "s: expected a number, true, false")],
 )
 def test_some_numbers_can_t_be_any_alone(library: Library, tmp_path: Path, params: str, message: str) -> None:
     with pytest.raises(KernelgenError, match=message):

@@ -188,7 +188,7 @@ class Op:
         found = tuple(p.name for p in self.opens if params.get(p.name) == ANY)
         if found and len(found) < len(self.opens):
             names = " and ".join(p.name for p in self.opens)
-            raise ValueError(f"{self.name}: {names} are `{ANY}` together")
+            raise ValueError(f"{self.name}: {names} are '{ANY}' together")
         return found
 
     def with_defaults(self, params: Mapping[str, ParamValue]) -> dict[str, ParamValue]:

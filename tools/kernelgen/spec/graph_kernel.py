@@ -404,7 +404,7 @@ class _Maker:
         spec = GraphSpec(nodes, slots)
         opened = {bool(node.opened) for node in nodes if ggml_ops.op(node.op).opens}
         if len(opened) > 1:
-            raise ValueError("numbers of all nodes of a group are `any`, or none are")
+            raise ValueError("some nodes of a group are for any numbers, and others for their own")
         if not spec.escaping and not spec.written:
             raise ValueError("no result is read outside of the group")
         return spec
