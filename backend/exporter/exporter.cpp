@@ -631,7 +631,7 @@ class model_graphs {
     // The draft of a model that has one.
     const llama_model & draft_model() const { return opts.draft || !other ? *model : *other; }
 
-    // llama.cpp ends the program where it meets what is no draft.
+    // llama.cpp ends the program where a file has another architecture than it expects.
     void check_draft() const {
         if (opts.spec_type == "draft-mtp" && llama_model_n_layer_nextn(&draft_model()) == 0) {
             throw std::runtime_error("the model has no MTP layers (--spec-type draft-mtp)");

@@ -141,7 +141,7 @@ def write_glm4_moe(path: Path, size: Size, *, seed: int = 1, added: float = 0.05
         path: the file.
         size: its sizes, without the head's layer.
         seed: of the weights, which are F32.
-        added: as of `write`. The head, too, goes by the last token most of all.
+        added: as of `write`. The head's result, too, depends on the last token most of all.
     """
     writer = gguf.GGUFWriter(path, "glm4moe")
     _add_sizes(writer, dataclasses.replace(size, n_layer=size.n_layer + 1), "glm4moe")

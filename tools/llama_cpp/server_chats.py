@@ -332,6 +332,8 @@ def check(case: ServerCase, device: Chats, cpu: Chats, exact: bool) -> list[str]
     on_cpu = harness.ran(device.log)["cpu"]
     if on_cpu or "0 ops ran on the CPU instead of a NeuronCore" not in device.log:
         wrong.append(f"on the CPU: {dict(on_cpu)}")
+    if "because no kernel computes them" in device.log:
+        wrong.append("an op has no kernel")
     if not device.launches:
         wrong.append("no group ran")
     if case.drafts and not device.accepted[0]:

@@ -60,8 +60,6 @@ MODELS = {"llama": False, "qwen3": True}
 """Architectures, and whether the embedding is the output's matrix."""
 STEADY = 0.03
 """What a layer adds is multiplied by this in models that have drafts, so that drafts are accepted."""
-SEED = 2
-"""Of these models."""
 
 
 # --- what programs print -----------------------------------------------------------------------------------------------------
@@ -406,9 +404,9 @@ def write_beside(model: Path, architecture: str) -> None:
     )
     random_llama.write_control_vector(Path(_named(_CONTROL, model)), SIZE, architecture=architecture)
     steady, draft, mtp, eagle3 = (Path(_named(name, model)) for name in (_STEADY, _DRAFT, _MTP, _EAGLE3))
-    random_llama.write(steady, weights=np.float32, size=SIZE, architecture=architecture, added=STEADY, seed=SEED)
+    random_llama.write(steady, weights=np.float32, size=SIZE, architecture=architecture, added=STEADY)
     random_llama.write_shorter(draft, steady, n_layer=2)
-    random_llama.write_glm4_moe(mtp, dataclasses.replace(SIZE, n_expert=4, n_expert_used=2), added=STEADY, seed=SEED)
+    random_llama.write_glm4_moe(mtp, dataclasses.replace(SIZE, n_expert=4, n_expert_used=2), added=STEADY)
     random_llama.write_eagle3(eagle3, SIZE, (1, SIZE.n_layer // 2, SIZE.n_layer))
 
 
