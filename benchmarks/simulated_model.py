@@ -1,9 +1,10 @@
-"""A random model on the simulated device, and on llama.cpp's CPU backend: what benchmarks of a token's time share."""
+"""A model on the simulated device, and on llama.cpp's CPU backend: what benchmarks of a token's time share."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from backend_programs import KERNELGEN, Programs, environment
 
 
 class SimulatedModel:
-    """A random Llama in a folder, with its kernels for the simulator: layers and nodes, for a cache of 256 cells.
+    """A random Llama in a folder, or a model, with its kernels for the simulator: layers and nodes, for a cache of 256 cells.
 
     Attributes:
         file: the model.
@@ -35,6 +36,7 @@ class SimulatedModel:
         n_tokens: str = "1,2",
         target: str = "trn1",
         more: Sequence[str] = ("--fuse=layer",),
+        file: Path | None = None,
     ) -> None:
         """Writes the model, derives its manifest and builds its kernels, in `folder`, which is made.
 
@@ -45,16 +47,18 @@ class SimulatedModel:
             n_tokens: numbers of tokens that there are kernels for.
             target: what kernels are for.
             more: options of `kernelgen model`.
+            file: a model that there is, instead of a random one.
 
         Raises:
             SystemExit: a program is not there, or failed.
         """
         folder.mkdir(exist_ok=True)
-        self.file = folder / "model.gguf"
+        self.file = file or folder / "model.gguf"
         manifest, kernels, cache = folder / "model.yaml", folder / "kernels", folder / "cache"
         cache.mkdir(mode=0o700)
         self._llama = harness.Programs.find()
-        random_llama.write(self.file, weights=weights, size=size or random_llama.Size())
+        if file is None:
+            random_llama.write(self.file, weights=weights, size=size or random_llama.Size())
         sizes = [
             "--n-ctx=256",
             f"--n-tokens={n_tokens}",
@@ -117,3 +121,20 @@ class SimulatedModel:
         n, runs = (8, 1) if quick else (32, 3)
         found, _ = self.bench(prompt=0, generated=n, runs=runs, options=threads, **variables)
         return sum(found) / len(found)
+
+    def token_cpu_ms(self, quick: bool, **variables: Any) -> float:
+        """Returns the milliseconds that processors work for a generated token: for llama-bench, the simulator's helper and XLA.
+
+        That is the difference of two runs by the tokens that one has more. Other programs on the machine matter less to it than
+        to the time that passes.
+        """
+
+        def work(n: int) -> float:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self.bench(prompt=0, generated=n, runs=1, options=("-t", 1, "--no-warmup"), **variables)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+        few, many = (2, 6) if quick else (4, 24)
+        rounds = 1 if quick else 3
+        return min(work(many) - work(few) for _ in range(rounds)) / (many - few) * 1e3

@@ -1,6 +1,12 @@
 #include "weights.h"
 
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 // In each function here a product's terms are those of the HLO that it stands for (kernels/dequantize.py): each element is computed in
@@ -12,9 +18,9 @@
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own header: it means what nothing reads
 #    endif
 #    include <immintrin.h>
-#    define HAS_AVX512 1
+#    define HAS_AVX512    1
 #    define TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
-#    define TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#    define TARGET_AVX2   __attribute__((target("avx2,fma,f16c")))
 #else
 #    define HAS_AVX512 0
 #endif
@@ -71,19 +77,19 @@ struct format {
 };
 
 static constexpr format FORMATS[] = {
-    { 18, 32 },    // q4_0
-    { 20, 32 },    // q4_1
-    { 22, 32 },    // q5_0
-    { 24, 32 },    // q5_1
-    { 34, 32 },    // q8_0
-    { 84, 256 },   // q2_K
-    { 110, 256 },  // q3_K
-    { 144, 256 },  // q4_K
-    { 176, 256 },  // q5_K
-    { 210, 256 },  // q6_K
-    { 18, 32 },    // iq4_nl
-    { 136, 256 },  // iq4_xs
-    { 17, 32 },    // mxfp4
+    { 18,  32  }, // q4_0
+    { 20,  32  }, // q4_1
+    { 22,  32  }, // q5_0
+    { 24,  32  }, // q5_1
+    { 34,  32  }, // q8_0
+    { 84,  256 }, // q2_K
+    { 110, 256 }, // q3_K
+    { 144, 256 }, // q4_K
+    { 176, 256 }, // q5_K
+    { 210, 256 }, // q6_K
+    { 18,  32  }, // iq4_nl
+    { 136, 256 }, // iq4_xs
+    { 17,  32  }, // mxfp4
 };
 
 static_assert(sizeof(FORMATS) / sizeof(*FORMATS) == N_WEIGHT_TYPES, "a format for each type");
@@ -125,7 +131,7 @@ static inline void iq4_scales(const uint8_t * x, uint8_t * scale) {
 }
 
 // The elements of a block, not rounded. `type` is a constant wherever it is called.
-static inline void unpack_block(weight_type type, const uint8_t * x, float * y) {
+static inline __attribute__((always_inline)) void unpack_block(weight_type type, const uint8_t * x, float * y) {
     uint8_t     scale[16], minimum[16];
     const float d = half(x);
     switch (type) {
@@ -135,13 +141,14 @@ static inline void unpack_block(weight_type type, const uint8_t * x, float * y) 
                 y[16 + i] = static_cast<float>((x[2 + i] >> 4) - 8) * d;
             }
             break;
-        case weight_type::q4_1:
+        case weight_type::q4_1: {
+            const float m = half(x + 2);
             for (int i = 0; i < 16; i++) {
-                const float m = half(x + 2);
-                y[i]          = static_cast<float>(x[4 + i] & 15) * d + m;
-                y[16 + i]     = static_cast<float>(x[4 + i] >> 4) * d + m;
+                y[i]      = static_cast<float>(x[4 + i] & 15) * d + m;
+                y[16 + i] = static_cast<float>(x[4 + i] >> 4) * d + m;
             }
             break;
+        }
         case weight_type::q5_0:
         case weight_type::q5_1: {
             const bool      one  = type == weight_type::q5_1;
@@ -149,9 +156,9 @@ static inline void unpack_block(weight_type type, const uint8_t * x, float * y) 
             const uint8_t * low  = x + (one ? 8 : 6);
             const float     m    = one ? half(x + 2) : 0;
             for (int i = 0; i < 32; i++) {
-                const int   nibble = i < 16 ? low[i] & 15 : low[i - 16] >> 4;
-                const int   q      = nibble | static_cast<int>(high >> i & 1) << 4;
-                y[i]               = one ? static_cast<float>(q) * d + m : static_cast<float>(q - 16) * d;
+                const int nibble = i < 16 ? low[i] & 15 : low[i - 16] >> 4;
+                const int q      = nibble | static_cast<int>(high >> i & 1) << 4;
+                y[i]             = one ? static_cast<float>(q) * d + m : static_cast<float>(q - 16) * d;
             }
             break;
         }
@@ -160,45 +167,57 @@ static inline void unpack_block(weight_type type, const uint8_t * x, float * y) 
                 y[i] = static_cast<float>(static_cast<int8_t>(x[2 + i])) * d;
             }
             break;
-        case weight_type::q2_K:
-            for (int i = 0; i < 256; i++) {
-                const int   q = (x[16 + (i / 128) * 32 + i % 32] >> 2 * (i / 32 % 4)) & 3;
-                const int   s = x[i / 16];
-                y[i] = static_cast<float>(q) * (half(x + 80) * static_cast<float>(s & 15)) -
-                       half(x + 82) * static_cast<float>(s >> 4);
-            }
-            break;
-        case weight_type::q3_K:
-            q3_scales(x + 96, scale);
-            for (int i = 0; i < 256; i++) {
-                const int low  = (x[32 + (i / 128) * 32 + i % 32] >> 2 * (i / 32 % 4)) & 3;
-                const int high = (x[i % 32] >> (i / 32)) & 1;
-                y[i] = static_cast<float>((low | high << 2) - 4) * (half(x + 108) * static_cast<float>(scale[i / 16] - 32));
-            }
-            break;
-        case weight_type::q4_K:
-        case weight_type::q5_K: {
-            const bool five = type == weight_type::q5_K;
-            k_scales(x + 4, scale, minimum);
-            const uint8_t * low = x + (five ? 48 : 16);
-            for (int i = 0; i < 256; i++) {
-                int q = (low[(i / 64) * 32 + i % 32] >> 4 * (i / 32 % 2)) & 15;
-                if (five) {
-                    q |= ((x[16 + i % 32] >> (i / 32)) & 1) << 4;
+        case weight_type::q2_K: {
+            const float a = half(x + 80), b = half(x + 82);
+            for (int i = 0; i < 256; i += 16) {
+                const float     s = a * static_cast<float>(x[i / 16] & 15), m = b * static_cast<float>(x[i / 16] >> 4);
+                const uint8_t * q = x + 16 + i / 128 * 32 + i % 32;
+                for (int j = 0; j < 16; j++) {
+                    y[i + j] = static_cast<float>((q[j] >> 2 * (i / 32 % 4)) & 3) * s - m;
                 }
-                y[i] = static_cast<float>(q) * (d * static_cast<float>(scale[i / 32])) -
-                       half(x + 2) * static_cast<float>(minimum[i / 32]);
             }
             break;
         }
-        case weight_type::q6_K:
-            for (int i = 0; i < 256; i++) {
-                const int low  = (x[(i / 128) * 64 + i % 64] >> 4 * (i / 64 % 2)) & 15;
-                const int high = (x[128 + (i / 128) * 32 + i % 32] >> 2 * (i / 32 % 4)) & 3;
-                y[i]           = static_cast<float>((low | high << 4) - 32) *
-                       (half(x + 208) * static_cast<float>(static_cast<int8_t>(x[192 + i / 16])));
+        case weight_type::q3_K: {
+            const float a = half(x + 108);
+            q3_scales(x + 96, scale);
+            for (int i = 0; i < 256; i += 16) {
+                const float    s   = a * static_cast<float>(scale[i / 16] - 32);
+                const uint8_t *low = x + 32 + i / 128 * 32 + i % 32, *high = x + i % 32;
+                for (int j = 0; j < 16; j++) {
+                    const int q = ((low[j] >> 2 * (i / 32 % 4)) & 3) | ((high[j] >> (i / 32)) & 1) << 2;
+                    y[i + j]    = static_cast<float>(q - 4) * s;
+                }
             }
             break;
+        }
+        case weight_type::q4_K:
+        case weight_type::q5_K: {
+            const bool  five = type == weight_type::q5_K;
+            const float dmin = half(x + 2);
+            k_scales(x + 4, scale, minimum);
+            for (int i = 0; i < 256; i += 32) {
+                const float s = d * static_cast<float>(scale[i / 32]), m = dmin * static_cast<float>(minimum[i / 32]);
+                const uint8_t * low = x + (five ? 48 : 16) + i / 64 * 32;
+                for (int j = 0; j < 32; j++) {
+                    const int high = five ? ((x[16 + j] >> (i / 32)) & 1) << 4 : 0;
+                    y[i + j]       = static_cast<float>(((low[j] >> 4 * (i / 32 % 2)) & 15) | high) * s - m;
+                }
+            }
+            break;
+        }
+        case weight_type::q6_K: {
+            const float a = half(x + 208);
+            for (int i = 0; i < 256; i += 16) {
+                const float    s   = a * static_cast<float>(static_cast<int8_t>(x[192 + i / 16]));
+                const uint8_t *low = x + i / 128 * 64 + i % 64, *high = x + 128 + i / 128 * 32 + i % 32;
+                for (int j = 0; j < 16; j++) {
+                    const int q = ((low[j] >> 4 * (i / 64 % 2)) & 15) | ((high[j] >> 2 * (i / 32 % 4)) & 3) << 4;
+                    y[i + j]    = static_cast<float>(q - 32) * s;
+                }
+            }
+            break;
+        }
         case weight_type::iq4_nl:
             for (int i = 0; i < 16; i++) {
                 y[i]      = static_cast<float>(IQ4_NL[x[2 + i] & 15]) * d;
@@ -207,9 +226,11 @@ static inline void unpack_block(weight_type type, const uint8_t * x, float * y) 
             break;
         case weight_type::iq4_xs:
             iq4_scales(x, scale);
-            for (int i = 0; i < 256; i++) {
-                const int q = (x[8 + (i / 32) * 16 + i % 16] >> 4 * (i / 16 % 2)) & 15;
-                y[i]        = static_cast<float>(IQ4_NL[q]) * (d * static_cast<float>(scale[i / 32] - 32));
+            for (int i = 0; i < 256; i += 32) {
+                const float s = d * static_cast<float>(scale[i / 32] - 32);
+                for (int j = 0; j < 32; j++) {
+                    y[i + j] = static_cast<float>(IQ4_NL[(x[8 + i / 2 + j % 16] >> 4 * (j / 16)) & 15]) * s;
+                }
             }
             break;
         case weight_type::mxfp4:
@@ -300,8 +321,8 @@ INLINE512 static __m512 signed512(const int8_t * at) {
 }
 
 INLINE512 static __m512 numbers512(int first) {
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(first)));
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                               _mm512_set1_epi32(first)));
 }
 
 INLINE512 static float half512(const uint8_t * at) {
@@ -323,7 +344,8 @@ INLINE512 static __m512 chosen(__m512 values, __m512i code) {
     return _mm512_permutexvar_ps(code, values);
 }
 
-template <typename Use> INLINE512 static void nibbles512(const uint8_t * at, __m512 values, int first, int second, Use & use) {
+template <typename Use>
+INLINE512 static void nibbles512(const uint8_t * at, __m512 values, int first, int second, Use & use) {
     const __m512i q = bytes512(at);
     use(first, chosen(values, q));
     use(second, chosen(values, _mm512_srli_epi32(q, 4)));
@@ -331,7 +353,12 @@ template <typename Use> INLINE512 static void nibbles512(const uint8_t * at, __m
 
 // Five bits: one of the values of two registers.
 template <typename Use>
-INLINE512 static void five512(__m512i nibble, __mmask16 high, __m512 low_values, __m512 high_values, int first, Use & use) {
+INLINE512 static void five512(__m512i   nibble,
+                              __mmask16 high,
+                              __m512    low_values,
+                              __m512    high_values,
+                              int       first,
+                              Use &     use) {
     const __m512 a = _mm512_permutexvar_ps(nibble, low_values);
     use(first, _mm512_mask_permutexvar_ps(a, high, nibble, high_values));
 }
@@ -354,7 +381,7 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
             constexpr bool one  = Type == weight_type::q5_1;
             const float    d    = half512(x);
             const uint32_t high = word(x + (one ? 4 : 2));
-            __m512         low_values = times(numbers512(one ? 0 : -16), d), high_values = times(numbers512(one ? 16 : 0), d);
+            __m512 low_values = times(numbers512(one ? 0 : -16), d), high_values = times(numbers512(one ? 16 : 0), d);
             if (one) {
                 const __m512 m = _mm512_set1_ps(half512(x + 2));
                 low_values     = _mm512_add_ps(low_values, m);
@@ -375,8 +402,8 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
             break;
         }
         case weight_type::q2_K: {
-            const float   d = half512(x + 80), dmin = half512(x + 82);
-            const __m512i s = bytes512(x);
+            const float       d = half512(x + 80), dmin = half512(x + 82);
+            const __m512i     s = bytes512(x);
             // Lane i: of elements 16 i to 16 i + 15.
             alignas(64) float scales[16], minima[16];
             _mm512_store_ps(scales, times(_mm512_cvtepi32_ps(_mm512_and_si512(s, _mm512_set1_epi32(15))), d));
@@ -407,9 +434,9 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
                     __m512i low = bytes512(x + 32 + i / 4 + j);
                     for (int k = 0; k < 128; k += 32) {
                         const int     at = i + k + j;
-                        const __m512i h = _mm512_slli_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), 2);
-                        const __m512i q = _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(3)), h);
-                        const __m512  y = _mm512_cvtepi32_ps(_mm512_sub_epi32(q, _mm512_set1_epi32(4)));
+                        const __m512i h  = _mm512_slli_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), 2);
+                        const __m512i q  = _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(3)), h);
+                        const __m512  y  = _mm512_cvtepi32_ps(_mm512_sub_epi32(q, _mm512_set1_epi32(4)));
                         use(at, finished<Round>(times(y, scales[at / 16])));
                         low  = _mm512_srli_epi32(low, 2);
                         high = _mm512_srli_epi32(high, 1);
@@ -425,8 +452,8 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
             k_scales(x + 4, scale, minimum);
             const uint8_t * low = x + (five ? 48 : 16);
             for (int i = 0; i < 256; i += 32) {
-                const float  s = d * static_cast<float>(scale[i / 32]);
-                const __m512 m = _mm512_set1_ps(dmin * static_cast<float>(minimum[i / 32]));
+                const float  s          = d * static_cast<float>(scale[i / 32]);
+                const __m512 m          = _mm512_set1_ps(dmin * static_cast<float>(minimum[i / 32]));
                 const __m512 low_values = finished<Round>(_mm512_sub_ps(times(numbers512(0), s), m));
                 const __m512 high_values =
                     five ? finished<Round>(_mm512_sub_ps(times(numbers512(16), s), m)) : low_values;
@@ -454,9 +481,9 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
                     __m512i       high   = bytes512(x + 128 + i / 4 + j);
                     const __m512i low[2] = { bytes512(x + i / 2 + j), bytes512(x + i / 2 + 32 + j) };
                     for (int k = 0; k < 4; k++) {
-                        const int     at     = i + 32 * k + j;
-                        const __m512i nibble = k < 2 ? _mm512_and_si512(low[k], _mm512_set1_epi32(15)) :
-                                                       _mm512_srli_epi32(low[k - 2], 4);
+                        const int     at = i + 32 * k + j;
+                        const __m512i nibble =
+                            k < 2 ? _mm512_and_si512(low[k], _mm512_set1_epi32(15)) : _mm512_srli_epi32(low[k - 2], 4);
                         const __m512i h = _mm512_slli_epi32(_mm512_and_si512(high, _mm512_set1_epi32(3)), 4);
                         const __m512  y =
                             _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_or_si512(nibble, h), _mm512_set1_epi32(32)));
@@ -519,7 +546,7 @@ struct stores512 {
 
 template <weight_type Type, int N>
 TARGET_AVX512 static void products512(const task & t, size_t first_x, size_t begin, size_t end) {
-    constexpr format F = FORMATS[static_cast<int>(Type)];
+    constexpr format F      = FORMATS[static_cast<int>(Type)];
     const size_t     blocks = t.k / F.elements;
     for (size_t row = begin; row < end; row++) {
         const uint8_t * w = t.weights + row * blocks * F.bytes;
@@ -551,7 +578,8 @@ template <weight_type Type> TARGET_AVX512 static void product512(const task & t,
     }
 }
 
-template <weight_type Type, bool Round> TARGET_AVX512 static void elements512(const task & t, size_t begin, size_t end) {
+template <weight_type Type, bool Round>
+TARGET_AVX512 static void elements512(const task & t, size_t begin, size_t end) {
     constexpr format F      = FORMATS[static_cast<int>(Type)];
     const size_t     blocks = t.k / F.elements;
     for (size_t b = begin * blocks; b < end * blocks; b++) {
@@ -562,9 +590,93 @@ template <weight_type Type, bool Round> TARGET_AVX512 static void elements512(co
 
 #endif  // HAS_AVX512
 
-// ---- calls ---------------------------------------------------------------------------------------------------------------
+// ---- threads ---------------------------------------------------------------------------------------------------------------
 
 using function = void (*)(const task &, size_t, size_t);
+
+// Threads that live as long as the process, as many as XLA's with the one that calls. Each takes the next rows of a call until there are
+// none; several calls are done one after the other.
+class thread_pool {
+  public:
+    explicit thread_pool(size_t threads) {
+        for (size_t i = 1; i < threads; i++) {
+            std::thread([this] { work(); }).detach();
+        }
+        others_ = threads > 0 ? threads - 1 : 0;
+    }
+
+    void run(function f, const task & t) {
+        // With less than some 100 µs a thread would come too late.
+        if (others_ == 0 || t.m * t.k * std::max<size_t>(t.n, 1) < MIN_ELEMENTS) {
+            f(t, 0, t.m);
+            return;
+        }
+        const size_t chunk = std::max<size_t>((t.m + 4 * others_ + 3) / (4 * others_ + 4), 1);
+        call         c     = { f, &t, chunk, { 0 }, 0 };
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            calls_.push_back(&c);
+        }
+        wake_.notify_all();
+        c.work();
+        std::unique_lock<std::mutex> lock(mutex_);
+        calls_.erase(std::find(calls_.begin(), calls_.end(), &c));
+        left_.wait(lock, [&c] { return c.workers == 0; });
+    }
+
+  private:
+    static constexpr size_t MIN_ELEMENTS = 1 << 20;
+
+    struct call {
+        function            f;
+        const task *        t;
+        size_t              chunk;
+        std::atomic<size_t> next;
+        size_t              workers;  // other threads that are in it; under the mutex
+
+        bool more() const { return next.load(std::memory_order_relaxed) < t->m; }
+
+        void work() {
+            for (size_t begin; (begin = next.fetch_add(chunk, std::memory_order_relaxed)) < t->m;) {
+                f(*t, begin, std::min(begin + chunk, t->m));
+            }
+        }
+    };
+
+    [[noreturn]] void work() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            call * found = nullptr;
+            wake_.wait(lock, [this, &found] {
+                const auto at = std::find_if(calls_.begin(), calls_.end(), [](const call * c) { return c->more(); });
+                found         = at == calls_.end() ? nullptr : *at;
+                return found != nullptr;
+            });
+            found->workers++;
+            lock.unlock();
+            found->work();
+            lock.lock();
+            if (--found->workers == 0) {
+                left_.notify_all();
+            }
+        }
+    }
+
+    std::mutex              mutex_;
+    std::condition_variable wake_, left_;
+    std::vector<call *>     calls_;
+    size_t                  others_;
+};
+
+// As many as the helper lets XLA have.
+static thread_pool & threads() {
+    const char *  asked = getenv("PJRT_NPROC");
+    static auto * pool =
+        new thread_pool(asked != nullptr ? strtoul(asked, nullptr, 10) : 1);  // never ends: its threads use it
+    return *pool;
+}
+
+// ---- calls ---------------------------------------------------------------------------------------------------------------
 
 // Of a type: products; elements, rounded; elements.
 struct functions {
@@ -584,27 +696,40 @@ template <weight_type Type> static functions functions_of(bool wide) {
 
 static functions functions_of(weight_type type, bool wide) {
     switch (type) {
-        case weight_type::q4_0: return functions_of<weight_type::q4_0>(wide);
-        case weight_type::q4_1: return functions_of<weight_type::q4_1>(wide);
-        case weight_type::q5_0: return functions_of<weight_type::q5_0>(wide);
-        case weight_type::q5_1: return functions_of<weight_type::q5_1>(wide);
-        case weight_type::q8_0: return functions_of<weight_type::q8_0>(wide);
-        case weight_type::q2_K: return functions_of<weight_type::q2_K>(wide);
-        case weight_type::q3_K: return functions_of<weight_type::q3_K>(wide);
-        case weight_type::q4_K: return functions_of<weight_type::q4_K>(wide);
-        case weight_type::q5_K: return functions_of<weight_type::q5_K>(wide);
-        case weight_type::q6_K: return functions_of<weight_type::q6_K>(wide);
-        case weight_type::iq4_nl: return functions_of<weight_type::iq4_nl>(wide);
-        case weight_type::iq4_xs: return functions_of<weight_type::iq4_xs>(wide);
-        case weight_type::mxfp4: return functions_of<weight_type::mxfp4>(wide);
+        case weight_type::q4_0:
+            return functions_of<weight_type::q4_0>(wide);
+        case weight_type::q4_1:
+            return functions_of<weight_type::q4_1>(wide);
+        case weight_type::q5_0:
+            return functions_of<weight_type::q5_0>(wide);
+        case weight_type::q5_1:
+            return functions_of<weight_type::q5_1>(wide);
+        case weight_type::q8_0:
+            return functions_of<weight_type::q8_0>(wide);
+        case weight_type::q2_K:
+            return functions_of<weight_type::q2_K>(wide);
+        case weight_type::q3_K:
+            return functions_of<weight_type::q3_K>(wide);
+        case weight_type::q4_K:
+            return functions_of<weight_type::q4_K>(wide);
+        case weight_type::q5_K:
+            return functions_of<weight_type::q5_K>(wide);
+        case weight_type::q6_K:
+            return functions_of<weight_type::q6_K>(wide);
+        case weight_type::iq4_nl:
+            return functions_of<weight_type::iq4_nl>(wide);
+        case weight_type::iq4_xs:
+            return functions_of<weight_type::iq4_xs>(wide);
+        case weight_type::mxfp4:
+            return functions_of<weight_type::mxfp4>(wide);
     }
     return {};
 }
 
 static bool has_avx512() {
 #if HAS_AVX512
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #else
     return false;
 #endif
@@ -626,12 +751,14 @@ extern "C" void nrt_simulator_weights(void * out, const void ** in, const char *
             numbers[at] = numbers[at] * 10 + static_cast<size_t>(options[i] - '0');
         }
     }
-    static const bool  wide = has_avx512();
-    const functions    f    = functions_of(static_cast<weight_type>(numbers[0]), wide && numbers[6] == 0);
-    task               t    = { static_cast<const uint8_t *>(in[0]), nullptr, static_cast<float *>(out), numbers[3], numbers[4], numbers[5] };
+    static const bool wide = has_avx512();
+    const functions   f    = functions_of(static_cast<weight_type>(numbers[0]), wide && numbers[6] == 0);
+    task              t    = {
+        static_cast<const uint8_t *>(in[0]), nullptr, static_cast<float *>(out), numbers[3], numbers[4], numbers[5]
+    };
     std::vector<float> floats;
     if (t.n == 0) {
-        (numbers[1] != 0 ? f.rounded : f.elements)(t, 0, t.m);
+        threads().run(numbers[1] != 0 ? f.rounded : f.elements, t);
         return;
     }
     t.x = static_cast<const float *>(in[1]);
@@ -643,5 +770,5 @@ extern "C" void nrt_simulator_weights(void * out, const void ** in, const char *
         }
         t.x = floats.data();
     }
-    f.product(t, 0, t.m);
+    threads().run(f.product, t);
 }
