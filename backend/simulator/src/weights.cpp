@@ -130,7 +130,7 @@ static inline void iq4_scales(const uint8_t * x, uint8_t * scale) {
     }
 }
 
-// The elements of a block, not rounded. `type` is a constant wherever it is called.
+// The elements of a block, not rounded yet. `type` is a constant wherever it is called.
 static inline __attribute__((always_inline)) void unpack_block(weight_type type, const uint8_t * x, float * y) {
     uint8_t     scale[16], minimum[16];
     const float d = half(x);
@@ -245,8 +245,8 @@ static inline __attribute__((always_inline)) void unpack_block(weight_type type,
 // What a call computes, of certain rows of the matrix.
 struct task {
     const uint8_t * weights;  // [m, blocks of a row, bytes of a block]
-    const float *   x;        // [n, k], of a product
-    float *         y;        // [n, m], or [m, k]
+    const float *   x;        // [n, k]
+    float *         y;        // [n, m]
     size_t          m, k, n;
 };
 
@@ -264,34 +264,25 @@ static inline float product(const float * a, const float * b, size_t k) {
     return out;
 }
 
-template <weight_type Type, bool Round> static void unpack_row(const uint8_t * w, float * y, size_t k) {
-    constexpr format F = FORMATS[static_cast<int>(Type)];
-    for (size_t i = 0; i < k; i += F.elements, w += F.bytes) {
-        unpack_block(Type, w, y + i);
-    }
-    for (size_t i = 0; Round && i < k; i++) {
-        y[i] = rounded(y[i]);
-    }
-}
-
 static size_t row_bytes(weight_type type, size_t k) {
     const format f = FORMATS[static_cast<int>(type)];
     return k / static_cast<size_t>(f.elements) * static_cast<size_t>(f.bytes);
 }
 
 template <weight_type Type> static void product_any(const task & t, size_t begin, size_t end) {
+    constexpr format   F = FORMATS[static_cast<int>(Type)];
     std::vector<float> elements(t.k);
     for (size_t row = begin; row < end; row++) {
-        unpack_row<Type, true>(t.weights + row * row_bytes(Type, t.k), elements.data(), t.k);
+        const uint8_t * w = t.weights + row * row_bytes(Type, t.k);
+        for (size_t i = 0; i < t.k; i += F.elements, w += F.bytes) {
+            unpack_block(Type, w, elements.data() + i);
+        }
+        for (float & x : elements) {
+            x = rounded(x);
+        }
         for (size_t i = 0; i < t.n; i++) {
             t.y[i * t.m + row] = product(elements.data(), t.x + i * t.k, t.k);
         }
-    }
-}
-
-template <weight_type Type, bool Round> static void elements_any(const task & t, size_t begin, size_t end) {
-    for (size_t row = begin; row < end; row++) {
-        unpack_row<Type, Round>(t.weights + row * row_bytes(Type, t.k), t.y + row * t.k, t.k);
     }
 }
 
@@ -306,10 +297,6 @@ INLINE512 static __m512 rounded512(__m512 x) {
     const __m512i odd  = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i sum  = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     return _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
-}
-
-template <bool Round> INLINE512 static __m512 finished(__m512 x) {
-    return Round ? rounded512(x) : x;
 }
 
 INLINE512 static __m512i bytes512(const uint8_t * at) {
@@ -363,17 +350,17 @@ INLINE512 static void five512(__m512i   nibble,
     use(first, _mm512_mask_permutexvar_ps(a, high, nibble, high_values));
 }
 
-template <weight_type Type, bool Round, typename Use> INLINE512 static void unpack512(const uint8_t * x, Use & use) {
+template <weight_type Type, typename Use> INLINE512 static void unpack512(const uint8_t * x, Use & use) {
     uint8_t scale[16], minimum[16];
     (void) scale;
     (void) minimum;
     switch (Type) {
         case weight_type::q4_0:
-            nibbles512(x + 2, finished<Round>(times(numbers512(-8), half512(x))), 0, 16, use);
+            nibbles512(x + 2, rounded512(times(numbers512(-8), half512(x))), 0, 16, use);
             break;
         case weight_type::q4_1: {
             const __m512 values = _mm512_add_ps(times(numbers512(0), half512(x)), _mm512_set1_ps(half512(x + 2)));
-            nibbles512(x + 4, finished<Round>(values), 0, 16, use);
+            nibbles512(x + 4, rounded512(values), 0, 16, use);
             break;
         }
         case weight_type::q5_0:
@@ -387,8 +374,8 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
                 low_values     = _mm512_add_ps(low_values, m);
                 high_values    = _mm512_add_ps(high_values, m);
             }
-            low_values      = finished<Round>(low_values);
-            high_values     = finished<Round>(high_values);
+            low_values      = rounded512(low_values);
+            high_values     = rounded512(high_values);
             const __m512i q = bytes512(x + (one ? 8 : 6));
             five512(q, static_cast<__mmask16>(high), low_values, high_values, 0, use);
             five512(_mm512_srli_epi32(q, 4), static_cast<__mmask16>(high >> 16), low_values, high_values, 16, use);
@@ -397,7 +384,7 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
         case weight_type::q8_0: {
             const __m512 d = _mm512_set1_ps(half512(x));
             for (int i = 0; i < 32; i += 16) {
-                use(i, finished<Round>(_mm512_mul_ps(signed512(reinterpret_cast<const int8_t *>(x + 2 + i)), d)));
+                use(i, rounded512(_mm512_mul_ps(signed512(reinterpret_cast<const int8_t *>(x + 2 + i)), d)));
             }
             break;
         }
@@ -416,7 +403,7 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
                         const __m512 y  = _mm512_sub_ps(
                             times(_mm512_cvtepi32_ps(_mm512_and_si512(q, _mm512_set1_epi32(3))), scales[at / 16]),
                             _mm512_set1_ps(minima[at / 16]));
-                        use(at, finished<Round>(y));
+                        use(at, rounded512(y));
                         q = _mm512_srli_epi32(q, 2);
                     }
                 }
@@ -437,7 +424,7 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
                         const __m512i h  = _mm512_slli_epi32(_mm512_and_si512(high, _mm512_set1_epi32(1)), 2);
                         const __m512i q  = _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi32(3)), h);
                         const __m512  y  = _mm512_cvtepi32_ps(_mm512_sub_epi32(q, _mm512_set1_epi32(4)));
-                        use(at, finished<Round>(times(y, scales[at / 16])));
+                        use(at, rounded512(times(y, scales[at / 16])));
                         low  = _mm512_srli_epi32(low, 2);
                         high = _mm512_srli_epi32(high, 1);
                     }
@@ -452,11 +439,10 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
             k_scales(x + 4, scale, minimum);
             const uint8_t * low = x + (five ? 48 : 16);
             for (int i = 0; i < 256; i += 32) {
-                const float  s          = d * static_cast<float>(scale[i / 32]);
-                const __m512 m          = _mm512_set1_ps(dmin * static_cast<float>(minimum[i / 32]));
-                const __m512 low_values = finished<Round>(_mm512_sub_ps(times(numbers512(0), s), m));
-                const __m512 high_values =
-                    five ? finished<Round>(_mm512_sub_ps(times(numbers512(16), s), m)) : low_values;
+                const float  s           = d * static_cast<float>(scale[i / 32]);
+                const __m512 m           = _mm512_set1_ps(dmin * static_cast<float>(minimum[i / 32]));
+                const __m512 low_values  = rounded512(_mm512_sub_ps(times(numbers512(0), s), m));
+                const __m512 high_values = five ? rounded512(_mm512_sub_ps(times(numbers512(16), s), m)) : low_values;
                 for (int j = 0; j < 32; j += 16) {
                     __m512i q = bytes512(low + i / 64 * 32 + j);
                     if (i % 64 != 0) {
@@ -487,7 +473,7 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
                         const __m512i h = _mm512_slli_epi32(_mm512_and_si512(high, _mm512_set1_epi32(3)), 4);
                         const __m512  y =
                             _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_or_si512(nibble, h), _mm512_set1_epi32(32)));
-                        use(at, finished<Round>(times(y, scales[at / 16])));
+                        use(at, rounded512(times(y, scales[at / 16])));
                         high = _mm512_srli_epi32(high, 2);
                     }
                 }
@@ -495,7 +481,7 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
             break;
         }
         case weight_type::iq4_nl:
-            nibbles512(x + 2, finished<Round>(times(signed512(IQ4_NL), half512(x))), 0, 16, use);
+            nibbles512(x + 2, rounded512(times(signed512(IQ4_NL), half512(x))), 0, 16, use);
             break;
         case weight_type::iq4_xs: {
             const float  d      = half512(x);
@@ -503,12 +489,12 @@ template <weight_type Type, bool Round, typename Use> INLINE512 static void unpa
             iq4_scales(x, scale);
             for (int i = 0; i < 8; i++) {
                 const float s = d * static_cast<float>(scale[i] - 32);
-                nibbles512(x + 8 + 16 * i, finished<Round>(times(values, s)), 32 * i, 32 * i + 16, use);
+                nibbles512(x + 8 + 16 * i, rounded512(times(values, s)), 32 * i, 32 * i + 16, use);
             }
             break;
         }
         case weight_type::mxfp4:
-            nibbles512(x + 1, finished<Round>(times(signed512(E2M1), e8m0(x[0]))), 0, 16, use);
+            nibbles512(x + 1, rounded512(times(signed512(E2M1), e8m0(x[0]))), 0, 16, use);
             break;
     }
 }
@@ -538,12 +524,6 @@ template <int N> struct sums512 {
     }
 };
 
-struct stores512 {
-    float * y;
-
-    INLINE512 void operator()(int first, __m512 w) const { _mm512_storeu_ps(y + first, w); }
-};
-
 template <weight_type Type, int N>
 TARGET_AVX512 static void products512(const task & t, size_t first_x, size_t begin, size_t end) {
     constexpr format F      = FORMATS[static_cast<int>(Type)];
@@ -557,7 +537,7 @@ TARGET_AVX512 static void products512(const task & t, size_t first_x, size_t beg
             both[0] = both[1] = _mm512_setzero_ps();
         }
         for (size_t b = 0; b < blocks; b++, w += F.bytes, sums.x += F.elements) {
-            unpack512<Type, true>(w, sums);
+            unpack512<Type>(w, sums);
         }
         for (int i = 0; i < N; i++) {
             t.y[(first_x + i) * t.m + row] = added(_mm512_add_ps(sums.sum[i][0], sums.sum[i][1]));
@@ -575,16 +555,6 @@ template <weight_type Type> TARGET_AVX512 static void product512(const task & t,
     }
     if (i < t.n) {
         products512<Type, 1>(t, i, begin, end);
-    }
-}
-
-template <weight_type Type, bool Round>
-TARGET_AVX512 static void elements512(const task & t, size_t begin, size_t end) {
-    constexpr format F      = FORMATS[static_cast<int>(Type)];
-    const size_t     blocks = t.k / F.elements;
-    for (size_t b = begin * blocks; b < end * blocks; b++) {
-        stores512 stores = { t.y + b * F.elements };
-        unpack512<Type, Round>(t.weights + b * F.bytes, stores);
     }
 }
 
@@ -678,52 +648,47 @@ static thread_pool & threads() {
 
 // ---- calls ---------------------------------------------------------------------------------------------------------------
 
-// Of a type: products; elements, rounded; elements.
-struct functions {
-    function product, rounded, elements;
-};
-
-template <weight_type Type> static functions functions_of(bool wide) {
+template <weight_type Type> static function function_of(bool wide) {
 #if HAS_AVX512
     if (wide) {
-        return { product512<Type>, elements512<Type, true>, elements512<Type, false> };
+        return product512<Type>;
     }
 #else
     (void) wide;
 #endif
-    return { product_any<Type>, elements_any<Type, true>, elements_any<Type, false> };
+    return product_any<Type>;
 }
 
-static functions functions_of(weight_type type, bool wide) {
+static function function_of(weight_type type, bool wide) {
     switch (type) {
         case weight_type::q4_0:
-            return functions_of<weight_type::q4_0>(wide);
+            return function_of<weight_type::q4_0>(wide);
         case weight_type::q4_1:
-            return functions_of<weight_type::q4_1>(wide);
+            return function_of<weight_type::q4_1>(wide);
         case weight_type::q5_0:
-            return functions_of<weight_type::q5_0>(wide);
+            return function_of<weight_type::q5_0>(wide);
         case weight_type::q5_1:
-            return functions_of<weight_type::q5_1>(wide);
+            return function_of<weight_type::q5_1>(wide);
         case weight_type::q8_0:
-            return functions_of<weight_type::q8_0>(wide);
+            return function_of<weight_type::q8_0>(wide);
         case weight_type::q2_K:
-            return functions_of<weight_type::q2_K>(wide);
+            return function_of<weight_type::q2_K>(wide);
         case weight_type::q3_K:
-            return functions_of<weight_type::q3_K>(wide);
+            return function_of<weight_type::q3_K>(wide);
         case weight_type::q4_K:
-            return functions_of<weight_type::q4_K>(wide);
+            return function_of<weight_type::q4_K>(wide);
         case weight_type::q5_K:
-            return functions_of<weight_type::q5_K>(wide);
+            return function_of<weight_type::q5_K>(wide);
         case weight_type::q6_K:
-            return functions_of<weight_type::q6_K>(wide);
+            return function_of<weight_type::q6_K>(wide);
         case weight_type::iq4_nl:
-            return functions_of<weight_type::iq4_nl>(wide);
+            return function_of<weight_type::iq4_nl>(wide);
         case weight_type::iq4_xs:
-            return functions_of<weight_type::iq4_xs>(wide);
+            return function_of<weight_type::iq4_xs>(wide);
         case weight_type::mxfp4:
-            return functions_of<weight_type::mxfp4>(wide);
+            return function_of<weight_type::mxfp4>(wide);
     }
-    return {};
+    return nullptr;
 }
 
 static bool has_avx512() {
@@ -739,12 +704,12 @@ static bool has_avx512() {
 
 using namespace simulator;
 
-// `options`: numbers with a space after each: the type, whether elements are rounded to bfloat16, whether the rows are bfloat16, m, k, n (0:
-// no product, for which elements are rounded), and whether only what any processor can is used, for tests.
+// Products of a weight, the first operand, and rows, the second. `options`: numbers with a space after each: the type, whether the rows are
+// bfloat16 (else float32), m, k, n, and whether only what any processor can is used, for tests.
 extern "C" void nrt_simulator_weights(void * out, const void ** in, const char * options, size_t size, void *) {
-    size_t numbers[7] = {};
+    size_t numbers[6] = {};
     size_t at         = 0;
-    for (size_t i = 0; i < size && at < 7; i++) {
+    for (size_t i = 0; i < size && at < 6; i++) {
         if (options[i] == ' ') {
             at++;
         } else {
@@ -752,23 +717,18 @@ extern "C" void nrt_simulator_weights(void * out, const void ** in, const char *
         }
     }
     static const bool wide = has_avx512();
-    const functions   f    = functions_of(static_cast<weight_type>(numbers[0]), wide && numbers[6] == 0);
-    task              t    = {
-        static_cast<const uint8_t *>(in[0]), nullptr, static_cast<float *>(out), numbers[3], numbers[4], numbers[5]
+    const size_t      m = numbers[2], k = numbers[3], n = numbers[4];
+    task              t = {
+        static_cast<const uint8_t *>(in[0]), static_cast<const float *>(in[1]), static_cast<float *>(out), m, k, n
     };
     std::vector<float> floats;
-    if (t.n == 0) {
-        threads().run(numbers[1] != 0 ? f.rounded : f.elements, t);
-        return;
-    }
-    t.x = static_cast<const float *>(in[1]);
-    if (numbers[2] != 0) {
+    if (numbers[1] != 0) {
         const uint16_t * rows = static_cast<const uint16_t *>(in[1]);
-        floats.resize(t.n * t.k);
+        floats.resize(n * k);
         for (size_t i = 0; i < floats.size(); i++) {
             floats[i] = float_of(static_cast<uint32_t>(rows[i]) << 16);
         }
         t.x = floats.data();
     }
-    threads().run(f.product, t);
+    threads().run(function_of(static_cast<weight_type>(numbers[0]), wide && numbers[5] == 0), t);
 }
