@@ -35,8 +35,8 @@ TYPES = (
 )
 """The types, by the number that the library has for each (`weight_type` in weights.h)."""
 
-MAX_ROWS = 8
-"""Rows that are multiplied by a weight at most while it is unpacked. For more it is written out, and XLA computes the product."""
+MAX_ROWS = 32
+"""Rows at most: with many more, XLA's product of matrices is quicker, though it unpacks the weight first."""
 
 MIN_ELEMENTS = 1 << 12
 """Of the matrix: with fewer a call takes longer than it saves."""
@@ -85,18 +85,14 @@ def rewrite(hlo: bytes) -> bytes:
     found = False
     for computation in module.computations:
         by_id = {i.id: i for i in computation.instructions}
-        sides = {
-            i.id: [_weight(by_id[operand], by_id, reductions) for operand in i.operand_ids]
-            for i in computation.instructions
-            if i.opcode == "dot" and i.shape.element_type == F32
-        }
-        if not any(weight for pair in sides.values() for weight in pair):
+        products = {i.id: _product(i, by_id, reductions) for i in computation.instructions}
+        if not any(products.values()):
             continue
         found = True
         writer.out = []
         for instruction in computation.instructions:
-            if any(weights := sides.get(instruction.id, ())):
-                _write(instruction, weights, by_id, writer)
+            if (product := products[instruction.id]) is not None:
+                _write(instruction, product, writer)
             writer.out.append(instruction)
         computation.ClearField("instructions")
         computation.instructions.extend(writer.out)
@@ -105,36 +101,27 @@ def rewrite(hlo: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Weight:
-    """What makes an operand of a product, where that is a quantized weight.
+    """A quantized weight whose elements are rounded to bfloat16, as an operand of a product.
 
     Attributes:
         blocks: the instruction of its bytes, [..., rows, blocks of a row, bytes of a block] u8.
         type: ggml's type.
         m: rows.
         k: elements of a row.
-        rounded: whether its elements are rounded to bfloat16.
     """
 
     blocks: Any
     type: str
     m: int
     k: int
-    rounded: bool
 
-    def call(self, writer: Writer, shape: tuple[int, ...], rows: Any = None) -> Any:
-        """Returns a new call: of products [n, m] with the rows [n, k], or without them of the elements, [m, k]; float32.
-
-        Args:
-            writer: writes it.
-            shape: of the result.
-            rows: the instruction that makes the rows, bfloat16 or float32.
-        """
-        operands = [self.blocks] if rows is None else [self.blocks, rows]
-        made = writer.add(self.blocks, "custom-call", shape, *operands)
+    def call(self, writer: Writer, rows: Side) -> Any:
+        """Returns a new call, of products with rows: [n, m] f32."""
+        operands = [self.blocks, rows.made_by]
+        made = writer.add(self.blocks, "custom-call", (rows.free, self.m), *operands)
         made.custom_call_target = TARGET
-        n = 0 if rows is None else math.prod(rows.shape.dimensions) // self.k
-        short = rows is not None and rows.shape.element_type == BF16
-        options = (TYPES.index(self.type), int(self.rounded), int(short), self.m, self.k, n, 0)
+        short = rows.made_by.shape.element_type == BF16
+        options = (TYPES.index(self.type), int(short), self.m, self.k, rows.free, 0)
         made.backend_config = "".join(f"{number} " for number in options).encode()
         made.custom_call_api_version = _STATUS_RETURNING_UNIFIED
         made.constrain_layout = True
@@ -149,8 +136,10 @@ _STATUS_RETURNING_UNIFIED = 3
 """XLA's number of the interface that the function has (`CustomCallApiVersion`)."""
 
 
-def _write(dot: Any, weights: list[Weight | None], by_id: dict[int, Any], writer: Writer) -> None:
-    """Writes what computes a product of which one or both operands are weights; `dot` becomes the last instruction."""
+def _product(dot: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[Side, Weight, bool] | None:
+    """Returns the rows and the weight that an instruction multiplies, and whether the weight comes first; None when it does not."""
+    if dot.opcode != "dot" or dot.shape.element_type != F32:
+        return None
     numbers = dot.dot
     lhs, rhs = (by_id[i] for i in dot.operand_ids)
     sides = [
@@ -158,22 +147,25 @@ def _write(dot: Any, weights: list[Weight | None], by_id: dict[int, Any], writer
         Side.of(rhs, list(numbers.rhs_contracting), list(numbers.rhs_batch)),
     ]
     for swapped in (False, True):
-        (rows, matrix), weight = (reversed(sides) if swapped else sides), weights[0 if swapped else 1]
-        if rows is None or matrix is None or weight is None or not weight.rounded:
+        rows, matrix = reversed(sides) if swapped else sides
+        if rows is None or matrix is None or rows.free > MAX_ROWS or not (rows.last and matrix.last):
             continue
-        if rows.free <= MAX_ROWS and rows.last and matrix.last and (matrix.free, matrix.k) == (weight.m, weight.k):
-            result = weight.call(writer, (rows.free, weight.m), rows.made_by)
-            if swapped and rows.free > 1:
-                result = writer.add(dot, "transpose", (weight.m, rows.free), result)
-                result.dimensions.extend((1, 0))
-            become_reshape(dot, result)
-            return
-    for i, (side, weight) in enumerate(zip((lhs, rhs), weights, strict=True)):
-        if weight is None:
-            dot.operand_ids[i] = writer.floats(side).id
+        if rows.made_by.shape.element_type not in (BF16, F32) or matrix.free * matrix.k < MIN_ELEMENTS:
             continue
-        elements = weight.call(writer, (weight.m, weight.k))
-        dot.operand_ids[i] = writer.add(dot, "reshape", tuple(side.shape.dimensions), elements).id
+        weight = _weight(matrix.made_by, by_id, reductions)
+        if weight is not None and (weight.m, weight.k) == (matrix.free, matrix.k):
+            return rows, weight, swapped
+    return None
+
+
+def _write(dot: Any, product: tuple[Side, Weight, bool], writer: Writer) -> None:
+    """Writes what computes a product; `dot` becomes the last instruction."""
+    rows, weight, swapped = product
+    result = weight.call(writer, rows)
+    if swapped and rows.free > 1:
+        result = writer.add(dot, "transpose", (weight.m, rows.free), result)
+        result.dimensions.extend((1, 0))
+    become_reshape(dot, result)
 
 
 # --- what makes a weight's elements ---
@@ -205,9 +197,7 @@ def _weight(operand: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) 
     *_, m, n_blocks, _ = blocks.shape.dimensions
     k = n_blocks * math.prod(made.shape.dimensions[len(blocks.shape.dimensions) - 1 :])
     one = math.prod(blocks.shape.dimensions) == math.prod(blocks.shape.dimensions[-3:])
-    # Other shapes would be another matrix.
-    same = list(operand.shape.dimensions[-2:]) == [m, k]
-    return Weight(blocks, kind, m, k, rounded) if one and same and m * k >= MIN_ELEMENTS else None
+    return Weight(blocks, kind, m, k) if one and rounded else None
 
 
 def digest(root: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[str, Any] | None:
