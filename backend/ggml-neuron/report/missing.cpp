@@ -130,21 +130,21 @@ static std::string why_none(const ggml_tensor * op, const neuron_kernel_store & 
                      : "no bundle has a kernel of this op";
 }
 
-static void say_missing(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
+static void say_missing(const ggml_tensor * op, size_t count, const char * graph, const neuron_kernel_store & kernels) {
     const char *      reason = nullptr;
     const std::string line   = neuron_manifest_line(op, &reason);
     const std::string what   = neuron_describe(op);
     const std::string why    = why_none(op, kernels);
     const char *      nodes  = count == 1 ? "node" : "nodes";
     if (reason) {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of %s\n"
                     "%s\n",
-                    what.c_str(), count, nodes, why.c_str());
+                    what.c_str(), count, nodes, graph, why.c_str());
     } else {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of %s\n"
                     "%s\n"
                     "to build one, add this line to a manifest's kernels: %s\n",
-                    what.c_str(), count, nodes, why.c_str(), line.c_str());
+                    what.c_str(), count, nodes, graph, why.c_str(), line.c_str());
     }
     if (neuron_log_repeats()) {
         const std::string nearest = neuron_nearest(op, kernels);
@@ -171,9 +171,9 @@ said_ops & all_said() {
 
 }  // namespace
 
-void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
+bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * graph) const {
     if (entries.empty() || neuron_recording()) {
-        return;
+        return false;
     }
     // They came in the order of their addresses, which differ each time.
     std::vector<entry> sorted = entries;
@@ -183,21 +183,25 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     said_ops &                        said = all_said();
     const std::lock_guard<std::mutex> lock(said.mutex);
     size_t                            more = 0;
+    bool                              any  = false;
     for (const entry & e : sorted) {
         if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
             continue;
         }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
             said.n++;
-            say_missing(e.op, e.count, kernels);
+            any = true;
+            say_missing(e.op, e.count, graph, kernels);
         } else {
             more++;
         }
     }
     if (more && !said.told_more) {
         said.told_more = true;
-        NEURON_WARN("%zu %s of this graph, and what later ones lack: no kernel either\n"
+        any            = true;
+        NEURON_WARN("%zu %s of %s, and what later ones lack: no kernel either\n"
                     "GGML_NEURON_LOG=2 says which, and GGML_NEURON_RECORD=FILE writes a manifest of all\n",
-                    more, more == 1 ? "other op" : "other ops");
+                    more, more == 1 ? "other op" : "other ops", graph);
     }
+    return any;
 }
