@@ -62,7 +62,7 @@ class Settings:
         n_ubatch: tokens that a call has at most.
         n_seq_max: sequences at once.
         n_tokens: tokens per call to have kernels for.
-        n_outputs: outputs per call; None for 1 and all, and with a split for none of the most tokens.
+        n_outputs: outputs per call; None for 1 and all, and for none of the most tokens with a split or `grouped`.
         n_kv: cache lengths; None for as many as serve all.
         type_k, type_v: ggml types of the cache.
         flash_attn: with flash attention, without it, or both.
@@ -77,6 +77,7 @@ class Settings:
         encoder: whether the calls are those of the encoder of a model that has a decoder, too.
         embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
         lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
+        grouped: whether there are graph kernels.
     """
 
     n_ctx: tuple[int, ...]
@@ -99,6 +100,7 @@ class Settings:
     embeddings: bool = False
     pooling: str | None = None
     lora: tuple[tuple[Path, float], ...] = ()
+    grouped: bool = False
 
     @property
     def whole(self) -> bool:
@@ -198,9 +200,9 @@ def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> l
         return [n_tokens]
     wanted = settings.n_outputs
     if wanted is None:
-        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. Of tensors
-        # that are not split, ops that have no group in such a call have kernels of their own.
-        without = settings.split and n_tokens == settings.most_tokens > 1
+        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. The last layer,
+        # and so a step, ends sooner in such a call: without a graph kernel of that, each op of it would be a launch.
+        without = (settings.split or settings.grouped) and n_tokens == settings.most_tokens > 1
         wanted = (1, n_seqs if samplers else n_tokens, *((0,) if without else ()))
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 
