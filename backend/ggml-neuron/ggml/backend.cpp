@@ -7,6 +7,7 @@
 #include "ggml/chain.h"
 #include "ggml/events.h"
 #include "ggml/host_buffer.h"
+#include "ggml/reserved.h"
 #include "plan/compute.h"
 #include "report/log.h"
 #include "report/metrics.h"
@@ -91,6 +92,7 @@ enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & backe
 }
 
 static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
+    neuron_reserved_end();
     auto *           ctx = (ggml_backend_neuron_context *) backend->context;
     enum ggml_status status;
     if (ctx->chain && ctx->chain->append(ctx, cgraph, status)) {

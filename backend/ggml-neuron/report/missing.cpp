@@ -130,21 +130,21 @@ static std::string why_none(const ggml_tensor * op, const neuron_kernel_store & 
                      : "no bundle has a kernel of this op";
 }
 
-static void say_missing(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
+static void say_missing(const ggml_tensor * op, size_t count, const char * graph, const neuron_kernel_store & kernels) {
     const char *      reason = nullptr;
     const std::string line   = neuron_manifest_line(op, &reason);
     const std::string what   = neuron_describe(op);
     const std::string why    = why_none(op, kernels);
     const char *      nodes  = count == 1 ? "node" : "nodes";
     if (reason) {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of %s\n"
                     "%s\n",
-                    what.c_str(), count, nodes, why.c_str());
+                    what.c_str(), count, nodes, graph, why.c_str());
     } else {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of %s\n"
                     "%s\n"
                     "to build one, add this line to a manifest's kernels: %s\n",
-                    what.c_str(), count, nodes, why.c_str(), line.c_str());
+                    what.c_str(), count, nodes, graph, why.c_str(), line.c_str());
     }
     if (neuron_log_repeats()) {
         const std::string nearest = neuron_nearest(op, kernels);
@@ -172,6 +172,7 @@ said_ops & all_said() {
 
 }  // namespace
 
+<<<<<<< HEAD
 // Returns whether kernels are for attention without flash attention.
 static bool has_unfused_attention(const neuron_kernel_store & kernels) {
     bool found = false;
@@ -229,8 +230,11 @@ static bool say_other_attention(const std::vector<const ggml_tensor *> & ops,
 }
 
 void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
+=======
+bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * graph) const {
+>>>>>>> cores
     if (entries.empty() || neuron_recording()) {
-        return;
+        return false;
     }
     // They came in the order of their addresses, which differ each time.
     std::vector<entry> sorted = entries;
@@ -240,10 +244,14 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     said_ops &                        said = all_said();
     const std::lock_guard<std::mutex> lock(said.mutex);
     size_t                            more = 0;
+<<<<<<< HEAD
     std::vector<const ggml_tensor *>  ops;
     std::transform(sorted.begin(), sorted.end(), std::back_inserter(ops), [](const entry & e) { return e.op; });
     const bool other    = say_other_attention(ops, kernels, said.told_attention);
     said.told_attention = said.told_attention || other;
+=======
+    bool                              any  = false;
+>>>>>>> cores
     for (const entry & e : sorted) {
         if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
             continue;
@@ -253,15 +261,18 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
         }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
             said.n++;
-            say_missing(e.op, e.count, kernels);
+            any = true;
+            say_missing(e.op, e.count, graph, kernels);
         } else {
             more++;
         }
     }
     if (more && !said.told_more) {
         said.told_more = true;
-        NEURON_WARN("%zu %s of this graph, and what later ones lack: no kernel either\n"
+        any            = true;
+        NEURON_WARN("%zu %s of %s, and what later ones lack: no kernel either\n"
                     "GGML_NEURON_LOG=2 says which, and GGML_NEURON_RECORD=FILE writes a manifest of all\n",
-                    more, more == 1 ? "other op" : "other ops");
+                    more, more == 1 ? "other op" : "other ops", graph);
     }
+    return any;
 }

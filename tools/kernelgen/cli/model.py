@@ -174,6 +174,7 @@ def command(
         return
     machines = [chip_of(target, lnc) for target in targets or _ALL_TARGETS]
     fuse, weights = fuse or _FUSE, weights or (_AUTO,)
+    settings = replace(settings, grouped=fuse != _NONE)
     if causal and groups.cut_of(fuse) is None:
         raise KernelgenError(f"--causal is for graph kernels, and --fuse {fuse} makes none")
     if settings.split and _layouts(weights):

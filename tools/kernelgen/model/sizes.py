@@ -62,7 +62,7 @@ class Settings:
         n_ubatch: tokens that a call has at most.
         n_seq_max: sequences at once.
         n_tokens: tokens per call to have kernels for.
-        n_outputs: outputs per call; None for 1 and all, and with a split for none of the most tokens.
+        n_outputs: outputs per call; None for 1 and all, and for none of the most tokens with a split or `grouped`.
         n_kv: cache lengths; None for as many as serve all.
         type_k, type_v: ggml types of the cache.
         flash_attn: with flash attention, without it, or both.
@@ -82,6 +82,7 @@ class Settings:
         speculation: which kind of draft reads the model's hidden states, as `--spec-type` has it; None: none does.
         draft_file: the file of that draft; None: the model is its own.
         drafting: whether the calls are those of that draft.
+        grouped: whether there are graph kernels.
     """
 
     n_ctx: tuple[int, ...]
@@ -108,6 +109,7 @@ class Settings:
     speculation: str | None = None
     draft_file: Path | None = None
     drafting: bool = False
+    grouped: bool = False
 
     @property
     def whole(self) -> bool:
@@ -218,9 +220,9 @@ def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> l
         # it reads what the model was given without a result, and proposes a token for each sequence after another
         wanted = (n_seqs,) if samplers else (0, n_seqs)
     if wanted is None:
-        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. Of tensors
-        # that are not split, ops that have no group in such a call have kernels of their own.
-        without = settings.split and n_tokens == settings.most_tokens > 1
+        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. The last layer,
+        # and so a step, ends sooner in such a call: without a graph kernel of that, each op of it would be a launch.
+        without = (settings.split or settings.grouped) and n_tokens == settings.most_tokens > 1
         wanted = (1, n_seqs if samplers else n_tokens, *((0,) if without else ()))
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 
