@@ -766,7 +766,7 @@ struct projector_file {
     ggml_context_ptr tensors;
     gguf_context_ptr header;
 
-    explicit projector_file(const std::string & path) : file(path) {
+    explicit projector_file(const std::string & path) : file(path, /*with_numbers =*/true) {
         ggml_context * context = nullptr;
         header.reset(gguf_init_from_file(file.path().c_str(), { /*.no_alloc =*/true, /*.ctx =*/&context }));
         tensors.reset(context);
@@ -795,9 +795,9 @@ struct projector_file {
 };
 
 void write_projector_header(const projector_file & file, const projector & loaded) {
-    int64_t parameters = 0;
-    int64_t bytes      = 0;
-    ggml_context * context = file.tensors.get();
+    int64_t        parameters = 0;
+    int64_t        bytes      = 0;
+    ggml_context * context    = file.tensors.get();
     for (ggml_tensor * t = ggml_get_first_tensor(context); t; t = ggml_get_next_tensor(context, t)) {
         parameters += ggml_nelements(t);
         bytes += (int64_t) ggml_nbytes(t);
@@ -847,11 +847,11 @@ void write_projector_graph(const std::unordered_set<std::string> & weights,
     tensors.begin_array("tensors");
     const ggml_tensor * last = ggml_graph_node(graph, -1);
     graph_writer(tensors, [&](const ggml_tensor * t) -> const char * {
-        return t->flags & GGML_TENSOR_FLAG_INPUT              ? "input"
+        return t->flags & GGML_TENSOR_FLAG_INPUT                 ? "input"
                : t->flags & GGML_TENSOR_FLAG_OUTPUT || t == last ? "output"
-               : t->op != GGML_OP_NONE || t->view_src          ? nullptr
-               : weights.count(t->name)                         ? "weight"
-                                                                : "input";
+               : t->op != GGML_OP_NONE || t->view_src            ? nullptr
+               : weights.count(t->name)                          ? "weight"
+                                                                 : "input";
     }).write(graph);
     tensors.end_array();
     out.append(tensors);

@@ -350,12 +350,15 @@ const char * usage() {
            "  --shift               in place of --graph: the graphs that shift the positions of all keys in the cache, "
            "where "
            "the model has any\n"
-           "  --mmproj FILE         in place of a model: the graphs that llama.cpp's mtmd computes images and sound with, of the "
+           "  --mmproj FILE         in place of a model: the graphs that llama.cpp's mtmd computes images and sound "
+           "with, of the "
            "sizes of its\n"
            "                        warm-up\n"
-           "  --image-size WxH      and of an image of so many pixels, scaled and cut as llama.cpp does; may be given several "
+           "  --image-size WxH      and of an image of so many pixels, scaled and cut as llama.cpp does; may be given "
+           "several "
            "times\n"
-           "  --image-min-tokens N, --image-max-tokens N  tokens that an image of any size has; as the file says by default\n"
+           "  --image-min-tokens N, --image-max-tokens N  tokens that an image of any size has; as the file says by "
+           "default\n"
            "  --audio-seconds N     and of so much sound; may be given several times\n"
            "  --samplers CHAIN      top_k=40,temperature=0.8,dist: what llama.cpp samples each sequence with on the "
            "device; "
@@ -369,11 +372,12 @@ const char * usage() {
 }
 
 bool parse_options(int argc, char ** argv, options & opts, std::string & mistake) {
-    const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
-                                        "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype",
-                                        "--split-mode",   "--devices",      "--lora",        "--lora-scaled",
-                                        "--pooling",      "--samplers",     "--mmproj",      "--image-size",
-                                        "--audio-seconds", "--image-min-tokens", "--image-max-tokens" };
+    const char * const with_value[] = {
+        "--graph",           "--ctx-size", "--ubatch-size", "--parallel",   "--cache-type-k",  "--cache-type-v",
+        "--flash-attn",      "--ftype",    "--split-mode",  "--devices",    "--lora",          "--lora-scaled",
+        "--pooling",         "--samplers", "--mmproj",      "--image-size", "--audio-seconds", "--image-min-tokens",
+        "--image-max-tokens"
+    };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;

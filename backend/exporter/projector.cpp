@@ -18,7 +18,7 @@ auto kind_of(const clip_image_f32 & image) {
 }
 
 struct call_list {
-    std::vector<clip_image_f32_batch>                           calls;
+    std::vector<clip_image_f32_batch>                                calls;
     std::set<std::pair<size_t, decltype(kind_of(clip_image_f32()))>> known;
 
     void add(const clip_image_f32 & image, size_t count, bool is_audio) {
@@ -135,6 +135,7 @@ void projector::graphs(const std::vector<image_size> & images,
         clip_ctx *                        part    = call.is_audio ? context.ctx_a : context.ctx_v;
         const std::unique_ptr<clip_graph> builder = clip_get_graph_builder(part, call);
         const clip_image_f32 &            image   = call.entries.front();
-        read({ call.is_audio, { image.nx(), image.ny() }, call.entries.size() }, builder->build());
+        const projector_call              sizes   = { call.is_audio, { image.nx(), image.ny() }, call.entries.size() };
+        read(sizes, builder->build());
     }
 }

@@ -47,7 +47,9 @@ class projector {
 
     // Passes the graphs of llama.cpp's warm-up to `read`, then those of images and sound, each once: the sizes that llama.cpp
     // scales and cuts images of these sizes to, and that it cuts sound of so many seconds to.
-    void graphs(const std::vector<image_size> & images, const std::vector<uint32_t> & seconds, const reader & read) const;
+    void graphs(const std::vector<image_size> & images,
+                const std::vector<uint32_t> &   seconds,
+                const reader &                  read) const;
 
   private:
     struct loaded;
