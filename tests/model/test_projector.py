@@ -153,7 +153,7 @@ def test_a_manifest_has_a_model_and_its_projector(derive: Derive, exporter: Expo
             "ultravox.gguf: the file has no projector of images",
         ),
         (("--mmproj", "absent.gguf"), "absent.gguf: No such file"),
-        (("--mmproj", "model.gguf"), "model.gguf: this is no projector: its architecture is llama"),
+        (("--mmproj", "model.gguf"), "model.gguf: this is not a projector: its architecture is llama"),
         (("--mmproj", "cut.gguf"), "cut.gguf: the header is damaged or cut off"),
     ],
 )
