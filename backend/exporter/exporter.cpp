@@ -351,7 +351,7 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
     }
 }
 
-// Writes what the first line begins with, up to what is said of the model.
+// Writes what the first line begins with, before the description of the model.
 void begin_header(json_line & out) {
     out.begin_object();
     out.text("format", "neuron-kernelgen graphs");
@@ -863,7 +863,7 @@ struct projector_file {
     ggml_context_ptr tensors;
     gguf_context_ptr header;
 
-    explicit projector_file(const std::string & path) : file(path) {
+    explicit projector_file(const std::string & path) : file(path, /*with_numbers =*/true) {
         ggml_context * context = nullptr;
         header.reset(gguf_init_from_file(file.path().c_str(), { /*.no_alloc =*/true, /*.ctx =*/&context }));
         tensors.reset(context);
@@ -872,7 +872,7 @@ struct projector_file {
         }
         const std::string architecture = text_of(header.get(), "general.architecture");
         if (architecture != "clip") {
-            throw std::runtime_error("this is no projector: its architecture is " +
+            throw std::runtime_error("this is not a projector: its architecture is " +
                                      (architecture.empty() ? "not named" : architecture));
         }
     }
@@ -922,7 +922,7 @@ void write_projector_header(const projector_file & file, const projector & loade
     out.print(stdout);
 }
 
-// Writes one graph. What is no weight and is not set before a call, llama.cpp computes.
+// Writes one graph. Tensors that are neither weights nor computed are set before a call.
 void write_projector_graph(const std::unordered_set<std::string> & weights,
                            const projector_call &                  call,
                            bool                                    flash_attn,

@@ -135,11 +135,10 @@ void projector::graphs(const std::vector<image_size> & images,
         clip_ctx *                        part    = call.is_audio ? context.ctx_a : context.ctx_v;
         const std::unique_ptr<clip_graph> builder = clip_get_graph_builder(part, call);
         const clip_image_f32 &            image   = call.entries.front();
-        read(
-            {
-                call.is_audio, { image.nx(), image.ny() },
-                 call.entries.size()
-        },
-            builder->build());
+        projector_call                    sizes;
+        sizes.audio    = call.is_audio;
+        sizes.size     = { image.nx(), image.ny() };
+        sizes.n_images = call.entries.size();
+        read(sizes, builder->build());
     }
 }

@@ -151,6 +151,14 @@ def test_images_of_the_sizes_that_are_named(programs: harness.Programs, tmp_path
 
 
 @pytest.mark.long
+def test_activations_are_clamped(programs: harness.Programs, tmp_path: Path) -> None:
+    """As Gemma 4's are, whose images have any size."""
+    bench = Bench(programs, tmp_path, "gemma4v")
+    bench.derive("--image-size", "300x200")
+    check(bench.encode("300x200"), [("300x200", 1, 77)])
+
+
+@pytest.mark.long
 def test_sound(programs: harness.Programs, tmp_path: Path) -> None:
     """Of more than 30 seconds: each piece is a call."""
     bench = Bench(programs, tmp_path, "ultravox")

@@ -88,6 +88,19 @@ def test_tokens_that_an_image_has(exporter: Exporter, tmp_path: Path, capsys: py
     assert "--image-size 28x28,640x480 --image-min-tokens 64 --image-max-tokens 256 " in made
 
 
+def test_numbers_that_graphs_depend_on(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Gemma 4 clamps activations to numbers that are in tensors: they are read, and a file without them is refused."""
+    output = tmp_path / "projector.yaml"
+    file = tmp_path / "gemma4v.gguf"
+    random_projector.write(file, "gemma4v", size=SIZE)
+    assert run(exporter, output, "--mmproj", file, "--fuse", "none") == 0
+    most = random_projector.CLAMP
+    found = {tuple(dict(spec.params)[end] for end in ("min", "max")) for spec in specs(output) if spec.op == "clamp"}
+    assert {(-most, most), (-2 * most, 2 * most)} <= found
+    assert run(exporter, tmp_path / "none.yaml", "--mmproj", header(tmp_path, "gemma4v")) == 2
+    assert "gemma4v.gguf: the file ends before the number v.blk." in capsys.readouterr().err
+
+
 def test_what_is_cut_has_one_size(exporter: Exporter, tmp_path: Path) -> None:
     """A projector that llama.cpp cuts images for computes parts of one size, whatever the size of the image."""
     output = tmp_path / "projector.yaml"
@@ -140,7 +153,7 @@ def test_a_manifest_has_a_model_and_its_projector(derive: Derive, exporter: Expo
             "ultravox.gguf: the file has no projector of images",
         ),
         (("--mmproj", "absent.gguf"), "absent.gguf: No such file"),
-        (("--mmproj", "model.gguf"), "model.gguf: this is no projector: its architecture is llama"),
+        (("--mmproj", "model.gguf"), "model.gguf: this is not a projector: its architecture is llama"),
         (("--mmproj", "cut.gguf"), "cut.gguf: the header is damaged or cut off"),
     ],
 )

@@ -8,9 +8,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-KINDS = ("gemma3", "idefics3", "qwen2vl_merger", "ultravox")
-"""llama.cpp's names of the projectors that are written: of images of one size, of images that are cut into tiles of one size, of images
-of any size, and of sound."""
+KINDS = ("gemma3", "gemma4v", "idefics3", "qwen2vl_merger", "ultravox")
+"""llama.cpp's names of the projectors that are written: of images of one size, of images of any size whose activations are clamped, of
+images that are cut into tiles of one size, of images of any size, and of sound."""
+
+CLAMP = 1.25
+"""What the inputs of a gemma4v's matrices of attention are limited to; their outputs to twice as much."""
 
 _STACKED = 4
 """Frames of a token of sound: llama.cpp takes those that 1,500 can be divided by."""
@@ -83,7 +86,9 @@ def write(
             tensors.f16(f"v.patch_embd.weight{f'.{i}' if i else ''}", size.n_embd, 3, size.patch_size, size.patch_size)
     _layers(tensors, "a" if sound else "v", size, kind)
     merged = size.n_embd * size.n_merge**2
-    if kind == "gemma3":
+    if kind == "gemma4v":
+        tensors.matrix("mm.input_projection.weight", size.n_out, size.n_embd)
+    elif kind == "gemma3":
         tensors.f16("mm.input_projection.weight", size.n_embd, size.n_out)
         tensors.norm("mm.soft_emb_norm.weight", size.n_embd)
     elif kind == "idefics3":
@@ -111,21 +116,27 @@ def _layers(tensors: _Tensors, prefix: str, size: Size, kind: str) -> None:
     """Adds what all of them have: positions, layers of attention and a feed-forward network, and the last norm."""
     if kind == "ultravox":
         tensors.bias(f"{prefix}.position_embd.weight", 1500, size.n_embd)
+    elif kind == "gemma4v":
+        tensors.bias(f"{prefix}.position_embd.weight", 2, 256, size.n_embd)
     elif kind != "qwen2vl_merger":
         tensors.bias(f"{prefix}.position_embd.weight", (size.image_size // size.patch_size) ** 2, size.n_embd)
     for i in range(size.n_layer):
         block = f"{prefix}.blk.{i}"
         for part in ("q", "k", "v", "out"):
             tensors.matrix(f"{block}.attn_{part}.weight", size.n_embd, size.n_embd)
-            if kind != "ultravox" or part != "k":
+            if kind == "gemma4v":
+                tensors.clamps(f"{block}.attn_{part}")
+            elif kind != "ultravox" or part != "k":
                 tensors.bias(f"{block}.attn_{part}.bias", size.n_embd)
         tensors.layer(f"{block}.ffn_up", size.n_ff, size.n_embd)
         tensors.layer(f"{block}.ffn_down", size.n_embd, size.n_ff)
         for norm in ("ln1", "ln2"):
             tensors.norm(f"{block}.{norm}.weight", size.n_embd)
-            tensors.bias(f"{block}.{norm}.bias", size.n_embd)
-    tensors.norm(f"{prefix}.post_ln.weight", size.n_embd)
-    tensors.bias(f"{prefix}.post_ln.bias", size.n_embd)
+            if kind != "gemma4v":
+                tensors.bias(f"{block}.{norm}.bias", size.n_embd)
+    if kind != "gemma4v":
+        tensors.norm(f"{prefix}.post_ln.weight", size.n_embd)
+        tensors.bias(f"{prefix}.post_ln.bias", size.n_embd)
 
 
 @dataclass(frozen=True)
@@ -158,6 +169,12 @@ class _Tensors:
         values: np.ndarray = 0.1 * self.random.standard_normal(shape, dtype=np.float32)
         # of one column in the file, as a convolution wants it
         self.writer.add_tensor(name, values.reshape(-1, 1) if shape[0] == 1 else values)
+
+    def clamps(self, name: str) -> None:
+        """Adds what the input and the output of a matrix are limited to; random values exceed it."""
+        for side, most in (("input", CLAMP), ("output", 2 * CLAMP)):
+            self.writer.add_tensor(f"{name}.{side}_max", np.array([most], np.float32))
+            self.writer.add_tensor(f"{name}.{side}_min", np.array([-most], np.float32))
 
     def norm(self, name: str, n: int) -> None:
         self.writer.add_tensor(name, 1 + 0.1 * self.random.standard_normal(n, dtype=np.float32))

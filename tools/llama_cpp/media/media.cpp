@@ -109,11 +109,11 @@ size_t embedding_size(const llama_model * model) {
 }
 
 // Compares what both sides make of some chunks at once.
-void compare(mtmd_context *                               device,
-             mtmd_context *                               cpu,
+void compare(mtmd_context *                                device,
+             mtmd_context *                                cpu,
              const std::vector<const mtmd_input_chunk *> & chunks,
-             size_t                                       n_embd,
-             const string &                               what) {
+             size_t                                        n_embd,
+             const string &                                what) {
     mtmd_context *     sides[] = { device, cpu };
     std::vector<float> found[2];
     size_t             n_tokens = 0;
