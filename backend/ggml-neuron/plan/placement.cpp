@@ -199,8 +199,7 @@ size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, siz
             continue;
         }
         const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
-            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first &&
-                   m.wider == mask->wider;
+            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first && m.wider == mask->wider;
         });
         mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
         if (same == placed.end()) {

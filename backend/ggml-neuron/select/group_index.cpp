@@ -269,10 +269,10 @@ class shorter_lengths {
 // Returns how many lengths may differ: attention has its tokens and what they attend to, a mean its tokens and sequences. A product with
 // other weights is none of them.
 static size_t n_lengths(const neuron_signature & node, const neuron_signature & member) {
-    const neuron_key_ops & ops = neuron_key_ops::get();
-    const bool attends = node.op_hash == ops.flash_attn_ext || node.op_hash == ops.soft_max;
-    const bool product = node.op_hash == ops.mul_mat &&
-                         (node.tensors[0].ne[2] > 1 || node.tensors[0].ne[1] == member.tensors[0].ne[1]);
+    const neuron_key_ops & ops     = neuron_key_ops::get();
+    const bool             attends = node.op_hash == ops.flash_attn_ext || node.op_hash == ops.soft_max;
+    const bool             product =
+        node.op_hash == ops.mul_mat && (node.tensors[0].ne[2] > 1 || node.tensors[0].ne[1] == member.tensors[0].ne[1]);
     return attends || product ? 2 : 1;
 }
 

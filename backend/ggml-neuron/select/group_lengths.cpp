@@ -119,9 +119,9 @@ struct node {
 
 struct slot {
     neuron_group_room room;
-    size_t            size     = 0;      // bytes of the group
-    size_t            added    = 0;      // ROWS: bytes from the end of its rows to that of the kernel's
-    bool              is_fixed = false;  // some use has no more
+    size_t            size       = 0;      // bytes of the group
+    size_t            added      = 0;      // ROWS: bytes from the end of its rows to that of the kernel's
+    bool              is_fixed   = false;  // some use has no more
     bool              is_written = false;
 };
 
@@ -306,19 +306,18 @@ class fitting {
             room.source = source;
             if (n.is_matrix()) {
                 const int64_t columns = n.columns.second;
-                room.wider = { columns, in.tensor.more(0) / columns, neuron_fill::REPEAT, n.columns.first };
+                room.wider            = { columns, in.tensor.more(0) / columns, neuron_fill::REPEAT, n.columns.first };
             } else {
                 const bool weighs = n.key.op == ops().mul_mat;
-                room.wider        = { in.tensor.more(0), in.tensor.more(1),
-                                      weighs ? neuron_fill::ZERO : neuron_fill::HIDE };
+                room.wider = { in.tensor.more(0), in.tensor.more(1), weighs ? neuron_fill::ZERO : neuron_fill::HIDE };
             }
             if (!is_plain(in)) {
                 return false;
             }
         }
         const bool first = s.room.kind == neuron_group_room::NONE;
-        const bool same  = room.kind == s.room.kind && room.period == s.room.period && added == s.added &&
-                           room.wider == s.room.wider;
+        const bool same =
+            room.kind == s.room.kind && room.period == s.room.period && added == s.added && room.wider == s.room.wider;
         if (first) {
             s.room  = room;
             s.added = added;

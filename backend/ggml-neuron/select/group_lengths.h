@@ -27,14 +27,14 @@ struct neuron_group_room {
         WIDER,  // columns that hide or the like, and then the rows again
     };
 
-    kind_t  kind    = NONE;
-    size_t  size    = 0;  // bytes that the kernel has
-    size_t  period  = 0;  // ROWS: bytes of the group's rows, from the first one to where it comes again
-    size_t  node    = 0;  // WIDER: a node of the group of which the matrix is a source
-    size_t  source  = 0;  // which one
-    size_t  row     = 0;  // bytes for each token of a group in pieces; 0: each piece has all of it
+    kind_t kind   = NONE;
+    size_t size   = 0;   // bytes that the kernel has
+    size_t period = 0;   // ROWS: bytes of the group's rows, from the first one to where it comes again
+    size_t node   = 0;   // WIDER: a node of the group of which the matrix is a source
+    size_t source = 0;   // which one
+    size_t row    = 0;   // bytes for each token of a group in pieces; 0: each piece has all of it
 
-    neuron_wider wider;   // WIDER: what the kernel has
+    neuron_wider wider;  // WIDER: what the kernel has
 };
 
 // Rows that a node of a group writes to memory, and attention that reads it.

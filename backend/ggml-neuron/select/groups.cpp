@@ -561,7 +561,7 @@ class group_search {
             const neuron_group_room & room = fit.slots[i];
             slot.room                      = room;
             slot.mask = room.kind == neuron_group_room::WIDER ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
-                                                             : nullptr;
+                                                              : nullptr;
         }
     }
 
@@ -605,7 +605,7 @@ class group_search {
             slot.row                 = fit.slots[i].row;
             if (slot.room.kind == neuron_group_room::WIDER) {
                 slot.room.wider.rows = fit.n;
-                slot.room.size = (size_t) fit.n * slot.row;
+                slot.room.size       = (size_t) fit.n * slot.row;
             }
         }
         for (size_t i = 0; i < group.results.size(); i++) {
