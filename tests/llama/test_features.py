@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import any_tokens
+import gguf
 import harness
 import numpy as np
 import pytest
@@ -188,22 +190,32 @@ def test_a_quantized_cache_is_read_and_written_on_the_device(programs: harness.P
     assert ran == grouped
 
 
+ENCODERS = {
+    "BERT": random_llama.write_bert,
+    "mean": partial(random_llama.write_bert, pooling=gguf.PoolingType.MEAN),
+    "reranker": partial(random_llama.write_bert, rank=True),
+    "T5": random_llama.write_t5,
+}
+
+
+def is_a_launch_for_each_layer(device: Device, n_calls: int) -> bool:
+    """Whether all nodes are in groups: each layer, and what is before and behind the layers."""
+    ran, grouped, launches = device.grouped
+    return ran == grouped and launches <= n_calls * (SIZE.n_layer + 2)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["BERT", "reranker", "T5"])
-def test_an_encoder_is_computed_for_its_numbers_of_tokens(
-    programs: harness.Programs, tmp_path: Path, kind: str
-) -> None:
-    """All of the graph but the rows of tables, which llama.cpp keeps on the CPU."""
+@pytest.mark.parametrize("kind", list(ENCODERS))
+def test_an_encoder_is_computed_for_any_number_of_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
+    """By kernels for 8 and 16, in one sequence and in several: all of the graph but the rows of tables, which llama.cpp keeps on the CPU."""
     device = Device(programs, tmp_path)
-    if kind == "T5":
-        random_llama.write_t5(device.file, SIZE)
-    else:
-        random_llama.write_bert(device.file, SIZE, rank=kind == "reranker")
-    device.derive("--embeddings", n_ctx=(256,), n_tokens=(7, 16))
-    found = device.calls("decode 0:0:7:all", "decode 0:0:16:all", more="embeddings=1")
-    assert [call.rows for call in found] == [1, 1]
-    ran, grouped, _ = device.grouped
-    assert ran == grouped
+    ENCODERS[kind](device.file, SIZE)
+    device.derive("--embeddings", n_ctx=(256,), n_tokens=(8, 16))
+    alone = [f"decode 0:0:{n}:all" for n in range(1, 17)]
+    together = ["decode 0:0:5:all 1:0:3:all", "decode 0:0:7:all 1:0:1:all 2:0:4:all"]
+    found = device.calls(*alone, *together, more="embeddings=1 n_seq_max=4 kv_unified=1")
+    assert [call.rows for call in found] == [1] * len(alone) + [2, 3]
+    assert is_a_launch_for_each_layer(device, len(found))
 
 
 @pytest.mark.long

@@ -133,7 +133,24 @@ def test_the_encoder_of_a_model_with_a_decoder(derive: Derive, tmp_path: Path) -
     random_llama.write_t5(files[1], SIZE)
     alone = derive(files[1], *RUN, "--embeddings", "--pooling", "none")
     assert derive(files[0], *RUN, "--encoder") == alone
-    assert not derive(files[0], *RUN) <= alone
+    assert alone < derive(files[0], *RUN, "--n-encoded", 16), "the encoder's kernels are beside the decoder's"
+
+
+def test_a_decoder_attends_to_a_few_numbers_of_tokens(derive: Derive, tmp_path: Path) -> None:
+    file = tmp_path / "t5.gguf"
+    random_llama.write_t5(file, SIZE, decoder=True)
+    found = derive(file, *RUN, "--n-encoded", "5,9")
+    masks = {str(spec.inputs[3]) for spec in named(found, "flash_attn_ext")}
+    assert masks == {"(5,16,1,1)/f16", "(9,16,1,1)/f16"}
+    assert "--n-encoded 5,9" in (tmp_path / "derived.yaml").read_text()
+
+
+def test_pooled_graphs_have_as_many_sequences_as_there_can_be(derive: Derive, tmp_path: Path) -> None:
+    """A kernel for more of them serves fewer."""
+    file = tmp_path / "bert.gguf"
+    random_llama.write_bert(file, SIZE)
+    found = named(derive(file, *RUN, "--embeddings"), "get_rows")
+    assert [str(spec.output) for spec in found if spec.inputs[0].ne[1] == 16] == ["(128,16,1,1)/f32"]
 
 
 @pytest.mark.parametrize(

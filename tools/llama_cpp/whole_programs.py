@@ -30,6 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import any_tokens
+import gguf
 import harness
 import numpy as np
 import random_llama
@@ -60,6 +61,14 @@ MODELS = {"llama": False, "qwen3": True}
 """Architectures, and whether the embedding is the output's matrix."""
 STEADY = 0.03
 """What a layer adds is multiplied by this in models that have drafts, so that drafts are accepted."""
+
+ENCODERS: dict[str, Callable[[Path], None]] = {
+    "bert": lambda path: random_llama.write_bert(path, SIZE),
+    "bert-mean": lambda path: random_llama.write_bert(path, SIZE, pooling=gguf.PoolingType.MEAN),
+    "reranker": lambda path: random_llama.write_bert(path, SIZE, rank=True),
+    "t5": lambda path: random_llama.write_t5(path, SIZE, decoder=True),
+}
+"""Models with an encoder, and what writes them. Each has cases of its own."""
 
 
 # --- what programs print -----------------------------------------------------------------------------------------------------
@@ -99,6 +108,13 @@ def embeddings(printed: str) -> Results:
     """Returns the embeddings that llama-embedding prints as JSON."""
     found = re.findall(r'"embedding": *\[([^\]]*)\]', printed)
     return {f"embedding {i}": np.array([float(v) for v in values.split(",")]) for i, values in enumerate(found)}
+
+
+def scores(printed: str) -> Results:
+    """Returns the scores that llama-embedding prints with a reranker."""
+    return {
+        f"score {i}": np.array([float(v)]) for i, v in re.findall(r"^rerank score (\d+): *(\S+)", printed, re.MULTILINE)
+    }
 
 
 def numbers_of_tokens(printed: str) -> Results:
@@ -170,6 +186,7 @@ class WholeProgram:
         limit: of the difference from the CPU.
         derived: arguments of `kernelgen model` for kernels that it has besides those of the model alone.
         model: the file of the model that it runs; the random one by default.
+        of: the models of `ENCODERS` that it is run with; none: those of `MODELS`.
     """
 
     name: str
@@ -181,6 +198,7 @@ class WholeProgram:
     limit: float = CPU_LIMIT
     derived: tuple[str, ...] = ()
     model: str = "{models}/model.gguf"
+    of: tuple[str, ...] = ()
 
 
 def _perplexity(batch: int, ubatch: int, *more: object) -> tuple[object, ...]:
@@ -214,6 +232,7 @@ _FIRST, _SECOND, _CONTROL, _STEADY, _DRAFT, _MTP, _EAGLE3 = (
 )
 _RESPONSE = r"Response: (.*?)\x1b\[0m\n"
 _TEXT = r"^((?!llama_completion: ).+)$"
+_SEVERAL = "abcdef\nabc\nabcdefghi"
 
 CASES = (
     WholeProgram(
@@ -342,6 +361,27 @@ CASES = (
         "an embedding",
         derived=("--embeddings", "--pooling", "last"),
     ),
+    *(
+        WholeProgram(
+            f"encoder{suffix}",
+            "llama-embedding",
+            (("-p", _SEVERAL, "-c", 256, "-b", 32, "-ub", 32, "--embd-output-format", "json", *options),),
+            embeddings,
+            f"embeddings of three texts{', -fa on' * (options is FLASH)}",
+            limit=limit,
+            of=("bert", "bert-mean"),
+        )
+        for suffix, options, limit in (("", F32, CPU_LIMIT), ("-flash", FLASH, FLASH_LIMIT))
+    ),
+    WholeProgram(
+        "reranker",
+        "llama-embedding",
+        (("-p", _SEVERAL, "-c", 256, "-b", 32, "-ub", 32, *F32),),
+        scores,
+        "scores of three texts",
+        of=("reranker",),
+    ),
+    WholeProgram("encoder-decoder", "llama-completion", (_SHORT,), texts(_TEXT), "a text", of=("t5",)),
     *(
         WholeProgram(name, "llama-completion", ((*options, *_SHORT),), texts(_TEXT), "a text", groups=groups)
         for name, options, groups in (
@@ -498,20 +538,27 @@ def check_all(
     for name in models:
         path = folder / name / "model.gguf"
         path.parent.mkdir()
-        random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
-        write_beside(path, name)
+        if name in ENCODERS:
+            ENCODERS[name](path)
+        else:
+            random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
+            write_beside(path, name)
 
         def derive(cache: str, flash: str, more: Sequence[str], file: Path = path, name: str = name) -> Path:
             folder = file.parent / f"kernels-{len(list(file.parent.glob('kernels-*')))}"
             options = ("--flash-attn", flash, *(_named(word, file) for word in more))
             kind = any_tokens.RandomModel(name, cache)
-            any_tokens.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=N_CTX, fuse="layer", more=options)
+            n_ctx = N_CTX[:1] if name in ENCODERS else N_CTX
+            any_tokens.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
             return folder
 
-        folders = [derive("f32", "off", ()), derive("f16", "on", ())]
+        embeds: tuple[str, ...] = ("--embeddings",) if name in ENCODERS and name != "t5" else ()
+        folders = [derive("f32", "off", embeds), derive("f16", "on", embeds)]
         device = programs.environment(log=True)
         cpu = {key: value for key, value in device.items() if not key.startswith(("GGML_", "NEURON_"))}
         for case in cases:
+            if (name in case.of) != (name in ENCODERS):
+                continue
             own = [derive("f32", "off", case.derived, Path(_named(case.model, path)))] if case.derived else []
             device["GGML_NEURON_KERNEL_DIR"] = ":".join(map(str, [*own, *folders]))
             environments = {"groups": device, "nodes": device | {"GGML_NEURON_FUSION": "0"}, "cpu": cpu}
@@ -526,14 +573,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(MODELS)}; all by default")
+    known_models = [*MODELS, *ENCODERS]
+    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(known_models)}; all by default")
     parser.add_argument(
         "-p", dest="cases", metavar="NAMES", help=f"of {', '.join(c.name for c in CASES)}; all by default"
     )
     args = parser.parse_args()
-    models = args.models.split(",") if args.models else list(MODELS)
+    models = args.models.split(",") if args.models else known_models
     names = args.cases.split(",") if args.cases else [case.name for case in CASES]
-    for option, given, known in (("-m", models, MODELS), ("-p", names, [case.name for case in CASES])):
+    for option, given, known in (("-m", models, known_models), ("-p", names, [case.name for case in CASES])):
         unknown = sorted(set(given) - set(known))
         if unknown:
             parser.error(f"{option}: {', '.join(unknown)} is none of {', '.join(known)}")

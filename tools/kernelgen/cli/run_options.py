@@ -176,8 +176,8 @@ _SETTINGS = (
         "--n-encoded",
         type=Counts(),
         metavar="N,…",
-        help="Tokens that the encoder of a model with a decoder computes, and its decoder attends to; other numbers are computed by "
-        "these.  "
+        help="Tokens that the encoder of a model with a decoder computes, and its decoder attends to; other numbers are computed "
+        "by these.  "
         f"[default: {','.join(map(str, FEW[1:]))}, up to --n-ubatch]",
     ),
     click.option(

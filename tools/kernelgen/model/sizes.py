@@ -75,8 +75,8 @@ class Settings:
         samplers: chains that the device samples with (`--backend-sampling`), as export-graphs takes them; "" for logits.
         control_vector: whether layers add a control vector.
         encoder: whether the calls are those of the encoder of a model that has a decoder, too.
-        n_encoded: tokens that the encoder of a model with a decoder computes, one number for each graph of its decoder; none: as many
-            as in training.
+        n_encoded: tokens that the encoder of a model with a decoder computes, and its decoder attends to; graphs are those of the
+            first number, and without one of as many as in training.
         embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
         lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
         speculation: which kind of draft reads the model's hidden states, as `--spec-type` has it; None: none does.
@@ -148,7 +148,7 @@ def few(most: int) -> tuple[int, ...]:
 
 
 def few_encoded(settings: Settings) -> tuple[int, ...]:
-    """Returns numbers of tokens by which an encoder serves every number of its own, and its decoder: the encoder has no call that generates."""
+    """Returns numbers of tokens of an encoder by which it and its decoder are served: no call of it generates, which has one."""
     return few(settings.most_tokens)[1:] or (1,)
 
 
