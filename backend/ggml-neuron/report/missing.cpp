@@ -172,7 +172,6 @@ said_ops & all_said() {
 
 }  // namespace
 
-<<<<<<< HEAD
 // Returns whether kernels are for attention without flash attention.
 static bool has_unfused_attention(const neuron_kernel_store & kernels) {
     bool found = false;
@@ -229,10 +228,7 @@ static bool say_other_attention(const std::vector<const ggml_tensor *> & ops,
     return false;
 }
 
-void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
-=======
 bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * graph) const {
->>>>>>> cores
     if (entries.empty() || neuron_recording()) {
         return false;
     }
@@ -244,14 +240,11 @@ bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * g
     said_ops &                        said = all_said();
     const std::lock_guard<std::mutex> lock(said.mutex);
     size_t                            more = 0;
-<<<<<<< HEAD
     std::vector<const ggml_tensor *>  ops;
     std::transform(sorted.begin(), sorted.end(), std::back_inserter(ops), [](const entry & e) { return e.op; });
     const bool other    = say_other_attention(ops, kernels, said.told_attention);
+    bool       any      = other && !said.told_attention;
     said.told_attention = said.told_attention || other;
-=======
-    bool                              any  = false;
->>>>>>> cores
     for (const entry & e : sorted) {
         if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
             continue;
