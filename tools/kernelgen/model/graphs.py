@@ -148,7 +148,8 @@ class Graph:
         zeroed: nodes `all_reduce` whose summand this device does not compute, since its slices are empty:
             the program that runs them makes it 0.
         unread: roots that a result without elements is made of, as behind the last layer of a call without outputs: with the number
-            of nodes before it. ggml counts it among their readers. A sum over devices that nothing else reads is left out.
+            of all nodes, for it is in no group. ggml counts it among their readers. A sum over devices that nothing else
+            reads is left out.
     """
 
     sizes: Mapping[str, int]
@@ -281,7 +282,7 @@ class GraphReader:
         zeroed = set()
         computed: dict[int, int] = {}
         places = [_at(tensors, index) for index in range(len(tensors))]
-        unread: dict[int, int] = {}
+        unread: set[int] = set()
         readers: dict[int, set[bool]] = {}  # whether some have elements, and some have none
         for shape, t in zip(shapes, tensors, strict=True):
             for s in t.get("src", ()):
@@ -289,7 +290,7 @@ class GraphReader:
         for index, t in enumerate(tensors):
             sources = t.get("src", ())
             if 0 in shapes[index].ne:
-                unread.update((places[s].root, len(nodes)) for s in sources if s >= 0)
+                unread.update(places[s].root for s in sources if s >= 0)
             idle = t["op"] == "all_reduce" and readers.get(index) == {False} and t.get("role") != "output"
             if t["op"] in VIEW_OPS or t.get("skipped") or 0 in shapes[index].ne or idle:
                 continue  # nothing to compute
@@ -343,7 +344,7 @@ class GraphReader:
             devices,
             of,
             frozenset(zeroed),
-            unread,
+            dict.fromkeys(unread, len(nodes)),
         )
 
     def _shape(self, t: Mapping[str, Any]) -> Shape:
