@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import headers
+import random_projector
 
 from kernelgen.cli import model
 from kernelgen.model.exporter import VARIABLE, Exporter
@@ -26,11 +27,14 @@ def pattern(output: str) -> str:
     return "".join(r"(?:.*\n)*?" if line == "…" else re.escape(line) + r"\n" for line in output.splitlines())
 
 
-def test_the_session_is_as_shown(exporter: Exporter, tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```console\n(.*?)^```$", MODELS, re.MULTILINE | re.DOTALL)
+def test_the_sessions_are_as_shown(exporter: Exporter, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```console\n(.*?)^```$", MODELS, re.MULTILINE | re.DOTALL)
     headers.write(headers.qwen3(), tmp_path / "tiny-qwen3.gguf")
+    random_projector.write(tmp_path / "qwen2vl.gguf", "qwen2vl_merger", size=random_projector.Size(n_layer=3))
+    parts = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    assert len(parts) > len(blocks) == 2
     environment = os.environ | {VARIABLE: str(exporter.program), "LD_LIBRARY_PATH": str(exporter.libraries)}
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+    for part in parts:
         command, _, expected = part.partition("\n")
         arguments = [sys.executable, "-m", *command.split()]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

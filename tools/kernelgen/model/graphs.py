@@ -243,7 +243,7 @@ class GraphReader:
                 bool(m["encoder"]),
                 bool(m["decoder"]),
                 bool(m["recurrent"]),
-                str(m["description"]),
+                str(m.get("description", "")),
             )
         except _WRONG as error:
             raise self._error(number, f"the model's description is wrong: {error!r}") from None
