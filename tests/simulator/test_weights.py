@@ -39,7 +39,7 @@ HALVES = {
 @pytest.fixture(scope="module", autouse=True)
 def loaded(library: Path) -> None:
     client()
-    assert weights.load(str(library))
+    assert weights.load(str(library), any_processor=True)
 
 
 def emitted(op: str, *inputs: str, output: str, **params: int) -> bytes:
@@ -217,8 +217,16 @@ def test_there_is_a_form_of_each_type_for_both_ops() -> None:
 
 def test_a_library_without_the_functions_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "_loaded", False)
-    assert not weights.load("libc.so.6")
-    assert not weights.load("/there/is/none.so")
+    assert not weights.load("libc.so.6", any_processor=True)
+    assert not weights.load("/there/is/none.so", any_processor=True)
+    hlo = products("q4_0", 1)
+    assert weights.rewrite(hlo) == hlo
+
+
+def test_without_avx_512_products_are_left_to_xla(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
+    monkeypatch.setattr(weights, "_loaded", False)
+    monkeypatch.setattr(weights, "_has_avx512", lambda: False)
+    assert not weights.load(str(library))
     hlo = products("q4_0", 1)
     assert weights.rewrite(hlo) == hlo
 

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-// In each function here a product's terms are those of the HLO that it stands for (kernels/dequantize.py): each element is computed in
-// float32 by the same operations, and rounded to bfloat16 where the HLO does that. Only the order of sums is free. The compiler must not
-// fuse a multiplication and an addition: the element would be another one.
+// In each function here a product's terms are those of the HLO that it stands for (kernels/dequantize.py): each element
+// is computed in float32 by the same operations, and rounded to bfloat16 where the HLO does that. Only the order of
+// sums is free. The compiler must not fuse a multiplication and an addition: the element would be another one.
 
 #if defined(__x86_64__)
 #    if defined(__GNUC__) && !defined(__clang__)
@@ -325,8 +325,8 @@ INLINE512 static __m512 times(__m512 x, float y) {
     return _mm512_mul_ps(x, _mm512_set1_ps(y));
 }
 
-// Four bits of an element choose one of the 16 values that it may have: these are computed and rounded once for all elements that share
-// a scale.
+// Four bits of an element choose one of the 16 values that it may have: these are computed and rounded once for all
+// elements that share a scale.
 INLINE512 static __m512 chosen(__m512 values, __m512i code) {
     return _mm512_permutexvar_ps(code, values);
 }
@@ -564,8 +564,8 @@ template <weight_type Type> TARGET_AVX512 static void product512(const task & t,
 
 using function = void (*)(const task &, size_t, size_t);
 
-// Threads that live as long as the process, as many as XLA's with the one that calls. Each takes the next rows of a call until there are
-// none; several calls are done one after the other.
+// Threads that live as long as the process, as many as XLA's with the one that calls. Each takes the next rows of a
+// call until there are none; several calls are done one after the other.
 class thread_pool {
   public:
     explicit thread_pool(size_t threads) {
@@ -704,8 +704,8 @@ static bool has_avx512() {
 
 using namespace simulator;
 
-// Products of a weight, the first operand, and rows, the second. `options`: numbers with a space after each: the type, whether the rows are
-// bfloat16 (else float32), m, k, n, and whether only what any processor can is used, for tests.
+// Products of a weight, the first operand, and rows, the second. `options`: numbers with a space after each: the type,
+// whether the rows are bfloat16 (else float32), m, k, n, and whether only what any processor can is used, for tests.
 extern "C" void nrt_simulator_weights(void * out, const void ** in, const char * options, size_t size, void *) {
     size_t numbers[6] = {};
     size_t at         = 0;

@@ -1,7 +1,7 @@
 // Products by quantized weights, for the helper: what XLA makes of the HLO that unpacks them is several times slower.
 //
-// The helper loads this library and gives XLA the functions as custom calls; kernelgen.simulator.weights writes these in place of the
-// instructions that compute the same.
+// The helper loads this library and gives XLA the functions as custom calls; kernelgen.simulator.weights writes these
+// in place of the instructions that compute the same.
 
 #pragma once
 

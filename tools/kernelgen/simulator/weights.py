@@ -15,6 +15,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kernelgen.hlo import proto
@@ -44,13 +45,16 @@ MIN_ELEMENTS = 1 << 12
 _loaded = False
 
 
-def load(path: str) -> bool:
-    """Makes the functions of a library known to XLA; returns whether it has them.
+def load(path: str, *, any_processor: bool = False) -> bool:
+    """Makes the functions of a library known to XLA; returns whether it did.
 
     Args:
         path: of the simulator's libnrt.
+        any_processor: also where there is no AVX-512, without which XLA's loops are as fast for some types.
     """
     global _loaded
+    if not any_processor and not _has_avx512():
+        return False
     if not _loaded:
         try:
             function = getattr(ctypes.CDLL(path), TARGET)
@@ -62,6 +66,15 @@ def load(path: str) -> bool:
         xla_client.register_custom_call_target(TARGET, capsule, platform="cpu", api_version=0)
         _loaded = True
     return True
+
+
+def _has_avx512() -> bool:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= set(flags)
 
 
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
