@@ -425,6 +425,7 @@ class model_graphs {
         params.no_perf              = true;
         params.n_threads            = 1;
         params.n_threads_batch      = 1;
+        params.n_rs_seq             = opts.draft ? 0 : opts.draft_n_max;
         if (opts.draft) {
             // the tables and the cache of the model that it drafts for may be the draft's, too
             llama_model & target = other ? *other : *model;

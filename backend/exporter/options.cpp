@@ -267,6 +267,9 @@ bool read_value(const std::string & name, const std::string & value, options & o
         opts.spec_type = value;
         return true;
     }
+    if (name == "--spec-draft-n-max") {
+        return read_number(value, opts.draft_n_max, mistake);
+    }
     if (name == "--model-draft") {
         opts.model_draft = value;
         return true;
@@ -369,6 +372,7 @@ const char * usage() {
            "  --model-draft FILE    the file of that draft, of which only the header is read; for draft-mtp the model "
            "itself "
            "by default\n"
+           "  --spec-draft-n-max N  tokens that it proposes at most, on which a recurrent model's graphs depend (0)\n"
            "  --draft               in place of the model's graphs: those of the draft; with --encoder those of its "
            "encoder\n"
            "  --shift               in place of --graph: the graphs that shift the positions of all keys in the cache, "
@@ -396,14 +400,29 @@ const char * usage() {
 }
 
 bool parse_options(int argc, char ** argv, options & opts, std::string & mistake) {
-    const char * const with_value[] = { "--graph",           "--ctx-size",      "--ubatch-size",
-                                        "--parallel",        "--cache-type-k",  "--cache-type-v",
-                                        "--flash-attn",      "--ftype",         "--split-mode",
-                                        "--devices",         "--lora",          "--lora-scaled",
-                                        "--pooling",         "--samplers",      "--n-encoded",
-                                        "--spec-type",       "--model-draft",   "--mmproj",
-                                        "--image-size",      "--audio-seconds", "--image-min-tokens",
-                                        "--image-max-tokens" };
+    const char * const with_value[] = { "--graph",
+                                        "--ctx-size",
+                                        "--ubatch-size",
+                                        "--parallel",
+                                        "--cache-type-k",
+                                        "--cache-type-v",
+                                        "--flash-attn",
+                                        "--ftype",
+                                        "--split-mode",
+                                        "--devices",
+                                        "--lora",
+                                        "--lora-scaled",
+                                        "--pooling",
+                                        "--samplers",
+                                        "--n-encoded",
+                                        "--spec-type",
+                                        "--model-draft",
+                                        "--mmproj",
+                                        "--image-size",
+                                        "--audio-seconds",
+                                        "--image-min-tokens",
+                                        "--image-max-tokens",
+                                        "--spec-draft-n-max" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;

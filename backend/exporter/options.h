@@ -49,9 +49,10 @@ struct options {
     uint32_t                n_encoded = 0;    // tokens that a decoder's encoder has computed; 0: as many as in training
     std::string             spec_type;        // of speculative decoding: draft-mtp, draft-eagle3; none by default
     std::string             model_draft;      // the file of its draft, where the model is not its own
-    bool                    draft   = false;  // the graphs of the draft in place of those of the model
-    bool                    shift   = false;  // the graphs of context shifts in place of those of calls
-    bool                    version = false;
+    uint32_t                draft_n_max = 0;  // tokens that it proposes at most: a recurrent model keeps as many states
+    bool                    draft       = false;  // the graphs of the draft in place of those of the model
+    bool                    shift       = false;  // the graphs of context shifts in place of those of calls
+    bool                    version     = false;
     std::vector<graph_size> graphs;
     std::vector<scaled_adapter> adapters;
 

@@ -91,6 +91,14 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
     f"hidden states.  [default: {_SIMPLE} with --model-draft]",
 )
 @click.option(
+    "--spec-draft-n-max",
+    "most_drafted",
+    type=click.IntRange(1, 64),
+    default=3,
+    show_default=True,
+    help=f"llama.cpp's --spec-draft-n-max, on which the graphs of a recurrent model with {_MTP} or {_EAGLE3} depend.",
+)
+@click.option(
     "--python",
     metavar="PROGRAM",
     help="A Python that has what llama.cpp's convert_hf_to_gguf.py needs, for Hugging Face models.  [default: python3]",
@@ -132,6 +140,7 @@ def command(
     shift: bool,
     draft: Path | None,
     spec_type: str | None,
+    most_drafted: int,
     projector: Projector | None,
     python: str | None,
     fuse: str | None,
@@ -180,7 +189,7 @@ def command(
     if settings.split and _layouts(weights):
         hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
         raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
-    settings, drafts = _with_draft(settings, draft, spec_type)
+    settings, drafts = _with_draft(replace(settings, draft_n_max=most_drafted), draft, spec_type)
     (source,) = found
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
@@ -588,7 +597,9 @@ def _made_by(
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
     parts += ["--model-draft", draft.name] if draft else []
-    parts += ["--spec-type", settings.speculation] if settings.speculation else []
+    if settings.speculation:
+        parts += ["--spec-type", settings.speculation]
+        parts += ["--spec-draft-n-max", str(settings.draft_n_max)] if settings.draft_n_max != 3 else []
     parts += _made_of_projector(projector) if projector else []
     parts += ["--control-vector"] * settings.control_vector
     parts += ["--encoder"] * settings.encoder

@@ -210,7 +210,7 @@ def _options(settings: Settings, n_ctx: int) -> Iterable[str]:
     if settings.pooling is not None:
         yield from ("--pooling", settings.pooling)
     if settings.speculation is not None:
-        yield from ("--spec-type", settings.speculation)
+        yield from ("--spec-type", settings.speculation, "--spec-draft-n-max", str(settings.draft_n_max))
     if settings.draft_file is not None:
         yield from ("--model-draft", str(settings.draft_file))
     if settings.drafting:

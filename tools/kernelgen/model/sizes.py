@@ -81,6 +81,7 @@ class Settings:
         lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
         speculation: which kind of draft reads the model's hidden states, as `--spec-type` has it; None: none does.
         draft_file: the file of that draft; None: the model is its own.
+        draft_n_max: tokens that it proposes at most: a recurrent model keeps a state for each.
         drafting: whether the calls are those of that draft.
         grouped: whether there are graph kernels.
     """
@@ -108,6 +109,7 @@ class Settings:
     lora: tuple[tuple[Path, float], ...] = ()
     speculation: str | None = None
     draft_file: Path | None = None
+    draft_n_max: int = 3
     drafting: bool = False
     grouped: bool = False
 
