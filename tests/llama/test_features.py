@@ -54,13 +54,19 @@ class Device:
         )
 
     def calls(
-        self, *lines: str, n_ctx: int = 256, cores: int = 1, more: str = "", reserved: Sequence[str] = ()
+        self,
+        *lines: str,
+        n_ctx: int = 256,
+        n_ubatch: int = 16,
+        cores: int = 1,
+        more: str = "",
+        reserved: Sequence[str] = (),
     ) -> list[any_tokens.CallResult]:
         """Makes calls in a context of `n_ctx` cells. Checks that they agree with the CPU's, and that the CPU has no op of the device's
         but those that are `reserved` memory for, and that no call computes.
         """
         cache = any_tokens.RandomModel("llama", self.cache).options
-        script = [f"context one n_ctx={n_ctx} n_batch=16 n_ubatch=16 {cache} {more}", *lines]
+        script = [f"context one n_ctx={n_ctx} n_batch={n_ubatch} n_ubatch={n_ubatch} {cache} {more}", *lines]
         environment = self.programs.environment() | {
             "GGML_NEURON_KERNEL_DIR": ":".join(map(str, self.kernels)),
             "NEURON_RT_NUM_CORES": str(cores),
@@ -215,6 +221,19 @@ def test_an_encoder_is_computed_for_any_number_of_tokens(programs: harness.Progr
     together = ["decode 0:0:5:all 1:0:3:all", "decode 0:0:7:all 1:0:1:all 2:0:4:all"]
     found = device.calls(*alone, *together, more="embeddings=1 n_seq_max=4 kv_unified=1")
     assert [call.rows for call in found] == [1] * len(alone) + [2, 3]
+    assert is_a_launch_for_each_layer(device, len(found))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", list(ENCODERS))
+def test_an_encoder_is_computed_for_1_to_512_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
+    """By the kernels that are derived by default: every 13th number, and several texts."""
+    device = Device(programs, tmp_path)
+    ENCODERS[kind](device.file, SIZE)
+    device.derive("--embeddings", n_ctx=(512,), n_tokens=any_tokens.N_TOKENS)
+    alone = [f"decode 0:0:{n}:all" for n in (*range(1, 512, 13), 512)]
+    together = "decode 0:0:100:all 1:0:7:all 2:0:200:all 3:0:50:all"
+    found = device.calls(*alone, together, n_ctx=512, n_ubatch=512, more="embeddings=1 n_seq_max=4 kv_unified=1")
     assert is_a_launch_for_each_layer(device, len(found))
 
 

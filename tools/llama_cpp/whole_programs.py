@@ -232,7 +232,7 @@ _FIRST, _SECOND, _CONTROL, _STEADY, _DRAFT, _MTP, _EAGLE3 = (
 )
 _RESPONSE = r"Response: (.*?)\x1b\[0m\n"
 _TEXT = r"^((?!llama_completion: ).+)$"
-_SEVERAL = "abcdef\nabc\nabcdefghi"
+_SEVERAL = ("-p", "abcdef\nabc\nabcdefghi", "-c", 256, "-b", 32, "-ub", 32)
 
 CASES = (
     WholeProgram(
@@ -361,22 +361,27 @@ CASES = (
         "an embedding",
         derived=("--embeddings", "--pooling", "last"),
     ),
-    *(
-        WholeProgram(
-            f"encoder{suffix}",
-            "llama-embedding",
-            (("-p", _SEVERAL, "-c", 256, "-b", 32, "-ub", 32, "--embd-output-format", "json", *options),),
-            embeddings,
-            f"embeddings of three texts{', -fa on' * (options is FLASH)}",
-            limit=limit,
-            of=("bert", "bert-mean"),
-        )
-        for suffix, options, limit in (("", F32, CPU_LIMIT), ("-flash", FLASH, FLASH_LIMIT))
+    WholeProgram(
+        "encoder",
+        "llama-embedding",
+        ((*_SEVERAL, "--embd-output-format", "json", *F32),),
+        embeddings,
+        "embeddings of three texts",
+        of=("bert", "bert-mean"),
+    ),
+    WholeProgram(
+        "encoder-flash",
+        "llama-embedding",
+        ((*_SEVERAL, "--embd-output-format", "json", *FLASH),),
+        embeddings,
+        "embeddings of three texts, -fa on",
+        limit=FLASH_LIMIT,
+        of=("bert", "bert-mean"),
     ),
     WholeProgram(
         "reranker",
         "llama-embedding",
-        (("-p", _SEVERAL, "-c", 256, "-b", 32, "-ub", 32, *F32),),
+        ((*_SEVERAL, *F32),),
         scores,
         "scores of three texts",
         of=("reranker",),

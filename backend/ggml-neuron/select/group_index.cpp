@@ -239,7 +239,7 @@ namespace {
 // Lengths of a node that are shorter than a member's: numbers of tokens, cells or sequences, each wherever it stands.
 class shorter_lengths {
   public:
-    // Returns whether a node's tensors are a member's but for `most` lengths and their squares.
+    // Returns whether a node's tensors are a member's except for `most` lengths and their squares.
     bool are_all(const neuron_signature & node, const neuron_signature & member, size_t most) {
         for (int i = 0; i <= node.n_src; i++) {
             if (!add(node.tensors[i], member.tensors[i])) {
