@@ -277,7 +277,7 @@ const char * usage() {
     return "usage: export-graphs MODEL.gguf --graph SIZES [--graph SIZES]... [options]\n"
            "       export-graphs MODEL.gguf --shift [options]\n"
            "\n"
-           "Prints the graphs that llama.cpp builds for a model, one JSON object a line (docs/graphs.md).\n"
+           "Prints the graphs that llama.cpp builds for a model, one JSON object a line (docs/reference/graphs.md).\n"
            "Of the file only the header is read; the weights may be missing. Of a split model the first file is "
            "named.\n"
            "\n"

@@ -1,4 +1,4 @@
-"""Which module of the package imports which: docs/architecture.md's floors, and no circle."""
+"""Which module of the package imports which: docs/reference/architecture.md's floors, and no circle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tools" / "kernelgen"
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "architecture.md").read_text(encoding="utf-8")
 FLOORS = re.findall(r"^\d+\. `(\w+)`", PAGE.partition("## Floors")[2].partition("\n## ")[0], re.MULTILINE)
 
 

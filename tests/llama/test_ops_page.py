@@ -1,4 +1,4 @@
-"""docs/ops.md is what its command makes of a run's CSVs."""
+"""docs/results/ops.md is what its command makes of a run's CSVs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cases
 import ops_page
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+FOLDER = Path(__file__).parents[2] / "docs" / "results"
 
 SUPPORT = """\
 "backend_name","op_name","op_params","test_mode","supported","error_message","backend_reg_name"
@@ -42,11 +42,11 @@ def tables(tmp_path: Path) -> dict[str, ops_page.Table]:
 
 
 def test_the_page_is_what_the_command_makes_of_the_summaries() -> None:
-    assert (DOCS / "ops.md").read_text() == ops_page.page(ops_page.load(DOCS / "ops"))
+    assert (FOLDER / "ops.md").read_text() == ops_page.page(ops_page.load(FOLDER / "ops"))
 
 
 def test_the_summaries_add_up() -> None:
-    tables = ops_page.load(DOCS / "ops")
+    tables = ops_page.load(FOLDER / "ops")
     left_out: dict[str, int] = {}
     for row in tables["left-out"]:
         left_out[row["op"]] = left_out.get(row["op"], 0) + int(row["cases"])

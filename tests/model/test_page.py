@@ -1,4 +1,4 @@
-"""docs/models.md and docs/graphs.md show what happens."""
+"""docs/models.md and docs/reference/graphs.md show what happens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelgen.model.graphs import VERSION
 from .conftest import ROOT
 
 MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-GRAPHS = (ROOT / "docs" / "graphs.md").read_text(encoding="utf-8")
+GRAPHS = (ROOT / "docs" / "reference" / "graphs.md").read_text(encoding="utf-8")
 
 
 def pattern(output: str) -> str:

@@ -1,10 +1,10 @@
-"""Writes docs/ops.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
+"""Writes docs/results/ops.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
 
     ./bazelw run //tools/llama_cpp:ops_page -- --run FOLDER            after a whole run: FOLDER is where it left its CSVs
     ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         FOLDER is llama.cpp's docs/ops: takes in the other backends
     ./bazelw run //tools/llama_cpp:ops_page                            the page alone, from the summaries that are there
 
-The page is made of summaries in docs/ops, which are kept with it: the run's own CSVs are too large for that.
+The page is made of summaries in docs/results/ops, which are kept with it: the run's own CSVs are too large for that.
 
     neuron.csv     by op: cases, and their outcomes
     left-out.csv   by op and reason: cases without support
@@ -32,7 +32,7 @@ Table = list[dict[str, str]]
 
 SYMBOLS = {"full": "✅", "partial": "🟡", "none": "❌", "no cases": "–"}
 
-DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs"
+RESULTS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "results"
 
 NAMES = ("neuron", "left-out", "hlo", "backends")
 
@@ -40,7 +40,7 @@ _INTRO = """\
 # Ops
 
 This page says which of ggml's ops have kernels, for the cases of llama.cpp's `test-backend-ops`. The device is a NeuronCore that the
-[simulator](simulator.md) computes on the CPU. [A command](reference/llama-cpp-tests.md#the-whole-of-it) writes the page from a run of all cases.
+[simulator](../simulator.md) computes on the CPU. [A command](../reference/llama-cpp-tests.md#the-whole-of-it) writes the page from a run of all cases.
 
 The table has the form of llama.cpp's own `docs/ops.md`. The columns of other backends come from the CSVs in that folder of the same source
 tree: their maintainers wrote these last when the program had fewer cases. The table counts cases of the mode `support`, which leaves
@@ -216,16 +216,18 @@ def main() -> int:
     )
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="the folder in which a whole run left its CSVs")
     parser.add_argument("--others", type=Path, metavar="FOLDER", help="llama.cpp's docs/ops")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the project's docs")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="the folder of the page, with its folder ops/"
+    )
     args = parser.parse_args()
     summaries = summarize(args.run) if args.run else {}
     if args.others:
         summaries["backends"] = summarize_others(args.others)
-    (args.docs / "ops").mkdir(exist_ok=True)
+    (args.results / "ops").mkdir(exist_ok=True)
     for name, text in summaries.items():
-        (args.docs / "ops" / f"{name}.csv").write_text(text)
-    (args.docs / "ops.md").write_text(page(load(args.docs / "ops")))
-    print(args.docs / "ops.md")
+        (args.results / "ops" / f"{name}.csv").write_text(text)
+    (args.results / "ops.md").write_text(page(load(args.results / "ops")))
+    print(args.results / "ops.md")
     return 0
 
 

@@ -30,7 +30,7 @@ def _neuron_kernel_report_impl(ctx):
     return [DefaultInfo(files = depset([page, numbers, table, kernels]))]
 
 neuron_kernel_report = rule(
-    doc = """Writes a page about a bundle's kernels, the same numbers as JSON and CSV, and a folder with a page for each kernel (docs/report.md).
+    doc = """Writes a page about a bundle's kernels, the same numbers as JSON and CSV, and a folder with a page for each kernel (docs/reference/report.md).
 
 Each bundle has one, `<name>.report`. A target of your own adds what a call takes, measured times, or a baseline: then a time that is above the
 baseline's by more than `threshold` fails the build.""",
