@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from kernelgen import fileio, manifest
 from kernelgen.cli import options, run_options
-from kernelgen.cli.forecast import chip_of
+from kernelgen.cli.kernel_files import chip_of
 from kernelgen.cli.units import binary_size
 from kernelgen.dispatch.chips import Chip
 from kernelgen.emitters.catalog import Catalog

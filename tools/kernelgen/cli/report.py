@@ -14,7 +14,7 @@ from kernelgen import cache, fileio
 from kernelgen.bundle import reader
 from kernelgen.bundle.reader import Stored
 from kernelgen.cache.folder import Folder
-from kernelgen.cli import forecast, options, run_options
+from kernelgen.cli import kernel_files, options, run_options
 from kernelgen.dispatch import chips
 from kernelgen.dispatch.grouping import Groups
 from kernelgen.dispatch.report import AvailableKernels
@@ -36,7 +36,6 @@ from kernelgen.report.numbers import Asked, collect
 from kernelgen.report.page import of_kernel, page, table
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.targets import TARGETS
 
 N_KV = (256, 1024, 4096, 16384)
 """Cells of the cache that a token is forecast with, as far as the context has them."""
@@ -46,7 +45,7 @@ CORES = (1, 2, 4)
 
 
 @click.command(short_help="Write a page about a model's kernels.")
-@click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))
+@options.kernels_argument
 @click.option(
     "--model",
     "model",
@@ -56,10 +55,7 @@ CORES = (1, 2, 4)
 )
 @run_options.settings_options
 @run_options.exporter_options
-@click.option(
-    "--target", type=click.Choice(list(TARGETS)), metavar="NAME", help="The target; that of bundles, or trn1."
-)
-@click.option("--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the target's by default.")
+@options.chip_options
 @click.option(
     "--measured",
     metavar="FILE",
@@ -126,8 +122,8 @@ def command(
     if kernel_pages:
         _check_folder(folder)
     before = baselines.read(baseline) if baseline else None
-    kernels, name = forecast.kernels_of(paths, target, catalog)
-    chip = forecast.chip_of(name, lnc)
+    kernels, name = kernel_files.of_one_target(paths, target, catalog)
+    chip = kernel_files.chip_of(name, lnc)
     times = _measured(measured, kernels)
     asked = _Calls(settings, kernels, chip, catalog)
     if model is not None:
@@ -153,7 +149,7 @@ def command(
         ),
         kernels,
     )
-    forecast.print_refusals(kernels)
+    kernel_files.print_refusals(kernels)
     differs = None if before is None else baselines.differences(before, numbers, threshold / 100)
     if kernel_pages:
         _write_kernel_pages(folder, output.name, numbers, kernels, catalog, bundles)
