@@ -29,7 +29,7 @@ from kernelgen.model.sources import Kind
 from kernelgen.neff.identity import Key
 from kernelgen.plan import Kernel
 from kernelgen.report import baseline as baselines
-from kernelgen.report import covered
+from kernelgen.report import covered, logs
 from kernelgen.report import measured as measurements
 from kernelgen.report.kernel_page import Made
 from kernelgen.report.numbers import Asked, collect
@@ -85,6 +85,15 @@ CORES = (1, 2, 4)
     show_default=True,
     help="Whether each kernel has a page with its tensors and its HLO, in a folder beside the report.",
 )
+@click.option(
+    "--logs",
+    "log_folders",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where logs of compiles are, for the kernels' pages: the output folder of `kernelgen build`, or CMake's folder neff. "
+    "May be repeated.  [default: the folder of each bundle]",
+)
 @options.kernels_option
 @click.option(
     "-o",
@@ -107,6 +116,7 @@ def command(
     baseline: Path | None,
     threshold: float,
     kernel_pages: bool,
+    log_folders: tuple[Path, ...],
     catalog: Catalog,
     output: Path,
 ) -> int:
@@ -152,7 +162,8 @@ def command(
     kernel_files.print_refusals(kernels)
     differs = None if before is None else baselines.differences(before, numbers, threshold / 100)
     if kernel_pages:
-        _write_kernel_pages(folder, output.name, numbers, kernels, catalog, bundles)
+        found = logs.find(bundles, log_folders)
+        _write_kernel_pages(folder, output.name, numbers, kernels, catalog, bundles, found)
     text = page(numbers, differs, folder.name if kernel_pages else None)
     fileio.write_bytes(output, text.encode())
     fileio.write_bytes(output.with_suffix(".json"), (json.dumps(numbers, indent=1) + "\n").encode())
@@ -209,7 +220,13 @@ def _check_folder(folder: Path) -> None:
 
 
 def _write_kernel_pages(
-    folder: Path, report: str, numbers: Mapping[str, Any], kernels: Kernels, catalog: Catalog, bundles: Sequence[Stored]
+    folder: Path,
+    report: str,
+    numbers: Mapping[str, Any],
+    kernels: Kernels,
+    catalog: Catalog,
+    bundles: Sequence[Stored],
+    logs_of: Mapping[str, str],
 ) -> None:
     by_id = {kernel.id: name for name, kernel in kernels.by_graph.items()}
     stored = {kernel.id: (bundle, kernel) for bundle in bundles for kernel in bundle.kernels}
@@ -220,7 +237,7 @@ def _write_kernel_pages(
             assert hlo is not None  # else it has no row
             read = id in stored and stored[id][1].files is not None
             emitters = [] if read else _emitters(kernels.kernel(kernels.by_graph[by_id[id]]), catalog)
-            text = of_kernel(row, Made(hlo, emitters, stored.get(id)), report)
+            text = of_kernel(row, Made(hlo, emitters, stored.get(id), logs_of.get(id)), report)
             (temporary / f"{id}.html").write_text(text, encoding="utf-8")
 
 
