@@ -68,7 +68,7 @@ extern "C" {
 #define NEURON_KERNELS_NOT_FOUND   (-1)  // no such kernel
 
 // A weight that is not stored as ggml has it has its layout in the type of its neuron_kernels_tensor: the type's number with the
-// layout from bit 16 on. docs/reference/bundle-format.md says what the layouts are. Since API version 7.
+// layout from bit 16 on. docs/reference/bundle-keys.md says what the layouts are. Since API version 7.
 #define NEURON_KERNELS_FORM_SHIFT           16
 #define NEURON_KERNELS_FORM_PLANES          1
 #define NEURON_KERNELS_FORM_TRANSPOSED      2
@@ -210,7 +210,7 @@ NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bun
 
 // Returns the kernel with this key, or NEURON_KERNELS_NOT_FOUND. Takes time proportional to the key and allocates nothing.
 //
-// It is how a graph kernel is found, which computes several nodes of a graph at once: docs/reference/bundle-format.md says which words
+// It is how a graph kernel is found, which computes several nodes of a graph at once: docs/reference/bundle-keys.md says which words
 // stand for them. Any kernel's key can be asked for. Since API version 5.
 NEURON_KERNELS_API int32_t neuron_kernels_find_words(const neuron_kernels * bundle,
                                                      const uint64_t *       words,
@@ -276,7 +276,7 @@ NEURON_KERNELS_API size_t neuron_kernels_neff_count(const neuron_kernels * bundl
 // NEURON_KERNELS_MAX_MEMORY. Since API version 9.
 NEURON_KERNELS_API const uint64_t * neuron_kernels_neff_memory(const neuron_kernels * bundle, int32_t kernel);
 
-// Returns a kernel's lookup key, as docs/reference/bundle-format.md describes it, and sets *n_words (which may be NULL) to its
+// Returns a kernel's lookup key, as docs/reference/bundle-keys.md describes it, and sets *n_words (which may be NULL) to its
 // length; NULL and 0 where the bundle has fewer kernels.
 NEURON_KERNELS_API const uint64_t * neuron_kernels_key(const neuron_kernels * bundle, int32_t kernel, size_t * n_words);
 

@@ -64,7 +64,7 @@ def command(
 ) -> int:
     """Print how long a call takes on a device, of one token and of a prompt, and of what that consists.
 
-    It is a model, not a measurement: docs/results/forecast.md says how far published measurements are from it.
+    It is a model, not a measurement: docs/results/forecast-judged.md says how far published measurements are from it.
 
     KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. --n-tokens and --n-kv say which calls; by
     default one token and as many as --n-ubatch, with 1,024 cells of the cache.

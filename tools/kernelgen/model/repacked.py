@@ -1,6 +1,6 @@
 """Weights in the layouts that kernels want, in a file that the backend reads in place of repacking them when a model is loaded.
 
-docs/reference/bundle-format.md describes the file. It is GGUF, with a tensor of bytes for each weight. The `gguf` package
+docs/reference/repacked-weights.md describes the file. It is GGUF, with a tensor of bytes for each weight. The `gguf` package
 writes it, except for the data, which threads write where it belongs. That package also dequantizes quantized weights, to the
 same floats as ggml.
 """

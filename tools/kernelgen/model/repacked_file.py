@@ -1,6 +1,6 @@
 """Reads what `kernelgen repack` wrote, for `kernelgen inspect`.
 
-docs/reference/bundle-format.md describes it. The backend reads it in C++.
+docs/reference/repacked-weights.md describes it. The backend reads it in C++.
 """
 
 from __future__ import annotations
