@@ -4,7 +4,8 @@ Three ways to get the NEFFs of //manifests:llama3_trn1, in one run, all with the
 
 * `bazel build` in a scratch checkout with nothing built or cached, Bazel's server started by the build;
 * the shell loop: for each kernel a fresh process that emits and a fresh process that compiles, one after another;
-* the lower bound: lowering and compiling alone, measured in one process that has everything imported, divided by the number of cores.
+* the lower bound: lowering and compiling alone, measured in one process that has everything imported, divided by
+  the number of cores.
 
 The limits are on these. What is printed besides explains a miss:
 
