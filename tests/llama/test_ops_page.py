@@ -1,4 +1,4 @@
-"""docs/results/ops.md is what its command makes of a run's CSVs."""
+"""docs/results/ops.md and ops-cases.md are what their command makes of a run's CSVs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def tables(tmp_path: Path) -> dict[str, ops_page.Table]:
     return {name: ops_page.read(text) for name, text in summaries.items()}
 
 
-def test_the_page_is_what_the_command_makes_of_the_summaries() -> None:
-    assert (FOLDER / "ops.md").read_text() == ops_page.page(ops_page.load(FOLDER / "ops"))
+def test_the_pages_are_what_the_command_makes_of_the_summaries() -> None:
+    for name, text in ops_page.pages(ops_page.load(FOLDER / "ops")).items():
+        assert (FOLDER / name).read_text() == text
 
 
 def test_the_summaries_add_up() -> None:
@@ -72,8 +73,9 @@ def test_the_page_has_every_op_beside_the_other_backends(tables: dict[str, ops_p
     assert "| MUL | 🟡 | ❌ |" in page
     assert "| SUB | – | 🟡 |" in page
     assert "| MUL_ADD | ✅" not in page and "| MUL_ADD | 🟡" not in page
-    assert "| MUL_ADD | 3 | 1 | 0 | 0 | 1 |" in page
-    assert "| MUL_ADD | 2 | x \\| y |" in page
+    counted = ops_page.cases_page(tables)
+    assert "| MUL_ADD | 3 | 1 | 0 | 0 | 1 |" in counted
+    assert "| MUL_ADD | 2 | x \\| y |" in counted
     assert (
         "supports 2 of 3 cases of this mode, and 3 of 6 of" in page and "1 passed, 1 failed, and 1 did not run" in page
     )

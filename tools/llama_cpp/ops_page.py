@@ -1,4 +1,4 @@
-"""Writes docs/results/ops.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
+"""Writes docs/results/ops.md and ops-cases.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
 
     ./bazelw run //tools/llama_cpp:ops_page -- --run FOLDER            after a whole run: FOLDER is where it left its CSVs
     ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         FOLDER is llama.cpp's docs/ops: takes in the other backends
@@ -125,8 +125,22 @@ def _status(supported: int, total: int) -> str:
     return "none" if not supported else "full" if supported == total else "partial"
 
 
+def pages(tables: Mapping[str, Table]) -> dict[str, str]:
+    """Returns the pages by their names.
+
+    Args:
+        tables: the rows of each summary, by its name.
+    """
+    return {"ops.md": page(tables), "ops-cases.md": cases_page(tables)}
+
+
+def _total(tables: Mapping[str, Table]) -> dict[str, int]:
+    """Returns the sums of the columns of neuron.csv."""
+    return {key: sum(int(row[key]) for row in tables["neuron"]) for key in tables["neuron"][0] if key != "op"}
+
+
 def page(tables: Mapping[str, Table]) -> str:
-    """Returns the page.
+    """Returns the page of the ops, beside other backends.
 
     Args:
         tables: the rows of each summary, by its name.
@@ -134,12 +148,13 @@ def page(tables: Mapping[str, Table]) -> str:
     neuron = {row["op"]: row for row in tables["neuron"]}
     others = {row["op"]: row for row in tables["backends"]}
     backends = [name for name in (tables["backends"] or [{}])[0] if name != "op"]
-    total = {key: sum(int(row[key]) for row in neuron.values()) for key in tables["neuron"][0] if key != "op"}
+    total = _total(tables)
     lines = [
         _INTRO,
         f"The device supports {total['supported']:,} of {total['cases']:,} cases of this mode, and {total['tested_supported']:,} of "
         f"{total['tested_cases']:,} of the mode `test`, which has the cases of several ops too: {total['passed']:,} passed, "
-        f"{total['failed']:,} failed, and {total['uncompared']:,} did not run because llama.cpp's CPU backend cannot compute them.",
+        f"{total['failed']:,} failed, and {total['uncompared']:,} did not run because llama.cpp's CPU backend cannot compute them. "
+        "[Cases](ops-cases.md) has them op by op, what is left out and why, and the size of the kernels.",
         "",
         f"| Operation | NEURON | {' | '.join(backends)} |",
         "|---|" + "---|" * (len(backends) + 1),
@@ -149,7 +164,20 @@ def page(tables: Mapping[str, Table]) -> str:
         status = _status(int(own["supported"]), int(own["cases"])) if own else "no cases"
         cells = [status, *(others[op][b] if op in others else "none" for b in backends)]
         lines.append(f"| {op} | " + " | ".join(SYMBOLS[cell] for cell in cells) + " |")
-    lines += [
+    return "\n".join([*lines, ""])
+
+
+def cases_page(tables: Mapping[str, Table]) -> str:
+    """Returns the page of the cases: how many of each op passed, what is left out and why, and the size of the kernels.
+
+    Args:
+        tables: the rows of each summary, by its name.
+    """
+    neuron, total = {row["op"]: row for row in tables["neuron"]}, _total(tables)
+    lines = [
+        "# Cases of ops",
+        "",
+        "These are the cases of llama.cpp's `test-backend-ops` behind the table of [ops](ops.md), which says how to write both pages again.",
         "",
         "## Cases",
         "",
@@ -226,8 +254,9 @@ def main() -> int:
     (args.results / "ops").mkdir(exist_ok=True)
     for name, text in summaries.items():
         (args.results / "ops" / f"{name}.csv").write_text(text)
-    (args.results / "ops.md").write_text(page(load(args.results / "ops")))
-    print(args.results / "ops.md")
+    for name, text in pages(load(args.results / "ops")).items():
+        (args.results / name).write_text(text)
+        print(args.results / name)
     return 0
 
 
