@@ -1,7 +1,8 @@
-"""A random model on the simulated device, and on llama.cpp's CPU backend: what benchmarks of a token's time share."""
+"""A model on the simulated device, and on llama.cpp's CPU backend: what benchmarks of a token's time share."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from backend_programs import KERNELGEN, Programs, environment
 
 
 class SimulatedModel:
-    """A random Llama in a folder, with its kernels for the simulator: layers and nodes, for a cache of 256 cells.
+    """A random Llama in a folder, or a model, with its kernels for the simulator: layers and nodes, for a cache of 256 cells.
 
     Attributes:
         file: the model.
@@ -35,6 +36,7 @@ class SimulatedModel:
         n_tokens: str = "1,2",
         target: str = "trn1",
         more: Sequence[str] = ("--fuse=layer",),
+        file: Path | None = None,
     ) -> None:
         """Writes the model, derives its manifest and builds its kernels, in `folder`, which is made.
 
@@ -45,16 +47,18 @@ class SimulatedModel:
             n_tokens: numbers of tokens that there are kernels for.
             target: what kernels are for.
             more: options of `kernelgen model`.
+            file: a model that there is, instead of a random one.
 
         Raises:
             SystemExit: a program is not there, or failed.
         """
         folder.mkdir(exist_ok=True)
-        self.file = folder / "model.gguf"
+        self.file = file or folder / "model.gguf"
         manifest, kernels, cache = folder / "model.yaml", folder / "kernels", folder / "cache"
         cache.mkdir(mode=0o700)
         self._llama = harness.Programs.find()
-        random_llama.write(self.file, weights=weights, size=size or random_llama.Size())
+        if file is None:
+            random_llama.write(self.file, weights=weights, size=size or random_llama.Size())
         sizes = [
             "--n-ctx=256",
             f"--n-tokens={n_tokens}",
@@ -117,3 +121,57 @@ class SimulatedModel:
         n, runs = (8, 1) if quick else (32, 3)
         found, _ = self.bench(prompt=0, generated=n, runs=runs, options=threads, **variables)
         return sum(found) / len(found)
+
+    def token_cpu_ms(self, quick: bool, *, tokens: int = 24, device: bool = True, **variables: object) -> float:
+        """Returns the milliseconds that processors work for a generated token: for llama-bench, the simulator's helper and XLA.
+
+        Other programs on the machine matter less to it than to the time that passes. It is the least of some repetitions in one
+        process, without the first one, in which kernels are loaded.
+
+        Args:
+            quick: whether a few tokens do.
+            tokens: in each repetition.
+            device: whether it has the simulated device; else it has the CPU alone.
+            **variables: more of its environment.
+        """
+        n, repetitions = (4, 2) if quick else (tokens, 4)
+        base = self._device if device else os.environ
+        found = {**base, "LD_LIBRARY_PATH": str(self._llama.llama_cpp), **{k: str(v) for k, v in variables.items()}}
+        words = [
+            "-m",
+            self.file,
+            "-p",
+            0,
+            "-n",
+            ",".join([str(n)] * repetitions),
+            "-r",
+            1,
+            "-fa",
+            1,
+            "-t",
+            1,
+            "-o",
+            "jsonl",
+        ]
+        command = [str(self._llama.llama_cpp / "llama-bench"), *map(str, words), "--no-warmup"]
+        with subprocess.Popen(
+            command, env=found, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stdout is not None
+            worked = [_cpu_seconds(process.pid) for line in process.stdout if line.startswith("{")]
+        if process.returncode or len(worked) != repetitions:
+            raise SystemExit(f"llama-bench: exit status {process.returncode}")
+        return min(after - before for before, after in itertools.pairwise(worked)) / n * 1e3
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Returns how long processors worked for a process, for its children and for theirs."""
+    try:
+        # The second word is a name in parentheses, which may have spaces in it.
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = [
+            int(c) for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()
+        ]
+    except OSError:  # it has ended
+        return 0
+    return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK") + sum(_cpu_seconds(c) for c in children)

@@ -42,6 +42,11 @@ def f32(x: Array) -> Array:
     return lax.convert_element_type(x, jnp.float32)
 
 
+def number(value: float | Array) -> np.float32 | Array:
+    """Returns a parameter as float32: a constant, or an array of shape () that the kernel is given at run time."""
+    return np.float32(value) if isinstance(value, int | float) else value
+
+
 def result(x: Array, out: TensorDesc) -> Array:
     """Returns `x` rounded to the result's type (nearest even) and in the result's shape."""
     if out.dtype not in DTYPES:

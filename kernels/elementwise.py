@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from kernelgen.emitters import emitter
 
-from .common import f32, repeat, result
+from .common import f32, number, repeat, result
 
 _SQRT_2_OVER_PI = np.float32(0.79788456080286535588)
 _SQRT_1_2 = np.float32(0.70710678118654752440)
@@ -44,9 +44,9 @@ def add_id(a, b, ids, *, out):
 
 @emitter("scale", types="float")
 def scale(x, *, s: float, b: float = 0.0, out):
-    """`s * x + b`."""
-    y = f32(x) * np.float32(s)
-    return result(y if b == 0 else y + np.float32(b), out)
+    """`s * x + b`; `s` and `b` may be given at run time."""
+    y = f32(x) * number(s)
+    return result(y if isinstance(b, int | float) and b == 0 else y + number(b), out)
 
 
 @emitter("clamp", types="float")

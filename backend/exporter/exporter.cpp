@@ -12,6 +12,7 @@
 #include "gguf.h"
 #include "llama-batch.h"
 #include "llama-context.h"
+#include "llama-ext.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-dsa.h"
 #include "llama-kv-cache-iswa.h"
@@ -22,6 +23,7 @@
 #include "llama-model.h"
 #include "llama.h"
 #include "options.h"
+#include "projector.h"
 #include "sparse_file.h"
 #include "split_devices.h"
 
@@ -219,6 +221,14 @@ template <shift_builder shift, params_getter params> struct private_functions {
 
 template struct private_functions<&llama_kv_cache::build_graph_shift, &llama_context::graph_params>;
 
+// What an encoder has computed is a private member: a decoder attends to it.
+template <llama_cross llama_context::* cross> struct private_cross {
+    friend llama_cross llama_context::* cross_of_contexts() { return cross; }
+};
+
+llama_cross llama_context::* cross_of_contexts();
+template struct private_cross<&llama_context::cross>;
+
 // Returns the caches of a memory whose keys a context shift rotates; of one that is not known here none.
 std::vector<const llama_kv_cache *> caches_of(const llama_memory_i * memory) {
     if (const auto * kv = dynamic_cast<const llama_kv_cache *>(memory)) {
@@ -269,7 +279,7 @@ llama_sampler * make_sampler(const sampler_option & option, int32_t n_vocab) {
 }
 
 // Loads a model without its weights. With more than one device llama.cpp splits its tensors over them.
-model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices = 1) {
+model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices = 1, bool mtp = false) {
     std::vector<const char *> paths;
     for (const sparse_file & file : files) {
         paths.push_back(file.path().c_str());
@@ -286,6 +296,7 @@ model_ptr load_model(const std::vector<sparse_file> & files, uint32_t n_devices 
     params.load_mode         = LLAMA_LOAD_MODE_NONE;
     params.use_extra_bufts   = false;
     params.no_alloc          = true;
+    params.load_mtp          = mtp;
     params.progress_callback = [](float, void *) {
         return true;
     };
@@ -340,13 +351,32 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
     }
 }
 
+// Writes what the first line begins with, before the description of the model.
+void begin_header(json_line & out) {
+    out.begin_object();
+    out.text("format", "neuron-kernelgen graphs");
+    out.integer("version", GRAPH_FORMAT_VERSION);
+    out.text("ggml", ggml_version());
+    out.text("llama_cpp", llama_version());
+    out.begin_object("model");
+}
+
 class model_graphs {
   public:
-    model_graphs(const options & opts, const std::vector<sparse_file> & files) :
-        opts(opts), model(load_model(files, opts.n_devices)) {
-        for (const sparse_file & file : files) {
-            weights.insert(file.tensor_names().begin(), file.tensor_names().end());
+    // others  the files of the model's draft, or of the model whose draft this is; of one that is its own draft there are none
+    model_graphs(const options &                  opts,
+                 const std::vector<sparse_file> & files,
+                 const std::vector<sparse_file> & others) :
+        opts(opts), model(load_model(files, opts.n_devices, opts.spec_type == "draft-mtp")) {
+        if (!others.empty()) {
+            other = load_model(others, 1, opts.spec_type == "draft-mtp");
         }
+        for (const auto * named : { &files, &others }) {
+            for (const sparse_file & file : *named) {
+                weights.insert(file.tensor_names().begin(), file.tensor_names().end());
+            }
+        }
+        check_draft();
         for (const scaled_adapter & adapter : opts.adapters) {
             load_adapter(adapter);
         }
@@ -361,12 +391,7 @@ class model_graphs {
         llama_model_meta_val_str(model.get(), "general.name", name, sizeof(name));
 
         json_line out;
-        out.begin_object();
-        out.text("format", "neuron-kernelgen graphs");
-        out.integer("version", GRAPH_FORMAT_VERSION);
-        out.text("ggml", ggml_version());
-        out.text("llama_cpp", llama_version());
-        out.begin_object("model");
+        begin_header(out);
         out.text("architecture", architecture);
         out.text("name", name);
         out.text("description", description);
@@ -384,6 +409,7 @@ class model_graphs {
 
     void open_context(bool flash_attn) {
         context.reset();
+        target_context.reset();
         llama_context_params params = llama_context_default_params();
         params.n_ctx                = opts.n_ctx;
         params.n_batch              = opts.n_ubatch;
@@ -399,6 +425,16 @@ class model_graphs {
         params.no_perf              = true;
         params.n_threads            = 1;
         params.n_threads_batch      = 1;
+        if (opts.draft) {
+            // the tables and the cache of the model that it drafts for may be the draft's, too
+            llama_model & target = other ? *other : *model;
+            target_context.reset(llama_init_from_model(&target, params));
+            if (!target_context) {
+                throw std::runtime_error("llama.cpp can't make a context of the draft's model: " + last_complaint);
+            }
+            params.ctx_other = target_context.get();
+            params.ctx_type  = opts.spec_type == "draft-mtp" ? LLAMA_CONTEXT_TYPE_MTP : LLAMA_CONTEXT_TYPE_DEFAULT;
+        }
         // as llama.cpp's programs do: a chain for each sequence
         std::vector<llama_sampler_seq_config> configs;
         samplers.clear();
@@ -423,6 +459,7 @@ class model_graphs {
         if (!context) {
             throw std::runtime_error("llama.cpp can't make a context: " + last_complaint);
         }
+        give_hidden_states();
         if (llama_set_adapters_lora(context.get(), adapters.data(), adapters.size(), scales.data()) != 0) {
             throw std::runtime_error("llama.cpp can't use the adapters: " + last_complaint);
         }
@@ -441,7 +478,7 @@ class model_graphs {
 
     // Writes the graph of one call with the sizes asked for.
     void write_graph(const graph_size & size) {
-        const uint32_t n_seqs = size.n_seqs;
+        const uint32_t n_seqs = n_seqs_of(size);
         if (size.n_tokens > context->n_ubatch()) {
             throw std::runtime_error("n_tokens is " + std::to_string(size.n_tokens) + ", and a call has at most " +
                                      std::to_string(context->n_ubatch()) + " (--ubatch-size)");
@@ -454,9 +491,15 @@ class model_graphs {
             });
             return;
         }
+        if (opts.n_encoded && has_both()) {
+            llama_cross & cross = context.get()->*cross_of_contexts();
+            cross.n_embd        = llama_model_n_embd(model.get());
+            cross.n_enc         = opts.n_encoded;
+            cross.v_embd.resize(1);  // llama.cpp looks whether there is any
+        }
         std::unique_ptr<llama_batch_allocr> batch;
         llama_memory_context_ptr            memory_context;
-        if (llama_memory_t memory = context->get_memory()) {
+        if (llama_memory_t memory = memory_of_calls()) {
             memory->clear(false);
             batch           = std::make_unique<llama_batch_allocr>(model->hparams.n_pos_per_embd());
             const bool all  = size.n_outputs == size.n_tokens;
@@ -481,7 +524,7 @@ class model_graphs {
         write_devices(graph, [&](json_line & out) {
             out.integer("n_tokens", size.n_tokens);
             out.integer("n_outputs", size.n_outputs);
-            out.integer("n_seqs", size.n_seqs);
+            out.integer("n_seqs", n_seqs);
             if (lengths.n_kv) {
                 out.integer("n_kv", lengths.n_kv);
             }
@@ -565,9 +608,67 @@ class model_graphs {
     }
 
   private:
+    bool has_both() const { return llama_model_has_encoder(model.get()) && llama_model_has_decoder(model.get()); }
+
+    // Returns the memory that calls use; NULL where they have none. llama.cpp makes one for an encoder alone, too, and encodes without it.
+    llama_memory_t memory_of_calls() const {
+        return llama_model_has_encoder(model.get()) && !has_both() ? nullptr : context->get_memory();
+    }
+
+    // Returns the sequences of a call. Without a cache these are rows of what is pooled alone, and a kernel for more serves fewer: they are
+    // as many as there can be.
+    uint32_t n_seqs_of(const graph_size & size) const {
+        if (memory_of_calls() || !opts.embeddings) {
+            return size.n_seqs;
+        }
+        uint32_t n = std::min<uint32_t>(size.n_tokens, LLAMA_MAX_SEQ);
+        while (size.n_tokens % n != 0) {
+            n--;
+        }
+        return n;
+    }
+
+    // The draft of a model that has one.
+    const llama_model & draft_model() const { return opts.draft || !other ? *model : *other; }
+
+    // llama.cpp ends the program where a file has another architecture than it expects.
+    void check_draft() const {
+        if (opts.spec_type == "draft-mtp" && llama_model_n_layer_nextn(&draft_model()) == 0) {
+            throw std::runtime_error("the model has no MTP layers (--spec-type draft-mtp)");
+        }
+        if (opts.spec_type == "draft-eagle3" && draft_model().arch != LLM_ARCH_EAGLE3) {
+            throw std::runtime_error("the draft's architecture is not eagle3 (--spec-type draft-eagle3)");
+        }
+    }
+
+    // Has the context give the hidden states that a draft reads, as llama.cpp's speculative decoding does: of the model those of all
+    // tokens, of the draft those of outputs.
+    void give_hidden_states() {
+        if (opts.spec_type == "draft-mtp" || (opts.draft && !opts.spec_type.empty())) {
+            llama_set_embeddings_nextn(context.get(), true, /*masked=*/opts.draft);
+            return;
+        }
+        if (opts.spec_type.empty()) {
+            return;
+        }
+        const int32_t * layers = llama_model_target_layer_ids(&draft_model());
+        for (uint32_t i = 0; i < llama_model_target_layer_ids_n(&draft_model()); i++) {
+            const int32_t n_layer = llama_model_n_layer(model.get());
+            if (layers[i] < 0 || layers[i] > n_layer) {
+                throw std::runtime_error("the draft reads layer " + std::to_string(layers[i]) + " of a model of " +
+                                         std::to_string(n_layer));
+            }
+            if (layers[i] < n_layer) {
+                llama_set_embeddings_layer_inp(context.get(), (uint32_t) layers[i], true);
+            } else {
+                llama_set_embeddings_nextn(context.get(), true, /*masked=*/false);
+            }
+        }
+    }
+
     // Builds the graph by which llama_encode computes so many tokens.
     ggml_cgraph * encoder_graph(const graph_size & size) {
-        if (!llama_model_has_encoder(model.get()) || !llama_model_has_decoder(model.get())) {
+        if (!has_both()) {
             throw std::runtime_error("the model has not both an encoder and a decoder (--encoder)");
         }
         llama_batch_allocr batch(model->hparams.n_pos_per_embd());
@@ -738,13 +839,122 @@ class model_graphs {
     const options &                   opts;
     std::unordered_set<std::string>   weights;
     model_ptr                         model;
+    model_ptr                         other;     // the draft of the model, or the model of the draft
     std::vector<llama_adapter_lora *> adapters;  // the model's
     std::vector<float>                scales;
     std::vector<sampler_ptr>          samplers;
+    context_ptr                       target_context;  // which the draft's refers to
     context_ptr                       context;
     bool                              flash_attn = false;
     graph_splitter                    splitter;
 };
+
+//
+// the graphs of a projector
+//
+
+std::string text_of(const gguf_context * header, const char * key) {
+    const int64_t id = gguf_find_key(header, key);
+    return id >= 0 && gguf_get_kv_type(header, id) == GGUF_TYPE_STRING ? gguf_get_val_str(header, id) : "";
+}
+
+struct projector_file {
+    sparse_file      file;
+    ggml_context_ptr tensors;
+    gguf_context_ptr header;
+
+    explicit projector_file(const std::string & path) : file(path, /*with_numbers =*/true) {
+        ggml_context * context = nullptr;
+        header.reset(gguf_init_from_file(file.path().c_str(), { /*.no_alloc =*/true, /*.ctx =*/&context }));
+        tensors.reset(context);
+        if (!header) {
+            throw std::runtime_error("the header can't be read again");
+        }
+        const std::string architecture = text_of(header.get(), "general.architecture");
+        if (architecture != "clip") {
+            throw std::runtime_error("this is not a projector: its architecture is " +
+                                     (architecture.empty() ? "not named" : architecture));
+        }
+    }
+
+    std::unique_ptr<projector> load(const options & opts, bool flash_attn) const {
+        try {
+            return std::make_unique<projector>(file.path(), flash_attn, opts.image_min_tokens, opts.image_max_tokens);
+        } catch (const std::runtime_error & error) {
+            // a complaint names the file as it is read here
+            std::string said = last_complaint.empty() ? error.what() : last_complaint;
+            for (size_t at; (at = said.find(file.path())) != std::string::npos;) {
+                said.replace(at, file.path().size(), "the file");
+            }
+            throw std::runtime_error("llama.cpp can't load the projector: " + said);
+        }
+    }
+};
+
+void write_projector_header(const projector_file & file, const projector & loaded) {
+    int64_t        parameters = 0;
+    int64_t        bytes      = 0;
+    ggml_context * context    = file.tensors.get();
+    for (ggml_tensor * t = ggml_get_first_tensor(context); t; t = ggml_get_next_tensor(context, t)) {
+        parameters += ggml_nelements(t);
+        bytes += (int64_t) ggml_nbytes(t);
+    }
+    std::string types;
+    int         layers = 0;
+    for (const projector_part & part : loaded.parts()) {
+        types += (types.empty() ? "" : ", ") + part.type;
+        layers += part.layers;
+    }
+    json_line out;
+    begin_header(out);
+    out.text("architecture", text_of(file.header.get(), "general.architecture").c_str());
+    out.text("name", text_of(file.header.get(), "general.name").c_str());
+    out.text("description", types.c_str());
+    out.integer("parameters", parameters);
+    out.integer("bytes", bytes);
+    out.integer("layers", layers);
+    out.integer("context_length", 0);
+    out.boolean("encoder", true);
+    out.boolean("decoder", false);
+    out.boolean("recurrent", false);
+    out.end_object();
+    out.end_object();
+    out.print(stdout);
+}
+
+// Writes one graph. Tensors that are neither weights nor computed are set before a call.
+void write_projector_graph(const std::unordered_set<std::string> & weights,
+                           const projector_call &                  call,
+                           bool                                    flash_attn,
+                           ggml_cgraph *                           graph) {
+    json_line out;
+    out.begin_object();
+    out.begin_object("sizes");
+    out.integer(call.audio ? "frames" : "width", call.size.width);
+    out.integer(call.audio ? "frame_size" : "height", call.size.height);
+    if (!call.audio) {
+        out.integer("n_images", (int64_t) call.n_images);
+    }
+    out.end_object();
+    out.begin_object("context");
+    out.boolean("flash_attn", flash_attn);
+    out.boolean("projector", true);
+    out.end_object();
+    json_line tensors;
+    tensors.begin_array("tensors");
+    const ggml_tensor * last = ggml_graph_node(graph, -1);
+    graph_writer(tensors, [&](const ggml_tensor * t) -> const char * {
+        return t->flags & GGML_TENSOR_FLAG_INPUT                 ? "input"
+               : t->flags & GGML_TENSOR_FLAG_OUTPUT || t == last ? "output"
+               : t->op != GGML_OP_NONE || t->view_src            ? nullptr
+               : weights.count(t->name)                          ? "weight"
+                                                                 : "input";
+    }).write(graph);
+    tensors.end_array();
+    out.append(tensors);
+    out.end_object();
+    out.print(stdout);
+}
 
 //
 // the program
@@ -776,14 +986,36 @@ std::vector<sparse_file> open_files(const std::string & path) {
     }
 }
 
-void export_graphs(const options & opts) {
-    check_versions();
-    load_cpu_backend();
+void export_projector(const options & opts) {
+    const projector_file                  file(opts.mmproj);
+    const std::vector<std::string> &      names = file.file.tensor_names();
+    const std::unordered_set<std::string> weights(names.begin(), names.end());
+    for (const bool flash_attn : opts.flash_attn) {
+        const std::unique_ptr<projector> loaded = file.load(opts, flash_attn);
+        if (flash_attn == opts.flash_attn.front()) {
+            write_projector_header(file, *loaded);
+        }
+        loaded->graphs(opts.images, opts.seconds, [&](const projector_call & call, ggml_cgraph * graph) {
+            write_projector_graph(weights, call, flash_attn, graph);
+        });
+    }
+}
+
+void export_model(const options & opts) {
     std::vector<sparse_file> files = open_files(opts.model);
     if (opts.ftype >= 0) {
         quantize(files, (llama_ftype) opts.ftype);
     }
-    model_graphs graphs(opts, files);
+    std::vector<sparse_file> others;
+    if (!opts.model_draft.empty()) {
+        model_name = opts.model_draft;
+        others     = open_files(opts.model_draft);
+        model_name = opts.model;
+    }
+    if (opts.draft && !others.empty()) {
+        std::swap(files, others);
+    }
+    model_graphs graphs(opts, files, others);
     graphs.write_header();
     if (opts.shift) {
         graphs.open_context(opts.flash_attn.front());
@@ -801,6 +1033,16 @@ void export_graphs(const options & opts) {
     if (!opts.samplers.empty()) {
         graphs.write_probe();
     }
+}
+
+void export_graphs(const options & opts) {
+    check_versions();
+    load_cpu_backend();
+    if (opts.mmproj.empty()) {
+        export_model(opts);
+    } else {
+        export_projector(opts);
+    }
     if (fflush(stdout) != 0 || ferror(stdout)) {
         throw std::runtime_error(std::string("can't write the graphs: ") + strerror(errno));
     }
@@ -814,8 +1056,8 @@ void limit(int resource, rlim_t most) {
     }
 }
 
-[[noreturn]] void run_child(const options & opts, pid_t parent) {
-    model_name = opts.model;
+[[noreturn]] void run_child(const options & opts, const std::string & file, pid_t parent) {
+    model_name = file;
     // who ends the parent means the work
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
@@ -828,6 +1070,7 @@ void limit(int resource, rlim_t most) {
     limit(RLIMIT_CORE, 0);
     ggml_log_set(note_complaint, nullptr);
     llama_log_set(note_complaint, nullptr);
+    projector::log_to(note_complaint);
     ggml_set_abort_callback(on_abort);
     try {
         export_graphs(opts);
@@ -858,26 +1101,27 @@ int main(int argc, char ** argv) {
                EXPORTER_GGML_VERSION);
         return 0;
     }
-    const pid_t parent = getpid();
-    const pid_t child  = fork();
+    const std::string file   = opts.mmproj.empty() ? opts.model : opts.mmproj;
+    const pid_t       parent = getpid();
+    const pid_t       child  = fork();
     if (child < 0) {
         perror("error: fork");
         return 1;
     }
     if (child == 0) {
-        run_child(opts, parent);
+        run_child(opts, file, parent);
     }
     int status = 0;
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
     if (WIFSIGNALED(status)) {
         fprintf(stderr, "error: %s: llama.cpp crashes on this model (%s): the file is damaged, or made to do harm\n",
-                opts.model.c_str(), strsignal(WTERMSIG(status)));
+                file.c_str(), strsignal(WTERMSIG(status)));
         return EXIT_BAD_INPUT;
     }
     const int code = WEXITSTATUS(status);
     if (code != 0 && code != EXIT_BAD_INPUT) {
-        fprintf(stderr, "error: %s: llama.cpp ends the program with exit status %d\n", opts.model.c_str(), code);
+        fprintf(stderr, "error: %s: llama.cpp ends the program with exit status %d\n", file.c_str(), code);
         return EXIT_BAD_INPUT;
     }
     return code;

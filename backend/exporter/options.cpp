@@ -194,6 +194,24 @@ bool read_samplers(const std::string & text, std::vector<sampler_option> & sampl
     return true;
 }
 
+// llama.cpp counts the pixels of an image in 32 bits.
+constexpr uint32_t MAX_SIDE = 1u << 14;
+
+constexpr uint32_t MAX_SECONDS = 3600;
+
+// Reads "640x480".
+bool read_image(const std::string & text, image_size & size, std::string & mistake) {
+    const std::vector<std::string> sides = split(text, 'x');
+    uint32_t                       width = 0, height = 0;
+    if (sides.size() != 2 || !read_number(sides[0], width, mistake) || !read_number(sides[1], height, mistake) ||
+        width < 1 || height < 1 || width > MAX_SIDE || height > MAX_SIDE) {
+        mistake = "expected WIDTHxHEIGHT, each up to " + std::to_string(MAX_SIDE) + " pixels, not '" + text + "'";
+        return false;
+    }
+    size = { (int32_t) width, (int32_t) height };
+    return true;
+}
+
 constexpr const char * POOLINGS[] = { "none", "mean", "cls", "last", "rank" };  // by llama_pooling_type
 
 bool read_pooling(const std::string & text, int & pooling, std::string & mistake) {
@@ -241,8 +259,49 @@ bool read_value(const std::string & name, const std::string & value, options & o
         opts.adapters.emplace_back();
         return read_adapter(value, opts.adapters.back(), mistake);
     }
+    if (name == "--spec-type") {
+        if (value != "draft-mtp" && value != "draft-eagle3") {
+            mistake = "expected draft-mtp or draft-eagle3, not '" + value + "'";
+            return false;
+        }
+        opts.spec_type = value;
+        return true;
+    }
+    if (name == "--model-draft") {
+        opts.model_draft = value;
+        return true;
+    }
+    if (name == "--mmproj") {
+        opts.mmproj = value;
+        return true;
+    }
+    if (name == "--image-size") {
+        opts.images.emplace_back();
+        return read_image(value, opts.images.back(), mistake);
+    }
+    if (name == "--image-min-tokens") {
+        return read_number(value, opts.image_min_tokens, mistake);
+    }
+    if (name == "--image-max-tokens") {
+        return read_number(value, opts.image_max_tokens, mistake);
+    }
+    if (name == "--audio-seconds") {
+        uint32_t seconds = 0;
+        if (!read_number(value, seconds, mistake)) {
+            return false;
+        }
+        if (seconds < 1 || seconds > MAX_SECONDS) {
+            mistake = "expected 1 to " + std::to_string(MAX_SECONDS) + " seconds, not '" + value + "'";
+            return false;
+        }
+        opts.seconds.push_back(seconds);
+        return true;
+    }
     if (name == "--pooling") {
         return read_pooling(value, opts.pooling, mistake);
+    }
+    if (name == "--n-encoded") {
+        return read_number(value, opts.n_encoded, mistake);
     }
     if (name == "--devices") {
         return read_number(value, opts.n_devices, mistake);
@@ -276,6 +335,7 @@ bool read_value(const std::string & name, const std::string & value, options & o
 const char * usage() {
     return "usage: export-graphs MODEL.gguf --graph SIZES [--graph SIZES]... [options]\n"
            "       export-graphs MODEL.gguf --shift [options]\n"
+           "       export-graphs --mmproj FILE [--image-size SIZE]... [--audio-seconds N]... [--flash-attn WHAT]\n"
            "\n"
            "Prints the graphs that llama.cpp builds for a model, one JSON object a line (docs/reference/graphs.md).\n"
            "Of the file only the header is read; the weights may be missing. Of a split model the first file is "
@@ -300,11 +360,30 @@ const char * usage() {
            "  --lora-scaled FILE:SCALE  the same, multiplied by a number\n"
            "  --control-vector      layers add a control vector, from the second to the last\n"
            "  --encoder             the graphs of the encoder of a model that has a decoder, too\n"
+           "  --n-encoded N         tokens that such an encoder has computed when its decoder is called; as many as in "
+           "training "
+           "by default\n"
            "  --embeddings          calls want embeddings of all their tokens\n"
            "  --pooling TYPE        how these are pooled: none, mean, cls, last or rank; as the file says by default\n"
+           "  --spec-type TYPE      draft-mtp or draft-eagle3: the model's graphs give what such a draft reads\n"
+           "  --model-draft FILE    the file of that draft, of which only the header is read; for draft-mtp the model "
+           "itself "
+           "by default\n"
+           "  --draft               in place of the model's graphs: those of the draft; with --encoder those of its "
+           "encoder\n"
            "  --shift               in place of --graph: the graphs that shift the positions of all keys in the cache, "
            "where "
            "the model has any\n"
+           "  --mmproj FILE         in place of a model: the graphs that llama.cpp's mtmd computes images and sound "
+           "with, of the "
+           "sizes of its\n"
+           "                        warm-up\n"
+           "  --image-size WxH      and of an image of so many pixels, scaled and cut as llama.cpp does; may be given "
+           "several "
+           "times\n"
+           "  --image-min-tokens N, --image-max-tokens N  tokens that an image of any size has; as the file says by "
+           "default\n"
+           "  --audio-seconds N     and of so much sound; may be given several times\n"
            "  --samplers CHAIN      top_k=40,temperature=0.8,dist: what llama.cpp samples each sequence with on the "
            "device; "
            "of\n"
@@ -317,10 +396,14 @@ const char * usage() {
 }
 
 bool parse_options(int argc, char ** argv, options & opts, std::string & mistake) {
-    const char * const with_value[] = { "--graph",        "--ctx-size",     "--ubatch-size", "--parallel",
-                                        "--cache-type-k", "--cache-type-v", "--flash-attn",  "--ftype",
-                                        "--split-mode",   "--devices",      "--lora",        "--lora-scaled",
-                                        "--pooling",      "--samplers" };
+    const char * const with_value[] = { "--graph",           "--ctx-size",      "--ubatch-size",
+                                        "--parallel",        "--cache-type-k",  "--cache-type-v",
+                                        "--flash-attn",      "--ftype",         "--split-mode",
+                                        "--devices",         "--lora",          "--lora-scaled",
+                                        "--pooling",         "--samplers",      "--n-encoded",
+                                        "--spec-type",       "--model-draft",   "--mmproj",
+                                        "--image-size",      "--audio-seconds", "--image-min-tokens",
+                                        "--image-max-tokens" };
     for (int i = 1; i < argc; i++) {
         const std::string argument = argv[i];
         bool              known    = false;
@@ -354,6 +437,8 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
             opts.control_vector = true;
         } else if (argument == "--encoder") {
             opts.encoder = true;
+        } else if (argument == "--draft") {
+            opts.draft = true;
         } else if (argument == "--shift") {
             opts.shift = true;
         } else if (argument == "--version") {
@@ -371,6 +456,17 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
     if (opts.version) {
         return true;
     }
+    if (!opts.mmproj.empty()) {
+        if (!opts.model.empty() || !opts.graphs.empty() || opts.shift) {
+            mistake = "--mmproj is given without a model, --graph and --shift";
+            return false;
+        }
+        return true;
+    }
+    if (!opts.images.empty() || !opts.seconds.empty() || opts.image_min_tokens || opts.image_max_tokens) {
+        mistake = "options of images and sound are for --mmproj";
+        return false;
+    }
     if (opts.model.empty()) {
         mistake = "no model given";
         return false;
@@ -387,6 +483,15 @@ bool parse_options(int argc, char ** argv, options & opts, std::string & mistake
                            : opts.n_devices != 1) {
         mistake = "--devices is 2 to " + std::to_string(GGML_BACKEND_META_MAX_DEVICES) +
                   " with --split-mode tensor, and not given without";
+        return false;
+    }
+    if (opts.spec_type.empty() ? opts.draft || !opts.model_draft.empty()
+                               : opts.spec_type == "draft-eagle3" && opts.model_draft.empty()) {
+        mistake = "--draft and --model-draft belong to --spec-type, and draft-eagle3 has a --model-draft";
+        return false;
+    }
+    if (opts.split_tensors && !opts.spec_type.empty()) {
+        mistake = "--spec-type is given without --split-mode tensor";
         return false;
     }
     if (opts.split_tensors && !opts.samplers.empty()) {

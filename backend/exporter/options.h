@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ggml.h"
+#include "projector.h"
 
 #include <cstdint>
 #include <string>
@@ -29,26 +30,37 @@ struct scaled_adapter {
 };
 
 struct options {
-    std::string                 model;
-    uint32_t                    n_ctx          = 4096;
-    uint32_t                    n_ubatch       = 512;
-    uint32_t                    n_seq_max      = 1;
-    ggml_type                   type_k         = GGML_TYPE_F16;
-    ggml_type                   type_v         = GGML_TYPE_F16;
-    std::vector<bool>           flash_attn     = { true };
-    bool                        kv_unified     = false;
-    bool                        swa_full       = false;
-    int                         ftype          = -1;     // llama_ftype; -1: types as the file has them
-    bool                        split_tensors  = false;  // over n_devices, as llama.cpp does with -sm tensor
-    uint32_t                    n_devices      = 1;
-    bool                        control_vector = false;  // all layers but the first add one
-    bool                        encoder        = false;  // the graphs of llama_encode
-    bool                        embeddings     = false;  // calls want embeddings
-    int                         pooling        = -1;     // llama_pooling_type; -1: as the file says
-    bool                        shift          = false;  // the graphs of context shifts in place of those of calls
-    bool                        version        = false;
-    std::vector<graph_size>     graphs;
+    std::string             model;
+    uint32_t                n_ctx          = 4096;
+    uint32_t                n_ubatch       = 512;
+    uint32_t                n_seq_max      = 1;
+    ggml_type               type_k         = GGML_TYPE_F16;
+    ggml_type               type_v         = GGML_TYPE_F16;
+    std::vector<bool>       flash_attn     = { true };
+    bool                    kv_unified     = false;
+    bool                    swa_full       = false;
+    int                     ftype          = -1;     // llama_ftype; -1: types as the file has them
+    bool                    split_tensors  = false;  // over n_devices, as llama.cpp does with -sm tensor
+    uint32_t                n_devices      = 1;
+    bool                    control_vector = false;  // all layers but the first add one
+    bool                    encoder        = false;  // the graphs of llama_encode
+    bool                    embeddings     = false;  // calls want embeddings
+    int                     pooling        = -1;     // llama_pooling_type; -1: as the file says
+    uint32_t                n_encoded = 0;    // tokens that a decoder's encoder has computed; 0: as many as in training
+    std::string             spec_type;        // of speculative decoding: draft-mtp, draft-eagle3; none by default
+    std::string             model_draft;      // the file of its draft, where the model is not its own
+    bool                    draft   = false;  // the graphs of the draft in place of those of the model
+    bool                    shift   = false;  // the graphs of context shifts in place of those of calls
+    bool                    version = false;
+    std::vector<graph_size> graphs;
     std::vector<scaled_adapter> adapters;
+
+    // The file of a projector, whose graphs are wanted in place of a model's, and what it is given beside llama.cpp's warm-up.
+    std::string             mmproj;
+    std::vector<image_size> images;
+    std::vector<uint32_t>   seconds;
+    uint32_t                image_min_tokens = 0;  // 0: as the file says
+    uint32_t                image_max_tokens = 0;
 
     // What each sequence's tokens are sampled with on the device, and how the user wrote it; none: logits are the result.
     std::vector<sampler_option> samplers;

@@ -79,7 +79,7 @@ struct memory_file {
     }
 };
 
-sparse_file::sparse_file(const std::string & path) {
+sparse_file::sparse_file(const std::string & path, bool with_numbers) {
     // a pipe without a writer is not waited for
     const int source = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (source < 0) {
@@ -125,6 +125,27 @@ sparse_file::sparse_file(const std::string & path) {
     opened_path = file->path();
     copy(source, file->fd, std::min<uint64_t>(data_offset, (uint64_t) status.st_size), path);
     read_tensors(header.get(), path);
+    if (with_numbers) {
+        read_numbers(header.get(), source, path);
+    }
+}
+
+// Puts tensors of one F32 where they belong.
+void sparse_file::read_numbers(const gguf_context * header, int source, const std::string & path) const {
+    for (int64_t i = 0; i < gguf_get_n_tensors(header); i++) {
+        if (gguf_get_tensor_type(header, i) != GGML_TYPE_F32 || gguf_get_tensor_size(header, i) != sizeof(float)) {
+            continue;
+        }
+        const auto at    = (off_t) (gguf_get_data_offset(header) + gguf_get_tensor_offset(header, i));
+        float      value = 0;
+        if (pread(source, &value, sizeof(value), at) != sizeof(value)) {
+            throw std::runtime_error(path + ": the file ends before the number " + gguf_get_tensor_name(header, i) +
+                                     ", which graphs depend on: name the whole file");
+        }
+        if (pwrite(file->fd, &value, sizeof(value), at) != sizeof(value)) {
+            throw failure(path);
+        }
+    }
 }
 
 // Notes the tensors' names, and makes the file as long as they are.

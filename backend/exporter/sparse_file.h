@@ -14,7 +14,9 @@
 class sparse_file {
   public:
     // Reads the header of the file at `path`. Throws std::runtime_error when it has none.
-    explicit sparse_file(const std::string & path);
+    //
+    // with_numbers  read tensors of one F32, too: graphs of projectors depend on some of them
+    explicit sparse_file(const std::string & path, bool with_numbers = false);
     ~sparse_file();
     sparse_file(sparse_file && other) noexcept;
     sparse_file(const sparse_file &)             = delete;
@@ -32,6 +34,7 @@ class sparse_file {
     void set_types(const std::map<std::string, ggml_type> & types);
 
   private:
+    void read_numbers(const struct gguf_context * header, int source, const std::string & path) const;
     void read_tensors(const struct gguf_context * header, const std::string & path);
 
     std::unique_ptr<struct memory_file> file;

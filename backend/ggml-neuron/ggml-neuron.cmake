@@ -22,6 +22,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/events.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/host_buffer.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/registration.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/reserved.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/ggml/supports.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/candidates.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/plan/compute.cpp
@@ -48,8 +49,10 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/groups.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/kernel_store.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/key_nodes.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/numbers.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/sampler_probe.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/selection.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/streams.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/tokens.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/unfused_attention.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/weights/layouts.cpp

@@ -205,6 +205,10 @@ X = T("(4,1,1,1)/f32")
         ([_relu(into=Loose("x", 0, X))], "no memory of its own that escapes"),
         ([_relu(into=Loose("x", 0, X), escapes=False), _relu(inputs=(Loose(0, 0, X),))], "name what it is written to"),
         ([_relu(output=T("(4,1,2,1)/f32/(4,16,64,64)"))], "memory of its own is contiguous"),
+        (
+            [_relu(op="scale", params={"s": "any"}), _relu(op="scale", inputs=(Loose(0, 0, X),), params={"s": 2.0})],
+            "some nodes of a group are for any numbers, and others for their own",
+        ),
         ([_relu(op="opt_step_adamw", params={})], "changes several of its inputs"),
         ([_relu(op="set_rows", inputs=(Loose("x", 0, X),) * 3, params={})], "writes its result to input 2"),
     ],

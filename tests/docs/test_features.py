@@ -23,8 +23,8 @@ def functions(file: Path) -> set[str]:
 def missing(cell: str) -> list[str]:
     """Returns what a cell of the last column names and is not there."""
     source = (ROOT / "tools/llama_cpp/whole_programs.py").read_text()
-    cases = re.findall(r'"([a-z-]+)",\s+"(?:llama|test)-', source) + re.findall(
-        r'^ +\("([a-z-]+)", \(', source, re.MULTILINE
+    cases = re.findall(r'"([a-z0-9-]+)",\s+"(?:llama|test)-', source) + re.findall(
+        r'^ +\("([a-z0-9-]+)", \(', source, re.MULTILINE
     )
     found = []
     for name in re.findall("`([^`]+)`", cell):
@@ -39,7 +39,7 @@ def test_each_test_that_is_named_exists() -> None:
     assert {len(row) for row in ROWS} == {5}
     assert [name for *_, cell in ROWS for name in missing(cell)] == []
     named = [cell for *_, cell in ROWS if cell]
-    assert all(re.fullmatch(r"(`tests/\S+\.py::test_\w+`)?( ?\(`[a-z-]+`\))?", cell) for cell in named), named
+    assert all(re.fullmatch(r"(`tests/\S+\.py::test_\w+`)?( ?\(`[a-z0-9-]+`\))?", cell) for cell in named), named
     assert missing("`tests/llama/test_features.py::test_what_is_not_there` (`nothing`)") == [
         "tests/llama/test_features.py::test_what_is_not_there",
         "nothing",
@@ -48,6 +48,6 @@ def test_each_test_that_is_named_exists() -> None:
 
 def test_each_option_that_is_named_exists() -> None:
     known = {option for parameter in model.command.params for option in parameter.opts}
-    named = {option for _, _, cell, *_ in ROWS for option in re.findall(r"--[a-z-]+", cell)}
+    named = {option for _, _, cell, *_ in ROWS for option in re.findall(r"--[a-z0-9-]+", cell)}
     assert named <= known
     assert {"--lora", "--context-shift", "--embeddings", "--model-draft", "--control-vector"} <= named

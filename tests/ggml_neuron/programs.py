@@ -169,10 +169,10 @@ def groups_manifest(programs: Programs, *names: str) -> str:
 
 
 def llama_bench(
-    programs: Programs, model: Path, *more: str, **variables: str | Path
+    programs: Programs, model: Path, *more: str, flash_attn: str = "auto", **variables: str | Path
 ) -> subprocess.CompletedProcess[str]:
     """Runs a prompt of 16 tokens and generates 4 by a program that silences ggml's logger, with flash attention where there is some."""
-    arguments = ["-p", "16", "-n", "4", "-r", "1", "-ngl", "99", "-fa", "auto"]
+    arguments = ["-p", "16", "-n", "4", "-r", "1", "-ngl", "99", "-fa", flash_attn]
     return subprocess.run(
         [programs.llama_cpp / "llama-bench", "-m", model, *arguments, *more],
         env=programs.environment(GGML_BACKEND_PATH=programs.find("libggml-neuron.so"), **variables),

@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from programs import Result, Run
+from programs import Result, Run, build, ran_on
 
 DEPTHS = ("1", "2", "3", pytest.param("63", marks=pytest.mark.long))
 
@@ -38,6 +38,46 @@ def test_results_are_the_same_at_any_depth(run: Run, kernels: Path, depth: str) 
         assert launches == 0
     else:
         assert launches > 50 and later > launches / 2
+
+
+_TENSOR = "(64,4,1,1)/f32"
+_ANY = f'op: scale, output: "{_TENSOR}", params: {{s: any, b: any}}'
+NUMBERS = f"""
+format: 1
+name: numbers
+targets: [TARGET]
+kernels:
+  - {{{_ANY}, inputs: ["{_TENSOR}"]}}
+  - {{op: relu, inputs: ["{_TENSOR}"], output: "{_TENSOR}"}}
+"""
+GROUP = f"""
+graphs:
+  - inputs: {{x: "{_TENSOR}"}}
+    nodes:
+      - {{name: scaled, {_ANY}, inputs: [x]}}
+      - {{name: positive, op: relu, inputs: [scaled], output: "{_TENSOR}"}}
+      - {{name: y, {_ANY}, inputs: [positive]}}
+    outputs: [y]
+"""
+
+
+@pytest.mark.parametrize("group", ["", GROUP], ids=["alone", "group"])
+def test_each_launch_has_its_own_numbers(run: Run, neuron_target: str, tmp_path: Path, group: str) -> None:
+    """Of graphs that differ in numbers alone, by kernels for any."""
+    (tmp_path / "numbers.yaml").write_text((NUMBERS + group).replace("TARGET", neuron_target))
+    build(tmp_path / "numbers.yaml", tmp_path / "kernels")
+    result = run(
+        "in-flight-numbers",
+        GGML_NEURON_KERNEL_DIR=tmp_path / "kernels",
+        GGML_NEURON_BUFFERS="device",
+        GGML_NEURON_LOG="1",
+        NEURON_SIMULATOR_LAUNCH_US="3000",
+    )
+    assert result.said == {"in-flight-numbers": "ok"}, result.log
+    assert ran_on(result) == (30, 0)
+    launches, later = overlapping(result.log)
+    assert launches == (10 if group else 30)
+    assert later >= 6
 
 
 def test_a_queue_of_the_runtime_that_is_shorter(run: Run, kernels: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from programs import ROOT, Benched, Programs, Run, built_tree, llama_bench
+from programs import ROOT, Benched, Programs, Run, build, built_tree, llama_bench
 
 BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
@@ -95,6 +95,31 @@ def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
         # The embedding's rows are gathered where llama.cpp keeps it.
         assert (int(lacking), int(elsewhere)) == (int(ops) - int(device) - 1, 1)
         assert {op for op, _ in re.findall(r"(\w+) of \((\d+)", reasons)} == {"rms_norm", "swiglu"}
+
+
+@pytest.mark.parametrize(
+    ("derived", "flash_attn", "with_or_without"), [("on", "off", "without"), ("off", "on", "with")]
+)
+def test_attention_of_the_other_kind_is_said_with_what_to_type(
+    programs: Programs, benched: Benched, tmp_path: Path, derived: str, flash_attn: str, with_or_without: str
+) -> None:
+    """Once, in three lines, and in place of a message for each node of attention; a program that agrees is not told."""
+    kernels = benched.kernels
+    if derived == "off":
+        recorded, kernels = tmp_path / "mine.yaml", tmp_path / "kernels"
+        llama_bench(programs, benched.model, flash_attn=derived, GGML_NEURON_RECORD=recorded)
+        build(recorded, kernels)
+    other, agreeing = (
+        llama_bench(programs, benched.model, flash_attn=how, GGML_NEURON_KERNEL_DIR=kernels).stderr
+        for how in (flash_attn, derived)
+    )
+    (at,) = re.finditer("^ggml-neuron: this context is .*attention.*", other, re.MULTILINE)
+    said = other[at.start() :].splitlines()[:3]
+    assert said[0].startswith(f"ggml-neuron: this context is {with_or_without} flash attention, kernels are")
+    assert f"run the program with -fa {derived}," in said[2]
+    assert all(len(line) <= 120 for line in said)
+    assert "no kernel for flash_attn_ext" not in other and "no kernel for soft_max" not in other
+    assert "this context is" not in agreeing
 
 
 @pytest.mark.parametrize(("level", "expected"), [("0", 10), ("2", 25)])

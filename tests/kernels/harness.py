@@ -156,6 +156,7 @@ def check(
     limit: float = 1e-7,
     seed: int = 0,
     languages: tuple[str, ...] = LANGUAGES,
+    opened: bool = False,
     **given: Array,
 ) -> Array:
     """Runs a kernel on random inputs and compares it with the reference.
@@ -165,6 +166,7 @@ def check(
         limit: largest normalised mean squared error.
         seed: of the inputs.
         languages: which may compute it, the first choice first.
+        opened: whether the kernel for any numbers computes it, which is given those of this one.
         given: values of single inputs, by `src<i>`.
 
     Returns:
@@ -182,7 +184,12 @@ def check(
         logicals.append(logical)
     with np.errstate(all="ignore"):
         want = compute(kernel, logicals)
-    executable = execute.compile_for_cpu(emit(kernel, languages))
+    emitted = kernel.open if opened else kernel
+    assert emitted is not None
+    if opened:
+        numbers = [dict(kernel.params)[name] for name in emitted.opened]
+        storages.append(np.array(numbers, np.float32).view(np.uint8))
+    executable = execute.compile_for_cpu(emit(emitted, languages))
     arrays = [
         as_parameter(s, dtype, shape) for s, (_, dtype, shape) in zip(storages, executable.parameters, strict=True)
     ]

@@ -142,3 +142,11 @@ def test_clamp(dtype: str) -> None:
 
 def test_clamp_to_infinity_changes_nothing() -> None:
     check(spec("clamp", ["(31,3,1,1)/f32"], "(31,3,1,1)/f32", min=float("-inf"), max=float("inf")), 0.0)
+
+
+@pytest.mark.parametrize("types", ["f32 f32", "f16 f16"])
+@pytest.mark.parametrize("numbers", [{"s": 0.3}, {"s": -2.5, "b": 0.75}, {"s": 0.0, "b": 1.0}])
+def test_scale_for_any_numbers_is_given_them(types: str, numbers: dict[str, float]) -> None:
+    x, out = types.split()
+    kernel = spec("scale", [f"(7,5,2,1)/{x}"], f"(7,5,2,1)/{out}", **numbers)
+    check(kernel, 1e-6 if x == "f16" else 0, opened=True)

@@ -149,6 +149,57 @@ def test_each_sequence_with_a_cache_of_its_own_has_layers_as_groups(
     assert len(set(launches)) == 1, launches
     several = ("0:0:3:all 2:0:5:all", "2:5:1:all", "1:0:9:all", "0:3:1:all 1:9:1:all 2:6:1:all")
     grouped(sweep, [begin, *(f"decode {parts}" for parts in several), "end one"], 0.1)
+    assert launches_of_steps(sweep, begin, (9, 30, 5)) == {4}
+
+
+def launches_of_steps(sweep: any_tokens.Sweep, begin: str, depths: tuple[int, int, int]) -> set[int]:
+    """Returns how many launches calls have that each generate a token of two or three sequences of a context; all are those of groups."""
+    fill = [f"decode {seq}:{at}:{min(16, n - at)}:last" for seq, n in enumerate(depths) for at in range(0, n, 16)]
+    before = grouped(sweep, [begin, *fill, "end one"], 0.0)
+    found = set()
+    for seqs, steps in (((0, 1, 2), 3), ((1, 2), 2), ((0, 1), 1)):
+        calls = ["decode " + " ".join(f"{seq}:{depths[seq] + i}:1:all" for seq in seqs) for i in range(steps)]
+        ops, launches, all_launches = (
+            after - number
+            for after, number in zip(grouped(sweep, [begin, *fill, *calls, "end one"], 0.0), before, strict=True)
+        )
+        assert ops > 0 and launches == all_launches
+        found.add(launches // steps)
+        assert launches % steps == 0
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("buffers", ["device", "host"])
+@pytest.mark.parametrize("kind", ["f16", "window", "q8_0"])
+def test_a_token_of_each_of_several_sequences_is_a_launch_for_each_layer(
+    programs: harness.Programs, tmp_path: Path, kind: str, buffers: str
+) -> None:
+    """As many as of one sequence, in caches of each kind, and with more cells in use than kernels are for but those of a longer cache."""
+    model = OF_EACH_KIND.get(kind, dataclasses.replace(QWEN3, layers=3))
+    more = ("--n-kv", "256,1024", "--n-seq-max", "3")
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
+    sweep.environment["GGML_NEURON_BUFFERS"] = buffers
+    for n_ctx, depths in ((768, (9, 30, 5)), (3072, (9, 30, 5)), (3072, (300, 20, 600))):
+        begin = f"context one n_ctx={n_ctx} n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
+        assert len(launches_of_steps(sweep, begin, depths)) == 1
+
+
+@pytest.mark.long
+def test_a_cache_of_131072_cells_is_filled_beyond_32768(programs: harness.Programs, tmp_path: Path) -> None:
+    """No op is the CPU's, and logits are right before 32,768 cells are in use, where they are passed, and behind that."""
+    model = dataclasses.replace(any_tokens.MODELS[0], layers=3)
+    more = ("--n-kv", "4096,16384,32768,131072")
+    numbers = (1, 16, 256)
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=numbers, n_ctx=None, fuse="layer", more=more)
+    begin = f"context one n_ctx=131072 n_batch=256 n_ubatch=256 {model.options}"
+    calls = [
+        f"decode 0:{at}:{n}:all" for at, n in ((32752, 9), (32761, 9), (32770, 1), (32771, 1), (32772, 16), (32788, 1))
+    ]
+    script = [begin, *any_tokens.fill(0, 32752, numbers), *calls, "end one"]
+    ops, launches, _ = grouped(sweep, script, 0.6)
+    assert ops > 30 * len(script)
+    assert launches <= (model.layers + 1) * len(script)
 
 
 @pytest.mark.long

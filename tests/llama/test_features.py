@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import any_tokens
+import gguf
 import harness
 import numpy as np
 import pytest
@@ -41,16 +43,22 @@ class Device:
         self.file = self.folder / "model.gguf"
         random_llama.write(self.file, size=SIZE)
 
-    def derive(self, *more: str, n_ctx: Sequence[int] | None = None, n_tokens: Sequence[int] = NUMBERS) -> None:
+    def derive(
+        self, *more: str, n_ctx: Sequence[int] | None = None, n_tokens: Sequence[int] = NUMBERS, fuse: str = "layer"
+    ) -> None:
         """Adds the kernels that `kernelgen model` derives with these arguments."""
         self.kernels.append(self.folder / f"kernels-{len(self.kernels)}")
         model = any_tokens.RandomModel("llama", self.cache)
         any_tokens.derive(
-            self.programs, model, self.file, self.kernels[-1], n_tokens=n_tokens, n_ctx=n_ctx, fuse="layer", more=more
+            self.programs, model, self.file, self.kernels[-1], n_tokens=n_tokens, n_ctx=n_ctx, fuse=fuse, more=more
         )
 
-    def calls(self, *lines: str, n_ctx: int = 256, cores: int = 1, more: str = "") -> list[any_tokens.CallResult]:
-        """Makes calls in a context of `n_ctx` cells. Checks that they agree with the CPU's, and that the CPU has no op of the device's."""
+    def calls(
+        self, *lines: str, n_ctx: int = 256, cores: int = 1, more: str = "", reserved: Sequence[str] = ()
+    ) -> list[any_tokens.CallResult]:
+        """Makes calls in a context of `n_ctx` cells. Checks that they agree with the CPU's, and that the CPU has no op of the device's
+        but those that are `reserved` memory for, and that no call computes.
+        """
         cache = any_tokens.RandomModel("llama", self.cache).options
         script = [f"context one n_ctx={n_ctx} n_batch=16 n_ubatch=16 {cache} {more}", *lines]
         environment = self.programs.environment() | {
@@ -62,7 +70,7 @@ class Device:
         )
         print(*found, *re.findall(r"^ggml-neuron: .*ran.*$", self.log, re.MULTILINE), sep="\n")
         assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
-        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in found)
+        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU | set(reserved) for call in found)
         assert "0 ops ran on the CPU instead of a NeuronCore" in self.log
         return found
 
@@ -94,6 +102,25 @@ def test_adapters_are_in_the_groups_of_layers(programs: harness.Programs, tmp_pa
     ran, grouped, launches = device.grouped
     assert ran == grouped
     assert launches == SIZE.n_layer + 1
+
+
+@pytest.mark.parametrize("fuse", ["layer", pytest.param("step", marks=pytest.mark.long)])
+def test_adapters_have_any_scale(programs: harness.Programs, tmp_path: Path, fuse: str) -> None:
+    """With the kernels for one; calls at different scales follow one another, so that launches with either are in flight."""
+    device = Device(programs, tmp_path)
+    first, second = adapters(tmp_path)
+    device.derive("--lora", str(first), "--lora", str(second), n_ctx=(256,), n_tokens=(8,), fuse=fuse)
+    scales = ((0.5, 1), (1, -0.25), (3, 0.125))
+    calls = [
+        line
+        for one, other in scales
+        for line in (f"adapters {first}:{one} {second}:{other}", "decode 0:0:8:all", "forget 0 0 -1")
+    ]
+    found = device.calls(*calls)
+    assert len({round(call.nll_cpu, 3) for call in found}) == len(scales), "scales change what is computed"
+    ran, grouped, launches = device.grouped
+    assert ran == grouped
+    assert launches == len(scales) * (SIZE.n_layer + 1 if fuse == "layer" else 1)
 
 
 @pytest.mark.long
@@ -132,6 +159,21 @@ def test_a_context_shift_is_computed_in_place(programs: harness.Programs, tmp_pa
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("n_ctx", [130816, 328448])
+def test_a_shift_of_a_large_cache_is_as_many_launches_as_it_needs(
+    programs: harness.Programs, tmp_path: Path, n_ctx: int
+) -> None:
+    """130,816 cells are seven times 16,384, three times 4,096, 1,024 and 256; 328,448 are more than 16 launches of the largest."""
+    device = Device(programs, tmp_path)
+    device.derive("--n-kv", "256", "--context-shift")
+    # After a shift llama.cpp reserves memory for attention to all cells again, which these kernels are not for.
+    found = device.calls(*shift(64), n_ctx=n_ctx, reserved=["FLASH_ATTN"])
+    n_layers = SIZE.n_layer
+    assert f" {(len(found) * 2 + 1) * n_layers} ROPE" in device.log
+    assert f" {len(found) * n_layers} FLASH_ATTN_EXT" in device.log
+
+
+@pytest.mark.long
 def test_each_device_shifts_its_slice_of_the_cache(programs: harness.Programs, tmp_path: Path) -> None:
     device = Device(programs, tmp_path, options=("-sm", "tensor"))
     device.derive("--n-kv", "256", "--context-shift", "--split-mode", "tensor", "--devices", "2")
@@ -148,22 +190,32 @@ def test_a_quantized_cache_is_read_and_written_on_the_device(programs: harness.P
     assert ran == grouped
 
 
+ENCODERS = {
+    "BERT": random_llama.write_bert,
+    "mean": partial(random_llama.write_bert, pooling=gguf.PoolingType.MEAN),
+    "reranker": partial(random_llama.write_bert, rank=True),
+    "T5": random_llama.write_t5,
+}
+
+
+def is_a_launch_for_each_layer(device: Device, n_calls: int) -> bool:
+    """Whether all nodes are in groups: each layer, and what is before and behind the layers."""
+    ran, grouped, launches = device.grouped
+    return ran == grouped and launches <= n_calls * (SIZE.n_layer + 2)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["BERT", "reranker", "T5"])
-def test_an_encoder_is_computed_for_its_numbers_of_tokens(
-    programs: harness.Programs, tmp_path: Path, kind: str
-) -> None:
-    """All of the graph but the rows of tables, which llama.cpp keeps on the CPU."""
+@pytest.mark.parametrize("kind", list(ENCODERS))
+def test_an_encoder_is_computed_for_any_number_of_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
+    """By kernels for 8 and 16, in one sequence and in several: all of the graph but the rows of tables, which llama.cpp keeps on the CPU."""
     device = Device(programs, tmp_path)
-    if kind == "T5":
-        random_llama.write_t5(device.file, SIZE)
-    else:
-        random_llama.write_bert(device.file, SIZE, rank=kind == "reranker")
-    device.derive("--embeddings", n_ctx=(256,), n_tokens=(7, 16))
-    found = device.calls("decode 0:0:7:all", "decode 0:0:16:all", more="embeddings=1")
-    assert [call.rows for call in found] == [1, 1]
-    ran, grouped, _ = device.grouped
-    assert ran == grouped
+    ENCODERS[kind](device.file, SIZE)
+    device.derive("--embeddings", n_ctx=(256,), n_tokens=(8, 16))
+    alone = [f"decode 0:0:{n}:all" for n in range(1, 17)]
+    together = ["decode 0:0:5:all 1:0:3:all", "decode 0:0:7:all 1:0:1:all 2:0:4:all"]
+    found = device.calls(*alone, *together, more="embeddings=1 n_seq_max=4 kv_unified=1")
+    assert [call.rows for call in found] == [1] * len(alone) + [2, 3]
+    assert is_a_launch_for_each_layer(device, len(found))
 
 
 @pytest.mark.long

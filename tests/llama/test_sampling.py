@@ -26,6 +26,13 @@ DRAWN = (DEFAULT, "penalties=16:1.3:0.1:0.1,top_k=20,temperature=0.7:0.2:1.5,top
 """Chains that draw one of several. They sort candidates, or leave the vocabulary's order: so do the CPU's, and equal seeds draw equal tokens.
 A dynamic temperature comes before what hides candidates: behind it llama.cpp counts those that are hidden on a device, and not on the CPU.
 """
+OTHERS = (
+    "top_k=40,top_p=0.6,min_p=0.2,temperature=1.6,dist",
+    "penalties=16:1.6:0.4:-0.2,top_k=20,temperature=1.2:0.7:0.8,top_p=0.7,dist",
+    "min_p=0.6,dist",
+)
+"""The same with other numbers, for which no kernels are made: of the sizes that are in shapes, how many last tokens count and `top_k`, there
+are no others."""
 N_SEQS = 3
 N_STEPS = 12
 CONFIDENT = 3.72
@@ -148,7 +155,7 @@ def test_the_likeliest_tokens_are_those_of_the_cpu(bench: Bench, chain: str, n_s
 
 @pytest.mark.long
 @pytest.mark.parametrize("n_seqs", [1, N_SEQS])
-@pytest.mark.parametrize("chain", DRAWN)
+@pytest.mark.parametrize("chain", [*DRAWN, *OTHERS])
 def test_equal_seeds_draw_the_cpu_s_tokens(bench: Bench, chain: str, n_seqs: int) -> None:
     """But where a number falls between two tokens: logits differ in the last bits. It is the same run after run."""
     found = bench.sample(chain, n_seqs=n_seqs)
@@ -183,7 +190,7 @@ def test_counts_of_another_distribution_are_told() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("chain", [DEFAULT, "min_p=0.4,dist"])
+@pytest.mark.parametrize("chain", [DEFAULT, "min_p=0.4,dist", OTHERS[0]])
 def test_tokens_are_drawn_as_often_as_they_are_likely(bench: Bench, chain: str) -> None:
     draws = bench.sample(chain, n_steps=1, n_draws=500).draws
     counts, likely = [n for n, _ in draws.values()], [p for _, p in draws.values()]

@@ -12,7 +12,7 @@ from kernelgen.dispatch import coverage, report
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
-from kernelgen.ggml.ops import ENUM
+from kernelgen.ggml.ops import ENUM, f32_bits
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model import graph_ops
 from kernelgen.spec.op_kernel import KernelSpec
@@ -286,6 +286,43 @@ def test_kernels_for_other_numbers_of_tokens_cover_what_they_compute(
     ]
     assert f"{file}: n_tokens 70: 1 graph of 1 node, none without a kernel, 2 launches, 10 rows of padding" in out
     assert f"{file}: n_tokens 2: 1 graph of 1 node, none without a kernel\n" in out
+
+
+def test_kernels_for_any_numbers_cover_those_of_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
+) -> None:
+    listed = tmp_path / "scales.yaml"
+    entry = '  - {op: scale, inputs: ["(4,16,1,1)/f32"], output: "(4,16,1,1)/f32", params: {s: '
+    text = f"format: 1\nname: scales\ntargets: [trn1]\nkernels:\n{entry}2.0}}}}\n"
+    graphs = []
+    for n, s in ((16, 2.0), (16, 0.5), (5, 0.5)):
+        t = {"type": "f32", "ne": [4, n, 1, 1], "nb": [4, 16, 16 * n, 16 * n]}
+        node = {"name": "y", "op": "scale", "src": [0], "params": [f32_bits(s)], **t}
+        graphs.append({"sizes": {"n_tokens": n}, "context": {}, "tensors": [{"name": "x", "op": "none", **t}, node]})
+    file = exported(tmp_path, *graphs)
+    for more, missing in (("", 2), (f"{entry}any, b: any}}}}\n", 0)):
+        listed.write_text(text + more, encoding="utf-8")
+        status, out, _ = run(capsys, library, listed, "--graph-ops", file)
+        assert status == (missing > 0)
+        assert f"{3 - missing} of 3 ops covered, {missing} missing" in out
+        assert "beyond" not in out.replace("0 kernels beyond", "")  # the one with the node's own number is used
+
+
+def test_groups_for_any_numbers_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library) -> None:
+    listed = tmp_path / "grouped.yaml"
+    listed.write_text(
+        GROUPED.replace(
+            'op: silu, inputs: [a], output: "(2,4,1,1)/f32"',
+            'op: scale, inputs: [a], output: "(2,4,1,1)/f32", params: {s: any}',
+        )
+    )
+    graph = layers("relu scale add", "relu scale add")
+    for number, tensor in enumerate(graph["tensors"]):  # type: ignore[arg-type, var-annotated]
+        if tensor["op"] == "scale":
+            tensor["params"] = [f32_bits(0.5 + number)]
+    code, out, _ = run(capsys, library, listed, "--graph-ops", exported(tmp_path, graph), "--format", "json")
+    (step,) = json.loads(out)["graphs"][0]["steps"]
+    assert (code, step["groups"]["launches"], step["groups"]["nodes"]) == (0, 2, 6)
 
 
 def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(

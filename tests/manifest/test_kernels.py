@@ -86,6 +86,31 @@ kernels:
     assert len({k.spec for k in request.kernels}) == 1
 
 
+SCALE = 'op: scale, output: "(8,4,1,1)/f32"'
+
+
+def test_numbers_of_scale_may_be_any(library: Library, tmp_path: Path) -> None:
+    entry = f'- {{{SCALE}, inputs: ["(8,4,1,1)/f32"], params: '
+    request = load(tmp_path, f"kernels:\n  {entry}{{s: any}}}}\n  {entry}{{s: any, b: any}}}}\n", library)
+    (spec,) = {k.spec for k in request.kernels}
+    assert isinstance(spec, KernelSpec)
+    assert spec.opened == ("s", "b")
+    assert spec.op_params == (*[0] * 15, 0b11)
+    assert KernelSpec.from_json(spec.to_json()) == spec
+    assert OPS["scale"].decode(spec.op_params) == dict(spec.params)
+    own = KernelSpec.make("scale", spec.inputs, spec.output, {"s": 2.0})
+    assert own.open == spec and spec.open is None and own.id != spec.id
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [("{s: any, b: 1}", "scale: s and b are 'any' together"), ("{s: some}", "s: expected a number, true, false")],
+)
+def test_some_numbers_can_t_be_any_alone(library: Library, tmp_path: Path, params: str, message: str) -> None:
+    with pytest.raises(KernelgenError, match=message):
+        load(tmp_path, f'kernels:\n  - {{{SCALE}, inputs: ["(8,4,1,1)/f32"], params: {params}}}\n', library)
+
+
 def test_in_place_ops_share_memory_by_themselves(library: Library, tmp_path: Path) -> None:
     entry = 'inputs: ["(4,3,1,1)/f32", "(3,1,1,1)/i64", "(4,6,1,1)/f16"], output: "(4,6,1,1)/f16"'
     body = f"kernels:\n  - {{op: set_rows, {entry}}}\n  - {{op: set_rows, {entry}, alias: 2}}\n"

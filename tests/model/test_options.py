@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import headers
@@ -10,6 +11,7 @@ import pytest
 import random_llama
 
 from kernelgen.model.exporter import Exporter
+from kernelgen.model.sizes import DecodeCall, Settings
 from kernelgen.spec.op_kernel import KernelSpec
 
 from .conftest import Derive, run_model
@@ -37,14 +39,13 @@ def named(found: Iterable[KernelSpec], op: str) -> list[KernelSpec]:
     return sorted((spec for spec in found if spec.op == op), key=lambda spec: spec.id)
 
 
-def test_an_adapter_adds_products_of_its_rank_and_its_scale(model: Path, derive: Derive, tmp_path: Path) -> None:
+def test_an_adapter_adds_products_of_its_rank_and_any_scale(model: Path, derive: Derive, tmp_path: Path) -> None:
     files = adapter(tmp_path, 8, "attn_q"), adapter(tmp_path, 4, "ffn_down", "attn_q")
     without = derive(model, *RUN)
     added = derive(model, *RUN, "--lora", files[0], "--lora", f"{files[1]}:0.25") - without
     weights = {str(spec.inputs[0]) for spec in named(added, "mul_mat")}
     assert weights == {"(128,8,1,1)/f16", "(8,128,1,1)/f16", "(128,4,1,1)/f16", "(4,128,1,1)/f16", "(192,4,1,1)/f16"}
-    # alpha is twice the rank
-    assert {dict(spec.params)["s"] for spec in named(added, "scale")} == {2.0, 0.5}
+    assert {spec.params for spec in named(added, "scale")} == {(("b", "any"), ("s", "any"))}
     assert "--lora rank8.gguf --lora rank4.gguf:0.25" in (tmp_path / "derived.yaml").read_text()
 
 
@@ -132,7 +133,24 @@ def test_the_encoder_of_a_model_with_a_decoder(derive: Derive, tmp_path: Path) -
     random_llama.write_t5(files[1], SIZE)
     alone = derive(files[1], *RUN, "--embeddings", "--pooling", "none")
     assert derive(files[0], *RUN, "--encoder") == alone
-    assert not derive(files[0], *RUN) <= alone
+    assert alone < derive(files[0], *RUN, "--n-encoded", 16), "the encoder's kernels are beside the decoder's"
+
+
+def test_a_decoder_attends_to_a_few_numbers_of_tokens(derive: Derive, tmp_path: Path) -> None:
+    file = tmp_path / "t5.gguf"
+    random_llama.write_t5(file, SIZE, decoder=True)
+    found = derive(file, *RUN, "--n-encoded", "5,9")
+    masks = {str(spec.inputs[3]) for spec in named(found, "flash_attn_ext")}
+    assert masks == {"(5,16,1,1)/f16", "(9,16,1,1)/f16"}
+    assert "--n-encoded 5,9" in (tmp_path / "derived.yaml").read_text()
+
+
+def test_pooled_graphs_have_as_many_sequences_as_there_can_be(derive: Derive, tmp_path: Path) -> None:
+    """A kernel for more of them serves fewer."""
+    file = tmp_path / "bert.gguf"
+    random_llama.write_bert(file, SIZE)
+    found = named(derive(file, *RUN, "--embeddings"), "get_rows")
+    assert [str(spec.output) for spec in found if spec.inputs[0].ne[1] == 16] == ["(128,16,1,1)/f32"]
 
 
 @pytest.mark.parametrize(
@@ -177,3 +195,102 @@ def test_a_manifest_has_a_model_and_its_draft(
     assert said.startswith("llama: ")
     assert f"\n{small}: qwen3: " in said
     assert "--model-draft small.gguf" in (tmp_path / "derived.yaml").read_text()
+
+
+@pytest.fixture
+def with_head(tmp_path: Path) -> Path:
+    file = tmp_path / "head.gguf"
+    random_llama.write_glm4_moe(file, replace(SIZE, n_expert=4, n_expert_used=2))
+    return file
+
+
+@pytest.fixture
+def eagle3(tmp_path: Path) -> Path:
+    file = tmp_path / "eagle3.gguf"
+    random_llama.write_eagle3(file, SIZE, (0, 1, SIZE.n_layer))
+    return file
+
+
+def test_the_head_of_a_model_joins_a_hidden_state_and_a_token(
+    with_head: Path, derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model alone has no experts; they are the head's."""
+    alone = derive(with_head, *RUN)
+    capsys.readouterr()
+    added = derive(with_head, *RUN, "--spec-type", "draft-mtp") - alone
+    said = capsys.readouterr().out
+    # a token of each sequence is sampled on the device
+    assert {str(spec.output) for spec in named(added, "concat")} == {"(256,16,1,1)/f32", "(256,1,1,1)/f32"}
+    assert "(256,128,1,1)/f32" in {str(spec.inputs[0]) for spec in named(added, "mul_mat")}
+    assert {str(spec.inputs[0]) for spec in named(added, "mul_mat_id")} == {"(128,192,4,1)/f32", "(192,128,4,1)/f32"}
+    assert {dict(spec.params).get("k", 10) for spec in named(added, "top_k")} == {10}
+    assert f"{with_head}: glm4moe: " in said
+    assert "\n  16 tokens, 0 outputs, " in said
+    assert "\n  16 tokens, 1 output, flash attention on, top_k=10 on the device: " in said
+    assert "--spec-type draft-mtp" in (tmp_path / "derived.yaml").read_text()
+
+
+def test_a_model_gives_the_hidden_states_of_all_tokens_to_its_head(with_head: Path, exporter: Exporter) -> None:
+    """Of one output, too: rows are picked from what the head reads, behind the last layer."""
+    settings = Settings((512,), 16, 1, (16,), None, None, "f16", "f16", (True,), False, False)
+    call = [DecodeCall(512, 1, 16, 1, 256)]
+    ((_, _, alone),) = exporter.graphs(with_head, settings, call)
+    ((_, _, read),) = exporter.graphs(with_head, replace(settings, speculation="draft-mtp"), call)
+    assert [name for name in alone.names if name.startswith("ffn_out-2")]
+    first, second = (
+        next(
+            node.output.ne for node, name in zip(graph.nodes, graph.names, strict=True) if name.startswith("ffn_out-2")
+        )
+        for graph in (alone, read)
+    )
+    assert (first[1], second[1]) == (1, 16)
+
+
+def test_an_eagle3_draft_reads_layers_of_its_model(
+    model: Path, eagle3: Path, derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = derive(model, *RUN)
+    capsys.readouterr()
+    added = derive(model, *RUN, "--spec-type", "draft-eagle3", "--model-draft", eagle3) - alone
+    said = capsys.readouterr().out
+    weights = {str(spec.inputs[0]) for spec in named(added, "mul_mat")}
+    assert weights >= {"(384,128,1,1)/f32", "(256,128,1,1)/f32"}, "of its encoder, and of its attention"
+    assert f"\n{eagle3}: eagle3: " in said
+    assert f"\n{eagle3}, its encoder: eagle3: " in said
+    text = (tmp_path / "derived.yaml").read_text()
+    assert "--model-draft eagle3.gguf --spec-type draft-eagle3" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--spec-type draft-mtp", "the model has no MTP layers (--spec-type draft-mtp)"),
+        (
+            "--spec-type draft-mtp --model-draft model.gguf",
+            "leave --model-draft out: the head is a part of the model's file",
+        ),
+        ("--spec-type draft-eagle3", "--spec-type draft-eagle3: give the draft's file, --model-draft"),
+        ("--spec-type draft-simple", "--spec-type draft-simple: give the draft's file, --model-draft"),
+        ("--spec-type draft-eagle3 --model-draft model.gguf", "the draft's architecture is not eagle3"),
+        ("--spec-type draft-eagle3 --model-draft far.gguf", "the draft reads layer 7 of a model of 3"),
+        (
+            "--spec-type draft-mtp --split-mode tensor --devices 2",
+            "--spec-type draft-mtp with --split-mode tensor: such a draft has no kernels",
+        ),
+        ("--spec-type draft-mtp --embeddings", "--spec-type draft-mtp with --embeddings or --encoder: "),
+    ],
+)
+def test_what_is_no_draft_of_the_model(
+    arguments: str,
+    message: str,
+    model: Path,
+    exporter: Exporter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random_llama.write_eagle3(tmp_path / "far.gguf", SIZE, (0, 1, 7))
+    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *arguments.split()) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "m.yaml").exists()

@@ -92,11 +92,16 @@ def test_each_sequence_has_a_token_sampled(derive: Derive, model: Path) -> None:
     assert [spec.output.ne for spec in found if spec.op == "argmax"] == [(1, 1, 1, 1)]
 
 
-def test_chains_have_their_own_numbers(derive: Derive, model: Path) -> None:
-    options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1)
-    found = derive(model, *options, "--samplers", "temperature=0.5", "--samplers", "temperature=0.25")
-    scales = {value for spec in found if spec.op == "scale" for _, value in spec.params}
-    assert {2.0, 4.0} <= scales  # the logits times 1 / temperature
+def test_chains_have_any_numbers(derive: Derive, model: Path) -> None:
+    """But those that are sizes of tensors."""
+    options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1, "--samplers")
+    one = derive(model, *options, "penalties=16:1.3:0.1:0.1,top_k=5,top_p=0.9,min_p=0.1,temperature=0.5:0.1:0.9,dist")
+    other = derive(model, *options, "penalties=16:2:-0.5:0.2,top_k=5,top_p=0.3,min_p=0.5,temperature=2:0.3:1.5,dist")
+    assert one == other
+    assert {spec.params for spec in one if spec.op == "scale"} == {(("b", "any"), ("s", "any"))}
+    assert one != derive(
+        model, *options, "penalties=16:1.3:0.1:0.1,top_k=6,top_p=0.9,min_p=0.1,temperature=0.5:0.1:0.9,dist"
+    )
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_slices_are_computed_without_outputs_for_a_call_of_the_most_tokens() -> 
     assert without(replace(split, n_ubatch=30, n_tokens=(1, 30))) == {22, 30}
     assert not without(replace(split, n_tokens=(1,), n_ubatch=1))
     assert not without(replace(split, devices=(1,)))
+    assert without(replace(split, devices=(1,), grouped=True)) == {22, 37, 512}
 
 
 def test_what_is_looked_at_has_every_number_of_tokens_and_others_beside() -> None:

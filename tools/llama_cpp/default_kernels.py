@@ -20,15 +20,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import os
 import re
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,18 +170,8 @@ class DefaultKernelsRunner:
 
     def do(self, name: str, progress: harness.Progress) -> DefaultKernelsResult:
         """Returns the outcome of an architecture, from an earlier run when nothing that it depends on has changed."""
-        result = self.work / f"{name}.json"
-        with work_folder.locked(self.work / name), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            before = json.loads(result.read_text())
-            if before["key"] == self.depends:
-                return DefaultKernelsResult.from_json(before["model"])
-        with work_folder.locked(self.work / name), tempfile.TemporaryDirectory(dir=self.work) as folder:
-            begun = time.monotonic()
-            model = self._do(name, Path(folder), progress)
-            model.seconds = round(time.monotonic() - begun, 1)
-            value = {"key": self.depends, "model": asdict(model)}
-            fileio.write_bytes(result, json.dumps(value, indent=1).encode())
-            return model
+        make = partial(self._do, name, progress=progress)
+        return work_folder.kept(self.work, name, self.depends, DefaultKernelsResult.from_json, make)
 
     def _do(self, name: str, folder: Path, progress: harness.Progress) -> DefaultKernelsResult:
         pattern = f"^{re.escape(name)}$"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,7 @@ def write(
     size: Size = Size(),
     tied: bool = False,
     sparse: bool = False,
+    added: float = 1.0,
 ) -> None:
     """Writes the model; the same seed gives the same bytes.
 
@@ -54,12 +57,14 @@ def write(
     Args:
         path: the file.
         seed: of the weights.
-        weights: type of the matrices, Q8_0 and Q4_K of the quantized ones; the norms are F32 as in real files.
+        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4; the norms are F32 as in real files.
         architecture: `llama`, which a Mixtral is, too; `qwen3`, which normalizes the heads of queries and keys; or `gemma3`, which also
             normalizes what a layer adds.
         size: its sizes.
         tied: whether the embedding is the output's matrix, too.
         sparse: leave the tensors' data a hole in the file, which takes no room on disk and reads as zeros; F16 or F32 only.
+        added: what a layer adds is multiplied by this. With a small number the next token depends on the last one most of all, and
+            fewer layers of the same weights are a good draft.
     """
     writer = gguf.GGUFWriter(path, architecture)
     _add_sizes(writer, size, architecture)
@@ -75,7 +80,7 @@ def write(
         if architecture in ("qwen3", "gemma3"):
             tensors.norm(f"blk.{layer}.attn_q_norm.weight", head)
             tensors.norm(f"blk.{layer}.attn_k_norm.weight", head)
-        tensors.matrix(f"blk.{layer}.attn_output.weight", size.n_embd, size.n_embd)
+        tensors.matrix(f"blk.{layer}.attn_output.weight", size.n_embd, size.n_embd, scale=added)
         tensors.norm(f"blk.{layer}.ffn_norm.weight", size.n_embd)
         experts = (size.n_expert,) if size.n_expert else ()
         suffix = "_exps" if experts else ""
@@ -83,7 +88,7 @@ def write(
             tensors.matrix(f"blk.{layer}.ffn_gate_inp.weight", size.n_expert, size.n_embd)
         tensors.matrix(f"blk.{layer}.ffn_gate{suffix}.weight", *experts, size.n_ff, size.n_embd)
         tensors.matrix(f"blk.{layer}.ffn_up{suffix}.weight", *experts, size.n_ff, size.n_embd)
-        tensors.matrix(f"blk.{layer}.ffn_down{suffix}.weight", *experts, size.n_embd, size.n_ff)
+        tensors.matrix(f"blk.{layer}.ffn_down{suffix}.weight", *experts, size.n_embd, size.n_ff, scale=added)
         if architecture == "gemma3":
             tensors.norm(f"blk.{layer}.post_attention_norm.weight", size.n_embd)
             tensors.norm(f"blk.{layer}.post_ffw_norm.weight", size.n_embd)
@@ -100,6 +105,116 @@ def write(
     if sparse:
         data = [tensor.nbytes + -tensor.nbytes % _ALIGNMENT for table in writer.tensors for tensor in table.values()]
         os.truncate(path, path.stat().st_size + -path.stat().st_size % _ALIGNMENT + sum(data))
+
+
+def write_shorter(path: Path, model: Path, n_layer: int) -> None:
+    """Writes the first layers of a model of `write`, with its embedding and output: a draft of the model.
+
+    Args:
+        path: the file.
+        model: the model's file.
+        n_layer: how many layers.
+    """
+    reader = gguf.GGUFReader(model)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(path, architecture)
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        kind, *rest = field.types
+        value = n_layer if field.name == f"{architecture}.block_count" else field.contents()
+        writer.add_key_value(field.name, value, kind, rest[0] if rest else None)
+    for tensor in reader.tensors:
+        layer = re.match(r"blk\.(\d+)\.", tensor.name)
+        if layer is None or int(layer[1]) < n_layer:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_glm4_moe(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
+    """Writes a GLM-4.5 with an MTP head: layers with one feed-forward network, and a head of `n_expert` experts.
+
+    Args:
+        path: the file.
+        size: its sizes, without the head's layer.
+        seed: of the weights, which are F32.
+        added: as of `write`. The head's result, too, depends on the last token most of all.
+    """
+    writer = gguf.GGUFWriter(path, "glm4moe")
+    _add_sizes(writer, dataclasses.replace(size, n_layer=size.n_layer + 1), "glm4moe")
+    writer.add_nextn_predict_layers(1)
+    writer.add_leading_dense_block_count(size.n_layer)
+    writer.add_expert_feed_forward_length(size.n_ff)
+    writer.add_expert_shared_count(1)
+    n_vocab = _add_vocabulary(writer, size.n_vocab)
+    tensors = _Tensors(writer, np.random.default_rng(seed), np.float32, False)
+    kv = size.n_embd // size.n_head * size.n_head_kv
+    tensors.matrix("token_embd.weight", n_vocab, size.n_embd)
+    for i in range(size.n_layer + 1):
+        tensors.norm(f"blk.{i}.attn_norm.weight", size.n_embd)
+        tensors.matrix(f"blk.{i}.attn_q.weight", size.n_embd, size.n_embd)
+        tensors.matrix(f"blk.{i}.attn_k.weight", kv, size.n_embd)
+        tensors.matrix(f"blk.{i}.attn_v.weight", kv, size.n_embd)
+        tensors.matrix(f"blk.{i}.attn_output.weight", size.n_embd, size.n_embd, scale=added)
+        tensors.norm(f"blk.{i}.post_attention_norm.weight", size.n_embd)
+        head = i == size.n_layer
+        if head:
+            tensors.matrix(f"blk.{i}.ffn_gate_inp.weight", size.n_expert, size.n_embd)
+            tensors.norm(f"blk.{i}.exp_probs_b.bias", size.n_expert)
+        for suffix, experts in (("_exps", (size.n_expert,)), ("_shexp", ())) if head else (("", ()),):
+            tensors.matrix(f"blk.{i}.ffn_gate{suffix}.weight", *experts, size.n_ff, size.n_embd)
+            tensors.matrix(f"blk.{i}.ffn_up{suffix}.weight", *experts, size.n_ff, size.n_embd)
+            tensors.matrix(f"blk.{i}.ffn_down{suffix}.weight", *experts, size.n_embd, size.n_ff, scale=added)
+    i = size.n_layer
+    ahead = np.eye(size.n_embd, 2 * size.n_embd) / math.sqrt(size.n_embd)
+    tensors.matrix(f"blk.{i}.nextn.eh_proj.weight", size.n_embd, 2 * size.n_embd, scale=added / 2, plus=ahead)
+    for norm in ("enorm", "hnorm", "shared_head_norm"):
+        tensors.norm(f"blk.{i}.nextn.{norm}.weight", size.n_embd)
+    tensors.norm("output_norm.weight", size.n_embd)
+    tensors.matrix("output.weight", n_vocab, size.n_embd)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_eagle3(path: Path, size: Size, layers: tuple[int, int, int], *, seed: int = 1) -> None:
+    """Writes an Eagle3 draft of a model of `write`, whose embedding and output it has: one layer of F32.
+
+    Its attention looks at the last token alone, whose embedding it hands on.
+
+    Args:
+        path: the file.
+        size: the model's sizes.
+        layers: of the model, whose inputs it reads; the number of layers for their result.
+        seed: of the weights.
+    """
+    writer = gguf.GGUFWriter(path, "eagle3")
+    _add_sizes(writer, dataclasses.replace(size, n_layer=1, n_head_kv=size.n_head), "eagle3")
+    writer.add_key_value("eagle3.target_layers", list(layers), gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32)
+    writer.add_key_value("eagle3.target_hidden_size", size.n_embd, gguf.GGUFValueType.UINT32)
+    _add_vocabulary(writer, size.n_vocab)
+    random = np.random.default_rng(seed)
+    tensors = _Tensors(writer, random, np.float32, False)
+    n = size.n_embd
+    tensors.matrix("fc.weight", n, 3 * n, scale=0.1)
+    for norm in ("attn_norm", "attn_norm_2", "ffn_norm"):
+        tensors.norm(f"blk.0.{norm}.weight", n)
+    ahead = np.eye(n, 2 * n)
+    for part, scale, plus in (("q", 0.1, 4 * ahead), ("k", 0.1, 4 * ahead), ("v", 0.1, ahead)):
+        tensors.matrix(f"blk.0.attn_{part}.weight", n, 2 * n, scale=scale, plus=plus)
+    tensors.matrix("blk.0.attn_output.weight", n, n, scale=0.1, plus=np.eye(n))
+    tensors.matrix("blk.0.ffn_gate.weight", size.n_ff, n)
+    tensors.matrix("blk.0.ffn_up.weight", size.n_ff, n)
+    tensors.matrix("blk.0.ffn_down.weight", n, size.n_ff, scale=0.1)
+    tensors.norm("output_norm.weight", n)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def write_t5(path: Path, size: Size, *, seed: int = 1, decoder: bool = False) -> None:
@@ -156,14 +271,17 @@ def write_control_vector(path: Path, size: Size, *, seed: int = 1, architecture:
     writer.close()
 
 
-def write_bert(path: Path, size: Size, *, seed: int = 1, rank: bool = False) -> None:
-    """Writes a BERT with random weights: an encoder, whose embedding is that of its first token.
+def write_bert(
+    path: Path, size: Size, *, seed: int = 1, rank: bool = False, pooling: gguf.PoolingType = gguf.PoolingType.CLS
+) -> None:
+    """Writes a BERT with random weights: an encoder, whose embedding is by default that of its first token.
 
     Args:
         path: the file.
         seed: of the weights.
         size: its sizes; it has no `n_head_kv`.
         rank: whether it is a reranker, with a head of one output.
+        pooling: what makes one embedding of its tokens', where it is none.
     """
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(size.n_ctx)
@@ -173,7 +291,7 @@ def write_bert(path: Path, size: Size, *, seed: int = 1, rank: bool = False) -> 
     writer.add_head_count(size.n_head)
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.RANK if rank else gguf.PoolingType.CLS)
+    writer.add_pooling_type(gguf.PoolingType.RANK if rank else pooling)
     n_vocab = _add_vocabulary(writer, size.n_vocab)
     writer.add_token_type_count(2)
     tensors = _Tensors(writer, np.random.default_rng(seed), np.float32, False)
@@ -215,6 +333,7 @@ def write_adapter(
     seed: int = 1,
     weights: type[np.floating] = np.float16,
     architecture: str = "llama",
+    added: float = 1.0,
 ) -> None:
     """Writes a LoRA adapter of random weights for a model of `write`; the same seed gives the same bytes.
 
@@ -226,6 +345,7 @@ def write_adapter(
         seed: of the weights.
         weights: their type.
         architecture: the model's.
+        added: what it adds is multiplied by this.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -238,7 +358,7 @@ def write_adapter(
         for target in targets:
             name = f"blk.{layer}.{target}.weight"
             tensors.matrix(f"{name}.lora_a", rank, size.n_ff if target == "ffn_down" else size.n_embd)
-            tensors.matrix(f"{name}.lora_b", rows.get(target, size.n_embd), rank)
+            tensors.matrix(f"{name}.lora_b", rows.get(target, size.n_embd), rank, scale=added)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -293,8 +413,11 @@ class _Tensors:
     weights: type[np.floating] | gguf.GGMLQuantizationType
     sparse: bool
 
-    def matrix(self, name: str, *shape: int) -> None:
-        """Adds a matrix of rows and columns, or one for each expert; quantized ones have no experts."""
+    def matrix(self, name: str, *shape: int, scale: float = 1.0, plus: np.ndarray | float = 0.0) -> None:
+        """Adds a matrix of rows and columns, or one for each expert; quantized ones have no experts.
+
+        Values are multiplied by `scale`, and `plus` is added.
+        """
         columns = shape[-1]
         quantized = isinstance(self.weights, gguf.GGMLQuantizationType)
         if self.sparse:
@@ -302,11 +425,15 @@ class _Tensors:
             dtype = np.dtype(self.weights)
             self.writer.add_tensor_info(name, shape, dtype, math.prod(shape) * dtype.itemsize)
             return
-        if self.weights == gguf.GGMLQuantizationType.Q4_K:
+        if self.weights in _RANDOM_BLOCKS:
             rows, _ = shape
-            self.writer.add_tensor(name, _random_q4_k(self.random, rows, columns), raw_dtype=self.weights)
+            self.writer.add_tensor(
+                name, _random_blocks(self.random, self.weights, rows, columns), raw_dtype=self.weights
+            )
             return
         values = self.random.standard_normal(shape, dtype=np.float32) / np.sqrt(np.float32(columns))
+        if scale != 1 or np.any(plus):
+            values = values * np.float32(scale) + np.asarray(plus, np.float32)
         if quantized:
             self.writer.add_tensor(name, gguf.quants.quantize(values, self.weights), raw_dtype=self.weights)
         else:
@@ -319,15 +446,32 @@ class _Tensors:
         self.writer.add_tensor(name, 1 + 0.1 * self.random.standard_normal(n, dtype=np.float32))
 
 
-def _random_q4_k(random: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Returns blocks of Q4_K (`block_q4_K` of ggml-common.h), which gguf can't quantize to; their values have the mean 0.
+_RANDOM_BLOCKS = {
+    gguf.GGMLQuantizationType.Q2_K: (80, 82),
+    gguf.GGMLQuantizationType.Q3_K: (108,),
+    gguf.GGMLQuantizationType.Q4_K: (0, 2),
+    gguf.GGMLQuantizationType.Q5_K: (0, 2),
+    gguf.GGMLQuantizationType.Q6_K: (208,),
+    gguf.GGMLQuantizationType.IQ4_NL: (0,),
+    gguf.GGMLQuantizationType.IQ4_XS: (0,),
+}
+"""Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h)."""
 
-    A value is `d * scale * q - dmin * min`; here `min` is `scale` and `dmin` is 7.5 `d`, the middle of `q`.
-    """
-    blocks = rows * columns // 256
-    scales = random.integers(1, 16, (blocks, 8), dtype=np.uint8)  # of six bits, of which four are used
-    first, second = scales[:, :4], scales[:, 4:]
-    d = np.float32(1 / 41) / np.sqrt(np.float32(columns))  # 41: the standard deviation of scale * (q - 7.5)
-    halves = np.broadcast_to(np.array([d, 7.5 * d], np.float16).view(np.uint8), (blocks, 4))
-    quants = random.integers(0, 256, (blocks, 128), dtype=np.uint8)
-    return np.concatenate([halves, first, first, second | second << 4, quants], axis=1).reshape(rows, -1)
+
+def _random_blocks(random: np.random.Generator, kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> np.ndarray:
+    """Returns blocks of random bytes whose values have the standard deviation of a matrix's, and the mean 0 where they have minima."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    data = random.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
+    places = _RANDOM_BLOCKS[kind]
+
+    def values(*factors: float) -> np.ndarray:
+        sample = data[:1024].copy()
+        for at, factor in zip(places, factors, strict=True):
+            sample[:, at : at + 2] = np.array([factor], np.float16).view(np.uint8)
+        return gguf.quants.dequantize(sample, kind)
+
+    factors = [1.0, values(1, 0).mean() / -values(0, 1).mean()] if len(places) == 2 else [1.0]
+    scale = 1 / (np.sqrt(np.float32(columns)) * values(*factors).std())
+    for at, factor in zip(places, factors, strict=True):
+        data[:, at : at + 2] = np.array([factor * scale], np.float16).view(np.uint8)
+    return data.reshape(rows, -1)

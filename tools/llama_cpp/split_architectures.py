@@ -17,14 +17,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import re
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,18 +128,8 @@ class SplitRunner:
 
     def do(self, name: str, progress: harness.Progress) -> SplitResult:
         """Returns the outcome of an architecture, from an earlier run when nothing that it depends on has changed."""
-        result = self.work / f"{name}.json"
-        with work_folder.locked(self.work / name), contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            before = json.loads(result.read_text())
-            if before["key"] == self.depends:
-                return SplitResult.from_json(before["model"])
-        with work_folder.locked(self.work / name), tempfile.TemporaryDirectory(dir=self.work) as folder:
-            begun = time.monotonic()
-            model = self._do(name, Path(folder), progress)
-            model.seconds = round(time.monotonic() - begun, 1)
-            value = {"key": self.depends, "model": asdict(model)}
-            fileio.write_bytes(result, json.dumps(value, indent=1).encode())
-            return model
+        make = partial(self._do, name, progress=progress)
+        return work_folder.kept(self.work, name, self.depends, SplitResult.from_json, make)
 
     def _derive(self, file: Path) -> tuple[dict[str, KernelSpec | GraphSpec], str]:
         """Returns the kernels that a file's header gives, or what `kernelgen model` says instead."""

@@ -30,6 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import any_tokens
+import gguf
 import harness
 import numpy as np
 import random_llama
@@ -52,10 +53,22 @@ VARIABLE = "LLAMA_MORE_PROGRAMS"
 F32 = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 FLASH = ("-fa", "on", "-ctk", "f16", "-ctv", "f16")
 GREEDY = ("--temp", 0, "--seed", 1)
+GREEDY_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0,dist"
+"""What is sampled with on the device then."""
 
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
 MODELS = {"llama": False, "qwen3": True}
 """Architectures, and whether the embedding is the output's matrix."""
+STEADY = 0.03
+"""What a layer adds is multiplied by this in models that have drafts, so that drafts are accepted."""
+
+ENCODERS: dict[str, Callable[[Path], None]] = {
+    "bert": lambda path: random_llama.write_bert(path, SIZE),
+    "bert-mean": lambda path: random_llama.write_bert(path, SIZE, pooling=gguf.PoolingType.MEAN),
+    "reranker": lambda path: random_llama.write_bert(path, SIZE, rank=True),
+    "t5": lambda path: random_llama.write_t5(path, SIZE, decoder=True),
+}
+"""Models with an encoder, and what writes them. Each has cases of its own."""
 
 
 # --- what programs print -----------------------------------------------------------------------------------------------------
@@ -95,6 +108,13 @@ def embeddings(printed: str) -> Results:
     """Returns the embeddings that llama-embedding prints as JSON."""
     found = re.findall(r'"embedding": *\[([^\]]*)\]', printed)
     return {f"embedding {i}": np.array([float(v) for v in values.split(",")]) for i, values in enumerate(found)}
+
+
+def scores(printed: str) -> Results:
+    """Returns the scores that llama-embedding prints with a reranker."""
+    return {
+        f"score {i}": np.array([float(v)]) for i, v in re.findall(r"^rerank score (\d+): *(\S+)", printed, re.MULTILINE)
+    }
 
 
 def numbers_of_tokens(printed: str) -> Results:
@@ -165,6 +185,8 @@ class WholeProgram:
         groups: whether some of its calls have as many tokens as a group's kernel.
         limit: of the difference from the CPU.
         derived: arguments of `kernelgen model` for kernels that it has besides those of the model alone.
+        model: the file of the model that it runs; the random one by default.
+        of: the models of `ENCODERS` that it is run with; none: those of `MODELS`.
     """
 
     name: str
@@ -175,6 +197,8 @@ class WholeProgram:
     groups: bool = True
     limit: float = CPU_LIMIT
     derived: tuple[str, ...] = ()
+    model: str = "{models}/model.gguf"
+    of: tuple[str, ...] = ()
 
 
 def _perplexity(batch: int, ubatch: int, *more: object) -> tuple[object, ...]:
@@ -202,11 +226,13 @@ _SPECULATIVE = (
     "-ctvd",
     "f32",
 )
-_FIRST, _SECOND, _CONTROL, _DRAFT = (
-    f"{{models}}/{name}.gguf" for name in ("first-adapter", "second-adapter", "control", "draft")
+_FIRST, _SECOND, _CONTROL, _STEADY, _DRAFT, _MTP, _EAGLE3 = (
+    f"{{models}}/{name}.gguf"
+    for name in ("first-adapter", "second-adapter", "control", "steady", "draft", "mtp", "eagle3")
 )
 _RESPONSE = r"Response: (.*?)\x1b\[0m\n"
 _TEXT = r"^((?!llama_completion: ).+)$"
+_SEVERAL = "abcdef\nabc\nabcdefghi"
 
 CASES = (
     WholeProgram(
@@ -292,6 +318,25 @@ CASES = (
         texts(_TEXT),
         "a text with a draft",
         derived=("--model-draft", _DRAFT),
+        model=_STEADY,
+    ),
+    WholeProgram(
+        "mtp",
+        "llama-speculative-simple",
+        (("--spec-type", "draft-mtp", "--spec-draft-n-max", 4, *_SPECULATIVE),),
+        texts(_TEXT),
+        "a text with an MTP head",
+        derived=("--spec-type", "draft-mtp"),
+        model=_MTP,
+    ),
+    WholeProgram(
+        "eagle3",
+        "llama-speculative-simple",
+        (("--spec-type", "draft-eagle3", "--model-draft", _EAGLE3, "--spec-draft-n-max", 4, *_SPECULATIVE),),
+        texts(_TEXT),
+        "a text with an Eagle3 draft",
+        derived=("--spec-type", "draft-eagle3", "--model-draft", _EAGLE3),
+        model=_STEADY,
     ),
     WholeProgram(
         "n-gram",
@@ -301,6 +346,14 @@ CASES = (
         "a text with n-grams as a draft",
     ),
     WholeProgram(
+        "sampling",
+        "llama-completion",
+        (("-p", "abcdef", "-n", 60, "-c", 256, "--backend-sampling", *(w for w in _COMPLETE if w != "--ignore-eos")),),
+        texts(_TEXT),
+        "a text that is sampled on the device",
+        derived=("--samplers", GREEDY_CHAIN),
+    ),
+    WholeProgram(
         "embedding",
         "llama-embedding",
         (("-p", "abcdef", "-c", 256, "-ub", 32, "--pooling", "last", "--embd-output-format", "json", *F32),),
@@ -308,6 +361,27 @@ CASES = (
         "an embedding",
         derived=("--embeddings", "--pooling", "last"),
     ),
+    *(
+        WholeProgram(
+            f"encoder{suffix}",
+            "llama-embedding",
+            (("-p", _SEVERAL, "-c", 256, "-b", 32, "-ub", 32, "--embd-output-format", "json", *options),),
+            embeddings,
+            f"embeddings of three texts{', -fa on' * (options is FLASH)}",
+            limit=limit,
+            of=("bert", "bert-mean"),
+        )
+        for suffix, options, limit in (("", F32, CPU_LIMIT), ("-flash", FLASH, FLASH_LIMIT))
+    ),
+    WholeProgram(
+        "reranker",
+        "llama-embedding",
+        (("-p", _SEVERAL, "-c", 256, "-b", 32, "-ub", 32, *F32),),
+        scores,
+        "scores of three texts",
+        of=("reranker",),
+    ),
+    WholeProgram("encoder-decoder", "llama-completion", (_SHORT,), texts(_TEXT), "a text", of=("t5",)),
     *(
         WholeProgram(name, "llama-completion", ((*options, *_SHORT),), texts(_TEXT), "a text", groups=groups)
         for name, options, groups in (
@@ -354,7 +428,7 @@ def _named(argument: str, model: Path) -> str:
 
 
 def write_beside(model: Path, architecture: str) -> None:
-    """Writes what programs use beside a model: two adapters, a control vector, and a smaller model."""
+    """Writes what programs use beside a model: two adapters, a control vector, and models with drafts."""
     layers = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     random_llama.write_adapter(
         Path(_named(_FIRST, model)), SIZE, rank=8, targets=("attn_q", "attn_v"), architecture=architecture
@@ -369,8 +443,11 @@ def write_beside(model: Path, architecture: str) -> None:
         architecture=architecture,
     )
     random_llama.write_control_vector(Path(_named(_CONTROL, model)), SIZE, architecture=architecture)
-    smaller = dataclasses.replace(SIZE, n_layer=3, n_ff=64)
-    random_llama.write(Path(_named(_DRAFT, model)), weights=np.float32, size=smaller, architecture=architecture, seed=3)
+    steady, draft, mtp, eagle3 = (Path(_named(name, model)) for name in (_STEADY, _DRAFT, _MTP, _EAGLE3))
+    random_llama.write(steady, weights=np.float32, size=SIZE, architecture=architecture, added=STEADY)
+    random_llama.write_shorter(draft, steady, n_layer=2)
+    random_llama.write_glm4_moe(mtp, dataclasses.replace(SIZE, n_expert=4, n_expert_used=2), added=STEADY)
+    random_llama.write_eagle3(eagle3, SIZE, (1, SIZE.n_layer // 2, SIZE.n_layer))
 
 
 def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Path, environment: dict[str, str]) -> Run:
@@ -388,7 +465,8 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
     }
     for arguments in case.arguments:
         words = [_named(str(a), model).replace("{text}", str(text)).replace("{folder}", str(folder)) for a in arguments]
-        command = [folder_of(case.program, programs) / case.program, "-m", model, "-t", "1", "-ngl", "99", *words]
+        file = _named(case.model, model)
+        command = [folder_of(case.program, programs) / case.program, "-m", file, "-t", "1", "-ngl", "99", *words]
         # The CPU's backend is looked for in the folder that a program is called in.
         ended = subprocess.run(
             command,
@@ -460,21 +538,28 @@ def check_all(
     for name in models:
         path = folder / name / "model.gguf"
         path.parent.mkdir()
-        random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
-        write_beside(path, name)
+        if name in ENCODERS:
+            ENCODERS[name](path)
+        else:
+            random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
+            write_beside(path, name)
 
-        def derive(cache: str, flash: str, more: Sequence[str], model: Path = path, name: str = name) -> Path:
-            folder = model.parent / f"kernels-{len(list(model.parent.glob('kernels-*')))}"
-            options = ("--flash-attn", flash, *(_named(word, model) for word in more))
+        def derive(cache: str, flash: str, more: Sequence[str], file: Path = path, name: str = name) -> Path:
+            folder = file.parent / f"kernels-{len(list(file.parent.glob('kernels-*')))}"
+            options = ("--flash-attn", flash, *(_named(word, file) for word in more))
             kind = any_tokens.RandomModel(name, cache)
-            any_tokens.derive(programs, kind, model, folder, n_tokens=N_TOKENS, n_ctx=N_CTX, fuse="layer", more=options)
+            n_ctx = N_CTX[:1] if name in ENCODERS else N_CTX
+            any_tokens.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
             return folder
 
-        folders = [derive("f32", "off", ()), derive("f16", "on", ())]
+        embeds: tuple[str, ...] = ("--embeddings",) if name in ENCODERS and name != "t5" else ()
+        folders = [derive("f32", "off", embeds), derive("f16", "on", embeds)]
         device = programs.environment(log=True)
         cpu = {key: value for key, value in device.items() if not key.startswith(("GGML_", "NEURON_"))}
         for case in cases:
-            own = [derive("f32", "off", case.derived)] if case.derived else []
+            if (name in case.of) != (name in ENCODERS):
+                continue
+            own = [derive("f32", "off", case.derived, Path(_named(case.model, path)))] if case.derived else []
             device["GGML_NEURON_KERNEL_DIR"] = ":".join(map(str, [*own, *folders]))
             environments = {"groups": device, "nodes": device | {"GGML_NEURON_FUSION": "0"}, "cpu": cpu}
             ways = {
@@ -488,14 +573,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(MODELS)}; all by default")
+    known_models = [*MODELS, *ENCODERS]
+    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(known_models)}; all by default")
     parser.add_argument(
         "-p", dest="cases", metavar="NAMES", help=f"of {', '.join(c.name for c in CASES)}; all by default"
     )
     args = parser.parse_args()
-    models = args.models.split(",") if args.models else list(MODELS)
+    models = args.models.split(",") if args.models else known_models
     names = args.cases.split(",") if args.cases else [case.name for case in CASES]
-    for option, given, known in (("-m", models, MODELS), ("-p", names, [case.name for case in CASES])):
+    for option, given, known in (("-m", models, known_models), ("-p", names, [case.name for case in CASES])):
         unknown = sorted(set(given) - set(known))
         if unknown:
             parser.error(f"{option}: {', '.join(unknown)} is none of {', '.join(known)}")

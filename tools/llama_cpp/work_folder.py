@@ -11,14 +11,22 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
 import kernelgen
+from kernelgen import fileio
+
+Outcome = TypeVar("Outcome", bound=Any)
+"""A dataclass with `seconds`."""
 
 FORMAT = 1
 """Raised when results of before are not what this would write."""
@@ -85,3 +93,34 @@ def locked(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def kept(
+    work: Path,
+    name: str,
+    depends: str,
+    read: Callable[[dict[str, Any]], Outcome],
+    make: Callable[[Path], Outcome],
+) -> Outcome:
+    """Returns an outcome that an earlier run wrote to `NAME.json`, or a new one.
+
+    Args:
+        work: the folder with outcomes.
+        name: of the outcome.
+        depends: a digest of all that it depends on.
+        read: returns the outcome that fields of JSON are of.
+        make: returns the outcome, with a folder for files that nobody needs afterwards.
+    """
+    result = work / f"{name}.json"
+    with locked(work / name):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            before = json.loads(result.read_text())
+            if before["key"] == depends:
+                return read(before["model"])
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            begun = time.monotonic()
+            outcome = make(Path(folder))
+            outcome.seconds = round(time.monotonic() - begun, 1)
+            value = {"key": depends, "model": asdict(outcome)}
+            fileio.write_bytes(result, json.dumps(value, indent=1).encode())
+            return outcome

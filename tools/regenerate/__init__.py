@@ -23,6 +23,7 @@ from regenerate import (
     resources,
     targets,
     token_table,
+    weight_forms,
 )
 
 FILES: Mapping[str, Callable[[str], str]] = {
@@ -44,6 +45,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "tools/nki_interpreter/devices.py": lambda _: targets.nki(),
     "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,
     "tools/kernelgen/neff/container.py": targets.neff,
+    "tools/kernelgen/simulator/forms.py": lambda _: weight_forms.render(),
 }
 """What is generated: the file, and a function from its text now to what it should be."""
 

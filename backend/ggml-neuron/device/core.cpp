@@ -36,6 +36,7 @@ void neuron_core::release() {
             unload(*entry.second);
         }
     }
+    free_numbers();
     if (scratch_memory) {
         free_locked(scratch_memory);
         scratch_memory = nullptr;

@@ -247,6 +247,10 @@ struct neuron_core {
     // locked. Returns scratch memory of at least this size, or NULL and reports why. What was in it is lost when it grows.
     neuron_memory * scratch(size_t size);
 
+    // locked. Returns where the core has numbers that kernels are given, or memory NULL and sets `message`. Nothing else is ever written
+    // there, so that launches in flight keep theirs, and equal numbers are there once.
+    neuron_operand numbers(const std::vector<float> & values, std::string & message);
+
     // locked. Returns the kernel bound to operands. Equal arguments give the same bound launch. NULL when it can't be: `message` says
     // why, empty when the core has said that memory is missing, and `broken` whether it never will be, or not before memory is freed, after which every plan is made again.
     neuron_bound_launch * bind(const neuron_kernel &  kernel,
@@ -309,6 +313,7 @@ struct neuron_core {
     void                  unload(neuron_model & model);
     bool                  evict();
     neuron_model &        model_of(const neuron_kernel & kernel);
+    void                  free_numbers();
     neuron_memory *       allocate_locked(size_t size, std::string & message, bool make_room = true);
     nrt_tensor_t *        slice(neuron_memory & memory, size_t offset, size_t size, std::string & message);
     bool fill(neuron_bound_launch & bound_launch, const neuron_binding & binding, std::string & message);
@@ -332,12 +337,15 @@ struct neuron_core {
     std::unordered_map<std::vector<uint64_t>, std::unique_ptr<neuron_bound_launch>, key_hash> bound_launches;
     std::unordered_map<uint64_t, std::unique_ptr<neuron_memory>>                              memories;  // by id
     neuron_memory *                                                                           scratch_memory = nullptr;
-    uint64_t                                                                                  clock          = 0;
-    uint64_t                                                                                  next_memory_id = 1;
-    size_t              tensor_bytes = 0;      // of all memories
-    size_t              n_reloads    = 0;
-    bool                said_full    = false;  // since memory was freed last
-    std::atomic<size_t> n_loaded{ 0 };
+    std::map<std::vector<uint32_t>, neuron_operand> kept_numbers;    // by their bits
+    std::vector<neuron_memory *>                    numbers_memory;  // the last one has room from `numbers_end` on
+    size_t                                          numbers_end    = 0;
+    uint64_t                                        clock          = 0;
+    uint64_t                                        next_memory_id = 1;
+    size_t                                          tensor_bytes   = 0;      // of all memories
+    size_t                                          n_reloads      = 0;
+    bool                                            said_full      = false;  // since memory was freed last
+    std::atomic<size_t>                             n_loaded{ 0 };
     std::atomic<size_t> n_measured{ 0 };       // programs whose size was seen when they were loaded
     std::atomic<size_t> measured_bytes{ 0 };   // of these
     std::atomic<size_t> compared_bytes{ 0 };   // of those of which the bundle says it, too

@@ -11,6 +11,10 @@
 // The smallest scratch memory; it grows by doubling.
 static constexpr size_t MIN_SCRATCH = 1 << 20;
 
+// The smallest memory for numbers that kernels are given, and how many different ones are kept.
+static constexpr size_t MIN_NUMBERS = 1 << 16;
+static constexpr size_t MAX_NUMBERS = 1 << 13;
+
 // Passes a status on, and reports and keeps what failed.
 NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size_t offset, size_t n) {
     if (status != NRT_SUCCESS) {
@@ -362,6 +366,43 @@ neuron_memory * neuron_core::scratch(size_t size) {
         NEURON_ERROR("core %d: no scratch memory: %s\n", vnc, message.c_str());
     }
     return scratch_memory;
+}
+
+void neuron_core::free_numbers() {
+    for (neuron_memory * memory : numbers_memory) {
+        free_locked(memory);
+    }
+    numbers_memory.clear();
+    kept_numbers.clear();
+}
+
+neuron_operand neuron_core::numbers(const std::vector<float> & values, std::string & message) {
+    const size_t          size = values.size() * sizeof(float);
+    std::vector<uint32_t> bits(values.size());
+    memcpy(bits.data(), values.data(), size);
+    const auto known = kept_numbers.find(bits);
+    if (known != kept_numbers.end()) {
+        return known->second;
+    }
+    if (kept_numbers.size() >= MAX_NUMBERS) {
+        free_numbers();  // plans that have them are made again
+    }
+    const size_t room = GGML_PAD(size, NEURON_ALIGNMENT);
+    if (numbers_memory.empty() || numbers_end + room > numbers_memory.back()->size) {
+        neuron_memory * memory = allocate_locked(std::max(room, MIN_NUMBERS), message);
+        if (!memory) {
+            return {};
+        }
+        numbers_memory.push_back(memory);
+        numbers_end = 0;
+    }
+    const neuron_operand where{ numbers_memory.back(), numbers_end, size };
+    if (where.memory->write_locked(values.data(), where.offset, size) != NRT_SUCCESS) {
+        message = where.memory->last_failure();
+        return {};
+    }
+    numbers_end += room;
+    return kept_numbers.emplace(std::move(bits), where).first->second;
 }
 
 // Returns a scratchpad's bytes, of which there are whole pages.

@@ -7,6 +7,7 @@
 #include "ggml/chain.h"
 #include "ggml/events.h"
 #include "ggml/host_buffer.h"
+#include "ggml/reserved.h"
 #include "plan/compute.h"
 #include "report/log.h"
 #include "report/metrics.h"
@@ -91,6 +92,7 @@ enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & backe
 }
 
 static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
+    neuron_reserved_end();
     auto *           ctx = (ggml_backend_neuron_context *) backend->context;
     enum ggml_status status;
     if (ctx->chain && ctx->chain->append(ctx, cgraph, status)) {
@@ -109,7 +111,7 @@ static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                  
                                            struct ggml_backend_graph_optimize_params * params) {
     for (const neuron_group & group : groups.groups) {
         for (const neuron_group_slot & slot : group.slots) {
-            if (!slot.tensor->buffer && !slot.tensor->data) {
+            if (slot.tensor && !slot.tensor->buffer && !slot.tensor->data) {
                 params->add_alloc_dep(params->user_data, slot.tensor, cgraph->nodes[group.last()]);
             }
         }

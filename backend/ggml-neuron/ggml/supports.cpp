@@ -6,6 +6,7 @@
 #include "ggml/buffers.h"
 #include "ggml/device_context.h"
 #include "ggml/host_buffer.h"
+#include "ggml/reserved.h"
 #include "report/log.h"
 #include "report/manifest_text.h"
 #include "report/record_ops.h"
@@ -246,7 +247,11 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         // The question is about the whole node, and the device computes a part, whose shapes it is not told. ggml's scheduler can't
         // give the other parts to another backend: partial results are not to be copied, and what is in parts can't move.
         neuron_warn_of_alibi(op);
-        return !neuron_is_kept_by_host(op) && neuron_has_cpu();
+        const bool takes = !neuron_is_kept_by_host(op) && neuron_has_cpu();
+        if (takes) {
+            neuron_reserved_note(op);
+        }
+        return takes;
     }
     if (neuron_is_kept_by_host(op) || (!in_host && !neuron_keeps_updates(device, op))) {
         return false;

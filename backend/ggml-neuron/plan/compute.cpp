@@ -71,9 +71,9 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
     return status == NRT_SUCCESS ? GGML_STATUS_SUCCESS : neuron_ggml_status(status);
 }
 
-// Returns a mask as kernels for a longer cache want it: what is beyond the node's cache is masked. Or numbers of rows.
+// Returns a matrix as kernels for more columns want it, such as a mask for a longer cache. Or numbers of rows.
 static std::vector<uint8_t> neuron_made(const neuron_long_mask & m, const ggml_tensor * t, const uint8_t * data) {
-    return m.first ? neuron_rows_from(t, data, m.first, m.n_more) : neuron_lengthen_mask(t, data, m.n_more, m.rows);
+    return m.first ? neuron_rows_from(t, data, m.first, m.wider.columns) : neuron_widen(t, data, m.wider);
 }
 
 // locked. Writes what the host makes.

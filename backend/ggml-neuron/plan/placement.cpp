@@ -37,6 +37,10 @@ bool neuron_placement::add_slot(const neuron_core &       core,
                                 neuron_locate_t           locate,
                                 const neuron_group_slot & slot,
                                 ggml_tensor *             source) {
+    if (!slot.numbers.empty()) {  // the core has a place for them
+        operands.push_back({ {}, {}, nullptr, 0, &slot });
+        return true;
+    }
     ggml_tensor *             t    = slot.tensor ? slot.tensor : source;
     const neuron_group_room & room = slot.room;
     // where the cache goes on, it has what kernels have
@@ -50,15 +54,16 @@ bool neuron_placement::add_slot(const neuron_core &       core,
         return true;
     }
     operands.back().where = { nullptr, 0, slot.first ? rows : room.size };
-    masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.columns, room.rows });
+    masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.wider });
     neuron_long_mask & mask = masks.back();
     if (!locate(core, mask.mask, mask.from)) {
         return false;
     }
     if (slot.first) {
-        mask.n_more = (int64_t) (rows / ggml_type_size(t->type));
-        mask.first  = slot.first;
-    } else if (!slot.mask) {
+        mask.wider = { (int64_t) (rows / ggml_type_size(t->type)) };
+        mask.first = slot.first;
+    }
+    if (!slot.mask) {
         mask.offset = slot.offset;
         mask.from.offset += slot.offset;
         mask.from.size = slot.size;
@@ -199,8 +204,7 @@ size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, siz
             continue;
         }
         const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
-            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first &&
-                   m.n_more == mask->n_more && m.rows == mask->rows;
+            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first && m.wider == mask->wider;
         });
         mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
         if (same == placed.end()) {
@@ -261,8 +265,24 @@ bool neuron_placement::bind(neuron_core &        core,
     thread_local std::vector<neuron_operand> parts;  // of a piece: what it reads, and then what it computes
     size_t                                   turn = 0;
     parts.clear();
+    std::vector<neuron_operand> numbers(n_slots);
+    for (size_t i = 0; i < n_slots; i++) {
+        const std::vector<int> & of = group.slots[i].numbers;
+        if (of.empty()) {
+            continue;
+        }
+        planned.numbers.push_back({ of, neuron_numbers_of(planned.members, of) });
+        numbers[i] = core.numbers(planned.numbers.back().values, message);
+        if (!numbers[i].memory) {
+            return false;
+        }
+    }
     for (const neuron_group_piece & piece : group.pieces) {
         const auto add_part = [&](size_t i, size_t row) {
+            if (i < n_slots && numbers[i].memory) {
+                parts.push_back(numbers[i]);
+                return;
+            }
             neuron_operand part = operands[i].where;
             part.memory         = part.memory || !part.size ? part.memory : scratch;
             part.offset += (size_t) piece.range.first * row;

@@ -45,7 +45,7 @@ class neuron_placement {
         bool                      lost   = false;    // what is written there, since it is a result's memory later
 
         // Returns whether the host makes it from what the tensor has.
-        bool is_made() const { return slot && (slot->first || slot->room.kind == neuron_group_room::MASK); }
+        bool is_made() const { return slot && (slot->first || slot->room.kind == neuron_group_room::WIDER); }
 
         // Returns an address, whatever the memory.
         const char * begin() const { return (const char *) tensor->data + offset; }

@@ -2,9 +2,18 @@
 
 #include "plan/placement.h"
 #include "report/log.h"
+#include "select/numbers.h"
 
 #include <algorithm>
 #include <string>
+
+std::vector<float> neuron_numbers_of(const std::vector<neuron_member> & members, const std::vector<int> & of) {
+    std::vector<float> numbers;
+    for (const int i : of) {
+        neuron_add_numbers(members[(size_t) i].node, numbers);
+    }
+    return numbers;
+}
 
 // locked. Binds what computes a candidate, or leaves it to the CPU and marks it as one that can't be bound.
 static void bind_one(neuron_core &            core,
@@ -34,6 +43,7 @@ static void bind_one(neuron_core &            core,
     whole            = whole && broken;
     planned.unusable = broken;
     planned.launches.clear();
+    planned.numbers.clear();
 }
 
 // Lets only the first node of those with the same mask make it.

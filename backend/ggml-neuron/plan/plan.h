@@ -35,16 +35,15 @@ struct neuron_move {
     neuron_operand to;
 };
 
-// A mask that hides, for kernels of a longer cache, what is beyond the node's; or numbers of rows that count from another row on. Nodes with
-// the same one share it.
+// A matrix as kernels for more columns want it, such as a mask that hides what is beyond the node's cache; or numbers of rows that count
+// from another row on. Nodes with the same one share it.
 struct neuron_long_mask {
     const ggml_tensor * mask;
     neuron_operand      from;        // memory NULL: in host memory
     neuron_operand      to;
-    int64_t             n_more;      // columns, or numbers
-    int64_t             rows;
+    neuron_wider        wider;       // columns are numbers where they count from a row
     size_t              offset = 0;  // in the mask's tensor: of a stream
-    int64_t             first  = 0;  // from which row numbers count; 0: a mask
+    int64_t             first  = 0;  // from which row numbers count; 0: a matrix
 
     const uint8_t * host() const { return (const uint8_t *) mask->data + offset; }
 };
@@ -54,6 +53,12 @@ struct neuron_member {
     int           index;  // in cgraph->nodes
     ggml_tensor * node;
     const void *  data;   // node->data, to see that the graph was not allocated again
+};
+
+// Numbers that kernels are given.
+struct neuron_planned_numbers {
+    std::vector<int>   of;      // members whose they are, by their places
+    std::vector<float> values;  // those that kernels are bound to
 };
 
 // A kernel that is bound.
@@ -74,6 +79,8 @@ struct neuron_planned {
 
     std::vector<neuron_planned_launch> launches;  // in turn; none: the CPU computes members whose result is not 0
 
+    std::vector<neuron_planned_numbers> numbers;
+
     std::vector<neuron_long_mask> masks;
     std::vector<neuron_transfer>  uploads;
     std::vector<neuron_move>     before;  // of operands that are not where the kernel needs them, or of more rows there
@@ -82,6 +89,9 @@ struct neuron_planned {
 
     ggml_tensor * last() const { return members.back().node; }
 };
+
+// Returns numbers of members.
+std::vector<float> neuron_numbers_of(const std::vector<neuron_member> & members, const std::vector<int> & of);
 
 struct neuron_plan {
     uint64_t epoch         = 0;  // of the core, when the launches were bound

@@ -123,9 +123,13 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
     }
     // what a fingerprint says of graphs without a uid
     return !cgraph->uid || std::all_of(plan.nodes.begin(), plan.nodes.end(), [cgraph](const neuron_planned & planned) {
-        return std::all_of(planned.members.begin(), planned.members.end(), [cgraph](const neuron_member & m) {
-            return cgraph->nodes[m.index] == m.node && m.node->data == m.data;
+        const bool same = std::all_of(planned.numbers.begin(), planned.numbers.end(), [&](const auto & numbers) {
+            const std::vector<float> now = neuron_numbers_of(planned.members, numbers.of);
+            return memcmp(now.data(), numbers.values.data(), now.size() * sizeof(float)) == 0;
         });
+        return same && std::all_of(planned.members.begin(), planned.members.end(), [cgraph](const neuron_member & m) {
+                   return cgraph->nodes[m.index] == m.node && m.node->data == m.data;
+               });
     });
 }
 

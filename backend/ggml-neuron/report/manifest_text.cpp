@@ -4,6 +4,7 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/kernel_store.h"
+#include "select/numbers.h"
 #include "weights/layouts.h"
 
 #include <charconv>
@@ -294,14 +295,15 @@ void neuron_add_param_differences(const ggml_tensor *        op,
                                   const int32_t *            kernel_params,
                                   std::vector<std::string> & found) {
     const neuron_op * known = find_op(nk::lower(ggml_op_desc(op)));
-    uint32_t          named = known && known->variant ? 1u : 0u;
+    const uint32_t    open  = neuron_has_numbers(op) ? (uint32_t) kernel_params[NEURON_OPEN_WORD] : 0;  // any will do
+    uint32_t          named = (known && known->variant ? 1u : 0u) | (open ? 1u << NEURON_OPEN_WORD : 0u);
     const auto        add   = [&](const std::string & name, const std::string & have, const std::string & want) {
         found.push_back(name + " is " + have + ", not " + want);
     };
     for (size_t i = 0; known && i < known->n_params; i++) {
         const neuron_param & p = known->params[i];
         named |= 1u << p.word;
-        if (kernel_params[p.word] != op->op_params[p.word]) {
+        if (!(open & 1u << p.word) && kernel_params[p.word] != op->op_params[p.word]) {
             add(p.name, param_text(p, kernel_params[p.word]), param_text(p, op->op_params[p.word]));
         }
     }

@@ -130,21 +130,21 @@ static std::string why_none(const ggml_tensor * op, const neuron_kernel_store & 
                      : "no bundle has a kernel of this op";
 }
 
-static void say_missing(const ggml_tensor * op, size_t count, const neuron_kernel_store & kernels) {
+static void say_missing(const ggml_tensor * op, size_t count, const char * graph, const neuron_kernel_store & kernels) {
     const char *      reason = nullptr;
     const std::string line   = neuron_manifest_line(op, &reason);
     const std::string what   = neuron_describe(op);
     const std::string why    = why_none(op, kernels);
     const char *      nodes  = count == 1 ? "node" : "nodes";
     if (reason) {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of %s\n"
                     "%s\n",
-                    what.c_str(), count, nodes, why.c_str());
+                    what.c_str(), count, nodes, graph, why.c_str());
     } else {
-        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of this graph\n"
+        NEURON_WARN("no kernel for %s: the CPU computes it, %zu %s of %s\n"
                     "%s\n"
                     "to build one, add this line to a manifest's kernels: %s\n",
-                    what.c_str(), count, nodes, why.c_str(), line.c_str());
+                    what.c_str(), count, nodes, graph, why.c_str(), line.c_str());
     }
     if (neuron_log_repeats()) {
         const std::string nearest = neuron_nearest(op, kernels);
@@ -160,8 +160,9 @@ namespace {
 struct said_ops {
     std::mutex                   mutex;
     std::unordered_set<uint64_t> known;
-    int                          n         = 0;
-    bool                         told_more = false;
+    int                          n              = 0;
+    bool                         told_more      = false;
+    bool                         told_attention = false;
 };
 
 said_ops & all_said() {
@@ -171,9 +172,69 @@ said_ops & all_said() {
 
 }  // namespace
 
+<<<<<<< HEAD
+// Returns whether kernels are for attention without flash attention.
+static bool has_unfused_attention(const neuron_kernel_store & kernels) {
+    bool found = false;
+    kernels.for_each(nk::hash_op("soft_max"), [&found](const char *, const neuron_signature & s) {
+        found =
+            found || (s.n_src > NEURON_SOFT_MAX_MASK && s.tensors[NEURON_SOFT_MAX_MASK].type != NEURON_KERNELS_ABSENT);
+    });
+    return found;
+}
+
+// Returns whether a node may be one of attention without flash attention: scores and what they weigh are products of each head.
+static bool is_in_unfused_attention(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_SOFT_MAX:
+            return op->src[NEURON_SOFT_MAX_MASK] != nullptr;
+        case GGML_OP_MUL_MAT:
+            return op->ne[2] > 1 || op->ne[3] > 1;
+        case GGML_OP_SET_ROWS:
+            return op->src[0]->ne[0] == 1;
+        case GGML_OP_CONT:
+            return true;
+        default:
+            return false;
+    }
+}
+
+// Says that a program runs with flash attention and kernels are without it, or the reverse. Returns whether it is so.
+static bool say_other_attention(const std::vector<const ggml_tensor *> & ops,
+                                const neuron_kernel_store &              kernels,
+                                bool                                     told) {
+    const auto has = [&ops](ggml_op op) {
+        return std::any_of(ops.begin(), ops.end(), [op](const ggml_tensor * t) {
+            return t->op == op && (op != GGML_OP_SOFT_MAX || is_in_unfused_attention(t));
+        });
+    };
+    const bool flash = kernels.has_op("flash_attn_ext");
+    if (flash && has(GGML_OP_SOFT_MAX) && !has_unfused_attention(kernels)) {
+        if (!told) {
+            NEURON_WARN(
+                "this context is without flash attention, kernels are for flash attention: the CPU computes attention\n"
+                "kernelgen model derives kernels for flash attention, unless --flash-attn says otherwise\n"
+                "run the program with -fa on, or derive kernels with: kernelgen model --flash-attn both\n");
+        }
+        return true;
+    }
+    if (!flash && has(GGML_OP_FLASH_ATTN_EXT) && has_unfused_attention(kernels)) {
+        if (!told) {
+            NEURON_WARN("this context is with flash attention, kernels are without it: the CPU computes attention\n"
+                        "the kernels were derived with: kernelgen model --flash-attn off\n"
+                        "run the program with -fa off, or derive kernels with: kernelgen model --flash-attn both\n");
+        }
+        return true;
+    }
+    return false;
+}
+
 void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
+=======
+bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * graph) const {
+>>>>>>> cores
     if (entries.empty() || neuron_recording()) {
-        return;
+        return false;
     }
     // They came in the order of their addresses, which differ each time.
     std::vector<entry> sorted = entries;
@@ -183,21 +244,35 @@ void neuron_missing_ops::say(const neuron_kernel_store & kernels) const {
     said_ops &                        said = all_said();
     const std::lock_guard<std::mutex> lock(said.mutex);
     size_t                            more = 0;
+<<<<<<< HEAD
+    std::vector<const ggml_tensor *>  ops;
+    std::transform(sorted.begin(), sorted.end(), std::back_inserter(ops), [](const entry & e) { return e.op; });
+    const bool other    = say_other_attention(ops, kernels, said.told_attention);
+    said.told_attention = said.told_attention || other;
+=======
+    bool                              any  = false;
+>>>>>>> cores
     for (const entry & e : sorted) {
         if (!said.known.insert(e.fingerprint).second || kernels.select(e.op)) {
             continue;
         }
+        if (other && !neuron_log_repeats() && (e.op->op == GGML_OP_FLASH_ATTN_EXT || is_in_unfused_attention(e.op))) {
+            continue;  // said already
+        }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
             said.n++;
-            say_missing(e.op, e.count, kernels);
+            any = true;
+            say_missing(e.op, e.count, graph, kernels);
         } else {
             more++;
         }
     }
     if (more && !said.told_more) {
         said.told_more = true;
-        NEURON_WARN("%zu %s of this graph, and what later ones lack: no kernel either\n"
+        any            = true;
+        NEURON_WARN("%zu %s of %s, and what later ones lack: no kernel either\n"
                     "GGML_NEURON_LOG=2 says which, and GGML_NEURON_RECORD=FILE writes a manifest of all\n",
-                    more, more == 1 ? "other op" : "other ops");
+                    more, more == 1 ? "other op" : "other ops", graph);
     }
+    return any;
 }

@@ -19,8 +19,8 @@ class neuron_missing_ops {
 
     // Prints the ops that this process has not named yet: NEURON_MOST_LINES of them, then the number of the others. Ops that most nodes
     // have come first, so that the order does not depend on addresses. Ops whose kernels can't be used have a message of their own.
-    // While the backend records ops, this prints nothing.
-    void say(const neuron_kernel_store & kernels) const;
+    // `graph` says in words which graph has them. While the backend records ops, this prints nothing. Returns whether it prints something.
+    bool say(const neuron_kernel_store & kernels, const char * graph = "this graph") const;
 
   private:
     struct entry {

@@ -107,7 +107,9 @@ static int64_t row_at(const ggml_tensor * rows, const uint8_t * data, int64_t i)
 }
 
 bool neuron_are_rows_among(const neuron_row_condition & condition, const uint8_t * data) {
-    for (int64_t i = 0; i < condition.rows->ne[0]; i++) {
+    const neuron_range all     = { 0, condition.rows->ne[0] };
+    const neuron_range numbers = condition.numbers.n ? condition.numbers : all;
+    for (int64_t i = numbers.first; i < numbers.first + numbers.n; i++) {
         const int64_t row = row_at(condition.rows, data, i);
         if (row < condition.first || row - condition.first >= condition.n) {
             return false;

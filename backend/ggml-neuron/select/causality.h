@@ -56,12 +56,14 @@ struct neuron_causal_condition {
 
 // A condition for kernels that have some rows of a cache alone, the first ones or those of a sequence: no other is written.
 struct neuron_row_condition {
-    const ggml_tensor * rows;   // numbers of the rows that are written: I32 or I64
-    int64_t             first;  // that kernels have
+    const ggml_tensor * rows;       // numbers of the rows that are written: I32 or I64
+    int64_t             first;      // that kernels have
     int64_t             n;
+    neuron_range        numbers{};  // of those of the tensor; none: all
 
     bool operator==(const neuron_row_condition & other) const {
-        return rows == other.rows && first == other.first && n == other.n;
+        return rows == other.rows && first == other.first && n == other.n && numbers.first == other.numbers.first &&
+               numbers.n == other.numbers.n;
     }
 };
 

@@ -27,6 +27,8 @@ struct neuron_group_slot {
     neuron_group_room   room;            // that kernels have
     const ggml_tensor * mask = nullptr;  // where columns are added to it; NULL: the tensor
 
+    std::vector<int> numbers;  // nodes whose numbers it is (select/numbers.h), by their places; it has no tensor then
+
     // Returns whether kernels read on in a cache behind the group's cells.
     bool goes_on() const { return room.kind == neuron_group_room::CELLS; }
 };

@@ -66,7 +66,7 @@ static double launch_of(const neuron_group_fit & fit, const neuron_group_fit & p
 // Returns whether two kernels may compute pieces of one group: they have the same of it, and of the cache.
 static bool go_together(const neuron_group_fit & a, const neuron_group_fit & b) {
     const auto same = [](const neuron_group_room & x, const neuron_group_room & y) {
-        return x.kind == y.kind && x.columns == y.columns && x.row == y.row &&
+        return x.kind == y.kind && x.wider.columns == y.wider.columns && x.row == y.row &&
                (x.kind != neuron_group_room::CELLS || x.size == y.size);
     };
     return a.n == b.n && std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), same) &&

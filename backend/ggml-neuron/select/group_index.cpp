@@ -4,6 +4,7 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/kernel_store.h"
+#include "select/numbers.h"
 #include "select/tensors.h"
 #include "select/tokens.h"
 #include "weights/layouts.h"
@@ -35,7 +36,7 @@ static void add_words(nk::word_hash & h, const uint64_t * words, size_t n) {
 
 // Returns how many words of a tensor are in a token: its type alone, or all.
 static size_t n_tensor_words(neuron_token_kind kind) {
-    return kind == neuron_token_kind::WHOLE ? nk::TENSOR_WORDS : 1;
+    return kind == neuron_token_kind::WITHOUT_EXTENTS ? 1 : nk::TENSOR_WORDS;
 }
 
 // Returns how many words are in a token of what a SET_ROWS writes: kernels may have the first rows alone.
@@ -43,9 +44,9 @@ static size_t n_written_words(neuron_token_kind kind) {
     return std::min<size_t>(n_tensor_words(kind), 1 + NEURON_SET_ROWS_AXIS);
 }
 
-// Returns the parameters of a node's token: as ggml has them.
-static std::array<uint64_t, nk::PARAM_WORDS> params_of(const neuron_key_node & node) {
-    std::array<uint64_t, nk::PARAM_WORDS> params;
+// Returns the parameters of a node's token: as ggml has them, or those that are not open.
+static neuron_params params_of(const neuron_key_node & node) {
+    neuron_params params;
     std::copy(node.params, node.params + nk::PARAM_WORDS, params.begin());
     if (neuron_causal_kernel(node).n_tokens) {
         params[NEURON_CAUSAL_WORD] &= ~NEURON_CAUSAL_BIT;
@@ -65,7 +66,11 @@ static uint64_t token_of(const neuron_key_node & node, neuron_token_kind kind) {
         const size_t     n_own  = writes && i == NEURON_SET_ROWS_INTO ? n_written_words(kind) : n;
         add_words(h, tensor ? tensor : &nk::ABSENT_WORD, tensor ? n_own : 1);
     }
-    add_words(h, params_of(node).data(), nk::PARAM_WORDS);
+    neuron_params params = params_of(node);
+    if (kind != neuron_token_kind::WITH_NUMBERS) {
+        neuron_open(node, params);
+    }
+    add_words(h, params.data(), nk::PARAM_WORDS);
     return h.value();
 }
 
@@ -105,10 +110,9 @@ uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind) {
         }
         add_words(h, words, writes && i == (int) NEURON_SET_ROWS_INTO ? n_written_words(kind) : n);
     }
-    static_assert(sizeof(node->op_params) == nk::PARAM_WORDS * sizeof(uint64_t), "parameters are words of a key");
-    uint64_t params[nk::PARAM_WORDS];
-    memcpy(params, node->op_params, sizeof(params));
-    add_words(h, params, nk::PARAM_WORDS);
+    const neuron_params params =
+        kind == neuron_token_kind::WITH_NUMBERS ? neuron_params_of(node) : neuron_open_params_of(node);
+    add_words(h, params.data(), nk::PARAM_WORDS);
     return h.value();
 }
 
@@ -207,20 +211,111 @@ static neuron_signature signature_of(const neuron_key_node & node) {
     return s;
 }
 
-bool neuron_group_index::may_have_member(const neuron_signature & node) const {
-    neuron_cut   cut;
-    const auto * sizes = open_members.find(node, cut);
-    return sizes && std::any_of(sizes->begin(), sizes->end(), [&](const neuron_sizes & s) {
-               return (cut.rule->written >= 0 || s.n_more >= cut.n_more) && s.n * NEURON_MAX_PIECES >= cut.n;
-           });
+bool neuron_group_index::has_member(const ggml_tensor * node) const {
+    // the token of a node whose numbers are open is that of the kernel's
+    return members.count(neuron_token_of(node, neuron_token_kind::WITH_NUMBERS)) != 0 ||
+           (open && neuron_has_numbers(node) && members.count(neuron_token_of(node)) != 0);
+}
+
+bool neuron_group_index::may_have_member(const ggml_tensor * node) const {
+    neuron_signature    signature = neuron_signature_of(node);
+    const neuron_params any       = neuron_open_params_of(node);
+    const auto          is_like   = [&] {
+        neuron_cut   cut;
+        const auto * sizes = open_members.find(signature, cut);
+        return sizes && std::any_of(sizes->begin(), sizes->end(), [&](const neuron_sizes & s) {
+                   return (cut.rule->written >= 0 || s.n_more >= cut.n_more) && s.n * NEURON_MAX_PIECES >= cut.n;
+               });
+    };
+    if (is_like()) {
+        return true;
+    }
+    signature.op_params = (const int32_t *) any.data();
+    return open && neuron_has_numbers(node) && is_like();
+}
+
+namespace {
+
+// Lengths of a node that are shorter than a member's: numbers of tokens, cells or sequences, each wherever it stands.
+class shorter_lengths {
+  public:
+    // Returns whether a node's tensors are a member's but for `most` lengths and their squares.
+    bool are_all(const neuron_signature & node, const neuron_signature & member, size_t most) {
+        for (int i = 0; i <= node.n_src; i++) {
+            if (!add(node.tensors[i], member.tensors[i])) {
+                return false;
+            }
+        }
+        std::sort(pairs.begin(), pairs.end());
+        pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+        const auto is_square = [this](const std::pair<int64_t, int64_t> & p) {
+            return std::any_of(pairs.begin(), pairs.end(), [&](const auto & root) {
+                return root != p && root.first * root.first == p.first && root.second * root.second == p.second;
+            });
+        };
+        const auto n_squares = (size_t) std::count_if(pairs.begin(), pairs.end(), is_square);
+        return !pairs.empty() && pairs.size() - n_squares <= most;
+    }
+
+  private:
+    // Returns whether a tensor has its axes in a member's order, and none longer.
+    bool add(const neuron_kernels_tensor & t, const neuron_kernels_tensor & member) {
+        if (t.type == NEURON_KERNELS_ABSENT) {
+            return true;
+        }
+        for (int i = 0; i < GGML_MAX_DIMS; i++) {
+            if (t.ne[i] > member.ne[i]) {
+                return false;
+            }
+            if (t.ne[i] < member.ne[i]) {
+                pairs.emplace_back(t.ne[i], member.ne[i]);
+            }
+            for (int j = 0; j < i; j++) {
+                const bool open = t.ne[i] == 1 || t.ne[j] == 1;
+                if (!open && (t.nb[i] < t.nb[j]) != (member.nb[i] < member.nb[j])) {
+                    return false;
+                }
+            }
+        }
+        return true;
+    }
+
+    std::vector<std::pair<int64_t, int64_t>> pairs;  // the node's and the member's
+};
+
+}  // namespace
+
+// Returns how many lengths may differ: attention has its tokens and what they attend to, a mean its tokens and sequences. A product with
+// other weights is none of them.
+static size_t n_lengths(const neuron_signature & node, const neuron_signature & member) {
+    const neuron_key_ops & ops     = neuron_key_ops::get();
+    const bool             attends = node.op_hash == ops.flash_attn_ext || node.op_hash == ops.soft_max;
+    const bool             product =
+        node.op_hash == ops.mul_mat && (node.tensors[0].ne[2] > 1 || node.tensors[0].ne[1] == member.tensors[0].ne[1]);
+    return attends || product ? 2 : 1;
+}
+
+bool neuron_group_index::may_have_shorter_member(const ggml_tensor * node) const {
+    const auto found = shapes.find(neuron_token_of(node, neuron_token_kind::WITHOUT_EXTENTS));
+    if (found == shapes.end()) {
+        return false;
+    }
+    const neuron_signature own = neuron_signature_of(node);
+    return std::any_of(found->second.begin(), found->second.end(), [&](const neuron_signature & member) {
+        return member.n_src == own.n_src && shorter_lengths().are_all(own, member, n_lengths(own, member));
+    });
 }
 
 void neuron_group_index::add(const neuron_key & key, const neuron_bundle * bundle, int32_t number) {
     const std::vector<uint64_t> tokens = tokens_of(key, neuron_token_kind::WHOLE);
-    members.insert(tokens.begin(), tokens.end());
     for (const neuron_key_node & node : key.nodes) {
-        causal = causal || neuron_causal_kernel(node).n_tokens;
+        const bool is_new = members.insert(token_of(node, neuron_token_kind::WITH_NUMBERS)).second;
+        open              = open || neuron_is_open(node);
+        causal            = causal || neuron_causal_kernel(node).n_tokens;
         if (node.inputs.size() <= GGML_MAX_SRC) {
+            if (is_new) {
+                shapes[token_of(node, neuron_token_kind::WITHOUT_EXTENTS)].push_back(signature_of(node));
+            }
             const auto       params = params_of(node);
             neuron_signature s      = signature_of(node);
             s.op_params             = (const int32_t *) params.data();

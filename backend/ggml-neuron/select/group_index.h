@@ -67,12 +67,19 @@ class neuron_group_index {
     // Returns whether attention of some group leaves out cells (neuron_causal_kernel).
     bool has_causal() const { return causal; }
 
-    // Returns whether some group has a node with this token.
-    bool has_member(uint64_t token) const { return members.count(token) != 0; }
+    // Returns whether kernels of some group are for any numbers of its nodes (select/numbers.h).
+    bool has_open() const { return open; }
+
+    // Returns whether some group has such a node.
+    bool has_member(const ggml_tensor * node) const;
 
     // Returns whether some group has a node like this one except for the numbers of tokens and cells, and may have one with its numbers: in
     // pieces, or with padding.
-    bool may_have_member(const neuron_signature & node) const;
+    bool may_have_member(const ggml_tensor * node) const;
+
+    // Returns whether some group has a node like this one except for lengths that are shorter here, wherever they stand in its tensors: as
+    // those of attention without a cache, whose keys are as many as its tokens.
+    bool may_have_shorter_member(const ggml_tensor * node) const;
 
     // Returns the patterns that begin with a token, longest first, or NULL.
     const std::vector<neuron_group_pattern> * beginning_with(uint64_t token) const;
@@ -87,11 +94,13 @@ class neuron_group_index {
     std::unordered_map<uint64_t, std::vector<neuron_group_family>>  families;
     std::unordered_set<uint64_t>                                    members;
     neuron_token_index                                              open_members;  // with the numbers left open
+    std::unordered_map<uint64_t, std::vector<neuron_signature>>     shapes;  // of members, by tokens without extents
     bool                                                            causal = false;
+    bool                                                            open   = false;
 };
 
-// What a node's token has of its tensors.
-enum class neuron_token_kind { WHOLE, WITHOUT_EXTENTS };
+// What a node's token has of its tensors and numbers, of which there are none where kernels may be for any.
+enum class neuron_token_kind { WHOLE, WITHOUT_EXTENTS, WITH_NUMBERS };
 
 // Returns the token of a node; 0 when no kernel computes such a node.
 uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind = neuron_token_kind::WHOLE);

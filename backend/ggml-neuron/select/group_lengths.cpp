@@ -97,6 +97,8 @@ struct input {
     beyonds             has{};
 
     bool is_longer() const { return is_there && tensor.is_longer(); }
+
+    bool is_in_node() const { return is_there && !to.is_slot; }
 };
 
 struct node {
@@ -105,6 +107,11 @@ struct node {
     beyonds                 has{};  // what is in its memory
     std::vector<input>      inputs;
 
+    // Columns of the matrix that its rows are to others, where the kernel has more columns and rows of it; 0s: they are none.
+    std::pair<int64_t, int64_t> columns{};
+
+    bool is_matrix() const { return columns.first > 0; }
+
     bool has_longer_inputs() const {
         return std::any_of(inputs.begin(), inputs.end(), [](const input & in) { return in.is_longer(); });
     }
@@ -112,13 +119,18 @@ struct node {
 
 struct slot {
     neuron_group_room room;
-    size_t            size     = 0;      // bytes of the group
-    size_t            added    = 0;      // ROWS: bytes from the end of its rows to that of the kernel's
-    bool              is_fixed = false;  // some use has no more
+    size_t            size       = 0;      // bytes of the group
+    size_t            added      = 0;      // ROWS: bytes from the end of its rows to that of the kernel's
+    bool              is_fixed   = false;  // some use has no more
+    bool              is_written = false;
 };
 
 // The axis of MUL_MAT's sources that is summed over.
 constexpr int SUMMED = 0;
+
+// What GET_ROWS looks up, a source, and where its result has rows.
+constexpr size_t LOOKED_UP = 1;
+constexpr int    ROWS_AXIS = 1;
 
 constexpr size_t MASK = NEURON_SOFT_MAX_MASK;
 
@@ -149,7 +161,11 @@ class fitting {
         group(group), kernel(kernel), any_rows(any_rows) {}
 
     bool run(neuron_group_fit & fit) {
-        if (!read() || !find_rooms()) {
+        if (!read()) {
+            return false;
+        }
+        find_matrices();
+        if (!find_rooms()) {
             return false;
         }
         for (size_t i = 0; i < nodes.size(); i++) {
@@ -205,21 +221,59 @@ class fitting {
     // slots
     //
 
+    // Finds nodes that look up rows which others read as a matrix of them: those for each pair of tokens, as T5's bias has.
+    void find_matrices() {
+        for (const node & reader : nodes) {
+            for (const input & in : reader.inputs) {
+                if (in.is_in_node() && nodes[in.to.index].key.op == ops().get_rows) {
+                    set_matrix(nodes[in.to.index], in.tensor);
+                }
+            }
+        }
+    }
+
+    // Sets the columns of a node's rows where a view of them has more columns and more rows of a matrix in the kernel.
+    static void set_matrix(node & of, const tensor_pair & view) {
+        for (int column = 0; column < N_DIMS; column++) {
+            for (int row = 0; row < N_DIMS; row++) {
+                if (column != row && is_matrix_of(of.tensor, view, column, row)) {
+                    of.columns = { view.ne(column), view.more(column) };
+                }
+            }
+        }
+    }
+
+    // Returns whether axes of a view are the columns and rows of a matrix of a tensor's rows.
+    static bool is_matrix_of(const tensor_pair & of, const tensor_pair & view, int column, int row) {
+        const uint64_t size = of.nb(ROWS_AXIS);
+        const auto     has  = [&](int axis, uint64_t group, uint64_t kernel) {
+            return view.nb(axis) == kernel && (view.ne(axis) == 1 || view.group[5 + axis] == group);
+        };
+        return view.is_longer(column) && view.is_longer(row) && !of.is_longer_beside(ROWS_AXIS) &&
+               view.ne(column) * view.ne(row) == of.ne(ROWS_AXIS) &&
+               view.more(column) * view.more(row) == of.more(ROWS_AXIS) && has(column, size, size) &&
+               has(row, size * (uint64_t) view.ne(column), size * (uint64_t) view.more(column));
+    }
+
     // Returns what a slot has to have for a source of a node that the kernel has more of.
-    static neuron_group_room::kind_t kind_for(const node & n, size_t source) {
-        const tensor_pair & t     = n.inputs[source].tensor;
+    neuron_group_room::kind_t kind_for(const node & n, size_t source) const {
+        const input &       in    = n.inputs[source];
+        const tensor_pair & t     = in.tensor;
         const auto          rules = neuron_token_rules(n.key.op);
-        if (n.key.op == ops().soft_max && source == MASK && t.is_longer(0)) {
-            return neuron_group_room::MASK;
+        if ((n.key.op == ops().soft_max && source == MASK && t.is_longer(0)) ||
+            (n.key.op == ops().mul_mat && source == 1 && t.is_longer(SUMMED)) ||
+            (n.is_matrix() && source == LOOKED_UP)) {
+            return neuron_group_room::WIDER;
         }
         const bool written = n.key.op == ops().set_rows && source == NEURON_SET_ROWS_INTO;
-        if (written || (n.key.op == ops().mul_mat && source == 0)) {
+        const bool copied  = ops().copies(n.key.op) && slots[in.to.index].is_written;
+        if (written || copied || (n.key.op == ops().mul_mat && source == 0)) {
             return neuron_group_room::CELLS;
         }
         for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
             const int more = source < NEURON_TOKEN_SOURCES ? rule->more[source] : -1;
             if (rule->mask >= 0 && more >= 0 && t.is_longer(more)) {
-                return (int) source == rule->mask ? neuron_group_room::MASK : neuron_group_room::CELLS;
+                return (int) source == rule->mask ? neuron_group_room::WIDER : neuron_group_room::CELLS;
             }
         }
         return neuron_group_room::ROWS;
@@ -243,18 +297,27 @@ class fitting {
             }
             room.period = in.tensor.nb(axis) * (size_t) in.tensor.ne(axis);
             added       = in.tensor.nb(axis) * (size_t) (in.tensor.more(axis) - in.tensor.ne(axis));
-        } else if (room.kind == neuron_group_room::MASK) {
-            if (!is_plain_mask(in)) {
+        } else if (room.kind == neuron_group_room::WIDER) {
+            const node & n = nodes[i];
+            if (any_rows && n.key.op != ops().soft_max && n.key.op != ops().flash_attn_ext) {
                 return false;
             }
-            room.columns = in.tensor.more(0);
-            room.rows    = in.tensor.more(1);
-            room.node    = i;
-            room.source  = source;
+            room.node   = i;
+            room.source = source;
+            if (n.is_matrix()) {
+                const int64_t columns = n.columns.second;
+                room.wider            = { columns, in.tensor.more(0) / columns, neuron_fill::REPEAT, n.columns.first };
+            } else {
+                const bool weighs = n.key.op == ops().mul_mat;
+                room.wider = { in.tensor.more(0), in.tensor.more(1), weighs ? neuron_fill::ZERO : neuron_fill::HIDE };
+            }
+            if (!is_plain(in)) {
+                return false;
+            }
         }
         const bool first = s.room.kind == neuron_group_room::NONE;
-        const bool same  = room.kind == s.room.kind && room.period == s.room.period && added == s.added &&
-                           room.columns == s.room.columns && room.rows == s.room.rows;
+        const bool same =
+            room.kind == s.room.kind && room.period == s.room.period && added == s.added && room.wider == s.room.wider;
         if (first) {
             s.room  = room;
             s.added = added;
@@ -262,8 +325,8 @@ class fitting {
         return first || same;
     }
 
-    // Returns whether a source is a mask as neuron_lengthen_mask takes and makes it.
-    static bool is_plain_mask(const input & in) {
+    // Returns whether a source is a matrix as neuron_widen takes and makes it.
+    static bool is_plain(const input & in) {
         const tensor_pair & t    = in.tensor;
         const auto *        type = nk::find_type((int64_t) t.group[0]);
         return in.offset == 0 && in.kernel_offset == 0 && type->block == 1 && t.group[5] == type->size &&
@@ -272,6 +335,11 @@ class fitting {
     }
 
     bool find_rooms() {
+        for (const node & n : nodes) {
+            if (n.key.is_in_slot()) {
+                slots[n.key.to.index].is_written = true;
+            }
+        }
         for (size_t i = 0; i < nodes.size(); i++) {
             for (size_t source = 0; source < nodes[i].inputs.size(); source++) {
                 const input & in = nodes[i].inputs[source];
@@ -291,7 +359,7 @@ class fitting {
                     return s.room.size >= s.size;
                 case neuron_group_room::ROWS:  // which do not lie among each other
                     return !s.is_fixed && s.room.size == s.size + s.added && s.size <= s.room.period;
-                case neuron_group_room::MASK:
+                case neuron_group_room::WIDER:
                     return !s.is_fixed;
             }
             return false;
@@ -311,8 +379,8 @@ class fitting {
             return refer_to_node(nodes[in.to.index], in);
         }
         const neuron_group_room & room = slots[in.to.index].room;
-        if (room.kind == neuron_group_room::MASK) {
-            in.has[0] = in.tensor.is_longer(0) ? MASKED : NOTHING;
+        if (room.kind == neuron_group_room::WIDER) {
+            in.has[0] = in.tensor.is_longer(0) ? beyond_of(room.wider.fill) : NOTHING;
             in.has[1] = in.tensor.is_longer(1) ? REPEATED : NOTHING;
             return true;
         }
@@ -324,8 +392,15 @@ class fitting {
         return in.offset == in.kernel_offset && in.tensor.is_in_place();
     }
 
+    static beyond beyond_of(neuron_fill fill) {
+        return fill == neuron_fill::HIDE ? MASKED : fill == neuron_fill::ZERO ? ZERO : REPEATED;
+    }
+
     // The memory of a node is dense. A view of it has the node's axes in some order, or is at the same bytes.
     static bool refer_to_node(const node & of, input & in) {
+        if (of.is_matrix()) {
+            return refer_to_matrix(of, in);
+        }
         if (is_permuted(of, in)) {
             return true;
         }
@@ -341,6 +416,22 @@ class fitting {
             }
         }
         return in.offset == in.kernel_offset && in.tensor.is_in_place();
+    }
+
+    // Elements of a row of the group are at the beginning of the kernel's, behind which others of it come again.
+    static bool refer_to_matrix(const node & of, input & in) {
+        for (int column = 0; column < N_DIMS; column++) {
+            for (int row = 0; row < N_DIMS; row++) {
+                if (column == row || in.tensor.ne(column) != of.columns.first ||
+                    !is_matrix_of(of.tensor, in.tensor, column, row) || in.tensor.is_longer_beside(column, row)) {
+                    continue;
+                }
+                in.has[(size_t) column] = of.has[ROWS_AXIS];
+                in.has[(size_t) row]    = of.has[ROWS_AXIS];
+                return in.offset == 0 && in.kernel_offset == 0;
+            }
+        }
+        return false;
     }
 
     static bool is_permuted(const node & of, input & in) {
@@ -412,6 +503,9 @@ class fitting {
         if (n.key.op == ops().mul_mat) {
             return follow_product(n);
         }
+        if (n.key.op == ops().add) {
+            return follow_sum(n);
+        }
         if (n.key.op != ops().soft_max && n.key.op != ops().scale && n.key.op != ops().tanh) {
             return false;
         }
@@ -458,12 +552,28 @@ class fitting {
             !b.has_same_extents(1, n.tensor, 1)) {
             return false;
         }
-        if (a.is_longer(SUMMED) && (n.inputs[0].has[SUMMED] != CELLS || n.inputs[1].has[SUMMED] != ZERO)) {
+        if (a.is_longer(SUMMED) && (!is_finite(n.inputs[0].has[SUMMED]) || n.inputs[1].has[SUMMED] != ZERO)) {
             return false;
         }
-        n.has[0] = n.inputs[0].has[1];
+        n.has[0] = is_finite(n.inputs[0].has[1]) ? CELLS : n.inputs[0].has[1];
         n.has[1] = n.inputs[1].has[1];
         return (!n.tensor.is_longer(0) || n.has[0] == CELLS) && (!n.tensor.is_longer(1) || n.has[1] == REPEATED);
+    }
+
+    // Returns whether all that is beyond is finite, so that weight 0 makes it 0.
+    static bool is_finite(beyond has) { return has == CELLS || has == REPEATED; }
+
+    // Scores and a bias of each.
+    static bool follow_sum(node & n) {
+        for (const input & in : n.inputs) {
+            if (!in.is_there || !in.tensor.has_same_extents(n.tensor) || !is_finite(in.has[0]) ||
+                (in.tensor.is_longer(1) && in.has[1] != REPEATED)) {
+                return false;
+            }
+        }
+        n.has[0] = CELLS;
+        n.has[1] = n.tensor.is_longer(1) ? REPEATED : NOTHING;
+        return n.tensor.is_longer(0) && !n.tensor.is_longer_beside(0, 1);
     }
 
     // The cells of each row together, of which the mask hides those that the group does not have.

@@ -5,12 +5,14 @@
 // the group's own alone, by the rules that stand beside each op in tools/kernelgen/ggml/ops.py, whatever is beyond; and that nothing
 // is written beyond. What a kernel reads beyond is then one of three: copies of the group's rows; a cache that goes on, under a
 // mask; columns of the mask, which hide it. With flash attention one op hides; without it the scores of cells go through
-// several, which are followed to where they are summed with weight 0.
+// several, which are followed to where they are summed with weight 0. Attention without a cache is to the rows of the group
+// itself: their copies are masked as cells are. A mean of rows weighs copies with 0.
 
 #pragma once
 
 #include "select/causality.h"
 #include "select/key_nodes.h"
+#include "select/tokens.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -22,17 +24,17 @@ struct neuron_group_room {
         NONE,   // it has the same bytes
         ROWS,   // the rows again; of a result anything
         CELLS,  // what is there in memory: the cache goes on
-        MASK,   // columns that hide, and then the rows again
+        WIDER,  // columns that hide or the like, and then the rows again
     };
 
-    kind_t  kind    = NONE;
-    size_t  size    = 0;  // bytes that the kernel has
-    size_t  period  = 0;  // ROWS: bytes of the group's rows, from the first one to where it comes again
-    int64_t columns = 0;  // MASK: that the kernel has
-    int64_t rows    = 0;  // the same
-    size_t  node    = 0;  // MASK: a node of the group of which the mask is a source
-    size_t  source  = 0;  // which one
-    size_t  row     = 0;  // bytes for each token of a group in pieces; 0: each piece has all of it
+    kind_t kind   = NONE;
+    size_t size   = 0;   // bytes that the kernel has
+    size_t period = 0;   // ROWS: bytes of the group's rows, from the first one to where it comes again
+    size_t node   = 0;   // WIDER: a node of the group of which the matrix is a source
+    size_t source = 0;   // which one
+    size_t row    = 0;   // bytes for each token of a group in pieces; 0: each piece has all of it
+
+    neuron_wider wider;  // WIDER: what the kernel has
 };
 
 // Rows that a node of a group writes to memory, and attention that reads it.

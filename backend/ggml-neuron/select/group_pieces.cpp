@@ -371,7 +371,7 @@ bool neuron_fit_pieces(const neuron_key & group, const neuron_key & kernel, neur
         if (room.kind == neuron_group_room::ROWS) {
             return false;  // the kernel has more of something else
         }
-        const bool masked = room.kind == neuron_group_room::MASK;
+        const bool masked = room.kind == neuron_group_room::WIDER;
         room.row          = masked ? room.size / (size_t) fit.n_kernel : row_of(rows.slots[i], fit.n_kernel);
     }
     for (size_t i = 0; i < rows.results.size(); i++) {

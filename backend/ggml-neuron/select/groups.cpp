@@ -4,6 +4,8 @@
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
 #include "select/group_choice.h"
+#include "select/numbers.h"
+#include "select/streams.h"
 #include "select/tensors.h"
 
 #include <algorithm>
@@ -40,12 +42,15 @@ namespace {
 // Where the roots of a group's tensors are.
 class group_roots {
   public:
-    explicit group_roots(const ggml_cgraph * cgraph, const std::vector<int> & nodes) {
+    group_roots(const ggml_cgraph * cgraph, const std::vector<int> & nodes, const neuron_streams * streams) {
         references.reserve(2 * nodes.size());
         for (size_t i = 0; i < nodes.size(); i++) {
             ggml_tensor * node = cgraph->nodes[nodes[i]];
             if (!node->view_src) {
                 references.emplace(node, nk::graph_reference{ false, i });
+            }
+            if (streams && streams->result_of(node) != node) {
+                references.emplace(streams->result_of(node), nk::graph_reference{ false, i });
             }
         }
     }
@@ -123,18 +128,25 @@ int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t) 
 static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
                                       const std::vector<int> & nodes,
                                       const group_roots &      roots,
+                                      const neuron_streams *   streams,
                                       bool                     watched) {
     std::vector<bool>                                escapes(nodes.size());
     std::unordered_map<const ggml_tensor *, int64_t> uses;
+    std::vector<ggml_tensor *>                       all_nodes;  // ggml's
     for (int i = nodes.front(); i <= nodes.back(); i++) {
-        for (ggml_tensor * src : cgraph->nodes[i]->src) {
+        ggml_tensor * node = streams ? streams->node(i) : cgraph->nodes[i];
+        if (all_nodes.empty() || all_nodes.back() != node) {
+            all_nodes.push_back(node);
+        }
+    }
+    for (const ggml_tensor * node : all_nodes) {
+        for (ggml_tensor * src : node->src) {
             if (src && roots.node_of(src) >= 0) {
                 uses[src]++;
             }
         }
     }
-    for (int i = nodes.front(); i <= nodes.back(); i++) {
-        ggml_tensor * t    = cgraph->nodes[i];
+    for (ggml_tensor * t : all_nodes) {
         const int64_t node = roots.node_of(t);
         // a node that reads a sum has the summand as its source
         if (node < 0 || escapes[(size_t) node] || neuron_is_all_reduce(t)) {
@@ -170,13 +182,14 @@ struct late_offset {
 
 class group_key {
   public:
-    group_key(const ggml_cgraph * cgraph,
-              bool                watched,
-              const uint64_t *    kernel,
-              neuron_variant      variant,
-              neuron_group &      group) :
+    group_key(const ggml_cgraph *    cgraph,
+              bool                   watched,
+              const uint64_t *       kernel,
+              neuron_variant         variant,
+              const neuron_streams * streams,
+              neuron_group &         group) :
         cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr), variant(variant),
-        roots(cgraph, group.nodes), escapes(find_escapes(cgraph, group.nodes, roots, watched)) {}
+        roots(cgraph, group.nodes, streams), escapes(find_escapes(cgraph, group.nodes, roots, streams, watched)) {}
 
     // Returns an empty key when no kernel has such nodes.
     std::vector<uint64_t> make() {
@@ -306,7 +319,8 @@ class group_key {
         }
         const size_t params = nodes.size();
         nodes.resize(params + nk::PARAM_WORDS);
-        memcpy(&nodes[params], node->op_params, sizeof(node->op_params));
+        const neuron_params own = variant.open ? neuron_open_params_of(node) : neuron_params_of(node);
+        std::copy(own.begin(), own.end(), nodes.begin() + (std::ptrdiff_t) params);
         if (variant.causal && neuron_may_be_causal(node)) {
             nodes[params + NEURON_CAUSAL_WORD] |= NEURON_CAUSAL_BIT;
         }
@@ -331,12 +345,13 @@ class group_key {
 
 }  // namespace
 
-std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
-                                         bool                watched,
-                                         neuron_group &      group,
-                                         const uint64_t *    kernel,
-                                         neuron_variant      variant) {
-    return group_key(cgraph, watched, kernel, variant, group).make();
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph *    cgraph,
+                                         bool                   watched,
+                                         neuron_group &         group,
+                                         const uint64_t *       kernel,
+                                         neuron_variant         variant,
+                                         const neuron_streams * streams) {
+    return group_key(cgraph, watched, kernel, variant, streams, group).make();
 }
 
 //
@@ -347,8 +362,12 @@ namespace {
 
 class group_search {
   public:
-    group_search(const ggml_cgraph * cgraph, const neuron_kernel_store & kernels, bool watched, neuron_unmet unmet) :
-        cgraph(cgraph), kernels(kernels), watched(watched), unmet(unmet) {
+    group_search(const ggml_cgraph *         cgraph,
+                 const neuron_kernel_store & kernels,
+                 bool                        watched,
+                 neuron_unmet                unmet,
+                 const neuron_streams *      streams = nullptr) :
+        cgraph(cgraph), kernels(kernels), watched(watched), unmet(unmet), streams(streams) {
         for (int i = 0; i < cgraph->n_nodes; i++) {
             if (neuron_is_work(cgraph->nodes[i])) {
                 work.push_back(i);
@@ -356,8 +375,9 @@ class group_search {
             }
         }
         hashes = neuron_token_hashes(tokens);
-        for (const uint64_t token : tokens) {
-            reasons.push_back(kernels.groups.has_member(token) ? NEURON_UNGROUPED_PLACE : NEURON_UNGROUPED_OP);
+        for (const int i : work) {
+            reasons.push_back(kernels.groups.has_member(cgraph->nodes[i]) ? NEURON_UNGROUPED_PLACE
+                                                                          : NEURON_UNGROUPED_OP);
         }
     }
 
@@ -366,6 +386,7 @@ class group_search {
         for (size_t i = 0; i < work.size();) {
             neuron_group group;
             if (find_at(i, group)) {
+                add_numbers(group);
                 i += group.nodes.size();
                 found.groups.push_back(std::move(group));
             } else {
@@ -400,7 +421,7 @@ class group_search {
     std::vector<uint64_t> take(size_t first, size_t n, neuron_group & group) {
         const auto begin = work.begin() + (std::ptrdiff_t) first;
         group.nodes.assign(begin, begin + (std::ptrdiff_t) n);
-        return neuron_group_words(cgraph, watched, group, nullptr, variant);
+        return neuron_group_words(cgraph, watched, group, nullptr, variant, streams);
     }
 
     // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, else the longest one that kernels
@@ -409,20 +430,36 @@ class group_search {
         return find_exact(first, group) || (!kernels.is_exact_only() && find_longer(first, group));
     }
 
-    // Calls `find` with the keys of n nodes from one on, which become the group, until it returns true: that of causal attention, where
-    // there is such a kernel, before others; and that of the first rows of caches alone before or after that of all.
+    // Gives a group whose kernels are for any numbers a slot with those of its nodes.
+    void add_numbers(neuron_group & group) const {
+        neuron_group_slot slot;
+        for (size_t i = 0; variant.open && i < group.nodes.size(); i++) {
+            if (neuron_has_numbers(cgraph->nodes[group.nodes[i]])) {
+                slot.numbers.push_back((int) i);
+            }
+        }
+        if (!slot.numbers.empty()) {
+            group.slots.push_back(std::move(slot));
+        }
+    }
+
+    // Calls `find` with the keys of n nodes from one on, which become the group, until it returns true: that of the nodes' own numbers
+    // before that of any; that of causal attention, where there is such a kernel, before others; and that of the first rows of caches alone
+    // before or after that of all.
     //
     // begin  whether those of first rows are the first ones
     template <typename F> bool find_either(size_t first, size_t n, neuron_group & group, bool begin, F find) {
-        const bool may_be_causal = kernels.groups.has_causal() &&
+        const bool may_be_causal = kernels.groups.has_causal() && !streams &&
                                    std::any_of(work.data() + first, work.data() + first + n,
                                                [this](int i) { return neuron_may_be_causal(cgraph->nodes[i]); });
-        for (const bool causal : { true, false }) {
-            for (const bool rows : { begin, !begin }) {
-                variant = { rows, causal };
-                if (!(causal && !may_be_causal) && !(rows && unmet.rows) && find(take(first, n, group))) {
-                    return true;
-                }
+        const bool may_be_open =
+            kernels.groups.has_open() && std::any_of(work.data() + first, work.data() + first + n,
+                                                     [this](int i) { return neuron_has_numbers(cgraph->nodes[i]); });
+        for (size_t i = 0; i < neuron_variant::N; i++) {
+            variant         = { (i & 1) ? !begin : begin, (i & 2) == 0, (i & 4) != 0 };
+            const bool none = (variant.causal && !may_be_causal) || (variant.open && !may_be_open);
+            if (!none && !(variant.first_rows && unmet.rows) && find(take(first, n, group))) {
+                return true;
             }
         }
         return false;
@@ -470,7 +507,7 @@ class group_search {
             return {};
         }
         neuron_group          other  = group;
-        std::vector<uint64_t> spread = neuron_group_words(cgraph, watched, other, kernel.key, variant);
+        std::vector<uint64_t> spread = neuron_group_words(cgraph, watched, other, kernel.key, variant, streams);
         if (spread.size() != kernel.n_words) {
             return {};
         }
@@ -560,8 +597,8 @@ class group_search {
             neuron_group_slot &       slot = group.slots[i];
             const neuron_group_room & room = fit.slots[i];
             slot.room                      = room;
-            slot.mask = room.kind == neuron_group_room::MASK ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
-                                                             : nullptr;
+            slot.mask = room.kind == neuron_group_room::WIDER ? cgraph->nodes[group.nodes[room.node]]->src[room.source]
+                                                              : nullptr;
         }
     }
 
@@ -603,9 +640,9 @@ class group_search {
         for (size_t i = 0; i < group.slots.size(); i++) {
             neuron_group_slot & slot = group.slots[i];
             slot.row                 = fit.slots[i].row;
-            if (slot.room.kind == neuron_group_room::MASK) {
-                slot.room.rows = fit.n;
-                slot.room.size = (size_t) fit.n * slot.row;
+            if (slot.room.kind == neuron_group_room::WIDER) {
+                slot.room.wider.rows = fit.n;
+                slot.room.size       = (size_t) fit.n * slot.row;
             }
         }
         for (size_t i = 0; i < group.results.size(); i++) {
@@ -628,7 +665,8 @@ class group_search {
             const ggml_tensor * rows =
                 cgraph->nodes[group.nodes[h.writer]]->src[neuron_group_causal_condition::ROWS_SOURCE];
             const ggml_tensor * mask = cgraph->nodes[group.nodes[h.reader]]->src[h.mask];
-            if (unmet.causal || !neuron_can_tell_causality(rows, mask) || is_changed(rows) || is_changed(mask)) {
+            if (unmet.causal || (streams && streams->part_of(rows)) || !neuron_can_tell_causality(rows, mask) ||
+                is_changed(rows) || is_changed(mask)) {
                 return false;
             }
             neuron_cell_map cells = h.cells;
@@ -686,14 +724,22 @@ class group_search {
             const ggml_tensor * node  = cgraph->nodes[group.nodes[i]];
             const auto          n     = (int64_t) key.nodes[i].tensor[1 + NEURON_SET_ROWS_AXIS];
             const int64_t       first = first_row_of(node, group);
-            if (node->op != GGML_OP_SET_ROWS || (!first && n >= node->ne[NEURON_SET_ROWS_AXIS])) {
+            const ggml_tensor * own =
+                node->op == GGML_OP_SET_ROWS ? node->src[neuron_group_causal_condition::ROWS_SOURCE] : nullptr;
+            const neuron_stream_part * part = streams ? streams->part_of(own) : nullptr;
+            if (part) {
+                group.row_conditions.push_back({
+                    part->whole, part->first, n, { part->begin, part->n }
+                });
                 continue;
             }
-            const ggml_tensor * rows = node->src[neuron_group_causal_condition::ROWS_SOURCE];
-            if (unmet.rows || !neuron_can_read_rows(rows) || is_changed(rows) || !count_from(first, rows, group)) {
+            if (!own || (!first && n >= node->ne[NEURON_SET_ROWS_AXIS])) {
+                continue;
+            }
+            if (unmet.rows || !neuron_can_read_rows(own) || is_changed(own) || !count_from(first, own, group)) {
                 return false;
             }
-            group.row_conditions.push_back({ rows, first, n });
+            group.row_conditions.push_back({ own, first, n });
         }
         return true;
     }
@@ -795,26 +841,89 @@ class group_search {
         return {};
     }
 
-    const ggml_cgraph *                                                    cgraph;
-    const neuron_kernel_store &                                            kernels;
-    const bool                                                             watched;
-    const neuron_unmet                                                     unmet;
-    neuron_variant                                                         variant;  // of the keys at hand
-    std::vector<int>                                                       work;     // nodes that have to be computed
-    std::vector<uint64_t>                                                  tokens;
-    neuron_token_hashes                                                    hashes;
-    std::vector<uint64_t>                                                  loose;    // tokens without extents
-    neuron_token_hashes                                                    loose_hashes;
-    std::unordered_map<const neuron_group_family *, std::array<choice, 4>> chosen;   // by variant
-    std::unordered_set<const ggml_tensor *>                                changed;  // roots of what is computed
-    std::vector<neuron_ungrouped>                                          reasons;
+    const ggml_cgraph *          cgraph;
+    const neuron_kernel_store &  kernels;
+    const bool                   watched;
+    const neuron_unmet           unmet;
+    const neuron_streams * const streams;  // whose graph it is; NULL: ggml's
+    neuron_variant               variant;  // of the keys at hand
+    std::vector<int>             work;     // nodes that have to be computed
+    std::vector<uint64_t>        tokens;
+    neuron_token_hashes          hashes;
+    std::vector<uint64_t>        loose;  // tokens without extents
+    neuron_token_hashes          loose_hashes;
+    std::unordered_map<const neuron_group_family *, std::array<choice, neuron_variant::N>> chosen;  // by variant
+    std::unordered_set<const ggml_tensor *> changed;  // roots of what is computed
+    std::vector<neuron_ungrouped>           reasons;
 };
 
 }  // namespace
+
+// Adds the nodes of ggml's that are not all in one group of a graph of streams to those that are left whole. Returns whether there are any.
+static bool leave_whole(const neuron_streams & streams, const neuron_groups & groups, std::unordered_set<int> & whole) {
+    std::unordered_set<int> together;
+    for (const neuron_group & group : groups.groups) {
+        std::unordered_map<int, int> n_parts;
+        for (const int i : group.nodes) {
+            n_parts[streams.original(i)]++;
+        }
+        for (const auto & [node, n] : n_parts) {
+            if (n == streams.n_parts(node)) {
+                together.insert(node);
+            }
+        }
+    }
+    const size_t before = whole.size();
+    for (int i = 0; i < streams.graph()->n_nodes; i++) {
+        const int node = streams.original(i);
+        if (streams.n_parts(node) > 1 && !together.count(node)) {
+            whole.insert(node);
+        }
+    }
+    return whole.size() != before;
+}
+
+// Finds the groups of a graph whose attention is of several sequences with a cache each: those that compute it as it is, and those of
+// which each has the caches apart. Sets `found` to these, or leaves it as it is where there are none.
+static void find_with_streams(const ggml_cgraph *         cgraph,
+                              const neuron_kernel_store & kernels,
+                              neuron_unmet                unmet,
+                              neuron_groups &             found) {
+    std::unordered_set<int> whole;
+    for (const neuron_group & group : found.groups) {
+        whole.insert(group.nodes.begin(), group.nodes.end());
+    }
+    while (true) {
+        const neuron_streams streams(cgraph, whole);
+        if (streams.empty()) {
+            return;
+        }
+        neuron_groups groups = group_search(streams.graph(), kernels, false, unmet, &streams).run();
+        if (leave_whole(streams, groups, whole)) {
+            continue;
+        }
+        for (neuron_group & group : groups.groups) {
+            streams.restore(group);
+        }
+        for (auto & [node, reason] : groups.outside) {
+            node = streams.original(node);
+        }
+        found = std::move(groups);
+        return;
+    }
+}
 
 neuron_groups neuron_find_groups(const ggml_cgraph *         cgraph,
                                  const neuron_kernel_store & kernels,
                                  bool                        watched,
                                  neuron_unmet                unmet) {
-    return kernels.groups.empty() ? neuron_groups{} : group_search(cgraph, kernels, watched, unmet).run();
+    if (kernels.groups.empty()) {
+        return {};
+    }
+    neuron_groups found = group_search(cgraph, kernels, watched, unmet).run();
+    if (!watched && !unmet.rows && !kernels.is_exact_only() &&
+        std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_has_streams)) {
+        find_with_streams(cgraph, kernels, unmet, found);
+    }
+    return found;
 }

@@ -31,6 +31,8 @@ enum neuron_ungrouped : uint8_t {
 // Returns a reason in words.
 const char * neuron_ungrouped_name(int reason);
 
+class neuron_streams;
+
 struct neuron_groups {
     std::vector<neuron_group>                     groups;   // in the order of the graph
     std::vector<std::pair<int, neuron_ungrouped>> outside;  // the other nodes, by their numbers in cgraph->nodes
@@ -41,8 +43,11 @@ struct neuron_variant {
     bool first_rows =
         false;            // they have of a cache that SET_ROWS writes the rows up to the last one that is read alone
     bool causal = false;  // their attention leaves out cells (neuron_causal_kernel)
+    bool open   = false;  // they are for any numbers of the nodes (select/numbers.h)
 
-    size_t index() const { return (first_rows ? 1 : 0) + (causal ? 2 : 0); }
+    static constexpr size_t N = 8;
+
+    size_t index() const { return (first_rows ? 1 : 0) + (causal ? 2 : 0) + (open ? 4 : 0); }
 };
 
 // Returns the words that a kernel for some nodes of a graph is found by, and fills in the group's slots and results; none
@@ -52,11 +57,13 @@ struct neuron_variant {
 // kernel      the key of a graph kernel with as many nodes, or NULL: the group has its slots, of which several may have the same
 //             tensor where nothing is written to it; none of the slots when they can't have the group's tensors
 // variant     which kernels it is for
-std::vector<uint64_t> neuron_group_words(const ggml_cgraph * cgraph,
-                                         bool                watched,
-                                         neuron_group &      group,
-                                         const uint64_t *    kernel  = nullptr,
-                                         neuron_variant      variant = {});
+// streams     whose graph it is; NULL: ggml's
+std::vector<uint64_t> neuron_group_words(const ggml_cgraph *    cgraph,
+                                         bool                   watched,
+                                         neuron_group &         group,
+                                         const uint64_t *       kernel  = nullptr,
+                                         neuron_variant         variant = {},
+                                         const neuron_streams * streams = nullptr);
 
 // Finds the groups of a graph that there are kernels for: from its first node on the longest one that fits, and so on after it.
 //

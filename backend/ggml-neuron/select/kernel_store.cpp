@@ -44,6 +44,10 @@ bool neuron_is_work(const ggml_tensor * node) {
 }
 
 bool neuron_is_zero(const ggml_tensor * op) {
+    // llama.cpp adds a row to the logits of a call that has none, for samplers that are not asked
+    if (op->op == GGML_OP_PAD) {
+        return !ggml_is_empty(op) && ggml_is_contiguous(op) && ggml_is_empty(op->src[0]);
+    }
     // other ops either have no elements then, or can't be made
     return (op->op == GGML_OP_CONV_2D || op->op == GGML_OP_CONV_3D) && !ggml_is_empty(op) && ggml_is_contiguous(op) &&
            (ggml_is_empty(op->src[0]) || ggml_is_empty(op->src[1]));

@@ -115,7 +115,8 @@ class neuron_kernel_store {
     void add(const neuron_nrt & nrt, neuron_kernels * handle, std::string origin);
 
     neuron_kernel find(const neuron_signature & node) const;
-    neuron_group  select(const ggml_tensor * op, neuron_signature & node) const;
+    neuron_group  select_exact(const ggml_tensor * op, const neuron_signature & node) const;
+    neuron_group  select_pieces(const ggml_tensor * op, neuron_signature & node) const;
     neuron_kernel find_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) const;
 
     void read_signatures(neuron_bundle & bundle);
@@ -175,6 +176,6 @@ bool neuron_is_noop(const ggml_tensor * op);
 // Returns whether a node of a graph has to be computed at all.
 bool neuron_is_work(const ggml_tensor * node);
 
-// Returns whether a node's result is 0 in all its elements, because each sums products over a source without elements. A
-// kernel has no such inputs.
+// Returns whether a node's result is 0 in all its elements, because each sums products over a source without elements, or
+// stands beside one. A kernel has no such inputs.
 bool neuron_is_zero(const ggml_tensor * op);

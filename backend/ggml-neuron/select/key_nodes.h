@@ -52,6 +52,8 @@ struct neuron_key {
 struct neuron_key_ops {
     const uint64_t mul_mat  = nk::hash_op("mul_mat");
     const uint64_t soft_max = nk::hash_op("soft_max");
+    const uint64_t add      = nk::hash_op("add");
+    const uint64_t get_rows = nk::hash_op("get_rows");
     const uint64_t scale    = nk::hash_op("scale");
     const uint64_t tanh     = nk::hash_op("tanh");
     const uint64_t set_rows = nk::hash_op("set_rows");

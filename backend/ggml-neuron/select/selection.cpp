@@ -5,6 +5,7 @@
 #include "report/metrics.h"
 #include "select/costs.h"
 #include "select/kernel_store.h"
+#include "select/numbers.h"
 #include "select/tensors.h"
 #include "select/unfused_attention.h"
 #include "weights/layouts.h"
@@ -56,7 +57,9 @@ static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n
         if (i == cut.rule->written && n_more < cut.n_more) {
             slot.size = size;
         } else if (i == cut.rule->mask && cut.n_more > 0 && n_more != cut.n_more) {
-            slot.room = { neuron_group_room::MASK, size, 0, n_more, group.rows };
+            slot.room.kind  = neuron_group_room::WIDER;
+            slot.room.size  = size;
+            slot.room.wider = { n_more, group.rows };
         } else if (size != neuron_nbytes(node.tensors[i])) {
             const bool cells = !row && (cut.rule->mask >= 0 || i == cut.rule->written);
             slot.room = { cells ? neuron_group_room::CELLS : neuron_group_room::ROWS, size, (size_t) cut.n * row };
@@ -220,47 +223,77 @@ static neuron_group each_stream(const neuron_signature & node,
     return group.has_room() ? group : neuron_group{};
 }
 
+// Gives a node that kernels for any numbers compute a slot with its own.
+static neuron_group with_numbers(neuron_group group) {
+    if (group) {
+        group.slots.emplace_back();
+        group.slots.back().numbers = { 0 };
+    }
+    return group;
+}
+
 neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
     if (bundles.empty()) {
         return {};
     }
-    neuron_signature node  = neuron_unhashed_signature_of(op);
-    neuron_group     group = select(op, node);
+    neuron_signature    node  = neuron_unhashed_signature_of(op);
+    neuron_group        group = select_exact(op, node);
+    const bool          opens = !group && neuron_has_numbers(op);
+    const neuron_params open  = neuron_open_params_of(op);
+    neuron_signature    any   = node;
+    any.op_params             = (const int32_t *) open.data();
+    if (opens) {
+        group = with_numbers(select_exact(op, any));
+    }
+    if (!group) {
+        group = select_pieces(op, node);
+    }
+    if (!group && opens) {
+        group = with_numbers(select_pieces(op, any));
+    }
     neuron_signature one;
     const int64_t    n_streams = group || exact_only ? 1 : neuron_split_streams(node, one);
     if (n_streams > 1) {
-        group = select(op, one);
+        group = select_exact(op, one);
+        group = group ? group : select_pieces(op, one);
         group = group ? each_stream(node, one, n_streams, group) : group;
     }
     return group;
 }
 
-// Returns what computes a node, and sets its op_hash where it is not computed by the kernel for it as it is.
-neuron_group neuron_kernel_store::select(const ggml_tensor * op, neuron_signature & node) const {
+// Gives a group of a node alone its slots.
+static void take_sources(const ggml_tensor * op, const neuron_signature & node, neuron_group & group) {
+    group.slots.reserve((size_t) node.n_src + 1);
+    for (int i = 0; i < node.n_src; i++) {
+        group.slots.push_back({ op->src[i], 0, op->src[i] ? ggml_nbytes(op->src[i]) : 0 });
+        group.slots.back().source = (size_t) i;
+    }
+}
+
+// Returns the kernel that computes a node as it is.
+neuron_group neuron_kernel_store::select_exact(const ggml_tensor * op, const neuron_signature & node) const {
     neuron_group group;
-    const auto   take_sources = [&] {
-        group.slots.reserve((size_t) node.n_src);
-        for (int i = 0; i < node.n_src; i++) {
-            group.slots.push_back({ op->src[i], 0, op->src[i] ? ggml_nbytes(op->src[i]) : 0 });
-            group.slots.back().source = (size_t) i;
-        }
-    };
     if (const neuron_kernel exact = find(node)) {
-        take_sources();
+        take_sources(op, node, group);
         for (uint32_t updates = neuron_updates_of(op), i = 0; updates >> i; i++) {
             group.slots[i].written = updates >> i & 1;
         }
         group.results.push_back({ nullptr, 0, 0, exact.alias });
         group.pieces.push_back({ exact });
-        return group;
     }
+    return group;
+}
+
+// Returns kernels for other numbers of tokens that compute a node, and sets its op_hash.
+neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_signature & node) const {
+    neuron_group group;
     node.op_hash = nk::hash_op(node.op);
     neuron_cut                        cut;
     const std::vector<neuron_sizes> * sizes = exact_only ? nullptr : tokens.find(node, cut);
     if (!sizes) {
         return group;
     }
-    take_sources();
+    take_sources(op, node, group);
     std::pair<double, double> bytes;
     int64_t                   of   = -2;  // no length
     const auto                cost = [&](const neuron_sizes & s) {
@@ -350,8 +383,8 @@ std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tens
         }
     }
     g_metrics.looked_for.fetch_add(1, std::memory_order_relaxed);
-    const bool member = groups.has_member(neuron_token_of(op)) ||
-                        (!exact_only && !groups.empty() && groups.may_have_member(neuron_signature_of(op)));
+    const bool member = groups.has_member(op) || (!exact_only && !groups.empty() &&
+                                                  (groups.may_have_member(op) || groups.may_have_shorter_member(op)));
     const auto answer = std::make_shared<neuron_answer>(neuron_answer{ select(op), member });
     for (neuron_group_slot & slot : answer->group.slots) {
         slot.tensor = nullptr;
@@ -379,29 +412,43 @@ bool neuron_kernel_store::select(neuron_attention & attention) const {
         }
         return sum;
     };
-    const auto find_all = [&](const neuron_sizes & sizes) {
+    const size_t n_slots  = attention.group.slots.size();
+    const auto   find_all = [&](const neuron_sizes & sizes) {
         std::vector<neuron_group_piece> pieces;
+        auto                            slot = (int) n_slots;
         for (const neuron_attention_node & node : attention.nodes) {
             neuron_signature piece = node.signature;
+            std::vector<int> inputs(node.sources, node.sources + piece.n_src);
             for (int i = 0; i <= piece.n_src; i++) {
                 piece.tensors[i] = attention.piece(node, i, sizes.n, sizes.n_more);
             }
-            const neuron_kernel kernel = find(piece);
+            neuron_kernel       kernel = find(piece);
+            const neuron_params open   = neuron_open_params_of(node.node);
+            if (!kernel && neuron_has_numbers(node.node)) {
+                piece.op_params = (const int32_t *) open.data();
+                kernel          = find(piece);
+                inputs.push_back(slot);
+            }
+            slot += neuron_has_numbers(node.node);
             if (!kernel) {
                 return std::vector<neuron_group_piece>();
             }
             const bool last = &node == &attention.nodes.back();
-            pieces.push_back({
-                kernel,
-                {},
-                { node.sources, node.sources + piece.n_src },
-                last ? 0 : neuron_nbytes(piece.tensors[piece.n_src])
-            });
+            pieces.push_back({ kernel, {}, std::move(inputs), last ? 0 : neuron_nbytes(piece.tensors[piece.n_src]) });
         }
         return pieces;
     };
-    return choose(attention.signature, attention.cut, found->second, attention.rule.mask >= 0, true, cost, find_all,
-                  attention.group);
+    if (!choose(attention.signature, attention.cut, found->second, attention.rule.mask >= 0, true, cost, find_all,
+                attention.group)) {
+        return false;
+    }
+    for (size_t i = 0; i < attention.nodes.size(); i++) {
+        if (neuron_has_numbers(attention.nodes[i].node)) {
+            attention.group.slots.emplace_back();
+            attention.group.slots.back().numbers = { (int) i };
+        }
+    }
+    return true;
 }
 
 std::vector<neuron_kernel> neuron_kernel_store::select_in_attention(const ggml_tensor * op) const {

@@ -364,6 +364,22 @@ class last_pieces {
 
 }  // namespace
 
+// Returns pieces of all numbers, the largest first, as many of each as there is room for; none where that leaves tokens over.
+static std::vector<neuron_range> descending_pieces(int64_t n, const std::vector<int64_t> & counts) {
+    std::vector<neuron_range> pieces;
+    int64_t                   begin = 0;
+    for (auto count = counts.rbegin(); count != counts.rend(); ++count) {
+        while (n - begin >= *count) {
+            if (pieces.size() == NEURON_MAX_IN_PLACE) {
+                return {};
+            }
+            pieces.push_back({ begin, *count });
+            begin += *count;
+        }
+    }
+    return begin == n ? pieces : std::vector<neuron_range>();
+}
+
 std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
                                                const std::vector<int64_t> & counts,
                                                const std::vector<double> &  costs,
@@ -398,7 +414,7 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
     for (int64_t i = 0; i < rest.count; i++) {
         pieces.push_back({ std::min(first.count * first.n + i * rest.n, n - rest.n), rest.n });
     }
-    return pieces;
+    return pieces.empty() && !again ? descending_pieces(n, counts) : pieces;
 }
 
 std::vector<neuron_range> neuron_choose_pieces(int64_t                              n,
@@ -409,11 +425,10 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                          
     while (true) {
         std::vector<neuron_range> pieces  = neuron_choose_pieces(n, counts, costs, again);
         int64_t                   lacking = 0;
-        // all others are for as many as one of these
-        if (!pieces.empty() && !has(pieces.front().n)) {
-            lacking = pieces.front().n;
-        } else if (!pieces.empty() && pieces.back().n != pieces.front().n && !has(pieces.back().n)) {
-            lacking = pieces.back().n;
+        int64_t                   known   = 0;  // equal ones are behind each other
+        for (auto piece = pieces.begin(); piece != pieces.end() && !lacking; ++piece) {
+            lacking = piece->n != known && !has(piece->n) ? piece->n : 0;
+            known   = piece->n;
         }
         if (!lacking) {
             return pieces;
@@ -425,26 +440,27 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                          
 }
 
 //
-// masks
+// matrices
 //
 
-std::vector<uint8_t> neuron_lengthen_mask(const ggml_tensor * mask,
-                                          const uint8_t *     data,
-                                          int64_t             n_columns,
-                                          int64_t             n_rows) {
-    const size_t         element = ggml_type_size(mask->type);
-    const size_t         row     = (size_t) n_columns * element;
-    const size_t         own     = (size_t) mask->ne[0] * element;
+std::vector<uint8_t> neuron_widen(const ggml_tensor * matrix, const uint8_t * data, const neuron_wider & wider) {
+    const size_t         element = ggml_type_size(matrix->type);
+    const int64_t        own     = wider.own ? wider.own : matrix->ne[0];
+    const int64_t        n_rows  = wider.own ? ggml_nelements(matrix) / own : matrix->ne[1];
+    const size_t         stride  = wider.own ? (size_t) own * element : matrix->nb[1];
     const float          masked  = -INFINITY;
     const ggml_fp16_t    half    = 0xFC00;  // the same in F16
-    const void *         filler  = mask->type == GGML_TYPE_F16 ? (const void *) &half : &masked;
-    std::vector<uint8_t> longer((size_t) n_rows * row);
-    for (int64_t r = 0; r < n_rows; r++) {
-        uint8_t * to = longer.data() + (size_t) r * row;
-        memcpy(to, data + (size_t) (r % mask->ne[1]) * mask->nb[1], own);
-        for (size_t at = own; at < row; at += element) {
-            memcpy(to + at, filler, element);
+    const uint32_t       zero    = 0;
+    const void *         hiding  = matrix->type == GGML_TYPE_F16 ? (const void *) &half : &masked;
+    const void *         filler  = wider.fill == neuron_fill::HIDE ? hiding : &zero;
+    std::vector<uint8_t> made((size_t) (wider.rows * wider.columns) * element);
+    for (int64_t r = 0; r < wider.rows; r++) {
+        uint8_t * to = made.data() + (size_t) (r * wider.columns) * element;
+        memcpy(to, data + (size_t) (r % n_rows) * stride, (size_t) own * element);
+        for (int64_t c = own; c < wider.columns; c++) {
+            const void * from = wider.fill == neuron_fill::REPEAT ? to + (size_t) (c - own) * element : filler;
+            memcpy(to + (size_t) c * element, from, element);
         }
     }
-    return longer;
+    return made;
 }

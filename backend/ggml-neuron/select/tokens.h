@@ -23,6 +23,9 @@ constexpr int NEURON_TOKEN_SOURCES = 5;  // as many as rules name
 // More launches than this for one node are not better than the CPU.
 constexpr int64_t NEURON_MAX_PIECES = 16;
 
+// The same of a node in place, as of a shift of a cache's keys, whose other way is to read the whole cache and to write it again.
+constexpr size_t NEURON_MAX_IN_PLACE = 1024;
+
 // `Tokens` of tools/kernelgen/ggml/ops.py; -1 stands for none.
 struct neuron_token_rule {
     static constexpr int8_t OUTERMOST = -2;  // the result's outermost axis, and the same of sources
@@ -137,9 +140,25 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                          
                                                bool                                 again,
                                                const std::function<bool(int64_t)> & has);
 
-// Returns a mask with more columns, which hide what they stand for, and with rows that it does not have copied from those
-// that it has. F16 or F32, columns without gaps.
-std::vector<uint8_t> neuron_lengthen_mask(const ggml_tensor * mask,
-                                          const uint8_t *     data,
-                                          int64_t             n_columns,
-                                          int64_t             n_rows);
+// What is beyond the columns of a matrix that kernels have more of.
+enum class neuron_fill : uint8_t {
+    HIDE,    // -inf: what a mask hides
+    ZERO,    // what has no weight in a mean
+    REPEAT,  // the columns again, from the first on
+};
+
+// A matrix as kernels have it, of more columns and rows.
+struct neuron_wider {
+    int64_t     columns = 0;
+    int64_t     rows    = 0;
+    neuron_fill fill    = neuron_fill::HIDE;
+    int64_t     own     = 0;  // columns of the tensor; 0: as many as it says
+
+    bool operator==(const neuron_wider & other) const {
+        return columns == other.columns && rows == other.rows && fill == other.fill && own == other.own;
+    }
+};
+
+// Returns a matrix with more columns, and with rows that it does not have copied from those that it has. Elements are F16, F32 or I32,
+// columns are without gaps.
+std::vector<uint8_t> neuron_widen(const ggml_tensor * matrix, const uint8_t * data, const neuron_wider & wider);

@@ -3,6 +3,7 @@
 #include "log.h"
 #include "protocol.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -100,7 +101,20 @@ static std::string python() {
     return name != nullptr && *name != '\0' ? name : "python3";
 }
 
-// The client's environment, with NEURON_SIMULATOR_PATH in front of PYTHONPATH.
+// The path of this library; nothing when the system does not tell it.
+static std::string own_path() {
+    Dl_info info;
+    if (dladdr(reinterpret_cast<const void *>(&HELPER_SOCKET), &info) == 0 || info.dli_fname == nullptr) {
+        return {};
+    }
+    char *            found = realpath(info.dli_fname, nullptr);
+    const std::string out   = found != nullptr ? found : "";
+    free(found);
+    return out;
+}
+
+// The client's environment, with NEURON_SIMULATOR_PATH in front of PYTHONPATH. NEURON_SIMULATOR_LIBRARY names this library, unless the
+// client has it.
 static std::vector<std::string> helper_environment() {
     std::vector<std::string> out;
     const char *             path = getenv("NEURON_SIMULATOR_PATH");
@@ -114,6 +128,10 @@ static std::vector<std::string> helper_environment() {
         const char * old = getenv("PYTHONPATH");
         out.push_back("PYTHONPATH=" + std::string(path) +
                       (old != nullptr && *old != '\0' ? ":" + std::string(old) : ""));
+    }
+    const std::string library = own_path();
+    if (getenv("NEURON_SIMULATOR_LIBRARY") == nullptr && !library.empty()) {
+        out.push_back("NEURON_SIMULATOR_LIBRARY=" + library);
     }
     return out;
 }

@@ -100,6 +100,15 @@ filegroup(
     ]),
 )
 
+# What computes embeddings of images and sound.
+filegroup(
+    name = "mtmd",
+    srcs = glob([
+        "tools/mtmd/**/*.cpp",
+        "tools/mtmd/**/*.h",
+    ]),
+)
+
 # The program that makes GGUF files of Hugging Face models.
 filegroup(
     name = "converter",

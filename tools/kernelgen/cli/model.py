@@ -29,7 +29,9 @@ from kernelgen.ggml.weight_layouts import BF16
 from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
 from kernelgen.model.derive import Cuts, Derived, both, derive
 from kernelgen.model.graphs import Graph, ModelHeader
-from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.model.projector import DerivedProjector, Projector, beside
+from kernelgen.model.projector import derive as derive_projector
+from kernelgen.model.sizes import DecodeCall, Settings, few_encoded
 from kernelgen.model.sources import Kind, Source
 from kernelgen.targets import TARGETS
 
@@ -39,6 +41,11 @@ _FUSE = "layer"
 _AUTO, _NONE = "auto", "none"
 _WORDS = {_AUTO: "what the forecast chooses", _NONE: f"weights {AS_GGML}"}
 """What `--weights` may be instead of layouts."""
+
+_SIMPLE, _MTP, _EAGLE3 = _SPEC_TYPES = ("draft-simple", "draft-mtp", "draft-eagle3")
+
+_DRAFT_CHAIN = "top_k=10"
+"""What llama.cpp samples with on the device, of a draft that reads hidden states (`--spec-draft-backend-sampling`)."""
 
 _ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 
@@ -54,7 +61,7 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 
 
 @click.command(short_help="Write the manifest of a model, from its file.")
-@click.argument("paths", metavar="SOURCE...", required=True, nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="SOURCE...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The manifest to write."
 )
@@ -75,6 +82,13 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="llama.cpp's --model-draft: the GGUF file of a second model, whose kernels the manifest has as well.",
+)
+@run_options.projector_options
+@click.option(
+    "--spec-type",
+    type=click.Choice(_SPEC_TYPES),
+    help=f"llama.cpp's --spec-type: {_MTP} for the MTP head of the model, {_EAGLE3} for a --model-draft that reads the model's "
+    f"hidden states.  [default: {_SIMPLE} with --model-draft]",
 )
 @click.option(
     "--python",
@@ -117,6 +131,8 @@ def command(
     llama_cpp: Path | None,
     shift: bool,
     draft: Path | None,
+    spec_type: str | None,
+    projector: Projector | None,
     python: str | None,
     fuse: str | None,
     causal: bool,
@@ -131,12 +147,21 @@ def command(
     Or from a Hugging Face folder, its config.json or a safetensors file: llama.cpp's converter, of the tree that --llama-cpp
     names, makes the header.
 
+    With --mmproj the projector's kernels are in the manifest, too; without a SOURCE they are all of it.
+
     Or of the kernels that files list: what test-export-graph-ops or export-graphs writes, what the backend records, and
     configurations of ggml-hsa-gen-kernels. What a file is, its content tells.
     """
     for word, what in _WORDS.items():
         if word in weights and len(weights) > 1:
             raise KernelgenError(f"--weights {word} is {what}: give no other --weights beside it")
+    if not paths:
+        if projector is None:
+            (argument,) = (p for p in context.command.params if p.name == "paths")
+            raise click.MissingParameter(ctx=context, param=argument)
+        asked = exporter.find(program, llama_cpp)
+        _projector(context, asked, projector, output, name, targets, lnc, settings, fuse or _FUSE, catalog)
+        return
     found = [sources.recognize(path) for path in paths]
     if any(source.kind in _MODELS for source in found):
         if len(found) > 1:
@@ -149,11 +174,13 @@ def command(
         return
     machines = [chip_of(target, lnc) for target in targets or _ALL_TARGETS]
     fuse, weights = fuse or _FUSE, weights or (_AUTO,)
+    settings = replace(settings, grouped=fuse != _NONE)
     if causal and groups.cut_of(fuse) is None:
         raise KernelgenError(f"--causal is for graph kernels, and --fuse {fuse} makes none")
     if settings.split and _layouts(weights):
         hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
         raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
+    settings, drafts = _with_draft(settings, draft, spec_type)
     (source,) = found
     chosen = name or _name(output)
     asked = exporter.find(program, llama_cpp)
@@ -176,26 +203,34 @@ def command(
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
     summary = _summary(model, derived, settings)
-    if draft is not None:
+    for how in drafts:
+        file = draft if how.speculation is None and draft is not None else source.path
         drafted, draft_model = _derive(
             asked,
-            draft,
-            replace(settings, lora=(), control_vector=False),
+            file,
+            how,
             catalog,
             fuse,
             causal,
-            _SeenCalls(settings, machines, _layouts(weights)),
-            shift,
+            _SeenCalls(how, machines, _layouts(weights)),
+            shift and not how.encoder,
         )
+        whose = f"{draft or source.path}{', its encoder' * how.encoder}"
         summary += [
-            f"{draft}: {line}" if i == 0 else line for i, line in enumerate(_summary(draft_model, drafted, settings))
+            f"{whose}: {line}" if i == 0 else line for i, line in enumerate(_summary(draft_model, drafted, how))
         ]
         derived = both(derived, drafted)
+    if projector is not None:
+        seer = _derive_projector(asked, projector, settings, catalog, fuse)
+        summary += _said_of_projector(projector, seer)
+        derived = beside(derived, seer.derived, layouts=bool(seen.layouts or _layouts(weights)))
     head = writing.ManifestHead(
         chosen,
         targets or _ALL_TARGETS,
         _title(model, source.path, settings),
-        _made_by(settings, source.path, fuse, weights, lnc=lnc, causal=causal, shift=shift, draft=draft),
+        _made_by(
+            settings, source.path, fuse, weights, lnc=lnc, causal=causal, shift=shift, draft=draft, projector=projector
+        ),
         {choice.chip.target: choice.layouts for choice in seen.layouts} or _layouts(weights),
         int(lnc) if lnc else None,
     )
@@ -204,6 +239,33 @@ def command(
     summary += [*_groups(derived), *_listed(derived), *_refused(derived)]
     texts = [(one.chip.target, one.text) for one in seen.layouts] + [(one.target, one.text) for one in seen.fusions]
     click.echo("\n".join([*summary, *said(texts), *notes, str(output)]))
+
+
+def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -> tuple[Settings, list[Settings]]:
+    """Returns how the model is run, and how its draft is: none, one, or two where it has an encoder.
+
+    Raises:
+        KernelgenError: the options do not go together.
+    """
+    plain = replace(settings, lora=(), control_vector=False)
+    if spec_type in (None, _SIMPLE):
+        if spec_type is not None and draft is None:
+            raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
+        return settings, [plain] if draft is not None else []
+    if spec_type == _EAGLE3 and draft is None:
+        raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
+    if spec_type == _MTP and draft is not None:
+        hint = "leave --model-draft out: the head is a part of the model's file"
+        raise KernelgenError(Diagnostic(f"--spec-type {spec_type} with --model-draft", hint=hint))
+    if settings.split or settings.whole:
+        with_ = "--split-mode tensor" if settings.split else "--embeddings or --encoder"
+        raise KernelgenError(f"--spec-type {spec_type} with {with_}: such a draft has no kernels")
+    settings = replace(settings, speculation=spec_type, draft_file=draft)
+    reads = replace(plain, speculation=spec_type, draft_file=draft, drafting=True, n_outputs=None)
+    drafts = [replace(reads, samplers=("", _DRAFT_CHAIN))]
+    if spec_type == _EAGLE3:
+        drafts.append(replace(reads, samplers=("",), encoder=True))
+    return settings, drafts
 
 
 def _derive(
@@ -229,7 +291,102 @@ def _derive(
     if shift and not shifts:
         raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
     beside = [*shifts, *asked.probes(file, settings)]
-    return derive(settings, catalog, export, cuts, causal=causal, beside=beside), model[0]
+    derived = derive(settings, catalog, export, cuts, causal=causal, beside=beside)
+    if not (model[0].encoder and model[0].decoder) or settings.whole:
+        return derived, model[0]
+    # the decoder has kernels for each number of tokens that the encoder computes
+    others = [replace(settings, n_encoded=(n,)) for n in settings.n_encoded[1:]]
+    for other in (*others, replace(settings, encoder=True, n_tokens=settings.n_encoded)):
+        graphs = partial(_call_graphs, asked, file, other)
+        derived = both(derived, derive(other, catalog, graphs, cuts, causal=causal))
+    return derived, model[0]
+
+
+def _call_graphs(
+    asked: exporter.Exporter, file: Path, settings: Settings, calls: Sequence[DecodeCall]
+) -> Iterator[tuple[DecodeCall, Graph]]:
+    for _, call, graph in asked.graphs(file, settings, calls):
+        yield call, graph
+
+
+def _derive_projector(
+    asked: exporter.Exporter, projector: Projector, settings: Settings, catalog: Catalog, fuse: str
+) -> DerivedProjector:
+    exported = asked.projector(projector, settings.flash_attn)
+    cut = groups.cut_of(_FUSE if fuse == _AUTO else fuse)
+    return derive_projector(exported.model, exported.graphs(), catalog, cut)
+
+
+def _said_of_projector(projector: Projector, derived: DerivedProjector) -> list[str]:
+    """Returns what a projector is, and how many nodes of what it computes have no kernel."""
+    model = derived.model
+    return [
+        f"{projector.file}: {model.description}, {_count(model.parameters)} parameters, {binary_size(model.size)} of weights, "
+        f"{_counted(model.layers, 'layer')}",
+        *(f"  {call}" for call in derived.calls),
+    ]
+
+
+_OF_PROJECTORS = (
+    "output",
+    "name",
+    "targets",
+    "lnc",
+    "flash_attn",
+    "fuse",
+    "mmproj",
+    "images",
+    "image_min_tokens",
+    "image_max_tokens",
+    "seconds",
+    "program",
+    "llama_cpp",
+    "catalog",
+)
+"""Parameters that mean something for a projector alone."""
+
+
+def _projector(
+    context: click.Context,
+    asked: exporter.Exporter,
+    projector: Projector,
+    output: Path,
+    name: str | None,
+    targets: tuple[str, ...],
+    lnc: str | None,
+    settings: Settings,
+    fuse: str,
+    catalog: Catalog,
+) -> None:
+    """Writes the manifest of a projector alone."""
+    _refuse_others(context, _OF_PROJECTORS, "is for models, and no SOURCE is given beside --mmproj")
+    derived = _derive_projector(asked, projector, settings, catalog, fuse)
+    if not any(entry.reason is None for entry in derived.derived.entries):
+        raise KernelgenError(f"{projector.file}: no kernel can be built for {derived.model.description}")
+    parts = ["kernelgen", "model", *_made_of_projector(projector), *_flash_attn(settings)]
+    parts += ["--fuse", fuse] if fuse != _FUSE else []
+    parts += ["--lnc", lnc] if lnc else []
+    named = derived.model.name or projector.file.name
+    head = writing.ManifestHead(
+        name or _name(output),
+        targets or _ALL_TARGETS,
+        f"{named}: {derived.model.description}, {_count(derived.model.parameters)} parameters, as llama.cpp's mtmd runs it",
+        _command_lines(parts),
+        lnc=int(lnc) if lnc else None,
+    )
+    kernels = _write(output, head, derived.derived, catalog)
+    lines = [*_said_of_projector(projector, derived), _counted(kernels, "kernel")]
+    click.echo("\n".join([*lines, *_groups(derived.derived), *_refused(derived.derived), str(output)]))
+
+
+def _made_of_projector(projector: Projector) -> list[str]:
+    parts = ["--mmproj", projector.file.name]
+    if projector.images:
+        parts += ["--image-size", ",".join(f"{width}x{height}" for width, height in projector.images)]
+    parts += projector.limits
+    if projector.seconds:
+        parts += ["--audio-seconds", _joined(projector.seconds)]
+    return parts
 
 
 class _SeenCalls:
@@ -308,6 +465,14 @@ _OF_LISTS = ("paths", "output", "name", "targets", "catalog", "fuse", "weights")
 """Parameters that mean something for kernels that are listed."""
 
 
+def _refuse_others(context: click.Context, known: Sequence[str], why: str) -> None:
+    """Refuses options that are given and mean nothing here."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name not in known:
+            raise KernelgenError(f"{parameter.opts[0]} {why}")
+
+
 def _list(
     context: click.Context,
     found: Sequence[Source],
@@ -319,10 +484,7 @@ def _list(
     weights: tuple[str, ...],
 ) -> None:
     """Writes the manifest of the kernels that sources list."""
-    for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        if given and parameter.name not in _OF_LISTS:
-            raise KernelgenError(f"{parameter.opts[0]} is for models, and {found[0].path} is {found[0].kind.value}")
+    _refuse_others(context, _OF_LISTS, f"is for models, and {found[0].path} is {found[0].kind.value}")
     chosen = name or _name(output)
     cut = groups.cut_of(fuse)
     lists = [listed.read(source, catalog, cut is not None) for source in found]
@@ -398,6 +560,7 @@ def _made_by(
     causal: bool,
     shift: bool,
     draft: Path | None,
+    projector: Projector | None,
 ) -> list[str]:
     """The command that writes the manifest again, except for where files and programs are."""
     parts = [
@@ -421,12 +584,16 @@ def _made_by(
     ):
         if value != default:
             parts += [option, str(value)]
-    parts += ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
+    parts += _flash_attn(settings)
     if settings.ftype is not None:
         parts += ["--ftype", settings.ftype]
     parts += ["--model-draft", draft.name] if draft else []
+    parts += ["--spec-type", settings.speculation] if settings.speculation else []
+    parts += _made_of_projector(projector) if projector else []
     parts += ["--control-vector"] * settings.control_vector
     parts += ["--encoder"] * settings.encoder
+    if settings.n_encoded != few_encoded(settings):
+        parts += ["--n-encoded", _joined(settings.n_encoded)]
     parts += ["--embeddings"] * settings.embeddings
     parts += ["--pooling", settings.pooling] if settings.pooling else []
     for file, scale in settings.lora:
@@ -442,6 +609,15 @@ def _made_by(
     parts += ["--lnc", lnc] if lnc else []
     parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
     parts += ["--context-shift"] * shift
+    return _command_lines(parts)
+
+
+def _flash_attn(settings: Settings) -> list[str]:
+    return ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
+
+
+def _command_lines(parts: Sequence[str]) -> list[str]:
+    """Returns the lines that a manifest begins with, which say what command wrote it."""
     # A shell reads the lines as one.
     *lines, last = textwrap.wrap(
         shlex.join(parts),

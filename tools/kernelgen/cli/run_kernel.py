@@ -174,13 +174,15 @@ def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
 def _emitted(spec: Any, catalog: Catalog, language: str, targets: tuple[str, ...]) -> _Made:
     from kernelgen.emitters.loading import load_function
     from kernelgen.hlo.storage import storage
-    from kernelgen.lowering.op import lower
+    from kernelgen.lowering.op import lower, numbers_argument
 
     (kernel, *_) = catalog.kernels(spec, (language,), targets or ("trn1",))
     ((library, registration),) = catalog.emitters(kernel)
     lowered = lower(spec, load_function(library, registration), kernel.language, kernel.targets)
-    stored = [storage(t) for t in spec.inputs if t is not None]
-    return _canonical(lowered, [(s.shape, s.dtype) for s in stored], kernel)
+    parameters = [(s.shape, s.dtype) for s in (storage(t) for t in spec.inputs if t is not None)]
+    if spec.opened:
+        parameters.append(numbers_argument(len(spec.opened)))
+    return _canonical(lowered, parameters, kernel)
 
 
 def _keywords(params: Sequence[str]) -> dict[str, Any]:

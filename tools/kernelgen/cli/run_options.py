@@ -16,7 +16,8 @@ from click.core import ParameterSource
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml.types import TYPES
 from kernelgen.model import exporter
-from kernelgen.model.sizes import FEW, Settings, few, pad
+from kernelgen.model.projector import Projector
+from kernelgen.model.sizes import FEW, Settings, few, few_encoded, pad
 
 _FLASH_ATTN = {"auto": (True,), "on": (True,), "off": (False,), "both": (True, False)}
 """llama.cpp's `auto` is flash attention where the device computes it, and it does with these kernels."""
@@ -28,6 +29,12 @@ _TENSOR = "tensor"
 
 MAX_DEVICES = 16
 """Devices over which llama.cpp splits tensors at most (`GGML_BACKEND_META_MAX_DEVICES`)."""
+
+MAX_SIDE = 1 << 14
+"""Pixels of each side of an image."""
+
+MAX_SECONDS = 3600
+"""Of sound."""
 
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -91,6 +98,24 @@ class Adapter(click.ParamType[tuple[Path, float]]):
         return Path(file), number
 
 
+class ImageSizes(click.ParamType[tuple[tuple[int, int], ...]]):
+    """Widths and heights of images, separated by commas: `640x480,1024x768`; each once."""
+
+    name = "sizes"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int], ...]:
+        found = []
+        for part in str(value).split(","):
+            match = re.fullmatch("([0-9]{1,5})x([0-9]{1,5})", part.strip())
+            width, height = map(int, match.groups()) if match else (0, 0)
+            if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
+                self.fail(f"expected sizes such as 640x480, of at most {MAX_SIDE} pixels, not '{value}'", param, ctx)
+            found.append((width, height))
+        return tuple(dict.fromkeys(found))
+
+
 _SETTINGS = (
     click.option(
         "--n-ctx",
@@ -147,6 +172,14 @@ _SETTINGS = (
         "--encoder",
         is_flag=True,
         help="Kernels of the encoder of a model that has a decoder, too, in place of the decoder's.",
+    ),
+    click.option(
+        "--n-encoded",
+        type=Counts(),
+        metavar="N,…",
+        help="Tokens that the encoder of a model with a decoder computes, and its decoder attends to; other numbers are computed "
+        "by these.  "
+        f"[default: {','.join(map(str, FEW[1:]))}, up to --n-ubatch]",
     ),
     click.option(
         "--embeddings",
@@ -211,6 +244,41 @@ _EXPORTER = (
 )
 
 
+_PROJECTOR = (
+    click.option(
+        "--mmproj",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="llama.cpp's --mmproj: the GGUF file of a projector of images or sound, whose kernels the manifest has as well; or, "
+        "without a SOURCE, alone. They are for the sizes of llama.cpp's warm-up, the only ones of many projectors. Its header is "
+        "enough.",
+    ),
+    click.option(
+        "--image-size",
+        "images",
+        type=ImageSizes(),
+        metavar="WxH,…",
+        help="Sizes of images in pixels to have kernels of the projector for, too: of what llama.cpp scales and cuts them to.",
+    ),
+    click.option(
+        "--image-min-tokens",
+        type=click.IntRange(1, 1 << 20),
+        help="llama.cpp's option of that name: tokens that an image of any size has.",
+    ),
+    click.option(
+        "--image-max-tokens",
+        type=click.IntRange(1, 1 << 20),
+        help="llama.cpp's option of that name.",
+    ),
+    click.option(
+        "--audio-seconds",
+        "seconds",
+        type=Counts(),
+        metavar="N,…",
+        help="Lengths of sound to have kernels of the projector for, too.",
+    ),
+)
+
 NAMES = frozenset((*Settings.__dataclass_fields__, "split_mode", "program", "llama_cpp"))
 """The parameters of commands with these options."""
 
@@ -251,10 +319,41 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         if n_tokens is None:
             settings = replace(settings, n_tokens=few(settings.most_tokens))
+        settings = replace(settings, n_encoded=settings.n_encoded or few_encoded(settings))
         _check(settings)
         return function(*args, settings=settings, **kwargs)
 
     return _with(wrapper, _SETTINGS)
+
+
+def projector_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a projector, in one parameter `projector: Projector | None`.
+
+    Raises:
+        KernelgenError: when the command runs: there are sizes for no projector, or longer sound than it takes.
+    """
+
+    @functools.wraps(function)
+    def wrapper(
+        *args: Any,
+        mmproj: Path | None,
+        images: tuple[tuple[int, int], ...] | None,
+        image_min_tokens: int | None,
+        image_max_tokens: int | None,
+        seconds: tuple[int, ...] | None,
+        **kwargs: Any,
+    ) -> Any:
+        tokens = (image_min_tokens, image_max_tokens)
+        if mmproj is None and (images or seconds):
+            raise KernelgenError(
+                f"{'--image-size' if images else '--audio-seconds'} is for a projector: give --mmproj too"
+            )
+        if seconds and seconds[-1] > MAX_SECONDS:
+            raise KernelgenError(f"--audio-seconds {seconds[-1]}: sound of at most {MAX_SECONDS} s")
+        projector = None if mmproj is None else Projector(mmproj, images or (), seconds or (), tokens)
+        return function(*args, projector=projector, **kwargs)
+
+    return _with(wrapper, _PROJECTOR)
 
 
 def exporter_options(function: Callable[..., Any]) -> Callable[..., Any]:

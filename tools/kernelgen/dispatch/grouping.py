@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
+from kernelgen.model.any_numbers import AnyNumbers
 from kernelgen.model.causal import Causal
 from kernelgen.model.first_cells import FirstCells
 from kernelgen.model.graphs import Graph
@@ -79,16 +80,18 @@ class Groups:
             self._patterns[kernels[0]].setdefault(kernels, set()).add(spec)
             self._members.update(kernels)
         self._nodes: dict[int, tuple[Hashable, KernelSpec | None]] = {}
-        self._first_cells, self._causal = FirstCells(), Causal()
+        self._first_cells, self._causal, self._any_numbers = FirstCells(), Causal(), AnyNumbers()
 
     def __bool__(self) -> bool:
         return bool(self._members)
 
     def find(self, graph: Graph) -> Grouping:
         """Returns which of a graph's nodes run in groups."""
-        # As it is, and for kernels that have the first cells of a cache alone; before both for those whose attention is causal.
+        # As it is, and for kernels that have the first cells of a cache alone; before both for those whose attention is causal; and
+        # all of these for kernels for any numbers.
         plain = (graph, self._first_cells.of(graph))
-        graphs = (*map(self._causal.of, plain), *plain)
+        own = (*map(self._causal.of, plain), *plain)
+        graphs = (*own, *map(self._any_numbers.of, own))
         ways = [(way, [self._token(node) for node in way.nodes]) for way in graphs]
         known = [any(token in self._members for token in tokens) for tokens in zip(*(t for _, t in ways), strict=True)]
         reasons = [Outside.PLACE if one else Outside.OP for one in known]

@@ -18,6 +18,9 @@ from kernelgen.spec.op_kernel import KernelSpec
 MAX_CHUNKS = 16
 """More launches than this for one node are not better than the CPU."""
 
+MAX_IN_PLACE = 1024
+"""The same of a node in place, as of a shift of a cache's keys, whose other way is to read all of the cache and to write it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -74,11 +77,19 @@ class LengthIndex:
             node: as the kernel that would be made for it.
             room: cells of the cache that attention reads on in; None: as many as kernels have.
         """
-        exact = self._exact.get(_key(node, (*node.inputs, node.output)))
+        # its own numbers, and then any
+        nodes = [node] if node.open is None else [node, node.open]
         ways = list(cuts(node.op, node.inputs, node.output))
-        if exact is not None:
-            us, read = self._alone(node, ways)
-            return Selection((exact,), (), 0, us, us, read, read)
+        for one in nodes:
+            exact = self._exact.get(_key(one, (*one.inputs, one.output)))
+            if exact is not None:
+                us, read = self._alone(node, ways)
+                return Selection((exact,), (), 0, us, us, read, read)
+        found = (self._pieces(one, ways, room) for one in nodes)
+        return next((selection for selection in found if selection is not None), None)
+
+    def _pieces(self, node: KernelSpec, ways: Sequence[Cut], room: int | None) -> Selection | None:
+        """Returns how kernels for other numbers of tokens compute a node."""
         # In the order of the rules, and of each the shortest cache that is long enough: as the backend, which takes the first, too.
         for cut in ways:
             sizes = self._sizes.get(_family(node, cut), set())
@@ -247,7 +258,18 @@ def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool
             best = total
             found = [(i * size, size) for i in range(whole)]
             found += [(min(whole * size + i * then, n - then), then) for i in range(times)]
-    return found
+    return found if found or again else _descending(n, counts)
+
+
+def _descending(n: int, counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns chunks of all sizes, the largest first, as many of each as there is room for; none where that leaves tokens over."""
+    found: list[tuple[int, int]] = []
+    begin = 0
+    for size in reversed(counts):
+        times = (n - begin) // size
+        found += [(begin + i * size, size) for i in range(min(times, MAX_IN_PLACE + 1))]
+        begin += times * size
+    return found if begin == n and len(found) <= MAX_IN_PLACE else []
 
 
 def _cheapest(costs: Sequence[float]) -> list[int]:

@@ -21,7 +21,13 @@ F32_MAX = float.fromhex("0x1.fffffep+127")
 F32_TINY = float.fromhex("0x1p-126")
 """The largest finite binary32 number."""
 
-ParamValue = int | float | bool
+ANY = "any"
+"""The value of a number that a kernel is given at run time: it is for all of them."""
+ANY_WORD = 15
+"""The word of `op_params` that says so, by a bit for each word; ggml leaves it 0."""
+
+ParamValue = int | float | bool | str
+"""A number or a flag, or `ANY`."""
 
 # `enum ggml_op`, in order; the position is the number.
 ENUM = tuple(
@@ -89,6 +95,7 @@ class Param:
         minimum, maximum: inclusive bounds, when ggml asserts them.
         infinite: whether a `float` may be infinite: it is a bound or a value, and not computed with.
         ours: whether ggml has no such parameter, in a word that it leaves 0; a kernel with the default has none either.
+        open: whether it may be `ANY`. Of an op all such parameters are, or none.
     """
 
     name: str
@@ -100,6 +107,7 @@ class Param:
     maximum: float | None = None
     infinite: bool = False
     ours: bool = False
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +174,31 @@ class Op:
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", MappingProxyType({p.name: p for p in self.params}))
 
+    @property
+    def opens(self) -> tuple[Param, ...]:
+        """The parameters that may be `ANY`, in the order in which a kernel is given them."""
+        return tuple(p for p in self.params if p.open)
+
+    def opened(self, params: Mapping[str, ParamValue]) -> tuple[str, ...]:
+        """Returns the names of those that are.
+
+        Raises:
+            ValueError: some of them are, and others not.
+        """
+        found = tuple(p.name for p in self.opens if params.get(p.name) == ANY)
+        if found and len(found) < len(self.opens):
+            names = " and ".join(p.name for p in self.opens)
+            raise ValueError(f"{self.name}: {names} are '{ANY}' together")
+        return found
+
     def with_defaults(self, params: Mapping[str, ParamValue]) -> dict[str, ParamValue]:
         """Returns all parameters by name, defaults filled in, floats rounded to binary32.
 
         A word that has no name here can be given as `word4`; it is kept when it is not 0. A custom op keeps what has no name here.
+        Where a parameter is `ANY`, those are that are absent and may be.
         """
+        if any(params.get(p.name) == ANY for p in self.opens):
+            params = {**{p.name: ANY for p in self.opens}, **params}
         named = {
             p.name: _normal(p, params.get(p.name, 0 if p.default is None else p.default))
             for p in self.params
@@ -190,10 +218,12 @@ class Op:
             words[0] = self.variant
         for name, value in params.items():
             p = self.by_name.get(name)
-            if p is None:
+            if value == ANY and p is not None:
+                words[ANY_WORD] |= 1 << p.word
+            elif p is None:
                 words[int(name.removeprefix("word"))] = int(value)
             else:
-                words[p.word] = f32_bits(value) if p.kind is float else int(value)
+                words[p.word] = f32_bits(float(value)) if p.kind is float else int(value)
         return tuple(words)
 
     def decode(self, words: Sequence[int]) -> dict[str, ParamValue]:
@@ -204,6 +234,9 @@ class Op:
             if not p.ours or words[p.word]
         }
         known = {p.word for p in self.params} | ({0} if self.variant is not None else set())
+        if self.opens and words[ANY_WORD] == sum(1 << p.word for p in self.opens):
+            named |= {p.name: ANY for p in self.opens}
+            known |= {ANY_WORD}
         return {**named, **{f"word{i}": w for i, w in enumerate(words) if w and i not in known}}
 
 
@@ -237,6 +270,8 @@ def f32_shortest(value: float) -> float:
 
 
 def _normal(p: Param, value: ParamValue) -> ParamValue:
+    if p.open and value == ANY:
+        return ANY
     if p.kind is float:
         return f32_shortest(float(value))
     return bool(value) if p.kind is bool else int(value)
@@ -321,7 +356,12 @@ _PRODUCTS_AND_ROWS = (
     Op("mul_mat", _AB, 2, (_PREC, Param("hint", 1), _PREC_SRC1)),
     Op("mul_mat_id", ("as", "b", "ids"), 3, (_PREC, _PREC_SRC1)),
     Op("out_prod", _AB, 2),
-    Op("scale", ("src0",), 1, (Param("s", 0, float, None), Param("b", 1, float, 0.0, infinite=True))),
+    Op(
+        "scale",
+        ("src0",),
+        1,
+        (Param("s", 0, float, None, open=True), Param("b", 1, float, 0.0, infinite=True, open=True)),
+    ),
     Op(
         "clamp",
         ("src0",),

@@ -15,7 +15,7 @@ from kernelgen.errors import Diagnostic, KernelgenError, described
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.hlo.storage import ParameterStorage, storage, update, view
 from kernelgen.languages.emitting import emitting
-from kernelgen.lowering.op import Lowered, call, traced_hlo
+from kernelgen.lowering.op import Lowered, call, numbers_argument, scalars, traced_hlo
 from kernelgen.spec.graph_kernel import GraphSpec, Operand, TensorPlace
 
 MAX_ELEMENTS = 2**31
@@ -48,13 +48,16 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
     slots = [_slot(spec, i, uses) for i, uses in enumerate(spec.uses())]
     results = [(node, storage(spec.nodes[node].output).shape) for node in spec.escaping]
     written = spec.written
+    numbers = [numbers_argument(spec.n_opened)] if spec.n_opened else []
 
     def kernel(*arrays: Any) -> Any:
-        memory = {(True, i): array for i, array in enumerate(arrays)}
+        memory = {(True, i): array for i, array in enumerate(arrays[: len(slots)])}
+        given = iter(scalars(arrays[-1]) if numbers else ())
         for i, node in enumerate(spec.nodes):
             op = node.kernel
             views = [None if o is None else _read(memory, spec, i, o) for o in node.inputs]
-            (result,) = call(op, functions[node.op], views)
+            own = [next(given) for _ in op.opened]
+            (result,) = call(op, functions[node.op], views, numbers=own)
             if node.place is None:
                 memory[False, i] = update(None, storage(node.output), result)
             else:
@@ -67,14 +70,14 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
 
     try:
         with emitting(()) as noted:
-            hlo, traced = traced_hlo(kernel, [(slot.shape, slot.dtype) for slot in slots])
+            hlo, traced = traced_hlo(kernel, [*((slot.shape, slot.dtype) for slot in slots), *numbers])
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise _failure(spec, described(error)) from error
     return Lowered(
         hlo,
-        tuple(f"input{i}" for i in range(len(slots))),
+        tuple(f"input{i}" for i in range(len(slots) + len(numbers))),
         (*(f"output{k}" for k in range(len(results))), *(f"input{i}.updated" for i in written)),
         {len(results) + n: i for n, i in enumerate(written)},
         noted.notes,

@@ -36,7 +36,7 @@ class Lowered:
 
     Attributes:
         hlo: serialized `HloModuleProto` as XLA writes it.
-        inputs: `input<i>` per parameter, i the index in ggml's `src`.
+        inputs: `input<i>` per parameter, i the index in ggml's `src`; numbers that are given at run time come behind all of them.
         outputs: `output0` for the result, then `input<i>.updated` for every input that the kernel changes besides.
         aliases: result number → parameter number.
         notes: what the language says of the kernel besides.
@@ -69,11 +69,13 @@ def lower(
     present = [(i, s) for i, s in enumerate(arguments) if s is not None]
     updated = _updated(spec, function)
     stored = [(spec.alias, _target(spec, function)), *((i, storage(t)) for i, t in updated.items())]
+    numbers = [numbers_argument(len(spec.opened))] if spec.opened else []
 
     def kernel(*arrays: Any) -> Any:
-        bound = dict(zip((i for i, _ in present), arrays, strict=True))
+        bound = dict(zip((i for i, _ in present), arrays, strict=False))
         views = [None if s is None else view(bound[i], s) for i, s in enumerate(arguments)]
-        results = call(spec, function, views, language, targets)
+        given = scalars(arrays[-1]) if numbers else ()
+        results = call(spec, function, views, language, targets, given)
         new = tuple(
             update(None if i is None else bound[i], target, result)
             for (i, target), result in zip(stored, results, strict=True)
@@ -82,20 +84,33 @@ def lower(
 
     try:
         with emitting(targets) as noted:
-            hlo, traced = traced_hlo(kernel, [(s.shape, s.dtype) for _, s in present])
+            hlo, traced = traced_hlo(kernel, [*((s.shape, s.dtype) for _, s in present), *numbers])
     except (KernelgenError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise _failure(spec, function, described(error), error) from error
-    numbers = {i: n for n, (i, _) in enumerate(present)}
+    places = {i: n for n, (i, _) in enumerate(present)}
+    names = (*places, *(len(spec.inputs) for _ in numbers))
     return Lowered(
         hlo,
-        tuple(f"input{i}" for i in numbers),
+        tuple(f"input{i}" for i in names),
         ("output0", *(f"input{i}.updated" for i in spec.updates)),
-        {n: numbers[i] for n, (i, _) in enumerate(stored) if i is not None},
+        {n: places[i] for n, (i, _) in enumerate(stored) if i is not None},
         noted.notes,
         traced,
     )
+
+
+def numbers_argument(n: int) -> tuple[tuple[int, ...], str]:
+    """Returns shape and dtype name of the argument that has the numbers that a kernel is given at run time."""
+    return (n,), "float32"
+
+
+def scalars(numbers: Any) -> tuple[Any, ...]:
+    """Returns the elements of such an argument, each an array of shape ()."""
+    from jax import lax
+
+    return tuple(lax.reshape(lax.slice(numbers, (i,), (i + 1,)), ()) for i in range(numbers.shape[0]))
 
 
 def traced_hlo(kernel: Callable[..., Any], arguments: Sequence[tuple[tuple[int, ...], str]]) -> tuple[bytes, Any]:
@@ -126,6 +141,7 @@ def call(
     views: Sequence[Any],
     language: str = DEFAULT,
     targets: tuple[str, ...] = (),
+    numbers: Sequence[Any] = (),
 ) -> tuple[Any, ...]:
     """Calls an emitter and returns its result, and the new content of each input that it updates.
 
@@ -135,6 +151,7 @@ def call(
         views: the logical array of each input, shape `ParameterStorage.view_shape`; None for one that is absent.
         language: what the emitter is written in.
         targets: the targets that the kernel is for.
+        numbers: arrays of shape () for the parameters that are `any`, in the order of `KernelSpec.opened`.
 
     Raises:
         KernelgenError: the emitter refuses the kernel, or its result is not what the spec says.
@@ -147,7 +164,7 @@ def call(
         else logical
         for logical, tensor in zip(views, spec.inputs, strict=True)
     ]
-    keywords = _keywords(spec, function)
+    keywords = {**_keywords(spec, function), **dict(zip(spec.opened, numbers, strict=True))}
     updated = _updated(spec, function)
     called_as = languages.get(DEFAULT if language in languages.EMITTERS_IN_JAX else language)
     try:

@@ -294,7 +294,9 @@ class _GraphEntry(KernelEntry):
             return None
         alias = self._alias_of(op, inputs, into, output, i, values)
         descriptions = [None if t is None else t.tensor for t in inputs]
-        full = op.with_defaults(params)
+        full = member.full_params(op, params)
+        if full is None:
+            return None
         member.check_shapes(op, descriptions, result, full, alias, values)
         return LooseNode(op.name, tuple(inputs), result, full, into, name in outputs)
 

@@ -199,7 +199,9 @@ class KernelEntry:
         params = self.entry.get("params")
         for name, item in params.value.items() if params is not None and params.kind == "map" else ():
             value = item.node.value
-            if item.node.kind != "scalar" or value is None or (isinstance(value, str) and not _EXPRESSION.match(value)):
+            if isinstance(value, str) and (value == ggml_ops.ANY or _EXPRESSION.match(value)):
+                continue
+            if item.node.kind != "scalar" or value is None or isinstance(value, str):
                 shown = describe(item.node)
                 self.fail(
                     item.node, f"{short(name)}: expected a number, true, false or an expression '${{…}}', not {shown}"
@@ -460,9 +462,21 @@ class KernelEntry:
         alias = self._alias(op, inputs, output)
         if not self.good or output is None:
             return None
-        full = op.with_defaults(params)
+        full = self.full_params(op, params)
+        if full is None:
+            return None
         good = self.check_shapes(op, inputs, output, full, op.alias if alias is None else alias, values)
         return KernelSpec.make(op.name, inputs, output, full, alias) if good else None
+
+    def full_params(self, op: Op, params: Mapping[str, ParamValue]) -> dict[str, ParamValue] | None:
+        """Returns all parameters, or notes why some can't be given at run time without others."""
+        full = op.with_defaults(params)
+        try:
+            op.opened(full)
+        except ValueError as error:
+            self.fail(self._need("params"), str(error))
+            return None
+        return full
 
     def check_shapes(
         self,
@@ -531,5 +545,5 @@ class KernelEntry:
             if message:
                 self.fail(item.node, f"{op.name}'s {message}")
             else:
-                found[name] = value  # type: ignore[assignment]
+                found[name] = value
         return found

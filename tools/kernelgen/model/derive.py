@@ -19,6 +19,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.manifest.values import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
+from kernelgen.model.any_numbers import AnyNumbers
 from kernelgen.model.causal import Causal, causal_kernel
 from kernelgen.model.first_cells import FirstCells
 from kernelgen.model.formulas import Fitter
@@ -26,6 +27,7 @@ from kernelgen.model.graphs import ExportedNode, Graph
 from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
 from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, constant, fit
 from kernelgen.model.sizes import NAMES, DecodeCall, Settings
+from kernelgen.model.streams import Streams
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -113,6 +115,8 @@ def derive(
     """
     if settings.any_ctx:
         export = _with_first_cells(export)
+    export = _with_any_numbers(export, settings)
+    beside = [AnyNumbers().of(graph) if graph.is_probe else graph for graph in beside]
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, choose is not None, causal)
     derived_calls: list[DeriveCall] = []
@@ -137,9 +141,11 @@ def derive(
         known = {spec for entry in entries for spec in entry.specs()}
         rest = sorted({call for call in wanted if (call.n_seqs, call.samplers) in incomplete})
         for call, graph in export(rest):
-            classes.note_as_it_is(graph, _point(settings, call, graph))
+            in_turn = _is_in_turn(settings, call.n_seqs, bool(graph.context["flash_attn"]))
+            if not in_turn or call.n_tokens == call.n_seqs:
+                classes.note_as_it_is(graph, _point(settings, call, graph), fallback=not in_turn)
             for node, name in zip(graph.nodes, graph.names, strict=True):
-                if node.empty:
+                if node.empty or (in_turn and (node.op in _OF_STREAMS or not _is_alone(settings, call))):
                     continue
                 spec = node.spec()
                 if spec not in known:
@@ -165,6 +171,14 @@ def both(one: Derived, other: Derived) -> Derived:
     return Derived(entries, one.calls, one.listed + other.listed, [*one.graphs, *graphs])
 
 
+def as_they_are(graphs: Iterable[Graph], reasons: Reasons) -> list[DerivedKernel]:
+    """Returns a kernel without formulas for each different node of graphs, each with the reason why it can't be built."""
+    entries = list(_as_they_are(graphs, set()))
+    for entry in entries:
+        entry.reason = reasons.of_entry(entry)
+    return entries
+
+
 def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[DerivedKernel]:
     """Yields a kernel without formulas for each different node of graphs, except for those that are known."""
     for graph in graphs:
@@ -176,19 +190,41 @@ def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[De
 
 
 def _with_first_cells(export: Export) -> Export:
-    first = FirstCells()
+    streams, first = Streams(), FirstCells()
 
     def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
         for call, graph in export(calls):
             # Without flash attention strides have the length of the cache of values, so that of keys is whole, too.
-            yield call, first.of(graph) if graph.context["flash_attn"] else graph
+            yield call, first.of(streams.of(graph)) if graph.context["flash_attn"] else graph
 
     return graphs
 
 
-_OF_STREAMS = ("flash_attn_ext", "set_rows")
-"""Ops that have a cache's length in strides or sizes where sequences have a cache each. With kernels for any length, those for one
-sequence compute them: attention of one after the other, and a write by a kernel that has the rows of all caches."""
+def _with_any_numbers(export: Export, settings: Settings) -> Export:
+    any_numbers = AnyNumbers()
+
+    def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
+        for call, graph in export(calls):
+            # scales of adapters, and numbers of samplers, which follow the model in its graph
+            yield call, any_numbers.of(graph) if settings.lora or call.samplers else graph
+
+    return graphs
+
+
+_OF_STREAMS = ("flash_attn_ext", "set_rows", "concat")
+"""Ops of groups that are a node for each sequence where sequences have a cache each, and what puts their results together.
+Alone they are computed by kernels for one sequence: attention of one after the other, and a write by a kernel that has the rows of
+all caches."""
+
+
+def _is_in_turn(settings: Settings, n_seqs: int, flash_attn: bool) -> bool:
+    """Whether a graph's attention was made one of each sequence, of a cache of any length."""
+    return settings.any_ctx and flash_attn and settings.has_streams(n_seqs)
+
+
+def _is_alone(settings: Settings, call: DecodeCall) -> bool:
+    """Whether kernels of single nodes are asked for in a call: those of other calls serve a token of each sequence."""
+    return bool(call.samplers) or call.n_tokens in settings.n_tokens
 
 
 def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
@@ -220,17 +256,21 @@ def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[G
     return _graphs(found.values(), reasons)
 
 
-def _note_as_it_is(found: dict[GraphFormula, GraphEntry], graph: Graph, point: Point, cut: Cut) -> None:
+def _note_as_it_is(
+    found: dict[GraphFormula, GraphEntry], graph: Graph, point: Point, cut: Cut, *, fallback: bool = True
+) -> None:
     """Adds the graph kernels of one graph, without formulas."""
     kernels = [None if node.empty else constant(node.spec()) for node in graph.nodes]
     grouped, _ = groups.fit([graph], [point], kernels, cut, Fitter(NAMES if point else (), [point]))
-    _note(found, grouped, [point])
+    _note(found, grouped, [point], fallback=fallback)
 
 
-def _note(found: dict[GraphFormula, GraphEntry], grouped: Iterable[GraphFormula], points: Sequence[Point]) -> None:
+def _note(
+    found: dict[GraphFormula, GraphEntry], grouped: Iterable[GraphFormula], points: Sequence[Point], *, fallback: bool
+) -> None:
     """Adds graph kernels that are asked for at some sizes."""
     for graph in grouped:
-        entry = found.setdefault(graph, GraphEntry(graph, [], graph.nodes[-1].name))
+        entry = found.setdefault(graph, GraphEntry(graph, [], graph.nodes[-1].name, fallback=fallback))
         entry.points += points
 
 
@@ -333,10 +373,11 @@ class _Classes:
     def _some_cuts(self) -> list[tuple[tuple[str, ...], Cut]]:
         return [(targets, cut) for targets, cut in self.cuts.items() if cut is not None]
 
-    def note_as_it_is(self, graph: Graph, point: Point) -> None:
+    def note_as_it_is(self, graph: Graph, point: Point, *, fallback: bool) -> None:
         """Adds the graph kernels of one graph, without formulas."""
         for targets, cut in self._some_cuts():
-            _note_as_it_is(self.graphs.setdefault(targets, {}), self._for_groups(graph), point, cut)
+            found = self.graphs.setdefault(targets, {})
+            _note_as_it_is(found, self._for_groups(graph), point, cut, fallback=fallback)
 
     def entries(self, asked: Mapping[_Sampled, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[_Sampled]]:
         """Returns an entry for each kernel, and the calls for which something has no formula."""
@@ -345,7 +386,7 @@ class _Classes:
         met: dict[tuple[_Sampled, bool, int, tuple[int, ...]], set[DecodeCall]] = {}
         for one in self._found.values():
             sampled = (one.n_seqs, one.samplers)
-            in_turn = self._settings.any_ctx and one.flash_attn and self._settings.has_streams(one.n_seqs)
+            in_turn = _is_in_turn(self._settings, one.n_seqs, one.flash_attn)
             points, complete = _asked_of(self._settings, one, asked[sampled])
             met.setdefault((sampled, one.flash_attn, one.devices, one.of), set()).update(points)
             if not complete:
@@ -354,28 +395,25 @@ class _Classes:
             made: dict[tuple[int, ...], KernelFormula | None] = {}
             kernels: list[KernelFormula | None] = []
             for column, name in zip(one.columns, one.names, strict=True):
-                if in_turn and column[0].op in _OF_STREAMS:
-                    kernels.append(None)
-                    continue
                 key = tuple(map(id, column))
                 if key not in made:
                     made[key] = fit(column, one.points, fitter)
                     kernel = made[key]
+                    alone = [point for call, point in points.items() if _is_alone(self._settings, call)]
                     if kernel is None:
                         incomplete.add(sampled)
-                    elif points:
+                    elif alone and not (in_turn and column[0].op in _OF_STREAMS):
                         entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
-                        entry.points += points.values()
+                        entry.points += alone
                 kernels.append(made[key])
             if self._causal is not None:
                 kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
-            for targets, cut in self._some_cuts() if points else ():
-                if in_turn and any(column[0].op in _OF_STREAMS for column in one.columns):
-                    continue
+            together = [p for p in points.values() if not in_turn or p["n_tokens"] == one.n_seqs]
+            for targets, cut in self._some_cuts() if together else ():
                 grouped, complete = groups.fit(one.graphs, one.points, kernels, cut, fitter)
                 if not complete:
                     incomplete.add(sampled)
-                _note(self.graphs.setdefault(targets, {}), grouped, list(points.values()))
+                _note(self.graphs.setdefault(targets, {}), grouped, together, fallback=not in_turn)
         for (sampled, *_), calls in met.items():
             if calls != set(asked[sampled]):
                 incomplete.add(sampled)

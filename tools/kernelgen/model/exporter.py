@@ -16,6 +16,7 @@ from pathlib import Path
 import kernelgen
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.model.graphs import Graph, GraphReader, ModelHeader
+from kernelgen.model.projector import Projector
 from kernelgen.model.sizes import DecodeCall, Settings, shifted
 
 PROGRAM = "export-graphs"
@@ -59,8 +60,7 @@ class Exporter:
         Raises:
             KernelgenError: the program can't be run, or refuses the model.
         """
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - the export is read from it, and it closes with that
-        command = [str(self.program), str(source), *_options(settings, n_ctx)]
+        command = [str(source), *_options(settings, n_ctx)]
         if devices > 1:
             command += ["--split-mode", "tensor", "--devices", str(devices)]
         if calls and calls[0].samplers:
@@ -69,6 +69,24 @@ class Exporter:
             command += ["--graph", str(call)]
         if not calls:
             command.append("--shift")
+        return self._run(source, command)
+
+    def projector(self, asked: Projector, flash_attn: Sequence[bool]) -> ExporterOutput:
+        """Returns what the program prints for a projector.
+
+        Raises:
+            KernelgenError: as of `run`.
+        """
+        command = ["--mmproj", str(asked.file), "--flash-attn", _on_off(flash_attn), *asked.limits]
+        for width, height in asked.images:
+            command += ["--image-size", f"{width}x{height}"]
+        for seconds in asked.seconds:
+            command += ["--audio-seconds", str(seconds)]
+        return self._run(asked.file, command)
+
+    def _run(self, source: Path, arguments: Sequence[str]) -> ExporterOutput:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - the export is read from it, and it closes with that
+        command = [str(self.program), *arguments]
         environment = {**os.environ, "LC_ALL": "C"}
         if self.libraries is not None:
             known = environment.get("LD_LIBRARY_PATH")
@@ -166,11 +184,15 @@ class ExporterOutput:
         return self._reader.graphs()
 
 
+def _on_off(flash_attn: Sequence[bool]) -> str:
+    return ",".join("on" if flash else "off" for flash in flash_attn)
+
+
 def _options(settings: Settings, n_ctx: int) -> Iterable[str]:
     yield from ("--ctx-size", str(n_ctx), "--ubatch-size", str(settings.n_ubatch))
     yield from ("--parallel", str(settings.n_seq_max))
     yield from ("--cache-type-k", settings.type_k, "--cache-type-v", settings.type_v)
-    yield from ("--flash-attn", ",".join("on" if flash else "off" for flash in settings.flash_attn))
+    yield from ("--flash-attn", _on_off(settings.flash_attn))
     if settings.kv_unified:
         yield "--kv-unified"
     if settings.swa_full:
@@ -181,10 +203,18 @@ def _options(settings: Settings, n_ctx: int) -> Iterable[str]:
         yield "--control-vector"
     if settings.encoder:
         yield "--encoder"
+    if settings.n_encoded:
+        yield from ("--n-encoded", str(settings.n_encoded[0]))
     if settings.embeddings:
         yield "--embeddings"
     if settings.pooling is not None:
         yield from ("--pooling", settings.pooling)
+    if settings.speculation is not None:
+        yield from ("--spec-type", settings.speculation)
+    if settings.draft_file is not None:
+        yield from ("--model-draft", str(settings.draft_file))
+    if settings.drafting:
+        yield "--draft"
     for file, scale in settings.lora:
         yield from ("--lora-scaled", f"{file}:{scale!r}")
 

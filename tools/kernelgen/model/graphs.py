@@ -179,6 +179,7 @@ class ModelHeader:
         size: of the weights, in bytes.
         layers: how many.
         encoder, decoder, recurrent: what it has.
+        description: in a line; of a projector llama.cpp's name of its kind.
     """
 
     architecture: str
@@ -189,6 +190,7 @@ class ModelHeader:
     encoder: bool
     decoder: bool
     recurrent: bool
+    description: str = ""
 
 
 def _at(tensors: list[dict[str, Any]], index: int) -> At:
@@ -240,6 +242,7 @@ class GraphReader:
                 bool(m["encoder"]),
                 bool(m["decoder"]),
                 bool(m["recurrent"]),
+                str(m["description"]),
             )
         except _WRONG as error:
             raise self._error(number, f"the model's description is wrong: {error!r}") from None

@@ -324,9 +324,11 @@ class GraphEntry(RequestedKernel[GraphFormula]):
 
     Attributes:
         targets: that have it; none where all have it.
+        fallback: whether its nodes have kernels of their own.
     """
 
     targets: tuple[str, ...] = ()
+    fallback: bool = True
 
     def specs(self) -> set[GraphSpec]:
         """The graph kernels that it stands for."""

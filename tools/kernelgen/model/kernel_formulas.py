@@ -39,12 +39,14 @@ class RequestedKernel(Generic[F]):
         points: the sizes at which it is asked for.
         name: for readers.
         reason: why it can't be built; None when it can.
+        as_ggml: whether its weights have ggml's layout, whichever layouts the manifest asks for.
     """
 
     kernel: F
     points: list[Point]
     name: str
     reason: str | None = None
+    as_ggml: bool = False
 
     @property
     def values(self) -> dict[tuple[int, ...], Point]:

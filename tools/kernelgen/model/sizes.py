@@ -62,7 +62,7 @@ class Settings:
         n_ubatch: tokens that a call has at most.
         n_seq_max: sequences at once.
         n_tokens: tokens per call to have kernels for.
-        n_outputs: outputs per call; None for 1 and all, and with a split for none of the most tokens.
+        n_outputs: outputs per call; None for 1 and all, and for none of the most tokens with a split or `grouped`.
         n_kv: cache lengths; None for as many as serve all.
         type_k, type_v: ggml types of the cache.
         flash_attn: with flash attention, without it, or both.
@@ -75,8 +75,14 @@ class Settings:
         samplers: chains that the device samples with (`--backend-sampling`), as export-graphs takes them; "" for logits.
         control_vector: whether layers add a control vector.
         encoder: whether the calls are those of the encoder of a model that has a decoder, too.
+        n_encoded: tokens that the encoder of a model with a decoder computes, and its decoder attends to; graphs are those of the
+            first number, and without one of as many as in training.
         embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
         lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
+        speculation: which kind of draft reads the model's hidden states, as `--spec-type` has it; None: none does.
+        draft_file: the file of that draft; None: the model is its own.
+        drafting: whether the calls are those of that draft.
+        grouped: whether there are graph kernels.
     """
 
     n_ctx: tuple[int, ...]
@@ -96,9 +102,14 @@ class Settings:
     samplers: tuple[str, ...] = ("",)
     control_vector: bool = False
     encoder: bool = False
+    n_encoded: tuple[int, ...] = ()
     embeddings: bool = False
     pooling: str | None = None
     lora: tuple[tuple[Path, float], ...] = ()
+    speculation: str | None = None
+    draft_file: Path | None = None
+    drafting: bool = False
+    grouped: bool = False
 
     @property
     def whole(self) -> bool:
@@ -134,6 +145,11 @@ def few(most: int) -> tuple[int, ...]:
     A call of `most` tokens is one chunk then, and rows are gathered from as many.
     """
     return (*(n for n in FEW if n < most), most)
+
+
+def few_encoded(settings: Settings) -> tuple[int, ...]:
+    """Returns numbers of tokens of an encoder by which it and its decoder are served: no call of it generates, which has one."""
+    return few(settings.most_tokens)[1:] or (1,)
 
 
 def pad(n: int) -> int:
@@ -189,18 +205,24 @@ def shifted(settings: Settings) -> Iterator[int]:
 
 
 def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
-    """Returns the numbers of tokens of calls; where tokens are sampled, also 1 of each sequence: no others sample as many."""
-    return sorted({*settings.n_tokens, n_seqs}) if samplers else settings.n_tokens
+    """Returns the numbers of tokens of calls. Where tokens are sampled, also 1 of each sequence: no others sample as many. The
+    same where sequences have a cache each of any length, for groups.
+    """
+    in_turn = settings.any_ctx and settings.has_streams(n_seqs)
+    return sorted({*settings.n_tokens, n_seqs}) if samplers or in_turn else settings.n_tokens
 
 
 def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> list[int]:
     if settings.whole:
         return [n_tokens]
     wanted = settings.n_outputs
+    if settings.drafting:
+        # it reads what the model was given without a result, and proposes a token for each sequence after another
+        wanted = (n_seqs,) if samplers else (0, n_seqs)
     if wanted is None:
-        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. Of tensors
-        # that are not split, ops that have no group in such a call have kernels of their own.
-        without = settings.split and n_tokens == settings.most_tokens > 1
+        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. The last layer,
+        # and so a step, ends sooner in such a call: without a graph kernel of that, each op of it would be a launch.
+        without = (settings.split or settings.grouped) and n_tokens == settings.most_tokens > 1
         wanted = (1, n_seqs if samplers else n_tokens, *((0,) if without else ()))
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 
@@ -214,8 +236,9 @@ def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list
 
 
 def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
-    """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache. Kernels
-    that compute several sequences with a cache each at once do not, and with `any_ctx` there are none.
+    """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache.
+    Kernels that compute several sequences with a cache each at once do not, but with `any_ctx` each sequence's is a tensor of
+    its own.
     """
     if settings.has_streams(n_seqs) and not settings.any_ctx:
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)

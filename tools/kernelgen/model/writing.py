@@ -140,6 +140,7 @@ def _entry(entry: DerivedKernel, shared: Mapping[str, Sequence[int]], where: Seq
         lines.append(f"    params: {{{', '.join(f'{name}: {_param(value)}' for name, value in kernel.params)}}}")
     if kernel.alias is not None:
         lines.append(f"    alias: {kernel.alias}")
+    lines += ["    weights: []"] * entry.as_ggml
     return [line for more in _sizes(entry, shared, where) for line in (*lines, *more)]
 
 
@@ -190,7 +191,9 @@ def _graph(entry: GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequen
     lines.append("    nodes:")
     lines += [line for node in graph.nodes for line in node_lines(node)]
     lines.append(f"    outputs: [{', '.join(node.name for node in graph.nodes if node.escapes)}]")
+    lines += [] if entry.fallback else ["    fallback: false"]
     lines += [f"    targets: [{', '.join(entry.targets)}]"] if entry.targets else []
+    lines += ["    weights: []"] * entry.as_ggml
     lines.append(f"    compiler: {{model_type: {_MODEL_TYPE}}}")
     first, *others = _sizes(entry, shared, where)
     if len(lines) < _LONG or any(len(more) != len(first) for more in others):

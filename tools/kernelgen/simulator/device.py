@@ -30,7 +30,7 @@ from kernelgen.hlo.estimate import estimate
 from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
 from kernelgen.neff import container, scratchpad_estimate
 from kernelgen.neff.identity import flag
-from kernelgen.simulator import bounds, cache, miscompiles, products, scales
+from kernelgen.simulator import bounds, cache, miscompiles, products, scales, weights
 from kernelgen.simulator.ranks import Collectives, collectives_of, merge
 from kernelgen.simulator.unused import unused_parameters
 from kernelgen.targets import TARGETS
@@ -488,7 +488,7 @@ def _compile(hlo: bytes, count: int, strict: bool) -> tuple[Executable, tuple[st
         plain = proto.serialize(module)
         plain = merge(plain, count) if count > 1 else plain
         checked = bounds.check(plain) if strict else bounds.BoundsCheckedHlo(plain, ())
-        executable = cache.compiled(products.rewrite(scales.rewrite(checked.hlo)), compile_for_cpu)
+        executable = cache.compiled(products.rewrite(scales.rewrite(weights.rewrite(checked.hlo))), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():

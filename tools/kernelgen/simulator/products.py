@@ -109,8 +109,8 @@ def _product(dot: Any, by_id: dict[int, Any]) -> _Product | None:
     lhs, rhs = (by_id[i] for i in dot.operand_ids)
     numbers = dot.dot
     sides = [
-        _Side.of(lhs, list(numbers.lhs_contracting), list(numbers.lhs_batch)),
-        _Side.of(rhs, list(numbers.rhs_contracting), list(numbers.rhs_batch)),
+        Side.of(lhs, list(numbers.lhs_contracting), list(numbers.lhs_batch)),
+        Side.of(rhs, list(numbers.rhs_contracting), list(numbers.rhs_batch)),
     ]
     for swapped in (False, True):
         rows, matrix = reversed(sides) if swapped else sides
@@ -160,7 +160,7 @@ def _max_rows(matrix: Any, by_id: dict[int, Any]) -> int:
     return MAX_ROWS if opcodes <= _MOVED else MAX_ROWS_UNPACKED
 
 
-class _Side:
+class Side:
     """One operand of a product, seen as a matrix.
 
     Attributes:
@@ -174,7 +174,7 @@ class _Side:
         self.made_by, self.k, self.free, self.last = made_by, k, free, last
 
     @staticmethod
-    def of(made_by: Any, contracting: list[int], batch: list[int]) -> _Side | None:
+    def of(made_by: Any, contracting: list[int], batch: list[int]) -> Side | None:
         """Returns the side; None when it is not of floats, has several matrices, or its axes are in another order."""
         shape = list(made_by.shape.dimensions)
         if (
@@ -186,5 +186,5 @@ class _Side:
         (axis,) = contracting
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         if after == 1:
-            return _Side(made_by, shape[axis], before, last=True)
-        return _Side(made_by, shape[axis], after, last=False) if before == 1 else None
+            return Side(made_by, shape[axis], before, last=True)
+        return Side(made_by, shape[axis], after, last=False) if before == 1 else None

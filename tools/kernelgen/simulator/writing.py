@@ -14,6 +14,12 @@ F32 = 11
 S32 = 4
 """XLA's number of the element type."""
 
+U8 = 6
+"""XLA's number of the element type."""
+
+BF16 = 16
+"""XLA's number of the element type."""
+
 Module = proto.module_class(
     {
         "Dot": """
@@ -54,6 +60,7 @@ Module = proto.module_class(
         """,
         # Numbers of a repeated field are together on the wire, as bytes are.
         "Literal": """
+            bytes u8s 3
             *int64 s32s 4
             *uint64 u32s 6
             *int64 s64s 5
@@ -71,6 +78,9 @@ Module = proto.module_class(
             *ReplicaGroup replica_groups 49
             *SourceTarget source_target_pairs 52
             DeviceList device_list 87
+            bool constrain_layout 56
+            *Shape operand_shapes_with_layout 57
+            int32 custom_call_api_version 77
         """,
     }
 )

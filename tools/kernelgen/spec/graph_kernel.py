@@ -105,6 +105,11 @@ class GraphNode:
         return KernelSpec.make(self.op, inputs, self.output, dict(self.params), self.alias)
 
     @property
+    def opened(self) -> tuple[str, ...]:
+        """The parameters that are `ANY`."""
+        return ggml_ops.op(self.op).opened(dict(self.params))
+
+    @property
     def op_params(self) -> tuple[int, ...]:
         """ggml's 16 words of `op_params`; all 0 for a custom op."""
         return ggml_ops.op(self.op).encode(dict(self.params))
@@ -184,6 +189,11 @@ class GraphSpec:
     def escaping(self) -> tuple[int, ...]:
         """The numbers of the nodes whose results are read outside, ascending."""
         return tuple(i for i, node in enumerate(self.nodes) if node.escapes)
+
+    @property
+    def n_opened(self) -> int:
+        """How many numbers the kernel is given at run time: those of its nodes, in their order, as one more slot of F32."""
+        return sum(len(node.opened) for node in self.nodes)
 
     @property
     def without_layouts(self) -> GraphSpec:
@@ -392,6 +402,9 @@ class _Maker:
         if len(slots) > MAX_NODES or any(extent >= 2**63 for extent in slots):
             raise ValueError(f"a graph kernel has at most {MAX_NODES} slots, of less than 2^63 bytes each")
         spec = GraphSpec(nodes, slots)
+        opened = {bool(node.opened) for node in nodes if ggml_ops.op(node.op).opens}
+        if len(opened) > 1:
+            raise ValueError("some nodes of a group are for any numbers, and others for their own")
         if not spec.escaping and not spec.written:
             raise ValueError("no result is read outside of the group")
         return spec

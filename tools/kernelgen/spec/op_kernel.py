@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from kernelgen.ggml import ops as ggml_ops
-from kernelgen.ggml.ops import ParamValue
+from kernelgen.ggml.ops import ANY, ParamValue
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES_BY_NUMBER
 from kernelgen.ggml.weight_layouts import WEIGHTS
@@ -68,6 +68,7 @@ class KernelSpec:
             raise ValueError(f"{op}: only the weights of {' and '.join(WEIGHTS)} have a layout, not {wrong}")
         known = ggml_ops.op(op)
         full = known.with_defaults(params or {})
+        known.opened(full)
         shared = known.alias if alias is None else alias
         if len(srcs) > MAX_INPUTS:
             raise ValueError(f"{op}: {len(srcs)} inputs, more than {MAX_INPUTS}")
@@ -79,6 +80,21 @@ class KernelSpec:
     def updates(self) -> tuple[int, ...]:
         """The inputs that the kernel changes besides the one whose memory the result shares (an optimizer's momenta)."""
         return ggml_ops.op(self.op).updates
+
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """The parameters that are `ANY`: the kernel is given them at run time, in this order, as one more input of F32."""
+        return ggml_ops.op(self.op).opened(dict(self.params))
+
+    @property
+    def open(self) -> KernelSpec | None:
+        """The kernel of the same op that is for any number; None where there is no other."""
+        opens = ggml_ops.op(self.op).opens
+        if not opens or self.opened:
+            return None
+        return KernelSpec.make(
+            self.op, self.inputs, self.output, {**dict(self.params), **{p.name: ANY for p in opens}}, self.alias
+        )
 
     @property
     def op_params(self) -> tuple[int, ...]:
@@ -143,16 +159,18 @@ def param_from_json(value: Any) -> ParamValue:
 
 
 def param_text(value: ParamValue) -> str:
-    """Returns a parameter as text that tells its kind: `1` is an int, `1.0` a float, `true` a bool."""
-    return repr(value).lower()
+    """Returns a parameter as text that tells its kind: `1` is an int, `1.0` a float, `true` a bool; or `any`."""
+    return str(value).lower() if isinstance(value, str) else repr(value).lower()
 
 
 def param_from_text(text: str) -> ParamValue:
     """Returns the parameter that `param_text` wrote.
 
     Raises:
-        ValueError: `text` is not a number, `true` or `false`.
+        ValueError: `text` is not a number, `true`, `false` or `any`.
     """
+    if text == ANY:
+        return ANY
     if text in ("true", "false"):
         return text == "true"
     return int(text) if text.lstrip("-").isdecimal() else float(text)

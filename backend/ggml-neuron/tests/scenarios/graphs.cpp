@@ -234,7 +234,7 @@ static void skip() {
     compare(read(graph.b.result), numbers(256, 1));
 }
 
-// Nodes without elements, writes of no rows, and sums over nothing.
+// Nodes without elements, writes of no rows, sums over nothing, and rows beside none.
 static void empty() {
     context       ctx;
     ggml_tensor * nothing = ggml_add(ctx.get(), f32(ctx.get(), 0), f32(ctx.get(), 0));
@@ -244,10 +244,11 @@ static void empty() {
     ggml_tensor *           filter = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, 0, 1, 1, 1);
     ggml_tensor *           volume = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, 4, 3, 2, 1);
     ggml_tensor *           zero   = ggml_conv_3d_direct(ctx.get(), filter, volume, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1);
+    ggml_tensor *           added  = ggml_pad(ctx.get(), f32(ctx.get(), 32, 0), 0, 1, 0, 0);
     ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     ggml_cgraph *           graph  = ggml_new_graph(ctx.get());
-    for (ggml_tensor * node : { nothing, none, zero }) {
+    for (ggml_tensor * node : { nothing, none, zero, added }) {
         // In host memory those that write into no other tensor are left to the CPU.
         const bool taken = node != nothing || !ggml_backend_buffer_is_host(buffer.get());
         check(ggml_backend_dev_supports_op(neuron, node) == taken,
@@ -256,10 +257,12 @@ static void empty() {
     }
     fill(cells, 2);
     fill(zero, 3);
+    fill(added, 4);
     const std::vector<float> before = read(cells);
     check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, "graph_compute failed");
     compare(read(cells), before);
     compare(read(zero), std::vector<float>((size_t) ggml_nelements(zero), 0.0f));
+    compare(read(added), std::vector<float>(32, 0.0f));
 }
 
 scenario_table graphs_scenarios() {

@@ -9,6 +9,7 @@
 #include "scenario.h"
 
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,43 @@ static void in_flight(ggml_backend_dev_t dev, int rounds) {
     graphs[0].buffer.reset();
     graphs[1].compute();
     backend.reset();
+}
+
+// Two numbers of SCALE, and one between that follows from them.
+static builder scaled(float s) {
+    return [s](ggml_context * ctx) {
+        ggml_tensor * x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 64, 4);
+        ggml_tensor * y = ggml_relu(ctx, ggml_scale_bias(ctx, x, s, 0.25f));
+        return built{ ggml_scale_bias(ctx, y, -s, s), { x } };
+    };
+}
+
+// Graphs that differ in their numbers alone are in flight together. Then one is computed again with the numbers of another, which a
+// program wrote into it.
+static void numbers_in_flight() {
+    const ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
+    const float            scales[3] = { 0.5f, -2.0f, 3.0f };
+    placed                 graphs[3] = {
+        { backend, scaled(scales[0]) },
+        { backend, scaled(scales[1]) },
+        { backend, scaled(scales[2]) }
+    };
+    for (int round = 0; round < 3; round++) {
+        for (placed & graph : graphs) {
+            graph.set(round);
+            graph.compute();
+        }
+        for (int i = 0; i < 3; i++) {
+            compare(graphs[i].get(), run(cpu, scaled(scales[i]), round + 1));
+        }
+    }
+    for (int i = 0; i < ggml_graph_n_nodes(graphs[0].graph); i++) {
+        memcpy(ggml_graph_node(graphs[0].graph, i)->op_params, ggml_graph_node(graphs[2].graph, i)->op_params,
+               sizeof(graphs[0].b.result->op_params));
+    }
+    graphs[0].set(1);
+    graphs[0].compute();
+    compare(graphs[0].get(), run(cpu, scaled(scales[2]), 2));
 }
 
 // The memory of a source goes that a launch in flight is bound to and does not read.
@@ -144,6 +182,7 @@ static void waits_for_another_device() {
 
 scenario_table in_flight_scenarios() {
     return {
+        { "in-flight-numbers",        numbers_in_flight                                        },
         { "in-flight",                [] { in_flight(neuron, 6); }                             },
         { "in-flight-in-threads",     [] { in_threads(3, [](int) { in_flight(neuron, 3); }); } },
         { "fails-late",               fails_late                                               },

@@ -21,7 +21,7 @@ from kernelgen.ggml.types import TYPES
 
 
 def max_bias(inputs: Inputs, mask: int, params: Mapping[str, ParamValue]) -> None:
-    if params["max_bias"] > 0 and optional(inputs, mask) is None:
+    if float(params["max_bias"]) > 0 and optional(inputs, mask) is None:
         raise Misfit("params", "max_bias", "max_bias (ALiBi) needs a mask")
 
 

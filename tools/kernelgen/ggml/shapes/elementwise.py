@@ -82,7 +82,7 @@ def _scale(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[D
 
 
 def _clamp(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
-    if params["min"] > params["max"]:
+    if float(params["min"]) > float(params["max"]):
         raise Misfit("params", "min", f"min is at most max: {params['min']} > {params['max']}")
     return elementwise(op, inputs, params)
 

@@ -88,7 +88,7 @@ def _fill(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Di
 
 
 def _arange(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
-    start, stop, step = (params[name] for name in ("start", "stop", "step"))
+    start, stop, step = (float(params[name]) for name in ("start", "stop", "step"))
     if not stop > start:
         raise Misfit("params", "stop", f"stop is larger than start: {stop} <= {start}")
     if not step > 0:

@@ -1,0 +1,104 @@
+"""The kernels of a projector, by which llama.cpp's mtmd makes embeddings of images and sound: those of its graphs as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.ggml.weight_layouts import WEIGHTS
+from kernelgen.model.derive import Derived, Reasons, as_they_are, graph_kernels
+from kernelgen.model.graphs import Graph, ModelHeader
+from kernelgen.model.groups import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """A projector, and what it is given beside what llama.cpp's warm-up computes.
+
+    Attributes:
+        file: llama.cpp's `--mmproj`; its header is enough.
+        images: widths and heights of images in pixels, before llama.cpp scales and cuts them.
+        seconds: lengths of sound.
+        tokens: llama.cpp's `--image-min-tokens` and `--image-max-tokens`; None: as the file says.
+    """
+
+    file: Path
+    images: tuple[tuple[int, int], ...] = ()
+    seconds: tuple[int, ...] = ()
+    tokens: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """The options of `tokens`."""
+        named = zip(("--image-min-tokens", "--image-max-tokens"), self.tokens, strict=True)
+        return tuple(part for option, n in named if n is not None for part in (option, str(n)))
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedProjector:
+    """What a projector needs.
+
+    Attributes:
+        model: what its header says.
+        derived: its kernels.
+        calls: for readers: what is computed at once, and how many nodes that takes.
+    """
+
+    model: ModelHeader
+    derived: Derived
+    calls: tuple[str, ...]
+
+
+def derive(model: ModelHeader, graphs: Iterable[Graph], catalog: Catalog, cut: Cut | None) -> DerivedProjector:
+    """Returns what the graphs of a projector need.
+
+    Args:
+        model: what the projector's header says.
+        graphs: of the projector.
+        catalog: what can be computed.
+        cut: how graphs are cut into graph kernels; None for no such kernels.
+    """
+    kept = list(graphs)
+    reasons = Reasons(catalog)
+    entries = as_they_are(kept, reasons)
+    groups = graph_kernels(kept, cut, reasons) if cut is not None else []
+    return DerivedProjector(model, Derived(entries, [], graphs=groups), tuple(_calls(kept, reasons)))
+
+
+def beside(model: Derived, projector: Derived, *, layouts: bool) -> Derived:
+    """Returns what a model and its projector need together, each kernel once; the calls are those of the model.
+
+    llama.cpp keeps the weights of a projector in no layout but ggml's.
+
+    Args:
+        model: of the model.
+        projector: of the projector.
+        layouts: whether the manifest asks for layouts of weights: kernels with weights of the projector then say otherwise.
+    """
+    known = {spec for entry in model.entries for spec in entry.specs()}
+    entries = list(model.entries)
+    for entry in projector.entries:
+        if layouts and entry.kernel.op in WEIGHTS:
+            entries.append(replace(entry, as_ggml=True))
+        elif not entry.specs() <= known:
+            entries.append(entry)
+    graphs = [replace(graph, as_ggml=layouts) for graph in projector.graphs]
+    return replace(model, entries=entries, graphs=[*model.graphs, *graphs])
+
+
+def _calls(graphs: Sequence[Graph], reasons: Reasons) -> Iterator[str]:
+    for graph in graphs:
+        without = sum(bool(reasons.of_node(node)) for node in graph.nodes)
+        flash = "on" if graph.context["flash_attn"] else "off"
+        nodes = f"{len(graph.nodes)} node{'s' * (len(graph.nodes) != 1)}"
+        yield f"{what(graph.sizes)}, flash attention {flash}: {nodes}, {without or 'none'} without a kernel"
+
+
+def what(sizes: Mapping[str, int]) -> str:
+    """Returns what a graph of a projector is of, by its sizes."""
+    if "frames" in sizes:
+        return f"sound of {sizes['frames']} frames"
+    count = "an image" if sizes["n_images"] == 1 else f"{sizes['n_images']} images"
+    return f"{count} of {sizes['width']}x{sizes['height']}"

@@ -1,0 +1,341 @@
+"""Rewrites products by quantized weights into calls of functions of the simulator's library, which are several times as fast.
+
+XLA makes of the HLO that unpacks a weight a loop that finds the bytes of each element by itself. The library's functions
+(backend/simulator/src/weights.cpp) unpack 16 elements at a time. They stand for the HLO of kernels/dequantize.py, and for no
+other: what makes the weight's elements must be the same instruction for instruction, for a matrix of any size (`digest`,
+`forms.FORMS`). Elements have the same bits, so results differ only in the order of sums.
+
+Only the simulator's copy of the HLO changes, and only where its library has been loaded (`load`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.hlo import proto
+from kernelgen.simulator import forms
+from kernelgen.simulator.products import Side
+from kernelgen.simulator.writing import BF16, F32, U8, Module, Writer, become_reshape, set_shape
+
+LIBRARY_VARIABLE = "NEURON_SIMULATOR_LIBRARY"
+"""Names the library to the helper; libnrt, which is that library, sets it."""
+
+TARGET = "nrt_simulator_weights"
+"""The function's name, in the library and to XLA."""
+
+TYPES = (
+    *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
+    *("q2_K", "q3_K", "q4_K", "q5_K", "q6_K"),
+    *("iq4_nl", "iq4_xs", "mxfp4"),
+)
+"""The types, by the number that the library has for each (`weight_type` in weights.h)."""
+
+MAX_ROWS = 32
+"""Rows at most: with many more, XLA's product of matrices is quicker, though it unpacks the weight first."""
+
+MIN_ELEMENTS = 1 << 12
+"""Of the matrix: with fewer a call takes longer than it saves."""
+
+_loaded = False
+
+
+def load(path: str) -> bool:
+    """Makes the functions of a library known to XLA; returns whether it has them.
+
+    Args:
+        path: of the simulator's libnrt.
+    """
+    global _loaded
+    if not _loaded:
+        try:
+            function = getattr(ctypes.CDLL(path), TARGET)
+        except (OSError, AttributeError):
+            return False
+        from jaxlib import xla_client
+
+        capsule = _new_capsule(ctypes.cast(function, ctypes.c_void_p), b"xla._CUSTOM_CALL_TARGET", None)
+        xla_client.register_custom_call_target(TARGET, capsule, platform="cpu", api_version=0)
+        _loaded = True
+    return True
+
+
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+
+
+def rewrite(hlo: bytes) -> bytes:
+    """Returns a serialized `HloModuleProto` that computes the same, its products by quantized weights rewritten.
+
+    It returns `hlo` where no library was loaded.
+
+    Raises:
+        ValueError: `hlo` is not a module.
+    """
+    if not _loaded:
+        return hlo
+    module = proto.parse(hlo, Module)
+    writer = Writer(module)
+    reductions = _reductions(module)
+    found = False
+    for computation in module.computations:
+        by_id = {i.id: i for i in computation.instructions}
+        products = {i.id: _product(i, by_id, reductions) for i in computation.instructions}
+        if not any(products.values()):
+            continue
+        found = True
+        writer.out = []
+        for instruction in computation.instructions:
+            if (product := products[instruction.id]) is not None:
+                _write(instruction, product, writer)
+            writer.out.append(instruction)
+        computation.ClearField("instructions")
+        computation.instructions.extend(writer.out)
+    return proto.serialize(module) if found else hlo
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A quantized weight whose elements are rounded to bfloat16, as an operand of a product.
+
+    Attributes:
+        blocks: the instruction of its bytes, [..., rows, blocks of a row, bytes of a block] u8.
+        type: ggml's type.
+        m: rows.
+        k: elements of a row.
+    """
+
+    blocks: Any
+    type: str
+    m: int
+    k: int
+
+    def call(self, writer: Writer, rows: Side) -> Any:
+        """Returns a new call, of products with rows: [n, m] f32."""
+        operands = [self.blocks, rows.made_by]
+        made = writer.add(self.blocks, "custom-call", (rows.free, self.m), *operands)
+        made.custom_call_target = TARGET
+        short = rows.made_by.shape.element_type == BF16
+        options = (TYPES.index(self.type), int(short), self.m, self.k, rows.free, 0)
+        made.backend_config = "".join(f"{number} " for number in options).encode()
+        made.custom_call_api_version = _STATUS_RETURNING_UNIFIED
+        made.constrain_layout = True
+        for operand in operands:
+            set_shape(
+                made.operand_shapes_with_layout.add(), tuple(operand.shape.dimensions), operand.shape.element_type
+            )
+        return made
+
+
+_STATUS_RETURNING_UNIFIED = 3
+"""XLA's number of the interface that the function has (`CustomCallApiVersion`)."""
+
+
+def _product(dot: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[Side, Weight, bool] | None:
+    """Returns the rows and the weight that an instruction multiplies, and whether the weight comes first; None when it does not."""
+    if dot.opcode != "dot" or dot.shape.element_type != F32:
+        return None
+    numbers = dot.dot
+    lhs, rhs = (by_id[i] for i in dot.operand_ids)
+    sides = [
+        Side.of(lhs, list(numbers.lhs_contracting), list(numbers.lhs_batch)),
+        Side.of(rhs, list(numbers.rhs_contracting), list(numbers.rhs_batch)),
+    ]
+    for swapped in (False, True):
+        rows, matrix = reversed(sides) if swapped else sides
+        if rows is None or matrix is None or rows.free > MAX_ROWS or not (rows.last and matrix.last):
+            continue
+        if rows.made_by.shape.element_type not in (BF16, F32) or matrix.free * matrix.k < MIN_ELEMENTS:
+            continue
+        weight = _weight(matrix.made_by, by_id, reductions)
+        if weight is not None and (weight.m, weight.k) == (matrix.free, matrix.k):
+            return rows, weight, swapped
+    return None
+
+
+def _write(dot: Any, product: tuple[Side, Weight, bool], writer: Writer) -> None:
+    """Writes what computes a product; `dot` becomes the last instruction."""
+    rows, weight, swapped = product
+    result = weight.call(writer, rows)
+    if swapped and rows.free > 1:
+        result = writer.add(dot, "transpose", (weight.m, rows.free), result)
+        result.dimensions.extend((1, 0))
+    become_reshape(dot, result)
+
+
+# --- what makes a weight's elements ---
+
+
+_ELEMENTWISE = {
+    *("add", "and", "bitcast-convert", "convert", "multiply", "or", "reshape", "select"),
+    *("shift-left", "shift-right-logical", "subtract"),
+}
+"""Opcodes that their operands and their result's shape describe."""
+
+
+def _weight(operand: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> Weight | None:
+    """Returns the weight that an operand of a product is; None when it is none, or none that the library has a function for."""
+    made, rounded = operand, False
+    while made.opcode in ("reshape", "convert"):
+        before = by_id[made.operand_ids[0]]
+        if made.opcode == "convert":
+            if {made.shape.element_type, before.shape.element_type} != {BF16, F32}:
+                break
+            rounded = True
+        made = before
+    if made.shape.element_type != F32:
+        return None
+    found = digest(made, by_id, reductions)
+    if found is None or (kind := forms.FORMS.get(found[0])) is None:
+        return None
+    blocks = found[1]
+    *_, m, n_blocks, _ = blocks.shape.dimensions
+    k = n_blocks * math.prod(made.shape.dimensions[len(blocks.shape.dimensions) - 1 :])
+    one = math.prod(blocks.shape.dimensions) == math.prod(blocks.shape.dimensions[-3:])
+    return Weight(blocks, kind, m, k) if one and rounded else None
+
+
+def digest(root: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[str, Any] | None:
+    """Returns what makes elements of the blocks of an array, as a digest, and the array.
+
+    The digest is of a computation that is the same for each block. It depends on every instruction between the array and the
+    root, and on their attributes, but not on the array's axes before the last one. So what has the same digest computes the
+    same of each block.
+
+    Args:
+        root: the instruction that makes the elements, whose first axes are those of the array except for its last one.
+        by_id: the computation's instructions.
+        reductions: the operation of each computation that is one of two numbers, by the computation's number.
+
+    Returns:
+        None when there is an instruction that is not known to be of such a kind, or there are several arrays.
+    """
+    array = _sliced(root, by_id)
+    if array is None or array.shape.element_type != U8:
+        return None
+    axes = tuple(array.shape.dimensions)[:-1]
+    if tuple(root.shape.dimensions)[: len(axes)] != axes:
+        return None
+    known: dict[int, str] = {array.id: f"array {array.shape.dimensions[-1]}"}
+    ahead = [root]
+    while ahead:
+        instruction = ahead[-1]
+        missing = [by_id[i] for i in instruction.operand_ids if i not in known]
+        if missing and instruction.id not in known:
+            ahead += missing
+            continue
+        ahead.pop()
+        if instruction.id in known:
+            continue
+        words = _words(instruction, by_id, axes, reductions)
+        if words is None:
+            return None
+        operands = [known[i] for i in instruction.operand_ids]
+        known[instruction.id] = hashlib.sha256(repr((words, operands)).encode()).hexdigest()
+    return known[root.id], array
+
+
+def _sliced(root: Any, by_id: dict[int, Any]) -> Any:
+    """Returns the array that all slices between it and an instruction are of; None when there are several, or none."""
+    seen: set[int] = set()
+    arrays: dict[int, Any] = {}
+    ahead = [root]
+    while ahead:
+        instruction = ahead.pop()
+        if instruction.id in seen:
+            continue
+        seen.add(instruction.id)
+        operands = [by_id[i] for i in instruction.operand_ids]
+        if instruction.opcode == "slice":
+            arrays[operands[0].id] = operands[0]
+        elif instruction.opcode in _ELEMENTWISE | {"broadcast", "compare", "concatenate", "reduce"}:
+            ahead += operands
+        elif instruction.opcode != "constant":
+            return None
+    return next(iter(arrays.values())) if len(arrays) == 1 else None
+
+
+def _words(
+    instruction: Any, by_id: dict[int, Any], axes: tuple[int, ...], reductions: Mapping[int, str]
+) -> tuple[Any, ...] | None:
+    """Returns all of an instruction but its operands, `axes` left out; None when it may not do the same to each block.
+
+    Args:
+        instruction: what is described.
+        by_id: the computation's instructions.
+        axes: the first axes of the array of blocks.
+        reductions: as of `digest`.
+    """
+    n = len(axes)
+
+    def shape(x: Any) -> tuple[Any, ...]:
+        dimensions = tuple(x.shape.dimensions)
+        return ("*", *dimensions[n:]) if dimensions[:n] == axes else ("=", *dimensions)
+
+    opcode = instruction.opcode
+    words = (opcode, instruction.shape.element_type, shape(instruction))
+    operands = [by_id[i] for i in instruction.operand_ids]
+    each = all(shape(x)[0] == "*" for x in (instruction, *operands))
+    if opcode in _ELEMENTWISE:
+        return words
+    if opcode == "compare":
+        return (*words, instruction.comparison_direction)
+    if opcode == "constant":
+        return (*words, instruction.literal.SerializeToString(deterministic=True))
+    if opcode == "broadcast":
+        to = tuple(instruction.dimensions)
+        if shape(operands[0])[0] == "*":
+            return (*words, "*", *(d - n for d in to[n:])) if to[:n] == tuple(range(n)) else None
+        return (*words, "=", *to)
+    if opcode == "slice" and each:
+        whole = [(0, size, 1) for size in axes]
+        ranges = [(d.start, d.limit, d.stride) for d in instruction.slice_dimensions]
+        return (*words, *ranges[n:]) if ranges[:n] == whole else None
+    if opcode == "concatenate" and each and instruction.dimensions[0] >= n:
+        return (*words, instruction.dimensions[0] - n)
+    if opcode == "reduce" and shape(operands[0])[0] == "*" and min(instruction.dimensions) >= n:
+        operation = reductions.get(instruction.called_computation_ids[0])
+        return (*words, operation, *(d - n for d in instruction.dimensions)) if operation else None
+    return None
+
+
+def _reductions(module: Any) -> dict[int, str]:
+    """Returns the operation of each computation that is one of its two parameters."""
+    found = {}
+    for computation in module.computations:
+        root = next(i for i in computation.instructions if i.id == computation.root_id)
+        parameters = {i.id for i in computation.instructions if i.opcode == "parameter"}
+        if (
+            len(computation.instructions) == 3
+            and len(parameters) == 2
+            and set(root.operand_ids) == parameters
+            and root.opcode in ("add", "and", "maximum", "minimum", "multiply", "or")
+        ):
+            found[computation.id] = root.opcode
+    return found
+
+
+def digests(hlo: bytes) -> list[str]:
+    """Returns the digests of what makes the operands of a module's products; of those that have one.
+
+    Raises:
+        ValueError: `hlo` is not a module.
+    """
+    module = proto.parse(hlo, Module)
+    reductions = _reductions(module)
+    found = []
+    for computation in module.computations:
+        by_id = {i.id: i for i in computation.instructions}
+        for dot in (i for i in computation.instructions if i.opcode == "dot"):
+            for operand in (by_id[i] for i in dot.operand_ids):
+                made = operand
+                while made.opcode in ("reshape", "convert"):
+                    made = by_id[made.operand_ids[0]]
+                if (one := digest(made, by_id, reductions)) is not None:
+                    found.append(one[0])
+    return found

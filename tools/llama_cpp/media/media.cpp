@@ -1,0 +1,222 @@
+// Makes embeddings of images and sound with llama.cpp's mtmd, on the device of ggml-neuron that mtmd chooses by itself and on the CPU,
+// and compares them.
+//
+//     media BACKENDS MODEL MMPROJ MEDIA...
+//
+// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file whose tokens stand around images, and MMPROJ the projector's. Each
+// of MEDIA is an image of random pixels, 640x480, or a noise of so many samples, 48000.
+//
+// A line for each call of the projector: what it was of, its images, the tokens that it gives, and the normalised mean squared error
+// against the CPU's. The last line has the device's name, the ops of all graphs that are the device's, and those that the scheduler
+// gave to the CPU (it tells with GGML_SCHED_DEBUG=2), those of mtmd's warm-up among them.
+
+#include "ggml-backend.h"
+#include "llama.h"
+#include "mtmd.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+using std::string;
+
+[[noreturn]] void fail(const string & message) {
+    throw std::runtime_error(message);
+}
+
+struct assigned {
+    long                   device = 0;
+    std::map<string, long> cpu;
+};
+
+assigned ops;
+bool     watched = false;
+string   chosen;
+
+// "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…": names of backends are cut after five characters
+void read_log(enum ggml_log_level level, const char * text, void * /* user_data */) {
+    static string line;  // llama.cpp logs in pieces
+    line += text;
+    const size_t end = line.find('\n');
+    if (end == string::npos) {
+        return;
+    }
+    char op[16], backend[16], device[64];
+    int  index = 0;
+    if (watched && sscanf(line.c_str(), "node #%d ( %15[^)]): %*[^[][ %15[A-Za-z0-9]", &index, op, backend) == 3) {
+        if (strncmp(backend, "NEURO", 5) == 0) {
+            ops.device++;
+        } else {
+            ops.cpu[op]++;
+        }
+    } else if (watched && sscanf(line.c_str(), "%*[^:]: CLIP using %63s backend", device) == 1) {
+        chosen = device;
+    } else if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN) {
+        fputs(line.c_str(), stderr);
+    }
+    line.clear();
+}
+
+// An image or a sound, the same each time.
+mtmd::bitmap make_media(const string & what) {
+    std::mt19937 random(1);
+    unsigned     width = 0, height = 0;
+    if (sscanf(what.c_str(), "%ux%u", &width, &height) == 2) {
+        // smooth, as scaling would make it
+        std::vector<unsigned char> pixels((size_t) width * height * 3);
+        for (size_t i = 0; i < pixels.size(); i++) {
+            pixels[i] = (unsigned char) ((i / 3 % width) * 200 / width + (i / 3 / width) * 30 / height + random() % 26);
+        }
+        return mtmd::bitmap(width, height, pixels.data());
+    }
+    std::vector<float>              samples((size_t) atol(what.c_str()));
+    std::normal_distribution<float> noise(0, 0.1f);
+    for (float & sample : samples) {
+        sample = noise(random);
+    }
+    if (samples.empty()) {
+        fail("expected WIDTHxHEIGHT or a number of samples, not " + what);
+    }
+    return mtmd::bitmap(mtmd_bitmap_init_from_audio(samples.size(), samples.data()));
+}
+
+mtmd::context_ptr open(const char * mmproj, const llama_model * model, bool device) {
+    mtmd_context_params params = mtmd_context_params_default();
+    params.use_gpu             = device;
+    params.print_timings       = false;
+    params.n_threads           = 1;
+    // the CPU's adds up in F16
+    params.flash_attn_type     = device ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    watched                    = device;
+    mtmd::context_ptr context(mtmd_init_from_file(mmproj, model, params));
+    watched = false;
+    if (!context) {
+        fail(string(mmproj) + ": it can't be loaded");
+    }
+    return context;
+}
+
+size_t embedding_size(const llama_model * model) {
+    return (size_t) llama_model_n_embd_inp(model);
+}
+
+// Compares what both sides make of some chunks at once.
+void compare(mtmd_context *                                device,
+             mtmd_context *                                cpu,
+             const std::vector<const mtmd_input_chunk *> & chunks,
+             size_t                                        n_embd,
+             const string &                                what) {
+    mtmd_context *     sides[] = { device, cpu };
+    std::vector<float> found[2];
+    size_t             n_tokens = 0;
+    for (int i = 0; i < 2; i++) {
+        mtmd::batch_ptr batch(mtmd_batch_init(sides[i]));
+        for (const mtmd_input_chunk * chunk : chunks) {
+            if (mtmd_batch_add_chunk(batch.get(), chunk) != 0) {
+                fail("a batch does not take what another took");
+            }
+        }
+        watched = i == 0;
+        if (mtmd_batch_encode(batch.get()) != 0) {
+            fail("mtmd can't make embeddings of " + what);
+        }
+        watched  = false;
+        n_tokens = 0;
+        for (const mtmd_input_chunk * chunk : chunks) {
+            const size_t  n = mtmd_input_chunk_get_n_tokens(chunk);
+            const float * e = mtmd_batch_get_output_embd(batch.get(), chunk);
+            found[i].insert(found[i].end(), e, e + n * n_embd);
+            n_tokens += n;
+        }
+    }
+    double error = 0, sum = 0;
+    for (size_t i = 0; i < found[0].size(); i++) {
+        error += ((double) found[0][i] - found[1][i]) * ((double) found[0][i] - found[1][i]);
+        sum += (double) found[1][i] * found[1][i];
+    }
+    printf("%s chunks=%zu tokens=%zu nmse=%.3g\n", what.c_str(), chunks.size(), n_tokens, error / sum);
+    fflush(stdout);
+}
+
+void run(int argc, char ** argv) {
+    llama_log_set(read_log, nullptr);
+    mtmd_log_set(read_log, nullptr);
+    ggml_backend_load_all_from_path(argv[1]);
+    if (const char * plugin = getenv("GGML_BACKEND_PATH")) {
+        ggml_backend_load(plugin);
+    }
+    ggml_backend_dev_t no_device = nullptr;
+    llama_model_params params    = llama_model_default_params();
+    params.devices               = &no_device;
+    params.n_gpu_layers          = 0;
+    const std::unique_ptr<llama_model, void (*)(llama_model *)> model(llama_model_load_from_file(argv[2], params),
+                                                                      llama_model_free);
+    if (!model) {
+        fail(string(argv[2]) + ": it can't be loaded");
+    }
+    const mtmd::context_ptr device = open(argv[3], model.get(), true);
+    const mtmd::context_ptr cpu    = open(argv[3], model.get(), false);
+    for (int i = 4; i < argc; i++) {
+        const mtmd::bitmap       media = make_media(argv[i]);
+        const char *             text  = mtmd_default_marker();
+        const mtmd_input_text    input = { text, strlen(text), false, true };
+        const mtmd_bitmap *      given = media.ptr.get();
+        const mtmd::input_chunks chunks(mtmd_input_chunks_init());
+        if (mtmd_tokenize(device.get(), chunks.ptr.get(), &input, &given, 1) != 0) {
+            fail(string("mtmd does not take ") + argv[i]);
+        }
+        // as llama.cpp's programs do: what no text separates at once, as far as it goes
+        std::vector<const mtmd_input_chunk *> together;
+        const auto                            flush = [&] {
+            if (!together.empty()) {
+                compare(device.get(), cpu.get(), together, embedding_size(model.get()), argv[i]);
+            }
+            together.clear();
+        };
+        mtmd::batch_ptr batch;
+        for (size_t j = 0; j < mtmd_input_chunks_size(chunks.ptr.get()); j++) {
+            const mtmd_input_chunk * chunk = mtmd_input_chunks_get(chunks.ptr.get(), j);
+            if (mtmd_input_chunk_get_type(chunk) == MTMD_INPUT_CHUNK_TYPE_TEXT) {
+                flush();
+                continue;
+            }
+            if (together.empty() || mtmd_batch_add_chunk(batch.get(), chunk) != 0) {
+                flush();
+                batch.reset(mtmd_batch_init(device.get()));
+                mtmd_batch_add_chunk(batch.get(), chunk);
+            }
+            together.push_back(chunk);
+        }
+        flush();
+    }
+    string on_cpu;
+    for (const auto & [op, count] : ops.cpu) {
+        on_cpu += (on_cpu.empty() ? "" : ",") + op + ":" + std::to_string(count);
+    }
+    printf("chosen=%s device=%ld cpu=%s\n", chosen.c_str(), ops.device, on_cpu.empty() ? "none" : on_cpu.c_str());
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    if (argc < 5) {
+        fprintf(stderr, "media BACKENDS MODEL MMPROJ MEDIA...\n");
+        return 2;
+    }
+    try {
+        run(argc, argv);
+    } catch (const std::exception & error) {
+        fprintf(stderr, "media: %s\n", error.what());
+        return 1;
+    }
+    llama_backend_free();
+    return 0;
+}

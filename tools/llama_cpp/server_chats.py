@@ -1,0 +1,429 @@
+"""Six chats at once with llama-server on a simulated NeuronCore, and on the CPU: the same answers?
+
+    ./bazelw run //tools/llama_cpp:server_chats                                all of it
+    ./bazelw run //tools/llama_cpp:server_chats -- -p draft-and-adapter        this way to run it
+    ./bazelw run //tools/llama_cpp:server_chats -- --model SmolLM2.gguf --layers 8 -p draft-and-adapter
+
+The server has four slots in one cache. Six clients ask at once and read their answers as streams; one of them goes away before its answer
+ends. All answers are the likeliest tokens. Random models are in F32, and their answers have to be, token by token, those of the CPU, which
+drafts nothing. With
+`--model` the model is a file; its draft is its first layers, and its adapter is random. Its answers are counted, not compared to the letter:
+the CPU rounds what it multiplies with quantized weights.
+
+Exit status 1 when the server fails, when answers of a random model differ, or when an op but the embedding is the CPU's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import any_tokens
+import gguf
+import harness
+import numpy as np
+import random_llama
+import whole_programs
+
+VARIABLE = "LLAMA_SERVER"
+"""Names the program, where Bazel did not build it."""
+
+N_SLOTS, N_CHATS = 4, 6
+N_CTX = 512
+N_TOKENS = (1, 8, 32)
+N_LONGEST = 24
+"""Tokens of an answer."""
+LEAVES = 5
+"""The chat whose client goes away."""
+TIMEOUT = 1800
+
+SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
+STEADY = 0.03
+"""What a layer adds is multiplied by this, so that drafts are accepted."""
+SEED = 2
+QUESTIONS = ("Hello!", "What is the capital of France?", "Count to ten.", "Why?", "Tell me a story.", "abc")
+
+
+@dataclass(frozen=True)
+class ServerCase:
+    """A way to run the server.
+
+    Attributes:
+        name: for -p and for the table.
+        model: the file of its model, in a folder.
+        options: of the server; `{folder}` is where files are.
+        only: options that the CPU does without: what it drafts does not change an answer.
+        derived: of `kernelgen model`.
+        drafts: whether tokens are drafted.
+    """
+
+    name: str
+    model: str
+    options: tuple[str, ...]
+    only: tuple[str, ...]
+    derived: tuple[str, ...]
+    drafts: bool = True
+
+
+_DRAFT, _ADAPTER, _EAGLE3 = (f"{{folder}}/{name}.gguf" for name in ("draft", "adapter", "eagle3"))
+CASES = (
+    ServerCase(
+        "draft-and-adapter",
+        "model.gguf",
+        ("--lora-scaled", f"{_ADAPTER}:0.5"),
+        ("--spec-type", "draft-simple", "--model-draft", _DRAFT, "-ngld", "99", "--spec-draft-n-max", "8"),
+        ("--model-draft", _DRAFT, "--lora", f"{_ADAPTER}:0.5"),
+    ),
+    ServerCase(
+        "mtp",
+        "mtp.gguf",
+        (),
+        ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4"),
+        ("--spec-type", "draft-mtp", "--n-seq-max", str(N_SLOTS)),
+    ),
+    ServerCase(
+        "eagle3",
+        "model.gguf",
+        (),
+        ("--spec-type", "draft-eagle3", "--model-draft", _EAGLE3, "-ngld", "99", "--spec-draft-n-max", "4"),
+        ("--spec-type", "draft-eagle3", "--model-draft", _EAGLE3, "--n-seq-max", str(N_SLOTS)),
+    ),
+    ServerCase(
+        "sampling",
+        "model.gguf",
+        (),
+        ("--backend-sampling",),
+        ("--samplers", whole_programs.GREEDY_CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
+        drafts=False,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client read.
+
+    Attributes:
+        tokens: all of them, or those that came before the client went away.
+        pieces: in how many pieces they came.
+        drafted, accepted: tokens that were proposed, and of these those that the answer has; 0 where the client went away.
+    """
+
+    tokens: tuple[int, ...]
+    pieces: int
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Chats:
+    """How chats with a server went.
+
+    Attributes:
+        answers: of each chat.
+        log: of the server.
+        seconds: from the first question to the last answer.
+    """
+
+    answers: list[Answer]
+    log: str
+    seconds: float
+
+    @property
+    def launches(self) -> int:
+        """Launches of groups."""
+        return sum(int(n) for n in re.findall(r"ops ran in groups, in (\d+) launches", self.log))
+
+    @property
+    def accepted(self) -> tuple[int, int]:
+        """Tokens that were accepted, and those that were drafted."""
+        return sum(a.accepted for a in self.answers), sum(a.drafted for a in self.answers)
+
+
+def program() -> Path:
+    """Returns the server that Bazel built or the environment names."""
+    return Path(os.environ.get(VARIABLE, Path(__file__).parent / "llama_server" / "llama-server")).absolute()
+
+
+def write_random(folder: Path) -> None:
+    """Writes the models of all cases, their drafts, and an adapter."""
+    model = folder / "model.gguf"
+    random_llama.write(model, weights=np.float32, size=SIZE, added=STEADY, seed=SEED)
+    random_llama.write_shorter(folder / "draft.gguf", model, 2)
+    targets = ("attn_q", "attn_v", "ffn_down")
+    adapter = folder / "adapter.gguf"
+    random_llama.write_adapter(adapter, SIZE, rank=4, targets=targets, weights=np.float32, added=STEADY)
+    head = dataclasses.replace(SIZE, n_expert=4, n_expert_used=2)
+    random_llama.write_glm4_moe(folder / "mtp.gguf", head, added=STEADY, seed=SEED)
+    random_llama.write_eagle3(folder / "eagle3.gguf", SIZE, (1, SIZE.n_layer // 2, SIZE.n_layer))
+
+
+def write_beside(folder: Path, model: Path, n_layer: int) -> None:
+    """Writes a draft of a model's first layers, and a random adapter for it."""
+    (folder / "model.gguf").symlink_to(model.absolute())
+    random_llama.write_shorter(folder / "draft.gguf", model, n_layer)
+    fields = gguf.GGUFReader(model).fields
+
+    def number(name: str) -> int:
+        return int(fields[f"{fields['general.architecture'].contents()}.{name}"].contents())
+
+    size = random_llama.Size(
+        n_embd=number("embedding_length"),
+        n_head=number("attention.head_count"),
+        n_head_kv=number("attention.head_count_kv"),
+        n_ff=number("feed_forward_length"),
+        n_layer=number("block_count"),
+    )
+    random_llama.write_adapter(folder / "adapter.gguf", size, rank=8, targets=("attn_q", "attn_v"), added=0.02)
+
+
+@contextlib.contextmanager
+def serving(command: Sequence[object], environment: Mapping[str, str], log: Path) -> Iterator[int]:
+    """Runs a server until it is ready; yields its port, and ends it as Ctrl+C does.
+
+    Raises:
+        RuntimeError: it ended by itself, or is not ready in TIMEOUT seconds.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [*map(str, command), "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("w") as written, subprocess.Popen(words, env=environment, stdout=written, stderr=written) as server:
+        try:
+            begun = time.monotonic()
+            while not _healthy(port):
+                if server.poll() is not None or time.monotonic() - begun > TIMEOUT:
+                    raise RuntimeError(f"llama-server does not start:\n{log.read_text(errors='replace')[-2000:]}")
+                time.sleep(0.2)
+            yield port
+        finally:
+            server.terminate()
+            server.wait(timeout=120)
+
+
+def _healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def ask(port: int, question: str, leave_after: int | None) -> Answer:
+    """Asks for the likeliest answer and reads its pieces as they come.
+
+    Args:
+        port: of the server.
+        question: of a chat.
+        leave_after: how many pieces the client reads before it goes away; None for all.
+    """
+    chat = {"messages": [{"role": "user", "content": question}]}
+    prompt = json.loads(_post(port, "/apply-template", chat)[1].read())["prompt"]
+    asked = {
+        "prompt": prompt,
+        "stream": True,
+        "return_tokens": True,
+        "n_predict": N_LONGEST,
+        "temperature": 0,
+        "seed": 1,
+    }
+    connection, response = _post(port, "/completion", asked)
+    tokens: list[int] = []
+    pieces = 0
+    timings: Mapping[str, int] = {}
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line.removeprefix(b"data: "))
+        if "content" not in event:
+            raise RuntimeError(f"llama-server: {event}")
+        timings = event.get("timings", timings)
+        if not event["stop"]:
+            tokens += event["tokens"]
+            pieces += 1
+        if pieces == leave_after:
+            break
+    connection.close()
+    return Answer(tuple(tokens), pieces, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+
+
+def _post(port: int, path: str, asked: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+    connection.request("POST", path, json.dumps(asked), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"llama-server: {response.status}: {response.read().decode(errors='replace')[:500]}")
+    return connection, response
+
+
+def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options: Sequence[str], way: str) -> Chats:
+    """Runs the server as a case has it, and the chats with it.
+
+    Args:
+        case: which.
+        folder: with the models; the log is written there.
+        environment: of the server.
+        options: more of the server's.
+        way: `device` or `cpu`.
+
+    Raises:
+        RuntimeError: the server fails.
+    """
+    server = program()
+    only = case.only if way == "device" else ()
+    words = [word.replace("{folder}", str(folder)) for word in (*case.options, *only)]
+    command = [
+        server,
+        "-m",
+        folder / case.model,
+        "-ngl",
+        99,
+        "-t",
+        1,
+        "-np",
+        N_SLOTS,
+        "-c",
+        N_CTX,
+        "--kv-unified",
+        "--temp",
+        0,
+    ]
+    command += ["-ub", max(N_TOKENS), "-b", 512, "--no-warmup", *options, *words]
+    environment = {**environment, "LD_LIBRARY_PATH": str(server.parent), "OMP_NUM_THREADS": "1"}
+    log = folder / f"{case.name}-{way}.log"
+    with serving(command, environment, log) as port, ThreadPoolExecutor(N_CHATS) as clients:
+        begun = time.monotonic()
+        leave = [3 if i == LEAVES else None for i in range(N_CHATS)]
+        answers = list(clients.map(lambda one: ask(port, *one), zip(QUESTIONS, leave, strict=True)))
+        seconds = time.monotonic() - begun
+    return Chats(answers, log.read_text(errors="replace"), seconds)
+
+
+def check(case: ServerCase, device: Chats, cpu: Chats, exact: bool) -> list[str]:
+    """Returns what is wrong with chats of a case."""
+    wrong = []
+    whole = [i for i in range(N_CHATS) if i != LEAVES]
+    for i in whole if exact else ():
+        if device.answers[i].tokens != cpu.answers[i].tokens:
+            wrong.append(f"{QUESTIONS[i]!r}: {device.answers[i].tokens!r}, on the CPU {cpu.answers[i].tokens!r}")
+    if exact and len({device.answers[i].tokens for i in whole}) < 2:
+        wrong.append("answers are alike")
+    if not device.answers[LEAVES].pieces:
+        wrong.append("the client that goes away reads nothing")
+    on_cpu = harness.ran(device.log)["cpu"]
+    if on_cpu or "0 ops ran on the CPU instead of a NeuronCore" not in device.log:
+        wrong.append(f"on the CPU: {dict(on_cpu)}")
+    if "because no kernel computes them" in device.log:
+        wrong.append("an op has no kernel")
+    if not device.launches:
+        wrong.append("no group ran")
+    if case.drafts and not device.accepted[0]:
+        wrong.append(f"of {device.accepted[1]} drafted tokens none is accepted")
+    if "does not have support" in device.log:
+        wrong.append("llama.cpp samples on the CPU")
+    return [f"{case.name}: {what}" for what in wrong]
+
+
+def run(
+    programs: harness.Programs, case: ServerCase, folder: Path, *, exact: bool = True, weights: str = "none"
+) -> tuple[str, list[str]]:
+    """Returns a row of the table, and what is wrong with a case whose models are in a folder.
+
+    Raises:
+        RuntimeError: kernels can't be derived or built, or the server fails.
+    """
+    # The CPU computes in F16 what is stored in F16, so random models have F32 alone. Flash attention would store it as F16.
+    cache, flash = ("f32", "off") if exact else ("f16", "on")
+    more = [word.replace("{folder}", str(folder)) for word in case.derived]
+    kernels = folder / f"kernels-{case.name}"
+    any_tokens.derive(
+        programs,
+        any_tokens.RandomModel("llama", cache),
+        folder / case.model,
+        kernels,
+        n_tokens=N_TOKENS,
+        n_ctx=(N_CTX,) if exact else None,
+        fuse="layer",
+        weights=weights,
+        more=("--flash-attn", flash, "--kv-unified", "--n-kv", "256,512", *more),
+    )
+    environment = programs.environment(kernels=kernels, log=True)
+    environment["NEURON_SIMULATOR_CACHE"] = str(folder / "xla")
+    plain = {key: value for key, value in environment.items() if not key.startswith(("GGML_", "NEURON_"))}
+    options = ("-fa", flash, "-ctk", cache, "-ctv", cache, "-ctkd", cache, "-ctvd", cache)
+    device = chat(case, folder, environment, options, "device")
+    cpu = chat(case, folder, plain, options, "cpu")
+    equal = sum(
+        a.tokens == b.tokens for i, (a, b) in enumerate(zip(device.answers, cpu.answers, strict=True)) if i != LEAVES
+    )
+    accepted, drafted = device.accepted
+    counts = harness.ran(device.log)
+    cells = (
+        case.name,
+        f"{equal} of {N_CHATS - 1}",
+        f"{accepted} of {drafted}" if case.drafts else "–",
+        device.launches,
+        counts["device"].total(),
+        ", ".join(f"{count} {op}" for op, count in sorted(counts["cpu"].items())) or "0",
+    )
+    return f"| {' | '.join(map(str, cells))} |", check(case, device, cpu, exact)
+
+
+HEAD = """\
+| llama-server | answers as the CPU's | drafted tokens that are accepted | launches of groups | nodes on the device | ran on the CPU |
+|---|--:|--:|--:|--:|--:|"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-p", dest="cases", help=f"of {', '.join(c.name for c in CASES)}; all by default")
+    parser.add_argument("--model", type=Path, help="a GGUF file in place of a random model")
+    parser.add_argument("--layers", type=int, default=8, help="that the draft of this model has (%(default)s)")
+    args = parser.parse_args()
+    known = [
+        case.name for case in CASES if args.model is None or (case.model == "model.gguf" and case.name != "eagle3")
+    ]
+    names = args.cases.split(",") if args.cases else known
+    if not set(names) <= set(known):
+        parser.error(f"-p: expected some of {', '.join(known)}")
+    wrong: list[str] = []
+    print(HEAD, flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if args.model:
+            write_beside(folder, args.model, args.layers)
+        else:
+            write_random(folder)
+        for case in CASES:
+            if case.name in names:
+                row, mistakes = run(harness.Programs.find(), case, folder, exact=args.model is None)
+                print(row, flush=True)
+                wrong += mistakes
+    for mistake in wrong:
+        print(f"WRONG: {mistake}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
