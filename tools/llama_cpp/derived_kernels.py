@@ -176,7 +176,7 @@ def compare_all(programs: harness.Programs, names: Sequence[str], say: harness.S
 _INTRO = """\
 # Which model architectures work
 
-This page has every architecture for which llama.cpp's `test-llama-archs` writes a model. It compares the kernels that [`kernelgen model`](../models.md) derives from the header of the file
+This page has every architecture for which llama.cpp's `test-llama-archs` writes a model. It compares the kernels that [`kernelgen model`](../reference/models.md) derives from the header of the file
 with those that a run of the model asks for on a [simulated](../reference/simulator.md) NeuronCore. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page

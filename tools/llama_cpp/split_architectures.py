@@ -247,7 +247,7 @@ _INTRO = """\
 # Architectures over {cores} cores
 
 This page says which architectures of llama.cpp's `test-llama-archs` run over {cores} [simulated](../reference/simulator.md) NeuronCores with [`-sm tensor`](../tensor-parallel.md), on kernels of
-their slices. [`kernelgen model --split-mode tensor --devices 1,{cores} --fuse {fuse}`](../models.md) derives the kernels, for the test's own calls of 32, 64 and 128 tokens. This command writes the page:
+their slices. [`kernelgen model --split-mode tensor --devices 1,{cores} --fuse {fuse}`](../reference/models.md) derives the kernels, for the test's own calls of 32, 64 and 128 tokens. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:split_architectures -- --write-page
 

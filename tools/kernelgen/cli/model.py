@@ -142,7 +142,7 @@ def command(
     """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
 
     The weights may be missing: the file's header is enough. Of a split model the first file is named. llama.cpp itself says what it
-    computes; the program that asks it is built once (docs/models.md).
+    computes; the program that asks it is built once (docs/reference/models.md).
 
     Or from a Hugging Face folder, its config.json or a safetensors file: llama.cpp's converter, of the tree that --llama-cpp
     names, makes the header.
