@@ -3,7 +3,7 @@
     ./bazelw run //tools/llama_cpp:default_kernels                       every architecture
     ./bazelw run //tools/llama_cpp:default_kernels -- -a llama,qwen3     these
     ./bazelw run //tools/llama_cpp:default_kernels -- --write-page       all, and write the table to docs/results/default-kernels.md
-    ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/layers.md
+    ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/results/layers.md
 
 test-llama-archs writes an architecture's small random models. `kernelgen model` derives the kernels of their ops from the files' headers, with no
 other option but the length of the context: those for 1, 8, 32, 128 and 256 tokens, and for no length of the test's own. With these the test runs: calls of 64
@@ -54,7 +54,7 @@ N_CTX = 256
 
 DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs"
 PAGE = DOCS / "results" / "default-kernels.md"
-PAGES = {"none": PAGE, "layer": DOCS / "layers.md"}
+PAGES = {"none": PAGE, "layer": DOCS / "results" / "layers.md"}
 
 LIMIT_FUSED = 1e-6
 """Normalised mean squared error of logits with groups against those without, at most."""
@@ -340,7 +340,7 @@ A model with nodes on the CPU runs wholly on the device with kernels for the num
 _LAYERS = """\
 # Architectures with layers as kernels
 
-This page says which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](reference/graph-kernels.md). The kernels are the default ones of [`kernelgen model`](reference/models.md),
+This page says which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](../reference/graph-kernels.md). The kernels are the default ones of [`kernelgen model`](../reference/models.md),
 for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells. The test's own calls have 64, 32 and for some 128 tokens. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer --write-page
@@ -466,7 +466,7 @@ def main() -> int:
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
     parser.add_argument("--fuse", choices=sorted(PAGES), default="none", help="as of `kernelgen model`")
     parser.add_argument(
-        "--write-page", action="store_true", help="write docs/results/default-kernels.md or docs/layers.md"
+        "--write-page", action="store_true", help="write docs/results/default-kernels.md or docs/results/layers.md"
     )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
