@@ -74,6 +74,7 @@ def compile_file(
     # An old NEFF must not outlive a failed compile and be taken for its result.
     output.unlink(missing_ok=True)
     if log is not None:
+        Path(log).parent.mkdir(parents=True, exist_ok=True)  # the output's folder is made when it is written
         Path(log).unlink(missing_ok=True)
     try:
         data = hlo.read_bytes()
