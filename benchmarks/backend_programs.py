@@ -26,7 +26,9 @@ def built(path: str, variable: str) -> Path:
     """
     found = Path(os.environ.get(variable, ROOT / path)).absolute()
     if not found.exists():
-        raise SystemExit(f"{found} is not there; run this through Bazel (docs/benchmarks.md), or name it in {variable}")
+        raise SystemExit(
+            f"{found} is not there; run this through Bazel (docs/reference/benchmarks.md), or name it in {variable}"
+        )
     return found
 
 

@@ -4,17 +4,18 @@ Three ways to get the NEFFs of //manifests:llama3_trn1, in one run, all with the
 
 * `bazel build` in a scratch checkout with nothing built or cached, Bazel's server started by the build;
 * the shell loop: for each kernel a fresh process that emits and a fresh process that compiles, one after another;
-* the floor: lowering and compiling alone, measured in one process that has everything imported, divided by the number of cores.
+* the lower bound: lowering and compiling alone, measured in one process that has everything imported, divided by
+  the number of cores.
 
 The limits are on these. What is printed besides explains a miss:
 
 * how much of the build passes before the first action: starting the server, loading and analysing;
 * Bazel alone: the same cold build with emit and compile steps that compute nothing and import nothing;
 * starting Python and importing JAX, which each core's first emit waits for;
-* the floor in a process per core at once, which share the machine's memory and caches as the build's processes do;
-* the floor in CPU time, which is less than the floor when something else keeps the machine busy.
+* the lower bound in a process per core at once, which share the machine's memory and caches as the build's processes do;
+* the lower bound in CPU time, which is less than the lower bound when something else keeps the machine busy.
 
-Exit status 1 when the loop is not at least 10 times as long as the build, or the build more than 2 times the floor.
+Exit status 1 when the loop is not at least 10 times as long as the build, or the build more than 2 times the lower bound.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _floor_here(_number: int) -> float:
 
 
 def floor_on_all_cores() -> float:
-    """Returns the seconds of the floor when a process per core takes it at once: the slowest's."""
+    """Returns the seconds of the lower bound when a process per core takes it at once: the slowest's."""
     cores = os.cpu_count() or 1
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         return max(pool.map(_floor_here, range(cores), chunksize=1))
@@ -150,7 +151,7 @@ def import_jax() -> float:
 
 
 def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
-    """Yields the cold build against the loop and the floor, then what explains it.
+    """Yields the cold build against the loop and the lower bound, then what explains it.
 
     Args:
         loop_kernels: the loop runs on so many kernels, spread over the plan, and its time is scaled to all; None: all.

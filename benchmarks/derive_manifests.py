@@ -1,6 +1,6 @@
 """Deriving manifests from the headers of published models: `./bazelw run //benchmarks:derive_manifests`.
 
-`kernelgen model` runs for each as a user runs it, on one core; the floor in the same run is export-graphs alone, with the
+`kernelgen model` runs for each as a user runs it, on one core; the lower bound in the same run is export-graphs alone, with the
 arguments that `kernelgen model` gave it. Prints time and memory, how many kernels the manifests hold, and what has no kernel in
 them: nodes of all graphs that a run can meet, as `kernelgen coverage` asks llama.cpp for them, and ops of the exports of
 test-export-graph-ops in tests/data/graph-ops. Exit status 1 when a limit is missed.
@@ -64,7 +64,7 @@ def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Ite
     arguments = log.read_text().split("\0")[:-1]
     alone = ["sh", "-c", 'exec "$0" "$@" >/dev/null', programs.exporter, *arguments]
     with_libraries = environment(LD_LIBRARY_PATH=str(programs.libraries))
-    floor = min((usage.run(alone, env=with_libraries) for _ in range(runs)), key=lambda u: u.cpu_seconds)
+    least = min((usage.run(alone, env=with_libraries) for _ in range(runs)), key=lambda u: u.cpu_seconds)
     whole = [usage.run([*command, f"--exporter={programs.exporter}"], env=environment()) for _ in range(runs)]
     best = min(whole, key=lambda u: u.cpu_seconds)
     kernels, entries = map(int, re.findall(r"^(\d+) kernels? in (\d+) entr", said, re.MULTILINE)[0])
@@ -73,11 +73,11 @@ def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Ite
         best.cpu_seconds,
         "s",
         kernels,
-        figures.Peer("export-graphs alone", floor.cpu_seconds),
+        figures.Peer("export-graphs alone", least.cpu_seconds),
         limit=figures.Limit("value", at_most=SECONDS),
     )
     yield figures.Figure(
-        f"{name}: deriving", best.seconds, "s", kernels, figures.Peer("export-graphs alone", floor.seconds)
+        f"{name}: deriving", best.seconds, "s", kernels, figures.Peer("export-graphs alone", least.seconds)
     )
     peak = max(u.peak_mb for u in whole) * 1e6 / 2**20
     yield figures.Figure(
@@ -85,7 +85,7 @@ def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Ite
         peak,
         "MiB",
         kernels,
-        figures.Peer("export-graphs alone", floor.peak_mb * 1e6 / 2**20),
+        figures.Peer("export-graphs alone", least.peak_mb * 1e6 / 2**20),
         limit=figures.Limit("value", at_most=PEAK_MIB),
     )
     yield figures.Figure(f"{name}: kernels", kernels, "kernels", peer=figures.Peer("entries", entries))

@@ -4,7 +4,7 @@ The work is written down here in JAX, as it was on the device (dense transformer
 said), traced to HLO, and counted as the command counts kernels. Figures that the table of the chips was taken from are marked: they
 can't judge it. Of the other `FIGURES` every second one judges, from the second on: the rules of the model were chosen with the
 first, the third and so on in view. `LATER` were added when the rules stood, and all judge. `--markdown` prints the table of
-docs/results/forecast.md.
+docs/results/forecast-judged.md.
 
 What a source says that its program does is in the work: a cache in pages that XLA gathers, prompts in chunks, all cells of a bucket
 of lengths, the kernel that computes attention, sampling on the device, a host that waits for each step.
@@ -489,7 +489,7 @@ LATER = (
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--markdown", action="store_true", help="print a table for docs/results/forecast.md")
+    parser.add_argument("--markdown", action="store_true", help="print a table for docs/results/forecast-judged.md")
     args = parser.parse_args(arguments)
     if args.markdown:
         print("| work | measured by | | ms | modelled | error |\n|---|---|---|--:|--:|--:|")

@@ -4,8 +4,8 @@ PYTHONPATH=tools python benchmarks/nki_suites.py CHECKOUT/nki/test [--each N] [-
 
 In the tests' process, imports of `neuronxcc.nki`, `nki` and `torch_neuronx` resolve to the interpreter, and what else the suites
 import to `suites`. `--each 2` takes the first two cases of each test function, and `--seconds 60` fails a test that takes more CPU
-seconds. All run in one process: pytest-xdist is not loaded where it is installed. docs/results/nki.md has the commands and what
-they print.
+seconds. All run in one process: pytest-xdist is not loaded where it is installed. docs/results/nki-suites.md has the
+commands and what they print.
 """
 
 from __future__ import annotations

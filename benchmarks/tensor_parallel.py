@@ -2,7 +2,7 @@
 
 Of Llama-3-8B in F16 nothing is run: llama.cpp says what each device computes, from the model's header, and kernels are cut from
 that as `kernelgen model --fuse` cuts them. Printed are launches and bytes of weights of a token and core, and what the token takes
-by the forecast on each target. `--table` prints the table of docs/tensor-parallel.md alone.
+by the forecast on each target. `--table` prints the table of docs/results/tensor-parallel-forecast.md alone.
 
 A small Llama with random weights is run on a simulated trn2, whose 2 and 4 cores are of one chip: the whole step in one launch,
 two layers or one in a launch each, a part and the sum before it in a launch each, and parts whose sums go over the host.
@@ -162,7 +162,9 @@ def simulated(cores: Sequence[int], *, quick: bool) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--table", action="store_true", help="Print the table of docs/tensor-parallel.md alone.")
+    parser.add_argument(
+        "--table", action="store_true", help="Print the table of docs/results/tensor-parallel-forecast.md alone."
+    )
     args = parser.parse_args()
     programs = Programs.find()
     if args.table:

@@ -153,7 +153,7 @@ def forecast_figures(found: dict[int, list[Graph]], way: str) -> Iterator[figure
 
 
 def print_table(found: dict[int, list[Graph]]) -> None:
-    """Prints the table of docs/tensor-parallel.md."""
+    """Prints the table of docs/results/tensor-parallel-forecast.md."""
     print(f"| | {' | '.join(f'{n} core' + 's' * (n > 1) for n in found)} |")
     print("|---|" + "--:|" * len(found))
     for way in ("step", "layer", "parts+sums", "parts"):

@@ -1,4 +1,4 @@
-// Prints the graphs that llama.cpp builds for a model, from the model's header alone. docs/graphs.md describes what it prints.
+// Prints the graphs that llama.cpp builds for a model, from the model's header alone. docs/reference/graphs.md describes what it prints.
 //
 // It asks llama.cpp itself: the model is loaded without its weights, a context keeps the books of its KV cache as in a
 // run, and the graph that would be computed next is written out instead. Nothing is computed and no weight is read.

@@ -340,7 +340,7 @@ const char * usage() {
            "       export-graphs MODEL.gguf --shift [options]\n"
            "       export-graphs --mmproj FILE [--image-size SIZE]... [--audio-seconds N]... [--flash-attn WHAT]\n"
            "\n"
-           "Prints the graphs that llama.cpp builds for a model, one JSON object a line (docs/graphs.md).\n"
+           "Prints the graphs that llama.cpp builds for a model, one JSON object a line (docs/reference/graphs.md).\n"
            "Of the file only the header is read; the weights may be missing. Of a split model the first file is "
            "named.\n"
            "\n"

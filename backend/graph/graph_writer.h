@@ -1,4 +1,4 @@
-// Writes a graph of ggml as docs/graphs.md describes it: export-graphs does, and the backend when it records graphs.
+// Writes a graph of ggml as docs/reference/graphs.md describes it: export-graphs does, and the backend when it records graphs.
 
 #pragma once
 

@@ -8,9 +8,9 @@
 #         FORM     EMBED PACK)
 #     target_link_libraries(my_backend PRIVATE llama3_kernels)
 #
-# `add_neuron_kernels(<name> MANIFEST <file>... [...])` builds the kernels that manifests ask for (docs/manifest.md) and
+# `add_neuron_kernels(<name> MANIFEST <file>... [...])` builds the kernels that manifests ask for (docs/reference/manifest.md) and
 # declares the library <name>, with the alias NeuronKernels::<name>, that brings them and NeuronKernels::neuron_kernels, which
-# finds kernels in them (docs/cpp-library.md), to a program that links to it.
+# finds kernels in them (docs/reference/cpp-library.md), to a program that links to it.
 #
 #   MANIFEST <file>...    YAML files; relative to the current source folder.
 #   TARGETS <target>...   only these targets of the manifests; all by default. Each manifest must be for each of them.
@@ -22,7 +22,7 @@
 #                           EMBED   part of the program: <neuron_kernels/<manifest>_<target>.h> declares the bundle
 #                           PACK    one file, <manifest>_<target>.kernels.gguf
 #                           TREE    a folder for GGML_NEURON_KERNEL_DIR
-#                           REPORT  a page about the kernels, <manifest>_<target>.report.html (docs/report.md)
+#                           REPORT  a page about the kernels, <manifest>_<target>.report.html (docs/reference/report.md)
 #   MEMORY_PER_COMPILE <size>   what one compile is counted for and may use: 8G, 6144M. By default what the manifest or the table
 #                         of targets says. As many compiles run at once as fit into four fifths of the machine's memory.
 #   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 means no limit. As Bazel's --//rules:emit_timeout.
@@ -45,7 +45,7 @@
 #   NEURON_KERNELGEN_NEFF_CACHE   a folder of NEFFs by what they depend on, which this machine's builds share; `off` for none. By default
 #                                 a folder in the user's cache folder.
 #   NEURON_KERNELGEN_SHARED_CACHE, NEURON_KERNELGEN_SHARED_CACHE_MODE, NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT
-#                                 one that machines share: a folder or a URL; read-write or read-only; seconds. See docs/caching.md.
+#                                 one that machines share: a folder or a URL; read-write or read-only; seconds. See docs/reference/caching.md.
 #
 # These and NEURON_SDK are CMake variables; the environment's of the same name set them when CMake first runs.
 #

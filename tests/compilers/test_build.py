@@ -222,3 +222,35 @@ def test_bundles_of_a_model_over_several_cores_are_built_whole(
     assert max(sum(node.op == "all_reduce" for node in spec.nodes) for spec in groups) == sums
     models = Counter(command[command.index("--model-type") + 1] for command in compiles(tmp_path))
     assert models == {"transformer": len(groups), "generic": len(wanted) - len(groups)}
+
+
+def test_the_logs_of_compiles_are_on_the_kernels_pages(build: Build, tmp_path: Path) -> None:
+    assert build(print="estimated <cost> 7")[0] == 0
+    bundle, pack = tmp_path / "out" / "two_trn1", tmp_path / "out" / "two_trn1.kernels.gguf"
+    logs = sorted((tmp_path / "out" / ".kernelgen" / "neff").glob("*.log"))
+    assert len(logs) == 2 and all("estimated <cost> 7" in log.read_text() for log in logs)
+
+    def pages(bundle: Path, *more: str) -> list[str]:
+        assert cli.run(["report", str(bundle), "-o", str(tmp_path / "a.html"), *more]) == 0
+        return [path.read_text() for path in sorted((tmp_path / "a.kernels").iterdir())]
+
+    assert [page.count("estimated &lt;cost&gt; 7\n") for page in pages(bundle)] == [1, 1]
+    assert all("Compiler status PASS" in page for page in pages(pack))
+    moved = bundle.rename(tmp_path / "moved")
+    assert ["The compile's log" in page for page in pages(moved)] == [False, False]
+    assert all("The compile's log" in page for page in pages(moved, "--logs", str(tmp_path / "out")))
+    # As CMake names them.
+    (tmp_path / "neff").mkdir()
+    ids = sorted(path.stem for path in (tmp_path / "a.kernels").iterdir())
+    logs[0].rename(tmp_path / "neff" / f"{ids[0]}.trn1.log")
+    found = pages(moved, "--logs", str(tmp_path / "neff"))
+    assert ["Compiler status PASS" in page for page in found] == [True, False]
+
+
+def test_what_a_compiler_prints_is_not_in_bundles(build: Build, tmp_path: Path) -> None:
+    assert build(steady=True, print="one")[0] == 0
+    pack = (tmp_path / "out" / "two_trn1.kernels.gguf").read_bytes()
+    for path in (tmp_path / "out" / ".kernelgen" / "neff").iterdir():
+        path.unlink()
+    assert build(steady=True, print="two")[0] == 0
+    assert len(compiles(tmp_path)) == 4 and (tmp_path / "out" / "two_trn1.kernels.gguf").read_bytes() == pack

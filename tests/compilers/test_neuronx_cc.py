@@ -199,6 +199,27 @@ def test_large_log(install: Install, module: bytes, tmp_path: Path) -> None:
     assert compile_with(install(log_mb=10), module, tmp_path)
 
 
+def test_the_log_of_a_compile_that_goes_well_is_kept_where_it_is_asked_for(
+    install: Install, module: bytes, tmp_path: Path
+) -> None:
+    log = tmp_path / "kept.log"
+    compile_with(install(print="a \x1b[31mred\x1b[0m word"), module, tmp_path / "logs", log=log)
+    first, *rest = log.read_text().splitlines()
+    assert first.startswith("$ ") and "compile hlo_module.pb --framework XLA --target trn1" in first
+    assert rest == ["Compiler status PASS", "a \x1b[31mred\x1b[0m word"]
+    compile_with(install(log_mb=10), module, tmp_path / "logs", log=log)
+    lines = log.read_text().splitlines()
+    assert log.stat().st_size <= 64 * 1024 + 100
+    assert (
+        lines[1].startswith("line 0 .") and lines[-2].startswith("line 10239 .") and lines[-1] == "Compiler status PASS"
+    )
+    (left_out,) = (line for line in lines if line.endswith(" bytes left out]"))
+    assert int(left_out[1:].split()[0]) > 10_400_000
+    log.unlink()
+    failure(install(exit=1, output="none"), module, tmp_path / "logs", log=log)
+    assert not log.exists()
+
+
 def test_failure_is_not_remembered(install: Install, module: bytes, tmp_path: Path) -> None:
     failure(install(exit=1, output="none"), module, tmp_path / "logs")
     compile_with(install(), module, tmp_path / "logs")

@@ -82,7 +82,7 @@ def checkout(tmp_path: Path) -> Path:
         "backend/nrt/targets.inc",
         "docs/reference/lint.md",
         "docs/reference/log.md",
-        "docs/targets.md",
+        "docs/reference/targets.md",
         "rules/private/targets.bzl",
         "tests/compilers/fake_neuronx_cc",
     )

@@ -1,4 +1,4 @@
-"""Which module of the package imports which: docs/architecture.md's floors, and no circle."""
+"""Which module of the package imports which: docs/reference/architecture.md's levels, and no circle."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tools" / "kernelgen"
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-FLOORS = re.findall(r"^\d+\. `(\w+)`", PAGE.partition("## Floors")[2].partition("\n## ")[0], re.MULTILINE)
+PAGE = (ROOT / "docs" / "reference" / "architecture.md").read_text(encoding="utf-8")
+LEVELS = re.findall(r"^\d+\. `(\w+)`", PAGE.partition("## Levels")[2].partition("\n## ")[0], re.MULTILINE)
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -37,28 +37,28 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def upward(path: Path, text: str) -> list[str]:
-    """Returns the imports of a module that go to a floor above its own, each with its line."""
+    """Returns the imports of a module that go to a level above its own, each with its line."""
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    allowed = FLOORS[: FLOORS.index(own) + 1]
+    allowed = LEVELS[: LEVELS.index(own) + 1]
     return [
         f"{path.name}:{line}: {name}"
         for name, line in imported(ast.parse(text))
-        if name in FLOORS and name not in allowed
+        if name in LEVELS and name not in allowed
     ]
 
 
-def test_every_part_of_the_package_has_a_floor() -> None:
+def test_every_part_of_the_package_has_a_level() -> None:
     parts = {
         path.name.removesuffix(".py")
         for path in PACKAGE.iterdir()
         if (path / "__init__.py").exists() or path.suffix == ".py"
     }
-    assert parts - {"__init__", "__main__"} == set(FLOORS)
-    assert len(FLOORS) == len(set(FLOORS))
+    assert parts - {"__init__", "__main__"} == set(LEVELS)
+    assert len(LEVELS) == len(set(LEVELS))
 
 
 def test_imports_go_down() -> None:
-    modules = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in FLOORS]
+    modules = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem in LEVELS]
     assert len(modules) > 200
     assert [wrong for path in modules for wrong in upward(path, path.read_text(encoding="utf-8"))] == []
 

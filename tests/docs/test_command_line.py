@@ -1,4 +1,4 @@
-"""The commands that docs/command-line.md shows work as shown.
+"""The commands that docs/reference/command-line.md shows work as shown.
 
 A `console` block is a session: lines with `$ ` are run in order, in a folder with the project's manifests, and what stands below a
 command must be what it prints, in order. `…` stands for anything: alone on a line for any lines, else for any text in a line.
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = "docs/command-line.md"
+PAGE = "docs/reference/command-line.md"
 
 
 def sessions() -> list[tuple[str, str]]:
@@ -83,7 +83,7 @@ def test_the_page_shows_every_command() -> None:
     text = (ROOT / PAGE).read_text()
     shown = {match for command, _ in sessions() for match in re.findall(r"kernelgen (\w+)", command)}
     mentioned = set(re.findall(r"kernelgen (\w+)", text))
-    # What these print depends on the machine, on llama.cpp, on NKI's own compiler or on a model; and docs/source-kernels.md shows check.
+    # What these print depends on the machine, on llama.cpp, on NKI's own compiler or on a model; and docs/guides/source-kernels.md shows check.
     elsewhere = {"check", "doctor", "model", "prebuild", "repack", "simulate"}
     assert set(COMMANDS) - elsewhere <= shown
     assert elsewhere <= mentioned

@@ -1,4 +1,4 @@
-"""The program in docs/cpp-library.md is the one that is compiled and run as backend/bundle/tests/example.cc."""
+"""The program in docs/reference/cpp-library.md is the one that is compiled and run as backend/bundle/tests/example.cc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_shows_the_program_that_is_tested() -> None:
-    page = (ROOT / "docs" / "cpp-library.md").read_text()
+    page = (ROOT / "docs" / "reference" / "cpp-library.md").read_text()
     section = page.partition("## Open a pack and find a kernel")[2]
     block = re.search(r"```cpp\n(.*?)```", section, re.DOTALL)
     assert block is not None
@@ -17,7 +17,7 @@ def test_the_page_shows_the_program_that_is_tested() -> None:
 
 
 def test_the_page_names_functions_that_exist() -> None:
-    page = (ROOT / "docs" / "cpp-library.md").read_text()
+    page = (ROOT / "docs" / "reference" / "cpp-library.md").read_text()
     header = (ROOT / "backend" / "bundle" / "include" / "neuron_kernels.h").read_text()
     names = set(re.findall(r"\bneuron_kernels_[a-z0-9_]+", page)) - {"neuron_kernels_llama3_trn1"}
     assert names

@@ -39,8 +39,8 @@ def test_a_link_to_a_file_beside_the_pages_becomes_its_name_and_one_that_leads_n
     (tmp_path / "docs").mkdir()
     (tmp_path / "chips.json").write_text("{}")
     page = tmp_path / "docs" / "page.md"
-    page.write_text("[a](README.md#b) [c](https://example.org) [the table](../chips.json)")
-    assert website.page(page) == "[a](index.md#b) [c](https://example.org) the table (`chips.json`)"
+    page.write_text("[a](README.md#b) [c](https://example.org) [the table](../chips.json) [chips.json](../chips.json)")
+    assert website.page(page) == "[a](index.md#b) [c](https://example.org) the table (`chips.json`) `chips.json`"
     page.write_text("[the table](../chip.json)")
     with pytest.raises(SystemExit, match=r"docs/page.md: the link to ../chip.json leads nowhere"):
         website.page(page)

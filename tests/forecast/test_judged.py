@@ -20,7 +20,7 @@ from nki_judged import Judged
 def test_the_forecast_is_as_far_from_published_figures_as_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert forecast_judged.main(["--markdown"]) == 0
     said = capsys.readouterr().out
-    page = (Path(__file__).resolve().parents[2] / "docs" / "results" / "forecast.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "results" / "forecast-judged.md").read_text()
     table, counts = said.strip().split("\n\n")
     assert table in page and counts in page
     assert sum("| added later |" in line for line in table.splitlines()) == len(forecast_judged.LATER) >= 15

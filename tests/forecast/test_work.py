@@ -195,7 +195,7 @@ def test_each_instruction_on_the_longest_way_waits_for_the_one_before() -> None:
 
 @pytest.mark.parametrize("n", [2, 8])
 def test_a_scatter_of_few_rows_of_a_cache_takes_no_longer_than_a_slice_for_each(n: int) -> None:
-    """So kernels of SET_ROWS have a scatter (docs/forecast.md); one slice of all rows would be right for consecutive ones alone."""
+    """So kernels of SET_ROWS have a scatter (docs/reference/forecast.md); one slice of all rows would be right for consecutive ones alone."""
     cache, rows, at = ((4096, 1024), "float16"), ((n, 1024), "float16"), ((n,), "int32")
 
     def scattered(cache: Any, rows: Any, at: Any) -> Any:

@@ -339,7 +339,7 @@ def gives_text(x: Any) -> Any:
         (sorts, "1: np.sort is not supported in a kernel (use kernelgen.languages.numpy.topk)"),
         (
             transforms,
-            "1: np.fft.fft is not supported in a kernel (docs/kernels-in-numpy.md lists the functions that are)",
+            "1: np.fft.fft is not supported in a kernel (docs/reference/kernels-in-numpy.md lists the functions that are)",
         ),
         (masks, "1: an array can't be indexed by bools"),
         (mismatches, "2: np.add: shape mismatch"),

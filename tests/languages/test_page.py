@@ -1,4 +1,4 @@
-"""docs/kernels-in-numpy.md: its files are written where it says, its commands print what it shows, for both targets of its manifest."""
+"""docs/guides/kernels-in-numpy.md: its files are written where it says, its commands print what it shows, for both targets of its manifest."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import page
 
 
 def test_the_page_shows_what_happens(tmp_path: Path) -> None:
-    assert page.write("kernels-in-numpy.md", tmp_path) == ["my_kernels/rows.py", "rows.yaml", "softplus.py"]
-    assert page.check("kernels-in-numpy.md", tmp_path) == 6
+    assert page.write("guides/kernels-in-numpy.md", tmp_path) == ["my_kernels/rows.py", "rows.yaml", "softplus.py"]
+    assert page.check("guides/kernels-in-numpy.md", tmp_path) == 6
     text = next((tmp_path / "text").iterdir()).read_text()
     assert text.startswith("HloModule kernel") and " maximum(input0, " in text
     # An edit that means the same compiles nothing; one that does not compiles that kernel alone, for each target.

@@ -151,6 +151,10 @@ def test_other_paths_are_taken(line: str) -> None:
         ("The process ends upon it.", 'the plain word: "on", "only", "if", "known", "among", "while"'),
         ("It is not the other way round.", "the second sentence in full"),
         ("It is said once.", '"a message says", "the bundle says", "prints"'),
+        ("A module imports from the floors below.", '"level", or for a time "lower bound"'),
+        ("The key has a twin in C++.", '"what must agree", "the same … in C++"'),
+        ("All three front doors run it.", "the names: Bazel, CMake, the command line"),
+        ("The stand-in for libnrt runs it.", '"simulator"'),
         ("That is found out later.", '"is found", "is noticed", "is known"'),
     ],
 )
@@ -177,6 +181,7 @@ def test_a_word_that_has_a_plainer_one_is_found_in_every_kind_of_file(words: str
         "The kernel is another one of the same op.",
         "Say `by way of` or `anew`.",
         "Nothing else is read.",
+        "The op is floor, and packages of Python that have it are not needed.",
         "llama.cpp decides where a weight goes by asking for an op; the user had a file, and finds out which ops run.",
     ],
 )

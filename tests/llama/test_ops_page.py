@@ -1,4 +1,4 @@
-"""docs/ops.md is what its command makes of a run's CSVs."""
+"""docs/results/ops.md and ops-cases.md are what their command makes of a run's CSVs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cases
 import ops_page
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+FOLDER = Path(__file__).parents[2] / "docs" / "results"
 
 SUPPORT = """\
 "backend_name","op_name","op_params","test_mode","supported","error_message","backend_reg_name"
@@ -41,12 +41,13 @@ def tables(tmp_path: Path) -> dict[str, ops_page.Table]:
     return {name: ops_page.read(text) for name, text in summaries.items()}
 
 
-def test_the_page_is_what_the_command_makes_of_the_summaries() -> None:
-    assert (DOCS / "ops.md").read_text() == ops_page.page(ops_page.load(DOCS / "ops"))
+def test_the_pages_are_what_the_command_makes_of_the_summaries() -> None:
+    for name, text in ops_page.pages(ops_page.load(FOLDER / "ops")).items():
+        assert (FOLDER / name).read_text() == text
 
 
 def test_the_summaries_add_up() -> None:
-    tables = ops_page.load(DOCS / "ops")
+    tables = ops_page.load(FOLDER / "ops")
     left_out: dict[str, int] = {}
     for row in tables["left-out"]:
         left_out[row["op"]] = left_out.get(row["op"], 0) + int(row["cases"])
@@ -72,8 +73,9 @@ def test_the_page_has_every_op_beside_the_other_backends(tables: dict[str, ops_p
     assert "| MUL | 🟡 | ❌ |" in page
     assert "| SUB | – | 🟡 |" in page
     assert "| MUL_ADD | ✅" not in page and "| MUL_ADD | 🟡" not in page
-    assert "| MUL_ADD | 3 | 1 | 0 | 0 | 1 |" in page
-    assert "| MUL_ADD | 2 | x \\| y |" in page
+    counted = ops_page.cases_page(tables)
+    assert "| MUL_ADD | 3 | 1 | 0 | 0 | 1 |" in counted
+    assert "| MUL_ADD | 2 | x \\| y |" in counted
     assert (
         "supports 2 of 3 cases of this mode, and 3 of 6 of" in page and "1 passed, 1 failed, and 1 did not run" in page
     )

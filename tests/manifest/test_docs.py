@@ -1,4 +1,4 @@
-"""What docs/manifest.md, docs/reference/coverage.md and docs/graph-kernels.md show works, and the first names every key."""
+"""What the pages of manifests, docs/reference/coverage.md and docs/reference/graph-kernels.md show works, and the first name every key."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from kernelgen.errors import KernelgenError
 from kernelgen.manifest import schema
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "manifest.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("manifest", "compile-settings", "manifest-languages")
+)
 COVERAGE_PAGE = (ROOT / "docs" / "reference" / "coverage.md").read_text(encoding="utf-8")
-GRAPHS_PAGE = (ROOT / "docs" / "graph-kernels.md").read_text(encoding="utf-8")
+GRAPHS_PAGE = (ROOT / "docs" / "reference" / "graph-kernels.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE + GRAPHS_PAGE, re.MULTILINE | re.DOTALL)
 
 

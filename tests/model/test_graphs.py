@@ -1,4 +1,4 @@
-"""Exports are read as docs/graphs.md describes them, and a wrong one gets a message with its line."""
+"""Exports are read as docs/reference/graphs.md describes them, and a wrong one gets a message with its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/models.md and docs/graphs.md show what happens."""
+"""docs/reference/models.md and docs/reference/graphs.md show what happens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from kernelgen.model.graphs import VERSION
 
 from .conftest import ROOT
 
-MODELS = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-GRAPHS = (ROOT / "docs" / "graphs.md").read_text(encoding="utf-8")
+MODELS = "\n".join(
+    (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("models", "model-options", "model-choices")
+)
+GRAPHS = (ROOT / "docs" / "reference" / "graphs.md").read_text(encoding="utf-8")
 
 
 def pattern(output: str) -> str:

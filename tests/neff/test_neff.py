@@ -117,7 +117,7 @@ def test_round_trip(module: bytes, simulated: bytes) -> None:
 
 
 def test_header_as_documented(module: bytes, simulated: bytes) -> None:
-    """By the offsets of docs/simulated-neff.md, not by the code's own struct."""
+    """By the offsets of docs/reference/simulated-neff.md, not by the code's own struct."""
 
     def u64(at: int) -> int:
         return int.from_bytes(simulated[at : at + 8], "little")

@@ -142,9 +142,9 @@ def test_a_folder_that_is_not_nkibench(tmp_path: Path) -> None:
 
 
 def test_public_kernels() -> None:
-    """docs/results/nki.md has the figures of these; their files have no licence to be kept here."""
+    """docs/results/nki-suites.md has the figures of these; their files have no licence to be kept here."""
     folders = [os.environ[name] for name in (BENCH, SOLUTIONS) if os.environ.get(name)]
     if not os.environ.get(BENCH):
-        pytest.skip(f"{BENCH} does not name NKIBench (docs/results/nki.md says how to get it)")
+        pytest.skip(f"{BENCH} does not name NKIBench (docs/results/nki-suites.md says how to get it)")
     done = run(*folders)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from selenium import webdriver
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 QUIET = (
     "--headless=new",

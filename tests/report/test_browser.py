@@ -6,15 +6,14 @@ import base64
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+from model_calls import call
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from kernelgen import cli
-from kernelgen.report.numbers import PARTS
 from kernelgen.report.page import page
 
 pytestmark = pytest.mark.long
@@ -36,20 +35,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kernel["per_token"], kernel["per_prompt"] = 2, 1
     path.write_text(page(numbers, [], "basic.kernels"))
     return path
-
-
-def call(n_kv: int, cores: int, ms: float) -> dict[str, Any]:
-    return {
-        "n_tokens": 1,
-        "n_kv": n_kv,
-        "cores": cores,
-        "ms": ms,
-        "tokens_per_s": 1e3 / ms,
-        "launches": 3,
-        "nodes_without_kernel": 0,
-        "fits": True,
-        "parts_ms": dict.fromkeys(PARTS, ms / len(PARTS)),
-    }
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_calls import call
 
 from kernelgen import cli
 from kernelgen.bundle import reader
@@ -207,27 +208,12 @@ def test_a_name_that_is_not_a_pages_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert list(tmp_path.iterdir()) == []
 
 
-def call(n_kv: int, cores: int, ms: float) -> dict[str, Any]:
-    parts = dict.fromkeys(PARTS, ms / len(PARTS))
-    return {
-        "n_tokens": 1,
-        "n_kv": n_kv,
-        "cores": cores,
-        "ms": ms,
-        "tokens_per_s": 1e3 / ms,
-        "launches": 3,
-        "nodes_without_kernel": 2,
-        "fits": False,
-        "parts_ms": parts,
-    }
-
-
 def test_calls_of_a_model_have_bars_and_plots(written: Path) -> None:
     covered = {"covered": 1, "ops": 2, "rows": [], "missing": [{"op": "<b>", "id": "x", "why": "none & <none>"}]}
     with_calls = numbers(written) | {
-        "calls": [call(1024, 1, 10.0)],
-        "by_cache": [call(256, 1, 8.0), call(1024, 1, 10.0)],
-        "by_cores": [call(1024, n, 10.0 / n) for n in (1, 2, 4)],
+        "calls": [call(1024, 1, 10.0, without_kernel=2)],
+        "by_cache": [call(n_kv, 1, ms, without_kernel=2) for n_kv, ms in ((256, 8.0), (1024, 10.0))],
+        "by_cores": [call(1024, n, 10.0 / n, without_kernel=2) for n in (1, 2, 4)],
         "coverage": [covered],
     }
     text = page(with_calls)

@@ -2,7 +2,7 @@
 
 The package is layered one way: `manifest` and `plan` describe kernels and never import JAX; `render` turns a plan into build
 files; `hlo`, `compilers` and `bundle` are the three build steps; `cli` is the only place that reads arguments and prints.
-docs/architecture.md has the floors.
+docs/reference/architecture.md has the levels, which say what imports what.
 """
 
 import importlib

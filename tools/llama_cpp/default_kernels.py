@@ -2,8 +2,8 @@
 
     ./bazelw run //tools/llama_cpp:default_kernels                       every architecture
     ./bazelw run //tools/llama_cpp:default_kernels -- -a llama,qwen3     these
-    ./bazelw run //tools/llama_cpp:default_kernels -- --write-page       all, and write the table to docs/default-kernels.md
-    ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/layers.md
+    ./bazelw run //tools/llama_cpp:default_kernels -- --write-page       all, and write the table to docs/results/default-kernels.md
+    ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/results/layers.md
 
 test-llama-archs writes an architecture's small random models. `kernelgen model` derives the kernels of their ops from the files' headers, with no
 other option but the length of the context: those for 1, 8, 32, 128 and 256 tokens, and for no length of the test's own. With these the test runs: calls of 64
@@ -53,8 +53,8 @@ N_CTX = 256
 """Cells of the context that test-llama-archs makes."""
 
 DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs"
-PAGE = DOCS / "default-kernels.md"
-PAGES = {"none": PAGE, "layer": DOCS / "layers.md"}
+PAGE = DOCS / "results" / "default-kernels.md"
+PAGES = {"none": PAGE, "layer": DOCS / "results" / "layers.md"}
 
 LIMIT_FUSED = 1e-6
 """Normalised mean squared error of logits with groups against those without, at most."""
@@ -315,9 +315,9 @@ def _joined(reasons: Mapping[str, int]) -> str:
 _INTRO = """\
 # Architectures with the default kernels
 
-This page says which architectures of llama.cpp's `test-llama-archs` run wholly on the device with the default kernels of [`kernelgen model`](models.md), for
+This page says which architectures of llama.cpp's `test-llama-archs` run wholly on the device with the default kernels of [`kernelgen model`](../reference/models.md), for
 1, 8, 32, 128 and 256 tokens per call. The context has {n_ctx} cells. The run records nothing. The test's own lengths are 64, 32 and for some 128 tokens: kernels for
-[other numbers of tokens](reference/kernel-selection.md) compute them. This command writes the page:
+[other numbers of tokens](../reference/kernel-selection.md) compute them. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --write-page
 
@@ -340,7 +340,7 @@ A model with nodes on the CPU runs wholly on the device with kernels for the num
 _LAYERS = """\
 # Architectures with layers as kernels
 
-This page says which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](graph-kernels.md). The kernels are the default ones of [`kernelgen model`](models.md),
+This page says which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](../reference/graph-kernels.md). The kernels are the default ones of [`kernelgen model`](../reference/models.md),
 for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells. The test's own calls have 64, 32 and for some 128 tokens. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer --write-page
@@ -465,7 +465,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="where results are kept between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
     parser.add_argument("--fuse", choices=sorted(PAGES), default="none", help="as of `kernelgen model`")
-    parser.add_argument("--write-page", action="store_true", help="write docs/default-kernels.md or docs/layers.md")
+    parser.add_argument(
+        "--write-page", action="store_true", help="write docs/results/default-kernels.md or docs/results/layers.md"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -482,7 +484,9 @@ def main() -> int:
         fileio.write_bytes(PAGES[args.fuse], text.encode())
     missed = worse(found, PAGE.read_text(encoding="utf-8") if PAGE.is_file() else "")
     if missed:
-        print(f"failed, or with nodes on the CPU that docs/default-kernels.md does not list: {', '.join(missed)}")
+        print(
+            f"failed, or with nodes on the CPU that docs/results/default-kernels.md does not list: {', '.join(missed)}"
+        )
     return 1 if missed or not found else 0
 
 

@@ -2,7 +2,7 @@
 
     ./bazelw run //tools/llama_cpp:derived_kernels                     every architecture of test-llama-archs
     ./bazelw run //tools/llama_cpp:derived_kernels -- -a llama,qwen3   these
-    ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page     all, and write the table to docs/model-support.md
+    ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page     all, and write the table to docs/results/model-support.md
 
 test-llama-archs writes a small random model of an architecture. Its manifest is derived, and llama-bench runs it on a simulated
 NeuronCore, with flash attention and without, and records what it asks for: a prompt of 64 tokens and 8 generated ones, after a warm-up,
@@ -43,7 +43,12 @@ N_CTX = 256
 N_TOKENS = (1, 2, GENERATED, PROMPT)
 """Tokens per call: llama-bench warms up with 2, and a context for 8 tokens is reserved for as many."""
 
-PAGE = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "model-support.md"
+PAGE = (
+    Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2]))
+    / "docs"
+    / "results"
+    / "model-support.md"
+)
 
 EXPLAINED = {
     "deepseek4 (MoE)": "llama.cpp reserves memory for one more compressed row than a call has",
@@ -171,8 +176,8 @@ def compare_all(programs: harness.Programs, names: Sequence[str], say: harness.S
 _INTRO = """\
 # Which model architectures work
 
-This page has every architecture for which llama.cpp's `test-llama-archs` writes a model. It compares the kernels that [`kernelgen model`](models.md) derives from the header of the file
-with those that a run of the model asks for on a [simulated](simulator.md) NeuronCore. This command writes the page:
+This page has every architecture for which llama.cpp's `test-llama-archs` writes a model. It compares the kernels that [`kernelgen model`](../reference/models.md) derives from the header of the file
+with those that a run of the model asks for on a [simulated](../reference/simulator.md) NeuronCore. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page
 
@@ -210,7 +215,7 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-a", dest="names", metavar="NAMES", default="", help="architectures; all by default")
-    parser.add_argument("--write-page", action="store_true", help="write docs/model-support.md")
+    parser.add_argument("--write-page", action="store_true", help="write docs/results/model-support.md")
     args = parser.parse_args()
     rows = compare_all(harness.Programs.find(), [name for name in args.names.split(",") if name])
     if args.write_page:

@@ -1,10 +1,10 @@
-"""Writes docs/ops.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
+"""Writes docs/results/ops.md and ops-cases.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
 
     ./bazelw run //tools/llama_cpp:ops_page -- --run FOLDER            after a whole run: FOLDER is where it left its CSVs
     ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         FOLDER is llama.cpp's docs/ops: takes in the other backends
     ./bazelw run //tools/llama_cpp:ops_page                            the page alone, from the summaries that are there
 
-The page is made of summaries in docs/ops, which are kept with it: the run's own CSVs are too large for that.
+The page is made of summaries in docs/results/ops, which are kept with it: the run's own CSVs are too large for that.
 
     neuron.csv     by op: cases, and their outcomes
     left-out.csv   by op and reason: cases without support
@@ -32,7 +32,7 @@ Table = list[dict[str, str]]
 
 SYMBOLS = {"full": "✅", "partial": "🟡", "none": "❌", "no cases": "–"}
 
-DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs"
+RESULTS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs" / "results"
 
 NAMES = ("neuron", "left-out", "hlo", "backends")
 
@@ -40,7 +40,7 @@ _INTRO = """\
 # Ops
 
 This page says which of ggml's ops have kernels, for the cases of llama.cpp's `test-backend-ops`. The device is a NeuronCore that the
-[simulator](simulator.md) computes on the CPU. [A command](reference/llama-cpp-tests.md#the-whole-of-it) writes the page from a run of all cases.
+[simulator](../reference/simulator.md) computes on the CPU. [A command](../reference/llama-cpp-tests.md#the-whole-of-it) writes the page from a run of all cases.
 
 The table has the form of llama.cpp's own `docs/ops.md`. The columns of other backends come from the CSVs in that folder of the same source
 tree: their maintainers wrote these last when the program had fewer cases. The table counts cases of the mode `support`, which leaves
@@ -125,8 +125,22 @@ def _status(supported: int, total: int) -> str:
     return "none" if not supported else "full" if supported == total else "partial"
 
 
+def pages(tables: Mapping[str, Table]) -> dict[str, str]:
+    """Returns the pages by their names.
+
+    Args:
+        tables: the rows of each summary, by its name.
+    """
+    return {"ops.md": page(tables), "ops-cases.md": cases_page(tables)}
+
+
+def _total(tables: Mapping[str, Table]) -> dict[str, int]:
+    """Returns the sums of the columns of neuron.csv."""
+    return {key: sum(int(row[key]) for row in tables["neuron"]) for key in tables["neuron"][0] if key != "op"}
+
+
 def page(tables: Mapping[str, Table]) -> str:
-    """Returns the page.
+    """Returns the page of the ops, beside other backends.
 
     Args:
         tables: the rows of each summary, by its name.
@@ -134,12 +148,13 @@ def page(tables: Mapping[str, Table]) -> str:
     neuron = {row["op"]: row for row in tables["neuron"]}
     others = {row["op"]: row for row in tables["backends"]}
     backends = [name for name in (tables["backends"] or [{}])[0] if name != "op"]
-    total = {key: sum(int(row[key]) for row in neuron.values()) for key in tables["neuron"][0] if key != "op"}
+    total = _total(tables)
     lines = [
         _INTRO,
         f"The device supports {total['supported']:,} of {total['cases']:,} cases of this mode, and {total['tested_supported']:,} of "
         f"{total['tested_cases']:,} of the mode `test`, which has the cases of several ops too: {total['passed']:,} passed, "
-        f"{total['failed']:,} failed, and {total['uncompared']:,} did not run because llama.cpp's CPU backend cannot compute them.",
+        f"{total['failed']:,} failed, and {total['uncompared']:,} did not run because llama.cpp's CPU backend cannot compute them. "
+        "[Cases](ops-cases.md) has them op by op, what is left out and why, and the size of the kernels.",
         "",
         f"| Operation | NEURON | {' | '.join(backends)} |",
         "|---|" + "---|" * (len(backends) + 1),
@@ -149,7 +164,20 @@ def page(tables: Mapping[str, Table]) -> str:
         status = _status(int(own["supported"]), int(own["cases"])) if own else "no cases"
         cells = [status, *(others[op][b] if op in others else "none" for b in backends)]
         lines.append(f"| {op} | " + " | ".join(SYMBOLS[cell] for cell in cells) + " |")
-    lines += [
+    return "\n".join([*lines, ""])
+
+
+def cases_page(tables: Mapping[str, Table]) -> str:
+    """Returns the page of the cases: how many of each op passed, what is left out and why, and the size of the kernels.
+
+    Args:
+        tables: the rows of each summary, by its name.
+    """
+    neuron, total = {row["op"]: row for row in tables["neuron"]}, _total(tables)
+    lines = [
+        "# Cases of ops",
+        "",
+        "These are the cases of llama.cpp's `test-backend-ops` behind the table of [ops](ops.md), which says how to write both pages again.",
         "",
         "## Cases",
         "",
@@ -216,16 +244,19 @@ def main() -> int:
     )
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="the folder in which a whole run left its CSVs")
     parser.add_argument("--others", type=Path, metavar="FOLDER", help="llama.cpp's docs/ops")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the project's docs")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="the folder of the page, with its folder ops/"
+    )
     args = parser.parse_args()
     summaries = summarize(args.run) if args.run else {}
     if args.others:
         summaries["backends"] = summarize_others(args.others)
-    (args.docs / "ops").mkdir(exist_ok=True)
+    (args.results / "ops").mkdir(exist_ok=True)
     for name, text in summaries.items():
-        (args.docs / "ops" / f"{name}.csv").write_text(text)
-    (args.docs / "ops.md").write_text(page(load(args.docs / "ops")))
-    print(args.docs / "ops.md")
+        (args.results / "ops" / f"{name}.csv").write_text(text)
+    for name, text in pages(load(args.results / "ops")).items():
+        (args.results / name).write_text(text)
+        print(args.results / name)
     return 0
 
 

@@ -246,8 +246,8 @@ def _on_cpu(model: SplitResult) -> str:
 _INTRO = """\
 # Architectures over {cores} cores
 
-This page says which architectures of llama.cpp's `test-llama-archs` run over {cores} [simulated](../simulator.md) NeuronCores with [`-sm tensor`](../tensor-parallel.md), on kernels of
-their slices. [`kernelgen model --split-mode tensor --devices 1,{cores} --fuse {fuse}`](../models.md) derives the kernels, for the test's own calls of 32, 64 and 128 tokens. This command writes the page:
+This page says which architectures of llama.cpp's `test-llama-archs` run over {cores} [simulated](../reference/simulator.md) NeuronCores with [`-sm tensor`](../reference/tensor-parallel.md), on kernels of
+their slices. [`kernelgen model --split-mode tensor --devices 1,{cores} --fuse {fuse}`](../reference/models.md) derives the kernels, for the test's own calls of 32, 64 and 128 tokens. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:split_architectures -- --write-page
 
@@ -259,7 +259,7 @@ the backend computes on the CPU.
 - *Left by llama.cpp* names the ops that llama.cpp gave to its own CPU backend in the graphs that it planned, because it keeps a weight in host memory; its log cuts names after ten characters.
 - *Sums* went through the host's memory{sums}.
 
-BLOOM, Jais and Refact have [ALiBi, which llama.cpp computes wrongly](../tensor-parallel.md#what-works) with `-sm tensor`.
+BLOOM, Jais and Refact have [ALiBi, which llama.cpp computes wrongly](../reference/tensor-parallel.md#what-works) with `-sm tensor`.
 
 llama.cpp splits no tensors of {refused}.
 

@@ -3,7 +3,8 @@
     ./bazelw run //tools:regenerate                 writes what is stale, and says so
     ./bazelw run //tools:regenerate -- --check      says what is stale; exit status 1 when something is
 
-What a run of llama.cpp's programs tells (docs/ops.md and the like) has commands of its own: docs/reference/llama-cpp-tests.md.
+What a run of llama.cpp's programs tells (docs/results/ops.md and the like) has commands of its own:
+docs/reference/llama-cpp-tests.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "backend/simulator/src/prices.inc": lambda _: targets.prices(),
     "docs/reference/lint.md": lint_rules.render,
     "docs/reference/log.md": lambda _: log_lines.render(),
-    "docs/targets.md": targets.page,
+    "docs/reference/targets.md": targets.page,
     "rules/private/actions/resources.bzl": lambda _: resources.bzl(),
     "rules/private/languages.bzl": lambda _: languages.bzl(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),

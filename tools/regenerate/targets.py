@@ -139,7 +139,7 @@ def _inside(text: str, code: str, begin: str = _BEGIN, end: str = _END) -> str:
 
 
 def page(text: str) -> str:
-    """Returns the text of docs/targets.md, whose tables of facts and refusals have a column for each target."""
+    """Returns the text of docs/reference/targets.md, whose tables of facts and refusals have a column for each target."""
     targets = TARGETS.values()
 
     def table(*rows: tuple[str, list[str]]) -> str:

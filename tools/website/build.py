@@ -55,7 +55,8 @@ def page(path: Path) -> str:
             return f"[{text}]({re.sub(r'README[.]md$', 'index.md', target)}{anchor})"
         if not file.exists():
             raise SystemExit(f"{path.relative_to(ROOT)}: the link to {target} leads nowhere")
-        return f"{text} (`{file.relative_to(ROOT)}`)"
+        name = f"`{file.relative_to(ROOT)}`"
+        return name if text.strip("`") in (file.name, name.strip("`")) else f"{text} ({name})"
 
     return _LINK.sub(link, path.read_text(encoding="utf-8"))
 

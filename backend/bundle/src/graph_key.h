@@ -1,4 +1,4 @@
-// Keys of graph kernels: the words that several nodes of a graph are found by (docs/bundle-format.md, "Key of a graph").
+// Keys of graph kernels: the words that several nodes of a graph are found by (docs/reference/bundle-keys.md, "Key of a graph").
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The hash of a sequence of words by which a kernel's key is found (docs/bundle-format.md, "Hash and table"). It also
+// The hash of a sequence of words by which a kernel's key is found (docs/reference/bundle-keys.md, "Hash and table"). It also
 // tells nodes and graphs apart in hash maps, where only the program itself sees its value.
 
 #pragma once

@@ -1,4 +1,4 @@
-// Lookup keys: how a ggml node is turned into the words that a bundle is searched for (docs/bundle-format.md, "Key").
+// Lookup keys: how a ggml node is turned into the words that a bundle is searched for (docs/reference/bundle-keys.md, "Key").
 
 #pragma once
 

@@ -86,7 +86,7 @@ inline std::vector<lookup> read_lookups(const char * path) {
     return out;
 }
 
-// Whether the bytes are the header of a simulated NEFF and as many bytes after it as it says (docs/simulated-neff.md).
+// Whether the bytes are the header of a simulated NEFF and as many bytes after it as it says (docs/reference/simulated-neff.md).
 inline bool is_simulated_neff(const void * data, size_t size) {
     constexpr char   BUILD[]     = "kernelgen-simulator";
     constexpr size_t HEADER_SIZE = 1024;

@@ -1,4 +1,4 @@
-// Graphs that the device was given to compute, each once, in the file that GGML_NEURON_RECORD_GRAPHS names, as docs/graphs.md
+// Graphs that the device was given to compute, each once, in the file that GGML_NEURON_RECORD_GRAPHS names, as docs/reference/graphs.md
 // describes them: `kernelgen model` makes graph kernels of them.
 
 #pragma once

@@ -1,7 +1,7 @@
 // Groups of nodes that one kernel computes in one launch: how they are found in a graph.
 //
 // A group is nodes that have to be computed and stand one after another. What it is known by is its structure: the words of
-// docs/bundle-format.md, "Key of a graph". No address is in them, so that what is found before the graph has memory
+// docs/reference/bundle-keys.md, "Key of a graph". No address is in them, so that what is found before the graph has memory
 // (graph_optimize) is found after it, too.
 
 #pragma once

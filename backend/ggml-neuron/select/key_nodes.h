@@ -1,4 +1,4 @@
-// The nodes of a graph's key (docs/bundle-format.md, "Key of a graph"), as all read them that compare groups with kernels.
+// The nodes of a graph's key (docs/reference/bundle-keys.md, "Key of a graph"), as all read them that compare groups with kernels.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // Layouts of weights: other ways to store them than ggml's, which kernels ask for and buffers of a type of their own keep them in.
 //
-// docs/bundle-format.md describes the layouts. A unit, a row or a matrix, is stored by itself. Most layouts are permutations of its bytes;
+// docs/reference/bundle-keys.md describes the layouts. A unit, a row or a matrix, is stored by itself. Most layouts are permutations of its bytes;
 // from the others the original can't be restored, and the buffer keeps it: originals.h.
 
 #pragma once

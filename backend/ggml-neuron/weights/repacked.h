@@ -1,4 +1,4 @@
-// Weights that `kernelgen repack` brought into a layout, in files that GGML_NEURON_REPACKED names: docs/bundle-format.md.
+// Weights that `kernelgen repack` brought into a layout, in files that GGML_NEURON_REPACKED names: docs/reference/repacked-weights.md.
 
 #pragma once
 

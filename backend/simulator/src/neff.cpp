@@ -7,7 +7,7 @@
 
 namespace simulator {
 
-// docs/simulated-neff.md
+// docs/reference/simulated-neff.md
 static constexpr size_t   HEADER_SIZE     = 1024;
 static constexpr size_t   BUILD_OFFSET    = 40;
 static constexpr size_t   LNC_OFFSET      = 552;

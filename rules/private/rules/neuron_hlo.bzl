@@ -115,7 +115,7 @@ _COMMON = {
 }
 
 neuron_hlo = rule(
-    doc = """Emits one kernel: an op on tensors of exact shape and type (docs/manifest.md).
+    doc = """Emits one kernel: an op on tensors of exact shape and type (docs/reference/manifest.md).
 
 The emitter's own module, the helpers it imports and the data it reads are the action's only sources. Reading another file is an error.""",
     implementation = _neuron_hlo_impl,
@@ -162,7 +162,7 @@ The file, what it imports from its folder or its package, and the data it reads 
 )
 
 neuron_graph_hlo = rule(
-    doc = """Emits one graph kernel: a group of nodes of a graph (docs/graph-kernels.md).
+    doc = """Emits one graph kernel: a group of nodes of a graph (docs/reference/graph-kernels.md).
 
 The emitters' modules, the helpers they import and the data they read are the action's only sources. Reading another file is an error.""",
     implementation = _neuron_graph_hlo_impl,

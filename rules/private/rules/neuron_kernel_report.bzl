@@ -30,7 +30,7 @@ def _neuron_kernel_report_impl(ctx):
     return [DefaultInfo(files = depset([page, numbers, table, kernels]))]
 
 neuron_kernel_report = rule(
-    doc = """Writes a page about a bundle's kernels, the same numbers as JSON and CSV, and a folder with a page for each kernel (docs/report.md).
+    doc = """Writes a page about a bundle's kernels, the same numbers as JSON and CSV, and a folder with a page for each kernel (docs/reference/report.md).
 
 Each bundle has one, `<name>.report`. A target of your own adds what a call takes, measured times, or a baseline: then a time that is above the
 baseline's by more than `threshold` fails the build.""",
@@ -39,7 +39,7 @@ baseline's by more than `threshold` fails the build.""",
         "baseline": attr.label(allow_single_file = [".json"], doc = "The JSON of an earlier report."),
         "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo]),
         "measured": attr.label_list(allow_files = True, doc = "Measured times, in the files that `kernelgen report --measured` reads."),
-        "model": attr.label(allow_single_file = True, doc = "An export of graphs: how often calls launch each kernel (docs/models.md)."),
+        "model": attr.label(allow_single_file = True, doc = "An export of graphs: how often calls launch each kernel (docs/reference/models.md)."),
         "threshold": attr.string(default = "5", doc = "Percent by which a time may be above the baseline's."),
         "_kernelgen": attr.label(default = "//tools/kernelgen", cfg = "exec", executable = True),
     },

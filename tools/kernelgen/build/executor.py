@@ -250,6 +250,7 @@ class Executor:
             f"--hlo={self.result.hlos[compile_.neff.kernel].absolute()}",
             f"--output={compile_.path.absolute()}",
             f"--log-dir={(s.state / 'logs').absolute()}",
+            f"--log={provenance.log_beside(compile_.path).absolute()}",
             f"--origin={provenance.beside(compile_.path).absolute()}",
             *s.cache.arguments(),
             f"--notices={(s.state / 'tmp' / 'notices').absolute()}",

@@ -4,7 +4,8 @@ Everything between the manifests and the bundles lives in one folder, `<output>/
 
     hlo/<kernel>.hlo.pb     what was emitted last; <kernel>.inputs beside it says from what, so that it is not emitted again
     neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else;
-                            <key>.origin beside it has the digest of the NEFF (`kernelgen.neff.provenance`)
+                            <key>.origin beside it has the digest of the NEFF (`kernelgen.neff.provenance`), <key>.log
+                            what the compiler printed
     logs/  tmp/             of the workers
 
 So a NEFF that is there with its digest is up to date, whichever kernel, manifest or earlier build it was made for. What is not
@@ -29,10 +30,7 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.limit import EMIT_TIMEOUT
 from kernelgen.errors import KernelgenError
 from kernelgen.neff import provenance
-from kernelgen.spec.filenames import NEFF
-
-STATE = ".kernelgen"
-"""The folder in the output folder that holds what is between manifests and bundles."""
+from kernelgen.spec.filenames import STATE, keyed_neff_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +113,7 @@ def _tidy(settings: BuildSettings) -> None:
 
 
 def neff_file(settings: BuildSettings, hlo: bytes, config: CompileConfig) -> Path:
-    key = cache.Key.make(hlo, settings.identity, config.flags())
-    return settings.state / "neff" / f"{key.name[:40]}{NEFF}"
+    return settings.state / "neff" / keyed_neff_file(cache.Key.make(hlo, settings.identity, config.flags()).name)
 
 
 def is_whole(path: Path) -> bool:

@@ -1,6 +1,6 @@
 """From the files of kernels to a bundle: all of them read and checked, and the forms that are asked for written.
 
-The three forms of docs/bundle-format.md follow from the same `Contents`: a tree, a pack, and an embedded form.
+The three forms of docs/reference/bundle-format.md follow from the same `Contents`: a tree, a pack, and an embedded form.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from kernelgen.spec.op_kernel import MAX_ID
 from kernelgen.spec.source_kernel import SourceSpec
 
 FORMATS = (1, 2, 3)
-"""Versions of the bundle format that are read (docs/bundle-format.md).
+"""Versions of the bundle format that are read (docs/reference/bundle-format.md).
 
 A bundle with kernels that are named by their source has the third, else one with graph kernels the second.
 """

@@ -1,7 +1,7 @@
 """The embedded form: a pack as assembly, C and a header that link it into a program.
 
 The assembly takes everything from the pack with `.incbin`, so the tables are the pack's own arrays and the C compiler never
-sees the data. The layout is docs/bundle-format.md's.
+sees the data. The layout is docs/reference/bundle-format.md's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The index of a bundle: every kernel's key, and an open-addressing table over the keys' hashes.
 
-It is built once, when the bundle is written; readers use it as it is. The layout is docs/bundle-format.md's.
+It is built once, when the bundle is written; readers use it as it is. The layout is docs/reference/bundle-format.md's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The key a kernel is looked up by: what a backend can read off a graph node, as 64-bit words, and its hash.
 
-The layout is docs/bundle-format.md's; the C++ library computes the same words from a `ggml_tensor`, and both are tested
+The layout is docs/reference/bundle-keys.md's; the C++ library computes the same words from a `ggml_tensor`, and both are tested
 against `tests/data/bundle-keys.json` and `tests/data/bundle-graph-keys.json`.
 """
 

@@ -2,7 +2,7 @@
 
 Written with the `gguf` package, so that it is GGUF by another's judgement. Read by a small reader of our own (gguf_reader.py),
 because an embedded bundle needs the places of the arrays in the file, and because a broken file must give a clear error whatever is
-broken in it. The layout is docs/bundle-format.md's.
+broken in it. The layout is docs/reference/bundle-format.md's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tree: a bundle as a folder that people can look into, and that a backend can be pointed at.
 
-The layout is docs/bundle-format.md's.
+The layout is docs/reference/bundle-format.md's.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ that machines share, which may be left out. What is read is checked to the last 
 build fail: it compiles then, and says once what is wrong (`Notices`).
 
 `cache.Cache.neff` is what builds call. `folder` and `shared` are the levels, `entry` is the format, `archive` exports and imports.
-docs/caching.md is for users.
+docs/reference/caching.md is for users.
 """
 
 from __future__ import annotations

@@ -42,7 +42,9 @@ def command(manifests: tuple[Path, ...], catalog: Catalog, only: str | None) -> 
     kernels = {k.spec.id: k for k in Plan.merge(requests).kernels}
     checks = {check.kernel: check for request in requests for check in request.checks}
     if not checks:
-        raise KernelgenError("no kernel of these manifests has a reference: see `check` in docs/source-kernels.md")
+        raise KernelgenError(
+            "no kernel of these manifests has a reference: see `check` in docs/reference/source-kernels.md"
+        )
     ids = sorted(checks)
     failed = 0
     chosen = select(ids, [kernels[id].spec.op for id in ids], only)

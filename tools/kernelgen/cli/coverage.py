@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
 from kernelgen import manifest
 from kernelgen.cli import coverage_printing, kernel_files, options, run_options
@@ -26,7 +25,7 @@ from kernelgen.targets import TARGETS
 
 
 @click.command(short_help="Say which nodes of a model's graphs have a kernel.")
-@click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))
+@options.kernels_argument
 @click.option(
     "--graph-ops",
     "exports",
@@ -81,7 +80,7 @@ def command(
     if not exports and not models:
         raise click.UsageError("give --graph-ops or --model")
     if not models:
-        _refuse_run_options(context)
+        run_options.refuse(context, "is for --model; an export names its own sizes")
     kernels = _available(paths, target, catalog)
     groups = Groups(kernels.groups)
     graphs = [graph_ops.read_export(path, groups) for path in exports]
@@ -99,14 +98,6 @@ def command(
         )
         click.echo("\n".join(lines))
     return EXIT_FAILED if any(result.missing for _, result in report.results) else EXIT_OK
-
-
-def _refuse_run_options(context: click.Context) -> None:
-    """Refuses options that mean nothing without a model."""
-    for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        if given and parameter.name in run_options.NAMES:
-            raise click.UsageError(f"{parameter.opts[0]} is for --model; an export names its own sizes")
 
 
 def _available(paths: Sequence[Path], target: str | None, catalog: Catalog) -> AvailableKernels:

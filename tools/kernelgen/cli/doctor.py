@@ -152,7 +152,7 @@ def _neuronx_cc() -> DoctorLine:
         where = "looked for once the packages above are installed"
     except KernelgenError as error:
         where = error.diagnostics[0].message
-    remedy = f"{where}; builds use the simulator. AWS's documentation says how to install it; see docs/compilers.md"
+    remedy = f"{where}; builds use the simulator. AWS's documentation says how to install it; see docs/reference/compilers.md"
     return DoctorLine("neuronx-cc", version, False, remedy)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from kernelgen import manifest
 from kernelgen.cli import kernel_files, options, run_options
 from kernelgen.dispatch import chips
 from kernelgen.emitters.catalog import Catalog
@@ -23,12 +21,10 @@ from kernelgen.model import exporter, graph_ops, sources
 from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.model.sources import Kind
-from kernelgen.spec.source_kernel import SourceSpec
-from kernelgen.targets import TARGETS
 
 
 @click.command(short_help="Say how long a token and a prompt take, by a model.")
-@click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))
+@options.kernels_argument
 @click.option(
     "--model",
     "model",
@@ -39,10 +35,7 @@ from kernelgen.targets import TARGETS
 )
 @run_options.settings_options
 @run_options.exporter_options
-@click.option(
-    "--target", type=click.Choice(list(TARGETS)), metavar="NAME", help="The target; that of bundles, or trn1."
-)
-@click.option("--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the target's by default.")
+@options.chip_options
 @click.option("--waited", is_flag=True, help="Each launch is waited for, as with GGML_NEURON_QUEUE_DEPTH=1.")
 @click.option(
     "--cores",
@@ -71,7 +64,7 @@ def command(
 ) -> int:
     """Print how long a call takes on a device, of one token and of a prompt, and of what that consists.
 
-    It is a model, not a measurement: docs/results/forecast.md says how far published measurements are from it.
+    It is a model, not a measurement: docs/results/forecast-judged.md says how far published measurements are from it.
 
     KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. --n-tokens and --n-kv say which calls; by
     default one token and as many as --n-ubatch, with 1,024 cells of the cache.
@@ -79,12 +72,12 @@ def command(
     Kernels alone don't say how often a model launches each: without --model a line for each kernel says what one launch takes.
     """
     if model is None:
-        _refuse_options_of_models(context)
-    kernels, name = kernels_of(paths, target, catalog)
-    chip = chip_of(name, lnc)
+        run_options.refuse(context, "is for --model: kernels alone are forecast as they are", "cores")
+    kernels, name = kernel_files.of_one_target(paths, target, catalog)
+    chip = kernel_files.chip_of(name, lnc)
     if model is None:
         _print_kernels(kernels, chip, not waited, as_json)
-        print_refusals(kernels)
+        kernel_files.print_refusals(kernels)
         return EXIT_OK
     if context.get_parameter_source("n_tokens") is not ParameterSource.COMMANDLINE:
         counts: Sequence[int] = sorted({1, settings.most_tokens})
@@ -106,7 +99,7 @@ def command(
         click.echo(json.dumps([printing.plain(one, chip) for one in found], indent=1))
     else:
         click.echo("\n".join(line for one in found for line in printing.text(one, chip)))
-    print_refusals(kernels)
+    kernel_files.print_refusals(kernels)
     return EXIT_OK
 
 
@@ -123,63 +116,6 @@ def _graphs(
         raise KernelgenError(f"{model}: a list of distinct ops does not say what a call computes: give whole graphs")
     for graph in graphs:
         yield 0, tuple(sorted(graph.sizes.items())), graph
-
-
-def chip_of(target: str, lnc: str | None) -> chips.Chip:
-    """Returns the figures of a target.
-
-    Args:
-        target: its name.
-        lnc: physical cores of a logical one; the target's own when None.
-
-    Raises:
-        KernelgenError: the target has no such LNC.
-    """
-    try:
-        return chips.of(target, int(lnc) if lnc else None)
-    except KeyError:
-        choices = " or ".join(map(str, TARGETS[target].lnc_choices))
-        raise KernelgenError(f"--lnc {lnc}: {target} has {choices}") from None
-
-
-def print_refusals(kernels: Kernels) -> None:
-    """Prints which kernels the forecast leaves out, and why."""
-    for reason in kernels.refusals.values():
-        click.echo(f"warning: the forecast leaves out a kernel whose HLO can't be emitted: {reason}", err=True)
-
-
-def kernels_of(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[Kernels, str]:
-    """Returns the kernels and the target.
-
-    Raises:
-        KernelgenError: a path is neither a manifest nor a bundle, or bundles are for another target.
-    """
-    manifests, bundles = kernel_files.manifests_and_bundles(paths)
-    bundles = [bundle for bundle in bundles if target in (None, bundle.origin.target)]
-    targets = [bundle.origin.target for bundle in bundles]
-    specs = [spec for bundle in bundles for spec in bundle.specs()]
-    if len(set(targets)) > 1:
-        raise KernelgenError(f"the bundles are for {', '.join(dict.fromkeys(targets))}: choose one with --target")
-    requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
-    chosen = target or (targets[0] if targets else "trn1")
-    wanted = [kernel for request in requests for kernel in request.kernels_for(chosen)]
-    specs += [kernel.spec for kernel in wanted]
-    read_hlo = {
-        kernel.id: partial(bundle.hlo, kernel) for bundle in bundles for kernel in bundle.kernels if kernel.files
-    }
-    by_source = {kernel.id: kernel for kernel in wanted if isinstance(kernel.spec, SourceSpec)}
-    kernels = Kernels(specs, catalog, read_hlo, by_source)
-    if not kernels.by_graph:
-        raise KernelgenError(f"no kernel for {target or 'any target'}")
-    return kernels, chosen
-
-
-def _refuse_options_of_models(context: click.Context) -> None:
-    """Refuses options that mean nothing without a model."""
-    for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        if given and parameter.name in (*run_options.NAMES, "cores"):
-            raise click.UsageError(f"{parameter.opts[0]} is for --model: kernels alone are forecast as they are")
 
 
 def _print_kernels(kernels: Kernels, chip: chips.Chip, queued: bool, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from kernelgen import fileio, manifest
 from kernelgen.cli import options, run_options
-from kernelgen.cli.forecast import chip_of
+from kernelgen.cli.kernel_files import chip_of
 from kernelgen.cli.units import binary_size
 from kernelgen.dispatch.chips import Chip
 from kernelgen.emitters.catalog import Catalog
@@ -151,7 +151,7 @@ def command(
     """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
 
     The weights may be missing: the file's header is enough. Of a split model the first file is named. llama.cpp itself says what it
-    computes; the program that asks it is built once (docs/models.md).
+    computes; the program that asks it is built once (docs/reference/models.md).
 
     Or from a Hugging Face folder, its config.json or a safetensors file: llama.cpp's converter, of the tree that --llama-cpp
     names, makes the header.

@@ -28,6 +28,13 @@ def manifests_argument(function: F) -> F:
     )
 
 
+def kernels_argument(function: F) -> F:
+    """Adds the argument `KERNELS…` as `paths: tuple[Path, ...]`: manifests and bundles, for `kernel_files`."""
+    return click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))(
+        function
+    )
+
+
 def kernels_option(function: F) -> F:
     """Adds `--kernels DIR…` as `catalog: Catalog`, of the user's libraries in the order given, and the built-in one last."""
     return click.option(
@@ -65,6 +72,16 @@ def target_option(function: F) -> F:
         callback=_check_targets,
         shell_complete=_complete_target,
         help=f"Only this target of the manifests ({', '.join(TARGETS)}). May be given several times.",
+    )(function)
+
+
+def chip_options(function: F) -> F:
+    """Adds `--target NAME` and `--lnc N` as `target: str | None` and `lnc: str | None`, for `kernel_files`."""
+    function = click.option(
+        "--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the target's by default."
+    )(function)
+    return click.option(
+        "--target", type=click.Choice(list(TARGETS)), metavar="NAME", help="The target; that of bundles, or trn1."
     )(function)
 
 

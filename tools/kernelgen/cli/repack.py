@@ -103,7 +103,7 @@ def _layouts(paths: Sequence[Path], target: str | None, catalog: Catalog) -> rep
         raise KernelgenError(
             Diagnostic(
                 "no kernel wants a weight in a layout, so there is nothing to repack",
-                hint="docs/manifest.md says which layouts there are, and how a manifest asks for one",
+                hint="docs/reference/manifest-languages.md says which layouts there are, and how a manifest asks for one",
             )
         )
     return first

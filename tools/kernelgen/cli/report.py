@@ -14,7 +14,7 @@ from kernelgen import cache, fileio
 from kernelgen.bundle import reader
 from kernelgen.bundle.reader import Stored
 from kernelgen.cache.folder import Folder
-from kernelgen.cli import forecast, options, run_options
+from kernelgen.cli import kernel_files, options, run_options
 from kernelgen.dispatch import chips
 from kernelgen.dispatch.grouping import Groups
 from kernelgen.dispatch.report import AvailableKernels
@@ -29,14 +29,13 @@ from kernelgen.model.sources import Kind
 from kernelgen.neff.identity import Key
 from kernelgen.plan import Kernel
 from kernelgen.report import baseline as baselines
-from kernelgen.report import covered
+from kernelgen.report import covered, logs
 from kernelgen.report import measured as measurements
 from kernelgen.report.kernel_page import Made
 from kernelgen.report.numbers import Asked, collect
 from kernelgen.report.page import of_kernel, page, table
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
-from kernelgen.targets import TARGETS
 
 N_KV = (256, 1024, 4096, 16384)
 """Cells of the cache that a token is forecast with, as far as the context has them."""
@@ -46,7 +45,7 @@ CORES = (1, 2, 4)
 
 
 @click.command(short_help="Write a page about a model's kernels.")
-@click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))
+@options.kernels_argument
 @click.option(
     "--model",
     "model",
@@ -56,10 +55,7 @@ CORES = (1, 2, 4)
 )
 @run_options.settings_options
 @run_options.exporter_options
-@click.option(
-    "--target", type=click.Choice(list(TARGETS)), metavar="NAME", help="The target; that of bundles, or trn1."
-)
-@click.option("--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the target's by default.")
+@options.chip_options
 @click.option(
     "--measured",
     metavar="FILE",
@@ -89,6 +85,15 @@ CORES = (1, 2, 4)
     show_default=True,
     help="Whether each kernel has a page with its tensors and its HLO, in a folder beside the report.",
 )
+@click.option(
+    "--logs",
+    "log_folders",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Where logs of compiles are, for the kernels' pages: the output folder of `kernelgen build`, or CMake's folder neff. "
+    "May be repeated.  [default: the folder of each bundle]",
+)
 @options.kernels_option
 @click.option(
     "-o",
@@ -111,6 +116,7 @@ def command(
     baseline: Path | None,
     threshold: float,
     kernel_pages: bool,
+    log_folders: tuple[Path, ...],
     catalog: Catalog,
     output: Path,
 ) -> int:
@@ -126,8 +132,8 @@ def command(
     if kernel_pages:
         _check_folder(folder)
     before = baselines.read(baseline) if baseline else None
-    kernels, name = forecast.kernels_of(paths, target, catalog)
-    chip = forecast.chip_of(name, lnc)
+    kernels, name = kernel_files.of_one_target(paths, target, catalog)
+    chip = kernel_files.chip_of(name, lnc)
     times = _measured(measured, kernels)
     asked = _Calls(settings, kernels, chip, catalog)
     if model is not None:
@@ -153,10 +159,11 @@ def command(
         ),
         kernels,
     )
-    forecast.print_refusals(kernels)
+    kernel_files.print_refusals(kernels)
     differs = None if before is None else baselines.differences(before, numbers, threshold / 100)
     if kernel_pages:
-        _write_kernel_pages(folder, output.name, numbers, kernels, catalog, bundles)
+        found = logs.find(bundles, log_folders)
+        _write_kernel_pages(folder, output.name, numbers, kernels, catalog, bundles, found)
     text = page(numbers, differs, folder.name if kernel_pages else None)
     fileio.write_bytes(output, text.encode())
     fileio.write_bytes(output.with_suffix(".json"), (json.dumps(numbers, indent=1) + "\n").encode())
@@ -213,7 +220,13 @@ def _check_folder(folder: Path) -> None:
 
 
 def _write_kernel_pages(
-    folder: Path, report: str, numbers: Mapping[str, Any], kernels: Kernels, catalog: Catalog, bundles: Sequence[Stored]
+    folder: Path,
+    report: str,
+    numbers: Mapping[str, Any],
+    kernels: Kernels,
+    catalog: Catalog,
+    bundles: Sequence[Stored],
+    logs_of: Mapping[str, str],
 ) -> None:
     by_id = {kernel.id: name for name, kernel in kernels.by_graph.items()}
     stored = {kernel.id: (bundle, kernel) for bundle in bundles for kernel in bundle.kernels}
@@ -224,7 +237,7 @@ def _write_kernel_pages(
             assert hlo is not None  # else it has no row
             read = id in stored and stored[id][1].files is not None
             emitters = [] if read else _emitters(kernels.kernel(kernels.by_graph[by_id[id]]), catalog)
-            text = of_kernel(row, Made(hlo, emitters, stored.get(id)), report)
+            text = of_kernel(row, Made(hlo, emitters, stored.get(id), logs_of.get(id)), report)
             (temporary / f"{id}.html").write_text(text, encoding="utf-8")
 
 

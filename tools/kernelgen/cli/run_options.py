@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml.types import TYPES
@@ -358,6 +359,18 @@ def projector_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def exporter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds `--exporter` and `--llama-cpp` as `program: Path | None` and `llama_cpp: Path | None`, for `exporter.find`."""
     return _with(function, _EXPORTER)
+
+
+def refuse(context: click.Context, reason: str, *more: str) -> None:
+    """Refuses the options of this module, and parameters named `more`, of a command that is run without a model.
+
+    Raises:
+        click.UsageError: one was given; the message is its name and the reason.
+    """
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name in (*NAMES, *more):
+            raise click.UsageError(f"{parameter.opts[0]} {reason}")
 
 
 def _with(function: Callable[..., Any], added: tuple[Callable[[Any], Any], ...]) -> Callable[..., Any]:

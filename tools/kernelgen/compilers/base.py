@@ -35,6 +35,7 @@ class Compiler(Protocol):
         log_dir: Path,
         timeout: float | None = None,
         memory_mb: int | None = None,
+        log: Path | None = None,
     ) -> bytes:
         """Returns the NEFF.
 
@@ -45,6 +46,7 @@ class Compiler(Protocol):
             log_dir: where those are kept; nothing is written there when all goes well.
             timeout: seconds; None for no limit.
             memory_mb: MiB of memory that the compiler may use; None for no limit.
+            log: the file for what the compiler prints, written when all goes well; a compiler that prints nothing writes none.
 
         Raises:
             KernelgenError: the compiler failed (exit code 1).

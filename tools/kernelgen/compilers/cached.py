@@ -3,7 +3,7 @@
     python -m kernelgen.compilers.cached KEY OUTPUT COMMAND...
 
 KEY is the NEFF's key as JSON (`compilers.identity.Key`), OUTPUT the file to write, COMMAND what compiles it to OUTPUT. The
-environment says which caches there are (docs/caching.md). The exit status is COMMAND's when it ran and failed, and 75
+environment says which caches there are (docs/reference/caching.md). The exit status is COMMAND's when it ran and failed, and 75
 (`EX_TEMPFAIL`) when the caches can't be used at all: then the caller compiles by itself.
 """
 

@@ -63,6 +63,7 @@ class NeuronxCC:
         log_dir: Path,
         timeout: float | None = None,
         memory_mb: int | None = None,
+        log: Path | None = None,
     ) -> bytes:
         """Returns the NEFF; see `Compiler.compile`, and the driver's `compile_hlo` for what a failure leaves."""
         try:
@@ -75,6 +76,7 @@ class NeuronxCC:
                     log_dir=log_dir,
                     timeout=timeout,
                     memory_mb=memory_mb,
+                    log=log,
                 )
         except driver.CompileFailure as failure:
             raise _error(f"kernel {kernel} for {config.target}: {failure.message}", failure, EXIT_FAILED) from None

@@ -47,6 +47,9 @@ CACHE = "neff-cache"
 NO_CACHE = 75
 """The exit status of that program when the cache can't be used (`EX_TEMPFAIL`)."""
 
+LOG_HEAD, LOG_TAIL = 16 * 1024, 48 * 1024
+"""Bytes of the log of a compile that went well which are kept: from its beginning and from its end."""
+
 TAIL_LINES = 20
 TAIL_BYTES = 64 * 1024
 VERSION_TIMEOUT = 120.0
@@ -90,6 +93,7 @@ def compile_hlo(
     log_dir: Path,
     timeout: float | None = None,
     memory_mb: int | None = None,
+    log: Path | None = None,
 ) -> bytes:
     """Returns the NEFF.
 
@@ -106,6 +110,8 @@ def compile_hlo(
         log_dir: where what explains a failure is kept.
         timeout: seconds; None for no limit.
         memory_mb: MiB that the compiler may use; None for no limit.
+        log: the file to which the log of a compile that goes well is written; None for no such file. It is not a part of the NEFF,
+            and differs from run to run: the compiler may print times.
 
     Raises:
         Failure: the compiler failed, or a limit was reached.
@@ -116,15 +122,17 @@ def compile_hlo(
     shutil.rmtree(kept, ignore_errors=True)
     with _scratch() as scratch:
         (scratch / INPUT).write_bytes(hlo)
-        log = scratch / LOG
+        printed = scratch / LOG
         environment = _environment(executable, scratch)
-        with log.open("wb") as file:
+        with printed.open("wb") as file:
             file.write(f"$ {shlex.join(words)}\n".encode())
             file.flush()
             end = _run(words, scratch, environment, file.fileno(), timeout, memory_mb)
         output = scratch / OUTPUT
-        problem, advice = _judge(end, output, _tail(log), timeout, memory_mb)
+        problem, advice = _judge(end, output, _tail(printed), timeout, memory_mb)
         if problem is None:
+            if log is not None:
+                log.write_bytes(_bounded(printed).replace(str(scratch).encode(), b"."))
             return output.read_bytes()
         _keep(scratch, kept)
     raise CompileFailure(f"{NAME} {problem}", _explanation(advice, words, kept))
@@ -366,6 +374,20 @@ def _tail(log: Path) -> list[str]:
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     # Control characters (colours, a terminal's title) are the compiler's, not the user's.
     return [re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f]", "", line)[:400] for line in lines[-TAIL_LINES:]]
+
+
+def _bounded(log: Path) -> bytes:
+    """Returns a log; of a long one whole lines from its beginning and its end, and between them how many bytes are left out."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        if size <= LOG_HEAD + LOG_TAIL:
+            return file.read()
+        head = file.read(LOG_HEAD)
+        file.seek(size - LOG_TAIL)
+        tail = file.read()
+    head, tail = head[: head.rfind(b"\n") + 1], tail[tail.find(b"\n") + 1 :]
+    return head + f"[{size - len(head) - len(tail)} bytes left out]\n".encode() + tail
 
 
 def _keep(scratch: Path, kept: Path) -> None:

@@ -37,6 +37,7 @@ class Simulator:
         log_dir: Path,
         timeout: float | None = None,
         memory_mb: int | None = None,
+        log: Path | None = None,
     ) -> bytes:
         """Returns a simulated NEFF.
 

@@ -45,6 +45,7 @@ def compile_file(
     timeout: float | None = None,
     memory_mb: int | None = None,
     cache: Cache | None = None,
+    log: str | Path | None = None,
 ) -> Compiled:
     """Compiles one HLO file to a NEFF file, which appears by rename; on failure there is none.
 
@@ -59,6 +60,7 @@ def compile_file(
         memory_mb: MiB the compiler may use.
         cache: what it has is not compiled, and what it lacks is added. Time spent waiting for another process that compiles the
             same is limited by `timeout` too, and counts apart.
+        log: the file for what the compiler prints; there is none of a NEFF from the cache.
 
     Raises:
         KernelgenError: `hlo` cannot be read, is the output too, or is refused; or the compiler failed, or made a NEFF of something
@@ -71,6 +73,9 @@ def compile_file(
     fileio.check_replaceable(output)
     # An old NEFF must not outlive a failed compile and be taken for its result.
     output.unlink(missing_ok=True)
+    if log is not None:
+        Path(log).parent.mkdir(parents=True, exist_ok=True)  # the output's folder is made when it is written
+        Path(log).unlink(missing_ok=True)
     try:
         data = hlo.read_bytes()
     except OSError as error:
@@ -87,6 +92,7 @@ def compile_file(
             log_dir=Path(log_dir) if log_dir is not None else output.parent,
             timeout=timeout,
             memory_mb=memory_mb,
+            log=Path(log) if log is not None else None,
         )
         _check(made, data, config, name, compiler)
         return made

@@ -1,6 +1,6 @@
 """What a kernel takes by the model of its language (`notes["costs"]`): nanoseconds by engine, the bottleneck, sums, and text.
 
-A model and no measurement; docs/kernels-in-nki.md says of what.
+A model and no measurement; docs/reference/kernels-in-nki.md says of what.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ DMA and products of up to 128 rows go at the same time, and the longer of them c
 products that others measured take what their bytes and their columns take, one after another. What is computed element by element
 is added, too, for the next product waits for it: the vector or the scalar engine's, whichever takes longer. So is what attention
 computes in few partitions, what it writes and reads again, and what is found by an index, for it is moved by the same DMA.
-docs/results/forecast.md says how far measurements are from that.
+docs/results/forecast-judged.md says how far measurements are from that.
 """
 
 from __future__ import annotations

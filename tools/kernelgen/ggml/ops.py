@@ -338,7 +338,8 @@ _ARITHMETIC_AND_NORMS = (
     *(Op(name, ("src0",), 1) for name in ("sqr", "sqrt", "log", "sin", "cos", "sum_rows", "cont", "dup")),
     # The view ops cost nothing inside a graph; as kernels they materialise the view.
     *(Op(name, ("src0",), 1) for name in ("reshape", "transpose")),
-    # ggml has no such op: llama.cpp's meta backend asks its devices for the sum of a tensor that each of them has (docs/graphs.md)
+    # ggml has no such op: llama.cpp's meta backend asks its devices for the sum of a tensor that each of them has
+    # (docs/reference/graphs.md).
     Op("all_reduce", ("src0",), 1, (Param("n_devices", 0, default=None, minimum=2),), alias=0),
     Op("norm", ("src0",), 1, (_EPS,)),
     Op("rms_norm", ("src0",), 1, (_EPS,)),

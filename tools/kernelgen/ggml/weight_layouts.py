@@ -16,7 +16,7 @@ The others have other values, and the backend keeps the original beside them:
 
 In each layout what is read back is the original.
 
-docs/manifest.md says what they are good for, docs/bundle-format.md how they are part of a kernel's key.
+docs/reference/manifest-languages.md says what they are good for, docs/reference/bundle-keys.md how they are part of a kernel's key.
 """
 
 from __future__ import annotations

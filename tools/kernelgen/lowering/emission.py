@@ -194,7 +194,7 @@ def _undeclared(spec: Spec, found: Reads, allowed: Collection[str], missing: boo
             Diagnostic(
                 f"kernel {spec.id}: its emitter reads {path}, which is not a declared input",
                 read.place,
-                "declare it: `data` of neuron.kernels, in MODULE.bazel, or of the neuron_hlo (docs/bazel.md)",
+                "declare it: `data` of neuron.kernels, in MODULE.bazel, or of the neuron_hlo (docs/reference/bazel.md)",
             )
             for path, read in found.files.items()
             if (missing or read.digest != foreign.NOTHING) and not _is_in(path, allowed)

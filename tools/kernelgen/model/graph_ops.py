@@ -4,7 +4,8 @@ The former has one line per distinct op:
 
     op type ne[4] n_params params[n_params] n_inputs {type ne[4] nb[4]}* name
 
-All numbers are ggml's enum values; the name is the rest of the line and may hold blanks. The latter is described in docs/graphs.md.
+All numbers are ggml's enum values; the name is the rest of the line and may hold blanks.
+docs/reference/graphs.md describes the latter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the graphs that export-graphs prints: one JSON object a line, described in docs/graphs.md."""
+"""Reads the graphs that export-graphs prints: one JSON object a line, described in docs/reference/graphs.md."""
 
 from __future__ import annotations
 

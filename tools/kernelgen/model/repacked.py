@@ -1,7 +1,7 @@
 """Weights in the layouts that kernels want, in a file that the backend reads in place of repacking them when a model is loaded.
 
-docs/bundle-format.md describes the file. It is GGUF, with a tensor of bytes for each weight, and is written with the `gguf`
-package, except for the data, which threads write where it belongs. That package also dequantizes quantized weights, to the
+docs/reference/repacked-weights.md describes the file. It is GGUF, with a tensor of bytes for each weight. The `gguf` package
+writes it, except for the data, which threads write where it belongs. That package also dequantizes quantized weights, to the
 same floats as ggml.
 """
 

@@ -1,4 +1,7 @@
-"""Reads what `kernelgen repack` wrote, for `kernelgen inspect`; docs/bundle-format.md describes it. The backend reads it in C++."""
+"""Reads what `kernelgen repack` wrote, for `kernelgen inspect`.
+
+docs/reference/repacked-weights.md describes it. The backend reads it in C++.
+"""
 
 from __future__ import annotations
 

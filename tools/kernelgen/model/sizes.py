@@ -18,7 +18,7 @@ FEW = (1, 8, 32, 128, 512)
 
 Up to 128 rows of a product take as long as one (`kernelgen.dispatch.chips`): so 128 is the number for short prompts and the ends
 of long ones. 512 takes two and a half times as long, not four, and spares launches. 1 is generation. 8 and 32 halve the rows of
-padding of short prompts, which are copied. docs/models.md has the figures.
+padding of short prompts, which are copied. docs/reference/model-choices.md has the figures.
 """
 
 _LONGEST_SHIFT = 1 << 14

@@ -9,7 +9,7 @@ A *simulated* NEFF has the same shape and holds the HLO itself instead of device
 
 Its members are those of a real one that say what it is, except for the device's code. The payload is a plain tar
 (`pkg_version` 1): gzip's bytes depend on the zlib that wrote them, and a simulated NEFF must be the same on every machine.
-docs/simulated-neff.md describes the members; `neff_description` reads them, of a real NEFF and of a simulated one alike.
+docs/reference/simulated-neff.md describes the members; `neff_description` reads them, of a real NEFF and of a simulated one alike.
 """
 
 from __future__ import annotations

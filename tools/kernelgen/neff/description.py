@@ -7,8 +7,8 @@ The header of a real NEFF names neither compiler nor target. Both stand in its p
     sgNN/def.json             `var`: of a core, what it reads and writes, with sizes in bytes
     sgNN/tensor_map.json      the types and shapes of these
 
-A simulated NEFF has the same members. The form is that of the NEFFs of neuronx-cc 2.0 to 2.24 (docs/compilers.md). What a device
-runs is not looked at.
+A simulated NEFF has the same members. The form is that of the NEFFs of neuronx-cc 2.0 to 2.24 (docs/reference/compilers.md). What
+a device runs is not looked at.
 """
 
 from __future__ import annotations

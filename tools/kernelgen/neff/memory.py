@@ -1,7 +1,7 @@
 """What a kernel's program takes of a NeuronCore's memory besides its tensors, before it is loaded.
 
 Read from the NEFF where it says so, and else estimated from the HLO: a simulated NEFF has no instructions, and some compilers write
-no copies into theirs. docs/simulator.md has the sources of the figures.
+no copies into theirs. docs/reference/simulator.md has the sources of the figures.
 """
 
 from __future__ import annotations

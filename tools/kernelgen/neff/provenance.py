@@ -42,6 +42,11 @@ def beside(neff: Path) -> Path:
     return neff.with_suffix(".origin")
 
 
+def log_beside(neff: Path) -> Path:
+    """Returns where the log of a NEFF's compile is, if the compile step kept one."""
+    return neff.with_suffix(".log")
+
+
 def write(path: str | Path, hlo: str | Path, source: str, neff_sha256: str) -> None:
     """Writes the origin of a NEFF that was just made.
 

@@ -19,11 +19,13 @@ class Made:
         hlo: the serialized HLO.
         emitters: the functions that make it, as `FILE:LINE FUNCTION`; empty where the bundle's HLO is read.
         stored: the bundle and the kernel in it; None for a kernel of a manifest.
+        log: of its compile, where a build kept one.
     """
 
     hlo: bytes
     emitters: Sequence[str]
     stored: tuple[Stored, StoredKernel] | None
+    log: str | None = None
 
 
 def facts(row: Mapping[str, Any], made: Made) -> dict[str, str]:

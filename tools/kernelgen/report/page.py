@@ -95,6 +95,7 @@ def of_kernel(row: Mapping[str, Any], made: kernel_page.Made, report: str) -> st
             facts=kernel_page.facts(row, made),
             tensors=kernel_page.tensors(made.hlo),
             hlo=kernel_page.hlo_text(made.hlo),
+            log=made.log,
         )
     )
 

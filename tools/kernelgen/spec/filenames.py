@@ -9,6 +9,9 @@ HLO = ".hlo.pb"
 
 NEFF = ".neff"
 
+STATE = ".kernelgen"
+"""The folder in the output folder of `kernelgen build` that holds what is between manifests and bundles."""
+
 
 def hlo_file(kernel: str) -> str:
     """Returns the name of a kernel's HLO, given the kernel's id."""
@@ -33,6 +36,11 @@ def native_file(kernel: str) -> str:
 def neff_file(kernel: str, config: str) -> str:
     """Returns the name of a kernel's NEFF for one compile, given the kernel's id and the settings' key."""
     return f"{kernel}.{config}{NEFF}"
+
+
+def keyed_neff_file(key: str) -> str:
+    """Returns the name of a NEFF in the folder of `kernelgen build`, given the digest of all that it depends on."""
+    return f"{key[:40]}{NEFF}"
 
 
 def kernel_of(hlo: Path) -> str:

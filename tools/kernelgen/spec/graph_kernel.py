@@ -5,7 +5,7 @@ tensor that the kernel is given (a weight, a cache, what an earlier kernel compu
 Views are references into either. No address, name or layer number is in it, so that equal parts of graphs are equal: the layers of
 a transformer are one kernel.
 
-Nothing here says how it is computed (`kernelgen.lowering.graph`). docs/graph-kernels.md describes the form.
+Nothing here says how it is computed (`kernelgen.lowering.graph`). docs/reference/graph-kernels.md describes the form.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def run(arguments: Arguments) -> None:
     """Compiles one HLO: `--compiler`, a `--flag` for each of neuronx-cc's arguments, `--kernel` (id), `--hlo`, `--output`.
 
     neuronx-cc also takes `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a
-    failure is kept.
+    failure is kept, and `--log` the file for the log of a compile that goes well.
 
     `--cache` is a folder of NEFFs; `--shared-cache` (URL or folder), `--shared-cache-mode` and `--shared-cache-timeout` (seconds)
     the one that machines share; `--notices` (a folder) and `--build` (any word) keep their warnings from being printed by every
@@ -41,6 +41,7 @@ def run(arguments: Arguments) -> None:
         compiler,
         kernel=one(arguments, "kernel"),
         log_dir=maybe(arguments, "log-dir"),
+        log=maybe(arguments, "log"),
         timeout=timeout_of(arguments),
         memory_mb=int(memory) if memory else None,
         cache=_cache(arguments),

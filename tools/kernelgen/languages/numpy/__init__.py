@@ -1,4 +1,4 @@
-"""What kernels in NumPy import besides NumPy itself: docs/kernels-in-numpy.md.
+"""What kernels in NumPy import besides NumPy itself: docs/reference/kernels-in-numpy.md.
 
     import numpy as np
 

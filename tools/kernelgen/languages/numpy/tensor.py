@@ -291,7 +291,7 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
         hint = INSTEAD.get(function.__name__)
         raise refused(
             f"{name} is not supported in a kernel",
-            f"use {hint}" if hint else "docs/kernels-in-numpy.md lists the functions that are",
+            f"use {hint}" if hint else "docs/reference/kernels-in-numpy.md lists the functions that are",
         )
     return guarded(name, made, *args, **kwargs)
 

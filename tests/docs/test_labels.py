@@ -1,0 +1,65 @@
+"""The targets of Bazel that pages name, such as //tools/lint or //backend/python:wheel, are declared in their packages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kernelgen.targets import TARGETS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LABEL = re.compile(r"(?<![\w:/@.)])//([a-z][\w/-]*\w)(?::([\w.+-]*\w))?(?![\w/])")
+OF_A_MANIFEST = re.compile(rf"(\w+)_({'|'.join(TARGETS)})(?:\.(?:embed|pack|report|tree))?")
+OF_READERS = ("models", "my_kernels", "visibility")
+"""Packages of a reader's repository, and the one that Bazel has."""
+AS_PACKAGES = ("manifests", "manifests/models")
+"""Named as packages, whose targets are the manifests'."""
+
+
+def declared(root: Path, package: str, name: str) -> bool:
+    """Whether a package declares a target: its BUILD file has the name in quotes, or a manifest in its folder gives it."""
+    made = OF_A_MANIFEST.fullmatch(name)
+    if package.partition("/")[0] == "manifests" and made:
+        return made[1] == "all" or (root / package / f"{made[1]}.yaml").is_file()
+    if package in OF_READERS:
+        return True
+    build = root / package / "BUILD.bazel"
+    return build.is_file() and (
+        name == "all" or (package in AS_PACKAGES and package.endswith(name)) or f'"{name}"' in build.read_text()
+    )
+
+
+def undeclared(root: Path, text: str) -> list[str]:
+    """Returns the labels of a text that no package declares."""
+    found = [(match[0], match[1], match[2] or match[1].rpartition("/")[2]) for match in LABEL.finditer(text)]
+    return [label for label, package, name in found if not declared(root, package, name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_targets_that_a_page_names_are_declared(page: Path) -> None:
+    # Under Bazel, a package whose BUILD.bazel is not among the data of //tests:docs counts as absent.
+    assert undeclared(ROOT, page.read_text()) == []
+
+
+def test_pages_name_targets() -> None:
+    assert sum(len(LABEL.findall(page.read_text())) for page in PAGES) > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("`./bazelw run //tools/lint -- --fix`, //tools:other and https://a.example/tools/lint", ["//tools:other"]),
+        ("//backend/simulator:libnrt, //backend/simulator:libnrt.so.1", ["//backend/simulator:libnrt"]),
+        (
+            "//manifests:basic_trn1.pack, //manifests:basic_trn9, //manifests/models:all_trn2",
+            ["//manifests:basic_trn9"],
+        ),
+        ("//nothing/here, //manifests:no_such_trn1", ["//nothing/here", "//manifests:no_such_trn1"]),
+        ("//..., //tests:all, @neuron_kernels//:defs.bzl", []),
+    ],
+)
+def test_a_target_that_is_not_declared_is_found(text: str, expected: list[str]) -> None:
+    assert undeclared(ROOT, text) == expected

@@ -1,0 +1,22 @@
+"""Calls of a model, in numbers as a report has them, for tests that derive none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelgen.report.numbers import PARTS
+
+
+def call(n_kv: int, cores: int, ms: float, *, without_kernel: int = 0) -> dict[str, Any]:
+    """Returns a call of one token that takes `ms`, in equal parts; with nodes that have no kernel, it does not fit the device."""
+    return {
+        "n_tokens": 1,
+        "n_kv": n_kv,
+        "cores": cores,
+        "ms": ms,
+        "tokens_per_s": 1e3 / ms,
+        "launches": 3,
+        "nodes_without_kernel": without_kernel,
+        "fits": not without_kernel,
+        "parts_ms": dict.fromkeys(PARTS, ms / len(PARTS)),
+    }
