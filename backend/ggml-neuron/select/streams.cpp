@@ -7,11 +7,11 @@
 #include <algorithm>
 
 // the sources of FLASH_ATTN_EXT
-static constexpr int Q = 0, K = 1, V = 2, MASK = 3;
+static constexpr int ATTN_Q = 0, ATTN_K = 1, ATTN_V = 2, ATTN_MASK = 3;
 // those of SET_ROWS
-static constexpr int ROWS = 0, NUMBERS = 1;
-static constexpr int SEQUENCES    = 3;  // the axis of all of these
-static constexpr int RESULT_TOKEN = 2;  // the axis of tokens in the result of attention
+static constexpr int SET_ROWS_VALUES = 0, SET_ROWS_NUMBERS = 1;
+static constexpr int SEQUENCE_AXIS     = 3;  // the axis of all of these
+static constexpr int RESULT_TOKEN_AXIS = 2;  // the axis of tokens in the result of attention
 
 // Returns whether a tensor is given to its graph, all of it.
 static bool is_given(const ggml_tensor * t) {
@@ -19,16 +19,16 @@ static bool is_given(const ggml_tensor * t) {
 }
 
 bool neuron_has_streams(const ggml_tensor * node) {
-    if (node->op != GGML_OP_FLASH_ATTN_EXT || node->view_src || !node->src[MASK]) {
+    if (node->op != GGML_OP_FLASH_ATTN_EXT || node->view_src || !node->src[ATTN_MASK]) {
         return false;
     }
-    const int64_t       n    = node->ne[SEQUENCES];
-    const ggml_tensor * mask = node->src[MASK];
+    const int64_t       n    = node->ne[SEQUENCE_AXIS];
+    const ggml_tensor * mask = node->src[ATTN_MASK];
     const auto          is   = [n](const ggml_tensor * t) {
-        return t->ne[SEQUENCES] == n;
+        return t->ne[SEQUENCE_AXIS] == n;
     };
-    return n > 1 && is(node->src[Q]) && is(node->src[K]) && is(node->src[V]) && is(mask) && mask->ne[2] == 1 &&
-           is_given(mask) && ggml_is_contiguous(mask) && ggml_is_contiguous(node);
+    return n > 1 && is(node->src[ATTN_Q]) && is(node->src[ATTN_K]) && is(node->src[ATTN_V]) && is(mask) &&
+           mask->ne[2] == 1 && is_given(mask) && ggml_is_contiguous(mask) && ggml_is_contiguous(node);
 }
 
 neuron_streams::neuron_streams(const ggml_cgraph * cgraph, const std::unordered_set<int> & left) :
@@ -50,13 +50,13 @@ neuron_streams::neuron_streams(const ggml_cgraph * cgraph, const std::unordered_
 void neuron_streams::find_caches(const std::unordered_set<int> & left) {
     for (int i = 0; i < whole->n_nodes; i++) {
         const ggml_tensor * node = whole->nodes[i];
-        for (const int source : { K, V }) {
+        for (const int source : { ATTN_K, ATTN_V }) {
             const ggml_tensor * t = neuron_has_streams(node) && !left.count(i) ? node->src[source] : nullptr;
             if (!t) {
                 continue;
             }
-            const size_t  stride = t->nb[SEQUENCES];
-            const caches  here   = { stride, (int64_t) (neuron_offset_of(t) / stride), t->ne[SEQUENCES] };
+            const size_t  stride = t->nb[SEQUENCE_AXIS];
+            const caches  here   = { stride, (int64_t) (neuron_offset_of(t) / stride), t->ne[SEQUENCE_AXIS] };
             ggml_tensor * root   = neuron_root_of(node->src[source]);
             const auto    known  = found.emplace(root, here);
             if (!is_given(root) || !(known.first->second == here)) {
@@ -118,8 +118,8 @@ ggml_tensor * neuron_streams::cache_of(ggml_tensor * root, int64_t i, const ggml
 bool neuron_streams::add_writes(const ggml_tensor * node) {
     ggml_tensor *       root    = neuron_root_of(const_cast<ggml_tensor *>(node));
     const auto          caches  = found.find(root);
-    const ggml_tensor * rows    = node->src[ROWS];
-    ggml_tensor *       numbers = node->src[NUMBERS];
+    const ggml_tensor * rows    = node->src[SET_ROWS_VALUES];
+    ggml_tensor *       numbers = node->src[SET_ROWS_NUMBERS];
     if (caches == found.end() || node->ne[2] != 1 || node->ne[3] != 1 || neuron_offset_of(node) != 0 ||
         caches->second.stride % node->nb[1] != 0 || rows->ne[1] % caches->second.n != 0 || !is_given(numbers) ||
         !neuron_can_read_rows(numbers)) {
@@ -129,19 +129,19 @@ bool neuron_streams::add_writes(const ggml_tensor * node) {
     const auto    n_cells = (int64_t) (caches->second.stride / node->nb[1]);
     parts_of[current]     = (int) caches->second.n;
     for (int64_t i = 0; i < caches->second.n; i++) {
-        ggml_tensor of_each = *numbers;
-        of_each.ne[0]       = n;
-        ggml_tensor * own   = give(numbers, (size_t) (i * n) * numbers->nb[0], of_each);
-        given[own].first    = (caches->second.first + i) * n_cells;
-        given[own].begin    = i * n;
-        given[own].n        = n;
-        ggml_tensor * cache = cache_of(root, i, *node);
-        ggml_tensor * write = make(*node);
-        write->ne[1]        = n_cells;
-        write->view_src     = cache;
-        write->view_offs    = 0;
-        write->src[ROWS]    = view_of(rows, 1, n, i);
-        write->src[NUMBERS] = own;
+        ggml_tensor of_each          = *numbers;
+        of_each.ne[0]                = n;
+        ggml_tensor * own            = give(numbers, (size_t) (i * n) * numbers->nb[0], of_each);
+        given[own].first             = (caches->second.first + i) * n_cells;
+        given[own].begin             = i * n;
+        given[own].n                 = n;
+        ggml_tensor * cache          = cache_of(root, i, *node);
+        ggml_tensor * write          = make(*node);
+        write->ne[1]                 = n_cells;
+        write->view_src              = cache;
+        write->view_offs             = 0;
+        write->src[SET_ROWS_VALUES]  = view_of(rows, 1, n, i);
+        write->src[SET_ROWS_NUMBERS] = own;
 
         write->src[NEURON_SET_ROWS_INTO] = cache;
         add(write);
@@ -151,43 +151,43 @@ bool neuron_streams::add_writes(const ggml_tensor * node) {
 
 // Adds attention of each sequence, and what puts the results after one another. Returns false where it is of one.
 bool neuron_streams::add_attention(ggml_tensor * node) {
-    if (!neuron_has_streams(node) || !found.count(neuron_root_of(node->src[K])) ||
-        !found.count(neuron_root_of(node->src[V]))) {
+    if (!neuron_has_streams(node) || !found.count(neuron_root_of(node->src[ATTN_K])) ||
+        !found.count(neuron_root_of(node->src[ATTN_V]))) {
         return false;
     }
-    const int64_t n      = node->ne[SEQUENCES];
-    ggml_tensor * joined = nullptr;
-    ggml_tensor * mask   = node->src[MASK];
-    ggml_tensor   part   = *mask;
-    part.ne[SEQUENCES]   = 1;
+    const int64_t n        = node->ne[SEQUENCE_AXIS];
+    ggml_tensor * joined   = nullptr;
+    ggml_tensor * mask     = node->src[ATTN_MASK];
+    ggml_tensor   part     = *mask;
+    part.ne[SEQUENCE_AXIS] = 1;
 
     std::vector<ggml_tensor *> attended;
     for (int64_t i = 0; i < n; i++) {
-        ggml_tensor * own  = make(*node);
-        own->ne[SEQUENCES] = 1;
-        own->src[Q]        = view_of(node->src[Q], SEQUENCES, 1, i);
-        for (const int source : { K, V }) {
+        ggml_tensor * own      = make(*node);
+        own->ne[SEQUENCE_AXIS] = 1;
+        own->src[ATTN_Q]       = view_of(node->src[ATTN_Q], SEQUENCE_AXIS, 1, i);
+        for (const int source : { ATTN_K, ATTN_V }) {
             const ggml_tensor * t     = node->src[source];
             ggml_tensor *       root  = neuron_root_of(node->src[source]);
-            ggml_tensor *       cells = view_of(t, SEQUENCES, 1, 0);
+            ggml_tensor *       cells = view_of(t, SEQUENCE_AXIS, 1, 0);
             cells->view_offs          = neuron_offset_of(t) % found.at(root).stride;
             cells->view_src           = cache_of(root, i, *t);
             own->src[source]          = cells;
         }
-        own->src[MASK] = give(mask, (size_t) i * mask->nb[SEQUENCES], part);
+        own->src[ATTN_MASK] = give(mask, (size_t) i * mask->nb[SEQUENCE_AXIS], part);
         add(own);
         attended.push_back(own);
     }
     for (int64_t i = 1; i < n; i++) {
         ggml_tensor * concat = make(*attended.front());
         concat->op           = GGML_OP_CONCAT;
-        concat->ne[RESULT_TOKEN] *= i + 1;
+        concat->ne[RESULT_TOKEN_AXIS] *= i + 1;
         std::fill(std::begin(concat->op_params), std::end(concat->op_params), 0);
         std::fill(std::begin(concat->src), std::end(concat->src), nullptr);
-        concat->op_params[0] = RESULT_TOKEN;
+        concat->op_params[0] = RESULT_TOKEN_AXIS;
         concat->src[0]       = joined ? joined : attended.front();
         concat->src[1]       = attended[(size_t) i];
-        concat->nb[3]        = concat->nb[RESULT_TOKEN] * (size_t) concat->ne[RESULT_TOKEN];
+        concat->nb[3]        = concat->nb[RESULT_TOKEN_AXIS] * (size_t) concat->ne[RESULT_TOKEN_AXIS];
         add(concat);
         joined = concat;
     }
