@@ -98,12 +98,12 @@ def test_a_new_target_is_known_to_what_describes_and_compiles_kernels(checkout: 
     said = """
 import runpy
 from kernelgen.neff import container
-from kernelgen.cli.model import _ALL_TARGETS
+from kernelgen.cli.model_manifest import ALL_TARGETS
 from kernelgen.device import checks as device
 from kernelgen.compilers import nki_driver
 from nki_interpreter import isa, kernel, program
 from nki_interpreter.isa import constants
-print(container.DEVICES["trn9"], nki_driver.GENERATIONS["trn9"], "trn9" in _ALL_TARGETS, "trn9" in device.MANIFEST)
+print(container.DEVICES["trn9"], nki_driver.GENERATIONS["trn9"], "trn9" in ALL_TARGETS, "trn9" in device.MANIFEST)
 print("trn9" in program.Recorder().targets, constants.GENERATIONS["trn9"].name)
 print(*(kernel.NkiKernel(len, older=False, platform_target=name).target for name in ("gen9", "trn9", "gen2")))
 print(runpy.run_path("tests/compilers/fake_neuronx_cc")["CHOICES"]["--target"])

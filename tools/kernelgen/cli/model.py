@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-import textwrap
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 
-from kernelgen import fileio, manifest
 from kernelgen.cli import options, run_options
 from kernelgen.cli.kernel_files import chip_of
-from kernelgen.cli.units import binary_size
+from kernelgen.cli.model_lists import write_list
+from kernelgen.cli.model_manifest import (
+    ALL_TARGETS,
+    AUTO,
+    FUSE,
+    NONE,
+    WORDS,
+    counted,
+    fixed_ctx,
+    group_lines,
+    layouts_of,
+    listed_lines,
+    made_by,
+    name_of,
+    refused_lines,
+    summary_of,
+    title,
+    write,
+)
+from kernelgen.cli.model_projector import derive_projector, said_of_projector, write_projector
 from kernelgen.dispatch.chips import Chip
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import Diagnostic, KernelgenError
@@ -26,35 +39,24 @@ from kernelgen.forecast.fusion import Fusion
 from kernelgen.forecast.weights import AS_GGML, Choice, Products, choose, said
 from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.weight_layouts import BF16
-from kernelgen.model import checkpoint, exporter, groups, listed, sources, writing
+from kernelgen.model import checkpoint, exporter, groups, sources, writing
 from kernelgen.model.derive import Cuts, Derived, both, derive
 from kernelgen.model.graphs import Graph, ModelHeader
-from kernelgen.model.projector import DerivedProjector, Projector, beside
-from kernelgen.model.projector import derive as derive_projector
-from kernelgen.model.sizes import DecodeCall, Settings, few_encoded
-from kernelgen.model.sources import Kind, Source
-from kernelgen.targets import TARGETS
-
-_FUSE = "layer"
-"""What `--fuse` is of a model by default; of lists of kernels it is `none`."""
-
-_AUTO, _NONE = "auto", "none"
-_WORDS = {_AUTO: "what the forecast chooses", _NONE: f"weights {AS_GGML}"}
-"""What `--weights` may be instead of layouts."""
+from kernelgen.model.projector import Projector, beside
+from kernelgen.model.sizes import DecodeCall, Settings
+from kernelgen.model.sources import Kind
 
 _SIMPLE, _MTP, _EAGLE3 = _SPEC_TYPES = ("draft-simple", "draft-mtp", "draft-eagle3")
 
 _DRAFT_CHAIN = "top_k=10"
 """What llama.cpp samples with on the device, of a draft that reads hidden states (`--spec-draft-backend-sampling`)."""
 
-_ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
-
 
 def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Refuses what cuts no graph, before a program is asked for one."""
     try:
-        if value != _AUTO:
-            groups.cut_of(value or _FUSE)
+        if value != AUTO:
+            groups.cut_of(value or FUSE)
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
     return value
@@ -106,11 +108,11 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--fuse",
     callback=_checked_fuse,
-    metavar=f"[{'|'.join((*groups.FUSE, _AUTO))}]",
+    metavar=f"[{'|'.join((*groups.FUSE, AUTO))}]",
     help="Which parts of a graph are one kernel each, beside the kernels of its ops: each layer, N layers, all of it, or none; "
     "with --split-mode tensor also parts between two sums over devices, or such a part and the sum before it. "
-    f"{_AUTO}: for each target what a token is quickest with, by the forecast, of what can be compiled.  "
-    f"[default: {_FUSE}; of files that list kernels none]",
+    f"{AUTO}: for each target what a token is quickest with, by the forecast, of what can be compiled.  "
+    f"[default: {FUSE}; of files that list kernels none]",
 )
 @click.option(
     "--causal",
@@ -120,10 +122,10 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--weights",
     multiple=True,
-    type=click.Choice([*weight_layouts.LAYOUTS, *_WORDS]),
+    type=click.Choice([*weight_layouts.LAYOUTS, *WORDS]),
     help="A layout that the kernels want weights in, where their types have it; may be given several times. "
-    f"{_AUTO}: for each target and each weight the one that a token is quickest with on one core, by the forecast, of those that "
-    f"fit; {_NONE}: {AS_GGML}.  [default: {_AUTO}; of files that list kernels {_NONE}]",
+    f"{AUTO}: for each target and each weight the one that a token is quickest with on one core, by the forecast, of those that "
+    f"fit; {NONE}: {AS_GGML}.  [default: {AUTO}; of files that list kernels {NONE}]",
 )
 @options.kernels_option
 @click.pass_context
@@ -161,7 +163,7 @@ def command(
     Or of the kernels that files list: what test-export-graph-ops or export-graphs writes, what the backend records, and
     configurations of ggml-hsa-gen-kernels. What a file is, its content tells.
     """
-    for word, what in _WORDS.items():
+    for word, what in WORDS.items():
         if word in weights and len(weights) > 1:
             raise KernelgenError(f"--weights {word} is {what}: give no other --weights beside it")
     if not paths:
@@ -169,29 +171,29 @@ def command(
             (argument,) = (p for p in context.command.params if p.name == "paths")
             raise click.MissingParameter(ctx=context, param=argument)
         asked = exporter.find(program, llama_cpp)
-        _projector(context, asked, projector, output, name, targets, lnc, settings, fuse or _FUSE, catalog)
+        write_projector(context, asked, projector, output, name, targets, lnc, settings, fuse or FUSE, catalog)
         return
     found = [sources.recognize(path) for path in paths]
     if any(source.kind in _MODELS for source in found):
         if len(found) > 1:
             raise KernelgenError("a model has a manifest of its own: name one source")
-    elif _AUTO in weights or fuse == _AUTO:
-        option = "--weights" if _AUTO in weights else "--fuse"
-        raise KernelgenError(f"{option} {_AUTO} is for models, and {found[0].path} is {found[0].kind.value}")
+    elif AUTO in weights or fuse == AUTO:
+        option = "--weights" if AUTO in weights else "--fuse"
+        raise KernelgenError(f"{option} {AUTO} is for models, and {found[0].path} is {found[0].kind.value}")
     else:
-        _list(context, found, output, name, targets, catalog, fuse or "none", weights)
+        write_list(context, found, output, name, targets, catalog, fuse or "none", weights)
         return
-    machines = [chip_of(target, lnc) for target in targets or _ALL_TARGETS]
-    fuse, weights = fuse or _FUSE, weights or (_AUTO,)
-    settings = replace(settings, grouped=fuse != _NONE)
+    machines = [chip_of(target, lnc) for target in targets or ALL_TARGETS]
+    fuse, weights = fuse or FUSE, weights or (AUTO,)
+    settings = replace(settings, grouped=fuse != NONE)
     if causal and groups.cut_of(fuse) is None:
         raise KernelgenError(f"--causal is for graph kernels, and --fuse {fuse} makes none")
-    if settings.split and _layouts(weights):
+    if settings.split and layouts_of(weights):
         hint = "llama.cpp asks no device for other layouts when it splits tensors: leave --weights out"
         raise KernelgenError(Diagnostic(f"--weights {weights[0]} with --split-mode tensor", hint=hint))
     settings, drafts = _with_draft(replace(settings, draft_n_max=most_drafted), draft, spec_type)
     (source,) = found
-    chosen = name or _name(output)
+    chosen = name or name_of(output)
     asked = exporter.find(program, llama_cpp)
     seen = _SeenCalls(settings, machines, weights)
     if source.kind is Kind.CHECKPOINT:
@@ -208,10 +210,10 @@ def command(
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
-    notes = (*notes, *_fixed_ctx(context, settings))
+    notes = (*notes, *fixed_ctx(context, settings))
     if settings.split:
         notes = (*notes, f"weights {AS_GGML}: llama.cpp asks no device for other layouts when it splits tensors")
-    summary = _summary(model, derived, settings)
+    summary = summary_of(model, derived, settings)
     for how in drafts:
         file = draft if how.speculation is None and draft is not None else source.path
         drafted, draft_model = _derive(
@@ -221,31 +223,31 @@ def command(
             catalog,
             fuse,
             causal,
-            _SeenCalls(how, machines, _layouts(weights)),
+            _SeenCalls(how, machines, layouts_of(weights)),
             shift and not how.encoder,
         )
         whose = f"{draft or source.path}{', its encoder' * how.encoder}"
         summary += [
-            f"{whose}: {line}" if i == 0 else line for i, line in enumerate(_summary(draft_model, drafted, how))
+            f"{whose}: {line}" if i == 0 else line for i, line in enumerate(summary_of(draft_model, drafted, how))
         ]
         derived = both(derived, drafted)
     if projector is not None:
-        seer = _derive_projector(asked, projector, settings, catalog, fuse)
-        summary += _said_of_projector(projector, seer)
-        derived = beside(derived, seer.derived, layouts=bool(seen.layouts or _layouts(weights)))
+        seer = derive_projector(asked, projector, settings, catalog, fuse)
+        summary += said_of_projector(projector, seer)
+        derived = beside(derived, seer.derived, layouts=bool(seen.layouts or layouts_of(weights)))
     head = writing.ManifestHead(
         chosen,
-        targets or _ALL_TARGETS,
-        _title(model, source.path, settings),
-        _made_by(
+        targets or ALL_TARGETS,
+        title(model, source.path, settings),
+        made_by(
             settings, source.path, fuse, weights, lnc=lnc, causal=causal, shift=shift, draft=draft, projector=projector
         ),
-        {choice.chip.target: choice.layouts for choice in seen.layouts} or _layouts(weights),
+        {choice.chip.target: choice.layouts for choice in seen.layouts} or layouts_of(weights),
         int(lnc) if lnc else None,
     )
-    kernels = _write(output, head, derived, catalog)
-    summary += [f"{_counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries"]
-    summary += [*_groups(derived), *_listed(derived), *_refused(derived)]
+    kernels = write(output, head, derived, catalog)
+    summary += [f"{counted(kernels, 'kernel')} in {sum(e.reason is None for e in derived.entries)} entries"]
+    summary += [*group_lines(derived), *listed_lines(derived), *refused_lines(derived)]
     texts = [(one.chip.target, one.text) for one in seen.layouts] + [(one.target, one.text) for one in seen.fusions]
     click.echo("\n".join([*summary, *said(texts), *notes, str(output)]))
 
@@ -295,7 +297,7 @@ def _derive(
             seen.see(call, graph)
             yield call, graph
 
-    cuts = None if fuse == _NONE else partial(seen.cuts, fuse)
+    cuts = None if fuse == NONE else partial(seen.cuts, fuse)
     shifts = list(asked.shifts(file, settings)) if shift else []
     if shift and not shifts:
         raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
@@ -318,86 +320,6 @@ def _call_graphs(
         yield call, graph
 
 
-def _derive_projector(
-    asked: exporter.Exporter, projector: Projector, settings: Settings, catalog: Catalog, fuse: str
-) -> DerivedProjector:
-    exported = asked.projector(projector, settings.flash_attn)
-    cut = groups.cut_of(_FUSE if fuse == _AUTO else fuse)
-    return derive_projector(exported.model, exported.graphs(), catalog, cut)
-
-
-def _said_of_projector(projector: Projector, derived: DerivedProjector) -> list[str]:
-    """Returns what a projector is, and how many nodes of what it computes have no kernel."""
-    model = derived.model
-    return [
-        f"{projector.file}: {model.description}, {_count(model.parameters)} parameters, {binary_size(model.size)} of weights, "
-        f"{_counted(model.layers, 'layer')}",
-        *(f"  {call}" for call in derived.calls),
-    ]
-
-
-_OF_PROJECTORS = (
-    "output",
-    "name",
-    "targets",
-    "lnc",
-    "flash_attn",
-    "fuse",
-    "mmproj",
-    "images",
-    "image_min_tokens",
-    "image_max_tokens",
-    "seconds",
-    "program",
-    "llama_cpp",
-    "catalog",
-)
-"""Parameters that mean something for a projector alone."""
-
-
-def _projector(
-    context: click.Context,
-    asked: exporter.Exporter,
-    projector: Projector,
-    output: Path,
-    name: str | None,
-    targets: tuple[str, ...],
-    lnc: str | None,
-    settings: Settings,
-    fuse: str,
-    catalog: Catalog,
-) -> None:
-    """Writes the manifest of a projector alone."""
-    _refuse_others(context, _OF_PROJECTORS, "is for models, and no SOURCE is given beside --mmproj")
-    derived = _derive_projector(asked, projector, settings, catalog, fuse)
-    if not any(entry.reason is None for entry in derived.derived.entries):
-        raise KernelgenError(f"{projector.file}: no kernel can be built for {derived.model.description}")
-    parts = ["kernelgen", "model", *_made_of_projector(projector), *_flash_attn(settings)]
-    parts += ["--fuse", fuse] if fuse != _FUSE else []
-    parts += ["--lnc", lnc] if lnc else []
-    named = derived.model.name or projector.file.name
-    head = writing.ManifestHead(
-        name or _name(output),
-        targets or _ALL_TARGETS,
-        f"{named}: {derived.model.description}, {_count(derived.model.parameters)} parameters, as llama.cpp's mtmd runs it",
-        _command_lines(parts),
-        lnc=int(lnc) if lnc else None,
-    )
-    kernels = _write(output, head, derived.derived, catalog)
-    lines = [*_said_of_projector(projector, derived), _counted(kernels, "kernel")]
-    click.echo("\n".join([*lines, *_groups(derived.derived), *_refused(derived.derived), str(output)]))
-
-
-def _made_of_projector(projector: Projector) -> list[str]:
-    parts = ["--mmproj", projector.file.name]
-    if projector.images:
-        parts += ["--image-size", ",".join(f"{width}x{height}" for width, height in projector.images)]
-    parts += projector.limits
-    if projector.seconds:
-        parts += ["--audio-seconds", _joined(projector.seconds)]
-    return parts
-
-
 class _SeenCalls:
     """The graphs of calls, by which layouts and kernels of groups are chosen.
 
@@ -410,7 +332,7 @@ class _SeenCalls:
     def __init__(self, settings: Settings, chips: Sequence[Chip], weights: tuple[str, ...]) -> None:
         self._tokens = settings.n_tokens
         self._chips = chips
-        self._auto = weights == (_AUTO,) and not settings.split
+        self._auto = weights == (AUTO,) and not settings.split
         self._all = BF16 in weights
         self._calls: list[tuple[DecodeCall, Graph]] = []
         self.fusions: Sequence[Fusion] = ()
@@ -446,8 +368,8 @@ class _SeenCalls:
 
     def cuts(self, fuse: str) -> Cuts:
         """Returns how graphs are cut, by targets."""
-        if fuse != _AUTO or not self._calls:
-            return {(): groups.cut_of(_FUSE if fuse == _AUTO else fuse)}
+        if fuse != AUTO or not self._calls:
+            return {(): groups.cut_of(FUSE if fuse == AUTO else fuse)}
         widened = {choice.chip.target: choice.chosen.widened for choice in self.layouts}
         if self._all:
             of_all = frozenset(Products(self._shortest).bytes)
@@ -467,236 +389,3 @@ def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
 
 
 _MODELS = (Kind.MODEL, Kind.CHECKPOINT)
-_HEADER_WIDTH = 150
-"""Characters of a line of the command that a manifest begins with."""
-
-_OF_LISTS = ("paths", "output", "name", "targets", "catalog", "fuse", "weights")
-"""Parameters that mean something for kernels that are listed."""
-
-
-def _refuse_others(context: click.Context, known: Sequence[str], why: str) -> None:
-    """Refuses options that are given and mean nothing here."""
-    for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
-        if given and parameter.name not in known:
-            raise KernelgenError(f"{parameter.opts[0]} {why}")
-
-
-def _list(
-    context: click.Context,
-    found: Sequence[Source],
-    output: Path,
-    name: str | None,
-    targets: tuple[str, ...],
-    catalog: Catalog,
-    fuse: str,
-    weights: tuple[str, ...],
-) -> None:
-    """Writes the manifest of the kernels that sources list."""
-    _refuse_others(context, _OF_LISTS, f"is for models, and {found[0].path} is {found[0].kind.value}")
-    chosen = name or _name(output)
-    cut = groups.cut_of(fuse)
-    lists = [listed.read(source, catalog, cut is not None) for source in found]
-    if cut is not None and not any(one.graphs for one in lists):
-        names = ", ".join(str(source.path) for source in found)
-        hint = "graphs are in what export-graphs writes, and in what the backend writes to GGML_NEURON_RECORD_GRAPHS"
-        raise KernelgenError(Diagnostic(f"--fuse {fuse}: there is no graph in {names}", hint=hint))
-    merged = listed.merge(lists, catalog, cut)
-    files = [source.path.name for source in found]
-    if not any(entry.reason is None for entry in merged.entries):
-        raise KernelgenError(f"{', '.join(files)}: no kernel can be built for what is listed")
-    made = ["--fuse", fuse] if cut else []
-    head = writing.ManifestHead(
-        chosen,
-        targets or listed.targets(lists) or _ALL_TARGETS,
-        f"Kernels that {', '.join(files)} list{'s' * (len(files) == 1)}",
-        ["Written by", f"  {shlex.join(['kernelgen', 'model', *files, *made, *_weights(weights, _NONE)])}"],
-        _layouts(weights),
-    )
-    kernels = _write(output, head, merged, catalog)
-    lines = [
-        f"{source.path}: {source.kind.value}, {_counted(len(one.items), 'op')}"
-        for source, one in zip(found, lists, strict=True)
-    ]
-    lines += [note for one in lists for note in one.notes]
-    click.echo("\n".join([*lines, _counted(kernels, "kernel"), *_groups(merged), *_refused(merged), str(output)]))
-
-
-def _write(output: Path, head: writing.ManifestHead, derived: Derived, catalog: Catalog) -> int:
-    """Writes a manifest, and returns how many kernels a target has."""
-    fileio.check_replaceable(output)
-    fileio.write_bytes(output, writing.text(head, derived).encode())
-    (request,) = manifest.load([output], catalog)
-    return max(len({kernel.spec.id for kernel in request.kernels_for(target)}) for target in head.targets)
-
-
-def _name(output: Path) -> str:
-    name = re.sub("[^a-z0-9_]", "_", output.name.partition(".")[0].lower())[:40]
-    if not re.match("[a-z]", name):
-        raise KernelgenError(f"-o {output}: a manifest's name begins with a letter; give one with --name")
-    return name
-
-
-def _title(model: ModelHeader, path: Path, settings: Settings) -> str:
-    name = model.name or path.absolute().name
-    devices = " and ".join(map(str, settings.devices))
-    over = f", its tensors split over {devices} devices" if settings.split else ""
-    return f"{name}: {model.architecture}, {_count(model.parameters)} parameters, as llama.cpp runs it{over}"
-
-
-def _fixed_ctx(context: click.Context, settings: Settings) -> Iterator[str]:
-    """Yields what a program has to be run with, where no `--n-ctx` is given and some kernels are for one length of the cache."""
-    given = not settings.any_ctx and context.get_parameter_source("n_ctx") is ParameterSource.COMMANDLINE
-    if False in settings.flash_attn and not given:
-        yield f"{run_options.FIXED_CTX}: such kernels are for -c {settings.n_ctx[0]} alone (--n-ctx)"
-
-
-def _layouts(weights: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(layout for layout in weights if layout not in _WORDS)
-
-
-def _weights(weights: tuple[str, ...], default: str) -> list[str]:
-    return [word for layout in weights if layout != default for word in ("--weights", layout)]
-
-
-def _made_by(
-    settings: Settings,
-    path: Path,
-    fuse: str,
-    weights: tuple[str, ...],
-    *,
-    lnc: str | None,
-    causal: bool,
-    shift: bool,
-    draft: Path | None,
-    projector: Projector | None,
-) -> list[str]:
-    """The command that writes the manifest again, except for where files and programs are."""
-    parts = [
-        "kernelgen",
-        "model",
-        path.name or path.absolute().name,
-        "--n-ctx",
-        "any" if settings.any_ctx else _joined(settings.n_ctx),
-        "--n-tokens",
-        _joined(settings.n_tokens),
-    ]
-    if settings.n_outputs:
-        parts += ["--n-outputs", _joined(settings.n_outputs)]
-    if settings.n_kv:
-        parts += ["--n-kv", _joined(settings.n_kv)]
-    for option, value, default in (
-        ("--n-ubatch", settings.n_ubatch, 512),
-        ("--n-seq-max", settings.n_seq_max, 1),
-        ("--type-k", settings.type_k, "f16"),
-        ("--type-v", settings.type_v, "f16"),
-    ):
-        if value != default:
-            parts += [option, str(value)]
-    parts += _flash_attn(settings)
-    if settings.ftype is not None:
-        parts += ["--ftype", settings.ftype]
-    parts += ["--model-draft", draft.name] if draft else []
-    if settings.speculation:
-        parts += ["--spec-type", settings.speculation]
-        parts += ["--spec-draft-n-max", str(settings.draft_n_max)] if settings.draft_n_max != 3 else []
-    parts += _made_of_projector(projector) if projector else []
-    parts += ["--control-vector"] * settings.control_vector
-    parts += ["--encoder"] * settings.encoder
-    if settings.n_encoded != few_encoded(settings):
-        parts += ["--n-encoded", _joined(settings.n_encoded)]
-    parts += ["--embeddings"] * settings.embeddings
-    parts += ["--pooling", settings.pooling] if settings.pooling else []
-    for file, scale in settings.lora:
-        parts += ["--lora", file.name + (f":{scale:g}" if scale != 1 else "")]
-    if settings.split:
-        parts += ["--split-mode", "tensor", "--devices", _joined(settings.devices)]
-    if settings.samplers != ("",):
-        parts += [part for chain in settings.samplers for part in ("--samplers", chain or "none")]
-    if fuse != _FUSE:
-        parts += ["--fuse", fuse]
-    parts += ["--causal"] * causal
-    parts += _weights(weights, _AUTO)
-    parts += ["--lnc", lnc] if lnc else []
-    parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
-    parts += ["--context-shift"] * shift
-    return _command_lines(parts)
-
-
-def _flash_attn(settings: Settings) -> list[str]:
-    return ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
-
-
-def _command_lines(parts: Sequence[str]) -> list[str]:
-    """Returns the lines that a manifest begins with, which say what command wrote it."""
-    # A shell reads the lines as one.
-    *lines, last = textwrap.wrap(
-        shlex.join(parts),
-        _HEADER_WIDTH,
-        initial_indent="  ",
-        subsequent_indent="      ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return ["Written by", *(f"{line} \\" for line in lines), last]
-
-
-def _joined(values: tuple[int, ...]) -> str:
-    return ",".join(map(str, values))
-
-
-def _count(number: int) -> str:
-    for unit, name in ((10**9, "billion"), (10**6, "million")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return str(number)
-
-
-def _summary(model: ModelHeader, derived: Derived, settings: Settings) -> list[str]:
-    """Returns what a model is, and how many nodes of its calls have no kernel."""
-    lines = [
-        f"{model.architecture}: {_count(model.parameters)} parameters, {binary_size(model.size)} of weights, {model.layers} layers"
-    ]
-    for flash in settings.flash_attn:
-        seen: set[object] = set()
-        for one in derived.calls:
-            sizes = (one.call.n_tokens, one.call.n_outputs)
-            key = sizes, one.call.samplers, one.devices, one.of
-            if one.flash_attn is not flash or one.call.n_seqs > 1 or key in seen:
-                continue
-            seen.add(key)
-            over = f", {one.call.samplers} on the device" if one.call.samplers else ""
-            if one.devices > 1:
-                whose = f"device{'s' * (len(one.of) > 1)} {', '.join(map(str, one.of))}"
-                over = f", {whose} of {one.devices}"
-            without = sum(one.without.values())
-            lines.append(
-                f"  {_counted(sizes[0], 'token')}, {_counted(sizes[1], 'output')}, flash attention {'on' if flash else 'off'}"
-                f"{over}: {_counted(one.nodes, 'node')}, {without or 'none'} without a kernel"
-            )
-    return lines
-
-
-def _listed(derived: Derived) -> list[str]:
-    if not derived.listed:
-        return []
-    return [f"{_counted(derived.listed, 'kernel')} listed for one size each: no formula was found"]
-
-
-def _groups(derived: Derived) -> list[str]:
-    """Returns how many graph kernels there are, and of how many nodes each."""
-    made = [entry for entry in derived.graphs if entry.reason is None]
-    nodes = ", ".join(_counted(len(entry.kernel.nodes), "node") for entry in made)
-    return [f"{_counted(len(made), 'group')} of nodes as one kernel each: {nodes}"] if made else []
-
-
-def _refused(derived: Derived) -> list[str]:
-    """Returns what has no kernel, and why."""
-    refused = Counter(entry.reason for entry in derived.entries if entry.reason is not None)
-    return [
-        f"no kernel: {reason}{f' ({count} times)' if count > 1 else ''}" for reason, count in sorted(refused.items())
-    ]
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

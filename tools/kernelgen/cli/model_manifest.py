@@ -1,0 +1,237 @@
+"""What `kernelgen model` writes, and what it says of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from kernelgen import fileio, manifest
+from kernelgen.cli import run_options
+from kernelgen.cli.units import binary_size
+from kernelgen.emitters.catalog import Catalog
+from kernelgen.errors import KernelgenError
+from kernelgen.forecast.weights import AS_GGML
+from kernelgen.model import writing
+from kernelgen.model.derive import Derived
+from kernelgen.model.graphs import ModelHeader
+from kernelgen.model.projector import Projector
+from kernelgen.model.sizes import Settings, few_encoded
+from kernelgen.targets import TARGETS
+
+FUSE = "layer"
+"""What `--fuse` is of a model by default; of lists of kernels it is `none`."""
+
+AUTO, NONE = "auto", "none"
+
+WORDS = {AUTO: "what the forecast chooses", NONE: f"weights {AS_GGML}"}
+"""What `--weights` may be instead of layouts."""
+
+ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
+
+_HEADER_WIDTH = 150
+"""Characters of a line of the command that a manifest begins with."""
+
+
+def write(output: Path, head: writing.ManifestHead, derived: Derived, catalog: Catalog) -> int:
+    """Writes a manifest, and returns how many kernels a target has."""
+    fileio.check_replaceable(output)
+    fileio.write_bytes(output, writing.text(head, derived).encode())
+    (request,) = manifest.load([output], catalog)
+    return max(len({kernel.spec.id for kernel in request.kernels_for(target)}) for target in head.targets)
+
+
+def name_of(output: Path) -> str:
+    name = re.sub("[^a-z0-9_]", "_", output.name.partition(".")[0].lower())[:40]
+    if not re.match("[a-z]", name):
+        raise KernelgenError(f"-o {output}: a manifest's name begins with a letter; give one with --name")
+    return name
+
+
+def title(model: ModelHeader, path: Path, settings: Settings) -> str:
+    name = model.name or path.absolute().name
+    devices = " and ".join(map(str, settings.devices))
+    over = f", its tensors split over {devices} devices" if settings.split else ""
+    return f"{name}: {model.architecture}, {count(model.parameters)} parameters, as llama.cpp runs it{over}"
+
+
+def fixed_ctx(context: click.Context, settings: Settings) -> Iterator[str]:
+    """Yields what a program has to be run with, where no `--n-ctx` is given and some kernels are for one length of the cache."""
+    given = not settings.any_ctx and context.get_parameter_source("n_ctx") is ParameterSource.COMMANDLINE
+    if False in settings.flash_attn and not given:
+        yield f"{run_options.FIXED_CTX}: such kernels are for -c {settings.n_ctx[0]} alone (--n-ctx)"
+
+
+def layouts_of(weights: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(layout for layout in weights if layout not in WORDS)
+
+
+def weight_options(weights: tuple[str, ...], default: str) -> list[str]:
+    return [word for layout in weights if layout != default for word in ("--weights", layout)]
+
+
+def made_by(
+    settings: Settings,
+    path: Path,
+    fuse: str,
+    weights: tuple[str, ...],
+    *,
+    lnc: str | None,
+    causal: bool,
+    shift: bool,
+    draft: Path | None,
+    projector: Projector | None,
+) -> list[str]:
+    """The command that writes the manifest again, except for where files and programs are."""
+    parts = [
+        "kernelgen",
+        "model",
+        path.name or path.absolute().name,
+        "--n-ctx",
+        "any" if settings.any_ctx else joined(settings.n_ctx),
+        "--n-tokens",
+        joined(settings.n_tokens),
+    ]
+    if settings.n_outputs:
+        parts += ["--n-outputs", joined(settings.n_outputs)]
+    if settings.n_kv:
+        parts += ["--n-kv", joined(settings.n_kv)]
+    for option, value, default in (
+        ("--n-ubatch", settings.n_ubatch, 512),
+        ("--n-seq-max", settings.n_seq_max, 1),
+        ("--type-k", settings.type_k, "f16"),
+        ("--type-v", settings.type_v, "f16"),
+    ):
+        if value != default:
+            parts += [option, str(value)]
+    parts += flash_attn_options(settings)
+    if settings.ftype is not None:
+        parts += ["--ftype", settings.ftype]
+    parts += ["--model-draft", draft.name] if draft else []
+    if settings.speculation:
+        parts += ["--spec-type", settings.speculation]
+        parts += ["--spec-draft-n-max", str(settings.draft_n_max)] if settings.draft_n_max != 3 else []
+    parts += projector_options(projector) if projector else []
+    parts += ["--control-vector"] * settings.control_vector
+    parts += ["--encoder"] * settings.encoder
+    if settings.n_encoded != few_encoded(settings):
+        parts += ["--n-encoded", joined(settings.n_encoded)]
+    parts += ["--embeddings"] * settings.embeddings
+    parts += ["--pooling", settings.pooling] if settings.pooling else []
+    for file, scale in settings.lora:
+        parts += ["--lora", file.name + (f":{scale:g}" if scale != 1 else "")]
+    if settings.split:
+        parts += ["--split-mode", "tensor", "--devices", joined(settings.devices)]
+    if settings.samplers != ("",):
+        parts += [part for chain in settings.samplers for part in ("--samplers", chain or "none")]
+    if fuse != FUSE:
+        parts += ["--fuse", fuse]
+    parts += ["--causal"] * causal
+    parts += weight_options(weights, AUTO)
+    parts += ["--lnc", lnc] if lnc else []
+    parts += ["--kv-unified"] * settings.kv_unified + ["--swa-full"] * settings.swa_full
+    parts += ["--context-shift"] * shift
+    return command_lines(parts)
+
+
+def flash_attn_options(settings: Settings) -> list[str]:
+    return ["--flash-attn", "both" if len(settings.flash_attn) > 1 else "on" if settings.flash_attn[0] else "off"]
+
+
+def command_lines(parts: Sequence[str]) -> list[str]:
+    """Returns the lines that a manifest begins with, which say what command wrote it."""
+    # A shell reads the lines as one.
+    *lines, last = textwrap.wrap(
+        shlex.join(parts),
+        _HEADER_WIDTH,
+        initial_indent="  ",
+        subsequent_indent="      ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return ["Written by", *(f"{line} \\" for line in lines), last]
+
+
+def joined(values: tuple[int, ...]) -> str:
+    return ",".join(map(str, values))
+
+
+def count(number: int) -> str:
+    for unit, name in ((10**9, "billion"), (10**6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return str(number)
+
+
+def summary_of(model: ModelHeader, derived: Derived, settings: Settings) -> list[str]:
+    """Returns what a model is, and how many nodes of its calls have no kernel."""
+    lines = [
+        f"{model.architecture}: {count(model.parameters)} parameters, {binary_size(model.size)} of weights, {model.layers} layers"
+    ]
+    for flash in settings.flash_attn:
+        seen: set[object] = set()
+        for one in derived.calls:
+            sizes = (one.call.n_tokens, one.call.n_outputs)
+            key = sizes, one.call.samplers, one.devices, one.of
+            if one.flash_attn is not flash or one.call.n_seqs > 1 or key in seen:
+                continue
+            seen.add(key)
+            over = f", {one.call.samplers} on the device" if one.call.samplers else ""
+            if one.devices > 1:
+                whose = f"device{'s' * (len(one.of) > 1)} {', '.join(map(str, one.of))}"
+                over = f", {whose} of {one.devices}"
+            without = sum(one.without.values())
+            lines.append(
+                f"  {counted(sizes[0], 'token')}, {counted(sizes[1], 'output')}, flash attention {'on' if flash else 'off'}"
+                f"{over}: {counted(one.nodes, 'node')}, {without or 'none'} without a kernel"
+            )
+    return lines
+
+
+def listed_lines(derived: Derived) -> list[str]:
+    if not derived.listed:
+        return []
+    return [f"{counted(derived.listed, 'kernel')} listed for one size each: no formula was found"]
+
+
+def group_lines(derived: Derived) -> list[str]:
+    """Returns how many graph kernels there are, and of how many nodes each."""
+    made = [entry for entry in derived.graphs if entry.reason is None]
+    nodes = ", ".join(counted(len(entry.kernel.nodes), "node") for entry in made)
+    return [f"{counted(len(made), 'group')} of nodes as one kernel each: {nodes}"] if made else []
+
+
+def refused_lines(derived: Derived) -> list[str]:
+    """Returns what has no kernel, and why."""
+    refused = Counter(entry.reason for entry in derived.entries if entry.reason is not None)
+    return [
+        f"no kernel: {reason}{f' ({count} times)' if count > 1 else ''}" for reason, count in sorted(refused.items())
+    ]
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def projector_options(projector: Projector) -> list[str]:
+    parts = ["--mmproj", projector.file.name]
+    if projector.images:
+        parts += ["--image-size", ",".join(f"{width}x{height}" for width, height in projector.images)]
+    parts += projector.limits
+    if projector.seconds:
+        parts += ["--audio-seconds", joined(projector.seconds)]
+    return parts
+
+
+def refuse_others(context: click.Context, known: Sequence[str], why: str) -> None:
+    """Refuses options that are given and mean nothing here."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and parameter.name not in known:
+            raise KernelgenError(f"{parameter.opts[0]} {why}")
