@@ -14,6 +14,7 @@ from .conftest import ROOT, specs
 
 # Of each model one type, and of most models only in a long run; the command's --check looks at all.
 OTHERS = [m for m in MANIFESTS if m.path.parent != FOLDER]
+MANY = [m for m in OTHERS if "devices" in m.path.stem and "2_devices" not in m.path.stem]  # each takes most of a minute
 LOOKED_AT = [
     m for m in MANIFESTS if m.path.parent == FOLDER and m.ftype == FTYPES[list(MODELS).index(m.model) % len(FTYPES)]
 ]
@@ -21,7 +22,11 @@ LOOKED_AT = [
 
 @pytest.mark.parametrize(
     "manifest",
-    [*OTHERS, *LOOKED_AT[:1], *(pytest.param(m, marks=pytest.mark.long) for m in LOOKED_AT[1:])],
+    [
+        *(m for m in OTHERS if m not in MANY),
+        *LOOKED_AT[:1],
+        *(pytest.param(m, marks=pytest.mark.long) for m in (*MANY, *LOOKED_AT[1:])),
+    ],
     ids=lambda manifest: manifest.path.stem,
 )
 def test_a_ready_manifest_is_what_the_command_writes(manifest: Manifest, exporter: Exporter, tmp_path: Path) -> None:
