@@ -88,7 +88,7 @@ class KernelSpec:
 
     @property
     def open(self) -> KernelSpec | None:
-        """The kernel of the same op that is for any number; None where there is no other."""
+        """The kernel of the same op that serves any numbers; None if the op has none, or this kernel serves any."""
         opens = ggml_ops.op(self.op).opens
         if not opens or self.opened:
             return None
