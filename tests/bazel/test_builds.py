@@ -41,6 +41,7 @@ def digest(checkout: scratch.Checkout, form: str = "kernels.gguf") -> str:
     return hashlib.sha256((checkout.path / path).read_bytes()).hexdigest()
 
 
+@pytest.mark.long
 def test_workspace_mode_builds_the_same_bytes(checkout: scratch.Checkout) -> None:
     checkout.bazel("build", "//manifests:basic_trn1")
     bzlmod = digest(checkout)
@@ -60,6 +61,7 @@ def workers(checkout: scratch.Checkout) -> list[str]:
     return [line for line in found if str(checkout.output_root) in line and "kernelgen.steps.worker" in line]
 
 
+@pytest.mark.long
 def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.Checkout) -> None:
     checkout.bazel("build", "//manifests:basic_trn1")
     whole = digest(checkout)
@@ -111,7 +113,8 @@ def test_an_unknown_compiler_is_refused_by_name(checkout: scratch.Checkout) -> N
     assert "unknown compiler; it is one of auto, neuronx-cc, simulator" in output
 
 
-@pytest.mark.parametrize("strategy", ["worker", pytest.param("local", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["worker", "local"])
 def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratch.Checkout, strategy: str) -> None:
     """In a worker, and in a process of its own."""
     module = checkout.path / "kernels" / "softmax.py"

@@ -87,6 +87,7 @@ def test_they_are_there_without_modules(checkout: scratch.Checkout) -> None:
     checkout.bazel(*ANALYSE, "//manifests/models:llama_3_8b_f16_trn2", flags=["--config=workspace"])
 
 
+@pytest.mark.long
 def test_a_folder_of_kernelgen_may_go_between_two_builds(checkout: scratch.Checkout) -> None:
     folder = checkout.path / "tools" / "kernelgen" / "was_here"
     folder.mkdir()

@@ -74,6 +74,7 @@ def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
         yield made
 
 
+@pytest.mark.long
 def test_the_sdks_python_compiles_it_and_an_edit_compiles_its_own_kernels_alone(
     checkout: scratch.Checkout, sdk: Path, tmp_path: Path
 ) -> None:

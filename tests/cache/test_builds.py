@@ -353,7 +353,7 @@ def test_a_read_only_cache_is_read(build: Kernelgen, tmp_path: Path, record: Pat
 
 
 @pytest.mark.parametrize(
-    "how", ["errors", "wrong", *(pytest.param(how, marks=pytest.mark.long) for how in ("gone", "slow"))]
+    "how", ["wrong", *(pytest.param(how, marks=pytest.mark.long) for how in ("errors", "gone", "slow"))]
 )
 def test_a_shared_cache_that_fails_costs_time_only(build: Kernelgen, tmp_path: Path, store: Store, how: str) -> None:
     with Store() as other:
@@ -393,7 +393,9 @@ def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     assert len(killed) == 1, f"seed {seed}"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_a_build_that_is_stopped_leaves_nothing_half_written_in_the_cache(
     build: Kernelgen, tmp_path: Path, record: Path, number: signal.Signals, code: int
 ) -> None:
@@ -464,7 +466,10 @@ def test_a_plan_can_not_name_a_place_outside(kernelgen: Kernelgen, build: Kernel
         assert outside(tmp_path) == before
 
 
-@pytest.mark.parametrize("form", ["small_trn1", "small_trn1.kernels.gguf", ".kernelgen"])
+@pytest.mark.parametrize(
+    "form",
+    ["small_trn1", *(pytest.param(form, marks=pytest.mark.long) for form in ("small_trn1.kernels.gguf", ".kernelgen"))],
+)
 def test_a_link_in_the_output_folder_is_not_written_through(build: Kernelgen, tmp_path: Path, form: str) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -143,8 +143,8 @@ def test_a_damaged_neff_is_compiled_again(kernelgen: Run, folder: Path) -> None:
             "die",
             "its worker was killed by SIGKILL, and not because memory ran out: what it ran killed it, or another process",
         ),
-        ("leave", "its worker ended with exit status 7"),
-        ("close", "its worker ended with exit status "),
+        pytest.param("leave", "its worker ended with exit status 7", marks=pytest.mark.long),
+        pytest.param("close", "its worker ended with exit status ", marks=pytest.mark.long),
         ("close_and_wait", "its worker closed its standard output, which answers go to: a source closes only what"),
     ],
 )
@@ -307,7 +307,9 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_a_stopped_build_stops_its_workers_and_leaves_nothing_half_written(
     kernelgen: Run, folder: Path, hanging: Hanging, number: signal.Signals, code: int
 ) -> None:

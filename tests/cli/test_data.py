@@ -67,7 +67,13 @@ def build(kernelgen: Run, folder: Path, *more: str) -> Done:
     return kernelgen("build", folder / "m.yaml", *words)
 
 
-@pytest.mark.parametrize("when", ["when it emits", "when it is imported", "once for all kernels"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "when it emits",
+        *(pytest.param(when, marks=pytest.mark.long) for when in ("when it is imported", "once for all kernels")),
+    ],
+)
 def test_an_edit_of_data_builds_what_was_made_from_it(kernelgen: Run, folder: Path, when: str) -> None:
     emitter(folder, WHEN[when])
     done = build(kernelgen, folder)
@@ -115,9 +121,9 @@ def test_what_an_emitter_writes_first_is_no_data(kernelgen: Run, folder: Path) -
     "line",
     [
         "subprocess.run(['true'])",
-        "os.system('true')",
-        "open('/dev/zero', 'rb').read(1)",
-        "open('/proc/uptime').read()  # of no size, and never the same",
+        pytest.param("os.system('true')", marks=pytest.mark.long),
+        pytest.param("open('/dev/zero', 'rb').read(1)", marks=pytest.mark.long),
+        pytest.param("open('/proc/uptime').read()  # of no size, and never the same", marks=pytest.mark.long),
     ],
 )
 def test_what_kernelgen_cannot_follow_is_emitted_by_every_build(kernelgen: Run, folder: Path, line: str) -> None:

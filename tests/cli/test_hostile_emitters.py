@@ -269,7 +269,9 @@ def test_a_step_has_a_time_limit(folder: Path) -> None:
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
 
 
-@pytest.mark.parametrize(("op", "text"), [("holds", "return x * sum("), ("clings", "time.sleep(60)")])
+@pytest.mark.parametrize(
+    ("op", "text"), [("holds", "return x * sum("), pytest.param("clings", "time.sleep(60)", marks=pytest.mark.long)]
+)
 def test_what_does_not_stop_at_its_time_limit_ends_its_process(folder: Path, op: str, text: str) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "kernelgen.steps.worker", *step_words(folder, op, "--timeout=0.5")],

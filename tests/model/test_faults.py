@@ -29,9 +29,12 @@ STRING, ARRAY, U32, F32 = 8, 9, 4, 6
 
 @pytest.fixture(scope="session")
 def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> fuzz_headers.ReadingPrograms:
-    """Returns the programs: NEURON_KERNELGEN_SANITIZED_EXPORTER names another build of backend/sanitizers/exporter."""
+    """Returns the programs. Only the long tests run a build with sanitizers, which takes a minute to compile:
+    NEURON_KERNELGEN_SANITIZED_EXPORTER names another build of backend/sanitizers/exporter."""
     built = ROOT / "backend/sanitizers/exporter_address/export-graphs"
-    sanitized = there(built, "NEURON_KERNELGEN_SANITIZED_EXPORTER")
+    variable = "NEURON_KERNELGEN_SANITIZED_EXPORTER"
+    long = "KERNELGEN_LONG_TESTS" in os.environ or variable in os.environ
+    sanitized = there(built, variable) if long else exporter.program
     assert exporter.libraries is not None
     return fuzz_headers.ReadingPrograms(exporter.program, exporter.libraries, sanitized, exporter.libraries)
 
