@@ -191,7 +191,7 @@ def test_groups_compute_what_their_nodes_do(
     assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
-@pytest.mark.parametrize("buffers", ["device", "host"])
+@pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_groups_of_fewer_tokens_and_cells_than_their_kernels(compute: Compute, kernels: Path, buffers: str) -> None:
     """By kernels for more; the caches that they write have the same content."""
     names = (*SHORTER, "scheduled:shorter-twice", "scheduled:shorter-attention-1x32", "reused:shorter-attention-1x32")
@@ -284,7 +284,7 @@ def test_what_computes_an_op_is_found_once_for_all_that_ask(compute: Compute, ke
     assert asked and 0 < 4 * int(asked[1]) < int(asked[2]), result.stderr
 
 
-@pytest.mark.parametrize("buffers", ["device", "host"])
+@pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_kernels_that_leave_out_cells_are_for_masks_that_hide_them(
     compute: Compute, causal_kernels: Path, buffers: str
 ) -> None:

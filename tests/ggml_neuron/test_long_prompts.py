@@ -58,7 +58,7 @@ def launches(programs: Programs, exporter: Path, model: Path, calls: int, *optio
     return int(found[1])
 
 
-@pytest.mark.parametrize(("fuse", "call"), [("step", 1), ("layer", LAYERS + 1)])
+@pytest.mark.parametrize(("fuse", "call"), [("step", 1), pytest.param("layer", LAYERS + 1, marks=pytest.mark.long)])
 def test_each_call_takes_as_many_launches(
     programs: Programs, exporter: Path, model: Path, fuse: str, call: int
 ) -> None:
@@ -66,6 +66,7 @@ def test_each_call_takes_as_many_launches(
         assert launches(programs, exporter, model, calls, "--fuse", fuse) == calls * call
 
 
+@pytest.mark.long
 def test_without_graph_kernels_of_such_calls_each_op_of_them_is_a_launch(
     programs: Programs, exporter: Path, model: Path
 ) -> None:

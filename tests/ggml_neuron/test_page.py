@@ -110,6 +110,7 @@ def test_derive_build_and_run(programs: Programs, exporter: Path, tmp_path: Path
     assert list((tmp_path / "cache").rglob("simulator/*/*.xla"))
 
 
+@pytest.mark.long
 def test_the_simulator_is_where_kernelgen_looks(checkout: Path) -> None:
     (command,) = (c for c in commands("run-a-model", "Set up once") if "backend/simulator" in c)
     configure = "cmake -S backend/simulator "

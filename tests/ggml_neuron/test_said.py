@@ -98,7 +98,8 @@ def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
 
 
 @pytest.mark.parametrize(
-    ("derived", "flash_attn", "with_or_without"), [("on", "off", "without"), ("off", "on", "with")]
+    ("derived", "flash_attn", "with_or_without"),
+    [("on", "off", "without"), pytest.param("off", "on", "with", marks=pytest.mark.long)],
 )
 def test_attention_of_the_other_kind_is_said_with_what_to_type(
     programs: Programs, benched: Benched, tmp_path: Path, derived: str, flash_attn: str, with_or_without: str

@@ -157,7 +157,8 @@ def test_logits_are_those_of_one_core(programs: Programs, model: Path, kernels: 
     assert np.array_equal(again.logits, got.logits)
 
 
-@pytest.mark.parametrize("cores", [4, pytest.param(3, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("cores", [3, 4, 8])
 def test_more_cores(programs: Programs, model: Path, right: Run, cores: int) -> None:
     """With three and eight of them, some have a larger part of four heads, or none."""
     got = compute(programs, model, cores, GGML_NEURON_KERNEL_DIR=record(programs, model, cores))
@@ -174,13 +175,16 @@ def test_a_core_without_a_part_adds_zeros(programs: Programs, tmp_path: Path) ->
     assert NOTHING_ON_THE_CPU in got.log
 
 
-@pytest.mark.parametrize("arguments", [(), ("-ub", "64")], ids=["at once", "in batches"])
+@pytest.mark.parametrize(
+    "arguments", [pytest.param((), id="at once", marks=pytest.mark.long), pytest.param(("-ub", "64"), id="in batches")]
+)
 def test_prompts_of_other_lengths(programs: Programs, model: Path, kernels: Path, arguments: tuple[str, ...]) -> None:
     for prompt in ("Neu", LONGER):
         got = compute(programs, model, 2, *arguments, prompt=prompt, GGML_NEURON_KERNEL_DIR=kernels)
         check(got, compute(programs, model, 0, *arguments, prompt=prompt))
 
 
+@pytest.mark.long
 def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, model: Path, right: Run) -> None:
     """The CPU computes the parts that have no kernels, and stderr has their lines of a manifest."""
     manifest = model.parent / "whole.yaml"
@@ -245,7 +249,7 @@ def test_loading_names_the_parts_that_have_no_kernel(
     assert "no kernel for" not in mended.log and NOTHING_ON_THE_CPU in mended.log
 
 
-@pytest.mark.parametrize("fuse", ["parts", "step"])
+@pytest.mark.parametrize("fuse", [pytest.param("parts", marks=pytest.mark.long), "step"])
 def test_graphs_that_are_recorded_have_reductions_between_parts(
     programs: Programs, model: Path, kernels: Path, right: Run, fuse: str
 ) -> None:
@@ -364,7 +368,9 @@ def test_a_step_is_one_launch_on_each_core(
     assert grouped and int(grouped[2]) == 4, got.log[-4000:]  # on both cores
 
 
-@pytest.mark.parametrize(("fuse", "launches"), [("parts+sums", 2 * LAYERS + 2), ("layer", LAYERS + 2)])
+@pytest.mark.parametrize(
+    ("fuse", "launches"), [("parts+sums", 2 * LAYERS + 2), pytest.param("layer", LAYERS + 2, marks=pytest.mark.long)]
+)
 def test_a_launch_has_its_parts_and_the_sums_between(
     programs: Programs, exporter: Path, model: Path, kernels: Path, right: Run, fuse: str, launches: int
 ) -> None:
@@ -434,7 +440,9 @@ def test_a_rank_that_fails_is_an_error(
         assert re.search(r"core \d: nrta_execute_schedule failed", got.log), got.log[-4000:]
 
 
-@pytest.mark.parametrize("fault", ["rank@1", "absent@1", "execute@3", "lost@4"])
+@pytest.mark.parametrize(
+    "fault", ["rank@1", "lost@4", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("absent@1", "execute@3"))]
+)
 def test_a_core_that_fails_without_queues_ends_the_others(
     programs: Programs, model: Path, kernels: Path, steps: Path, fault: str
 ) -> None:
@@ -485,7 +493,8 @@ def test_a_damaged_program_with_reductions_is_loaded_on_no_core(
     assert got.reductions == 2 * 2 * LAYERS
 
 
-@pytest.mark.parametrize("cores", [4, pytest.param(3, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("cores", [3, 4, 8])
 def test_cores_that_differ_compute_part_by_part(
     programs: Programs, exporter: Path, model: Path, right: Run, cores: int
 ) -> None:
