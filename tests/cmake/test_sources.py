@@ -41,6 +41,7 @@ def test_an_edit_builds_what_it_changes_and_a_comment_compiles_nothing(
     assert len(list((made.build).rglob("sources_trn?.kernels.gguf"))) == 2
 
 
+@pytest.mark.long
 def test_an_installed_nki_changes_no_kernel(project: Callable[..., cmake_project.Project], tmp_path: Path) -> None:
     made = project("add_neuron_kernels(k MANIFEST sources.yaml COMPILER simulator FORM PACK)")
     shutil.copytree(ROOT / "tests" / "data" / "source_kernels", made.source, dirs_exist_ok=True)

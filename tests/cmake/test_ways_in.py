@@ -110,6 +110,7 @@ def test_as_a_subfolder_it_adds_nothing_to_all_and_installs_nothing(checkout: Pa
     assert [p.name for p in (tmp_path / "prefix").rglob("*") if p.is_file()] == [pack.name]
 
 
+@pytest.mark.long
 def test_for_another_machine_python_is_this_ones_and_the_assembler_the_others(checkout: Path, tmp_path: Path) -> None:
     """The toolchain looks for programs in its own root alone, where there is no Python; its compiler tells when it is called."""
     log = tmp_path / "log"

@@ -55,7 +55,13 @@ WORDS = (
 """Each generated file has one of these."""
 
 
-@pytest.mark.parametrize("names", [list(regenerate.FILES), list(regenerate.FILES)[:1]], ids=["all", "one"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(list(regenerate.FILES), id="all"),
+        pytest.param(list(regenerate.FILES)[:1], id="one", marks=pytest.mark.long),
+    ],
+)
 def test_stale_files_are_named_and_written_anew(tree: Path, names: list[str]) -> None:
     good = {name: (tree / name).read_text() for name in names}
     stale = dict(good)
