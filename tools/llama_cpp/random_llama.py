@@ -57,7 +57,7 @@ def write(
     Args:
         path: the file.
         seed: of the weights.
-        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4; the norms are F32 as in real files.
+        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS but IQ1_M, MXFP4; the norms are F32 as in real files.
         architecture: `llama`, which a Mixtral is, too; `qwen3`, which normalizes the heads of queries and keys; or `gemma3`, which also
             normalizes what a layer adds.
         size: its sizes.
@@ -454,6 +454,12 @@ _RANDOM_BLOCKS = {
     gguf.GGMLQuantizationType.Q6_K: (208,),
     gguf.GGMLQuantizationType.IQ4_NL: (0,),
     gguf.GGMLQuantizationType.IQ4_XS: (0,),
+    gguf.GGMLQuantizationType.IQ1_S: (0,),
+    gguf.GGMLQuantizationType.IQ2_XXS: (0,),
+    gguf.GGMLQuantizationType.IQ2_XS: (0,),
+    gguf.GGMLQuantizationType.IQ2_S: (0,),
+    gguf.GGMLQuantizationType.IQ3_XXS: (0,),
+    gguf.GGMLQuantizationType.IQ3_S: (0,),
 }
 """Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h)."""
 

@@ -162,6 +162,12 @@ static bool read_profile(config & out, std::string & error) {
         }
         out.strict = *strict == '1';
     }
+    // The helper's library reads it: weights.cpp.
+    const char * const vectors = variable("NEURON_SIMULATOR_VECTORS");
+    if (vectors != nullptr && strcmp(vectors, "avx2") != 0 && strcmp(vectors, "avx512") != 0) {
+        error = bad("NEURON_SIMULATOR_VECTORS", vectors, "avx2 or avx512");
+        return false;
+    }
     const char * const release = variable("NEURON_SIMULATOR_RELEASE");
     if (release != nullptr) {
         const char * text  = release;

@@ -13,6 +13,20 @@ namespace simulator {
 // By the numbers that kernelgen.simulator.weights has for them.
 enum class weight_type { q4_0, q4_1, q5_0, q5_1, q8_0, q2_K, q3_K, q4_K, q5_K, q6_K, iq4_nl, iq4_xs, mxfp4 };
 
-constexpr int N_WEIGHT_TYPES = 13;
+// A product that a call computes.
+struct weight_product {
+    const uint8_t * weights;  // [m, blocks of a row, bytes of a block]
+    const float *   x;        // [n, k]
+    float *         y;        // [n, m]
+    size_t          m, k, n;
+};
+
+// Computes some rows of the matrix, from one up to another.
+using weight_function = void (*)(const weight_product &, size_t, size_t);
+
+// Return the function of a type: with vectors of 16 numbers, and of 8; null on other processors than x86-64. Both give
+// the same bits.
+weight_function avx512_function(weight_type type);
+weight_function avx2_function(weight_type type);
 
 }  // namespace simulator

@@ -1,7 +1,7 @@
 """Rewrites products by quantized weights into calls of functions of the simulator's library, which are several times as fast.
 
 XLA makes of the HLO that unpacks a weight a loop that finds the bytes of each element by itself. The library's functions
-(backend/simulator/src/weights.cpp) unpack 16 elements at a time. They stand for the HLO of kernels/dequantize.py, and for no
+(backend/simulator/src/weights*) unpack 16 elements at a time with AVX-512, 8 with AVX2. They stand for the HLO of kernels/dequantize.py, and for no
 other: what makes the weight's elements must be the same instruction for instruction, for a matrix of any size (`digest`,
 `forms.FORMS`). Elements have the same bits, so results differ only in the order of sums.
 
@@ -45,15 +45,14 @@ MIN_ELEMENTS = 1 << 12
 _loaded = False
 
 
-def load(path: str, *, any_processor: bool = False) -> bool:
-    """Makes the functions of a library known to XLA; returns whether it did.
+def load(path: str) -> bool:
+    """Makes the functions of a library known to XLA; returns whether it did: with AVX2 or AVX-512.
 
     Args:
         path: of the simulator's libnrt.
-        any_processor: also where there is no AVX-512, without which XLA's loops are as fast for some types.
     """
     global _loaded
-    if not any_processor and not _has_avx512():
+    if not _has_avx2():
         return False
     if not _loaded:
         try:
@@ -68,13 +67,14 @@ def load(path: str, *, any_processor: bool = False) -> bool:
     return True
 
 
-def _has_avx512() -> bool:
+def _has_avx2() -> bool:
+    """Returns whether the processor has what the functions need at least; the library looks for AVX-512 itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= set(flags)
+    return {"avx2", "fma", "f16c"} <= set(flags)
 
 
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(

@@ -1,0 +1,105 @@
+// Blocks of quantized weights: what a block says of all its elements. Layouts are those of ggml-common.h, numbers those
+// of kernels/dequantize.py.
+
+#pragma once
+
+#include "weights.h"
+
+#include <cstring>
+
+namespace simulator {
+
+struct weight_block {
+    int bytes;
+    int elements;
+};
+
+constexpr weight_block block_of(weight_type type) {
+    switch (type) {
+        case weight_type::q4_0:
+        case weight_type::iq4_nl:
+            return { 18, 32 };
+        case weight_type::q4_1:
+            return { 20, 32 };
+        case weight_type::q5_0:
+            return { 22, 32 };
+        case weight_type::q5_1:
+            return { 24, 32 };
+        case weight_type::q8_0:
+            return { 34, 32 };
+        case weight_type::mxfp4:
+            return { 17, 32 };
+        case weight_type::q2_K:
+            return { 84, 256 };
+        case weight_type::q3_K:
+            return { 110, 256 };
+        case weight_type::q4_K:
+            return { 144, 256 };
+        case weight_type::q5_K:
+            return { 176, 256 };
+        case weight_type::q6_K:
+            return { 210, 256 };
+        case weight_type::iq4_xs:
+            return { 136, 256 };
+    }
+    return { 1, 1 };
+}
+
+template <typename Number> inline Number number_at(const uint8_t * at) {
+    Number out;
+    memcpy(&out, at, sizeof(out));
+    return out;
+}
+
+inline float float_of(uint32_t bits) {
+    float out;
+    memcpy(&out, &bits, sizeof(out));
+    return out;
+}
+
+// Half of 2^(e - 127), as in dequantize.py.
+inline float half_e8m0(uint8_t e) {
+    return float_of(e < 2 ? 0x00200000U << e : (e - 1U) << 23);
+}
+
+// Eight scales and minima of 6 bits, of Q4_K and Q5_K, from 12 bytes.
+struct k_scales {
+    uint64_t scales, minima;  // a byte each
+
+    explicit k_scales(const uint8_t * x) {
+        const auto low = number_at<uint32_t>(x), mid = number_at<uint32_t>(x + 4), high = number_at<uint32_t>(x + 8);
+        const uint32_t more[2] = { (high & 0x0f0f0f0f) | (low >> 2 & 0x30303030),
+                                   (high >> 4 & 0x0f0f0f0f) | (mid >> 2 & 0x30303030) };
+        scales                 = (low & 0x3f3f3f3f) | static_cast<uint64_t>(more[0]) << 32;
+        minima                 = (mid & 0x3f3f3f3f) | static_cast<uint64_t>(more[1]) << 32;
+    }
+};
+
+// Sixteen scales of 6 bits, of Q3_K, from 12 bytes: the lower halves of eight, the upper ones, and two more bits of each
+// in four bytes. They are 32 too large.
+struct q3_scales {
+    uint64_t first, last;  // a byte each
+
+    explicit q3_scales(const uint8_t * x) {
+        const auto nibbles = number_at<uint64_t>(x);
+        const auto high    = number_at<uint32_t>(x + 8);
+        first              = (nibbles & 0x0f0f0f0f0f0f0f0f) | twice(high << 4 & 0x30303030, high << 2 & 0x30303030);
+        last               = (nibbles >> 4 & 0x0f0f0f0f0f0f0f0f) | twice(high & 0x30303030, high >> 2 & 0x30303030);
+    }
+
+  private:
+    static uint64_t twice(uint32_t low, uint32_t high) { return low | static_cast<uint64_t>(high) << 32; }
+};
+
+// Eight scales of 6 bits, of IQ4_XS, from 6 bytes: two more bits of each, and the lower four. They are 32 too large.
+inline uint64_t iq4_scales(const uint8_t * x) {
+    const auto high = number_at<uint16_t>(x);
+    uint64_t   out  = 0;
+    for (int i = 0; i < 8; i++) {
+        const uint64_t scale = (x[2 + i / 2] >> 4 * (i & 1) & 15) | (high >> 2 * i & 3) << 4;
+        out |= scale << 8 * i;
+    }
+    return out;
+}
+
+}  // namespace simulator
