@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -135,9 +136,16 @@ class graph_copy {
     std::unordered_map<const ggml_tensor *, ggml_tensor *> copies;
 };
 
-ggml_abort_callback_t & other_callback() {
-    static ggml_abort_callback_t other = nullptr;
-    return other;
+// Which callback ends a program, while threads split graphs: ggml has one for all of them.
+struct ending {
+    std::mutex            mutex{};
+    size_t                n_splitting = 0;  // threads
+    ggml_abort_callback_t other       = nullptr;
+};
+
+ending & ends() {
+    static ending all;
+    return all;
 }
 
 // The meta device ends the program at a node that it can't split: so it does when a program computes such a graph, which it may never
@@ -146,8 +154,13 @@ void throw_what_ends(const char * message) {
     if (mine().splitting) {
         throw std::runtime_error(message);
     }
-    if (other_callback()) {
-        other_callback()(message);
+    ggml_abort_callback_t other = nullptr;
+    {
+        const std::lock_guard<std::mutex> lock(ends().mutex);
+        other = ends().other;
+    }
+    if (other) {
+        other(message);
     } else {
         fprintf(stderr, "%s\n", message);
     }
@@ -157,13 +170,19 @@ void throw_what_ends(const char * message) {
 class splitting {
   public:
     splitting() {
-        other_callback() = ggml_set_abort_callback(throw_what_ends);
+        const std::lock_guard<std::mutex> lock(ends().mutex);
+        if (ends().n_splitting++ == 0) {
+            ends().other = ggml_set_abort_callback(throw_what_ends);
+        }
         mine().splitting = true;
     }
 
     ~splitting() {
         mine().splitting = false;
-        ggml_set_abort_callback(other_callback());
+        const std::lock_guard<std::mutex> lock(ends().mutex);
+        if (--ends().n_splitting == 0) {
+            ggml_set_abort_callback(ends().other);
+        }
     }
 
     splitting(const splitting &) = delete;
