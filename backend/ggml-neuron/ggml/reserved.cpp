@@ -10,6 +10,7 @@
 #include "select/tensors.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <mutex>
 #include <stdexcept>
@@ -136,11 +137,11 @@ class graph_copy {
     std::unordered_map<const ggml_tensor *, ggml_tensor *> copies;
 };
 
-// Which callback ends a program, while threads split graphs: ggml has one for all of them.
+// ggml has one callback for what ends a program. And the meta device keeps how a weight is split in the weight's buffer, which contexts of
+// one model share: one thread at a time splits graphs.
 struct ending {
-    std::mutex            mutex{};
-    size_t                n_splitting = 0;  // threads
-    ggml_abort_callback_t other       = nullptr;
+    std::mutex                         one{};
+    std::atomic<ggml_abort_callback_t> other{ nullptr };
 };
 
 ending & ends() {
@@ -154,12 +155,7 @@ void throw_what_ends(const char * message) {
     if (mine().splitting) {
         throw std::runtime_error(message);
     }
-    ggml_abort_callback_t other = nullptr;
-    {
-        const std::lock_guard<std::mutex> lock(ends().mutex);
-        other = ends().other;
-    }
-    if (other) {
+    if (const ggml_abort_callback_t other = ends().other) {
         other(message);
     } else {
         fprintf(stderr, "%s\n", message);
@@ -169,23 +165,20 @@ void throw_what_ends(const char * message) {
 // While one is there, what would end the program is thrown in this thread.
 class splitting {
   public:
-    splitting() {
-        const std::lock_guard<std::mutex> lock(ends().mutex);
-        if (ends().n_splitting++ == 0) {
-            ends().other = ggml_set_abort_callback(throw_what_ends);
-        }
+    splitting() : lock(ends().one) {
+        ends().other     = ggml_set_abort_callback(throw_what_ends);
         mine().splitting = true;
     }
 
     ~splitting() {
         mine().splitting = false;
-        const std::lock_guard<std::mutex> lock(ends().mutex);
-        if (--ends().n_splitting == 0) {
-            ggml_set_abort_callback(ends().other);
-        }
+        ggml_set_abort_callback(ends().other);
     }
 
     splitting(const splitting &) = delete;
+
+  private:
+    std::lock_guard<std::mutex> lock;
 };
 
 // Returns whether kernels compute attention of the same heads, or pick out rows of as many elements, for other numbers of tokens, cells or
