@@ -108,7 +108,28 @@ def test_the_forecast_chooses_by_launches_and_barriers_over_several_cores(
     assert (text.count("  - &result_output\n"), text.count("  - <<: *result_output\n")) == (1, 2)
 
 
-def test_no_group_has_a_sum_of_devices_that_differ(exporter: Exporter, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fuse", ["parts+sums", "layer", "step"])
+def test_a_sum_has_beside_it_what_all_devices_compute(exporter: Exporter, tmp_path: Path, fuse: str) -> None:
+    """llama.cpp cuts a feed-forward network of 384 into 256 and 128: attention is the same on both devices."""
+    model = headers.write(headers.qwen3(n_ff=384, n_layer=4), tmp_path / "model.gguf")
+    _, groups = loaded(derive(exporter, model, "2", "--fuse", fuse, "--n-kv", "256", "--n-outputs", "1"))
+    with_sums = [group for group in groups if sums(group)]
+    assert max(len(sums(group)) for group in with_sums) == (2 if fuse == "step" else 1)
+    widths = {node.output.ne[0] for group in groups if not sums(group) for node in group.nodes}
+    assert widths >= {128, 256}
+    for group in with_sums:
+        assert not any(node.op in ("silu", "swiglu") for node in group.nodes)  # of the feed-forward network
+    # a sum is alone only where nothing but what differs is beside it
+    settings = Settings((512,), 512, 1, (1,), None, (256,), "f16", "f16", (True,), False, False, devices=(2,))
+    one, other = (g for _, _, g in exporter.graphs(model, settings, [DecodeCall(512, 1, 1, 1, 256)]))
+    assert one.differing == other.differing
+    for i, (a, b) in enumerate(zip(one.nodes, other.nodes, strict=True)):
+        assert i in one.differing or a == b
+    assert not any(one.nodes[i].op == "all_reduce" for i in one.differing)
+    assert {one.nodes[i].op for i in one.differing} >= {"mul_mat"}
+
+
+def test_no_group_has_a_sum_of_devices_without_a_summand(exporter: Exporter, tmp_path: Path) -> None:
     # two heads of the cache over four devices: of each layer two of them compute no attention, and add 0
     model = headers.write(headers.qwen3(n_head=4, n_head_kv=2, n_layer=4), tmp_path / "model.gguf")
     settings = Settings((512,), 512, 1, (1,), None, (256,), "f16", "f16", (True,), False, False, devices=(4,))
@@ -126,7 +147,7 @@ def test_no_group_has_a_sum_of_devices_that_differ(exporter: Exporter, tmp_path:
         for graph in graphs:
             cut = cut_of(fuse)
             assert cut is not None
-            segments = cut(replace(graph, devices=1, of=(0,)))
+            segments = cut(replace(graph, differing=frozenset()))
             assert all(len(s) == 1 for s in segments for place in graph.zeroed if s.start <= place < s.end)
             assert (segments[0].start, segments[-1].end) == (0, len(graph.nodes))
 

@@ -10,7 +10,9 @@
 #include "select/tensors.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -135,9 +137,16 @@ class graph_copy {
     std::unordered_map<const ggml_tensor *, ggml_tensor *> copies;
 };
 
-ggml_abort_callback_t & other_callback() {
-    static ggml_abort_callback_t other = nullptr;
-    return other;
+// ggml has one callback for what ends a program. And the meta device keeps how a weight is split in the weight's buffer, which contexts of
+// one model share: one thread at a time splits graphs.
+struct ending {
+    std::mutex                         one{};
+    std::atomic<ggml_abort_callback_t> other{ nullptr };
+};
+
+ending & ends() {
+    static ending all;
+    return all;
 }
 
 // The meta device ends the program at a node that it can't split: so it does when a program computes such a graph, which it may never
@@ -146,8 +155,8 @@ void throw_what_ends(const char * message) {
     if (mine().splitting) {
         throw std::runtime_error(message);
     }
-    if (other_callback()) {
-        other_callback()(message);
+    if (const ggml_abort_callback_t other = ends().other) {
+        other(message);
     } else {
         fprintf(stderr, "%s\n", message);
     }
@@ -156,17 +165,20 @@ void throw_what_ends(const char * message) {
 // While one is there, what would end the program is thrown in this thread.
 class splitting {
   public:
-    splitting() {
-        other_callback() = ggml_set_abort_callback(throw_what_ends);
+    splitting() : lock(ends().one) {
+        ends().other     = ggml_set_abort_callback(throw_what_ends);
         mine().splitting = true;
     }
 
     ~splitting() {
         mine().splitting = false;
-        ggml_set_abort_callback(other_callback());
+        ggml_set_abort_callback(ends().other);
     }
 
     splitting(const splitting &) = delete;
+
+  private:
+    std::lock_guard<std::mutex> lock;
 };
 
 // Returns whether kernels compute attention of the same heads, or pick out rows of as many elements, for other numbers of tokens, cells or

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,6 +150,8 @@ class Graph:
         unread: roots that a result without elements is made of, as behind the last layer of a call without outputs: with the number
             of all nodes, for it is in no group. ggml counts it among their readers. A sum over devices that nothing else
             reads is left out.
+        differing: nodes that another device computes of other shapes or other memory; all of them where devices compute other
+            ops, or a device no summand. All devices run one program for a sum, so these nodes are in none that has one.
     """
 
     sizes: Mapping[str, int]
@@ -162,6 +164,7 @@ class Graph:
     of: Ints = (0,)
     zeroed: frozenset[int] = frozenset()
     unread: Mapping[int, int] = field(default_factory=dict)
+    differing: frozenset[int] = frozenset()
 
     @property
     def is_probe(self) -> bool:
@@ -202,6 +205,37 @@ def _at(tensors: list[dict[str, Any]], index: int) -> At:
     if not (type(root) is int and type(offset) is int and 0 <= root < len(tensors) and offset >= 0):
         raise ValueError(f"tensor {tensors[index]['name']} is a view of {view}")
     return At(root, offset)
+
+
+def _compared(graphs: Sequence[Graph]) -> Iterator[Graph]:
+    """Yields the graphs of a call's devices with the nodes in which they differ."""
+    for graph in graphs:
+        everything = frozenset(range(len(graph.nodes)))
+        if sum(len(other.of) for other in graphs) != graph.devices:
+            yield replace(graph, differing=everything)  # a device is missing
+        elif any(other.zeroed or not _has_ops_of(other, graph) for other in graphs) and len(graphs) > 1:
+            yield replace(graph, differing=everything)
+        else:
+            contents = enumerate(zip(*map(_contents, graphs), strict=True))
+            yield replace(graph, differing=frozenset(i for i, of_devices in contents if len(set(of_devices)) > 1))
+
+
+def _has_ops_of(graph: Graph, other: Graph) -> bool:
+    return len(graph.nodes) == len(other.nodes) and all(
+        a.op == b.op for a, b in zip(graph.nodes, other.nodes, strict=True)
+    )
+
+
+def _contents(graph: Graph) -> Iterator[object]:
+    """Yields each node with the memory of its tensors."""
+    for node, wires in zip(graph.nodes, graph.wires, strict=True):
+        yield (
+            node,
+            tuple(
+                None if at is None else (at.offset, graph.roots[at.root].shape, graph.roots[at.root].node)
+                for at in (*wires.inputs, wires.output)
+            ),
+        )
 
 
 class GraphReader:
@@ -254,12 +288,19 @@ class GraphReader:
         Raises:
             KernelgenError: a line is broken.
         """
+        call: list[Graph] = []  # begins with device 0
         for number, line in self._lines:
             value = self._parse(number, line)
             try:
-                yield self._graph(value)
+                graph = self._graph(value)
             except _WRONG as error:
+                yield from _compared(call)
                 raise self._error(number, f"the graph is wrong: {error!r}") from None
+            if 0 in graph.of:
+                yield from _compared(call)
+                call = []
+            call.append(graph)
+        yield from _compared(call)
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:

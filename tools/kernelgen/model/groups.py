@@ -66,20 +66,29 @@ def _parts(graph: Graph, *, sums: bool) -> list[Segment]:
     return repeats.at(graph, {*found, *([] if sums else [i + 1 for i in found])}) if found else repeats.layers(graph)
 
 
-def _with_sums_alone(cut: Cut, graph: Graph) -> list[Segment]:
-    """Returns segments in which those sums are alone that no group may have.
+def _apart(cut: Cut, graph: Graph) -> list[Segment]:
+    """Returns segments in which sums have only what they may have beside them.
 
-    A device that computes no summand has anything in its memory until the runtime writes zeros right before the sum. And devices
-    that compute different things have no group in common, while all of them have to run the same program for a sum.
+    All devices run one program for a sum, so a group that has one ends where devices compute different things. A device that
+    computes no summand has anything in its memory until the runtime writes zeros right before the sum, which is alone then.
     """
-    differ = len(graph.of) < graph.devices
-    alone = [i for i, node in enumerate(graph.nodes) if node.op == "all_reduce"] if differ else graph.zeroed
-    edges = [edge for i in alone for edge in (i, i + 1)]
     found = []
     for segment in cut(graph):
-        places = {segment.start, *(e for e in edges if segment.start < e < segment.end), segment.end}
-        found += [Segment(a, b) for a, b in itertools.pairwise(sorted(places))]
+        edges = {segment.start, segment.end}
+        for i in range(segment.start, segment.end):
+            if graph.nodes[i].op == "all_reduce":
+                edges.update(_beside(graph, segment, i))
+        found += [Segment(a, b) for a, b in itertools.pairwise(sorted(edges))]
     return found
+
+
+def _beside(graph: Graph, segment: Segment, place: int) -> tuple[int, int]:
+    """Returns where what may be in one program with a sum begins and ends."""
+    if place in graph.zeroed or place in graph.differing:
+        return place, place + 1
+    differing = [i for i in graph.differing if segment.start <= i < segment.end]
+    start = max((i + 1 for i in differing if i < place), default=segment.start)
+    return start, min((i for i in differing if i > place), default=segment.end)
 
 
 FUSE = ("layer", "layers:N", "step", "parts", "parts+sums", "none")
@@ -93,7 +102,7 @@ def cut_of(fuse: str) -> Cut | None:
         ValueError: it is not one of them.
     """
     if match := re.fullmatch(r"layers:0*([1-9][0-9]{0,3})", fuse):
-        return functools.partial(_with_sums_alone, functools.partial(repeats.layers, at_once=int(match[1])))
+        return functools.partial(_apart, functools.partial(repeats.layers, at_once=int(match[1])))
     cuts: Mapping[str, Cut | None] = {
         "layer": repeats.layers,
         "step": _steps,
@@ -104,7 +113,7 @@ def cut_of(fuse: str) -> Cut | None:
     if fuse not in cuts:
         raise ValueError(f"{fuse!r} is not one of {', '.join(FUSE)}, with N from 1 to 9999")
     cut = cuts[fuse]
-    return None if cut is None else functools.partial(_with_sums_alone, cut)
+    return None if cut is None else functools.partial(_apart, cut)
 
 
 # --- a segment of one graph ----------------------------------------------------------------------------------------------------

@@ -122,6 +122,7 @@ class _Splitting:
             roots=self._roots,
             zeroed=frozenset(place[i] for i in graph.zeroed),
             unread={root: place[i] for root, i in graph.unread.items()},
+            differing=frozenset(j for i in graph.differing for j in range(place[i], place[i + 1])),
         )
 
     def _node(self, node: ExportedNode) -> ExportedNode:
