@@ -614,7 +614,7 @@ class group_search {
         }
         const neuron_group_option & option = in_pieces ? c.found.options.front() : *c.found.whole;
         const neuron_group_fit &    fit    = option.fit;
-        if (!find_row_conditions(kernel_of(option), group)) {
+        if (!find_row_conditions(kernel_of(option), group) || !can_rename(fit, group)) {
             return false;
         }
         group.hidden_conditions.clear();
@@ -631,7 +631,8 @@ class group_search {
         group.fused = group.other = true;
         if (!in_pieces) {
             for (size_t i = 0; i < group.results.size(); i++) {
-                group.results[i].size = fit.results[i].size;
+                group.results[i].size   = fit.results[i].size;
+                group.results[i].blocks = fit.results[i].blocks;
             }
             group.pieces.push_back({ kernel_of(option) });
             group.padding = fit.padding;
@@ -653,6 +654,17 @@ class group_search {
         for (const neuron_range & range : c.found.ranges) {
             group.pieces.push_back({ kernel_of(*c.found.option_for(range.n)), range });
             group.padding += range.n;
+        }
+        return true;
+    }
+
+    // Returns whether numbers of rows that are other ones in a kernel are known before the graph is computed.
+    bool can_rename(const neuron_group_fit & fit, const neuron_group & group) {
+        for (size_t i = 0; i < group.slots.size(); i++) {
+            const ggml_tensor * t = group.slots[i].tensor;
+            if (fit.slots[i].named.n > 1 && (!neuron_can_read_rows(t) || is_changed(t))) {
+                return false;
+            }
         }
         return true;
     }
