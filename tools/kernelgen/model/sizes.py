@@ -150,7 +150,7 @@ class Settings:
         """
         fullest = min(self.n_ubatch // n_seqs, self.cells(self.n_ctx[-1]))
         each = {1, min(_AT_ONCE // n_seqs, fullest), fullest}
-        return tuple(n * n_seqs for n in sorted(each) if n)
+        return tuple(n * n_seqs for n in sorted(each) if 0 < n <= fullest)
 
     def has_streams(self, n_seqs: int) -> bool:
         """Returns whether a call of so many sequences reads several caches."""
