@@ -199,11 +199,12 @@ def launches_of_each(sweep: any_tokens.Sweep, begin: str, calls: list[str]) -> l
 
 IN_TURN = (
     "0:0:3:all 1:0:3:last",  # prompts
-    "0:3:2:all 2:0:2:none",
-    "0:5:5:all 1:3:5:odd 2:2:5:last",  # drafts that are checked, and prompts that go on
-    "1:8:8:last 2:7:8:last",
-    "0:10:4:none 1:16:4:none",
-    "0:14:1:all 1:20:1:all 2:15:1:all",
+    "1:3:2:all 2:0:2:none",
+    "0:3:5:all 1:5:5:odd 2:2:5:last",  # drafts that are checked, and prompts that go on
+    "1:10:8:last 2:7:8:last",
+    "0:8:4:none 1:18:4:none",
+    "0:12:1:all 1:22:1:none 2:15:1:all",
+    "0:13:6:odd 1:23:6:last",
 )
 """Calls with equally many tokens of each of several sequences."""
 
@@ -216,7 +217,7 @@ def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer
     more = ("--n-kv", "256", "--n-seq-max", "3")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
     begin = f"context one n_ctx=768 n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
-    assert launches_of_each(sweep, begin, list(IN_TURN)) == [4, 4, 4, 4, 3, 4]
+    assert launches_of_each(sweep, begin, list(IN_TURN)) == [4, 4, 4, 4, 3, 4, 4]
 
 
 @pytest.mark.long
