@@ -11,6 +11,7 @@ from pathlib import Path
 import any_tokens
 import harness
 import pytest
+import random_llama
 
 QWEN3 = any_tokens.MODELS[1]
 
@@ -185,21 +186,62 @@ def test_a_token_of_each_of_several_sequences_is_a_launch_for_each_layer(
         assert len(launches_of_steps(sweep, begin, depths)) == 1
 
 
+def launches_of_each(sweep: any_tokens.Sweep, begin: str, calls: list[str]) -> list[int]:
+    """Returns how many launches each of calls has; all are those of groups."""
+    found = [0]
+    for i in range(len(calls)):
+        lines = [f"decode {call}" for call in calls[: i + 1]]
+        _, launches, all_launches = grouped(sweep, [begin, *lines, "end one"], 0.0)
+        assert launches == all_launches
+        found.append(launches)
+    return [after - before for before, after in zip(found, found[1:], strict=False)]
+
+
+IN_TURN = (
+    "0:0:3:all 1:0:3:last",  # prompts
+    "1:3:2:all 2:0:2:none",
+    "0:3:5:all 1:5:5:odd 2:2:5:last",  # drafts that are checked, and prompts that go on
+    "1:10:8:last 2:7:8:last",
+    "0:8:4:none 1:18:4:none",
+    "0:12:1:all 1:22:1:none 2:15:1:all",
+    "0:13:6:odd 1:23:6:last",
+)
+"""Calls with equally many tokens of each of several sequences."""
+
+
+def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer(
+    programs: harness.Programs, tmp_path: Path
+) -> None:
+    """By kernels for more of each, and as many launches as of one sequence."""
+    model = dataclasses.replace(QWEN3, layers=3)
+    more = ("--n-kv", "256", "--n-seq-max", "3")
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
+    begin = f"context one n_ctx=768 n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
+    assert launches_of_each(sweep, begin, list(IN_TURN)) == [4, 4, 4, 4, 3, 4, 4]
+
+
 @pytest.mark.long
-def test_a_cache_of_131072_cells_is_filled_beyond_32768(programs: harness.Programs, tmp_path: Path) -> None:
-    """No op is the CPU's, and logits are right before 32,768 cells are in use, where they are passed, and behind that."""
-    model = dataclasses.replace(any_tokens.MODELS[0], layers=3)
-    more = ("--n-kv", "4096,16384,32768,131072")
-    numbers = (1, 16, 256)
-    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=numbers, n_ctx=None, fuse="layer", more=more)
-    begin = f"context one n_ctx=131072 n_batch=256 n_ubatch=256 {model.options}"
-    calls = [
-        f"decode 0:{at}:{n}:all" for at, n in ((32752, 9), (32761, 9), (32770, 1), (32771, 1), (32772, 16), (32788, 1))
-    ]
-    script = [begin, *any_tokens.fill(0, 32752, numbers), *calls, "end one"]
-    ops, launches, _ = grouped(sweep, script, 0.6)
-    assert ops > 30 * len(script)
-    assert launches <= (model.layers + 1) * len(script)
+def test_a_cache_of_131072_cells_is_filled_to_its_end(
+    programs: harness.Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No op is the CPU's, and logits are right where 32,768 and 65,536 cells are passed, and in the last cells of all.
+
+    The CPU computes what is in the cache before, and the device restores that state.
+    """
+    size = random_llama.Size(n_embd=32, n_head=1, n_head_kv=1, n_ff=64, n_layer=1, n_ctx=131072)
+    monkeypatch.setattr(any_tokens, "SMALL", size)
+    model = dataclasses.replace(any_tokens.MODELS[0], layers=1)
+    more = ("--n-kv", "4096,32768,65536,131072")
+    sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
+    script = [f"context one n_ctx=131072 n_batch=16 n_ubatch=16 cpu_n_ubatch=256 {model.options}"]
+    numbers = (9, 9, 1, 1, 16, 1)  # tokens of calls, of which the second one passes the limit
+    begin = [131072 - sum(numbers) if limit == 131072 else limit - 13 for limit in (32768, 65536, 131072)]
+    for depth in begin:
+        script.append(f"fill 0 {depth}")
+        script += [f"decode 0:{depth + sum(numbers[:i])}:{n}:all" for i, n in enumerate(numbers)]
+    ops, launches, all_launches = grouped(sweep, [*script, "end one"], 0.95)
+    assert launches == all_launches == len(begin) * len(numbers)
+    assert ops > 20 * launches
 
 
 @pytest.mark.long

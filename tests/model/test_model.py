@@ -172,6 +172,30 @@ def test_coverage_takes_a_model_as_it_is_run(
     assert {m["kind"] for m in found["missing"]} == {"other shapes"}
 
 
+def test_coverage_finds_groups_of_several_sequences_with_a_cache_each(
+    derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
+    options = ["--n-tokens", "1,16", "--n-ubatch", "16", "--n-seq-max", "2", "--n-kv", "256", "--flash-attn", "on"]
+    where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries), "--format", "json"]
+    launches = {}
+    for fuse in ("layer", "none"):
+        derive(file, *options, "--fuse", fuse)
+        capsys.readouterr()
+        command = ["coverage", str(tmp_path / "derived.yaml"), "--model", str(file), *where, *options]
+        assert cli.run(command) == 0
+        (found,) = json.loads(capsys.readouterr().out)["graphs"]
+        steps = {(s["sizes"]["n_seqs"], s["sizes"]["n_tokens"], s["sizes"]["n_outputs"]): s for s in found["steps"]}
+        assert {(1, 1, 1), (2, 2, 2), (2, 16, 16), (2, 16, 0)} <= set(steps)
+        assert all(step["nodes"] == step["covered"] > 50 for step in steps.values())
+        if fuse == "layer":
+            launches = {sizes: step["groups"]["launches"] for sizes, step in steps.items()}
+            assert all(step["groups"]["nodes"] == step["nodes"] for of, step in steps.items() if of[2] in (0, of[1]))
+        else:
+            assert not any("groups" in step for step in steps.values())
+    assert launches[1, 1, 1] == launches[2, 2, 2] == launches[2, 16, 16]
+
+
 def test_several_contexts_have_the_kernels_of_each(derive: Derive, tmp_path: Path) -> None:
     file = headers.write(headers.gemma2(), tmp_path / "model.gguf")
     options = ("--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", "both")

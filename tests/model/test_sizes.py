@@ -98,3 +98,12 @@ def test_a_context_of_its_own_for_each_n_ctx() -> None:
     two = replace(BASE, n_ctx=(256, 512), n_tokens=(1, 300))
     found = {(c.n_ctx, c.n_tokens, c.n_kv) for c in sizes.asked(two, 1) if c.n_kv}
     assert found == {(256, 1, 256), (512, 1, 256), (512, 1, 512), (512, 300, 512)}
+
+
+def test_groups_of_several_sequences_are_for_one_token_of_each_for_those_of_one_launch_and_for_a_full_call() -> None:
+    four = replace(BASE, n_seq_max=4, n_ubatch=512, any_ctx=True, n_ctx=(4096,))
+    assert [four.tokens_in_turn(n) for n in (2, 3, 4)] == [(2, 128, 512), (3, 126, 510), (4, 128, 512)]
+    assert replace(four, n_ubatch=16).tokens_in_turn(3) == (3, 15)
+    assert replace(four, n_ubatch=1).tokens_in_turn(2) == ()
+    assert not replace(four, kv_unified=True).in_turn(2)
+    assert {call.n_tokens for call in sizes.asked(replace(four, n_tokens=(1, 8)), 3)} == {3, 126, 510}

@@ -73,7 +73,9 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
 
 // Returns a matrix as kernels for more columns want it, such as a mask for a longer cache. Or numbers of rows.
 static std::vector<uint8_t> neuron_made(const neuron_long_mask & m, const ggml_tensor * t, const uint8_t * data) {
-    return m.first ? neuron_rows_from(t, data, m.first, m.wider.columns) : neuron_widen(t, data, m.wider);
+    return m.named.n > 1 ? neuron_renamed_rows(t, data, m.named, m.wider.own > 0, m.wider.columns)
+           : m.first     ? neuron_rows_from(t, data, m.first, m.wider.own, m.wider.columns)
+                         : neuron_widen(t, data, m.wider);
 }
 
 // locked. Writes what the host makes.

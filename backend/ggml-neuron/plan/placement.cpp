@@ -14,7 +14,7 @@ bool neuron_placement::add(const neuron_core &       core,
                            size_t                    offset,
                            size_t                    size,
                            size_t                    in_kernel) {
-    operand o{ {}, {}, t, offset, slot };
+    operand o{ {}, {}, t, offset, slot, slot ? slot->room.blocks : neuron_blocks{} };
     if (t) {
         if (!locate(core, t, o.home)) {
             return false;
@@ -53,15 +53,19 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     if (!operands.back().is_made()) {
         return true;
     }
-    operands.back().where = { nullptr, 0, slot.first ? rows : room.size };
+    const bool numbers    = slot.first || room.named.n > 1;
+    operands.back().where = { nullptr, 0, numbers ? rows : room.size };
     masks.push_back({ slot.mask ? slot.mask : t, {}, operands.back().where, room.wider });
     neuron_long_mask & mask = masks.back();
     if (!locate(core, mask.mask, mask.from)) {
         return false;
     }
-    if (slot.first) {
-        mask.wider = { (int64_t) (rows / ggml_type_size(t->type)) };
-        mask.first = slot.first;
+    if (numbers) {
+        const size_t number = ggml_type_size(t->type);
+        mask.wider          = { (int64_t) (rows / number) };
+        mask.wider.own      = room.named.n > 1 ? (room.blocks.n > 1) : (int64_t) (slot.size / number);
+        mask.first          = slot.first;
+        mask.named          = room.named;
     }
     if (!slot.mask) {
         mask.offset = slot.offset;
@@ -130,7 +134,8 @@ const neuron_placement::operand * neuron_placement::shared_with(const neuron_gro
     const operand & o = operands[i];
     for (size_t j = 0; j < i && may_share(i); j++) {
         const operand & same = operands[j];
-        if (same.tensor == o.tensor && same.offset == o.offset && same.where.size == o.where.size && may_share(j)) {
+        if (same.tensor == o.tensor && same.offset == o.offset && same.where.size == o.where.size &&
+            same.blocks == o.blocks && may_share(j)) {
             return &same;
         }
     }
@@ -187,6 +192,7 @@ std::string neuron_placement::place(const neuron_core &  core,
         if (!add(core, locate, nullptr, t, result.offset, size, std::max(size, result.size))) {
             return missing(t);
         }
+        operands.back().blocks = result.blocks;
     }
     const ggml_tensor * changed = nullptr;
     if (!keep_apart(group, changed)) {
@@ -204,7 +210,8 @@ size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, siz
             continue;
         }
         const auto same = std::find_if(placed.begin(), placed.end(), [&](const neuron_long_mask & m) {
-            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first && m.wider == mask->wider;
+            return m.mask == mask->mask && m.offset == mask->offset && m.first == mask->first &&
+                   m.named == mask->named && m.wider == mask->wider;
         });
         mask->to.offset = o.where.offset = same == placed.end() ? begin : same->to.offset;
         if (same == placed.end()) {
@@ -234,23 +241,34 @@ void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, ne
     if (!o.tensor || o.where.memory || o.is_made()) {
         return;
     }
-    const neuron_operand own = { scratch, o.where.offset, o.home.size };  // without what kernels have besides
-    if (!o.home.memory && (!o.slot || o.slot->written)) {
-        planned.downloads.push_back({ o.tensor, o.offset, own });
-    } else if (!o.slot || (o.slot->written && !o.lost)) {
-        planned.after.push_back({ own, o.home });
-    }
-    if (!o.slot || std::any_of(planned.uploads.begin(), planned.uploads.end(),
-                               [&own](const neuron_transfer & u) { return u.core.offset == own.offset; })) {
-        return;
-    }
-    if (o.home.memory) {
-        planned.before.push_back({ o.home, own });
-    } else {
-        planned.uploads.push_back({ o.tensor, o.offset, own });
-    }
-    if (o.slot->room.kind == neuron_group_room::ROWS && o.slot->room.period) {
-        repeat_rows({ scratch, o.where.offset, o.where.size }, o.home.size, o.slot->room.period, planned.before);
+    const bool known = o.slot && std::any_of(planned.uploads.begin(), planned.uploads.end(),
+                                             [&](const neuron_transfer & u) { return u.core.offset == o.where.offset; });
+    for (int64_t i = 0; i < o.blocks.n; i++) {
+        const size_t         begin = (size_t) i * o.blocks.own;  // in the tensor
+        const size_t         at    = (size_t) i * o.blocks.kernel;
+        const size_t         size  = o.blocks.n > 1 ? std::min(o.home.size - begin, o.blocks.own) : o.home.size;
+        const neuron_operand own   = { scratch, o.where.offset + at, size };  // without what kernels have besides
+        const neuron_operand home  = { o.home.memory, o.home.offset + begin, size };
+        if (!o.home.memory && (!o.slot || o.slot->written)) {
+            planned.downloads.push_back({ o.tensor, o.offset + begin, own });
+        } else if (!o.slot || (o.slot->written && !o.lost)) {
+            planned.after.push_back({ own, home });
+        }
+        if (!o.slot || known) {
+            continue;
+        }
+        if (o.home.memory) {
+            planned.before.push_back({ home, own });
+        } else {
+            planned.uploads.push_back({ o.tensor, o.offset + begin, own });
+        }
+        const neuron_group_room & room = o.slot->room;
+        if (room.kind == neuron_group_room::ROWS && room.period) {
+            const size_t whole = o.where.size - at;
+            const size_t rows  = o.blocks.n > 1 ? std::min(whole, o.blocks.kernel) : whole;
+            repeat_rows({ scratch, own.offset, rows }, size, o.blocks.n > 1 ? o.blocks.own : room.period,
+                        planned.before);
+        }
     }
 }
 

@@ -42,10 +42,13 @@ class neuron_placement {
         ggml_tensor *             tensor = nullptr;  // NULL: an absent source
         size_t                    offset = 0;        // in the tensor
         const neuron_group_slot * slot   = nullptr;  // NULL of a result
+        neuron_blocks             blocks{};          // that kernels have more rows of
         bool                      lost   = false;    // what is written there, since it is a result's memory later
 
         // Returns whether the host makes it from what the tensor has.
-        bool is_made() const { return slot && (slot->first || slot->room.kind == neuron_group_room::WIDER); }
+        bool is_made() const {
+            return slot && (slot->first || slot->room.named.n > 1 || slot->room.kind == neuron_group_room::WIDER);
+        }
 
         // Returns an address, whatever the memory.
         const char * begin() const { return (const char *) tensor->data + offset; }

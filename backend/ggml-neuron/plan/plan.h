@@ -43,7 +43,8 @@ struct neuron_long_mask {
     neuron_operand      to;
     neuron_wider        wider;       // columns are numbers where they count from a row
     size_t              offset = 0;  // in the mask's tensor: of a stream
-    int64_t             first  = 0;  // from which row numbers count; 0: a matrix
+    int64_t             first  = 0;  // from which row numbers count
+    neuron_blocks       named{};     // blocks whose rows are named; where neither is, it is a matrix
 
     const uint8_t * host() const { return (const uint8_t *) mask->data + offset; }
 };

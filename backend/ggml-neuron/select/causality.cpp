@@ -118,13 +118,33 @@ bool neuron_are_rows_among(const neuron_row_condition & condition, const uint8_t
     return true;
 }
 
-std::vector<uint8_t> neuron_rows_from(const ggml_tensor * rows, const uint8_t * data, int64_t first, int64_t n) {
-    const size_t         size = ggml_type_size(rows->type);
-    std::vector<uint8_t> numbers((size_t) n * size);
+// Sets the i-th of numbers of a type.
+static void set_number(std::vector<uint8_t> & numbers, enum ggml_type type, int64_t i, int64_t number) {
+    const size_t size = ggml_type_size(type);
+    const auto   half = (int32_t) number;  // of an I32
+    memcpy(&numbers[(size_t) i * size], type == GGML_TYPE_I64 ? (const void *) &number : &half, size);
+}
+
+std::vector<uint8_t> neuron_rows_from(const ggml_tensor * rows, const uint8_t * data, int64_t first, int64_t own, int64_t n) {
+    std::vector<uint8_t> numbers((size_t) n * ggml_type_size(rows->type));
     for (int64_t i = 0; i < n; i++) {
-        const int64_t row  = row_at(rows, data, i % rows->ne[0]) - first;
-        const auto    half = (int32_t) row;  // of an I32
-        memcpy(&numbers[(size_t) i * size], rows->type == GGML_TYPE_I64 ? (const void *) &row : &half, size);
+        set_number(numbers, rows->type, i, row_at(rows, data, i % own) - first);
+    }
+    return numbers;
+}
+
+std::vector<uint8_t> neuron_renamed_rows(const ggml_tensor *   rows,
+                                         const uint8_t *       data,
+                                         const neuron_blocks & named,
+                                         bool                  in_blocks,
+                                         int64_t               n) {
+    const auto           own    = (int64_t) named.own;
+    const auto           kernel = (int64_t) named.kernel;
+    std::vector<uint8_t> numbers((size_t) n * ggml_type_size(rows->type));
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at  = in_blocks ? i / kernel * own + i % kernel % own : i % rows->ne[0];
+        const int64_t row = row_at(rows, data, at);
+        set_number(numbers, rows->type, i, row / own * kernel + row % own);
     }
     return numbers;
 }

@@ -41,6 +41,7 @@ struct neuron_group_result {
     int           alias  = NEURON_KERNELS_NO_ALIAS;  // the slot whose memory it shares, of an op in place
     size_t        offset = 0;                        // in the tensor
     size_t        own    = 0;                        // bytes of the tensor; 0: all
+    neuron_blocks blocks;                            // that kernels have more rows of
 };
 
 // A launch for some tokens of a group, or for all of it.

@@ -122,6 +122,7 @@ struct slot {
     size_t            size       = 0;      // bytes of the group
     size_t            added      = 0;      // ROWS: bytes from the end of its rows to that of the kernel's
     bool              is_fixed   = false;  // some use has no more
+    bool              is_used    = false;
     bool              is_written = false;
 };
 
@@ -131,6 +132,9 @@ constexpr int SUMMED = 0;
 // What GET_ROWS looks up, a source, and where its result has rows.
 constexpr size_t LOOKED_UP = 1;
 constexpr int    ROWS_AXIS = 1;
+
+// The axis of tokens in results of attention, along which those of several sequences are put after one another.
+constexpr int TOKENS_AXIS = 2;
 
 constexpr size_t MASK = NEURON_SOFT_MAX_MASK;
 
@@ -165,7 +169,7 @@ class fitting {
             return false;
         }
         find_matrices();
-        if (!find_rooms()) {
+        if (!find_blocks() || !find_rooms()) {
             return false;
         }
         for (size_t i = 0; i < nodes.size(); i++) {
@@ -215,6 +219,112 @@ class fitting {
             nodes.push_back(std::move(n));
         }
         return true;
+    }
+
+    //
+    // blocks
+    //
+
+    // Finds the tokens of a sequence where several have a node of attention each, which CONCAT puts after one another. Returns false where
+    // they have different numbers of tokens, or where something else has rows that are not known to be in such blocks.
+    bool find_blocks() {
+        for (const node & n : nodes) {
+            if (n.key.op == ops().concat && n.tensor.is_longer(TOKENS_AXIS)) {
+                n_blocks++;
+            }
+        }
+        if (!n_blocks) {
+            return true;
+        }
+        n_blocks = 0;
+        for (const node & n : nodes) {
+            if (n.key.op == ops().flash_attn_ext) {
+                const std::pair<int64_t, int64_t> here = { n.tensor.ne(TOKENS_AXIS), n.tensor.more(TOKENS_AXIS) };
+                block                                  = block.first ? block : here;
+                if (here != block) {
+                    return false;
+                }
+            }
+        }
+        for (const node & n : nodes) {
+            if (n.key.op == ops().concat && block.first && n.tensor.ne(TOKENS_AXIS) % block.first == 0) {
+                n_blocks = std::max(n_blocks, n.tensor.ne(TOKENS_AXIS) / block.first);
+            }
+        }
+        return !any_rows && n_blocks > 1 && block.first < block.second &&
+               std::none_of(nodes.begin(), nodes.end(), [](const node & n) { return n.is_matrix(); });
+    }
+
+    // Returns how many blocks an axis is that the kernel has more of: extents alone say so. 1: its own elements are the first ones.
+    int64_t blocks_of(int64_t ne, int64_t more) const {
+        const int64_t n = n_blocks && ne % block.first == 0 ? ne / block.first : 1;
+        return n > 1 && n <= n_blocks && more == n * block.second ? n : 1;
+    }
+
+    int64_t blocks_of(const tensor_pair & t, int axis) const { return blocks_of(t.ne(axis), t.more(axis)); }
+
+    // Returns the blocks of a tensor along an axis, in bytes.
+    neuron_blocks bytes_of_blocks(const tensor_pair & t, int axis) const {
+        const int64_t n = blocks_of(t, axis);
+        return n > 1 ? neuron_blocks{ n, t.nb(axis) * (size_t) block.first, t.nb(axis) * (size_t) block.second } :
+                       neuron_blocks{};
+    }
+
+    // Returns whether a view of a node is one of its blocks, alone or with others behind each other, as its axes are or as a matrix.
+    bool refer_to_block(const node & of, input & in) const {
+        const int axis = of.tensor.outermost();
+        if (!n_blocks || axis < 0 || blocks_of(of.tensor, axis) < 2 || of.has[axis] != REPEATED) {
+            return false;
+        }
+        const uint64_t own = of.tensor.nb(axis) * (uint64_t) block.first;
+        const uint64_t its = of.tensor.nb(axis) * (uint64_t) block.second;
+        if (in.offset % own != 0 || in.offset / own >= (uint64_t) blocks_of(of.tensor, axis) ||
+            in.kernel_offset != in.offset / own * its || !in.tensor.is_in_place()) {
+            return false;
+        }
+        beyonds has{};
+        int     n_longer = 0;
+        for (int j = 0; j < N_DIMS; j++) {
+            // all else is within a token, of which the view has all bytes or some
+            if (in.tensor.is_longer(j)) {
+                n_longer++;
+                has[j] = REPEATED;
+                if (in.tensor.ne(j) != block.first || in.tensor.more(j) != block.second ||
+                    in.tensor.nb(j) != of.tensor.nb(axis)) {
+                    return false;
+                }
+            } else if (in.tensor.ne(j) > 1 && (uint64_t) in.tensor.ne(j) * in.tensor.nb(j) > of.tensor.nb(axis)) {
+                return false;
+            }
+        }
+        in.has = has;
+        return n_longer == 1;
+    }
+
+    // Blocks, and one behind them.
+    bool follow_concat(node & n) const {
+        constexpr int axis = TOKENS_AXIS;
+        if (!n_blocks || n.key.op != ops().concat || (int32_t) n.key.params[0] != axis || n.inputs.size() != 2 ||
+            n.tensor.is_longer_beside(axis) || n.tensor.ne(axis) % block.first != 0 ||
+            n.tensor.more(axis) != n.tensor.ne(axis) / block.first * block.second) {
+            return false;
+        }
+        for (size_t i = 0; i < n.inputs.size(); i++) {
+            const input & in    = n.inputs[i];
+            const int64_t count = i ? 1 : n.tensor.ne(axis) / block.first - 1;
+            if (!in.is_there || in.tensor.is_longer_beside(axis) || in.tensor.ne(axis) != count * block.first ||
+                in.tensor.more(axis) != count * block.second || in.has[axis] != REPEATED) {
+                return false;
+            }
+        }
+        n.has[axis] = REPEATED;
+        return true;
+    }
+
+    // Returns whether numbers of rows of blocks are those of a slot, which are made for the kernel.
+    bool names_blocks(const node & n, size_t source) const {
+        return n_blocks && n.key.op == ops().get_rows && source == LOOKED_UP &&
+               blocks_of(n.inputs.front().tensor, ROWS_AXIS) > 1;
     }
 
     //
@@ -283,6 +393,18 @@ class fitting {
     bool use_slot(size_t i, size_t source) {
         const input & in = nodes[i].inputs[source];
         slot &        s  = slots[in.to.index];
+        const neuron_blocks named = names_blocks(nodes[i], source) ?
+                                        neuron_blocks{ n_blocks, (size_t) block.first, (size_t) block.second } :
+                                        neuron_blocks{};
+        if (s.is_used && !(s.room.named == named)) {
+            return false;
+        }
+        s.is_used    = true;
+        s.room.named = named;
+        if (named.n > 1 && (in.offset || in.kernel_offset || in.tensor.group[5] != in.tensor.nb(0) ||
+                            in.tensor.nb(0) != (uint64_t) nk::find_type((int64_t) in.tensor.group[0])->size)) {
+            return false;
+        }
         if (!in.tensor.is_longer()) {
             s.is_fixed = true;
             return true;
@@ -296,6 +418,7 @@ class fitting {
                 return false;
             }
             room.period = in.tensor.nb(axis) * (size_t) in.tensor.ne(axis);
+            room.blocks = bytes_of_blocks(in.tensor, axis);
             added       = in.tensor.nb(axis) * (size_t) (in.tensor.more(axis) - in.tensor.ne(axis));
         } else if (room.kind == neuron_group_room::WIDER) {
             const node & n = nodes[i];
@@ -317,7 +440,8 @@ class fitting {
         }
         const bool first = s.room.kind == neuron_group_room::NONE;
         const bool same =
-            room.kind == s.room.kind && room.period == s.room.period && added == s.added && room.wider == s.room.wider;
+            room.kind == s.room.kind && room.period == s.room.period && added == s.added &&
+            room.wider == s.room.wider && room.blocks == s.room.blocks;
         if (first) {
             s.room  = room;
             s.added = added;
@@ -397,15 +521,16 @@ class fitting {
     }
 
     // The memory of a node is dense. A view of it has the node's axes in some order, or is at the same bytes.
-    static bool refer_to_node(const node & of, input & in) {
+    bool refer_to_node(const node & of, input & in) const {
         if (of.is_matrix()) {
             return refer_to_matrix(of, in);
         }
-        if (is_permuted(of, in)) {
+        if (is_permuted(of, in) || refer_to_block(of, in)) {
             return true;
         }
         const int axis = of.tensor.outermost();
-        if ((of.tensor.is_longer() && axis < 0) || !of.tensor.is_in_place()) {
+        if ((of.tensor.is_longer() && axis < 0) || !of.tensor.is_in_place() ||
+            (n_blocks && of.tensor.is_longer() && !in.tensor.is_longer())) {
             return false;
         }
         for (int j = 0; j < N_DIMS; j++) {
@@ -413,6 +538,9 @@ class fitting {
                 const bool rows = axis >= 0 && (uint64_t) in.tensor.ne(j) * in.tensor.nb(j) ==
                                                    (uint64_t) of.tensor.ne(axis) * of.tensor.nb(axis);
                 in.has[j]       = rows ? of.has[axis] : ANYTHING;
+                if (n_blocks && !(rows && in.tensor.has_same_extents(j, of.tensor, axis))) {
+                    return false;
+                }
             }
         }
         return in.offset == in.kernel_offset && in.tensor.is_in_place();
@@ -481,7 +609,7 @@ class fitting {
                                  return rule.result == neuron_token_rule::OUTERMOST ? follow_rows(n, rule)
                                                                                     : follow_named(n, rule);
                              }) &&
-                !follow_scores(n)) {
+                !follow_concat(n) && (n_blocks && !ops().copies(n.key.op) || !follow_scores(n))) {
                 return false;
             }
         }
@@ -737,6 +865,7 @@ class fitting {
             room.kind   = n.tensor.is_longer() ? neuron_group_room::ROWS : neuron_group_room::NONE;
             room.size   = neuron_nbytes_of_words(n.tensor.kernel);
             room.period = along < 0 ? 0 : n.tensor.nb(along) * (size_t) n.tensor.ne(along);
+            room.blocks = along < 0 ? neuron_blocks{} : bytes_of_blocks(n.tensor, along);
             fit.results.push_back(room);
         }
         const int axis = nodes.front().tensor.outermost();
@@ -749,6 +878,9 @@ class fitting {
     const bool         any_rows;
     std::vector<node>  nodes;
     std::vector<slot>  slots;
+
+    int64_t                     n_blocks = 0;  // 0: rows are in none
+    std::pair<int64_t, int64_t> block{};       // rows of one, of the group and of the kernel
 };
 
 }  // namespace

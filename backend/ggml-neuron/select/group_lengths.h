@@ -7,6 +7,9 @@
 // mask; columns of the mask, which hide it. With flash attention one op hides; without it the scores of cells go through
 // several, which are followed to where they are summed with weight 0. Attention without a cache is to the rows of the group
 // itself: their copies are masked as cells are. A mean of rows weighs copies with 0.
+//
+// Where attention is a node for each of several sequences (select/streams.h), each sequence's tokens are a block of rows: the kernel has
+// more rows of each block, and behind its own come the block's again. Numbers that name rows of blocks are other ones in the kernel.
 
 #pragma once
 
@@ -35,6 +38,9 @@ struct neuron_group_room {
     size_t row    = 0;   // bytes for each token of a group in pieces; 0: each piece has all of it
 
     neuron_wider wider;  // WIDER: what the kernel has
+
+    neuron_blocks blocks;  // ROWS: each of them is repeated
+    neuron_blocks named;   // those of the rows that numbers name; one block: they stay as they are
 };
 
 // Rows that a node of a group writes to memory, and attention that reads it.

@@ -424,10 +424,20 @@ class group_search {
         return neuron_group_words(cgraph, watched, group, nullptr, variant, streams);
     }
 
-    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, else the longest one that kernels
-    // for other numbers of tokens, or for a longer cache, compute.
+    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, except where a kernel for other
+    // numbers of tokens, or for a longer cache, computes more nodes in one launch; else the longest one that such kernels compute.
     bool find_at(size_t first, neuron_group & group) {
-        return find_exact(first, group) || (!kernels.is_exact_only() && find_longer(first, group));
+        if (!find_exact(first, group)) {
+            return !kernels.is_exact_only() && find_longer(first, group, 0);
+        }
+        const neuron_variant exact = variant;
+        neuron_group         longer;
+        if (!kernels.is_exact_only() && find_longer(first, longer, group.nodes.size()) && longer.pieces.size() == 1) {
+            group = std::move(longer);
+        } else {
+            variant = exact;
+        }
+        return true;
     }
 
     // Gives a group whose kernels are for any numbers a slot with those of its nodes.
@@ -475,7 +485,8 @@ class group_search {
         }
     }
 
-    bool find_longer(size_t first, neuron_group & group) {
+    // least  nodes of groups that are not looked for
+    bool find_longer(size_t first, neuron_group & group, size_t least) {
         loosen();
         const ggml_tensor * node     = cgraph->nodes[work[first]];
         const auto *        families = kernels.groups.families_beginning_with(loose[first], node->ne[0]);
@@ -484,7 +495,7 @@ class group_search {
         }
         for (const neuron_group_family & family : *families) {
             const size_t n = family.tokens.size();
-            if (!begins(first, loose_hashes, family.tokens)) {
+            if (n <= least || !begins(first, loose_hashes, family.tokens)) {
                 continue;
             }
             // where no kernel has this length, those for first rows are the shorter ones
@@ -614,7 +625,7 @@ class group_search {
         }
         const neuron_group_option & option = in_pieces ? c.found.options.front() : *c.found.whole;
         const neuron_group_fit &    fit    = option.fit;
-        if (!find_row_conditions(kernel_of(option), group)) {
+        if (!find_row_conditions(kernel_of(option), group) || !can_rename(fit, group)) {
             return false;
         }
         group.hidden_conditions.clear();
@@ -631,7 +642,8 @@ class group_search {
         group.fused = group.other = true;
         if (!in_pieces) {
             for (size_t i = 0; i < group.results.size(); i++) {
-                group.results[i].size = fit.results[i].size;
+                group.results[i].size   = fit.results[i].size;
+                group.results[i].blocks = fit.results[i].blocks;
             }
             group.pieces.push_back({ kernel_of(option) });
             group.padding = fit.padding;
@@ -653,6 +665,17 @@ class group_search {
         for (const neuron_range & range : c.found.ranges) {
             group.pieces.push_back({ kernel_of(*c.found.option_for(range.n)), range });
             group.padding += range.n;
+        }
+        return true;
+    }
+
+    // Returns whether numbers of rows that are other ones in a kernel are known before the graph is computed.
+    bool can_rename(const neuron_group_fit & fit, const neuron_group & group) {
+        for (size_t i = 0; i < group.slots.size(); i++) {
+            const ggml_tensor * t = group.slots[i].tensor;
+            if (fit.slots[i].named.n > 1 && (!neuron_can_read_rows(t) || is_changed(t))) {
+                return false;
+            }
         }
         return true;
     }

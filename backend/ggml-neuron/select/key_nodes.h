@@ -62,6 +62,7 @@ struct neuron_key_ops {
     const uint64_t dup      = nk::hash_op("dup");
     const uint64_t pad      = nk::hash_op("pad");
     const uint64_t top_k    = nk::hash_op("top_k");
+    const uint64_t concat   = nk::hash_op("concat");
 
     const uint64_t flash_attn_ext = nk::hash_op("flash_attn_ext");
     const uint64_t all_reduce     = nk::hash_op("all_reduce");

@@ -140,6 +140,17 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                          
                                                bool                                 again,
                                                const std::function<bool(int64_t)> & has);
 
+// Rows in blocks of which a kernel has more rows each.
+struct neuron_blocks {
+    int64_t n      = 1;
+    size_t  own    = 0;  // bytes of a block of the group's, or of numbers: rows
+    size_t  kernel = 0;  // the same of the kernel's
+
+    bool operator==(const neuron_blocks & other) const {
+        return n == other.n && own == other.own && kernel == other.kernel;
+    }
+};
+
 // What is beyond the columns of a matrix that kernels have more of.
 enum class neuron_fill : uint8_t {
     HIDE,    // -inf: what a mask hides

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kernelgen.model.any_numbers import AnyNumbers
@@ -19,6 +19,7 @@ from kernelgen.model.first_cells import FirstCells
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import readers_of, segment_spec
 from kernelgen.model.repeats import Segment
+from kernelgen.model.streams import Streams
 from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
 from kernelgen.spec.op_kernel import KernelSpec
 
@@ -54,15 +55,17 @@ class Grouping:
     Attributes:
         groups: the groups, in the order of the graph.
         outside: (number of a node, why) of the nodes that are in none.
+        sizes: how many nodes of the graph each group has: fewer than its kernel where that has one for each sequence.
     """
 
     groups: tuple[GraphSpec, ...]
     outside: tuple[tuple[int, Outside], ...]
+    sizes: tuple[int, ...]
 
     @property
     def nodes(self) -> int:
         """How many nodes are in groups."""
-        return sum(len(group.nodes) for group in self.groups)
+        return sum(self.sizes)
 
 
 class Groups:
@@ -81,12 +84,32 @@ class Groups:
             self._members.update(kernels)
         self._nodes: dict[int, tuple[Hashable, KernelSpec | None]] = {}
         self._first_cells, self._causal, self._any_numbers = FirstCells(), Causal(), AnyNumbers()
+        self._streams = Streams()
 
     def __bool__(self) -> bool:
         return bool(self._members)
 
     def find(self, graph: Graph) -> Grouping:
-        """Returns which of a graph's nodes run in groups."""
+        """Returns which of a graph's nodes run in groups: also in such that have attention and writes apart for each of several
+        sequences with a cache each, where all parts of a node are in one group.
+        """
+        found, _ = self._find(graph, range(len(graph.nodes)))
+        outside = {i for i, _ in found.outside}
+        left = {i for i in range(len(graph.nodes)) if i not in outside}
+        while True:
+            split, originals = self._streams.split(graph, left)
+            if split is graph:
+                return found
+            parts = Counter(originals)
+            grouping, groups = self._find(split, originals)
+            together = {i for group in groups for i, n in group.items() if n == parts[i]}
+            apart = {i for i, n in parts.items() if n > 1 and i not in together}
+            if not apart:
+                return grouping
+            left |= apart
+
+    def _find(self, graph: Graph, originals: Sequence[int]) -> tuple[Grouping, list[Counter[int]]]:
+        """Returns the same of a graph as it is, with the nodes of each group by their numbers in `originals`."""
         # As it is, and for kernels that have the first cells of a cache alone; before both for those whose attention is causal; and
         # all of these for kernels for any numbers.
         plain = (graph, self._first_cells.of(graph))
@@ -97,17 +120,19 @@ class Groups:
         reasons = [Outside.PLACE if one else Outside.OP for one in known]
         readers = readers_of(graph)
         groups, outside = [], []
+        nodes: list[Counter[int]] = []
         at = 0
         while at < len(known):
             tried = (self._at(way, tokens, at, readers, reasons) for way, tokens in ways)
             group = next((found for found in tried if found is not None), None)
             if group is None:
-                outside.append((at, reasons[at]))
+                outside.append((originals[at], reasons[at]))
                 at += 1
             else:
                 groups.append(group)
+                nodes.append(Counter(originals[at : at + len(group.nodes)]))
                 at += len(group.nodes)
-        return Grouping(tuple(groups), tuple(outside))
+        return Grouping(tuple(groups), tuple(outside), tuple(map(len, nodes))), nodes
 
     def _token(self, node: Hashable) -> KernelSpec | None:
         # A reader gives equal nodes as one object; it is kept, so that its id stays its own.

@@ -142,7 +142,7 @@ def derive(
         rest = sorted({call for call in wanted if (call.n_seqs, call.samplers) in incomplete})
         for call, graph in export(rest):
             in_turn = _is_in_turn(settings, call.n_seqs, bool(graph.context["flash_attn"]))
-            if not in_turn or call.n_tokens == call.n_seqs:
+            if not in_turn or _is_together(settings, call.n_seqs, call.n_tokens, call.n_outputs):
                 classes.note_as_it_is(graph, _point(settings, call, graph), fallback=not in_turn)
             for node, name in zip(graph.nodes, graph.names, strict=True):
                 if node.empty or (in_turn and (node.op in _OF_STREAMS or not _is_alone(settings, call))):
@@ -219,7 +219,13 @@ all caches."""
 
 def _is_in_turn(settings: Settings, n_seqs: int, flash_attn: bool) -> bool:
     """Whether a graph's attention was made one of each sequence, of a cache of any length."""
-    return settings.any_ctx and flash_attn and settings.has_streams(n_seqs)
+    return flash_attn and settings.in_turn(n_seqs)
+
+
+def _is_together(settings: Settings, n_seqs: int, n_tokens: int, n_outputs: int) -> bool:
+    """Whether there are groups for a call of several sequences with a cache each. Several tokens of each are padded to all outputs."""
+    together = settings.tokens_in_turn(n_seqs)
+    return n_tokens in together and (n_tokens == n_seqs or n_outputs in (0, n_tokens) or settings.n_outputs is not None)
 
 
 def _is_alone(settings: Settings, call: DecodeCall) -> bool:
@@ -408,7 +414,11 @@ class _Classes:
                 kernels.append(made[key])
             if self._causal is not None:
                 kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
-            together = [p for p in points.values() if not in_turn or p["n_tokens"] == one.n_seqs]
+            together = [
+                point
+                for point in points.values()
+                if not in_turn or _is_together(self._settings, one.n_seqs, point["n_tokens"], point["n_outputs"])
+            ]
             for targets, cut in self._some_cuts() if together else ():
                 grouped, complete = groups.fit(one.graphs, one.points, kernels, cut, fitter)
                 if not complete:

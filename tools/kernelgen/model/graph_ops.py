@@ -123,7 +123,7 @@ class Collector:
             spec = self._specs.get(id(graph.nodes[i]))
             if spec is not None:
                 outside.setdefault(why.words, Counter())[spec] += 1
-        return replace(call, groups=tuple(len(group.nodes) for group in grouping.groups), outside=outside)
+        return replace(call, groups=grouping.sizes, outside=outside)
 
     def export(self) -> GraphExport:
         """Returns what was added.

@@ -21,6 +21,9 @@ of long ones. 512 takes two and a half times as long, not four, and spares launc
 padding of short prompts, which are copied. docs/reference/model-choices.md has the figures.
 """
 
+_AT_ONCE = 128
+"""Rows of a product that take as long as one."""
+
 _LONGEST_SHIFT = 1 << 14
 """Cells that one kernel shifts at most: 16 of them are 262,144."""
 
@@ -136,6 +139,19 @@ class Settings:
         """Returns the cells of all sequences' caches: what llama.cpp makes of `n_ctx`."""
         return self.cells(n_ctx) * (1 if self.kv_unified else self.n_seq_max)
 
+    def in_turn(self, n_seqs: int) -> bool:
+        """Returns whether attention of a call of so many sequences is one of each sequence, of a cache of any length."""
+        return self.any_ctx and self.has_streams(n_seqs)
+
+    def tokens_in_turn(self, n_seqs: int) -> tuple[int, ...]:
+        """Returns for how many tokens of so many sequences with a cache each there are groups: a token of each; as many of each as
+        take no longer, which serve drafts and short prompts; and as many of each as a call has at most. Numbers between these are
+        padded.
+        """
+        fullest = min(self.n_ubatch // n_seqs, self.cells(self.n_ctx[-1]))
+        each = {1, min(_AT_ONCE // n_seqs, fullest), fullest}
+        return tuple(n * n_seqs for n in sorted(each) if 0 < n <= fullest)
+
     def has_streams(self, n_seqs: int) -> bool:
         """Returns whether a call of so many sequences reads several caches."""
         return n_seqs > 1 and not self.kv_unified
@@ -207,11 +223,11 @@ def shifted(settings: Settings) -> Iterator[int]:
 
 
 def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
-    """Returns the numbers of tokens of calls. Where tokens are sampled, also 1 of each sequence: no others sample as many. The
-    same where sequences have a cache each of any length, for groups.
+    """Returns the numbers of tokens of calls. Where tokens are sampled, also 1 of each sequence: no others sample as many. Where
+    sequences have a cache each of any length, also those of groups.
     """
-    in_turn = settings.any_ctx and settings.has_streams(n_seqs)
-    return sorted({*settings.n_tokens, n_seqs}) if samplers or in_turn else settings.n_tokens
+    together = settings.tokens_in_turn(n_seqs) if settings.in_turn(n_seqs) else (n_seqs,) if samplers else ()
+    return sorted({*settings.n_tokens, *together})
 
 
 def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> list[int]:
@@ -224,8 +240,12 @@ def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> l
     if wanted is None:
         # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. The last layer,
         # and so a step, ends sooner in such a call: without a graph kernel of that, each op of it would be a launch.
-        without = (settings.split or settings.grouped) and n_tokens == settings.most_tokens > 1
-        wanted = (1, n_seqs if samplers else n_tokens, *((0,) if without else ()))
+        together = settings.tokens_in_turn(n_seqs) if settings.in_turn(n_seqs) and not samplers else ()
+        most = together[-1] if together else settings.most_tokens
+        without = (settings.split or settings.grouped) and n_tokens == most > 1
+        # Groups of several tokens of each sequence are padded to all outputs.
+        one = () if n_tokens in together[1:] and n_tokens not in settings.n_tokens else (1,)
+        wanted = (*one, n_seqs if samplers else n_tokens, *((0,) if without else ()))
     return list(dict.fromkeys(n for n in wanted if n <= n_tokens))
 
 

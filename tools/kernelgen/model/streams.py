@@ -9,7 +9,7 @@ The backend sees a call's graph alike (`backend/ggml-neuron/select/streams.h`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from kernelgen.ggml.ops import N_WORDS
@@ -56,15 +56,22 @@ class Streams:
 
     def of(self, graph: Graph) -> Graph:
         """Returns a graph whose attention is of one sequence each, or the graph as it was where it has none of several."""
-        caches = dict(_caches(graph))
-        return _Splitting(graph, caches, self._nodes).run() if caches else graph
+        return self.split(graph)[0]
+
+    def split(self, graph: Graph, left: Set[int] = frozenset()) -> tuple[Graph, Sequence[int]]:
+        """Returns such a graph, and for each of its nodes the number of that of which it is all or a part. Some nodes are left whole."""
+        caches = dict(_caches(graph, left))
+        if not caches:
+            return graph, range(len(graph.nodes))
+        splitting = _Splitting(graph, caches, self._nodes, left)
+        return splitting.run(), splitting.originals
 
 
-def _caches(graph: Graph) -> Iterator[tuple[int, _Caches]]:
-    """Yields the roots that attention of several sequences reads."""
+def _caches(graph: Graph, left: Set[int]) -> Iterator[tuple[int, _Caches]]:
+    """Yields the roots that attention of several sequences reads, except for that of nodes that are left whole."""
     found: dict[int, _Caches | None] = {}
-    for node, wires in zip(graph.nodes, graph.wires, strict=True):
-        for source in (_K, _V) if node.op == "flash_attn_ext" else ():
+    for i, (node, wires) in enumerate(zip(graph.nodes, graph.wires, strict=True)):
+        for source in (_K, _V) if node.op == "flash_attn_ext" and i not in left else ():
             t, at = node.inputs[source], wires.inputs[source]
             if t is None or at is None or t.ne[3] == 1:
                 continue
@@ -95,8 +102,15 @@ def _is_split(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
 class _Splitting:
     """The making of one graph."""
 
-    def __init__(self, graph: Graph, caches: Mapping[int, _Caches], nodes: dict[ExportedNode, ExportedNode]) -> None:
-        self._graph, self._caches, self._known = graph, caches, nodes
+    def __init__(
+        self,
+        graph: Graph,
+        caches: Mapping[int, _Caches],
+        nodes: dict[ExportedNode, ExportedNode],
+        left: Set[int],
+    ) -> None:
+        self._graph, self._caches, self._known, self._left = graph, caches, nodes, left
+        self.originals: list[int] = []
         self._made = _Made()
         self._roots = dict(graph.roots)
         self._parts: dict[tuple[int, int], int] = {}  # of a root's parts, their own
@@ -108,8 +122,9 @@ class _Splitting:
         for i, node in enumerate(graph.nodes):
             place[i] = len(self._made.nodes)
             split = self._attend if node.op == "flash_attn_ext" else self._write if node.op == "set_rows" else None
-            if split is None or not split(node, graph.names[i], graph.wires[i]):
+            if split is None or i in self._left or not split(node, graph.names[i], graph.wires[i]):
                 self._made.add(node, graph.names[i], graph.wires[i])
+            self.originals += [i] * (len(self._made.nodes) - place[i])
             own = graph.roots[graph.wires[i].output.root]
             if own.node == i:
                 self._roots[graph.wires[i].output.root] = replace(own, node=len(self._made.nodes) - 1)

@@ -7,13 +7,15 @@
 //
 //     context NAME [KEY=NUMBER...]   makes a context on each side and takes it: n_ctx, n_batch, n_ubatch, n_seq_max, kv_unified,
 //                                    swa_full, type_k and type_v (ggml's numbers); cpu=0 makes none on the CPU, cpu_flash_attn=0
-//                                    one without flash attention there; with causal=0 tokens see those that come after them; with
+//                                    one without flash attention there; cpu_n_ubatch is n_ubatch of the CPU; with causal=0 tokens see
+//                                    those that come after them; with
 //                                    embeddings=1 calls want the embeddings of their sequences, pooled as the file says
 //     use NAME                       takes a context that was made
 //     end NAME                       frees one
 //     decode SEQ:POS:N:OUTPUTS ...   one call with N tokens of each of these sequences; OUTPUTS is all, last, none, odd, or the
 //                                    position from which on there are logits
 //     greedy SEQ POS N               as many calls, each with the likeliest token behind the logits of the last call's last token
+//     fill SEQ N                     the CPU computes the tokens of a sequence up to the Nth, in calls of n_ubatch, and the device gets its state
 //     forget SEQ FROM TO             removes positions, to the end when TO is -1
 //     copy SEQ TO FROM END           the positions from FROM to END become the sequence TO's, too
 //     shift SEQ FROM TO BY           the positions from FROM to TO differ by BY from now on, as a context shift has it
@@ -111,6 +113,9 @@ struct pair {
     context_ptr                                  device;
     context_ptr                                  cpu;
     std::map<llama_seq_id, std::vector<uint8_t>> saved[2];
+    context_ptr                                  filled;                   // of the CPU, with the device's settings
+    llama_context_params                         params   = {};            // of the device
+    uint32_t                                     n_ubatch = 0;             // of the CPU
     llama_token                                  likeliest = -1;  // by the device's last logits
     int                                          n_embd = 0;  // elements of a sequence's embedding; 0: there are logits
 
@@ -237,6 +242,9 @@ class script {
                 },
                     current().likeliest);
             }
+        } else if (verb == "fill") {
+            const auto seq = read<int>(words);
+            fill(seq, read<int>(words));
         } else if (verb == "forget") {
             const auto seq  = read<int>(words);
             const auto from = read<int>(words);
@@ -288,6 +296,7 @@ class script {
         params.flash_attn_type      = LLAMA_FLASH_ATTN_TYPE_ENABLED;
         bool   with_cpu             = true;
         bool   cpu_flash_attn       = true;
+        int    cpu_n_ubatch         = 0;
         string word;
         while (words >> word) {
             const size_t equals = word.find('=');
@@ -317,12 +326,18 @@ class script {
                 with_cpu = value != 0;
             } else if (key == "cpu_flash_attn") {
                 cpu_flash_attn = value != 0;
+            } else if (key == "cpu_n_ubatch") {
+                cpu_n_ubatch = value;
             } else {
                 fail(key + " is not a key of a context");
             }
         }
         pair made;
         made.device.reset(llama_init_from_model(all.device, params));
+        made.params     = params;
+        params.n_ubatch = cpu_n_ubatch ? (uint32_t) cpu_n_ubatch : params.n_ubatch;
+        params.n_batch  = std::max(params.n_batch, params.n_ubatch);
+        made.n_ubatch   = params.n_ubatch;
         if (with_cpu) {
             params.flash_attn_type = cpu_flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
             made.cpu.reset(llama_init_from_model(all.cpu, params));
@@ -383,6 +398,48 @@ class script {
             if (size != state.size()) {
                 fail("the state can't be restored");
             }
+        }
+    }
+
+    // Computes a sequence's tokens up to the n-th.
+    void compute_up_to(llama_context * context, llama_seq_id seq, int n) const {
+        for (int pos = llama_memory_seq_pos_max(llama_get_memory(context), seq) + 1; pos < n;) {
+            const int   n_tokens = std::min(n - pos, (int) llama_n_ubatch(context));
+            llama_batch batch    = llama_batch_init(n_tokens, 0, 1);
+
+            const std::unique_ptr<llama_batch, void (*)(llama_batch *)> freed(
+                &batch, [](llama_batch * b) { llama_batch_free(*b); });
+            for (int i = 0; i < n_tokens; i++, pos++) {
+                batch.token[i]     = token(seq, pos);
+                batch.pos[i]       = pos;
+                batch.n_seq_id[i]  = 1;
+                batch.seq_id[i][0] = seq;
+                batch.logits[i]    = false;
+            }
+            batch.n_tokens = n_tokens;
+            if (llama_decode(context, batch) != 0) {
+                fail("the CPU can't compute it");
+            }
+        }
+    }
+
+    // The state of a context without flash attention has another layout, so that one with the device's settings is filled, too.
+    void fill(llama_seq_id seq, int n) {
+        pair & p = current();
+        if (!p.filled) {
+            llama_context_params params = p.params;
+            params.n_ubatch = params.n_batch = p.n_ubatch;
+            p.filled.reset(llama_init_from_model(all.cpu, params));
+        }
+        if (!p.filled || !p.cpu) {
+            fail("there is no context");
+        }
+        compute_up_to(p.filled.get(), seq, n);
+        compute_up_to(p.cpu.get(), seq, n);
+        const std::vector<uint8_t> state = state_of(p.filled.get(), seq);
+        llama_memory_seq_rm(llama_get_memory(p.device.get()), seq, -1, -1);
+        if (llama_state_seq_set_data(p.device.get(), state.data(), state.size(), seq) != state.size()) {
+            fail("the state can't be restored");
         }
     }
 
