@@ -527,7 +527,7 @@ def remote_device(environment: dict[str, str], libraries: Path, log: Path) -> It
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = folder_of("ggml-rpc-server", libraries) / "ggml-rpc-server"
-    command = [program, "--host", "127.0.0.1", "--port", str(port)]
+    command: list[str | Path] = [program, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("w") as written, subprocess.Popen(command, env=environment, stderr=written, cwd=libraries) as server:
         try:
             while server.poll() is None:
@@ -559,7 +559,7 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
     for arguments in case.arguments:
         words = [_named(str(a), model).replace("{text}", str(text)).replace("{folder}", str(folder)) for a in arguments]
         file = _named(case.model, model)
-        command = [
+        command: list[str | Path] = [
             folder_of(case.program, programs.llama_cpp) / case.program,
             "-m",
             file,
