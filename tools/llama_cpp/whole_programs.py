@@ -528,7 +528,11 @@ def remote_device(environment: dict[str, str], libraries: Path, log: Path) -> It
         port = free.getsockname()[1]
     program = folder_of("ggml-rpc-server", libraries) / "ggml-rpc-server"
     command: list[str | Path] = [program, "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("w") as written, subprocess.Popen(command, env=environment, stderr=written, cwd=libraries) as server:
+    silent = subprocess.DEVNULL
+    with (
+        log.open("w") as written,
+        subprocess.Popen(command, env=environment, stdout=silent, stderr=written, cwd=libraries) as server,
+    ):
         try:
             while server.poll() is None:
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
