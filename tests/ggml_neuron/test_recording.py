@@ -92,6 +92,28 @@ def test_parameters_that_are_infinite_are_recorded_where_a_manifest_takes_them(r
     assert sorted(re.findall(r'op: "(\w+)"', "".join(left_out))) == ["rms_norm", "scale"]
 
 
+def test_samplers_are_recorded_for_any_temperature_and_the_vocabulary(run: Run, tmp_path: Path) -> None:
+    """Before llama.cpp samples on a device, it asks for more candidates than there are: the answer needs a kernel for as many as there
+    are, of the few ops that no call has.
+    """
+    path = tmp_path / "samplers.yaml"
+    assert run("recorded-samplers", GGML_NEURON_RECORD=path).status == 0
+    text = path.read_text()
+    assert "131072" not in text and "1048576" not in text
+    lines = [line.strip() for line in text.splitlines() if line.startswith("  - ")]
+    asked = "asked for 1 time, executed"
+    assert lines == [
+        f'- {{op: "get_rows", inputs: ["(1,5,1,1)/i32", "(5,1,1,1)/i32"], output: "(1,5,1,1)/i32"}}  # {asked} 1 time',
+        f'- {{op: "pad", inputs: ["(500,1,1,1)/f32"], output: "(500,2,1,1)/f32", params: {{rp1: 1}}}}  # {asked} 0 times',
+        '- {op: "scale", inputs: ["(5,1,1,1)/f32"], output: "(5,1,1,1)/f32", params: {s: 0.0, b: -.inf}}'
+        f"  # {asked} 0 times",
+        '- {op: "scale", inputs: ["(5,1,1,1)/f32"], output: "(5,1,1,1)/f32", params: {s: any, b: any}}'
+        "  # asked for 2 times, executed 0 times",
+        f'- {{op: "top_k", inputs: ["(500,1,1,1)/f32"], output: "(5,1,1,1)/i32"}}  # {asked} 0 times',
+    ]
+    assert {kernel.split("-")[0] for kernel in entries(path)} == {"get_rows", "pad", "scale", "top_k"}
+
+
 @pytest.mark.parametrize("text", ["format: 1\nname: x\n", "no manifest at all"])
 def test_a_file_that_is_no_list_of_kernels_is_left_alone(run: Run, tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.yaml"

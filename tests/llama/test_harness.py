@@ -365,6 +365,11 @@ def test_results_of_programs_are_told_apart() -> None:
     assert whole_programs.perplexities("[1]585.2146,[2]597.5405,") == {"chunk 1": 585.2146, "chunk 2": 597.5405}
     texts = whole_programs.texts(whole_programs._TEXT)
     assert texts("abc\nllama_completion: saving final output to session file '/x'\n") == {"text 0": "abc"}
+    answer = whole_programs.texts(whole_programs._ANSWER)
+    assert answer("  /exit\n\n\n> abcdef\nOne\ntwo\n\n\nExiting...\n") == {"text 0": "One\ntwo"}
+    assert answer("> abcdef\nOne\n\n[ Prompt: 1.0 t/s | Generation: 2.0 t/s ]\n\n\nExiting...\n") == {"text 0": "One"}
+    assert whole_programs.answers_of_pictures("\nOne\n\n\ntwo\n") == {"text 0": "One", "text 1": "two"}
+    assert not whole_programs.answers_of_pictures("One\nOne\n"), "no picture was seen"
 
 
 def test_a_row_says_what_is_wrong() -> None:

@@ -228,6 +228,9 @@ def test_llama_cpp_s_own_test_passes(bench: Bench, tmp_path: Path) -> None:
 
     (tmp_path / "none").mkdir()
     run(kernels=tmp_path / "none", record=tmp_path / "recorded.yaml")
+    recorded = (tmp_path / "recorded.yaml").read_text()
+    assert "131072" not in recorded, "the question, which no call asks"
+    assert "params: {s: any, b: any}" in recorded
     built = harness.build(tmp_path / "recorded.yaml", tmp_path / "kernels", say=lambda text: None)
     assert not built.failed
     log = run(kernels=tmp_path / "kernels")

@@ -9,6 +9,7 @@ from pathlib import Path
 import harness
 import pytest
 import server_chats
+import whole_programs
 from server_chats import N_CHATS, Answer, Chats
 
 ROOT = Path(__file__).absolute().parents[2]
@@ -28,7 +29,7 @@ def test_six_chats_have_the_cpu_s_answers(
     programs: harness.Programs, there: Callable[[Path, str], Path], tmp_path: Path, name: str
 ) -> None:
     """With four slots; one client goes away. No op is the CPU's but the embedding, and drafted tokens are accepted."""
-    there(ROOT / "tools/llama_cpp/llama_server/llama-server", server_chats.VARIABLE)
+    there(ROOT / "tools/llama_cpp/llama_server/llama-server", whole_programs.SERVER_VARIABLE)
     server_chats.write_random(tmp_path)
     row, wrong = server_chats.run(programs, CASES[name], tmp_path)
     print(server_chats.HEAD, row, sep="\n")

@@ -112,6 +112,12 @@ def write(
     writer.close()
 
 
+def picture(width: int, height: int, *, seed: int = 1) -> bytes:
+    """Returns a picture of random colours, as a PPM file."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return f"P6\n{width} {height}\n255\n".encode() + pixels.tobytes()
+
+
 def _layers(tensors: _Tensors, prefix: str, size: Size, kind: str) -> None:
     """Adds what all of them have: positions, layers of attention and a feed-forward network, and the last norm."""
     if kind == "ultravox":

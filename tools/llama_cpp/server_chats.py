@@ -2,25 +2,25 @@
 
     ./bazelw run //tools/llama_cpp:server_chats                                all of it
     ./bazelw run //tools/llama_cpp:server_chats -- -p draft-and-adapter        this way to run it
-    ./bazelw run //tools/llama_cpp:server_chats -- --model SmolLM2.gguf --layers 8 -p draft-and-adapter
+    ./bazelw run //tools/llama_cpp:server_chats -- --model SmolLM2.gguf --f32 --layers 30 -p draft-and-adapter
 
 The server has four slots in one cache. Six clients ask at once and read their answers as streams; one of them goes away before its answer
 ends. All answers are the likeliest tokens. Random models are in F32, and their answers have to be, token by token, those of the CPU, which
-drafts nothing. With
-`--model` the model is a file; its draft is its first layers, and its adapter is random. Its answers are counted, not compared to the letter:
-the CPU rounds what it multiplies with quantized weights.
+drafts nothing. With `--model` the model is a file; its draft is its first layers, and its adapter is random. Answers of quantized weights
+are counted, not compared to the letter: the CPU rounds what it multiplies with them. With `--f32` the same weights are in F32, and answers
+have to be the CPU's.
 
-Exit status 1 when the server fails, when answers of a random model differ, or when an op but the embedding is the CPU's.
+Exit status 1 when the server fails, when answers in F32 differ, or when an op but the embedding is the CPU's.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import dataclasses
 import http.client
 import json
-import os
 import re
 import socket
 import subprocess
@@ -37,12 +37,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import any_tokens
 import gguf
 import harness
+import logits
 import numpy as np
 import random_llama
+import random_projector
 import whole_programs
-
-VARIABLE = "LLAMA_SERVER"
-"""Names the program, where Bazel did not build it."""
 
 N_SLOTS, N_CHATS = 4, 6
 N_CTX = 512
@@ -71,6 +70,8 @@ class ServerCase:
         only: options that the CPU does without: what it drafts does not change an answer.
         derived: of `kernelgen model`.
         drafts: whether tokens are drafted.
+        pictures: whether each question has a picture.
+        n_ctx: cells of the cache.
     """
 
     name: str
@@ -79,9 +80,13 @@ class ServerCase:
     only: tuple[str, ...]
     derived: tuple[str, ...]
     drafts: bool = True
+    pictures: bool = False
+    n_ctx: int = N_CTX
 
 
-_DRAFT, _ADAPTER, _EAGLE3 = (f"{{folder}}/{name}.gguf" for name in ("draft", "adapter", "eagle3"))
+_DRAFT, _ADAPTER, _EAGLE3, _PROJECTOR = (
+    f"{{folder}}/{name}.gguf" for name in ("draft", "adapter", "eagle3", "projector")
+)
 CASES = (
     ServerCase(
         "draft-and-adapter",
@@ -111,6 +116,16 @@ CASES = (
         ("--backend-sampling",),
         ("--samplers", whole_programs.GREEDY_CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
         drafts=False,
+    ),
+    ServerCase(
+        "pictures",
+        "model.gguf",
+        ("--mmproj", _PROJECTOR),
+        (),
+        ("--mmproj", _PROJECTOR),
+        drafts=False,
+        pictures=True,
+        n_ctx=2 * N_CTX,
     ),
 )
 
@@ -156,13 +171,8 @@ class Chats:
         return sum(a.accepted for a in self.answers), sum(a.drafted for a in self.answers)
 
 
-def program() -> Path:
-    """Returns the server that Bazel built or the environment names."""
-    return Path(os.environ.get(VARIABLE, Path(__file__).parent / "llama_server" / "llama-server")).absolute()
-
-
 def write_random(folder: Path) -> None:
-    """Writes the models of all cases, their drafts, and an adapter."""
+    """Writes the models of all cases, their drafts, an adapter, and a projector."""
     model = folder / "model.gguf"
     random_llama.write(model, weights=np.float32, size=SIZE, added=STEADY, seed=SEED)
     random_llama.write_shorter(folder / "draft.gguf", model, 2)
@@ -172,11 +182,17 @@ def write_random(folder: Path) -> None:
     head = dataclasses.replace(SIZE, n_expert=4, n_expert_used=2)
     random_llama.write_glm4_moe(folder / "mtp.gguf", head, added=STEADY, seed=SEED)
     random_llama.write_eagle3(folder / "eagle3.gguf", SIZE, (1, SIZE.n_layer // 2, SIZE.n_layer))
+    seen = random_projector.Size(n_out=SIZE.n_embd)
+    random_projector.write(folder / "projector.gguf", "gemma3", size=seen, weights=np.float32)
 
 
-def write_beside(folder: Path, model: Path, n_layer: int) -> None:
-    """Writes a draft of a model's first layers, and a random adapter for it."""
-    (folder / "model.gguf").symlink_to(model.absolute())
+def write_beside(folder: Path, model: Path, n_layer: int, f32: bool) -> None:
+    """Writes a draft of a model's first layers, and a random adapter for it; with `f32` all weights as F32."""
+    if f32:
+        logits.write_f32(model, folder / "model.gguf")
+        model = folder / "model.gguf"
+    else:
+        (folder / "model.gguf").symlink_to(model.absolute())
     random_llama.write_shorter(folder / "draft.gguf", model, n_layer)
     fields = gguf.GGUFReader(model).fields
 
@@ -190,7 +206,9 @@ def write_beside(folder: Path, model: Path, n_layer: int) -> None:
         n_ff=number("feed_forward_length"),
         n_layer=number("block_count"),
     )
-    random_llama.write_adapter(folder / "adapter.gguf", size, rank=8, targets=("attn_q", "attn_v"), added=0.02)
+    weights = np.float32 if f32 else np.float16
+    targets = ("attn_q", "attn_v")
+    random_llama.write_adapter(folder / "adapter.gguf", size, rank=8, targets=targets, weights=weights, added=0.02)
 
 
 @contextlib.contextmanager
@@ -228,16 +246,24 @@ def _healthy(port: int) -> bool:
         connection.close()
 
 
-def ask(port: int, question: str, leave_after: int | None) -> Answer:
+def ask(port: int, question: str, leave_after: int | None, picture: bytes | None = None) -> Answer:
     """Asks for the likeliest answer and reads its pieces as they come.
 
     Args:
         port: of the server.
         question: of a chat.
         leave_after: how many pieces the client reads before it goes away; None for all.
+        picture: a file that the question is about.
     """
-    chat = {"messages": [{"role": "user", "content": question}]}
+    content: object = question
+    encoded = base64.b64encode(picture).decode() if picture else ""
+    if picture:
+        url = {"type": "image_url", "image_url": {"url": f"data:image/x-portable-pixmap;base64,{encoded}"}}
+        content = [url, {"type": "text", "text": question}]
+    chat = {"messages": [{"role": "user", "content": content}]}
     prompt = json.loads(_post(port, "/apply-template", chat)[1].read())["prompt"]
+    if picture:
+        prompt = {"prompt_string": prompt, "multimodal_data": [encoded]}
     asked = {
         "prompt": prompt,
         "stream": True,
@@ -288,7 +314,7 @@ def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options
     Raises:
         RuntimeError: the server fails.
     """
-    server = program()
+    server = whole_programs.server()
     only = case.only if way == "device" else ()
     words = [word.replace("{folder}", str(folder)) for word in (*case.options, *only)]
     command = [
@@ -302,7 +328,7 @@ def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options
         "-np",
         N_SLOTS,
         "-c",
-        N_CTX,
+        case.n_ctx,
         "--kv-unified",
         "--temp",
         0,
@@ -313,7 +339,8 @@ def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options
     with serving(command, environment, log) as port, ThreadPoolExecutor(N_CHATS) as clients:
         begun = time.monotonic()
         leave = [3 if i == LEAVES else None for i in range(N_CHATS)]
-        answers = list(clients.map(lambda one: ask(port, *one), zip(QUESTIONS, leave, strict=True)))
+        pictures = [random_projector.picture(100, 80, seed=i) if case.pictures else None for i in range(N_CHATS)]
+        answers = list(clients.map(lambda one: ask(port, *one), zip(QUESTIONS, leave, pictures, strict=True)))
         seconds = time.monotonic() - begun
     return Chats(answers, log.read_text(errors="replace"), seconds)
 
@@ -354,6 +381,7 @@ def run(
     # The CPU computes in F16 what is stored in F16, so random models have F32 alone. Flash attention would store it as F16.
     cache, flash = ("f32", "off") if exact else ("f16", "on")
     more = [word.replace("{folder}", str(folder)) for word in case.derived]
+    n_kv = [n for n in (256, 512, 1024) if n <= case.n_ctx]
     kernels = folder / f"kernels-{case.name}"
     any_tokens.derive(
         programs,
@@ -361,10 +389,10 @@ def run(
         folder / case.model,
         kernels,
         n_tokens=N_TOKENS,
-        n_ctx=(N_CTX,) if exact else None,
+        n_ctx=(case.n_ctx,) if exact else None,
         fuse="layer",
         weights=weights,
-        more=("--flash-attn", flash, "--kv-unified", "--n-kv", "256,512", *more),
+        more=("--flash-attn", flash, "--kv-unified", "--n-kv", ",".join(map(str, n_kv)), *more),
     )
     environment = programs.environment(kernels=kernels, log=True)
     environment["NEURON_SIMULATOR_CACHE"] = str(folder / "xla")
@@ -399,10 +427,15 @@ def main() -> int:
     )
     parser.add_argument("-p", dest="cases", help=f"of {', '.join(c.name for c in CASES)}; all by default")
     parser.add_argument("--model", type=Path, help="a GGUF file in place of a random model")
+    parser.add_argument(
+        "--f32", action="store_true", help="the weights of this model in F32, whose answers are compared"
+    )
     parser.add_argument("--layers", type=int, default=8, help="that the draft of this model has (%(default)s)")
     args = parser.parse_args()
     known = [
-        case.name for case in CASES if args.model is None or (case.model == "model.gguf" and case.name != "eagle3")
+        case.name
+        for case in CASES
+        if args.model is None or (case.model == "model.gguf" and case.name not in ("eagle3", "pictures"))
     ]
     names = args.cases.split(",") if args.cases else known
     if not set(names) <= set(known):
@@ -412,12 +445,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if args.model:
-            write_beside(folder, args.model, args.layers)
+            write_beside(folder, args.model, args.layers, args.f32)
         else:
             write_random(folder)
         for case in CASES:
             if case.name in names:
-                row, mistakes = run(harness.Programs.find(), case, folder, exact=args.model is None)
+                row, mistakes = run(harness.Programs.find(), case, folder, exact=args.model is None or args.f32)
                 print(row, flush=True)
                 wrong += mistakes
     for mistake in wrong:

@@ -15,13 +15,16 @@ Exit status 1 when a program fails, when results differ by more than a limit, or
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,10 +37,13 @@ import gguf
 import harness
 import numpy as np
 import random_llama
+import random_projector
 
 N_TOKENS = (1, 8, 32)
 N_CTX = (256, 2048)
 """Cells of the caches: of one sequence, and of four."""
+ENCODER_N_CTX = (256, 512)
+"""The same of models with an encoder: of short texts, and of one that needs more than 256."""
 
 FUSION_LIMIT = 1e-6
 """Difference with groups and without, at most: a normalised mean squared error, or relative of perplexities."""
@@ -47,6 +53,13 @@ FLASH_LIMIT = 1e-3
 """The same with flash attention, for which the CPU adds up in F16."""
 
 VARIABLE = "LLAMA_MORE_PROGRAMS"
+"""Names the folder of programs that Bazel did not build."""
+CHAT_VARIABLE = "LLAMA_CHAT_PROGRAMS"
+"""The same for those of `CHAT_PROGRAMS`."""
+SERVER_VARIABLE = "LLAMA_SERVER"
+"""Names llama-server, with its libraries beside it, where Bazel did not build it."""
+CHAT_PROGRAMS = ("ggml-rpc-server", "llama-cli", "llama-mtmd-cli")
+"""Programs that need the libraries of llama-server."""
 
 # The CPU computes in F16 what is stored in F16: so that texts can be compared to the letter, all is F32, and without flash attention,
 # which stores F32 as F16.
@@ -115,6 +128,12 @@ def scores(printed: str) -> Results:
     return {
         f"score {i}": np.array([float(v)]) for i, v in re.findall(r"^rerank score (\d+): *(\S+)", printed, re.MULTILINE)
     }
+
+
+def answers_of_pictures(printed: str) -> Results:
+    """Returns the answers of llama-mtmd-cli, which prints little else; they have to differ by the picture."""
+    found = texts(r"^(.+)$")(printed)
+    return found if len(set(found.values())) > 1 else {}
 
 
 def numbers_of_tokens(printed: str) -> Results:
@@ -187,6 +206,7 @@ class WholeProgram:
         derived: arguments of `kernelgen model` for kernels that it has besides those of the model alone.
         model: the file of the model that it runs; the random one by default.
         of: the models of `ENCODERS` that it is run with; none: those of `MODELS`.
+        remote: whether the device is that of another process, as of another machine: llama.cpp's --rpc.
     """
 
     name: str
@@ -199,6 +219,7 @@ class WholeProgram:
     derived: tuple[str, ...] = ()
     model: str = "{models}/model.gguf"
     of: tuple[str, ...] = ()
+    remote: bool = False
 
 
 def _perplexity(batch: int, ubatch: int, *more: object) -> tuple[object, ...]:
@@ -226,10 +247,14 @@ _SPECULATIVE = (
     "-ctvd",
     "f32",
 )
-_FIRST, _SECOND, _CONTROL, _STEADY, _DRAFT, _MTP, _EAGLE3 = (
+_FIRST, _SECOND, _CONTROL, _STEADY, _DRAFT, _MTP, _EAGLE3, _PROJECTOR = (
     f"{{models}}/{name}.gguf"
-    for name in ("first-adapter", "second-adapter", "control", "steady", "draft", "mtp", "eagle3")
+    for name in ("first-adapter", "second-adapter", "control", "steady", "draft", "mtp", "eagle3", "projector")
 )
+_PICTURES = tuple(f"{{models}}/{name}.ppm" for name in ("first", "second"))
+_CHAT = ("-n", 40, "-c", 256, "-ub", 32, "--single-turn", "--simple-io", "--ignore-eos", *GREEDY, *F32)
+_SEE = ("-n", 40, "-c", 256, "-ub", 32, "--chat-template", "chatml", "--ignore-eos", *GREEDY, *F32)
+_ANSWER = r"^> abcdef\n((?:.|\n)*?)\n+(?:\[ Prompt: .*\n+)?Exiting\.\.\.$"
 _RESPONSE = r"Response: (.*?)\x1b\[0m\n"
 _TEXT = r"^((?!llama_completion: ).+)$"
 _SEVERAL = ("-p", "abcdef\nabc\nabcdefghi", "-c", 256, "-b", 32, "-ub", 32)
@@ -353,6 +378,18 @@ CASES = (
         "a text that is sampled on the device",
         derived=("--samplers", GREEDY_CHAIN),
     ),
+    WholeProgram("chat", "llama-cli", (("-p", "abcdef", *_CHAT),), texts(_ANSWER), "an answer"),
+    WholeProgram(
+        "remote", "llama-cli", (("-p", "abcdef", *_CHAT),), texts(_ANSWER), "an answer, with --rpc", remote=True
+    ),
+    WholeProgram(
+        "pictures",
+        "llama-mtmd-cli",
+        tuple(("--mmproj", _PROJECTOR, "--image", picture, "-p", "abcdef", *_SEE) for picture in _PICTURES),
+        answers_of_pictures,
+        "answers about two pictures",
+        derived=("--mmproj", _PROJECTOR),
+    ),
     WholeProgram(
         "embedding",
         "llama-embedding",
@@ -387,6 +424,14 @@ CASES = (
         of=("reranker",),
     ),
     WholeProgram("encoder-decoder", "llama-completion", (_SHORT,), texts(_TEXT), "a text", of=("t5",)),
+    WholeProgram(
+        "encoder-decoder-long",
+        "llama-completion",
+        (("-p", "abcdef", "-n", 280, "-c", 512, *_COMPLETE),),
+        texts(_TEXT),
+        "a text of more than 256 tokens",
+        of=("t5",),
+    ),
     *(
         WholeProgram(name, "llama-completion", ((*options, *_SHORT),), texts(_TEXT), "a text", groups=groups)
         for name, options, groups in (
@@ -421,11 +466,23 @@ class Run:
     failure: str = ""
 
 
-def folder_of(program: str, programs: harness.Programs) -> Path:
-    """Returns where Bazel built a program, or where the environment says that it is."""
-    if (programs.llama_cpp / program).exists():
-        return programs.llama_cpp
+def folder_of(program: str, built: Path) -> Path:
+    """Returns the folder of a program: one that is built anyway, where Bazel built others, or where the environment says that they are."""
+    if (built / program).exists():
+        return built
+    if program in CHAT_PROGRAMS:
+        return Path(os.environ.get(CHAT_VARIABLE, Path(__file__).parent / "llama_chat_programs")).absolute()
     return Path(os.environ.get(VARIABLE, Path(__file__).parent / "llama_programs")).absolute()
+
+
+def server() -> Path:
+    """Returns the server that Bazel built or the environment names."""
+    return Path(os.environ.get(SERVER_VARIABLE, Path(__file__).parent / "llama_server" / "llama-server")).absolute()
+
+
+def libraries_of(program: str, programs: harness.Programs) -> Path:
+    """Returns the folder of the libraries that a program needs."""
+    return server().parent if program in CHAT_PROGRAMS else programs.llama_cpp
 
 
 def _named(argument: str, model: Path) -> str:
@@ -453,6 +510,40 @@ def write_beside(model: Path, architecture: str) -> None:
     random_llama.write_shorter(draft, steady, n_layer=2)
     random_llama.write_glm4_moe(mtp, dataclasses.replace(SIZE, n_expert=4, n_expert_used=2), added=STEADY)
     random_llama.write_eagle3(eagle3, SIZE, (1, SIZE.n_layer // 2, SIZE.n_layer))
+    seen = random_projector.Size(n_out=SIZE.n_embd)
+    random_projector.write(Path(_named(_PROJECTOR, model)), "gemma3", size=seen, weights=np.float32)
+    for seed, picture in enumerate(_PICTURES):
+        Path(_named(picture, model)).write_bytes(random_projector.picture(100, 80, seed=seed))
+
+
+@contextlib.contextmanager
+def remote_device(environment: dict[str, str], libraries: Path, log: Path) -> Iterator[str]:
+    """Runs llama.cpp's RPC server with the device in an environment; yields its address, and has its log written when it ends.
+
+    Raises:
+        RuntimeError: it ended by itself.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = folder_of("ggml-rpc-server", libraries) / "ggml-rpc-server"
+    command: list[str | Path] = [program, "--host", "127.0.0.1", "--port", str(port)]
+    silent = subprocess.DEVNULL
+    with (
+        log.open("w") as written,
+        subprocess.Popen(command, env=environment, stdout=silent, stderr=written, cwd=libraries) as server,
+    ):
+        try:
+            while server.poll() is None:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                    break
+                time.sleep(0.2)
+            else:
+                raise RuntimeError(f"ggml-rpc-server ended: {log.read_text()[-2000:]}")
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(timeout=60)
 
 
 def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Path, environment: dict[str, str]) -> Run:
@@ -462,8 +553,9 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
     text.write_text(any_tokens.TEXT)
     done = Run()
     printed = ""
+    libraries = libraries_of(case.program, programs)
     environment = {
-        "LD_LIBRARY_PATH": str(programs.llama_cpp),
+        "LD_LIBRARY_PATH": str(libraries),
         "OMP_NUM_THREADS": "1",
         "NEURON_SIMULATOR_CACHE": str(model.parent / "xla"),
         **environment,
@@ -471,26 +563,43 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
     for arguments in case.arguments:
         words = [_named(str(a), model).replace("{text}", str(text)).replace("{folder}", str(folder)) for a in arguments]
         file = _named(case.model, model)
-        command = [folder_of(case.program, programs) / case.program, "-m", file, "-t", "1", "-ngl", "99", *words]
-        # The CPU's backend is looked for in the folder that a program is called in.
-        ended = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            cwd=programs.llama_cpp,
-        )
+        command: list[str | Path] = [
+            folder_of(case.program, programs.llama_cpp) / case.program,
+            "-m",
+            file,
+            "-t",
+            "1",
+            "-ngl",
+            "99",
+            *words,
+        ]
+        remote = folder / "remote.log"
+        own = environment
+        with contextlib.ExitStack() as stack:
+            if case.remote and "GGML_BACKEND_PATH" in environment:
+                command += ["--rpc", stack.enter_context(remote_device(environment, libraries, remote))]
+                own = {key: value for key, value in environment.items() if not key.startswith("GGML_")}
+            # The CPU's backend is looked for in the folder that a program is called in.
+            ended = subprocess.run(
+                command,
+                env=own,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                cwd=libraries,
+                stdin=subprocess.DEVNULL,
+            )
+        log = ended.stderr + (remote.read_text(errors="replace") if remote.exists() else "")
         if ended.returncode:
-            last = " / ".join(ended.stderr.strip().splitlines()[-3:])
+            last = " / ".join(log.strip().splitlines()[-3:])
             done.failure = f"status {ended.returncode}: {last}"
             return done
         printed += ended.stdout if case.name != "parallel" else ended.stdout + ended.stderr
-        for nodes, launches in re.findall(r"(\d+) ops ran in groups, in (\d+) launches", ended.stderr):
+        for nodes, launches in re.findall(r"(\d+) ops ran in groups, in (\d+) launches", log):
             done.grouped += int(nodes)
             done.launches += int(launches)
-        counts = harness.ran(ended.stderr)
+        counts = harness.ran(log)
         done.device += counts["device"].total()
         done.cpu += counts["cpu"]
     done.results = case.read(printed)
@@ -553,7 +662,7 @@ def check_all(
             folder = file.parent / f"kernels-{len(list(file.parent.glob('kernels-*')))}"
             options = ("--flash-attn", flash, *(_named(word, file) for word in more))
             kind = any_tokens.RandomModel(name, cache)
-            n_ctx = N_CTX[:1] if name in ENCODERS else N_CTX
+            n_ctx = ENCODER_N_CTX if name in ENCODERS else N_CTX
             any_tokens.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
             return folder
 

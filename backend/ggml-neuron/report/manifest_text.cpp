@@ -136,16 +136,26 @@ std::string param_text(const neuron_param & p, int32_t bits) {
                                           : std::to_string(bits);
 }
 
+// Returns the words of a node's parameters that may be any numbers, by a bit for each; only nodes that are to be recorded have some.
+uint32_t open_words(const ggml_tensor * op) {
+    return neuron_has_numbers(op) ? (uint32_t) op->op_params[NEURON_OPEN_WORD] : 0;
+}
+
 std::string params_text(const ggml_tensor * op, const neuron_op * known) {
-    uint32_t    named = known && known->variant ? 1u : 0u;
-    std::string text;
-    const auto  add = [&text](const std::string & name, const std::string & value) {
+    const uint32_t open  = open_words(op);
+    uint32_t       named = (known && known->variant ? 1u : 0u) | (open ? 1u << NEURON_OPEN_WORD : 0u);
+    std::string    text;
+    const auto     add = [&text](const std::string & name, const std::string & value) {
         text += (text.empty() ? "" : ", ") + name + ": " + value;
     };
     for (size_t i = 0; known && i < known->n_params; i++) {
         const neuron_param & p    = known->params[i];
         const int32_t        bits = op->op_params[p.word];
         named |= 1u << p.word;
+        if (open & 1u << p.word) {
+            add(p.name, "any");
+            continue;
+        }
         if (p.has_default && bits == p.default_bits) {
             continue;
         }
@@ -196,7 +206,7 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
     if (alias == NEURON_KERNELS_NO_ALIAS && !is_dense(op) && op->op != GGML_OP_CONV_2D_DW) {
         return "no emitter for results with gaps";
     }
-    uint32_t named = known->variant ? 1u : 0u;
+    uint32_t named = (known->variant ? 1u : 0u) | (open_words(op) ? 1u << NEURON_OPEN_WORD : 0u);
     for (size_t i = 0; i < known->n_params; i++) {
         const neuron_param & p = known->params[i];
         named |= 1u << p.word;

@@ -4,6 +4,8 @@
 #include "report/log.h"
 #include "report/manifest_text.h"
 #include "report/recording_file.h"
+#include "select/numbers.h"
+#include "select/sampler_probe.h"
 #include "targets.h"
 
 #include <fcntl.h>
@@ -15,11 +17,15 @@
 #include <cerrno>
 #include <chrono>
 #include <cinttypes>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -34,9 +40,34 @@ struct counts {
 
 // What was noted of the nodes that have the same entry.
 struct noted_entry {
-    neuron_manifest_text manifest_text;
-    counts               noted;    // by this process
-    counts               written;  // of these, what is in the file
+    neuron_manifest_text               manifest_text;
+    counts                             noted;    // by this process
+    counts                             written;  // of these, what is in the file
+    // What llama.cpp asks before it samples on a device, if it is that. Such a node is not computed, and others of as many elements are.
+    std::unique_ptr<neuron_probe_node> probe;
+    int64_t                            probed = 0;  // candidates of it
+};
+
+// A node as the file has it: with any numbers, or its own.
+struct recorded_node {
+    ggml_tensor node;
+
+    recorded_node(const ggml_tensor * op, bool any_numbers) : node(*op) {
+        if (any_numbers && is_open(op)) {
+            const neuron_params params = neuron_open_params_of(op);
+            memcpy(node.op_params, params.data(), sizeof(node.op_params));
+        }
+    }
+
+    uint64_t fingerprint() const { return neuron_fingerprint(&node); }
+
+    // A mask has a number that is infinite, and no user chooses it.
+    static bool is_open(const ggml_tensor * op) {
+        std::vector<float> numbers;
+        neuron_add_numbers(op, numbers);
+        return !numbers.empty() &&
+               std::all_of(numbers.begin(), numbers.end(), [](float number) { return std::isfinite(number); });
+    }
 };
 
 std::string with_reason(const neuron_manifest_text & e) {
@@ -129,7 +160,9 @@ std::vector<line> first_lines(const std::string & path, const std::string & targ
 
 // Adds what was noted to the lines: to the counts of entries that are there, and others at the end. What has got an emitter
 // since it was written as a comment becomes an entry.
-void add_entries(const std::unordered_map<uint64_t, noted_entry> & entries, std::vector<line> & lines) {
+void add_entries(const std::unordered_map<uint64_t, noted_entry> &      entries,
+                 const std::function<bool(const noted_entry & entry)> & is_written,
+                 std::vector<line> &                                    lines) {
     std::map<std::string, line *> known;
     for (line & l : lines) {
         if (l.is_entry) {
@@ -142,7 +175,7 @@ void add_entries(const std::unordered_map<uint64_t, noted_entry> & entries, std:
         const neuron_manifest_text & e        = recorded.manifest_text;
         counts                       count    = { recorded.noted.asked - recorded.written.asked,
                                                   recorded.noted.executed - recorded.written.executed };
-        if (!count.asked && !count.executed) {
+        if ((!count.asked && !count.executed) || !is_written(recorded)) {
             continue;
         }
         const auto stale = known.find(e.without_emitter);
@@ -233,7 +266,9 @@ struct recorder final : neuron_recording_file {
     std::string                               path;
     std::string                               target = "trn1";
     std::unordered_map<uint64_t, noted_entry> entries;
-    bool                                      dirty = false;
+    bool                                      dirty   = false;
+    bool                                      samples = false;  // whether llama.cpp asked for a sampler
+    std::set<int64_t>                         candidates;       // that samplers choose from
     std::chrono::steady_clock::time_point     last_flush{};
 
     recorder() : neuron_recording_file("GGML_NEURON_RECORD", "ops that were asked for") {
@@ -245,31 +280,78 @@ struct recorder final : neuron_recording_file {
 
     void note_executed(const ggml_tensor * op) {
         std::lock_guard<std::mutex> lock(mutex);
-        const auto                  found = entries.find(neuron_fingerprint(op));
-        if (found != entries.end()) {  // else it has a kernel, which can't be used this time
-            found->second.noted.executed++;
-            dirty = true;
+        for (const bool any_numbers : { samples, false }) {  // noted since a sampler was asked for, or before
+            const auto found = entries.find(recorded_node(op, any_numbers).fingerprint());
+            if (found != entries.end()) {                    // else it has a kernel, which can't be used this time
+                found->second.noted.executed++;
+                dirty = true;
+                return;
+            }
         }
     }
 
     void note(const ggml_tensor * op) {
-        const uint64_t              hash = neuron_fingerprint(op);
+        const int64_t               probed = neuron_probed_candidates(op);
         std::lock_guard<std::mutex> lock(mutex);
-        auto                        found = entries.find(hash);
-        const bool                  fresh = found == entries.end();
-        if (fresh) {
-            found = entries.emplace(hash, noted_entry{ neuron_manifest_text_of(op), {}, {} }).first;
+        samples = samples || probed;
+        if (!probed && neuron_has_candidates(op)) {
+            candidates.insert(op->ne[0]);
         }
-        if (fresh || neuron_log_repeats()) {
-            NEURON_LOG("no kernel for %s\n", with_reason(found->second.manifest_text).c_str());
+        noted_entry & entry = entry_of(op);
+        if (probed && !entry.probe) {
+            entry.probe  = std::make_unique<neuron_probe_node>(op, probed, probed);
+            entry.probed = probed;
         }
-        found->second.noted.asked++;
+        entry.noted.asked++;
         dirty = true;
         // The caller may hold a core's mutex: what can't be written at once is written later.
         if (std::chrono::steady_clock::now() - last_flush > std::chrono::seconds(1)) {
             (void) write();
             last_flush = std::chrono::steady_clock::now();
         }
+    }
+
+    // locked. Returns the entry of a node; says so when it is a new one.
+    noted_entry & entry_of(const ggml_tensor * op) {
+        const recorded_node recorded(op, samples);
+        const uint64_t      hash  = recorded.fingerprint();
+        auto                found = entries.find(hash);
+        const bool          fresh = found == entries.end();
+        if (fresh) {
+            found                       = entries.emplace(hash, noted_entry{}).first;
+            found->second.manifest_text = neuron_manifest_text_of(&recorded.node);
+        }
+        if (fresh || neuron_log_repeats()) {
+            NEURON_LOG("no kernel for %s\n", with_reason(neuron_manifest_text_of(op)).c_str());
+        }
+        return found->second;
+    }
+
+    // locked. Has an entry for each node that llama.cpp asks for before it samples, of as many candidates as there are: the node of a
+    // call where there is one, and else one of the fewest.
+    void answer_probes() {
+        std::vector<const noted_entry *> probes;
+        for (const auto & item : entries) {
+            if (item.second.probe && !candidates.count(item.second.probed)) {
+                probes.push_back(&item.second);
+            }
+        }
+        for (const noted_entry * probe : candidates.empty() ? decltype(probes)() : probes) {
+            const auto is_there = [&](int64_t n) {
+                const neuron_probe_node resized(&probe->probe->node, probe->probed, n);
+                return entries.count(recorded_node(&resized.node, true).fingerprint()) > 0;
+            };
+            if (std::none_of(candidates.begin(), candidates.end(), is_there)) {
+                const neuron_probe_node resized(&probe->probe->node, probe->probed, *candidates.begin());
+                noted_entry &           entry = entry_of(&resized.node);
+                entry.noted                   = { 1, 1 };  // without its kernel no call has a sampler
+            }
+        }
+    }
+
+    // locked. Returns whether a node is to be in the file.
+    bool is_written(const noted_entry & entry) const {
+        return !entry.probe || entry.noted.executed || candidates.count(entry.probed);
     }
 
     std::string locked() const override { return "the folder of " + path; }
@@ -311,7 +393,8 @@ struct recorder final : neuron_recording_file {
         } else if (std::none_of(lines.begin(), lines.end(), is_list)) {
             return path + " exists and is not a manifest with a list of kernels";
         }
-        add_entries(entries, lines);
+        answer_probes();
+        add_entries(entries, [this](const noted_entry & entry) { return is_written(entry); }, lines);
         const auto is_kernel = [](const line & l) {
             return l.is_entry && l.buildable;
         };
@@ -322,7 +405,7 @@ struct recorder final : neuron_recording_file {
             return path + " can't be written: " + strerror(error);
         }
         for (auto & item : entries) {
-            item.second.written = item.second.noted;
+            item.second.written = is_written(item.second) ? item.second.noted : counts{};
         }
         return "";
     }

@@ -38,6 +38,10 @@ int64_t neuron_probed_candidates(const ggml_tensor * op) {
     return 0;
 }
 
+bool neuron_has_candidates(const ggml_tensor * op) {
+    return op->op == GGML_OP_PAD || op->op == GGML_OP_TOP_K;
+}
+
 static void resize(ggml_tensor & t, int64_t from, int64_t to) {
     t.view_src = nullptr;
     t.buffer   = nullptr;

@@ -14,6 +14,10 @@
 // Returns how many candidates such a graph has that a node is in, or 0: the node is in none.
 int64_t neuron_probed_candidates(const ggml_tensor * op);
 
+// Returns whether the result of a node of a call has as many elements as there are candidates: llama.cpp adds a row to the logits before
+// it samples from a row of them, and a top-k leaves some.
+bool neuron_has_candidates(const ggml_tensor * op);
+
 // A node of such a graph with another number of candidates; its sources have no sources.
 struct neuron_probe_node {
     neuron_probe_node(const ggml_tensor * op, int64_t probed, int64_t candidates);

@@ -8,6 +8,7 @@
 #include "scenario.h"
 
 #include <clocale>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -59,6 +60,29 @@ static void sampler_probe() {
             check(ggml_backend_dev_supports_op(neuron, nodes[i]) == takes,
                   std::string(names[i]) + (takes ? " is refused" : " is taken"));
         }
+    }
+}
+
+// What a program asks for that samples on a device, while ops are recorded: first of 2^17 candidates and of 2^20, which no call has, then
+// in calls with two temperatures.
+static void recorded_samplers() {
+    context ctx;
+    for (const int64_t n : { (int64_t) 1 << 17, (int64_t) 1 << 20 }) {
+        ggml_tensor * logits     = ggml_reshape_1d(ctx.get(), f32(ctx.get(), n), n);
+        ggml_tensor * candidates = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, n);
+        ggml_tensor * top        = ggml_top_k(ctx.get(), logits, 5);
+        for (const ggml_tensor * node :
+             { top, ggml_get_rows(ctx.get(), ggml_reshape_2d(ctx.get(), candidates, 1, n), top),
+               ggml_scale(ctx.get(), logits, 2.0f) }) {
+            check(ggml_backend_dev_supports_op(neuron, node), "a question is refused");
+        }
+    }
+    ggml_tensor * rows = ggml_pad(ctx.get(), f32(ctx.get(), 500), 0, 1, 0, 0);
+    ggml_tensor * top  = ggml_top_k(ctx.get(), ggml_view_1d(ctx.get(), rows, 500, 0), 5);
+    ggml_tensor * left = f32(ctx.get(), 5);
+    for (const ggml_tensor * node : { rows, top, ggml_scale(ctx.get(), left, 2.0f), ggml_scale(ctx.get(), left, 1.25f),
+                                      ggml_scale_bias(ctx.get(), left, 0.0f, -INFINITY) }) {
+        check(ggml_backend_dev_supports_op(neuron, node), "a node of a call is refused");
     }
 }
 
@@ -204,17 +228,18 @@ static void locale() {
 
 scenario_table device_scenarios() {
     return {
-        { "memory",        memory                                             },
-        { "probes",        probes                                             },
-        { "sampler-probe", sampler_probe                                      },
-        { "same-names",    same_names                                         },
-        { "large-buffers", large_buffers                                      },
-        { "free-memory",   free_memory                                        },
-        { "locale",        locale                                             },
-        { "too-much",      too_much                                           },
-        { "too-large",     too_large_as_one                                   },
-        { "no-room",       [] { too_much_beside_programs((size_t) 1 << 30); } },
-        { "asynchronous",  [] { capabilities(true); }                         },
-        { "synchronous",   [] { capabilities(false); }                        },
+        { "memory",            memory                                             },
+        { "probes",            probes                                             },
+        { "sampler-probe",     sampler_probe                                      },
+        { "recorded-samplers", recorded_samplers                                  },
+        { "same-names",        same_names                                         },
+        { "large-buffers",     large_buffers                                      },
+        { "free-memory",       free_memory                                        },
+        { "locale",            locale                                             },
+        { "too-much",          too_much                                           },
+        { "too-large",         too_large_as_one                                   },
+        { "no-room",           [] { too_much_beside_programs((size_t) 1 << 30); } },
+        { "asynchronous",      [] { capabilities(true); }                         },
+        { "synchronous",       [] { capabilities(false); }                        },
     };
 }
