@@ -417,7 +417,7 @@ def test_a_file_that_has_other_weights_is_said(load: Callable[..., Result], tmp_
             model, "planes", tmp_path / "planes"
         ): "2 of 2 .*\n.*planes has it of another type or shape, or in another layout",
         repack(write_model(tmp_path / "x.gguf", ["q8_0"], 1), "bf16", tmp_path / "other"): (
-            "2 of 2 .*\n.*other has it of other bytes, those of x.gguf\n.*kernelgen repack MODEL.gguf KERNELS"
+            "2 of 2 .*\n.*other is for other bytes, those of x.gguf\n.*kernelgen repack MODEL.gguf KERNELS"
         ),
         repack(write_model(tmp_path / "y.gguf", ["q4_K"]), "bf16", tmp_path / "names"): (
             "2 of 2 .*\n.* the first is q8_0.one: no file has a weight of this name"

@@ -62,7 +62,7 @@ def _file(file: BinaryIO, path: Path, size: int, expected: str, packs: bool) -> 
             return None if packs else Diagnostic(message, hint=f"kernelgen inspect {path} prints what is in it")
         if architecture == _REPACKED:
             message = f"{path} has repacked weights, not a {expected}"
-            hint = f"kernelgen inspect {path} prints what is in it, and the variable GGML_NEURON_REPACKED has a program read it"
+            hint = f"kernelgen inspect {path} prints what is in it, and the variable GGML_NEURON_REPACKED makes programs read it"
             return None if packs else Diagnostic(message, hint=hint)
         if kind == _PART:
             message = f"{path} is a later file of a model that was split into several GGUF files, not a {expected}"
