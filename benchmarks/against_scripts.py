@@ -60,7 +60,7 @@ class Timed:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """Returns an environment in which Python finds a copy's sources, and no cache but those that are named."""
+    """Returns an environment in which Python finds a copy's sources, with only the caches that are named."""
     return {**cmake_project.environment(), "PYTHONPATH": str(copy / "tools"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 

@@ -1,4 +1,4 @@
-"""Builds the wheel neuron-kernelgen-llama-cpp: the backend and export-graphs, for llama-cpp-python.
+"""Builds the wheel neuron-kernelgen-llama-cpp: the backend and export-graphs for llama-cpp-python, and the simulator's libnrt.
 
     ./bazelw run //backend/python:wheel -- FOLDER
 
@@ -25,18 +25,20 @@ ROOT = HERE.parents[1]
 PACKAGE = "neuron_kernelgen"
 PLUGIN = ROOT / "backend/ggml-neuron/plugin/libggml-neuron.so"
 EXPORTER = ROOT / "backend/exporter/server_exporter/export-graphs"
+SIMULATOR = ROOT / "backend/simulator/libnrt.so.1"
 VERSION = "0.3.36"
 """Of llama-cpp-python, whose llama.cpp Bazel fetches (rules/private/repositories/pypi_sdist.bzl)."""
 
 
-def build(folder: Path, plugin: Path, exporter: Path, version: str) -> Path:
+def build(folder: Path, plugin: Path, exporter: Path, simulator: Path, version: str) -> Path:
     """Writes the wheel into a folder and returns it.
 
     Args:
         folder: where to; it is made if need be.
         plugin: libggml-neuron.so.
         exporter: export-graphs.
-        version: of the llama-cpp-python that both are built for.
+        simulator: libnrt.so.1, which `kernelgen simulate` finds in the environment that the wheel is installed in.
+        version: of the llama-cpp-python that plugin and exporter are built for.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.absolute()
@@ -53,6 +55,7 @@ def build(folder: Path, plugin: Path, exporter: Path, version: str) -> Path:
         (package / "py.typed").touch()
         for binary in (plugin, exporter):
             shutil.copy(binary, package / binary.name)
+        shutil.copy(simulator, project / simulator.name)
         with contextlib.chdir(project), contextlib.redirect_stdout(sys.stderr):
             tag = f"--plat-name=linux_{platform.machine()}"
             name = build_meta.build_wheel(str(folder), {"--build-option": tag})
@@ -68,9 +71,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plugin", type=Path, default=PLUGIN)
     parser.add_argument("--exporter", type=Path, default=EXPORTER)
+    parser.add_argument("--simulator", type=Path, default=SIMULATOR)
     parser.add_argument("--llama-cpp-python", default=VERSION, metavar="VERSION")
     asked = parser.parse_args()
-    print(build(asked.folder, asked.plugin, asked.exporter, asked.llama_cpp_python))
+    print(build(asked.folder, asked.plugin, asked.exporter, asked.simulator, asked.llama_cpp_python))
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def manifest(folder: Path, *ops: str, name: str = "small", targets: str = "trn1"
 
 
 def environment(**more: object) -> dict[str, str]:
-    """For a process of its own: the same modules as here, and no cache but those that are named."""
+    """For a process of its own: the same modules as here, with only the caches that are named."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_", "AWS_")) and "proxy" not in k.lower()}
     path = os.pathsep.join([str(ROOT / "tools"), *filter(None, sys.path)])
     return {**kept, "PYTHONPATH": path, **{k: str(v) for k, v in more.items()}}

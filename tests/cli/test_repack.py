@@ -70,7 +70,7 @@ def test_weights_are_written_as_kernels_want_them(kernelgen: Run, model: Path, t
     assert (done.code, done.err) == (0, "")
     assert done.out == (
         f"{output}: 4 of 4 tensors, 3 in bf16, 1 in transposed; {size:.1f} MiB\n"
-        f"GGML_NEURON_REPACKED={output} has a program read it\n"
+        f"GGML_NEURON_REPACKED={output} makes programs read it\n"
     )
     given = {t.name: t for t in gguf.GGUFReader(model).tensors}
     read = gguf.GGUFReader(output)
@@ -232,4 +232,4 @@ def test_other_commands_say_what_repacked_weights_are(kernelgen: Run, repacked_m
     done = kernelgen("validate", repacked_model)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"error: {repacked_model} has repacked weights, not a manifest\n")
-    assert "GGML_NEURON_REPACKED has a program read it" in done.err
+    assert "GGML_NEURON_REPACKED makes programs read it" in done.err

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-def commands(text: str) -> int:
-    """Returns how many commands the indented blocks of a text have; a program in Python counts as one."""
-    count = 0
-    for block in re.findall(r"(?:^(?:    |        )\S.*\n|^ {4,}\S.*\n|^\n(?=    ))+", text, re.MULTILINE):
-        lines = [line.strip() for line in block.splitlines() if line.strip()]
-        python = any(re.match(r"(?:import|from) ", line) for line in lines)
-        count += 1 if python else sum(len(line.split(" && ")) for line in lines)
-    return count
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+FIRST_RUN = runpy.run_path(str(ROOT / "tools" / "first_run" / "first_run.py"))
+commands, run, table = FIRST_RUN["commands"], FIRST_RUN["run"], FIRST_RUN["table"]
 
 
 def section(page: str, *headings: str) -> str:
     """Returns sections of a guide, or all of it."""
-    text = (DOCS / "guides" / page).read_text()
-    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-    return "".join(part for part in parts if not headings or part.splitlines()[0].removeprefix("## ") in headings)
+    text: str = FIRST_RUN["sections"]((DOCS / "guides" / page).read_text(), headings)
+    return text
 
 
 @pytest.mark.parametrize(
@@ -41,8 +35,38 @@ def test_the_commands_of_a_way_are_as_many_as_the_page_says(page: str, headings:
     text = section(page, *headings)
     if page == "chat.md":
         text = text.partition("    ./bazelw run //examples:chat -- --prompt")[0]
-    assert commands(text) == int(said)
+    assert len(list(commands(text))) == int(said)
 
 
-def test_commands_are_counted() -> None:
-    assert commands("a\n\n    one && two\n    three\n\nb\n\n    import x\n    x.f()\n") == 4
+PAGE = """Type:
+
+    export X=7 && echo said
+    cat
+
+`answer.py`:
+
+        import sys
+        if sys.argv:
+            print("first", $X)
+
+Then:
+
+    sh -c 'exit 0'
+"""
+
+
+def test_commands_of_a_page_run_in_one_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    todo = list(commands(PAGE))
+    assert [one.shown for one in todo] == ["export X=7", "echo said", "cat", "(answer.py)", "sh -c 'exit 0'"]
+    timed = list(run(todo, tmp_path, dict(os.environ)))
+    assert [one.command for one in timed] == todo
+    assert [one.first is None for one in timed] == [True, False, True, True, True]
+    assert (tmp_path / "answer.py").read_text() == 'import sys\nif sys.argv:\n    print("first", $X)\n'
+    assert len(list(table(timed))) == 2 + len(todo) + 1
+    assert "$ echo said\n\nsaid" not in capsys.readouterr().out
+
+
+def test_a_command_that_fails_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="exit status 3: sh -c 'exit 3'"):
+        list(run(list(commands("    sh -c 'exit 3'\n    touch there\n")), tmp_path, dict(os.environ)))
+    assert not (tmp_path / "there").exists()

@@ -8,7 +8,6 @@ are called `address` and `thread`.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,14 +61,7 @@ def run(programs: Programs) -> Run:
     """Returns a function that runs scenarios; environment variables are given by name."""
 
     def run(*scenarios: str, **variables: str | Path | None) -> Result:
-        result = subprocess.run(
-            [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp, *scenarios],
-            env=programs.environment(**variables),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        result = programs.run("scenarios", *scenarios, **variables)
         said = dict(line.split(": ", 1) for line in result.stdout.splitlines() if ": " in line)
         return Result(result.returncode, said, result.stderr)
 

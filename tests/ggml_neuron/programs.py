@@ -117,6 +117,17 @@ class Programs:
         }
         return inherited | {name: str(value) for name, value in chosen.items() if value is not None}
 
+    def run(self, program: str, *scenarios: str, **variables: str | Path | None) -> subprocess.CompletedProcess[str]:
+        """Runs scenarios of a test program; variables are those of `environment`."""
+        return subprocess.run(
+            [self.find(program), self.find("libggml-neuron.so"), self.llama_cpp, *scenarios],
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
 
 def named(built: Path, variable: str) -> Path:
     """Returns where something is that was built from C++: where Bazel puts it, or what a variable names."""

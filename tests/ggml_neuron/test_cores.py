@@ -141,14 +141,6 @@ def test_loading_says_what_to_use_instead_of_a_split_by_rows(
 
 
 def test_every_core_at_once(programs: Programs, kernels: Path) -> None:
-    result = subprocess.run(
-        [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp, "every-core"],
-        env=programs.environment(
-            GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", NEURON_RT_NUM_CORES="16"
-        ),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device", "NEURON_RT_NUM_CORES": "16"}
+    result = programs.run("scenarios", "every-core", **variables)
     assert result.stdout == "every-core: ok\n", result.stderr

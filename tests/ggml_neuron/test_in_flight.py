@@ -301,7 +301,7 @@ def test_a_launch_that_fails_late_fails_the_next_graph(run: Run, kernels: Path) 
     result = run_with_fault(run, kernels, "fails-later", "execute@2")
     assert result.said == {"fails-later": "ok"}, result.log
     assert LAUNCH_FAILED.search(result.log), result.log
-    assert "a launch for an earlier graph failed after that was given back" in result.log
+    assert "a launch of an earlier graph failed after ggml had that graph back" in result.log
 
 
 def test_to_read_what_was_not_computed_ends_the_program(run: Run, kernels: Path) -> None:
@@ -317,7 +317,7 @@ def test_to_read_what_was_not_computed_ends_the_program(run: Run, kernels: Path)
 def test_a_cache_that_is_lost_stays_so_until_it_is_set(run: Run, kernels: Path) -> None:
     result = run_with_fault(run, kernels, "poisons-a-cache", "execute@1")
     assert result.said == {"poisons-a-cache": "ok"}, result.log
-    assert "reads what a launch that failed was to compute for an earlier graph" in result.log
+    assert "reads a result of an earlier graph whose launch failed" in result.log
 
 
 def test_what_one_core_lost_fails_the_graph_of_another(run: Run, kernels: Path) -> None:

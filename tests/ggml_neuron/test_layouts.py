@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -79,34 +78,30 @@ def both(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "kernels"
 
 
+def kernels_in(folder: Path, target: str, layouts: str, types: tuple[str, ...]) -> Path:
+    """Builds kernels for weights of some types in some layouts alone, and returns their folder."""
+    head = f"format: 1\nname: {folder.name.rstrip('0123456789')}\ntargets: [{target}]\nweights: [{layouts}]\nkernels:\n"
+    (folder / "layouts.yaml").write_text(head + entries(types, "params: {}"))
+    build(folder / "layouts.yaml", folder / "kernels")
+    return folder / "kernels"
+
+
 @pytest.fixture(scope="session")
 def layouts_alone(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with kernels for weights in layouts alone."""
-    folder = tmp_path_factory.mktemp("layouts_alone")
-    head = f"format: 1\nname: layouts_alone\ntargets: [{neuron_target}]\nweights: [planes, transposed]\nkernels:\n"
-    (folder / "layouts_alone.yaml").write_text(head + entries(("q8_0", "f16"), "params: {}"))
-    build(folder / "layouts_alone.yaml", folder / "kernels")
-    return folder / "kernels"
+    return kernels_in(tmp_path_factory.mktemp("layouts_alone"), neuron_target, "planes, transposed", ("q8_0", "f16"))
 
 
 @pytest.fixture(scope="session")
 def rounded(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels for quantized weights that are kept as bf16, and no others."""
-    folder = tmp_path_factory.mktemp("rounded")
-    head = f"format: 1\nname: rounded\ntargets: [{neuron_target}]\nweights: [bf16, transposed]\nkernels:\n"
-    (folder / "rounded.yaml").write_text(head + entries((*ROUNDED, "f16"), "params: {}"))
-    build(folder / "rounded.yaml", folder / "kernels")
-    return folder / "kernels"
+    """Returns a folder with kernels only for quantized weights that are kept as bf16."""
+    return kernels_in(tmp_path_factory.mktemp("rounded"), neuron_target, "bf16, transposed", (*ROUNDED, "f16"))
 
 
 @pytest.fixture(scope="session")
 def tiled(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels for weights in tiles of 8 bits, and no others."""
-    folder = tmp_path_factory.mktemp("tiled")
-    head = f"format: 1\nname: tiled\ntargets: [{neuron_target}]\nweights: [{F8}]\nkernels:\n"
-    (folder / "tiled.yaml").write_text(head + entries(TILED, "params: {}"))
-    build(folder / "tiled.yaml", folder / "kernels")
-    return folder / "kernels"
+    """Returns a folder with kernels only for weights in tiles of 8 bits."""
+    return kernels_in(tmp_path_factory.mktemp("tiled"), neuron_target, F8, TILED)
 
 
 @pytest.fixture(scope="session")
@@ -116,14 +111,7 @@ def run_layouts(programs: Programs) -> RunLayouts:
     def run(*scenarios: str, **variables: str | Path) -> Result:
         # results are compared bit for bit, and functions of libnrt add the products by weights as ggml has them in another order
         variables = {"NEURON_SIMULATOR_LIBRARY": "", **variables}
-        result = subprocess.run(
-            [programs.find("layouts"), programs.find("libggml-neuron.so"), programs.llama_cpp, *scenarios],
-            env=programs.environment(**variables),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        result = programs.run("layouts", *scenarios, **variables)
         said = dict(line.rsplit(": ", 1) for line in result.stdout.splitlines() if ": " in line)
         return Result(result.returncode, said, result.stdout + result.stderr)
 
@@ -429,7 +417,7 @@ def test_a_file_that_has_other_weights_is_said(load: Callable[..., Result], tmp_
             model, "planes", tmp_path / "planes"
         ): "2 of 2 .*\n.*planes has it of another type or shape, or in another layout",
         repack(write_model(tmp_path / "x.gguf", ["q8_0"], 1), "bf16", tmp_path / "other"): (
-            "2 of 2 .*\n.*other has it of other bytes, those of x.gguf\n.*kernelgen repack MODEL.gguf KERNELS"
+            "2 of 2 .*\n.*other is for other bytes, those of x.gguf\n.*kernelgen repack MODEL.gguf KERNELS"
         ),
         repack(write_model(tmp_path / "y.gguf", ["q4_K"]), "bf16", tmp_path / "names"): (
             "2 of 2 .*\n.* the first is q8_0.one: no file has a weight of this name"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from programs import ROOT, Programs
 
+from kernelgen.cli import simulate
 from kernelgen.model.exporter import VARIABLE
 
 WHEEL = runpy.run_path(str(ROOT / "backend" / "python" / "build_wheel.py"))
@@ -47,8 +48,9 @@ def wheel(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     exporter = folder / "export-graphs"
     exporter.write_text("#!/bin/sh\necho '{}'\n")
     exporter.chmod(0o755)
-    made: Path = WHEEL["build"](folder / "out", programs.find("libggml-neuron.so"), exporter, VERSION)
-    again = WHEEL["build"](folder / "again", programs.find("libggml-neuron.so"), exporter, VERSION)
+    binaries = programs.find("libggml-neuron.so"), exporter, programs.simulator
+    made: Path = WHEEL["build"](folder / "out", *binaries, VERSION)
+    again = WHEEL["build"](folder / "again", *binaries, VERSION)
     assert made.name == again.name and made.read_bytes() == again.read_bytes()
     return made
 
@@ -119,3 +121,16 @@ def test_the_wheel_is_for_the_llama_cpp_that_bazel_fetches(wheel: Path) -> None:
         (program,) = (one for one in archive.infolist() if one.filename.endswith("export-graphs"))
     assert f"Requires-Dist: llama-cpp-python=={VERSION}" in metadata
     assert program.external_attr >> 16 & 0o111
+
+
+def test_the_wheel_installs_the_simulator_where_kernelgen_looks(
+    wheel: Path, programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("libnrt.so.1"))
+        path = name.partition(".data/data/")[2]  # what pip installs below the prefix
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_bytes(archive.read(name))
+    assert (tmp_path / path).read_bytes() == programs.simulator.read_bytes()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert tmp_path / path in simulate.places()

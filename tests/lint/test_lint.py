@@ -156,6 +156,9 @@ def test_other_paths_are_taken(line: str) -> None:
         ("All three front doors run it.", "the names: Bazel, CMake, the command line"),
         ("The stand-in for libnrt runs it.", '"simulator"'),
         ("That is found out later.", '"is found", "is noticed", "is known"'),
+        ("A bias that the chain has not: CPU.", '"lacks", "does not have"'),
+        ("The device runs no op but the embedding.", '"only", "no … except"'),
+        ("These are all: there are no others.", '"only these", "all of these"'),
     ],
 )
 def test_a_word_that_has_a_plainer_one_is_found_in_every_kind_of_file(words: str, advice: str) -> None:
@@ -181,6 +184,7 @@ def test_a_word_that_has_a_plainer_one_is_found_in_every_kind_of_file(words: str
         "The kernel is another one of the same op.",
         "Say `by way of` or `anew`.",
         "Nothing else is read.",
+        "The queue has not ended, and there is no other op.",
         "The op is floor, and packages of Python that have it are not needed.",
         "llama.cpp decides where a weight goes by asking for an op; the user had a file, and finds out which ops run.",
     ],
@@ -191,9 +195,10 @@ def test_plain_words_are_not_found(words: str) -> None:
 
 
 def test_some_words_are_for_pages_alone() -> None:
-    Path("page.md").write_text("Three, of which two are new.\nElse it fails.\n")
-    Path("module.py").write_text('"""Three, of which two are new.\n\nElse it fails.\n"""\n')
+    Path("page.md").write_text("Three, of which two are new.\nElse it fails.\nThe CPU runs what has no kernel.\n")
+    Path("module.py").write_text('"""Three, of which two are new.\n\nElse it fails.\n\nRuns what has no kernel.\n"""\n')
     assert [one.partition("': ")[0] for one in lint.unplain(["module.py", "page.md"])] == [
         "page.md:1: 'of which",
         "page.md:2: 'Else",
+        "page.md:3: 'what has no",
     ]

@@ -31,8 +31,8 @@ OTHERS = (
     "penalties=16:1.6:0.4:-0.2,top_k=20,temperature=1.2:0.7:0.8,top_p=0.7,dist",
     "min_p=0.6,dist",
 )
-"""The same with other numbers, for which no kernels are made: of the sizes that are in shapes, how many last tokens count and `top_k`, there
-are no others."""
+"""The same chains with other numbers, for which no kernels are made. The sizes that are in shapes are equal: how many last tokens count,
+and `top_k`."""
 N_SEQS = 3
 N_STEPS = 12
 CONFIDENT = 3.72

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 from .conftest import Derive, run_model
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=192, n_layer=3)
+Refusal = Callable[..., str]
 RUN = ("--n-ctx", 512, "--n-tokens", 16, "--n-ubatch", 16)
 
 
@@ -25,6 +26,25 @@ def model(tmp_path: Path) -> Path:
     file = tmp_path / "model.gguf"
     random_llama.write(file, size=SIZE, sparse=True)
     return file
+
+
+@pytest.fixture
+def refusal(
+    model: Path,
+    exporter: Exporter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Refusal:
+    """Returns a function that runs `kernelgen model` beside the model with wrong arguments, and returns its message."""
+    monkeypatch.chdir(tmp_path)
+
+    def refusal(*arguments: str) -> str:
+        assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *arguments) == 2
+        assert not (tmp_path / "m.yaml").exists()
+        return capsys.readouterr().err
+
+    return refusal
 
 
 def adapter(folder: Path, rank: int, *targets: str) -> Path:
@@ -62,21 +82,10 @@ def test_an_adapter_adds_products_of_its_rank_and_any_scale(model: Path, derive:
         ("other.gguf", "has incorrect shape (hint: maybe wrong base model?)"),
     ],
 )
-def test_what_is_not_an_adapter_of_the_model(
-    value: str,
-    message: str,
-    model: Path,
-    exporter: Exporter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_not_an_adapter_of_the_model(value: str, message: str, refusal: Refusal, tmp_path: Path) -> None:
     adapter(tmp_path, 8, "attn_q")
     random_llama.write_adapter(tmp_path / "other.gguf", random_llama.Size(), rank=8, targets=["attn_q"])
-    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, "--lora", value) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "m.yaml").exists()
+    assert message in refusal("--lora", value)
 
 
 def test_a_context_is_shifted_in_place_and_in_pieces(model: Path, derive: Derive) -> None:
@@ -280,17 +289,6 @@ def test_an_eagle3_draft_reads_layers_of_its_model(
         ("--spec-type draft-mtp --embeddings", "--spec-type draft-mtp with --embeddings or --encoder: "),
     ],
 )
-def test_what_is_no_draft_of_the_model(
-    arguments: str,
-    message: str,
-    model: Path,
-    exporter: Exporter,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_not_a_draft_of_the_model(arguments: str, message: str, refusal: Refusal, tmp_path: Path) -> None:
     random_llama.write_eagle3(tmp_path / "far.gguf", SIZE, (0, 1, 7))
-    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *arguments.split()) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "m.yaml").exists()
+    assert message in refusal(*arguments.split())

@@ -157,7 +157,7 @@ def test_a_neff_of_another_kernel_target_or_core_is_refused(module: bytes, real_
     text = str(caught.value)
     assert "x.neff: compiled for sunda (trn1, trn1n, inf2), not for trn2 (cayman)" in text
     assert "x.neff: compiled for logical cores of 1 physical cores, with code for 1; expected 2" in text
-    assert "it has an input input0.must_alias_input, which its HLO has not" in text
+    assert "it has an input input0.must_alias_input, which its HLO lacks" in text
     assert "its output output0 has 64 bytes; its HLO's output0: f32[3,5], 60" in text
     assert "it has no output output1, which its HLO has" in text
     with pytest.raises(KernelgenError, match="for sunda"):

@@ -80,3 +80,21 @@ cmake_build = rule(
         "targets": attr.string_list(mandatory = True),
     },
 )
+
+def llama_build(name, llama_cpp = "//tools/llama_cpp", **kwargs):
+    """Builds targets of a CMake project that link to a build of llama.cpp; they load its libraries from where LD_LIBRARY_PATH says.
+
+    Args:
+        name: the target's name.
+        llama_cpp: the build that it links to.
+        **kwargs: further arguments of `cmake_build`.
+    """
+    cmake_build(
+        name = name,
+        folders = {
+            llama_cpp: "GGML_NEURON_GGML_DIR",
+            "@llama_cpp//:CMakeLists.txt": "GGML_NEURON_LLAMA_DIR",
+        },
+        tags = ["manual"],
+        **kwargs
+    )

@@ -75,7 +75,7 @@ class KernelgenError(Exception):
 
 
 class TookTooLong(BaseException):
-    """Something was stopped at its time limit. No `Exception`, so that code which goes on after any of those does not go on.
+    """Something was stopped at its time limit. It is not an `Exception`, so code that catches those does not catch it.
 
     Args:
         seconds: the limit.

@@ -316,7 +316,7 @@ _INTRO = """\
 # Architectures with the default kernels
 
 This page says which architectures of llama.cpp's `test-llama-archs` run wholly on the device with the default kernels of [`kernelgen model`](../reference/models.md), for
-1, 8, 32, 128 and 256 tokens per call. The context has {n_ctx} cells. The run records nothing. The test's own lengths are 64, 32 and for some 128 tokens: kernels for
+1, 8, 32, 128 and 256 tokens per call. The context has {n_ctx} cells. The run records nothing. The calls of the test have 64, 32 or 128 tokens: kernels for
 [other numbers of tokens](../reference/kernel-selection.md) compute them. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --write-page
@@ -341,7 +341,7 @@ _LAYERS = """\
 # Architectures with layers as kernels
 
 This page says which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](../reference/graph-kernels.md). The kernels are the default ones of [`kernelgen model`](../reference/models.md),
-for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells. The test's own calls have 64, 32 and for some 128 tokens. This command writes the page:
+for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells. The calls of the test have 64, 32 or 128 tokens. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer --write-page
 

@@ -52,7 +52,7 @@ void check_format(const char * what, uint64_t format);
 
 bool is_kernel_id(std::string_view text);
 
-// Returns whether a text has no character but lower-case hexadecimal digits.
+// Returns whether all characters of a text are lower-case hexadecimal digits.
 bool is_hexadecimal(std::string_view text);
 
 // Returns whether a text is a SHA-256 in lower-case hexadecimal digits.

@@ -464,7 +464,7 @@ bool neuron_launch_queue::reads_poisoned(const neuron_bound_launch & bound_launc
                                    [this](const neuron_use & use) { return !use.written && is_poisoned(use); });
     if (reads) {
         NEURON_ERROR("core %d: %s, for node %s, is not launched\n"
-                     "it reads what a launch that failed was to compute for an earlier graph\n"
+                     "it reads a result of an earlier graph whose launch failed\n"
                      "set that memory, or make a new context\n",
                      vnc, bound_launch.model->name.c_str(), node);
     }

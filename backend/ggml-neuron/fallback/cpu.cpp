@@ -12,8 +12,8 @@
 #include <numeric>
 #include <vector>
 
-// A backend that is loaded at run time links to libggml-base; libggml registers the CPU backend,
-// which the program has or has not.
+// A backend that is loaded at run time links to libggml-base. libggml registers the CPU backend; a
+// program may lack it.
 #pragma weak ggml_backend_dev_by_type
 
 static ggml_backend_t cpu_backend() {

@@ -60,7 +60,7 @@ enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & backe
     ctx->computed = true;
     ctx->stream.graph++;
     if (ctx->stream.failed != NRT_SUCCESS) {
-        NEURON_ERROR("%s: a launch for an earlier graph failed after that was given back: this graph is not computed\n",
+        NEURON_ERROR("%s: a launch of an earlier graph failed after ggml had that graph back: this graph is not computed\n",
                      ctx->device->name.c_str());
         return neuron_ggml_status(core.finish(ctx->stream));
     }

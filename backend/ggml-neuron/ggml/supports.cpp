@@ -216,7 +216,7 @@ static void neuron_warn_of_alibi(const ggml_tensor * op) {
     const bool               attends = op->op == GGML_OP_SOFT_MAX || op->op == GGML_OP_FLASH_ATTN_EXT;
     if (attends && ggml_get_op_params_f32(op, 1) > 0 && !warned.exchange(true)) {
         NEURON_WARN("%s has ALiBi, which llama.cpp computes wrongly with -sm tensor\n"
-                    "each core computes slopes as if its heads were all there are\n"
+                    "each core computes slopes as if the model had only its heads\n"
                     "use -sm layer\n",
                     op->name);
     }

@@ -173,7 +173,7 @@ const neuron_repacked_weight * neuron_find_repacked(const ggml_tensor * t, const
         if (weight.original() == of_data) {
             return &weight;
         }
-        why = weight.file->path + " has it of other bytes, those of " + weight.file->model;
+        why = weight.file->path + " is for other bytes, those of " + weight.file->model;
     }
     return nullptr;
 }

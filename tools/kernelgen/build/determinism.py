@@ -1,4 +1,4 @@
-"""Whether emitters give the same HLO every time: each kernel is emitted by two processes that have nothing in common.
+"""Whether emitters give the same HLO every time: two processes that share nothing emit each kernel.
 
 The processes have different seeds of Python's hashes, which order its sets, and emit the kernels in opposite orders, so that what
 an emitter keeps from one kernel to the next shows, too.

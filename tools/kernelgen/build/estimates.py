@@ -1,4 +1,4 @@
-"""How long compiles may take, from how long others took.
+"""Estimates how long compiles take, from the times of earlier ones.
 
 A guess, and no more: a kernel counts as long as the recorded ones of the same op that are nearest in size (the elements of
 the result); where its op was never compiled, for as long as a recorded kernel takes usually. Machines differ, and so do compilers.
@@ -49,7 +49,7 @@ class Forecast:
 
 
 def forecast(kernels: Sequence[str], records: Sequence[Record], at_once: int) -> Forecast:
-    """Returns what compiling some kernels may take.
+    """Returns how long it may take to compile some kernels.
 
     Args:
         kernels: the ids of the kernels, one for each compile.
@@ -90,7 +90,7 @@ def _makespan(seconds: Sequence[float], at_once: int) -> float:
 
 
 def described(found: Forecast, at_most: bool, jobs: int) -> str:
-    """Returns a forecast in words, with what it is based on.
+    """Returns a forecast in words, and what it is based on.
 
     Args:
         found: the forecast.

@@ -48,10 +48,10 @@ class Reporter(Protocol):
     """Is told about a build while it runs."""
 
     def step(self, step: BuildStep) -> None:
-        """A kernel is done for one target, well or not."""
+        """A kernel is done for one target: built, or failed."""
 
     def warn(self, text: str) -> None:
-        """Something is not as it should be, and no kernel fails for it."""
+        """Reports a problem for which no kernel fails."""
 
 
 @dataclass(slots=True)

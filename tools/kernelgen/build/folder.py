@@ -1,4 +1,4 @@
-"""The folder of a build, what is in it, and the lock on it.
+"""The folder of a build: its files, and its lock.
 
 Everything between the manifests and the bundles lives in one folder, `<output>/.kernelgen`:
 
@@ -117,5 +117,5 @@ def neff_file(settings: BuildSettings, hlo: bytes, config: CompileConfig) -> Pat
 
 
 def is_whole(path: Path) -> bool:
-    """Returns whether a NEFF is there as it was made; another one is made again."""
+    """Returns whether a NEFF has the bytes that its step wrote. The build makes a changed one again."""
     return provenance.is_as_made(path, provenance.read(provenance.beside(path)))

@@ -3,7 +3,7 @@
     python -P -S ondemand.py FOLDER SLOTS warm|fresh STEP --name=value…
 
 runs one step of `kernelgen.steps.worker` and ends as it does. Of all that share FOLDER, SLOTS run at once: each holds the lock of a
-slot. (Ninja has pools for that; Make has not.)
+slot. (Ninja has pools for that, and Make has none.)
 
 `warm` asks the slot's server to run the step. The server imports JAX once, is started by the first who needs it, runs one step at a
 time and ends after some seconds without one, or when FOLDER is removed. It is named after the state of kernelgen's sources, so one

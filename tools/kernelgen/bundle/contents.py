@@ -81,7 +81,7 @@ class BundleOrigin:
         return f"{self.name}_{self.target}"
 
     def problem(self) -> str | None:
-        """Returns what is wrong with it in a bundle that was read, or None."""
+        """Returns the problem with this kernel in a bundle that was read, or None."""
         for name in ("name", "target"):
             try:
                 file_name(getattr(self, name))  # an embedded bundle's files are named after them

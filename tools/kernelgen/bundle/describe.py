@@ -1,4 +1,4 @@
-"""What a built file is: a bundle as tree or pack, a NEFF, an HLO, or repacked weights, told by its content and not by its name.
+"""Recognizes a built file by its content: a bundle as tree or pack, a NEFF, an HLO, or repacked weights.
 
 `describe` gives plain values, which are what `kernelgen inspect --format json` prints; `text` lays them out for people.
 """

@@ -109,7 +109,7 @@ class Stored:
         return data
 
     def mistakes(self) -> list[Diagnostic]:
-        """Returns where the index is not the one that its kernels make: ids, keys, format; or is for no machine.
+        """Returns where the index differs from what its kernels give (ids, keys, format), or names a machine that does not exist.
 
         All but the last follows from the specs as where a bundle is written, so what the C++ library refuses of it is found, too.
         """
@@ -230,7 +230,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def read(path: Path) -> list[Stored]:
-    """Returns the bundle at `path`, or those in a folder; of a bundle that is there as pack and as tree the former.
+    """Returns the bundle at `path`, or those in a folder. If a bundle is there as pack and as tree, it returns the pack.
 
     Raises:
         KernelgenError: there is none, or one is damaged.

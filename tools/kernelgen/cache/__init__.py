@@ -65,7 +65,7 @@ class CacheSettings:
         mode: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> CacheSettings:
-        """Returns the settings that a user gives, and the environment's where he gives none.
+        """Returns the user's settings, with those of the environment for the rest.
 
         Args:
             folder: a folder, or `off`; by default where kernelgen keeps things.
@@ -118,13 +118,13 @@ OFF = CacheSettings()
 
 
 def default_folder(env: Mapping[str, str]) -> Path | None:
-    """Returns where NEFFs are kept unless a user says otherwise; None when he has no home either."""
+    """Returns the default folder of NEFFs; None if the user has no home folder."""
     own = own_folder(env)
     return own / "neff" if own else None
 
 
 def own_folder(env: Mapping[str, str]) -> Path | None:
-    """Returns the folder of all that kernelgen keeps on this machine for a user; None when he has no home."""
+    """Returns the folder of all that kernelgen keeps for a user on this machine; None if the user has no home folder."""
     if own := env.get("NEURON_KERNELGEN_CACHE"):
         return Path(own).absolute()
     if base := env.get("XDG_CACHE_HOME"):

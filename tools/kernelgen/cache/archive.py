@@ -1,4 +1,4 @@
-"""Entries as a tar, for a machine that reaches no other: written with the same bytes for the same entries, read without any trust.
+"""Entries as a tar, for a machine without a network. The same entries give the same bytes; reading trusts no byte.
 
 The members are the entries' files, in the order of their names, with no time, owner or mode of their own. Reading looks at every
 member first, and takes all of them or none.

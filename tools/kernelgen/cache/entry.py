@@ -65,7 +65,7 @@ def file_name(name: str) -> str:
 
 
 def name_of(file: str) -> str | None:
-    """Returns the name of the entry in a file, None for a file that is none."""
+    """Returns the name of the entry in a file; None if the file is not an entry."""
     name = file.removesuffix(SUFFIX)
     return name if file.endswith(SUFFIX) and _NAME.fullmatch(name) else None
 

@@ -1,4 +1,4 @@
-"""What a cache has to say, once per build, although a build is many processes.
+"""Messages about a cache: each is printed once per build, though a build has many processes.
 
 The processes of a build share a folder; a file in it says that a message was printed, or that something does not work. It is the
 build's own folder, so no message comes twice and nothing of an earlier build passes for this one's.
@@ -39,7 +39,7 @@ class Notices:
                 self._say(text)
 
     def fail(self, kind: str, text: str) -> None:
-        """Says that something does not work; it is `down` for a while then, for every process of the build."""
+        """Notes that something does not work: for a while it counts as `down`, for every process of the build."""
         self._down[kind] = time.monotonic()
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ class Notices:
         self.once(kind, text)
 
     def down(self, kind: str) -> bool:
-        """Returns whether something failed not long ago and is not worth another try yet."""
+        """Returns whether something failed so recently that the build does not try it again yet."""
         if kind in self._down and time.monotonic() - self._down[kind] < RETRY_SECONDS:
             return True
         if self._folder is None:

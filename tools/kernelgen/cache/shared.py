@@ -43,7 +43,7 @@ _WHOLE = frozenset(PACKAGES) | {"memory", "oci", "oss", "r2"}
 
 
 class Unavailable(Exception):
-    """The store did not do what it should; the message says why, with no secrets in it."""
+    """The store failed; the message says why, without secrets."""
 
 
 class _Enough(Exception):
@@ -175,7 +175,7 @@ class Shared:
         return self._limited(names)
 
     def heads(self, names: list[str]) -> Iterator[EntryHead]:
-        """Yields what entries say about themselves; those that say nothing sensible are left out.
+        """Yields what entries say about themselves, except entries that can't be read.
 
         Raises:
             Unavailable: the store does not answer.

@@ -71,7 +71,7 @@ def command(
         size = repacked.write(output, chosen, model.name, jobs or len(os.sched_getaffinity(0)), progress)
     counts = ", ".join(f"{n} in {layout}" for layout, n in sorted(Counter(one.layout for one in chosen).items()))
     click.echo(f"{output}: {len(chosen)} of {len(weights)} tensors, {counts}; {size / (1 << 20):.1f} MiB")
-    click.echo(f"{VARIABLE}={printable(str(output.absolute()))} has a program read it")
+    click.echo(f"{VARIABLE}={printable(str(output.absolute()))} makes programs read it")
     return EXIT_OK
 
 

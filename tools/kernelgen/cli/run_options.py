@@ -362,7 +362,7 @@ def exporter_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse(context: click.Context, reason: str, *more: str) -> None:
-    """Refuses the options of this module, and parameters named `more`, of a command that is run without a model.
+    """Refuses options that need a model, if a command is run without one: those of this module, and parameters named `more`.
 
     Raises:
         click.UsageError: one was given; the message is its name and the reason.

@@ -120,7 +120,7 @@ def versions(libnrt: Path) -> Versions | None:
 
 
 def check_versions(libnrt: Path, environment: Mapping[str, str]) -> None:
-    """Raises when a libnrt of the simulator is of another kernelgen than this, which is to help it.
+    """Raises if a libnrt of the simulator belongs to another version of kernelgen.
 
     Args:
         libnrt: the library.
@@ -147,7 +147,7 @@ def difference(theirs: Versions | None) -> str:
 
 
 def check_kernels(libnrt: Path, environment: Mapping[str, str]) -> None:
-    """Raises when none of the kernels that a program would open is one that the simulator runs.
+    """Raises if the simulator runs none of the kernels that a program would open.
 
     A program would not end for it: each kernel would be refused, and the CPU compute. Kernels that are part of a program are not
     seen here, and what can't be read is for the program to say.

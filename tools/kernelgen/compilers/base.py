@@ -1,4 +1,4 @@
-"""What every compiler is to its callers, and what is done the same whichever it is."""
+"""The protocol of all compilers, and what they share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Compiler(Protocol):
 
     @property
     def note(self) -> str:
-        """What a user should be told once about the choice of this compiler, or nothing."""
+        """A message about the choice of this compiler, to be printed once; empty if there is none."""
 
     def compile(
         self,
@@ -54,7 +54,7 @@ class Compiler(Protocol):
 
 
 def refuse_unsupported(hlo: bytes, config: CompileConfig, kernel: str) -> list[str]:
-    """Raises what neuronx-cc is known to refuse with these settings, so that it is found with no SDK and before minutes pass.
+    """Raises what neuronx-cc is known to refuse with these settings, without an SDK and before minutes of compiling.
 
     Everything that checks HLO before a compile, or in its place, asks here: with some flags the compiler takes more.
 

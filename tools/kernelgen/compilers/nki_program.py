@@ -18,7 +18,7 @@ from kernelgen.errors import KernelgenError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Becomes neuronx-cc; returns the exit status where that can't be."""
+    """Replaces this process by neuronx-cc; returns the exit status if that fails."""
     compiler, step, hlo, *flags = argv
     try:
         made = nki_calls.materialized(Path(hlo).read_bytes(), Path.cwd())

@@ -1,4 +1,4 @@
-"""The simulator as a `Compiler`: what is used where there is no Neuron SDK. `simulate` has what it does."""
+"""The simulator as a `Compiler`, for machines without a Neuron SDK. `simulate` does the work."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class MissingKernel(Exception):
 
 
 class CheckWarning(Exception):
-    """What works, and is not as it is taken to be."""
+    """A figure that differs from the expected one, though the device works."""
 
 
 @dataclass(frozen=True, slots=True)

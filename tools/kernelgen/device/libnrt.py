@@ -120,7 +120,7 @@ class Libnrt:
         return count.value
 
     def close(self) -> None:
-        """Gives the cores back; nothing else can be called then. Once more does nothing."""
+        """Gives the cores back. After that only `close` may be called, and does nothing."""
         if not self._closed:
             self._closed = True
             self._library.nrt_close()

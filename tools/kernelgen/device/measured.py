@@ -1,4 +1,4 @@
-"""Checks of queues, of memory and of time. A figure that is far from what a device is taken to take is a warning only."""
+"""Checks of queues, memory and time. A figure far from the expected one is only a warning."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def writes(bench: DeviceBench) -> str:
 
 
 def memory(bench: DeviceBench) -> str:
-    """Compares what loading took of the core's memory with what programs are taken to take."""
+    """Compares the memory that loading took on the core with the estimate of the programs."""
     if len(bench.kernels) < 2:
         raise MissingKernel(
             "the bundle has one program: pages of the scratchpad, which come with the first, can't be told apart"

@@ -1,4 +1,4 @@
-"""Which files an emitter's HLO may depend on: its module and the helpers that this imports."""
+"""The files that an emitter's HLO may depend on: its module and the helpers that the module imports."""
 
 from __future__ import annotations
 

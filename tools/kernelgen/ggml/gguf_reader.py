@@ -22,7 +22,7 @@ U32, BOOL, STRING, ARRAY, U64 = 4, 7, 8, 9, 10
 
 
 class DamagedGguf(Exception):
-    """A file that ends too early, or says what can't be.
+    """A file that ends too early, or that states impossible values.
 
     Attributes:
         at: bytes from the start of the file to where that was noticed.

@@ -1,4 +1,4 @@
-"""Recognizes the files of models, which are not what most commands take: GGUF, safetensors, and Hugging Face's folders.
+"""Recognizes model files, which most commands do not take: GGUF, safetensors, and Hugging Face folders.
 
 Kernel packs and repacked weights are GGUF too. They are told by their keys: `general.architecture` is `neuron-kernels` of the
 first, and `neuron-repacked` of the others.
@@ -30,7 +30,7 @@ _DERIVE = "kernelgen model {} -o model.yaml writes the manifest of a model's ker
 
 
 def recognize(path: str | Path, expected: str, *, packs: bool = False) -> Diagnostic | None:
-    """Returns what to say of a model's file that is given for something else, or None when it is not known to be one.
+    """Returns the message for a model file that a command does not take, or None if the path is not a known model file.
 
     Args:
         path: a file or folder, which need not exist.
@@ -62,7 +62,7 @@ def _file(file: BinaryIO, path: Path, size: int, expected: str, packs: bool) -> 
             return None if packs else Diagnostic(message, hint=f"kernelgen inspect {path} prints what is in it")
         if architecture == _REPACKED:
             message = f"{path} has repacked weights, not a {expected}"
-            hint = f"kernelgen inspect {path} prints what is in it, and the variable GGML_NEURON_REPACKED has a program read it"
+            hint = f"kernelgen inspect {path} prints what is in it, and the variable GGML_NEURON_REPACKED makes programs read it"
             return None if packs else Diagnostic(message, hint=hint)
         if kind == _PART:
             message = f"{path} is a later file of a model that was split into several GGUF files, not a {expected}"

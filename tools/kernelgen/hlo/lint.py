@@ -439,7 +439,7 @@ RULES: tuple[Rule, ...] = (
         "NCC_EVRF051",
         _fp8,
         f"F8E4M3FN exists on {_WITH_F8E4M3FN} only; elsewhere {FP8_FLAG} takes it for F8E4M3, whose largest value is 240",
-        f"`f8e4m3fn`, but on trn3 or with `{FP8_FLAG}`, with which it is `QuantizeMX` to it that is refused",
+        f"`f8e4m3fn`, except on trn3 or with `{FP8_FLAG}`; with this flag, `QuantizeMX` to it",
         per_target=True,
         evidence=_AWS,
     ),
@@ -559,7 +559,7 @@ RULES: tuple[Rule, ...] = (
         "NCC_EVRF064",
         published.shape_rules,
         "write the module with XLA, which checks shapes",
-        "an elementwise operation, dot, transpose or reshape whose result has not the shape that its operands give",
+        "an elementwise operation, dot, transpose or reshape whose result does not have the shape that its operands give",
         evidence=_AWS,
     ),
     Rule(

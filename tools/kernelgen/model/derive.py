@@ -313,7 +313,7 @@ def _of_targets(graphs: Mapping[tuple[str, ...], Sequence[GraphEntry]]) -> list[
 
 
 def _point(settings: Settings, call: DecodeCall, graph: Graph) -> dict[str, int]:
-    """The sizes of a graph by name; 0 for a cache that the model has not."""
+    """The sizes of a graph by name; 0 for a cache that the model lacks."""
     return {
         "n_tokens": call.n_tokens,
         "n_outputs": call.n_outputs,

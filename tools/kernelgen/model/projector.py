@@ -70,7 +70,7 @@ def derive(model: ModelHeader, graphs: Iterable[Graph], catalog: Catalog, cut: C
 def beside(model: Derived, projector: Derived, *, layouts: bool) -> Derived:
     """Returns what a model and its projector need together, each kernel once; the calls are those of the model.
 
-    llama.cpp keeps the weights of a projector in no layout but ggml's.
+    llama.cpp keeps the weights of a projector in ggml's layout alone.
 
     Args:
         model: of the model.

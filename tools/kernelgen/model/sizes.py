@@ -238,7 +238,7 @@ def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> l
         # it reads what the model was given without a result, and proposes a token for each sequence after another
         wanted = (n_seqs,) if samplers else (0, n_seqs)
     if wanted is None:
-        # llama.cpp computes a long prompt in calls of the most tokens, and asks for no output but of the last one. The last layer,
+        # llama.cpp computes a long prompt in calls of the most tokens, and asks for outputs of the last one alone. The last layer,
         # and so a step, ends sooner in such a call: without a graph kernel of that, each op of it would be a launch.
         together = settings.tokens_in_turn(n_seqs) if settings.in_turn(n_seqs) and not samplers else ()
         most = together[-1] if together else settings.most_tokens

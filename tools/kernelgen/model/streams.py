@@ -82,7 +82,7 @@ def _caches(graph: Graph, left: Set[int]) -> Iterator[tuple[int, _Caches]]:
 
 
 def _is_split(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
-    """Whether attention is of sequences with a cache each: all of the mask, too, and no result but all of its own memory."""
+    """Whether attention is of sequences with a cache each: all of the mask, too, and each result fills its own memory."""
     q, k, v, mask = node.inputs[:4]
     where = wires.inputs[_MASK]
     if q is None or k is None or v is None or mask is None or where is None:

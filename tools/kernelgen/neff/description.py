@@ -192,7 +192,7 @@ def _wrong_tensors(said: NeffDescription, expected: Sequence[NeffTensor]) -> lis
     for tensor in said.tensors:
         of_hlo = wanted.get((tensor.name, tensor.usage))
         if of_hlo is None:
-            mistakes.append(f"it has an {labels[tensor.usage]} {tensor.name}, which its HLO has not")
+            mistakes.append(f"it has an {labels[tensor.usage]} {tensor.name}, which its HLO lacks")
         elif of_hlo.size != tensor.size:
             mistakes.append(
                 f"its {labels[tensor.usage]} {tensor.name} has {tensor.size} bytes; its HLO's {of_hlo}, {of_hlo.size}"

@@ -1,0 +1,184 @@
+#include "model_context.h"
+
+#include "complaints.h"
+#include "llama-ext.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+
+static llama_sampler * make_sampler(const sampler_option & option, int32_t n_vocab) {
+    const std::vector<double> & n = option.numbers;
+    if (option.name == "logit_bias") {
+        const std::vector<llama_logit_bias> biases((size_t) std::max(n[0], 0.0), { 0, 1.0f });
+        return llama_sampler_init_logit_bias(n_vocab, (int32_t) biases.size(), biases.data());
+    }
+    return option.name == "greedy"  ? llama_sampler_init_greedy()
+           : option.name == "dist"  ? llama_sampler_init_dist(0)
+           : option.name == "top_k" ? llama_sampler_init_top_k((int32_t) n[0])
+           : option.name == "top_p" ? llama_sampler_init_top_p((float) n[0], 0)
+           : option.name == "min_p" ? llama_sampler_init_min_p((float) n[0], 0)
+           : option.name == "penalties"
+               ? llama_sampler_init_penalties(n_vocab, (int32_t) n[0], (float) n[1], (float) n[2], (float) n[3])
+               : llama_sampler_init_temp_ext((float) n[0], (float) n[1], (float) n[2]);
+}
+
+model_context::model_context(const options &                  opts,
+                             const std::vector<sparse_file> & files,
+                             const std::vector<sparse_file> & others) :
+    opts(opts), model(load_model(files, opts.n_devices, opts.spec_type == "draft-mtp")) {
+    if (!others.empty()) {
+        other = load_model(others, 1, opts.spec_type == "draft-mtp");
+    }
+    for (const auto * named : { &files, &others }) {
+        for (const sparse_file & file : *named) {
+            weights.insert(file.tensor_names().begin(), file.tensor_names().end());
+        }
+    }
+    check_draft();
+    for (const scaled_adapter & adapter : opts.adapters) {
+        load_adapter(adapter);
+    }
+}
+
+void model_context::open(bool with_flash_attn) {
+    context.reset();
+    target.reset();
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx                = opts.n_ctx;
+    params.n_batch              = opts.n_ubatch;
+    params.n_ubatch             = opts.n_ubatch;
+    params.n_seq_max            = opts.n_seq_max;
+    params.type_k               = opts.type_k;
+    params.type_v               = opts.type_v;
+    params.flash_attn_type      = with_flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.kv_unified           = opts.kv_unified;
+    params.swa_full             = opts.swa_full;
+    params.embeddings           = opts.embeddings;
+    params.pooling_type         = (enum llama_pooling_type) opts.pooling;
+    params.no_perf              = true;
+    params.n_threads            = 1;
+    params.n_threads_batch      = 1;
+    params.n_rs_seq             = opts.draft ? 0 : opts.draft_n_max;
+    if (opts.draft) {
+        // the tables and the cache of the model that it drafts for may be the draft's, too
+        target.reset(llama_init_from_model(other ? other.get() : model.get(), params));
+        if (!target) {
+            throw std::runtime_error("llama.cpp can't make a context of the draft's model: " + last_complaint);
+        }
+        params.ctx_other = target.get();
+        params.ctx_type  = opts.spec_type == "draft-mtp" ? LLAMA_CONTEXT_TYPE_MTP : LLAMA_CONTEXT_TYPE_DEFAULT;
+    }
+    make_samplers();
+    std::vector<llama_sampler_seq_config> configs;
+    for (size_t s = 0; s < samplers.size(); s++) {
+        configs.push_back({ (llama_seq_id) s, samplers[s].get() });
+    }
+    if (!configs.empty()) {
+        params.samplers              = configs.data();
+        params.n_samplers            = configs.size();
+        params.n_outputs_max_per_seq = 1;
+        for (const graph_size & size : opts.graphs) {
+            const uint32_t per_seq       = (size.n_outputs + size.n_seqs - 1) / size.n_seqs;
+            params.n_outputs_max_per_seq = std::max(params.n_outputs_max_per_seq, per_seq);
+        }
+    }
+    context.reset(llama_init_from_model(model.get(), params));
+    if (!context) {
+        throw std::runtime_error("llama.cpp can't make a context: " + last_complaint);
+    }
+    give_hidden_states();
+    if (llama_set_adapters_lora(context.get(), adapters.data(), adapters.size(), scales.data()) != 0) {
+        throw std::runtime_error("llama.cpp can't use the adapters: " + last_complaint);
+    }
+    if (opts.control_vector) {
+        give_control_vector();
+    }
+    // some models can't have it, and llama.cpp then goes on with the other
+    flash_attn = context->get_cparams().flash_attn;
+}
+
+bool model_context::has_both() const {
+    return llama_model_has_encoder(model.get()) && llama_model_has_decoder(model.get());
+}
+
+// llama.cpp makes a memory for an encoder alone, too, and encodes without it.
+llama_memory_t model_context::memory_of_calls() const {
+    return llama_model_has_encoder(model.get()) && !has_both() ? nullptr : context->get_memory();
+}
+
+// The draft of a model that has one.
+const llama_model & model_context::draft_model() const {
+    return opts.draft || !other ? *model : *other;
+}
+
+// llama.cpp ends the program where a file has another architecture than it expects.
+void model_context::check_draft() const {
+    if (opts.spec_type == "draft-mtp" && llama_model_n_layer_nextn(&draft_model()) == 0) {
+        throw std::runtime_error("the model has no MTP layers (--spec-type draft-mtp)");
+    }
+    if (opts.spec_type == "draft-eagle3" && draft_model().arch != LLM_ARCH_EAGLE3) {
+        throw std::runtime_error("the draft's architecture is not eagle3 (--spec-type draft-eagle3)");
+    }
+}
+
+// Has the context give the hidden states that a draft reads, as llama.cpp's speculative decoding does: of the model those of all
+// tokens, of the draft those of outputs.
+void model_context::give_hidden_states() {
+    if (opts.spec_type == "draft-mtp" || (opts.draft && !opts.spec_type.empty())) {
+        llama_set_embeddings_nextn(context.get(), true, /*masked=*/opts.draft);
+        return;
+    }
+    if (opts.spec_type.empty()) {
+        return;
+    }
+    const int32_t * layers = llama_model_target_layer_ids(&draft_model());
+    for (uint32_t i = 0; i < llama_model_target_layer_ids_n(&draft_model()); i++) {
+        const int32_t n_layer = llama_model_n_layer(model.get());
+        if (layers[i] < 0 || layers[i] > n_layer) {
+            throw std::runtime_error("the draft reads layer " + std::to_string(layers[i]) + " of a model of " +
+                                     std::to_string(n_layer));
+        }
+        if (layers[i] < n_layer) {
+            llama_set_embeddings_layer_inp(context.get(), (uint32_t) layers[i], true);
+        } else {
+            llama_set_embeddings_nextn(context.get(), true, /*masked=*/false);
+        }
+    }
+}
+
+// Reads the header of an adapter; what follows is zeros to llama.cpp, as far as the header says.
+void model_context::load_adapter(const scaled_adapter & adapter) {
+    model_name = adapter.file;
+    const sparse_file    file(adapter.file);
+    llama_adapter_lora * loaded = llama_adapter_lora_init(model.get(), file.path().c_str());
+    if (!loaded) {
+        throw std::runtime_error("llama.cpp can't load the adapter: " + last_complaint);
+    }
+    model_name = opts.model;
+    adapters.push_back(loaded);
+    scales.push_back(adapter.scale);
+    weights.insert(file.tensor_names().begin(), file.tensor_names().end());
+}
+
+// As llama.cpp's programs do: a chain for each sequence.
+void model_context::make_samplers() {
+    samplers.clear();
+    for (uint32_t s = 0; s < opts.n_seq_max && !opts.samplers.empty(); s++) {
+        samplers.emplace_back(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+        for (const sampler_option & option : opts.samplers) {
+            const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
+            llama_sampler_chain_add(samplers.back().get(), make_sampler(option, n_vocab));
+        }
+    }
+}
+
+void model_context::give_control_vector() {
+    // values, which graphs do not depend on, begin with those of layer 1
+    const int32_t            n_embd  = llama_model_n_embd(model.get());
+    const int32_t            n_layer = llama_model_n_layer(model.get());
+    const std::vector<float> values((size_t) n_embd * (size_t) n_layer);
+    if (llama_set_adapter_cvec(context.get(), values.data(), values.size(), n_embd, 1, n_layer) != 0) {
+        throw std::runtime_error("llama.cpp can't use a control vector: " + last_complaint);
+    }
+}

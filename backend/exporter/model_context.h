@@ -1,0 +1,60 @@
+// A model that is loaded without its weights, and the context in which its graphs are built: it keeps the books of a KV cache
+// as in a run, and computes nothing.
+
+#pragma once
+
+#include "llama-context.h"
+#include "llama-model.h"
+#include "models.h"
+#include "options.h"
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+struct free_sampler {
+    void operator()(llama_sampler * s) const { llama_sampler_free(s); }
+};
+
+struct free_context {
+    void operator()(llama_context * c) const { llama_free(c); }
+};
+
+using context_ptr = std::unique_ptr<llama_context, free_context>;
+using sampler_ptr = std::unique_ptr<llama_sampler, free_sampler>;
+
+struct model_context {
+    const options &                   opts;
+    std::unordered_set<std::string>   weights;   // names of the files' tensors
+    model_ptr                         model;
+    model_ptr                         other;     // the draft of the model, or the model of the draft
+    std::vector<llama_adapter_lora *> adapters;  // the model's
+    std::vector<float>                scales;
+    std::vector<sampler_ptr>          samplers;
+    context_ptr                       target;              // the context of the model, where `context` is of its draft
+    context_ptr                       context;             // empty before open()
+    bool                              flash_attn = false;  // of the context
+
+    // others  the files of the model's draft, or of the model whose draft this is; of one that is its own draft there are none
+    model_context(const options &                  opts,
+                  const std::vector<sparse_file> & files,
+                  const std::vector<sparse_file> & others);
+
+    // Makes the context, in place of an earlier one.
+    void open(bool with_flash_attn);
+
+    // Whether the model has an encoder and a decoder.
+    bool has_both() const;
+
+    // Returns the memory that calls use; NULL where they have none.
+    llama_memory_t memory_of_calls() const;
+
+  private:
+    const llama_model & draft_model() const;
+    void                check_draft() const;
+    void                load_adapter(const scaled_adapter & adapter);
+    void                make_samplers();
+    void                give_hidden_states();
+    void                give_control_vector();
+};

@@ -1,0 +1,151 @@
+"""Times each command of a guide, as a newcomer types them: in a clone of this checkout, with an empty home folder.
+
+    python3 tools/first_run/first_run.py docs/guides/llama-cpp-python.md --model MODEL.gguf
+
+prints a table: the command, its seconds, and the seconds to its first output. docs/results/first-run.md has such tables. It uses
+the machine's own packages, and the environment's settings of pip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("MODEL.gguf", "model.gguf")
+"""What guides call the model's file."""
+
+_BLOCK = re.compile(r"(?:^(?:    |        )\S.*\n|^ {4,}\S.*\n|^\n(?=    ))+", re.MULTILINE)
+_FILE = re.compile(r"`([\w.]+\.py)`[^`\n]*:\n\s*\Z")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of a guide.
+
+    Attributes:
+        text: what is typed; of a file that the guide shows, the command that writes it.
+        shown: what a table has.
+    """
+
+    text: str
+    shown: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a command took, in seconds; `first` is None if it printed nothing to standard output."""
+
+    command: Command
+    seconds: float
+    first: float | None
+
+
+def commands(text: str) -> Iterator[Command]:
+    """Yields the commands of a page's indented blocks. A program in Python is one: it writes the file that the text names."""
+    for found in _BLOCK.finditer(text):
+        lines = [line for line in found[0].splitlines() if line.strip()]
+        if any(re.match(r"\s*(?:import|from) ", line) for line in lines):
+            name = _FILE.search(text[: found.start()])
+            indent = min(len(line) - len(line.lstrip()) for line in lines)
+            file = name[1] if name else "program.py"
+            program = "\n".join(line[indent:] for line in lines)
+            yield Command(f"cat >{file} <<'END'\n{program}\nEND", f"({file})")
+            continue
+        for line in lines:
+            for one in line.strip().split(" && "):
+                yield Command(one, one)
+
+
+def sections(text: str, headings: Sequence[str]) -> str:
+    """Returns the sections of a page under some headings of level 2; the whole page if none are named."""
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return "".join(part for part in parts if not headings or part.splitlines()[0].removeprefix("## ") in headings)
+
+
+def run(todo: Sequence[Command], folder: Path, environment: dict[str, str]) -> Iterator[Timed]:
+    """Runs commands in one shell, and yields what each took.
+
+    Raises:
+        SystemExit: a command failed.
+    """
+    end = "end-of-command"
+    with subprocess.Popen(
+        ["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder, env=environment, bufsize=0
+    ) as shell:
+        assert shell.stdin and shell.stdout
+        for command in todo:
+            print(f"$ {command.shown}", file=sys.stderr, flush=True)
+            begun = time.monotonic()
+            first = None
+            shell.stdin.write(f"{{\n{command.text}\n}} </dev/null\nprintf '\\n{end} %s\\n' $?\n".encode())
+            said = b""
+            while not (done := re.search(rb"\n" + end.encode() + rb" (\d+)\n\Z", said)):
+                if not (piece := os.read(shell.stdout.fileno(), 65536)):
+                    raise SystemExit(f"error: the shell ended in: {command.shown}")
+                said += piece
+                if first is None and said.strip() and not said.strip().startswith(end.encode()):
+                    first = time.monotonic() - begun
+                sys.stderr.buffer.write(piece)
+                sys.stderr.flush()
+            if int(done[1]):
+                raise SystemExit(f"error: exit status {int(done[1])}: {command.shown}")
+            yield Timed(command, time.monotonic() - begun, first)
+
+
+def table(timed: Sequence[Timed]) -> Iterator[str]:
+    """Yields the lines of a table, and of its sum."""
+    yield "| command | seconds | to its first output |"
+    yield "|---|--:|--:|"
+    for one in timed:
+        yield f"| `{one.command.shown}` | {one.seconds:.1f} | {'' if one.first is None else f'{one.first:.1f}'} |"
+    yield f"| in all | {sum(one.seconds for one in timed):.0f} | |"
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("guide", type=Path, help="a page with commands in indented blocks")
+    parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a GGUF file")
+    parser.add_argument(
+        "--section", action="append", default=[], metavar="HEADING", help="only this section; repeatable"
+    )
+    parser.add_argument(
+        "--beside", action="append", default=[], type=Path, metavar="FOLDER", help="link it beside the clone"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands alone")
+    asked = parser.parse_args()
+    todo = list(commands(sections(asked.guide.read_text(encoding="utf-8"), asked.section)))
+    if asked.dry_run:
+        print("\n".join(command.shown for command in todo))
+        return
+    scratch = Path(tempfile.mkdtemp(prefix="first-run-"))
+    try:
+        clone = scratch / "neuron-kernelgen"
+        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)], check=True)
+        for name in NAMES:
+            (clone / name).symlink_to(asked.model.resolve())
+        for folder in asked.beside:
+            (scratch / folder.name).symlink_to(folder.resolve())
+        home = scratch / "home"
+        home.mkdir()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NEURON_", "GGML_", "XDG_"))}
+        load = os.getloadavg()[0]
+        timed = list(run(todo, clone, kept | {"HOME": str(home)}))
+        print("\n".join(table(timed)))
+        print(f"\n{os.cpu_count()} processors; the load was {load:.1f} before the first command")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
