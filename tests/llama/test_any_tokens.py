@@ -44,6 +44,7 @@ def test_calls_agree_with_the_cpu(sweep: any_tokens.Sweep) -> None:
     assert "kernels for other numbers of tokens were launched" in sweep.log
 
 
+@pytest.mark.long
 def test_calls_of_two_threads_agree_with_the_cpu(sweep: any_tokens.Sweep) -> None:
     found = sweep.threads([1], rounds=6)
     print(found.row())
@@ -81,10 +82,10 @@ def grouped(
 
 def test_one_bundle_serves_contexts_of_any_length(programs: harness.Programs, tmp_path: Path) -> None:
     """In caches of as many cells as kernels have, of more, and of a number between: layers are groups in each."""
-    model = dataclasses.replace(QWEN3, layers=4)
+    model = dataclasses.replace(QWEN3, layers=2)
     more = ("--n-kv", "256,512,1024")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
-    assert len({grouped_in(sweep, model, n_ctx, (0, 200)) for n_ctx in (256, 768, 4096, 131072)}) == 1
+    assert len({grouped_in(sweep, model, n_ctx, (0, 200)) for n_ctx in (256, 768, 131072)}) == 1
     assert len({grouped_in(sweep, model, n_ctx, (600,)) for n_ctx in (768, 4096)}) == 1
 
 
@@ -126,12 +127,13 @@ def test_caches_of_each_kind_are_served_at_any_length(
         grouped(sweep, list(any_tokens.several(1, model, "shared", n_ubatch=16, n_ctx=n_ctx, rounds=4)), least)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("n_ctx", "n_kv", "buffers"),
     [
         (768, "256", "device"),
-        pytest.param(1200, "256,512", "device", marks=pytest.mark.long),
-        pytest.param(1200, "256,512", "host", marks=pytest.mark.long),
+        (1200, "256,512", "device"),
+        (1200, "256,512", "host"),
     ],
 )
 def test_each_sequence_with_a_cache_of_its_own_has_layers_as_groups(
@@ -186,17 +188,6 @@ def test_a_token_of_each_of_several_sequences_is_a_launch_for_each_layer(
         assert len(launches_of_steps(sweep, begin, depths)) == 1
 
 
-def launches_of_each(sweep: any_tokens.Sweep, begin: str, calls: list[str]) -> list[int]:
-    """Returns how many launches each of calls has; all are those of groups."""
-    found = [0]
-    for i in range(len(calls)):
-        lines = [f"decode {call}" for call in calls[: i + 1]]
-        _, launches, all_launches = grouped(sweep, [begin, *lines, "end one"], 0.0)
-        assert launches == all_launches
-        found.append(launches)
-    return [after - before for before, after in zip(found, found[1:], strict=False)]
-
-
 IN_TURN = (
     "0:0:3:all 1:0:3:last",  # prompts
     "1:3:2:all 2:0:2:none",
@@ -217,7 +208,9 @@ def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer
     more = ("--n-kv", "256", "--n-seq-max", "3")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
     begin = f"context one n_ctx=768 n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
-    assert launches_of_each(sweep, begin, list(IN_TURN)) == [4, 4, 4, 4, 3, 4, 4]
+    _, launches, all_launches = grouped(sweep, [begin, *(f"decode {call}" for call in IN_TURN), "end one"], 0.0)
+    # A call without outputs lacks the last launch.
+    assert launches == all_launches == len(IN_TURN) * (model.layers + 1) - 1
 
 
 @pytest.mark.long
