@@ -504,3 +504,24 @@ def test_cores_that_differ_compute_part_by_part(
     check(got, right)
     assert NOTHING_ON_THE_CPU in got.log
     assert got.reductions == 2 * 2 * LAYERS
+
+
+def test_sums_are_in_kernels_where_slices_differ(programs: Programs, exporter: Path, tmp_path: Path) -> None:
+    """A feed-forward network of 384 columns: one core has 256 of them, and attention is the same on both."""
+    model = tmp_path / "model.gguf"
+    random_llama.write(model, size=random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=384, n_layer=2))
+    kernels = f"{build_split(programs, exporter, model, 'step')}:{record(programs, model, 2)}"
+    right = compute(programs, model, 0)
+    for depth in ("1", "4"):
+        got = compute(
+            programs,
+            model,
+            2,
+            GGML_NEURON_KERNEL_DIR=kernels,
+            GGML_NEURON_QUEUE_DEPTH=depth,
+        )
+        check(got, right)
+        assert NOTHING_ON_THE_CPU in got.log
+        assert got.reductions == 0
+        grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches", got.log)
+        assert grouped and int(grouped[2]) == 2 * 2 * (2 * 2 + 1), got.log[-4000:]  # of two calls, on both cores

@@ -46,6 +46,9 @@ def target() -> str:
 
 # --- programs --------------------------------------------------------------------------------------------------------------
 
+WAIT = "1800"
+"""Seconds that a simulated core waits for the others (NEURON_RT_EXEC_TIMEOUT): on a busy machine they are late, and nothing is wrong."""
+
 
 @dataclass(frozen=True)
 class Programs:

@@ -272,6 +272,7 @@ class OneModel:
         return self.programs.environment(buffers="device") | {
             "GGML_NEURON_KERNEL_DIR": ":".join(map(str, bundles)),
             "NEURON_RT_NUM_CORES": str(cores),
+            "NEURON_RT_EXEC_TIMEOUT": harness.WAIT,
             "GGML_NO_BACKTRACE": "1",
         }
 

@@ -168,6 +168,7 @@ class SplitRunner:
             environment = self.programs.environment(kernels=kernels, buffers="device", log=True) | {
                 "GGML_SCHED_DEBUG": "2",
                 "NEURON_RT_NUM_CORES": str(self.cores),
+                "NEURON_RT_EXEC_TIMEOUT": harness.WAIT,
                 "NEURON_SIMULATOR_CACHE": str(self.work.parent / work_folder.COMPILED),
                 "NEURON_SIMULATOR_THREADS": str(self.threads),
                 "OMP_THREAD_LIMIT": str(self.threads),
