@@ -3,8 +3,8 @@
 A Llama of 125M parameters with random weights, of each type that users have, on one processor: llama-bench, the simulator's
 helper and XLA share it when the device computes, and llama-bench has it alone with the CPU backend. Layers are one launch each,
 or there is a launch per node. With SMOLLM2, the path of a model, also that one. On a processor with AVX-512 it also measures
-products with AVX2 alone, as on others. The figures are processor time: those of the median of some ratios, each of two runs
-that followed one another. They say how fast tests are, and nothing of a device. Words after the command choose types: Q4_0 BF16.
+products with AVX2 alone, as on others. The figures are processor time: those of the median of some ratios, each of runs that
+followed one another. They say how fast tests are, and nothing of a device. Types can be named: `-- Q4_0 BF16`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).absolute().parent))
@@ -39,18 +39,18 @@ LIMIT = 3
 """Times of the CPU backend's time that a token takes at most, with layers in one launch each."""
 
 
-def measure(quick: bool) -> Iterator[figures.Figure]:
+def measure(quick: bool, types: Sequence[str] = ()) -> Iterator[figures.Figure]:
     # What is started later keeps to the same processor.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    for weights in QUICK_TYPES if quick else TYPES:
+    for weights in types or (QUICK_TYPES if quick else TYPES):
         kind = np.float16 if weights == "F16" else gguf.GGMLQuantizationType[weights]
         with tempfile.TemporaryDirectory() as folder:
-            model = SimulatedModel(Path(folder) / weights, size=QUICK if quick else SIZE, weights=kind)
+            model = SimulatedModel(Path(folder) / weights, size=QUICK if quick else SIZE, weights=kind, n_tokens="1")
             yield from _token(weights, model, quick, per_node=weights in PER_NODE)
     real = os.environ.get("SMOLLM2")
-    if real and not quick:
+    if real and not quick and not types:
         with tempfile.TemporaryDirectory() as folder:
-            model = SimulatedModel(Path(folder) / "model", file=Path(real))
+            model = SimulatedModel(Path(folder) / "model", file=Path(real), n_tokens="1")
             yield from _token(Path(real).stem, model, quick)
 
 
@@ -64,11 +64,12 @@ def _token(name: str, model: SimulatedModel, quick: bool, *, per_node: bool = Fa
         model.token_ms(True, GGML_NEURON_FUSION=fused)  # compiles
     pairs: dict[str, list[tuple[float, float]]] = {what: [] for what in ways}
     for _ in range(1 if quick else ROUNDS):
-        for what, variables in ways.items():
-            cpu = model.token_cpu_ms(quick, device=False)
-            pairs[what].append((model.token_cpu_ms(quick, **variables), cpu))
-    for what, found in pairs.items():
-        value, cpu = sorted(found, key=lambda pair: pair[0] / pair[1])[len(found) // 2]
+        found = {what: model.token_cpu_ms(quick, **variables) for what, variables in ways.items()}
+        cpu = model.token_cpu_ms(quick, device=False)
+        for what, mine in found.items():
+            pairs[what].append((mine, cpu))
+    for what, ratios in pairs.items():
+        value, cpu = sorted(ratios, key=lambda pair: pair[0] / pair[1])[len(ratios) // 2]
         yield figures.Figure(
             f"{name}: a token on the simulator, {what}",
             value,
@@ -79,4 +80,7 @@ def _token(name: str, model: SimulatedModel, quick: bool, *, per_node: bool = Fa
 
 
 if __name__ == "__main__":
-    sys.exit(figures.main(__doc__, measure))
+    parser = figures.arguments(__doc__)
+    parser.add_argument("types", nargs="*", help="types of weights to measure, such as Q4_0; all of them and SMOLLM2")
+    args = parser.parse_args()
+    sys.exit(figures.report(args, lambda: measure(args.quick, args.types)))

@@ -47,11 +47,11 @@ class thread_pool {
     static constexpr size_t MIN_ELEMENTS = 1 << 20;
 
     struct call {
-        weight_function          f;
-        const weight_product *      t;
-        size_t              chunk;
-        std::atomic<size_t> next;
-        size_t              workers;  // other threads that are in it; under the mutex
+        weight_function        f;
+        const weight_product * t;
+        size_t                 chunk;
+        std::atomic<size_t>    next;
+        size_t                 workers;  // other threads that are in it; under the mutex
 
         bool more() const { return next.load(std::memory_order_relaxed) < t->m; }
 
@@ -103,9 +103,8 @@ enum class vectors : size_t { avx512, avx2 };  // the caller has the numbers, to
 static vectors widest() {
 #if defined(__x86_64__)
     const char * asked = getenv("NEURON_SIMULATOR_VECTORS");
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        (asked == nullptr || strcmp(asked, "avx2") != 0)) {
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && (asked == nullptr || strcmp(asked, "avx2") != 0)) {
         return vectors::avx512;
     }
 #endif
@@ -136,9 +135,10 @@ extern "C" void nrt_simulator_weights(void * out, const void ** in, const char *
     }
     static const vectors widest_here = widest();
     const size_t         m = numbers[2], k = numbers[3], n = numbers[4];
-    weight_product       product = { static_cast<const uint8_t *>(in[0]), static_cast<const float *>(in[1]),
-                                     static_cast<float *>(out), m, k, n };
-    std::vector<float>   floats;
+    weight_product       product = {
+        static_cast<const uint8_t *>(in[0]), static_cast<const float *>(in[1]), static_cast<float *>(out), m, k, n
+    };
+    std::vector<float> floats;
     if (numbers[1] != 0) {
         const uint16_t * rows = static_cast<const uint16_t *>(in[1]);
         floats.resize(n * k);

@@ -124,7 +124,7 @@ INLINE floats each_8_times(const float * at) {
     return all(at[0]);
 }
 
-#    include "weights_loops.inc"
+#    include "weights_loops.h"
 
 }  // namespace simulator::avx2
 

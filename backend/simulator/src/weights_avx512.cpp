@@ -127,7 +127,7 @@ INLINE floats each_8_times(const float * at) {
     return _mm512_insertf32x8(all(at[0]), _mm256_set1_ps(at[1]), 1);
 }
 
-#    include "weights_loops.inc"
+#    include "weights_loops.h"
 
 }  // namespace simulator::avx512
 

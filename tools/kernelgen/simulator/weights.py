@@ -1,9 +1,9 @@
 """Rewrites products by quantized weights into calls of functions of the simulator's library, which are several times as fast.
 
 XLA makes of the HLO that unpacks a weight a loop that finds the bytes of each element by itself. The library's functions
-(backend/simulator/src/weights*) unpack 16 elements at a time with AVX-512, 8 with AVX2. They stand for the HLO of kernels/dequantize.py, and for no
-other: what makes the weight's elements must be the same instruction for instruction, for a matrix of any size (`digest`,
-`forms.FORMS`). Elements have the same bits, so results differ only in the order of sums.
+(backend/simulator/src/weights*) unpack 16 elements at a time with AVX-512, and 8 with AVX2. They stand for the HLO of
+kernels/dequantize.py, and for no other: what makes the weight's elements must be the same instruction for instruction, for a
+matrix of any size (`digest`, `forms.FORMS`). Elements have the same bits, so results differ only in the order of sums.
 
 Only the simulator's copy of the HLO changes, and only where its library has been loaded (`load`).
 """
