@@ -114,6 +114,13 @@ def test_samplers_are_recorded_for_any_temperature_and_the_vocabulary(run: Run, 
     assert {kernel.split("-")[0] for kernel in entries(path)} == {"get_rows", "pad", "scale", "top_k"}
 
 
+def test_a_vocabulary_as_large_as_the_question_is_recorded(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    assert run("recorded-large-vocabulary", GGML_NEURON_RECORD=path).status == 0
+    (line,) = (line for line in path.read_text().splitlines() if '"top_k"' in line)
+    assert 'inputs: ["(131072,1,1,1)/f32"]' in line and "asked for 2 times" in line
+
+
 @pytest.mark.parametrize("text", ["format: 1\nname: x\n", "no manifest at all"])
 def test_a_file_that_is_no_list_of_kernels_is_left_alone(run: Run, tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.yaml"

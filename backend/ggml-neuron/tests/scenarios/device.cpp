@@ -86,6 +86,17 @@ static void recorded_samplers() {
     }
 }
 
+// The same with as many candidates as llama.cpp asks for.
+static void recorded_large_vocabulary() {
+    context       ctx;
+    const int64_t n    = 1 << 17;
+    ggml_tensor * rows = ggml_pad(ctx.get(), f32(ctx.get(), n, 2), 0, 1, 0, 0);
+    for (const ggml_tensor * node : { ggml_top_k(ctx.get(), f32(ctx.get(), n), 5), rows,
+                                      ggml_top_k(ctx.get(), ggml_view_1d(ctx.get(), rows, n, 0), 5) }) {
+        check(ggml_backend_dev_supports_op(neuron, node), "a node is refused");
+    }
+}
+
 // Two models whose embeddings have the same name: the program offers one for gathering rows, and the other for the output alone.
 static void same_names() {
     context                 ctx;
@@ -228,18 +239,19 @@ static void locale() {
 
 scenario_table device_scenarios() {
     return {
-        { "memory",            memory                                             },
-        { "probes",            probes                                             },
-        { "sampler-probe",     sampler_probe                                      },
-        { "recorded-samplers", recorded_samplers                                  },
-        { "same-names",        same_names                                         },
-        { "large-buffers",     large_buffers                                      },
-        { "free-memory",       free_memory                                        },
-        { "locale",            locale                                             },
-        { "too-much",          too_much                                           },
-        { "too-large",         too_large_as_one                                   },
-        { "no-room",           [] { too_much_beside_programs((size_t) 1 << 30); } },
-        { "asynchronous",      [] { capabilities(true); }                         },
-        { "synchronous",       [] { capabilities(false); }                        },
+        { "memory",                    memory                                             },
+        { "probes",                    probes                                             },
+        { "sampler-probe",             sampler_probe                                      },
+        { "recorded-samplers",         recorded_samplers                                  },
+        { "recorded-large-vocabulary", recorded_large_vocabulary                          },
+        { "same-names",                same_names                                         },
+        { "large-buffers",             large_buffers                                      },
+        { "free-memory",               free_memory                                        },
+        { "locale",                    locale                                             },
+        { "too-much",                  too_much                                           },
+        { "too-large",                 too_large_as_one                                   },
+        { "no-room",                   [] { too_much_beside_programs((size_t) 1 << 30); } },
+        { "asynchronous",              [] { capabilities(true); }                         },
+        { "synchronous",               [] { capabilities(false); }                        },
     };
 }
