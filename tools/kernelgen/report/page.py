@@ -31,6 +31,8 @@ COLUMNS = {
     "compile_s": "compile time, s",
 }
 """Columns of the table of kernels: the key of a row and the heading."""
+WORDS = ("id", "kind", "bound")
+"""Those that have words; the others have numbers."""
 
 
 def row(kernel: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,6 +145,7 @@ def page(
                 "Tokens per second over cores; the table below has the numbers",
             ),
             columns={name: heading for name, heading in COLUMNS.items() if name not in unused},
+            words=WORDS,
             row=row,
         )
     )

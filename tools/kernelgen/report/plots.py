@@ -99,12 +99,13 @@ def roofline(kernels: Sequence[Mapping[str, Any]], gb_per_s: float, tflops: Mapp
     xs = [k["intensity"] for k, _ in dots] + [ridge * 4]
     axes = _Axes(xs, [gflops for _, gflops in dots] + [most])
     shapes = axes.frame("FLOPs per byte", "GFLOP/s")
-    for dtype, value in tflops.items():
+    for value in dict.fromkeys(tflops.values()):
         left, top = max(10.0**axes.x0, 10.0**axes.y0 / gb_per_s), value * 1e3
         points = [(left, left * gb_per_s), (top / gb_per_s, top), (10.0**axes.x1, top)]
         line = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in points)
+        dtypes = ", ".join(dtype for dtype, rate in tflops.items() if rate == value)
         shapes.append(f'<polyline class="roof" points="{line}"/>')
-        shapes.append(f'<text x="{WIDTH - _RIGHT}" y="{axes.y(top) - 4:.1f}" text-anchor="end">{dtype}</text>')
+        shapes.append(f'<text x="{WIDTH - _RIGHT}" y="{axes.y(top) - 4:.1f}" text-anchor="end">{dtypes}</text>')
     for kernel, gflops in dots:
         name = escape(kernel["id"])
         shapes.append(
