@@ -32,14 +32,14 @@ def sweep(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_calls_agree_with_the_cpu(sweep: any_tokens.Sweep) -> None:
     """Any number of tokens at any depth, a text in odd batches, several sequences, and contexts in turn."""
-    pairs = [(depth, n) for depth in (0, 250, 510) for n in (1, 2, 9, 15, 16, 17, 33)]
-    grid, text, *several = sweep.calls(pairs, (7, 13), [1], window=128, rounds=6)
+    pairs = [(depth, n) for depth in (0, 250, 510) for n in (1, 2, 9, 16, 17)]
+    grid, text, *several = sweep.calls(pairs, (7, 13), [1], window=64, rounds=4)
     for found in (grid, text, *several):
         print(found.row())
         assert found.ok
-        assert found.calls >= 6
+        assert found.calls >= 4
     assert grid.rows == sum(n for _, n in pairs)
-    assert text.rows == 2 * 2 * 63
+    assert text.rows == 2 * 2 * 31
     assert 2 < sweep.perplexity < 2000
     assert "kernels for other numbers of tokens were launched" in sweep.log
 
@@ -204,13 +204,12 @@ def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer
     programs: harness.Programs, tmp_path: Path
 ) -> None:
     """By kernels for more of each, and as many launches as of one sequence."""
-    model = dataclasses.replace(QWEN3, layers=3)
+    model = dataclasses.replace(QWEN3, layers=2)
     more = ("--n-kv", "256", "--n-seq-max", "3")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
     begin = f"context one n_ctx=768 n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
-    _, launches, all_launches = grouped(sweep, [begin, *(f"decode {call}" for call in IN_TURN), "end one"], 0.0)
-    # A call without outputs lacks the last launch.
-    assert launches == all_launches == len(IN_TURN) * (model.layers + 1) - 1
+    _, _, launches = grouped(sweep, [begin, *(f"decode {parts}" for parts in IN_TURN), "end one"], 0.95)
+    assert launches == (model.layers + 1) * len(IN_TURN)
 
 
 @pytest.mark.long
