@@ -204,7 +204,7 @@ def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer
     programs: harness.Programs, tmp_path: Path
 ) -> None:
     """By kernels for more of each, and as many launches as of one sequence."""
-    model = dataclasses.replace(QWEN3, layers=2)
+    model = dataclasses.replace(QWEN3, layers=3)
     more = ("--n-kv", "256", "--n-seq-max", "3")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
     begin = f"context one n_ctx=768 n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
