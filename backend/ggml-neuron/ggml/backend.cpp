@@ -60,8 +60,9 @@ enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & backe
     ctx->computed = true;
     ctx->stream.graph++;
     if (ctx->stream.failed != NRT_SUCCESS) {
-        NEURON_ERROR("%s: a launch of an earlier graph failed after ggml had that graph back: this graph is not computed\n",
-                     ctx->device->name.c_str());
+        NEURON_ERROR(
+            "%s: a launch of an earlier graph failed after ggml had that graph back: this graph is not computed\n",
+            ctx->device->name.c_str());
         return neuron_ggml_status(core.finish(ctx->stream));
     }
     const NRT_STATUS written = core.write_staged();
