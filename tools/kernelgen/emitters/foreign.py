@@ -1,4 +1,4 @@
-"""Runs the code of emitters, which nobody has checked: it traces what the code reads, and undoes what the code changes in this process.
+"""Runs the code of emitters, which nobody has checked: traces what it reads, and undoes what it changes in this process.
 
 Python reports every file that is opened and every folder that is listed (its audit events). Files of the Python environment and
 kernelgen's own are covered by other means, as are the sources of a library (`kernelgen.emitters.dependencies`); the rest is

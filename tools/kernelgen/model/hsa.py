@@ -174,7 +174,7 @@ class _Reader:
         return found
 
     def _of_other_types(self, op: str, inputs: Sequence[str], output: str) -> KernelSpec | None:
-        """Returns a kernel of types that the NPU has and the op's emitter lacks: the configuration is right, but kernelgen can't build it."""
+        """Returns a kernel of types that the NPU has and the op's emitter lacks: that is not a mistake, but it can't be built."""
         try:
             spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output))
         except ValueError:
