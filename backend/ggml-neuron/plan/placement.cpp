@@ -241,8 +241,9 @@ void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, ne
     if (!o.tensor || o.where.memory || o.is_made()) {
         return;
     }
-    const bool known = o.slot && std::any_of(planned.uploads.begin(), planned.uploads.end(),
-                                             [&](const neuron_transfer & u) { return u.core.offset == o.where.offset; });
+    const bool known =
+        o.slot && std::any_of(planned.uploads.begin(), planned.uploads.end(),
+                              [&](const neuron_transfer & u) { return u.core.offset == o.where.offset; });
     for (int64_t i = 0; i < o.blocks.n; i++) {
         const size_t         begin = (size_t) i * o.blocks.own;  // in the tensor
         const size_t         at    = (size_t) i * o.blocks.kernel;

@@ -43,7 +43,7 @@ class neuron_placement {
         size_t                    offset = 0;        // in the tensor
         const neuron_group_slot * slot   = nullptr;  // NULL of a result
         neuron_blocks             blocks{};          // that kernels have more rows of
-        bool                      lost   = false;    // what is written there, since it is a result's memory later
+        bool                      lost = false;      // what is written there, since it is a result's memory later
 
         // Returns whether the host makes it from what the tensor has.
         bool is_made() const {

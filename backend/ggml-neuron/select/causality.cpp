@@ -125,7 +125,11 @@ static void set_number(std::vector<uint8_t> & numbers, enum ggml_type type, int6
     memcpy(&numbers[(size_t) i * size], type == GGML_TYPE_I64 ? (const void *) &number : &half, size);
 }
 
-std::vector<uint8_t> neuron_rows_from(const ggml_tensor * rows, const uint8_t * data, int64_t first, int64_t own, int64_t n) {
+std::vector<uint8_t> neuron_rows_from(const ggml_tensor * rows,
+                                      const uint8_t *     data,
+                                      int64_t             first,
+                                      int64_t             own,
+                                      int64_t             n) {
     std::vector<uint8_t> numbers((size_t) n * ggml_type_size(rows->type));
     for (int64_t i = 0; i < n; i++) {
         set_number(numbers, rows->type, i, row_at(rows, data, i % own) - first);

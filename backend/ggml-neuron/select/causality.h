@@ -137,7 +137,11 @@ bool neuron_can_read_rows(const ggml_tensor * rows);
 bool neuron_are_rows_among(const neuron_row_condition & condition, const uint8_t * data);
 
 // Returns `n` numbers of rows as they count from row `first` on: the first `own` ones over and over.
-std::vector<uint8_t> neuron_rows_from(const ggml_tensor * rows, const uint8_t * data, int64_t first, int64_t own, int64_t n);
+std::vector<uint8_t> neuron_rows_from(const ggml_tensor * rows,
+                                      const uint8_t *     data,
+                                      int64_t             first,
+                                      int64_t             own,
+                                      int64_t             n);
 
 // Returns `n` numbers of rows as kernels have them that have more rows of each of `named`: those of the tensor over and over, where
 // they are in blocks themselves, of as many numbers, those of each.

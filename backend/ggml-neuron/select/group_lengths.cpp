@@ -266,8 +266,8 @@ class fitting {
     // Returns the blocks of a tensor along an axis, in bytes.
     neuron_blocks bytes_of_blocks(const tensor_pair & t, int axis) const {
         const int64_t n = blocks_of(t, axis);
-        return n > 1 ? neuron_blocks{ n, t.nb(axis) * (size_t) block.first, t.nb(axis) * (size_t) block.second } :
-                       neuron_blocks{};
+        return n > 1 ? neuron_blocks{ n, t.nb(axis) * (size_t) block.first, t.nb(axis) * (size_t) block.second }
+                     : neuron_blocks{};
     }
 
     // Returns whether a view of a node is one of its blocks, alone or with others behind each other, as its axes are or as a matrix.
@@ -391,11 +391,11 @@ class fitting {
 
     // Notes what a source of a node needs of its slot. Returns false when no slot has it.
     bool use_slot(size_t i, size_t source) {
-        const input & in = nodes[i].inputs[source];
-        slot &        s  = slots[in.to.index];
-        const neuron_blocks named = names_blocks(nodes[i], source) ?
-                                        neuron_blocks{ n_blocks, (size_t) block.first, (size_t) block.second } :
-                                        neuron_blocks{};
+        const input &       in    = nodes[i].inputs[source];
+        slot &              s     = slots[in.to.index];
+        const neuron_blocks named = names_blocks(nodes[i], source)
+                                        ? neuron_blocks{ n_blocks, (size_t) block.first, (size_t) block.second }
+                                        : neuron_blocks{};
         if (s.is_used && !(s.room.named == named)) {
             return false;
         }
@@ -439,9 +439,8 @@ class fitting {
             }
         }
         const bool first = s.room.kind == neuron_group_room::NONE;
-        const bool same =
-            room.kind == s.room.kind && room.period == s.room.period && added == s.added &&
-            room.wider == s.room.wider && room.blocks == s.room.blocks;
+        const bool same  = room.kind == s.room.kind && room.period == s.room.period && added == s.added &&
+                           room.wider == s.room.wider && room.blocks == s.room.blocks;
         if (first) {
             s.room  = room;
             s.added = added;
@@ -609,7 +608,7 @@ class fitting {
                                  return rule.result == neuron_token_rule::OUTERMOST ? follow_rows(n, rule)
                                                                                     : follow_named(n, rule);
                              }) &&
-                !follow_concat(n) && (n_blocks && !ops().copies(n.key.op) || !follow_scores(n))) {
+                !follow_concat(n) && ((n_blocks && !ops().copies(n.key.op)) || !follow_scores(n))) {
                 return false;
             }
         }

@@ -31,13 +31,13 @@ struct neuron_group_room {
     };
 
     kind_t kind   = NONE;
-    size_t size   = 0;   // bytes that the kernel has
-    size_t period = 0;   // ROWS: bytes of the group's rows, from the first one to where it comes again
-    size_t node   = 0;   // WIDER: a node of the group of which the matrix is a source
-    size_t source = 0;   // which one
-    size_t row    = 0;   // bytes for each token of a group in pieces; 0: each piece has all of it
+    size_t size   = 0;     // bytes that the kernel has
+    size_t period = 0;     // ROWS: bytes of the group's rows, from the first one to where it comes again
+    size_t node   = 0;     // WIDER: a node of the group of which the matrix is a source
+    size_t source = 0;     // which one
+    size_t row    = 0;     // bytes for each token of a group in pieces; 0: each piece has all of it
 
-    neuron_wider wider;  // WIDER: what the kernel has
+    neuron_wider wider;    // WIDER: what the kernel has
 
     neuron_blocks blocks;  // ROWS: each of them is repeated
     neuron_blocks named;   // those of the rows that numbers name; one block: they stay as they are

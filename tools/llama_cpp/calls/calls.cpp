@@ -113,9 +113,9 @@ struct pair {
     context_ptr                                  device;
     context_ptr                                  cpu;
     std::map<llama_seq_id, std::vector<uint8_t>> saved[2];
-    context_ptr                                  filled;                   // of the CPU, with the device's settings
-    llama_context_params                         params   = {};            // of the device
-    uint32_t                                     n_ubatch = 0;             // of the CPU
+    context_ptr                                  filled;          // of the CPU, with the device's settings
+    llama_context_params                         params    = {};  // of the device
+    uint32_t                                     n_ubatch  = 0;   // of the CPU
     llama_token                                  likeliest = -1;  // by the device's last logits
     int                                          n_embd = 0;  // elements of a sequence's embedding; 0: there are logits
 
