@@ -174,7 +174,7 @@ def launches_of_steps(sweep: any_tokens.Sweep, begin: str, depths: tuple[int, in
 
 @pytest.mark.long
 @pytest.mark.parametrize("buffers", ["device", "host"])
-@pytest.mark.parametrize("kind", ["f16", "window", "q8_0"])
+@pytest.mark.parametrize("kind", ["f16", "window", "window-and-sinks", "q8_0"])
 def test_a_token_of_each_of_several_sequences_is_a_launch_for_each_layer(
     programs: harness.Programs, tmp_path: Path, kind: str, buffers: str
 ) -> None:
@@ -200,16 +200,26 @@ IN_TURN = (
 """Calls with equally many tokens of each of several sequences."""
 
 
+@pytest.mark.parametrize(
+    ("kind", "buffers"),
+    [
+        ("f16", "device"),
+        pytest.param("f16", "host", marks=pytest.mark.long),
+        pytest.param("q8_0", "device", marks=pytest.mark.long),
+        pytest.param("window-and-sinks", "device", marks=pytest.mark.long),
+    ],
+)
 def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer(
-    programs: harness.Programs, tmp_path: Path
+    programs: harness.Programs, tmp_path: Path, kind: str, buffers: str
 ) -> None:
     """By kernels for more of each, and as many launches as of one sequence."""
-    model = dataclasses.replace(QWEN3, layers=3)
+    model = OF_EACH_KIND.get(kind, dataclasses.replace(QWEN3, layers=3))
     more = ("--n-kv", "256", "--n-seq-max", "3")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
+    sweep.environment["GGML_NEURON_BUFFERS"] = buffers
     begin = f"context one n_ctx=768 n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {model.options}"
     _, _, launches = grouped(sweep, [begin, *(f"decode {parts}" for parts in IN_TURN), "end one"], 0.95)
-    assert launches == (model.layers + 1) * len(IN_TURN)
+    assert launches <= (model.layers + 1) * len(IN_TURN)
 
 
 @pytest.mark.long

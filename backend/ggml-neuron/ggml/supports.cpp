@@ -77,8 +77,10 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     if (layout) {
         takes = neuron_wants_layout(device, op, weight, layout);
     } else {
-        takes = !neuron_wants_any_layout(device, op, weight) &&
-                (store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
+        // llama.cpp asks for attention's sinks as if they were scaled. With the CPU they would end a part of the graph before attention.
+        const bool sinks = op->op == GGML_OP_SCALE && store.has_sinks(weight->ne[0]);
+        takes            = !neuron_wants_any_layout(device, op, weight) &&
+                           (sinks || store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
     }
     neuron_note_weight(op, weight, takes);
     return takes;

@@ -608,7 +608,7 @@ class fitting {
                                  return rule.result == neuron_token_rule::OUTERMOST ? follow_rows(n, rule)
                                                                                     : follow_named(n, rule);
                              }) &&
-                !follow_concat(n) && (n_blocks && !ops().copies(n.key.op) || !follow_scores(n))) {
+                !follow_concat(n) && ((n_blocks && !ops().copies(n.key.op)) || !follow_scores(n))) {
                 return false;
             }
         }

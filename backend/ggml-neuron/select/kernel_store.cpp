@@ -168,6 +168,15 @@ void neuron_kernel_store::add_candidates(uint64_t op, const neuron_kernels_tenso
     }
 }
 
+// Notes for how many heads attention has sinks.
+void neuron_kernel_store::add_sinks(uint64_t op, size_t source, const neuron_kernels_tensor & t) {
+    const neuron_key_ops & ops = neuron_key_ops::get();
+    if ((op == ops.flash_attn_ext && source == NEURON_FLASH_ATTN_MASK + 1) ||
+        (op == ops.soft_max && source == NEURON_SOFT_MAX_MASK + 1)) {
+        sinks.insert(t.ne[0]);
+    }
+}
+
 // Returns a number for an op on a weight of one shape in one layout.
 static uint64_t weight_hash(uint64_t op, const uint64_t * tensor) {
     nk::word_hash h;
@@ -203,6 +212,11 @@ void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, con
             add_written(neuron_tensor_of_words(node.tensor));
         }
         add_candidates(node.op, neuron_tensor_of_words(node.tensor));
+        for (size_t i = 0; i < node.inputs.size(); i++) {
+            if (node.inputs[i].tensor) {
+                add_sinks(node.op, i, neuron_tensor_of_words(node.inputs[i].tensor));
+            }
+        }
         bundle.ops.insert(node.op);
         bundle.signatures.insert(signature.value());
     }
@@ -245,6 +259,11 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
                 add_written(kernel.tensors[kernel.n_src]);
             }
             add_candidates(key[0], kernel.tensors[kernel.n_src]);
+            for (int i = 0; i < kernel.n_src; i++) {
+                if (kernel.tensors[i].type != NEURON_KERNELS_ABSENT) {
+                    add_sinks(key[0], (size_t) i, kernel.tensors[i]);
+                }
+            }
         }
     }
 }

@@ -61,6 +61,9 @@ class neuron_kernel_store {
     // Returns how many candidates samplers of kernels choose from: all of a vocabulary, what a top-k leaves of it, and one.
     const std::set<int64_t> & candidates() const { return sampled; }
 
+    // Returns whether some kernel has attention with sinks of so many heads.
+    bool has_sinks(int64_t n_heads) const { return sinks.count(n_heads) != 0; }
+
     // Calls a function with every kernel of an op (nk::hash_op), by its id and what its key says.
     void for_each(uint64_t op_hash, const std::function<void(const char * id, const neuron_signature &)> & use) const;
 
@@ -123,6 +126,7 @@ class neuron_kernel_store {
     void add_heads(const neuron_signature & kernel);
     void add_written(const neuron_kernels_tensor & into);
     void add_candidates(uint64_t op, const neuron_kernels_tensor & result);
+    void add_sinks(uint64_t op, size_t source, const neuron_kernels_tensor & t);
     void read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * key, size_t n_words);
 
     struct answer_hash {
@@ -141,6 +145,7 @@ class neuron_kernel_store {
     std::map<std::pair<int32_t, int64_t>, std::set<int64_t>> written;
 
     std::set<int64_t> sampled{ 1 };
+    std::set<int64_t> sinks;  // heads that attention has them of
 
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 

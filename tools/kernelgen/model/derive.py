@@ -223,7 +223,7 @@ def _is_in_turn(settings: Settings, n_seqs: int, flash_attn: bool) -> bool:
 
 
 def _is_together(settings: Settings, n_seqs: int, n_tokens: int, n_outputs: int) -> bool:
-    """Whether there are groups for a call of several sequences with a cache each. Several tokens of each are padded to all outputs."""
+    """Whether there are groups for a call of several sequences with a cache each; several tokens of each have all outputs."""
     together = settings.tokens_in_turn(n_seqs)
     return n_tokens in together and (n_tokens == n_seqs or n_outputs in (0, n_tokens) or settings.n_outputs is not None)
 

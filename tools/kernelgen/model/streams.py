@@ -59,7 +59,7 @@ class Streams:
         return self.split(graph)[0]
 
     def split(self, graph: Graph, left: Set[int] = frozenset()) -> tuple[Graph, Sequence[int]]:
-        """Returns such a graph, and for each of its nodes the number of that of which it is all or a part. Some nodes are left whole."""
+        """Returns such a graph, and for each of its nodes the number of the one that it is (a part of). Those of `left` stay."""
         caches = dict(_caches(graph, left))
         if not caches:
             return graph, range(len(graph.nodes))
