@@ -119,7 +119,7 @@ def test_a_sum_has_beside_it_what_all_devices_compute(exporter: Exporter, tmp_pa
     assert widths >= {128, 256}
     for group in with_sums:
         assert not any(node.op in ("silu", "swiglu") for node in group.nodes)  # of the feed-forward network
-    # a sum is alone only where nothing but what differs is beside it
+    # a sum is alone only where all that is beside it differs
     settings = Settings((512,), 512, 1, (1,), None, (256,), "f16", "f16", (True,), False, False, devices=(2,))
     one, other = (g for _, _, g in exporter.graphs(model, settings, [DecodeCall(512, 1, 1, 1, 256)]))
     assert one.differing == other.differing

@@ -137,7 +137,7 @@ class graph_copy {
     std::unordered_map<const ggml_tensor *, ggml_tensor *> copies;
 };
 
-// ggml has one callback for what ends a program. And the meta device keeps how a weight is split in the weight's buffer, which contexts of
+// ggml calls one function before it ends a program. And the meta device keeps how a weight is split in the weight's buffer, which contexts of
 // one model share: one thread at a time splits graphs.
 struct ending {
     std::mutex                         one{};
