@@ -376,7 +376,7 @@ def test_kernels_of_any_context_are_those_of_caches_that_are_in_use_whole(
 
 
 @pytest.mark.parametrize(("n_kv", "rows"), [("256,512", (1024, 2048)), ("512", (1024, 2048))])
-def test_sequences_with_a_cache_each_have_the_kernels_of_one_and_groups_of_a_token_of_each(
+def test_sequences_with_a_cache_each_have_the_kernels_of_one_and_groups_of_tokens_of_each(
     n_kv: str, rows: tuple[int, ...], derive: Derive, tmp_path: Path
 ) -> None:
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
@@ -387,12 +387,17 @@ def test_sequences_with_a_cache_each_have_the_kernels_of_one_and_groups_of_a_tok
     assert one and {(s.op, s.inputs[0].ne[1], s.output.ne[1]) for s in alone if s.inputs[0]} == {
         ("set_rows", n_tokens, n) for n_tokens in (2, 64) for n in rows
     }
-    caches = [
-        [node.inputs[1].tensor.ne[1] for node in s.nodes if node.op == "flash_attn_ext"]
+    found = [
+        [(node.inputs[1].tensor.ne[1], node.output.ne[2]) for node in s.nodes if node.op == "flash_attn_ext"]
         for s in more
         if isinstance(s, GraphSpec)
     ]
-    assert sorted(caches) == sorted([int(n)] * n_seqs * 2 for n in n_kv.split(",") for n_seqs in (2, 3))
+    assert sorted(found) == sorted(
+        [(int(n), n_tokens)] * n_seqs * 2
+        for n in n_kv.split(",")
+        for n_seqs in (2, 3)
+        for n_tokens in (1, 64 // n_seqs)
+    )
 
 
 @pytest.mark.parametrize(
