@@ -62,6 +62,7 @@ def test_a_manifest_names_the_targets_that_have_bundles(file: Path) -> None:
     assert set(yaml.safe_load(file.read_text())["targets"]) == set(TARGETS)
 
 
+@pytest.mark.long
 def test_a_pattern_plans_none_and_a_name_plans_its_model_alone(checkout: scratch.Checkout) -> None:
     checkout.bazel(*ANALYSE, "//manifests/...")
     assert planned(checkout) == set()

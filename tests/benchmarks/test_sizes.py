@@ -42,6 +42,7 @@ def test_growth_is_judged_by_cpu_time_per_kernel() -> None:
     assert missed(Cost("plan", 1.4, 1.4, 1501, own=False)) == []
 
 
+@pytest.mark.long
 def test_scale_measures_every_step_and_exits_with_1_on_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f.json"
     arguments = ["scale", "--without", "bazel", "--json", str(path), "--sizes"]

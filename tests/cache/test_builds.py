@@ -386,6 +386,7 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 # --- killing and stopping -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     # `bazel run //tools/fault_injection:kill_builds` kills 200.
     seed = int(time.time())

@@ -33,6 +33,7 @@ def installed(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (folder / "first").rename(folder / "prefix")
 
 
+@pytest.mark.long
 def test_an_installation_has_everything_where_it_belongs(installed: Path) -> None:
     share = installed / "data" / "neuron-kernelgen"
     assert (installed / "include" / "neuron_kernels.h").is_file()
@@ -73,6 +74,7 @@ def test_another_minor_version_is_not_taken(installed: Path, tmp_path: Path) -> 
     assert "NeuronKernels" in output and "0.99" in output
 
 
+@pytest.mark.long
 def test_as_a_subfolder_it_adds_nothing_to_all_and_installs_nothing(checkout: Path, tmp_path: Path) -> None:
     """Kernels without EMBED are an interface library: who links to it has packs, and the library that opens them."""
     source = tmp_path / "project"

@@ -236,7 +236,11 @@ def test_one_rank_fails(run: Run, fault: str, own: str, others: str) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "own", "others"),
-    [("load@3", "NRT_FAILURE (1)", TIMEOUT), ("memory@3", "NRT_RESOURCE (4)", TIMEOUT), ("wedged@3", TIMEOUT, TIMEOUT)],
+    [
+        ("load@3", "NRT_FAILURE (1)", TIMEOUT),
+        pytest.param("memory@3", "NRT_RESOURCE (4)", TIMEOUT, marks=pytest.mark.long),
+        pytest.param("wedged@3", TIMEOUT, TIMEOUT, marks=pytest.mark.long),
+    ],
 )
 def test_one_rank_does_not_load(run: Run, fault: str, own: str, others: str) -> None:
     (failed, whole), _ = run(hlo_of(all_reduce(SUM)), "outputs", "execute", NEURON_SIMULATOR_FAULT=fault, **LOADED)
