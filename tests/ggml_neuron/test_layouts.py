@@ -154,6 +154,7 @@ def test_what_is_kept_as_bf16_is_rounded(run_layouts: RunLayouts, rounded: Path)
         assert np.mean((have == wanted) | np.isnan(wanted)) > 0.99, t
 
 
+@pytest.mark.long
 def test_tiles_of_8_bits_are_those_of_kernelgen(run_layouts: RunLayouts, tiled: Path) -> None:
     """Two matrices of two tiles of rows, the second of noise, of which scales and elements may be no numbers."""
     types = [t for t in (*QUANTIZED, "f16", "bf16") if t not in ("q1_0", "q2_0")]  # which the package does not decode

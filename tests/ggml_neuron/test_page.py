@@ -81,6 +81,7 @@ def built_by(command: str) -> str:
     return f"{command} --parallel 2 --target ggml-neuron"
 
 
+@pytest.mark.long
 def test_derive_build_and_run(programs: Programs, exporter: Path, tmp_path: Path) -> None:
     three = commands("run-a-model", "Derive, build, run")
     assert [re.search(r"kernelgen (\w+)", command)[1] for command in three] == ["model", "build", "simulate"]

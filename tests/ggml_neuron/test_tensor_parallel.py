@@ -419,7 +419,9 @@ def test_several_launches_without_queues(
     assert got.reductions == 0
 
 
-@pytest.mark.parametrize("fault", ["rank@1", "absent@1", "wedged"])
+@pytest.mark.parametrize(
+    "fault", ["rank@1", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("absent@1", "wedged"))]
+)
 def test_a_rank_that_fails_is_an_error(
     programs: Programs, model: Path, kernels: Path, steps: Path, right: Run, fault: str
 ) -> None:

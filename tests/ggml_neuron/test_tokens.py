@@ -57,6 +57,7 @@ def test_random_calls_compute_what_the_cpu_does_and_change_nothing_else(run: Run
     assert launched and int(launched[1]) > 100 and int(launched[2]) > 100, result.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_attention_of_several_streams_has_the_kernels_of_one(run: Run, few: Path, buffers: str) -> None:
     """Sequences with a cache each, as without `--kv-unified`: 2 and 5 of them, of as many tokens as a kernel is for and of others."""

@@ -88,6 +88,7 @@ def test_kernels_are_parts_between_sums(exporter: Exporter, tmp_path: Path, fuse
         assert max(map(len, found)) == {"layer": 2, "step": 8}[fuse]
 
 
+@pytest.mark.long
 def test_the_forecast_chooses_by_launches_and_barriers_over_several_cores(
     exporter: Exporter, tmp_path: Path, capsys: Said
 ) -> None:
