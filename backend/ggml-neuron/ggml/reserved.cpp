@@ -137,42 +137,42 @@ class graph_copy {
     std::unordered_map<const ggml_tensor *, ggml_tensor *> copies;
 };
 
-// ggml calls one function before it ends a program. And the meta device keeps how a weight is split in the weight's buffer, which contexts of
-// one model share: one thread at a time splits graphs.
-struct ending {
-    std::mutex                         one{};
-    std::atomic<ggml_abort_callback_t> other{ nullptr };
+// ggml has one abort callback for all threads. And the meta device keeps how a weight is split in the weight's buffer, which contexts of
+// one model share. So one thread at a time splits graphs.
+struct abort_hook {
+    std::mutex                         one_thread{};
+    std::atomic<ggml_abort_callback_t> previous{ nullptr };
 };
 
-ending & ends() {
-    static ending all;
-    return all;
+abort_hook & the_hook() {
+    static abort_hook hook;
+    return hook;
 }
 
 // The meta device ends the program at a node that it can't split: so it does when a program computes such a graph, which it may never
 // do. The exception goes through its functions alone, and leaves nothing behind but memory of the copies' buffer.
-void throw_what_ends(const char * message) {
+void throw_while_splitting(const char * message) {
     if (mine().splitting) {
         throw std::runtime_error(message);
     }
-    if (const ggml_abort_callback_t other = ends().other) {
-        other(message);
+    if (const ggml_abort_callback_t previous = the_hook().previous) {
+        previous(message);
     } else {
         fprintf(stderr, "%s\n", message);
     }
 }
 
-// While one is there, what would end the program is thrown in this thread.
+// While an object of this class exists, an abort of ggml in this thread is an exception.
 class splitting {
   public:
-    splitting() : lock(ends().one) {
-        ends().other     = ggml_set_abort_callback(throw_what_ends);
-        mine().splitting = true;
+    splitting() : lock(the_hook().one_thread) {
+        the_hook().previous = ggml_set_abort_callback(throw_while_splitting);
+        mine().splitting    = true;
     }
 
     ~splitting() {
         mine().splitting = false;
-        ggml_set_abort_callback(ends().other);
+        ggml_set_abort_callback(the_hook().previous);
     }
 
     splitting(const splitting &) = delete;
