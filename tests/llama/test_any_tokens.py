@@ -205,7 +205,7 @@ IN_TURN = (
     [
         ("f16", "device", 28),
         pytest.param("f16", "host", 28, marks=pytest.mark.long),
-        pytest.param("q8_0", "device", 28, marks=pytest.mark.long),
+        pytest.param("q8_0", "device", 35, marks=pytest.mark.long),
         pytest.param("window-and-sinks", "device", 20, marks=pytest.mark.long),
     ],
 )
