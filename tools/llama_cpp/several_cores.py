@@ -3,6 +3,7 @@
     ./bazelw run //tools/llama_cpp:several_cores                                          all of it
     ./bazelw run //tools/llama_cpp:several_cores -- -m mixtral --cores 2,4 --fuse step    this model, over these numbers of cores
     ./bazelw run //tools/llama_cpp:several_cores -- --file MODEL.gguf --cores 2           a model of yours
+    ./bazelw run //tools/llama_cpp:several_cores -- --file MODEL.gguf --f32 --cores 2     with its weights in F32
 
 A model's manifest is derived for 1, 8, 32, 128 and 512 tokens, once without a split and for each number of cores with each `--fuse`. Then the
 same calls are made with each:
@@ -40,6 +41,7 @@ import any_tokens
 import harness
 import numpy as np
 import random_llama
+from logits import write_f32
 
 CORES = (2, 4, 8)
 FUSE = ("parts", "parts+sums", "layer", "step")
@@ -74,15 +76,21 @@ class SplitModel(any_tokens.RandomModel):
         size: its sizes; llama.cpp splits feed-forward networks in steps of 128, and heads in groups of those with the same keys.
         architecture: see random_llama.
         file: a model that is there.
+        f32: whether its weights are written as F32 first.
     """
 
     size: random_llama.Size = field(default_factory=random_llama.Size)
     architecture: str = "llama"
     file: Path | None = None
+    f32: bool = False
 
     def write(self, programs: harness.Programs, folder: Path) -> Path:
-        if self.file:
+        if self.file and not self.f32:
             return self.file
+        if self.file:
+            path = folder / "f32.gguf"
+            write_f32(self.file, path)
+            return path
         path = folder / f"{self.name}.gguf"
         random_llama.write(path, size=self.size, architecture=self.architecture, tied=self.architecture != "llama")
         return path
@@ -349,6 +357,7 @@ def main() -> int:
     names = [model.name for model in MODELS]
     parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(names)}; all by default")
     parser.add_argument("--file", type=Path, help="a GGUF file in place of these models")
+    parser.add_argument("--f32", action="store_true", help="the weights of this file in F32")
     parser.add_argument("--cores", metavar="N,…", help=f"by default {','.join(map(str, CORES))}")
     parser.add_argument("--fuse", metavar="NAMES", help=f"of {', '.join(FUSE)}; all by default")
     parser.add_argument("--calls", metavar="NAMES", help=f"of {', '.join(KINDS)}; all by default")
@@ -366,7 +375,9 @@ def main() -> int:
     sizes = Sizes(kinds=kinds, depths=depths, prompts=prompts)
     models = [model for model in MODELS if model.name in chosen]
     if args.file:
-        models = [SplitModel(args.file.stem, file=args.file.absolute())]
+        models = [SplitModel(args.file.stem + " F32" * args.f32, file=args.file.absolute(), f32=args.f32)]
+    elif args.f32:
+        parser.error("--f32: give --file, too")
     programs = harness.Programs.find()
     results = []
     print(HEAD, flush=True)
