@@ -59,6 +59,7 @@ def shell(command: str, folder: Path, **variables: str | Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",  # a model with random weights writes bytes that are no text
         check=False,
     )
     assert done.returncode == 0, f"$ {command}\n{done.stdout[-4000:]}"
@@ -82,8 +83,10 @@ def built_by(command: str) -> str:
 
 
 def simple(programs: Programs, llama_cpp: Path, program: Path) -> None:
-    """Builds llama-simple, one file, with the libraries of the other programs."""
+    """Builds llama-simple, one file, with the libraries of the other programs: ggml looks for its CPU backend beside a program."""
     program.parent.mkdir(parents=True)
+    for backend in programs.llama_cpp.glob("libggml-cpu*.so"):
+        (program.parent / backend.name).symlink_to(backend)
     folders = [f"-I{llama_cpp / 'include'}", f"-I{llama_cpp / 'ggml' / 'include'}", f"-L{programs.llama_cpp}"]
     words = ["c++", llama_cpp / "examples" / "simple" / "simple.cpp", *folders, "-lllama", "-lggml", "-lggml-base"]
     done = subprocess.run([*words, "-o", program], capture_output=True, text=True, check=False)
