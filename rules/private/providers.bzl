@@ -17,6 +17,7 @@ NeuronNeffInfo = provider(
         "kernel": "NeuronHloInfo of what was compiled.",
         "flags": "list of string: neuronx-cc's arguments, all of them but those for files.",
         "identity": "string: the compiler's name and version.",
+        "log": "File: what neuronx-cc printed, or None; differs from run to run, so only a report takes it as an input.",
         "neff": "File: the NEFF.",
         "target": "string: what it is compiled for.",
     },
@@ -25,6 +26,7 @@ NeuronNeffInfo = provider(
 NeuronBundleInfo = provider(
     doc = "The kernels of one manifest for one target.",
     fields = {
+        "logs": "depset of File: what neuronx-cc printed of its kernels.",
         "name": "string: the bundle's, `<manifest>_<target>`.",
         "pack": "File: the GGUF pack.",
         "tree": "File: the tree, a directory.",

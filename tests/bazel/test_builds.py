@@ -167,6 +167,28 @@ def test_auto_takes_the_sdk_when_it_is_there_and_releases_build_with_it(checkout
         checkout.env = {}
 
 
+def test_reports_show_the_logs_of_compiles_and_no_bundle_depends_on_one(checkout: scratch.Checkout, sdk: Path) -> None:
+    (sdk / "bin" / "neuronx-cc.json").write_text(json.dumps({"print": "estimated cost 7 in {cwd}", "seconds": 0}))
+    checkout.env = {"NEURON_SDK": str(sdk)}
+    try:
+        checkout.bazel("build", "//manifests:basic_inf2.report", "//manifests:basic_inf2", "--output_groups=+log")
+        logs = checkout.bazel("cquery", "--output=files", "//manifests:basic_inf2", "--output_groups=log").output
+        made = checkout.bazel("cquery", "--output=files", "//manifests:basic_inf2.report").output
+        inputs = checkout.bazel("aquery", "inputs('.*[.]log', deps(//manifests:basic_inf2.report))").output
+    finally:
+        checkout.env = {}
+    kept = [checkout.path / line for line in logs.splitlines() if line.endswith(".log")]
+    assert len(kept) == 10
+    for log in kept:
+        first, *rest = log.read_text().splitlines()
+        assert first.startswith("$ neuronx-cc compile hlo_module.pb ")
+        assert rest == ["Compiler status PASS", "estimated cost 7 in ."]
+    assert set(re.findall(r"^  Mnemonic: (\w+)$", inputs, re.MULTILINE)) == {"NeuronReport"}
+    (folder,) = (checkout.path / line for line in made.splitlines() if line.endswith(".report.kernels"))
+    pages = list(folder.glob("*.html"))
+    assert len(pages) == 10 and all("estimated cost 7 in ." in page.read_text() for page in pages)
+
+
 def test_a_failed_compile_names_the_kernel_and_keeps_its_log(checkout: scratch.Checkout, sdk: Path) -> None:
     failure = {"print": "[F134] no room in SBUF", "output": "none", "exit": 70}
     (sdk / "bin" / "neuronx-cc.json").write_text(json.dumps(failure))

@@ -71,6 +71,30 @@ def test_a_failure_names_the_neff_and_keeps_the_log(install: Install, module: by
     assert "Traceback" not in done.stderr
 
 
+def test_the_log_is_in_the_file_that_is_named_and_names_no_place(
+    install: Install, module: bytes, tmp_path: Path
+) -> None:
+    program = install(print="in {cwd}")
+    log = tmp_path / "kept.log"
+    assert run(program, tmp_path, module, f"--log={log}").returncode == 0
+    first, *rest = log.read_text().splitlines()
+    assert first.startswith("$ neuronx-cc compile hlo_module.pb --framework XLA --target trn1 ")
+    assert rest == ["Compiler status PASS", "in ."]
+    assert str(tmp_path) not in log.read_text()
+
+
+def test_a_log_that_is_asked_for_is_empty_when_the_cache_has_the_neff(
+    install: Install, module: bytes, tmp_path: Path
+) -> None:
+    program = install(print="said", record=str(tmp_path / "record"))
+    cache(program, tmp_path, NEURON_KERNELGEN_NEFF_CACHE=str(tmp_path / "cache"))
+    log = tmp_path / "kept.log"
+    assert run(program, tmp_path, module, f"--log={log}").returncode == 0
+    assert log.read_text().endswith("\nsaid\n")
+    assert run(program, tmp_path, module, f"--log={log}").returncode == 0
+    assert (log.read_text(), runs(tmp_path)) == ("", 1)
+
+
 def test_another_version_of_the_compiler_is_refused(install: Install, module: bytes, tmp_path: Path) -> None:
     done = run(install(), tmp_path, module, identity="neuronx-cc 9")
     assert done.returncode == 1

@@ -70,3 +70,11 @@ def test_a_command_that_fails_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="exit status 3: sh -c 'exit 3'"):
         list(run(list(commands("    sh -c 'exit 3'\n    touch there\n")), tmp_path, dict(os.environ)))
     assert not (tmp_path / "there").exists()
+
+
+def test_processor_seconds_are_those_of_the_command_and_not_of_waiting(tmp_path: Path) -> None:
+    waits, computes = run(
+        list(commands("    sleep 0.4\n    python3 -c 'sum(range(20_000_000))'\n")), tmp_path, dict(os.environ)
+    )
+    assert waits.seconds >= 0.4
+    assert waits.processor < 0.1 < computes.processor

@@ -58,7 +58,7 @@ NO_KEYS = {
     "general.alignment general.architecture kernelgen.kernel kernelgen.key kernelgen.neff n_kernels n_neffs": "in a pack",
     "neff_memory neff_sha256": "in the index of a tree",
     "neuron.kernels neuron_hlo data neuron_kernelgen emit_timeout": "Bazel",
-    "add_neuron_kernels": "CMake",
+    "add_neuron_kernels neuron_simulator": "CMake",
     "total_time": "in a summary of neuron-profile",
     "op_name op_params time_us test_backend_ops": "in what test-backend-ops prints",
     "nrt_execute nrt_load nrt_load_collectives nrt_simulator_clock neuron_kernels_table": "C",

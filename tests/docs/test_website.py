@@ -41,6 +41,11 @@ def test_a_link_to_a_file_beside_the_pages_becomes_its_name_and_one_that_leads_n
     page = tmp_path / "docs" / "page.md"
     page.write_text("[a](README.md#b) [c](https://example.org) [the table](../chips.json) [chips.json](../chips.json)")
     assert website.page(page) == "[a](index.md#b) [c](https://example.org) the table (`chips.json`) `chips.json`"
+    (tmp_path / "docs" / "guides").mkdir()
+    (tmp_path / "docs" / "guides" / "chat.md").write_text("# A first chat\n\nText.\n")
+    page.write_text("[guides/chat.md](guides/chat.md) [chat.md](guides/chat.md#b) [a chat](guides/chat.md)")
+    title = "[A first chat](guides/chat.md"
+    assert website.page(page) == f"{title}) {title}#b) [a chat](guides/chat.md)"
     page.write_text("[the table](../chip.json)")
     with pytest.raises(SystemExit, match=r"docs/page.md: the link to ../chip.json leads nowhere"):
         website.page(page)

@@ -116,6 +116,29 @@ def test_a_screen_of_400_pixels_shows_the_page_without_scrolling_it_sideways(ope
         opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_names_of_kernels_take_few_lines_beside_all_columns(opened: webdriver.Chrome) -> None:
+    heights = [row.size["height"] for row in opened.find_elements(By.CSS_SELECTOR, "#table tbody tr")]
+    assert len(heights) == 10 and max(heights) < 100
+
+
+def test_a_kernels_page_breaks_no_heading_on_a_screen_of_400_pixels(browser: webdriver.Chrome, report: Path) -> None:
+    kernel = sorted(report.with_suffix(".kernels").glob("*.html"))[0]
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    )
+    try:
+        browser.get(kernel.as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
+        heading = next(one for one in browser.find_elements(By.CSS_SELECTOR, "th") if one.text == "computes")
+        words = browser.execute_script(
+            "const range = document.createRange(); range.selectNodeContents(arguments[0]); return range.getClientRects().length",
+            heading,
+        )
+        assert words == 1  # a line
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_the_page_prints(opened: webdriver.Chrome) -> None:
     pdf = base64.b64decode(opened.print_page())
     assert pdf.startswith(b"%PDF-") and 1 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 20

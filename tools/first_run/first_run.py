@@ -2,8 +2,10 @@
 
     python3 tools/first_run/first_run.py docs/guides/llama-cpp-python.md --model MODEL.gguf
 
-prints a table: the command, its seconds, and the seconds to its first output. docs/results/first-run.md has such tables. It uses
-the machine's own packages, and the environment's settings of pip.
+prints a table: the command, its seconds, the seconds of processors that its processes took, and the seconds to its first output.
+docs/results/first-run.md has such tables. On a machine that does other work at the same time, compare processor seconds. They lack
+those of a server that a command leaves running, such as Bazel's. It uses the machine's own packages, and the environment's
+settings of pip.
 """
 
 from __future__ import annotations
@@ -43,10 +45,17 @@ class Command:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a command took, in seconds; `first` is None if it printed nothing to standard output."""
+    """What a command took, in seconds.
+
+    Attributes:
+        seconds: that passed.
+        processor: that processors spent on it and on the processes that it waited for.
+        first: until it printed something to standard output; None if it printed nothing.
+    """
 
     command: Command
     seconds: float
+    processor: float
     first: float | None
 
 
@@ -72,6 +81,12 @@ def sections(text: str, headings: Sequence[str]) -> str:
     return "".join(part for part in parts if not headings or part.splitlines()[0].removeprefix("## ") in headings)
 
 
+def _processor_seconds(process: int) -> float:
+    """Returns what a process, and those that it started and waited for, spent in user and system mode."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def run(todo: Sequence[Command], folder: Path, environment: dict[str, str]) -> Iterator[Timed]:
     """Runs commands in one shell, and yields what each took.
 
@@ -85,7 +100,7 @@ def run(todo: Sequence[Command], folder: Path, environment: dict[str, str]) -> I
         assert shell.stdin and shell.stdout
         for command in todo:
             print(f"$ {command.shown}", file=sys.stderr, flush=True)
-            begun = time.monotonic()
+            begun, spent = time.monotonic(), _processor_seconds(shell.pid)
             first = None
             shell.stdin.write(f"{{\n{command.text}\n}} </dev/null\nprintf '\\n{end} %s\\n' $?\n".encode())
             said = b""
@@ -99,16 +114,17 @@ def run(todo: Sequence[Command], folder: Path, environment: dict[str, str]) -> I
                 sys.stderr.flush()
             if int(done[1]):
                 raise SystemExit(f"error: exit status {int(done[1])}: {command.shown}")
-            yield Timed(command, time.monotonic() - begun, first)
+            yield Timed(command, time.monotonic() - begun, _processor_seconds(shell.pid) - spent, first)
 
 
 def table(timed: Sequence[Timed]) -> Iterator[str]:
     """Yields the lines of a table, and of its sum."""
-    yield "| command | seconds | to its first output |"
-    yield "|---|--:|--:|"
+    yield "| command | seconds | processor seconds | to its first output |"
+    yield "|---|--:|--:|--:|"
     for one in timed:
-        yield f"| `{one.command.shown}` | {one.seconds:.1f} | {'' if one.first is None else f'{one.first:.1f}'} |"
-    yield f"| in all | {sum(one.seconds for one in timed):.0f} | |"
+        first = "" if one.first is None else f"{one.first:.1f}"
+        yield f"| `{one.command.shown}` | {one.seconds:.1f} | {one.processor:.1f} | {first} |"
+    yield f"| in all | {sum(one.seconds for one in timed):.0f} | {sum(one.processor for one in timed):.0f} | |"
 
 
 def main() -> None:

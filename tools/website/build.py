@@ -28,6 +28,10 @@ RULES = ("rules/defs.bzl", "rules/extensions.bzl", "rules/repositories.bzl", "ru
 PACKAGES = ("tools/kernelgen", "tools/nki_interpreter")
 
 _GUARD = re.compile(r"#(?:if|endif|pragma|include|else|    )|extern \"C\"|}$|\Z")
+STYLE = """\
+/* A name in a table breaks at spaces and hyphens alone: Material would break it between any two letters. */
+.md-typeset table code { word-break: normal; overflow-wrap: normal; }
+"""
 _LINK = re.compile(r"\[([^\]]*)\]\(((?![a-z]+:|#)[^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -46,12 +50,17 @@ def environment() -> Path:
 
 
 def page(path: Path) -> str:
-    """Returns a page of docs/ for the site: README.md is its index. A link to a file outside of docs/ becomes its name."""
+    """Returns a page of docs/ for the site: README.md is its index. A link that shows the name of a page shows its title.
+
+    A link to a file outside of docs/ becomes its name.
+    """
 
     def link(match: re.Match[str]) -> str:
         text, target, anchor = match[1], match[2], match[3] or ""
         file = Path(os.path.normpath(path.parent / target))
         if file.is_relative_to(ROOT / "docs"):
+            if file.name == text.rpartition("/")[2] and file.is_file():
+                text = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
             return f"[{text}]({re.sub(r'README[.]md$', 'index.md', target)}{anchor})"
         if not file.exists():
             raise SystemExit(f"{path.relative_to(ROOT)}: the link to {target} leads nowhere")
@@ -194,6 +203,8 @@ def write(folder: Path) -> None:
             if (text := starlark(path))
         },
     }
+    (docs / "assets").mkdir()
+    (docs / "assets/tables.css").write_text(STYLE, encoding="utf-8")
     (docs / "api").mkdir()
     for pages in api.values():
         for name, text in pages.items():
@@ -205,6 +216,7 @@ def write(folder: Path) -> None:
     settings = {
         "site_name": "neuron-kernelgen",
         "docs_dir": str(docs),
+        "extra_css": ["assets/tables.css"],
         "use_directory_urls": False,  # so that the site opens from a folder
         "strict": True,
         "theme": {

@@ -6,7 +6,7 @@ load("//tools/bazel:kernelgen_tool.bzl", "run_kernelgen")
 
 _MNEMONIC = "NeuronCompile"
 
-def compile(ctx, toolchain, kernel, flags, neff):
+def compile(ctx, toolchain, kernel, flags, neff, log):
     """Registers the compile of one HLO.
 
     Args:
@@ -15,6 +15,7 @@ def compile(ctx, toolchain, kernel, flags, neff):
         kernel: NeuronHloInfo.
         flags: neuronx-cc's arguments.
         neff: the File to make, named `<kernel>.<settings>.neff`.
+        log: the File for what neuronx-cc prints; None for the simulator, which prints nothing.
     """
     hlo = kernel.hlo
     message = "Compiling %s (%s)" % (neff.basename, toolchain.compiler)
@@ -23,7 +24,7 @@ def compile(ctx, toolchain, kernel, flags, neff):
             arguments = [toolchain.disabled],
             command = 'echo "error: $1" >&2; exit 1',
             mnemonic = _MNEMONIC,
-            outputs = [neff],
+            outputs = [neff, log] if log else [neff],
         )
     elif toolchain.simulator:
         args = ctx.actions.args()
@@ -52,6 +53,7 @@ def compile(ctx, toolchain, kernel, flags, neff):
         args.add(toolchain.identity, format = "--identity=%s")
         args.add(hlo, format = "--hlo=%s")
         args.add(neff, format = "--output=%s")
+        args.add(log, format = "--log=%s")
         args.add("--")
         args.add_all(flags)
         ctx.actions.run(
@@ -61,7 +63,7 @@ def compile(ctx, toolchain, kernel, flags, neff):
             execution_requirements = {"no-sandbox": "1"},
             inputs = [hlo],
             mnemonic = _MNEMONIC,
-            outputs = [neff],
+            outputs = [neff, log],
             progress_message = message,
             resource_set = resource_set(ctx.attr.memory_mb, ctx.attr.cpus),
             tools = [toolchain.driver, compiler] + ([toolchain.native_tools] if kernel.native else []),

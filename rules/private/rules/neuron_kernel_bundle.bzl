@@ -89,16 +89,18 @@ def _neuron_kernel_bundle_impl(ctx):
     _bundle(ctx, neffs, tree, "tree", "Laying out")
     linted = ctx.actions.declare_file(name + ".linted")
     _lint(ctx, neffs, linted)
+    logs = depset([n.log for n in neffs if n.log])
     return [
         DefaultInfo(files = depset([pack]), runfiles = ctx.runfiles([pack])),
         OutputGroupInfo(
             _validation = depset([linted]),
             hlo = depset([n.kernel.hlo for n in neffs]),
+            log = logs,
             neff = depset([n.neff for n in neffs]),
             pack = depset([pack]),
             tree = depset([tree]),
         ),
-        NeuronBundleInfo(name = name, pack = pack, tree = tree),
+        NeuronBundleInfo(logs = logs, name = name, pack = pack, tree = tree),
     ]
 
 _FLAGS = ["//rules:compiler", "//rules:emit_timeout"]

@@ -2,6 +2,9 @@
 
 load("//rules/private:providers.bzl", "NeuronBundleInfo")
 
+def _folder(log):
+    return log.dirname
+
 def _neuron_kernel_report_impl(ctx):
     bundle = ctx.attr.bundle[NeuronBundleInfo]
     stem = bundle.name + ".report" if ctx.label.name == bundle.name + ".report" else ctx.label.name
@@ -17,12 +20,13 @@ def _neuron_kernel_report_impl(ctx):
         args.add(ctx.file.baseline, format = "--baseline=%s")
         args.add(ctx.attr.threshold, format = "--threshold=%s")
     args.add_all(ctx.files.measured, format_each = "--measured=%s")
+    args.add_all(bundle.logs, map_each = _folder, format_each = "--logs=%s", uniquify = True)
     ctx.actions.run(
         executable = ctx.executable._kernelgen,
         arguments = [args],
         # A user's cache is not among the inputs: what it knows must not be in the page.
         env = {"NEURON_KERNELGEN_CACHE": ".no-cache", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
-        inputs = [bundle.tree] + ctx.files.model + ctx.files.baseline + ctx.files.measured,
+        inputs = depset([bundle.tree] + ctx.files.model + ctx.files.baseline + ctx.files.measured, transitive = [bundle.logs]),
         mnemonic = "NeuronReport",
         outputs = [page, numbers, table, kernels],
         progress_message = "Writing a page about " + bundle.name,

@@ -14,10 +14,19 @@ def _neuron_neff_impl(ctx):
     flags = ctx.attr.flags or TARGETS[ctx.attr.target].flags
     if ("--target", ctx.attr.target) not in zip(flags, flags[1:]):
         fail("{}: flags are to hold '--target {}'; they are {}".format(ctx.label, ctx.attr.target, " ".join(flags)))
-    compile(ctx, toolchain, kernel, flags, neff)
+    log = None if toolchain.simulator else ctx.actions.declare_file(ctx.label.name.removesuffix(".neff") + ".log")
+    compile(ctx, toolchain, kernel, flags, neff, log)
     return [
         DefaultInfo(files = depset([neff])),
-        NeuronNeffInfo(flags = flags, identity = toolchain.identity, kernel = kernel, neff = neff, target = ctx.attr.target),
+        OutputGroupInfo(log = depset([log] if log else [])),
+        NeuronNeffInfo(
+            flags = flags,
+            identity = toolchain.identity,
+            kernel = kernel,
+            log = log,
+            neff = neff,
+            target = ctx.attr.target,
+        ),
     ]
 
 # A kernel does not depend on how C++ is compiled, and the folder that Bazel puts it in must not either: `-c opt` builds no kernel again.

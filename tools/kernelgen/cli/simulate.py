@@ -33,7 +33,7 @@ _KERNELS = "GGML_NEURON_KERNEL_DIR"
 _HOW_TO_GET_IT = (
     "build it in a checkout of neuron-kernelgen, and install it beside kernelgen:\n"
     "      cmake -S backend/simulator -B build/simulator\n"
-    "      cmake --build build/simulator\n"
+    "      cmake --build build/simulator --target neuron_simulator\n"
     f"      cmake --install build/simulator --prefix {{prefix}}\n"
     f"    or name it with --libnrt <folder>/{LIBRARY}"
 )

@@ -111,7 +111,7 @@ def compile_hlo(
         timeout: seconds; None for no limit.
         memory_mb: MiB that the compiler may use; None for no limit.
         log: the file to which the log of a compile that goes well is written; None for no such file. It is not a part of the NEFF,
-            and differs from run to run: the compiler may print times.
+            and differs from run to run: the compiler may print times. Where the compiler and the scratch folder are is not in it.
 
     Raises:
         Failure: the compiler failed, or a limit was reached.
@@ -132,7 +132,10 @@ def compile_hlo(
         problem, advice = _judge(end, output, _tail(printed), timeout, memory_mb)
         if problem is None:
             if log is not None:
-                log.write_bytes(_bounded(printed).replace(str(scratch).encode(), b"."))
+                text = _bounded(printed)
+                for path, name in ((str(scratch), "."), (shlex.quote(words[0]), NAME), (words[0], NAME)):
+                    text = text.replace(path.encode(), name.encode())
+                log.write_bytes(text)
             return output.read_bytes()
         _keep(scratch, kept)
     raise CompileFailure(f"{NAME} {problem}", _explanation(advice, words, kept))
@@ -438,6 +441,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--identity", required=True, help="what the compiler must be: neuronx-cc and its version")
     parser.add_argument("--hlo", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True, help="the NEFF, <kernel>.<settings>.neff")
+    parser.add_argument("--log", type=Path, help="what the compiler prints; empty for a NEFF from a cache")
     parser.add_argument(
         "--no-cache", action="store_true", help=f"compile even if there is a {CACHE} beside the compiler"
     )
@@ -445,6 +449,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         if not args.no_cache:
+            if args.log:
+                args.log.write_bytes(b"")  # a build that declares the file needs it, also when nothing is compiled
             status = _from_cache(args, argv)
             if status is not None:
                 return status
@@ -476,6 +482,7 @@ def _compile_file(args: argparse.Namespace) -> None:
             neff=name,
             log_dir=args.output.parent,
             memory_mb=machine_memory_mb(),
+            log=args.log,
         )
     except CompileFailure as failure:
         raise CompileFailure(f"{name}: {failure.message}", failure.hint) from None

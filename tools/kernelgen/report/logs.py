@@ -1,7 +1,8 @@
 """The logs of compiles: what neuronx-cc printed while it compiled a bundle's kernels, where a build kept it.
 
-A log is beside its NEFF (`kernelgen.neff.provenance.log_beside`): `kernelgen build` names it after the NEFF's key, CMake after the
-kernel and the settings. A NEFF that came from a cache has none, nor has one that the simulator made.
+A log is beside its NEFF (`kernelgen.neff.provenance.log_beside`): `kernelgen build` names it after the NEFF's key, CMake and Bazel
+after the kernel and the settings. A NEFF that came from kernelgen's cache has none, or with Bazel an empty one, because each output
+of an action has to be there. One that the simulator made has none.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def find(bundles: Sequence[Stored], folders: Sequence[Path]) -> dict[str, str]:
                 names.append(neff_file(kernel.id, CompileConfig.from_flags(flags).key))
             for neff in (place / name for place in places for name in names):
                 text = _read(provenance.log_beside(neff))
-                if text is not None:
+                if text:
                     found[kernel.id] = text
                     break
     return found

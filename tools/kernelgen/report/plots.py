@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from kernelgen.report.numbers import PARTS
 
 WIDTH, HEIGHT = 640, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 48
 COLORS = (
     "#0072b2",
     "#e69f00",
@@ -75,7 +75,7 @@ class _Axes:
         for n in range(self.x0, self.x1 + 1):
             x = self.x(10.0**n)
             shapes.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
-            shapes.append(f'<text x="{x:.1f}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_power(n)}</text>')
+            shapes.append(f'<text x="{x:.1f}" y="{HEIGHT - _BOTTOM + 20}" text-anchor="middle">{_power(n)}</text>')
         for n in range(self.y0, self.y1 + 1):
             y = self.y(10.0**n)
             shapes.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -135,7 +135,7 @@ def line(points: Sequence[tuple[int, float]], x_label: str, y_label: str, label:
         across = _LEFT + width * (math.log2(x) - first) / (last - first)
         up = HEIGHT - _BOTTOM - height * y / (steps * step)
         path.append(f"{across:.1f},{up:.1f}")
-        shapes.append(f'<text x="{across:.1f}" y="{HEIGHT - _BOTTOM + 16}" text-anchor="middle">{x}</text>')
+        shapes.append(f'<text x="{across:.1f}" y="{HEIGHT - _BOTTOM + 20}" text-anchor="middle">{x}</text>')
         title = f"<title>{x} {escape(x_label)}: {y:.3g} {escape(y_label)}</title>"
         shapes.append(f'<circle cx="{across:.1f}" cy="{up:.1f}" r="4">{title}</circle>')
     shapes.append(f'<polyline class="line" points="{" ".join(path)}"/>')

@@ -1,0 +1,23 @@
+# What a first run needs beside the backend, as targets of llama.cpp's own build: export-graphs, for `kernelgen model`, and the
+# simulator's libnrt. So a model gets from its file to tokens with one configure and one build:
+#
+#     cmake -S llama.cpp -B build -DGGML_NEURON_TOOLS=ON … && cmake --build build --target llama-simple export-graphs neuron_simulator
+#
+# Included when ggml's project() is called, and not at the end of its CMakeLists.txt: folders cannot be added from there. The targets
+# of llama.cpp that export-graphs links to are found by name when CMake generates.
+
+option(GGML_NEURON_TOOLS "Have the targets export-graphs and neuron_simulator" OFF)
+
+function(ggml_neuron_add_tools)
+    set(backend "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..")
+    set(GGML_NEURON_LLAMA_DIR "${CMAKE_CURRENT_SOURCE_DIR}/..")
+    set(GGML_NEURON_IN_LLAMA_BUILD ON)
+    add_subdirectory("${backend}/exporter" "${CMAKE_BINARY_DIR}/export-graphs" EXCLUDE_FROM_ALL)
+    # In a folder of its own: llama.cpp's programs look into bin/ for libraries, and must not find it in place of the real libnrt.
+    set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/neuron-simulator")
+    add_subdirectory("${backend}/simulator" "${CMAKE_BINARY_DIR}/simulator" EXCLUDE_FROM_ALL)
+endfunction()
+
+if(GGML_NEURON_TOOLS)
+    ggml_neuron_add_tools()
+endif()
