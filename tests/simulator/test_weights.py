@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -34,9 +35,11 @@ HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= set(Path("/proc/
 HALVES = {
     **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), (0,)),
     **dict.fromkeys(("q4_1", "q5_1", "q4_K", "q5_K"), (0, 2)),
-    **{"q2_K": (80, 82), "q3_K": (108,), "q6_K": (208,), "mxfp4": ()},
+    **{"q2_K": (80, 82), "q3_K": (108,), "q6_K": (208,), "mxfp4": (), "nvfp4": ()},
+    **dict.fromkeys(("iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "q1_0", "q2_0"), (0,)),
+    **{"tq1_0": (52,), "tq2_0": (64,), "iq1_m": ()},
 }
-"""Where the f16 numbers are in a block, by type."""
+"""Where the f16 numbers are in a block, by type; one of iq1_m is in the upper halves of four bytes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,6 +72,10 @@ def blocks(kind: str, m: int, odd: bool = False) -> Array:
             special = np.array([0x7C00, 0xFC00, 0x7E00, 0xFFFF, 0x0001, 0x83FF], np.uint16).view(np.float16)
             numbers[::2, 0] = random.choice(special, len(numbers[::2]))
         data[..., at : at + 2] = numbers[..., None].view(np.uint8)
+    if kind == "iq1_m":
+        numbers = random.standard_normal(data.shape[:-1]).astype(np.float16).view(np.uint16)
+        for i, at in enumerate((49, 51, 53, 55)):
+            data[..., at] = (data[..., at] & 15) | ((numbers >> 4 * i) & 15) << 4
     return data
 
 
@@ -134,7 +141,7 @@ def test_the_environment_asks_for_narrower_vectors(library: Path) -> None:
         assert int(done.stdout) == expected, asked
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q6_K"])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q6_K", "iq1_s", "iq2_xs", "iq3_s", "tq1_0", "q2_0"])
 def test_scales_that_are_no_numbers(kind: str, library: Path) -> None:
     data = blocks(kind, M, odd=True)
     rows = np.ones((1, columns(kind)), np.float32)
@@ -189,7 +196,7 @@ def test_a_product_in_float32_is_left_to_xla(kind: str) -> None:
     assert weights.rewrite(hlo) == hlo
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q6_K"])
+@pytest.mark.parametrize("kind", ["q4_0", "q6_K", "iq2_xxs"])
 def test_each_expert_of_mul_mat_id_is_a_weight(kind: str) -> None:
     k, experts = columns(kind), 5
     hlo = emitted(
@@ -274,9 +281,30 @@ def instructions(hlo: bytes) -> list[tuple[int, int]]:
 
 
 def elements(kind: str, data: Array) -> Array:
-    """Returns what gguf makes of blocks, rounded to bfloat16: [m, k] f32."""
+    """Returns what gguf makes of blocks, rounded to bfloat16: [m, k] f32; of types that it does not decode, what a loop does."""
+    if kind in ("q1_0", "q2_0"):
+        return fields(data, 1 if kind == "q1_0" else 2).astype(ml_dtypes.bfloat16).astype(np.float32)
     rows = gguf.quants.dequantize(data.reshape(len(data), -1), gguf.GGMLQuantizationType[kind.upper()])
     return rows.reshape(len(data), -1).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def fields(data: Array, bits: int) -> Array:
+    """Returns the elements of Q1_0, -d and d, or Q2_0, -d to 2 d: an f16 number and numbers of some bits, lowest first."""
+    d = np.ascontiguousarray(data[..., :2]).view(np.float16).astype(np.float32)
+    numbers = (data[..., 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & (2**bits - 1)
+    numbers = numbers.reshape(*data.shape[:-1], -1).astype(np.float32)
+    return ((2 * numbers - 1 if bits == 1 else numbers - 1) * d).reshape(len(data), -1)
+
+
+@functools.cache
+def points(kind: str) -> Array:
+    """Returns what the library has of a type's lattice: of each point the code of element i at bit 4 i, [points] u32."""
+    if kind not in weights.POINTS:
+        return np.zeros(0, np.uint32)
+    quant = getattr(gguf.quants, kind.upper())
+    quant.init_grid()
+    codes = np.searchsorted(quant.grid_map, quant.grid.reshape(quant.grid_shape))
+    return sum(codes[:, i].astype(np.uint32) << np.uint32(4 * i) for i in range(codes.shape[1]))
 
 
 def call(library: Path, kind: str, data: Array, rows: Array, *, vectors: str = "avx512") -> Array:
@@ -284,7 +312,7 @@ def call(library: Path, kind: str, data: Array, rows: Array, *, vectors: str = "
     n, k = rows.shape
     rows = np.ascontiguousarray(rows)
     out = np.empty((n, len(data)), np.float32)
-    operands = (ctypes.c_void_p * 2)(data.ctypes.data, rows.ctypes.data)
+    operands = (ctypes.c_void_p * 3)(data.ctypes.data, rows.ctypes.data, points(kind).ctypes.data)
     options = "".join(f"{i} " for i in (weights.TYPES.index(kind), 0, len(data), k, n, VECTORS.index(vectors))).encode()
     function = getattr(ctypes.CDLL(str(library)), weights.TARGET)
     function(ctypes.c_void_p(out.ctypes.data), operands, options, ctypes.c_size_t(len(options)), None)

@@ -13,17 +13,29 @@ alignas(64) static const float FOURS[]   = { 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3,
 alignas(64) static const float EIGHTS[]  = { -4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3 };
 alignas(64) static const float IQ4_NL[]  = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 alignas(64) static const float E2M1[]    = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
+alignas(64) static const float SIGNS[]   = { -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1 };
+alignas(64) static const float LESS_1[]  = { -1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2 };
+
+// By a code of a lattice and, above it, the flag of the sign, or of the direction in which it is shifted.
+alignas(64) static const float IQ1[]     = { -0.875, 0.125, 1.125, 0, -1.125, -0.125, 0.875, 0,
+                                             -0.875, 0.125, 1.125, 0, -1.125, -0.125, 0.875, 0 };
+alignas(64) static const float IQ2[]     = { 8, 25, 43, 0, -8, -25, -43, 0, 8, 25, 43, 0, -8, -25, -43, 0 };
+alignas(64) static const float IQ3_XXS[] = { 4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62 };
+alignas(64) static const float IQ3_S[]   = { 1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15 };
 
 // ---- scales ------------------------------------------------------------------------------------------------------------
 
 // An IEEE half in each lane. A NaN becomes the one whose lower bits are zero, so that what rounds it need not look for
 // NaNs.
-INLINE floats half(const uint8_t * at) {
-    const auto bits = number_at<uint16_t>(at);
+INLINE floats half(uint16_t bits) {
     if (__builtin_expect((bits & 0x7c00) == 0x7c00, 0)) {
         return all(float_of((bits & 0x8000U) << 16 | ((bits & 0x3ff) != 0 ? 0x7fc00000 : 0x7f800000)));
     }
     return from_half(bits);
+}
+
+INLINE floats half(const uint8_t * at) {
+    return half(number_at<uint16_t>(at));
 }
 
 // Writes eight signed bytes times a number.
@@ -36,6 +48,15 @@ INLINE void scaled(uint64_t bytes, floats d, float * y) {
 INLINE uint64_t less_32(uint64_t bytes) {
     return static_cast<uint64_t>(
         _mm_cvtsi128_si64(_mm_sub_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)), _mm_set1_epi8(32))));
+}
+
+// Writes sixteen odd numbers times a number: twice a number of 4 bits plus 1, two of which are in a byte.
+INLINE void scaled_odd(uint64_t nibbles, floats d, float * y) {
+    const __m128i low  = _mm_cvtsi64_si128(static_cast<int64_t>(odd_numbers(nibbles)));
+    const __m128i high = _mm_cvtsi64_si128(static_cast<int64_t>(odd_numbers(nibbles >> 4 & 0x0f0f0f0f0f0f0f0f)));
+    const __m128i both = _mm_unpacklo_epi8(low, high);
+    scaled(static_cast<uint64_t>(_mm_cvtsi128_si64(both)), d, y);
+    scaled(static_cast<uint64_t>(_mm_extract_epi64(both, 1)), d, y + 8);
 }
 
 // ---- codes ---------------------------------------------------------------------------------------------------------------
@@ -140,6 +161,43 @@ template <bool HasM> struct thirty_two {
         }
     }
 };
+
+// ---- lattices ------------------------------------------------------------------------------------------------------------
+
+// Of a block of 256 elements a word for each eight, of 4 bits for each element: the code of its point, and a flag above.
+struct words {
+    alignas(64) uint32_t word[32];
+
+    INLINE void finish() { __asm__("" : "+m"(word)); }
+};
+
+// Flags that say which run of a scale eight elements are of, where the values of two runs are in a vector.
+template <int Run> INLINE uint32_t second_run(int eight) {
+    return WIDTH == 16 && (eight * 8 / Run) % 2 == 1 ? 0x88888888 : 0;
+}
+
+// Gives the elements of words with eight values, times the scale of each `Run` elements.
+template <int Run, typename Use>
+INLINE void eights(const words & all_words, const float * values, const float * scale, Use & use) {
+    constexpr int RUNS = WIDTH / 8;
+    for (int i = 0; i < 256; i += RUNS * Run) {
+        const floats y = rounded(multiplied(loaded(values), each_8_times(scale + i / Run)));
+        for (int at = i; at < i + RUNS * Run; at += WIDTH) {
+            use(at, chosen(y, fields_of_4(all_words.word + at / 8)));
+        }
+    }
+}
+
+// The same with sixteen values, and a scale for each 32.
+template <typename Use>
+INLINE void sixteens(const words & all_words, const float * values, const float * scale, Use & use) {
+    for (int i = 0; i < 256; i += 32) {
+        const sixteen y = sixteen_of(values, all(scale[i / 32]));
+        for (int at = i; at < i + 32; at += WIDTH) {
+            use(at, y(fields_of_4(all_words.word + at / 8)));
+        }
+    }
+}
 
 // ---- types: each function gives the elements of a block to `use`, with the number of the first of a vector -------------------
 
@@ -315,7 +373,219 @@ template <typename Use> INLINE void unpack_4_xs(const uint8_t * x, Use & use) {
     }
 }
 
-template <weight_type Type, typename Use> INLINE void unpack(const uint8_t * x, Use & use) {
+// In the HLO of the types IQ2 and IQ3 a scale is (d * (s + 1/2)) / 4 or / 2: the same as (2 s + 1) * (d / 8) or (d / 4).
+
+// IQ2_XXS: f16 d, of each 32 elements: 4 bytes: the numbers of points, 32 bits: 7 for the signs of each point, then the
+// scale.
+template <typename Use> INLINE void unpack_2_xxs(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    words    all_words;
+    uint64_t scales = 0;
+    for (int i = 0; i < 8; i++) {
+        const auto points = number_at<uint32_t>(x + 2 + 8 * i), more = number_at<uint32_t>(x + 6 + 8 * i);
+        for (int j = 0; j < 4; j++) {
+            const uint32_t signs      = EVEN_FLAGS.of[more >> 7 * j & 127] << 2;
+            all_words.word[4 * i + j] = lattice[points >> 8 * j & 255] | signs | second_run<32>(4 * i + j);
+        }
+        scales |= static_cast<uint64_t>(more >> 28) << 8 * i;
+    }
+    all_words.finish();
+    float scale[8];
+    scaled(odd_numbers(scales), multiplied(half(x), all(0.125f)), scale);
+    eights<32>(all_words, IQ2, scale, use);
+}
+
+// IQ2_XS: f16 d, 32 words of 16 bits: the number of a point in 9, its signs in 7, 8 bytes: 16 scales.
+template <typename Use> INLINE void unpack_2_xs(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    words all_words;
+    for (int i = 0; i < 32; i++) {
+        const auto point  = number_at<uint16_t>(x + 2 + 2 * i);
+        all_words.word[i] = lattice[point & 511] | EVEN_FLAGS.of[point >> 9] << 2 | second_run<16>(i);
+    }
+    all_words.finish();
+    float scale[16];
+    scaled_odd(number_at<uint64_t>(x + 66), multiplied(half(x), all(0.125f)), scale);
+    eights<16>(all_words, IQ2, scale, use);
+}
+
+// IQ2_S: f16 d, 32 bytes: numbers of points, 32 bytes: signs, 8 bytes: two more bits of each number, 8 bytes: 16 scales.
+template <typename Use> INLINE void unpack_2_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    words all_words;
+    for (int i = 0; i < 32; i++) {
+        const uint32_t point = x[2 + i] | (x[66 + i / 4] >> 2 * (i % 4) & 3) << 8;
+        all_words.word[i]    = lattice[point] | FLAGS.of[x[34 + i]] << 2 | second_run<16>(i);
+    }
+    all_words.finish();
+    float scale[16];
+    scaled_odd(number_at<uint64_t>(x + 74), multiplied(half(x), all(0.125f)), scale);
+    eights<16>(all_words, IQ2, scale, use);
+}
+
+// IQ3_XXS: f16 d, 64 bytes: numbers of points, of each 32 elements 32 bits as in IQ2_XXS.
+template <typename Use> INLINE void unpack_3_xxs(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    words    all_words;
+    uint64_t scales = 0;
+    for (int i = 0; i < 8; i++) {
+        const auto      more   = number_at<uint32_t>(x + 66 + 4 * i);
+        const uint8_t * points = x + 2 + 8 * i;
+        for (int j = 0; j < 4; j++) {
+            const uint32_t signs      = EVEN_FLAGS.of[more >> 7 * j & 127] << 3;
+            all_words.word[4 * i + j] = lattice[points[2 * j]] | lattice[points[2 * j + 1]] << 16 | signs;
+        }
+        scales |= static_cast<uint64_t>(more >> 28) << 8 * i;
+    }
+    all_words.finish();
+    float scale[8];
+    scaled(odd_numbers(scales), multiplied(half(x), all(0.25f)), scale);
+    sixteens(all_words, IQ3_XXS, scale, use);
+}
+
+// IQ3_S: f16 d, 64 bytes: numbers of points, 8 bytes: another bit of each, 32 bytes: signs, 4 bytes: 8 scales.
+template <typename Use> INLINE void unpack_3_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    words all_words;
+    for (int i = 0; i < 32; i++) {
+        const uint32_t high = static_cast<uint32_t>(x[66 + i / 4]) << 8 >> 2 * (i % 4);
+        const uint32_t low = lattice[x[2 + 2 * i] | (high & 256)], top = lattice[x[3 + 2 * i] | (high >> 1 & 256)];
+        all_words.word[i] = low | top << 16 | FLAGS.of[x[74 + i]] << 3;
+    }
+    all_words.finish();
+    float scale[16];  // of which 8 are used
+    scaled_odd(number_at<uint32_t>(x + 106), half(x), scale);
+    sixteens(all_words, IQ3_S, scale, use);
+}
+
+// IQ1_S: f16 d, 32 bytes: numbers of points, of each 32 elements 16 bits: 3 more of each number, 3 of the scale, and
+// which way they are shifted.
+template <typename Use> INLINE void unpack_1_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    words    all_words;
+    uint64_t scales = 0;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t more = number_at<uint16_t>(x + 34 + 2 * i);
+        const uint32_t down = more >> 15 != 0 ? 0x44444444 : 0;
+        for (int j = 0; j < 4; j++) {
+            const uint32_t point      = x[2 + 4 * i + j] | (more >> 3 * j & 7) << 8;
+            all_words.word[4 * i + j] = lattice[point] | down | second_run<32>(4 * i + j);
+        }
+        scales |= static_cast<uint64_t>(more >> 12 & 7) << 8 * i;
+    }
+    all_words.finish();
+    float scale[8];
+    scaled(odd_numbers(scales), half(x), scale);
+    eights<32>(all_words, IQ1, scale, use);
+}
+
+// IQ1_M: 32 bytes: numbers of points, 16 bytes: of each point 3 more bits, and which way its elements are shifted, four
+// words of 16 bits: four scales each, and a quarter of f16 d.
+template <typename Use> INLINE void unpack_1_m(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    words all_words;
+    for (int i = 0; i < 32; i++) {
+        const uint32_t more = x[32 + i / 2] >> 4 * (i % 2);
+        const uint32_t down = (more & 8) != 0 ? 0x44444444 : 0;
+        all_words.word[i]   = lattice[x[i] | (more & 7) << 8] | down | second_run<16>(i);
+    }
+    all_words.finish();
+    uint64_t scales[2] = {};
+    uint32_t d         = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t packed = number_at<uint16_t>(x + 48 + 2 * i);
+        const uint32_t four   = (packed & 7) | (packed & 56) << 5 | (packed & 448) << 10 | (packed & 3584) << 15;
+        scales[i / 2] |= static_cast<uint64_t>(four) << 32 * (i % 2);
+        d |= packed >> 12 << 4 * i;
+    }
+    const floats factor = half(static_cast<uint16_t>(d));
+    float        scale[16];
+    scaled(odd_numbers(scales[0]), factor, scale);
+    scaled(odd_numbers(scales[1]), factor, scale + 8);
+    eights<16>(all_words, IQ1, scale, use);
+}
+
+// Three times each byte, without what is above it.
+INLINE __m256i tripled(__m256i x) {
+    return _mm256_add_epi8(_mm256_add_epi8(x, x), x);
+}
+
+// The first digit in base 3 of each byte, which is a fraction of 256: 3 x / 256.
+INLINE __m256i first_digit(__m256i x) {
+    const __m256i from_1 = _mm256_cmpeq_epi8(_mm256_max_epu8(x, _mm256_set1_epi8(86)), x);
+    const __m256i from_2 = _mm256_cmpeq_epi8(_mm256_max_epu8(x, _mm256_set1_epi8(static_cast<char>(171))), x);
+    return _mm256_abs_epi8(_mm256_add_epi8(from_1, from_2));
+}
+
+// TQ1_0: 48 bytes: of the first 32, the first digits in base 3 are 32 elements, the second ones the next, five times; so
+// are 16 of the others, 4 bytes: so four times, f16 d.
+template <typename Use> INLINE void unpack_t1_0(const uint8_t * x, Use & use) {
+    codes   all_codes;
+    __m256i q = bytes_32(x);
+    for (int i = 0; i < 160; i += 32) {
+        all_codes.set(i, first_digit(q));
+        q = tripled(q);
+    }
+    const __m128i two = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 32));
+    q                 = _mm256_set_m128i(_mm256_castsi256_si128(tripled(_mm256_castsi128_si256(two))), two);
+    for (int i = 160; i < 224; i += 32) {
+        all_codes.set(i, first_digit(q));
+        q = tripled(tripled(q));
+    }
+    const __m256i one   = _mm256_set1_epi32(number_at<int32_t>(x + 48));
+    const __m256i three = tripled(one), nine = tripled(three), more = tripled(nine);
+    const __m256i last = _mm256_unpacklo_epi64(_mm256_unpacklo_epi32(one, three), _mm256_unpacklo_epi32(nine, more));
+    all_codes.set(224, first_digit(_mm256_permute2x128_si256(q, last, 0x20)));
+    all_codes.finish();
+    const floats values = rounded(multiplied(loaded(LESS_1), half(x + 52)));
+    for (int i = 0; i < 256; i += WIDTH) {
+        use(i, chosen(values, bytes(all_codes.code + i)));
+    }
+}
+
+// TQ2_0: 64 bytes as in Q2_K, f16 d.
+template <typename Use> INLINE void unpack_t2_0(const uint8_t * x, Use & use) {
+    codes all_codes;
+    for (int i = 0; i < 256; i += 128) {
+        __m256i q = bytes_32(x + i / 4);
+        for (int k = 0; k < 4; k++) {
+            all_codes.set(i + 32 * k, both(q, 3));
+            q = _mm256_srli_epi16(q, 2);
+        }
+    }
+    all_codes.finish();
+    const floats values = rounded(multiplied(loaded(LESS_1), half(x + 64)));
+    for (int i = 0; i < 256; i += WIDTH) {
+        use(i, chosen(values, bytes(all_codes.code + i)));
+    }
+}
+
+// NVFP4: 4 unsigned E4M3 scales, 32 bytes: of each 8, the lower halves are 8 elements, the upper ones the next.
+template <typename Use> INLINE void unpack_nvfp4(const uint8_t * x, Use & use) {
+    codes         all_codes;  // of which 64 are used
+    const __m256i q = bytes_32(x + 4), low = both(q, 15), high = both(_mm256_srli_epi16(q, 4), 15);
+    const __m256i even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
+    all_codes.set(0, _mm256_permute2x128_si256(even, odd, 0x20));
+    all_codes.set(32, _mm256_permute2x128_si256(even, odd, 0x31));
+    all_codes.finish();
+    for (int i = 0; i < 64; i += 16) {
+        const sixteen values = sixteen_of(E2M1, all(half_ue4m3(x[i / 16])));
+        for (int at = i; at < i + 16; at += WIDTH) {
+            use(at, values(bytes(all_codes.code + at)));
+        }
+    }
+}
+
+// Q1_0: f16 d, 16 bytes: a bit for each element.
+template <typename Use> INLINE void unpack_1_0(const uint8_t * x, Use & use) {
+    const floats values = rounded(multiplied(loaded(SIGNS), half(x)));
+    for (int i = 0; i < 128; i += WIDTH) {
+        use(i, chosen(values, flags<1>(number_at<uint16_t>(x + 2 + i / 16 * 2) >> i % 16)));
+    }
+}
+
+// Q2_0: f16 d, 16 bytes: two bits for each element.
+template <typename Use> INLINE void unpack_2_0(const uint8_t * x, Use & use) {
+    const floats values = rounded(multiplied(loaded(LESS_1), half(x)));
+    for (int i = 0; i < 64; i += WIDTH) {
+        use(i, chosen(values, fields_of_2(x + 2 + i / 4)));
+    }
+}
+
+template <weight_type Type, typename Use> INLINE void unpack(const uint8_t * x, const uint32_t * lattice, Use & use) {
     if constexpr (Type == weight_type::q4_0) {
         unpack_4_0(x, NUMBERS + 8, use);
     } else if constexpr (Type == weight_type::iq4_nl) {
@@ -336,6 +606,30 @@ template <weight_type Type, typename Use> INLINE void unpack(const uint8_t * x, 
         unpack_4_k<Type == weight_type::q5_K>(x, use);
     } else if constexpr (Type == weight_type::q6_K) {
         unpack_6_k(x, use);
+    } else if constexpr (Type == weight_type::iq1_s) {
+        unpack_1_s(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq1_m) {
+        unpack_1_m(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq2_xxs) {
+        unpack_2_xxs(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq2_xs) {
+        unpack_2_xs(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq2_s) {
+        unpack_2_s(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq3_xxs) {
+        unpack_3_xxs(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq3_s) {
+        unpack_3_s(x, lattice, use);
+    } else if constexpr (Type == weight_type::tq1_0) {
+        unpack_t1_0(x, use);
+    } else if constexpr (Type == weight_type::tq2_0) {
+        unpack_t2_0(x, use);
+    } else if constexpr (Type == weight_type::nvfp4) {
+        unpack_nvfp4(x, use);
+    } else if constexpr (Type == weight_type::q1_0) {
+        unpack_1_0(x, use);
+    } else if constexpr (Type == weight_type::q2_0) {
+        unpack_2_0(x, use);
     } else {
         static_assert(Type == weight_type::iq4_xs, "a function for each type");
         unpack_4_xs(x, use);
@@ -429,14 +723,14 @@ template <weight_type Type> TARGET static void product(const weight_product & t,
         if (t.n == 1) {
             multiplied_at_once one(t.x);
             for (size_t b = 0; b < blocks; b++, w += BLOCK.bytes, one.x += BLOCK.elements) {
-                unpack<Type>(w, one);
+                unpack<Type>(w, t.lattice, one);
             }
             t.y[row] = one.total.sum(0);
             continue;
         }
         written all_of_row{ elements.data() };
         for (size_t b = 0; b < blocks; b++, w += BLOCK.bytes, all_of_row.y += BLOCK.elements) {
-            unpack<Type>(w, all_of_row);
+            unpack<Type>(w, t.lattice, all_of_row);
         }
         multiply_row(t, elements.data(), row);
     }
@@ -470,6 +764,30 @@ static weight_function function_of(weight_type type) {
             return product<weight_type::iq4_xs>;
         case weight_type::mxfp4:
             return product<weight_type::mxfp4>;
+        case weight_type::iq1_s:
+            return product<weight_type::iq1_s>;
+        case weight_type::iq1_m:
+            return product<weight_type::iq1_m>;
+        case weight_type::iq2_xxs:
+            return product<weight_type::iq2_xxs>;
+        case weight_type::iq2_xs:
+            return product<weight_type::iq2_xs>;
+        case weight_type::iq2_s:
+            return product<weight_type::iq2_s>;
+        case weight_type::iq3_xxs:
+            return product<weight_type::iq3_xxs>;
+        case weight_type::iq3_s:
+            return product<weight_type::iq3_s>;
+        case weight_type::tq1_0:
+            return product<weight_type::tq1_0>;
+        case weight_type::tq2_0:
+            return product<weight_type::tq2_0>;
+        case weight_type::nvfp4:
+            return product<weight_type::nvfp4>;
+        case weight_type::q1_0:
+            return product<weight_type::q1_0>;
+        case weight_type::q2_0:
+            return product<weight_type::q2_0>;
     }
     return nullptr;
 }
