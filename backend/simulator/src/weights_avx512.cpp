@@ -137,7 +137,7 @@ INLINE floats each_4_times(const float * at) {
 
 // Two numbers, each eight times.
 INLINE floats each_8_times(const float * at) {
-    return _mm512_insertf32x8(all(at[0]), _mm256_set1_ps(at[1]), 1);
+    return _mm512_mask_broadcastss_ps(all(at[0]), 0xff00, _mm_load_ss(at + 1));
 }
 
 #    include "weights_loops.h"

@@ -136,37 +136,6 @@ inline uint64_t iq4_scales(const uint8_t * x) {
     return out;
 }
 
-// ---- lattices ----------------------------------------------------------------------------------------------------------------
-
-// Of each byte, its bit i as bit 4 i: flags of eight elements whose codes are in a word of 32 bits.
-struct flags_of_eight {
-    uint32_t of[256];
-
-    constexpr flags_of_eight() : of() {
-        for (uint32_t byte = 0; byte < 256; byte++) {
-            for (int i = 0; i < 8; i++) {
-                of[byte] |= (byte >> i & 1) << 4 * i;
-            }
-        }
-    }
-};
-
-inline constexpr flags_of_eight FLAGS;
-
-// The same of bytes with seven bits, to which an eighth makes the number of set bits even (`ksigns_iq2xs`).
-struct even_flags_of_eight {
-    uint32_t of[128];
-
-    constexpr even_flags_of_eight() : of() {
-        for (uint32_t bits = 0; bits < 128; bits++) {
-            const uint32_t fours = bits ^ bits >> 4, twos = fours ^ fours >> 2, odd = (twos ^ twos >> 1) & 1;
-            of[bits] = FLAGS.of[bits | odd << 7];
-        }
-    }
-};
-
-inline constexpr even_flags_of_eight EVEN_FLAGS;
-
 // Of each of eight numbers of 4 bits, a byte each: twice the number plus 1.
 inline uint64_t odd_numbers(uint64_t bytes) {
     return (bytes & 0x0f0f0f0f0f0f0f0f) << 1 | 0x0101010101010101;

@@ -165,21 +165,154 @@ template <bool HasM> struct thirty_two {
 // ---- lattices ------------------------------------------------------------------------------------------------------------
 
 // Of a block of 256 elements a word for each eight, of 4 bits for each element: the code of its point, and a flag above.
+// Flags are made first, 32 bytes at a time; then each word gets its codes, by loads of single numbers.
 struct words {
-    alignas(64) uint32_t word[32];
+    alignas(32) uint32_t word[32];
 
-    INLINE void finish() { __asm__("" : "+m"(word)); }
+    // Flags that say which run of `Run` elements eight elements are of, where the values of two runs are in a vector.
+    template <int Run> static INLINE __m256i second_run() {
+        const int second = WIDTH == 16 ? static_cast<int>(0x88888888) : 0;
+        return Run == 16 ? _mm256_setr_epi32(0, 0, second, second, 0, 0, second, second)
+                         : _mm256_setr_epi32(0, 0, 0, 0, second, second, second, second);
+    }
+
+    // Flags of the elements of eight words, from `first` on.
+    INLINE void set(int first, __m256i flags) { _mm256_store_si256(reinterpret_cast<__m256i *>(word + first), flags); }
+
+    // Bit i of each of 32 bytes becomes bit 4 i + `Flag` of a word, which has `also`, too.
+    template <int Flag> INLINE void set_bits(__m256i bytes, __m256i also) {
+        // Of four bits two become a byte, and two the next one.
+        alignas(16) static constexpr uint8_t LOWER[] = { 0, 1, 16, 17, 0, 1, 16, 17, 0, 1, 16, 17, 0, 1, 16, 17 };
+        alignas(16) static constexpr uint8_t UPPER[] = { 0, 0, 0, 0, 1, 1, 1, 1, 16, 16, 16, 16, 17, 17, 17, 17 };
+        const __m256i                        lower   = _mm256_slli_epi16(twice_16(LOWER), Flag),
+                                             upper   = _mm256_slli_epi16(twice_16(UPPER), Flag);
+        // Each half of a vector is interleaved by itself: groups of four bytes that follow one another are put apart.
+        const __m256i apart = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+        const __m256i low = both(apart, 15), high = both(_mm256_srli_epi16(apart, 4), 15);
+        const __m256i a = _mm256_shuffle_epi8(lower, low), b = _mm256_shuffle_epi8(upper, low);
+        const __m256i c = _mm256_shuffle_epi8(lower, high), d = _mm256_shuffle_epi8(upper, high);
+        const __m256i ab[2] = { _mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b) };
+        const __m256i cd[2] = { _mm256_unpacklo_epi8(c, d), _mm256_unpackhi_epi8(c, d) };
+        for (int i = 0; i < 2; i++) {
+            set(16 * i, _mm256_or_si256(_mm256_unpacklo_epi16(ab[i], cd[i]), also));
+            set(16 * i + 8, _mm256_or_si256(_mm256_unpackhi_epi16(ab[i], cd[i]), also));
+        }
+    }
+
+    // The flag of all elements of a word is whether a byte is negative.
+    INLINE void set_signs(__m256i bytes, __m256i also) {
+        const __m128i half[2] = { _mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1) };
+        for (int i = 0; i < 2; i++) {
+            set_eight_signs(16 * i, half[i], also);
+            set_eight_signs(16 * i + 8, _mm_unpackhi_epi64(half[i], half[i]), also);
+        }
+    }
+
+    // Adds the codes of 32 points of eight elements.
+    template <typename Number> INLINE void add_eights(const Number * number, const uint32_t * lattice) {
+        for (int i = 0; i < 32; i += 8) {
+            for (int j = i; j < i + 8; j++) {
+                put(j, word[j] | lattice[number[j]]);
+            }
+        }
+    }
+
+    // Adds the codes of 64 points of four elements.
+    template <typename Number> INLINE void add_fours(const Number * number, const uint32_t * lattice) {
+        for (int i = 0; i < 32; i += 8) {
+            for (int j = i; j < i + 8; j++) {
+                put(j, word[j] | lattice[number[2 * j]] | lattice[number[2 * j + 1]] << 16);
+            }
+        }
+    }
+
+  private:
+    INLINE void set_eight_signs(int first, __m128i bytes, __m256i also) {
+        const __m256i negative = _mm256_srai_epi32(_mm256_cvtepi8_epi32(bytes), 31);
+        set(first, _mm256_or_si256(_mm256_and_si256(negative, _mm256_set1_epi32(0x44444444)), also));
+    }
+
+    // The compiler would collect several words in a vector, which takes longer.
+    INLINE void put(int i, uint32_t x) {
+        __asm__("" : "+r"(x));
+        word[i] = x;
+    }
+
+    static INLINE __m256i twice_16(const uint8_t * at) {
+        return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(at)));
+    }
 };
 
-// Flags that say which run of a scale eight elements are of, where the values of two runs are in a vector.
-template <int Run> INLINE uint32_t second_run(int eight) {
-    return WIDTH == 16 && (eight * 8 / Run) % 2 == 1 ? 0x88888888 : 0;
+// Numbers of points of a lattice, 32 of which have a lower byte and an upper one each.
+struct numbers_of_points {
+    alignas(32) uint16_t number[64];
+
+    INLINE void set(int first, __m256i x) { _mm256_store_si256(reinterpret_cast<__m256i *>(number + first), x); }
+
+    INLINE void set(int first, __m256i low, __m256i high) {
+        const __m256i even = _mm256_unpacklo_epi8(low, high), odd = _mm256_unpackhi_epi8(low, high);
+        set(first, _mm256_permute2x128_si256(even, odd, 0x20));
+        set(first + 16, _mm256_permute2x128_si256(even, odd, 0x31));
+    }
+
+    // To be called when all are set, as of `codes`.
+    INLINE void finish() { __asm__("" : "+m"(number)); }
+};
+
+INLINE __m256i masked_8(__m256i x, int mask) {
+    return _mm256_and_si256(x, _mm256_set1_epi32(mask));
 }
+
+// Of two vectors of 32-bit numbers the first of each two, or the second.
+template <int Choice> INLINE __m256i of_each_two(__m256i first, __m256i last) {
+    const __m256 joined = _mm256_shuffle_ps(_mm256_castsi256_ps(first), _mm256_castsi256_ps(last), Choice);
+    return _mm256_permute4x64_epi64(_mm256_castps_si256(joined), 0xd8);
+}
+
+// The numbers of 2 bits of eight bytes, a byte each.
+INLINE __m256i bytes_of_2(uint64_t packed) {
+    const __m256i x     = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(packed)));
+    const __m256i first = _mm256_or_si256(x, _mm256_slli_epi32(x, 6));
+    return both(_mm256_or_si256(first, _mm256_slli_epi32(first, 12)), 3);
+}
+
+// The bits of 32, a byte each.
+INLINE __m256i bytes_of_1(uint32_t packed) {
+    const __m256i at   = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i each = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+    const __m256i x    = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(packed)), at);
+    return both(_mm256_cmpeq_epi8(_mm256_and_si256(x, each), each), 1);
+}
+
+// Of bytes with seven bits: an eighth makes the number of set bits even (`ksigns_iq2xs`).
+INLINE __m256i even_bits(__m256i x) {
+    const __m256i odd   = _mm256_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0, 0,
+                                           -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0);
+    const __m256i lower = _mm256_shuffle_epi8(odd, both(x, 15));
+    const __m256i upper = _mm256_shuffle_epi8(odd, both(_mm256_srli_epi16(x, 4), 15));
+    return _mm256_or_si256(x, _mm256_xor_si256(lower, upper));
+}
+
+// The signs of four points from 7 bits for each in eight words, and what is above them: twice that number plus 1.
+struct signs_and_scales {
+    __m256i signs;
+    float   scale[8];
+
+    INLINE signs_and_scales(__m256i x, floats d) {
+        const __m256i first = _mm256_or_si256(masked_8(x, 127), masked_8(_mm256_slli_epi32(x, 1), 127 << 8));
+        const __m256i last =
+            _mm256_or_si256(masked_8(_mm256_slli_epi32(x, 2), 127 << 16), masked_8(_mm256_slli_epi32(x, 3), 127 << 24));
+        signs             = even_bits(_mm256_or_si256(first, last));
+        const __m256i odd = _mm256_or_si256(_mm256_slli_epi32(_mm256_srli_epi32(x, 28), 1), _mm256_set1_epi32(1));
+        _mm256_storeu_ps(scale, _mm256_mul_ps(_mm256_cvtepi32_ps(odd), first_eight(d)));
+    }
+};
 
 // Gives the elements of words with eight values, times the scale of each `Run` elements.
 template <int Run, typename Use>
-INLINE void eights(const words & all_words, const float * values, const float * scale, Use & use) {
+INLINE void eights(const words & all_words, const float * values, float (&scale)[256 / Run], Use & use) {
     constexpr int RUNS = WIDTH / 8;
+    __asm__("" : "+m"(scale));  // as of `codes`
     for (int i = 0; i < 256; i += RUNS * Run) {
         const floats y = rounded(multiplied(loaded(values), each_8_times(scale + i / Run)));
         for (int at = i; at < i + RUNS * Run; at += WIDTH) {
@@ -378,30 +511,27 @@ template <typename Use> INLINE void unpack_4_xs(const uint8_t * x, Use & use) {
 // IQ2_XXS: f16 d, of each 32 elements: 4 bytes: the numbers of points, 32 bits: 7 for the signs of each point, then the
 // scale.
 template <typename Use> INLINE void unpack_2_xxs(const uint8_t * x, const uint32_t * lattice, Use & use) {
-    words    all_words;
-    uint64_t scales = 0;
-    for (int i = 0; i < 8; i++) {
-        const auto points = number_at<uint32_t>(x + 2 + 8 * i), more = number_at<uint32_t>(x + 6 + 8 * i);
-        for (int j = 0; j < 4; j++) {
-            const uint32_t signs      = EVEN_FLAGS.of[more >> 7 * j & 127] << 2;
-            all_words.word[4 * i + j] = lattice[points >> 8 * j & 255] | signs | second_run<32>(4 * i + j);
-        }
-        scales |= static_cast<uint64_t>(more >> 28) << 8 * i;
-    }
-    all_words.finish();
-    float scale[8];
-    scaled(odd_numbers(scales), multiplied(half(x), all(0.125f)), scale);
-    eights<32>(all_words, IQ2, scale, use);
+    const __m256i       first = bytes_32(x + 2), last = bytes_32(x + 34);
+    alignas(32) uint8_t number[32];
+    _mm256_store_si256(reinterpret_cast<__m256i *>(number), of_each_two<0x88>(first, last));
+    signs_and_scales more(of_each_two<0xdd>(first, last), multiplied(half(x), all(0.125f)));
+    words            all_words;
+    all_words.set_bits<2>(more.signs, words::second_run<32>());
+    all_words.add_eights(number, lattice);
+    eights<32>(all_words, IQ2, more.scale, use);
 }
 
 // IQ2_XS: f16 d, 32 words of 16 bits: the number of a point in 9, its signs in 7, 8 bytes: 16 scales.
 template <typename Use> INLINE void unpack_2_xs(const uint8_t * x, const uint32_t * lattice, Use & use) {
-    words all_words;
-    for (int i = 0; i < 32; i++) {
-        const auto point  = number_at<uint16_t>(x + 2 + 2 * i);
-        all_words.word[i] = lattice[point & 511] | EVEN_FLAGS.of[point >> 9] << 2 | second_run<16>(i);
-    }
-    all_words.finish();
+    const __m256i     first = bytes_32(x + 2), last = bytes_32(x + 34), low_9 = _mm256_set1_epi16(511);
+    numbers_of_points points;
+    points.set(0, _mm256_and_si256(first, low_9));
+    points.set(16, _mm256_and_si256(last, low_9));
+    points.finish();
+    const __m256i signs = _mm256_packus_epi16(_mm256_srli_epi16(first, 9), _mm256_srli_epi16(last, 9));
+    words         all_words;
+    all_words.set_bits<2>(even_bits(_mm256_permute4x64_epi64(signs, 0xd8)), words::second_run<16>());
+    all_words.add_eights(points.number, lattice);
     float scale[16];
     scaled_odd(number_at<uint64_t>(x + 66), multiplied(half(x), all(0.125f)), scale);
     eights<16>(all_words, IQ2, scale, use);
@@ -409,12 +539,12 @@ template <typename Use> INLINE void unpack_2_xs(const uint8_t * x, const uint32_
 
 // IQ2_S: f16 d, 32 bytes: numbers of points, 32 bytes: signs, 8 bytes: two more bits of each number, 8 bytes: 16 scales.
 template <typename Use> INLINE void unpack_2_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    numbers_of_points points;
+    points.set(0, bytes_32(x + 2), bytes_of_2(number_at<uint64_t>(x + 66)));
+    points.finish();
     words all_words;
-    for (int i = 0; i < 32; i++) {
-        const uint32_t point = x[2 + i] | (x[66 + i / 4] >> 2 * (i % 4) & 3) << 8;
-        all_words.word[i]    = lattice[point] | FLAGS.of[x[34 + i]] << 2 | second_run<16>(i);
-    }
-    all_words.finish();
+    all_words.set_bits<2>(bytes_32(x + 34), words::second_run<16>());
+    all_words.add_eights(points.number, lattice);
     float scale[16];
     scaled_odd(number_at<uint64_t>(x + 74), multiplied(half(x), all(0.125f)), scale);
     eights<16>(all_words, IQ2, scale, use);
@@ -422,32 +552,23 @@ template <typename Use> INLINE void unpack_2_s(const uint8_t * x, const uint32_t
 
 // IQ3_XXS: f16 d, 64 bytes: numbers of points, of each 32 elements 32 bits as in IQ2_XXS.
 template <typename Use> INLINE void unpack_3_xxs(const uint8_t * x, const uint32_t * lattice, Use & use) {
-    words    all_words;
-    uint64_t scales = 0;
-    for (int i = 0; i < 8; i++) {
-        const auto      more   = number_at<uint32_t>(x + 66 + 4 * i);
-        const uint8_t * points = x + 2 + 8 * i;
-        for (int j = 0; j < 4; j++) {
-            const uint32_t signs      = EVEN_FLAGS.of[more >> 7 * j & 127] << 3;
-            all_words.word[4 * i + j] = lattice[points[2 * j]] | lattice[points[2 * j + 1]] << 16 | signs;
-        }
-        scales |= static_cast<uint64_t>(more >> 28) << 8 * i;
-    }
-    all_words.finish();
-    float scale[8];
-    scaled(odd_numbers(scales), multiplied(half(x), all(0.25f)), scale);
-    sixteens(all_words, IQ3_XXS, scale, use);
+    const signs_and_scales more(bytes_32(x + 66), multiplied(half(x), all(0.25f)));
+    words                  all_words;
+    all_words.set_bits<3>(more.signs, _mm256_setzero_si256());
+    all_words.add_fours(x + 2, lattice);
+    sixteens(all_words, IQ3_XXS, more.scale, use);
 }
 
 // IQ3_S: f16 d, 64 bytes: numbers of points, 8 bytes: another bit of each, 32 bytes: signs, 4 bytes: 8 scales.
 template <typename Use> INLINE void unpack_3_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
-    words all_words;
-    for (int i = 0; i < 32; i++) {
-        const uint32_t high = static_cast<uint32_t>(x[66 + i / 4]) << 8 >> 2 * (i % 4);
-        const uint32_t low = lattice[x[2 + 2 * i] | (high & 256)], top = lattice[x[3 + 2 * i] | (high >> 1 & 256)];
-        all_words.word[i] = low | top << 16 | FLAGS.of[x[74 + i]] << 3;
+    numbers_of_points points;
+    for (int i = 0; i < 64; i += 32) {
+        points.set(i, bytes_32(x + 2 + i), bytes_of_1(number_at<uint32_t>(x + 66 + i / 8)));
     }
-    all_words.finish();
+    points.finish();
+    words all_words;
+    all_words.set_bits<3>(bytes_32(x + 74), _mm256_setzero_si256());
+    all_words.add_fours(points.number, lattice);
     float scale[16];  // of which 8 are used
     scaled_odd(number_at<uint32_t>(x + 106), half(x), scale);
     sixteens(all_words, IQ3_S, scale, use);
@@ -456,40 +577,51 @@ template <typename Use> INLINE void unpack_3_s(const uint8_t * x, const uint32_t
 // IQ1_S: f16 d, 32 bytes: numbers of points, of each 32 elements 16 bits: 3 more of each number, 3 of the scale, and
 // which way they are shifted.
 template <typename Use> INLINE void unpack_1_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
-    words    all_words;
-    uint64_t scales = 0;
-    for (int i = 0; i < 8; i++) {
-        const uint32_t more = number_at<uint16_t>(x + 34 + 2 * i);
-        const uint32_t down = more >> 15 != 0 ? 0x44444444 : 0;
-        for (int j = 0; j < 4; j++) {
-            const uint32_t point      = x[2 + 4 * i + j] | (more >> 3 * j & 7) << 8;
-            all_words.word[4 * i + j] = lattice[point] | down | second_run<32>(4 * i + j);
-        }
-        scales |= static_cast<uint64_t>(more >> 12 & 7) << 8 * i;
+    const __m128i more  = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 34));
+    const __m256i two   = _mm256_broadcastsi128_si256(more);
+    // Of 16 bits four times, three become bits 8 to 10 of each.
+    const __m256i pairs = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 6, 7,
+                                           6, 7, 6, 7, 6, 7);
+    const __m256i upper = _mm256_setr_epi8(1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5, 7, 7, 7, 7, 9, 9, 9, 9, 11, 11, 11, 11,
+                                           13, 13, 13, 13, 15, 15, 15, 15);
+    numbers_of_points points;
+    for (int i = 0; i < 2; i++) {
+        const __m256i packed = _mm256_shuffle_epi8(two, _mm256_add_epi8(pairs, _mm256_set1_epi8(8 * i)));
+        const __m256i moved  = _mm256_mullo_epi16(packed, _mm256_set1_epi64x(0x0001000800400200));
+        const __m256i high   = _mm256_and_si256(_mm256_srli_epi16(moved, 1), _mm256_set1_epi16(0x700));
+        const __m256i low    = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 2 + 16 * i)));
+        points.set(16 * i, _mm256_or_si256(low, high));
     }
-    all_words.finish();
-    float scale[8];
-    scaled(odd_numbers(scales), half(x), scale);
+    points.finish();
+    words all_words;
+    all_words.set_signs(_mm256_shuffle_epi8(two, upper), words::second_run<32>());
+    all_words.add_eights(points.number, lattice);
+    const __m128i scales = _mm_and_si128(_mm_srli_epi16(more, 12), _mm_set1_epi16(7));
+    float         scale[8];
+    scaled(odd_numbers(static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(scales, scales)))), half(x), scale);
     eights<32>(all_words, IQ1, scale, use);
 }
 
 // IQ1_M: 32 bytes: numbers of points, 16 bytes: of each point 3 more bits, and which way its elements are shifted, four
 // words of 16 bits: four scales each, and a quarter of f16 d.
 template <typename Use> INLINE void unpack_1_m(const uint8_t * x, const uint32_t * lattice, Use & use) {
-    words all_words;
-    for (int i = 0; i < 32; i++) {
-        const uint32_t more = x[32 + i / 2] >> 4 * (i % 2);
-        const uint32_t down = (more & 8) != 0 ? 0x44444444 : 0;
-        all_words.word[i]   = lattice[x[i] | (more & 7) << 8] | down | second_run<16>(i);
-    }
-    all_words.finish();
+    const __m128i     packed = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 32));
+    const __m128i     upper  = _mm_srli_epi16(packed, 4);
+    const __m256i     more   = _mm256_set_m128i(_mm_unpackhi_epi8(packed, upper), _mm_unpacklo_epi8(packed, upper));
+    numbers_of_points points;
+    points.set(0, bytes_32(x), both(more, 7));
+    points.finish();
+    const __m256i directions = _mm256_slli_epi16(more, 4);  // as signs of bytes
+    words         all_words;
+    all_words.set_signs(directions, words::second_run<16>());
+    all_words.add_eights(points.number, lattice);
     uint64_t scales[2] = {};
     uint32_t d         = 0;
     for (int i = 0; i < 4; i++) {
-        const uint32_t packed = number_at<uint16_t>(x + 48 + 2 * i);
-        const uint32_t four   = (packed & 7) | (packed & 56) << 5 | (packed & 448) << 10 | (packed & 3584) << 15;
+        const uint32_t quarter = number_at<uint16_t>(x + 48 + 2 * i);
+        const uint32_t four    = (quarter & 7) | (quarter & 56) << 5 | (quarter & 448) << 10 | (quarter & 3584) << 15;
         scales[i / 2] |= static_cast<uint64_t>(four) << 32 * (i % 2);
-        d |= packed >> 12 << 4 * i;
+        d |= quarter >> 12 << 4 * i;
     }
     const floats factor = half(static_cast<uint16_t>(d));
     float        scale[16];
