@@ -219,9 +219,11 @@ def test_each_expert_of_mul_mat_id_is_a_weight(kind: str) -> None:
     assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def test_what_unpacks_them_otherwise_stays_as_it_is() -> None:
-    """Of each constant of the HLO another value: no function computes that."""
-    hlo = products("q4_0", 1)
+@pytest.mark.parametrize("kind", ["q4_0", "iq2_xxs"])
+def test_what_unpacks_them_otherwise_stays_as_it_is(kind: str) -> None:
+    """Of each constant of the HLO, a lattice among them, another value: no function computes that."""
+    hlo = products(kind, 1)
+    assert calls(weights.rewrite(hlo)) == 1
     changed = 0
     for computation, instruction in instructions(hlo):
         module = proto.parse(hlo, weights.Module)
@@ -230,6 +232,8 @@ def test_what_unpacks_them_otherwise_stays_as_it_is() -> None:
             literal.f32s = np.float32(7).tobytes()
         elif literal.u8s:
             literal.u8s = bytes(b ^ 1 for b in literal.u8s)
+        elif literal.u16s:
+            literal.u16s = literal.u16s[:-1] + bytes([literal.u16s[-1] ^ 1])
         else:
             continue
         changed += 1
@@ -237,15 +241,23 @@ def test_what_unpacks_them_otherwise_stays_as_it_is() -> None:
     assert changed >= 3
 
 
-def test_another_slice_of_a_block_is_not_taken_for_the_one_of_the_type() -> None:
-    hlo = products("q4_0", 1)
-    module = proto.parse(hlo, weights.Module)
-    slices = [i for c in module.computations for i in c.instructions if i.opcode == "slice"]
-    assert slices
-    for one in slices:
-        one.slice_dimensions[-1].start += 0 if one.slice_dimensions[-1].start else 1
-        one.slice_dimensions[-1].limit += 0 if one.slice_dimensions[-1].limit == TYPES["q4_0"].size else 1
-    assert calls(weights.rewrite(proto.serialize(module))) == 0
+@pytest.mark.parametrize("kind", ["q4_0", "iq2_xxs"])
+def test_another_slice_of_a_block_is_not_taken_for_the_one_of_the_type(kind: str) -> None:
+    hlo = products(kind, 1)
+    assert calls(weights.rewrite(hlo)) == 1
+    n = len(_slices(proto.parse(hlo, weights.Module)))
+    assert n == {"q4_0": 2, "iq2_xxs": 4}[kind]  # of iq2_xxs two are of another one
+    for i in range(n):
+        module = proto.parse(hlo, weights.Module)
+        last = _slices(module)[i].slice_dimensions[-1]
+        by = -1 if last.start else 1
+        last.start += by
+        last.limit += by
+        assert calls(weights.rewrite(proto.serialize(module))) == 0, i
+
+
+def _slices(module: Any) -> list[Any]:
+    return [i for c in module.computations for i in c.instructions if i.opcode == "slice"]
 
 
 def test_there_is_a_form_of_each_type_for_both_ops() -> None:
