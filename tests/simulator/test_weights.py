@@ -23,7 +23,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.cpu import client
-from kernelgen.simulator import forms, weights
+from kernelgen.simulator import bounds, forms, weights
 from kernelgen.spec.op_kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
@@ -258,6 +258,14 @@ def test_another_slice_of_a_block_is_not_taken_for_the_one_of_the_type(kind: str
 
 def _slices(module: Any) -> list[Any]:
     return [i for c in module.computations for i in c.instructions if i.opcode == "slice"]
+
+
+@pytest.mark.parametrize("kind", weights.POINTS)
+def test_indices_of_a_lattice_are_not_checked(kind: str) -> None:
+    """To look for the largest one would take longer than the product."""
+    hlo = products(kind, 1)
+    assert len(bounds.check(hlo).names) == 1
+    assert bounds.check(weights.rewrite(hlo)).names == ()
 
 
 def test_there_is_a_form_of_each_type_for_both_ops() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 def rewrite(hlo: bytes) -> bytes:
     """Returns a serialized `HloModuleProto` that computes the same, its products by quantized weights rewritten.
 
+    What unpacked a weight and has no other use is not in it, such as the gathers of a lattice, whose indices are in bounds.
     It returns `hlo` where no library was loaded.
 
     Raises:
@@ -112,14 +113,29 @@ def rewrite(hlo: bytes) -> bytes:
         if not any(products.values()):
             continue
         found = True
+        before = _used(computation.instructions, computation.root_id)
         writer.out = []
         for instruction in computation.instructions:
             if (product := products[instruction.id]) is not None:
                 _write(instruction, product, writer)
             writer.out.append(instruction)
+        unused = before - _used(writer.out, computation.root_id)
         computation.ClearField("instructions")
-        computation.instructions.extend(writer.out)
+        computation.instructions.extend(i for i in writer.out if i.opcode == "parameter" or i.id not in unused)
     return proto.serialize(module) if found else hlo
+
+
+def _used(instructions: Iterable[Any], root: int) -> set[int]:
+    """Returns the numbers of the instructions that the root depends on."""
+    by_id = {i.id: i for i in instructions}
+    used: set[int] = set()
+    ahead = [root]
+    while ahead:
+        number = ahead.pop()
+        if number not in used:
+            used.add(number)
+            ahead += [*by_id[number].operand_ids, *by_id[number].control_predecessor_ids]
+    return used
 
 
 @dataclass(frozen=True)
