@@ -465,7 +465,7 @@ _RANDOM_BLOCKS = {
 }
 """Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h).
 
-They are f16 numbers, but for `_set_factor`'s exceptions.
+They are f16 numbers, except those that `_set_factor` writes otherwise.
 """
 
 
