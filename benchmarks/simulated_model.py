@@ -126,7 +126,7 @@ class SimulatedModel:
         """Returns the milliseconds that processors work for a generated token: for llama-bench, the simulator's helper and XLA.
 
         Other programs on the machine matter less to it than to the time that passes. It is the least of some repetitions in one
-        process, without the first one, in which kernels are loaded.
+        process, without the first one, in which kernels are loaded, and at least what the clock of processes can tell.
 
         Args:
             quick: whether a few tokens do.
@@ -161,7 +161,8 @@ class SimulatedModel:
             worked = [_cpu_seconds(process.pid) for line in process.stdout if line.startswith("{")]
         if process.returncode or len(worked) != repetitions:
             raise SystemExit(f"llama-bench: exit status {process.returncode}")
-        return min(after - before for before, after in itertools.pairwise(worked)) / n * 1e3
+        least = min(after - before for before, after in itertools.pairwise(worked))
+        return max(least, 1 / os.sysconf("SC_CLK_TCK")) / n * 1e3
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -4,7 +4,8 @@ A Llama of 125M parameters with random weights, of each type that users have, on
 helper and XLA share it when the device computes, and llama-bench has it alone with the CPU backend. Layers are one launch each,
 or there is a launch per node. With SMOLLM2, the path of a model, also that one. On a processor with AVX-512 it also measures
 products with AVX2 alone, as on others. The figures are processor time: those of the median of some ratios, each of runs that
-followed one another. They say how fast tests are, and nothing of a device. Types can be named: `-- Q4_0 BF16`.
+followed one another. They say how fast tests are, and nothing of a device. Types can be named: `-- Q4_0 BF16`. With
+`--without-functions` it also measures the simulator without its functions for quantized weights.
 """
 
 from __future__ import annotations
@@ -27,34 +28,40 @@ SIZE = random_llama.Size(n_embd=768, n_head=12, n_head_kv=12, n_ff=2048, n_layer
 QUICK = random_llama.Size(n_embd=256, n_ff=512, n_layer=2, n_vocab=1000)
 TYPES = (
     "F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
-    " IQ1_S IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S"
+    " IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4"
 ).split()
 QUICK_TYPES = ("F16", "Q8_0", "Q4_K")
 FLOATS = ("F16", "BF16")
+WITHOUT = "layers in one launch, without functions"
 PER_NODE = ("F16", "Q8_0")
 """Types that are also measured with a launch per node."""
 ROUNDS = 3
 """Ratios of which the median counts."""
+TOKENS = 24
+TOKENS_WITHOUT = 1
+"""Tokens in a repetition, with functions for quantized weights, and without: that takes a second for each, and is measured once."""
 LIMIT = 3
 """Times of the CPU backend's time that a token takes at most, with layers in one launch each."""
 
 
-def measure(quick: bool, types: Sequence[str] = ()) -> Iterator[figures.Figure]:
+def measure(quick: bool, types: Sequence[str] = (), *, without: bool = False) -> Iterator[figures.Figure]:
     # What is started later keeps to the same processor.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for weights in types or (QUICK_TYPES if quick else TYPES):
         kind = np.float16 if weights == "F16" else gguf.GGMLQuantizationType[weights]
         with tempfile.TemporaryDirectory() as folder:
             model = SimulatedModel(Path(folder) / weights, size=QUICK if quick else SIZE, weights=kind, n_tokens="1")
-            yield from _token(weights, model, quick, per_node=weights in PER_NODE)
+            yield from _token(weights, model, quick, per_node=weights in PER_NODE, without=without)
     real = os.environ.get("SMOLLM2")
     if real and not quick and not types:
         with tempfile.TemporaryDirectory() as folder:
             model = SimulatedModel(Path(folder) / "model", file=Path(real), n_tokens="1")
-            yield from _token(Path(real).stem, model, quick)
+            yield from _token(Path(real).stem, model, quick, without=without)
 
 
-def _token(name: str, model: SimulatedModel, quick: bool, *, per_node: bool = False) -> Iterator[figures.Figure]:
+def _token(
+    name: str, model: SimulatedModel, quick: bool, *, per_node: bool = False, without: bool = False
+) -> Iterator[figures.Figure]:
     ways: dict[str, dict[str, object]] = {"layers in one launch": {"GGML_NEURON_FUSION": 1}}
     if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split() and name not in FLOATS:
         ways["layers in one launch, AVX2"] = {"GGML_NEURON_FUSION": 1, "NEURON_SIMULATOR_VECTORS": "avx2"}
@@ -62,25 +69,33 @@ def _token(name: str, model: SimulatedModel, quick: bool, *, per_node: bool = Fa
         ways["a launch per node"] = {"GGML_NEURON_FUSION": 0}
     for fused in {way["GGML_NEURON_FUSION"] for way in ways.values()}:
         model.token_ms(True, GGML_NEURON_FUSION=fused)  # compiles
+    if without and name not in FLOATS:
+        ways[WITHOUT] = {"GGML_NEURON_FUSION": 1, "NEURON_SIMULATOR_LIBRARY": ""}
     pairs: dict[str, list[tuple[float, float]]] = {what: [] for what in ways}
-    for _ in range(1 if quick else ROUNDS):
-        found = {what: model.token_cpu_ms(quick, **variables) for what, variables in ways.items()}
+    for i in range(1 if quick else ROUNDS):
+        found = {
+            what: model.token_cpu_ms(quick, tokens=TOKENS_WITHOUT if what == WITHOUT else TOKENS, **variables)
+            for what, variables in ways.items()
+            if what != WITHOUT or i == 0
+        }
         cpu = model.token_cpu_ms(quick, device=False)
         for what, mine in found.items():
             pairs[what].append((mine, cpu))
     for what, ratios in pairs.items():
+        limited = ways[what]["GGML_NEURON_FUSION"] and what != WITHOUT and not quick
         value, cpu = sorted(ratios, key=lambda pair: pair[0] / pair[1])[len(ratios) // 2]
         yield figures.Figure(
             f"{name}: a token on the simulator, {what}",
             value,
             "ms",
             peer=figures.Peer("llama.cpp's CPU backend", cpu),
-            limit=figures.Limit("ratio", at_most=LIMIT) if ways[what]["GGML_NEURON_FUSION"] and not quick else None,
+            limit=figures.Limit("ratio", at_most=LIMIT) if limited else None,
         )
 
 
 if __name__ == "__main__":
     parser = figures.arguments(__doc__)
     parser.add_argument("types", nargs="*", help="types of weights to measure, such as Q4_0; all of them and SMOLLM2")
+    parser.add_argument("--without-functions", action="store_true", help="also measure products that XLA computes")
     args = parser.parse_args()
-    sys.exit(figures.report(args, lambda: measure(args.quick, args.types)))
+    sys.exit(figures.report(args, lambda: measure(args.quick, args.types, without=args.without_functions)))

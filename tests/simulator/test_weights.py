@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.hlo import execute, proto
 from kernelgen.hlo.cpu import client
-from kernelgen.simulator import forms, weights
+from kernelgen.simulator import bounds, forms, weights
 from kernelgen.spec.op_kernel import KernelSpec
 
 Array = np.ndarray[Any, Any]
@@ -34,9 +35,11 @@ HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= set(Path("/proc/
 HALVES = {
     **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), (0,)),
     **dict.fromkeys(("q4_1", "q5_1", "q4_K", "q5_K"), (0, 2)),
-    **{"q2_K": (80, 82), "q3_K": (108,), "q6_K": (208,), "mxfp4": ()},
+    **{"q2_K": (80, 82), "q3_K": (108,), "q6_K": (208,), "mxfp4": (), "nvfp4": ()},
+    **dict.fromkeys(("iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "q1_0", "q2_0"), (0,)),
+    **{"tq1_0": (52,), "tq2_0": (64,), "iq1_m": ()},
 }
-"""Where the f16 numbers are in a block, by type."""
+"""Where the f16 numbers are in a block, by type; one of iq1_m is in the upper halves of four bytes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,6 +72,10 @@ def blocks(kind: str, m: int, odd: bool = False) -> Array:
             special = np.array([0x7C00, 0xFC00, 0x7E00, 0xFFFF, 0x0001, 0x83FF], np.uint16).view(np.float16)
             numbers[::2, 0] = random.choice(special, len(numbers[::2]))
         data[..., at : at + 2] = numbers[..., None].view(np.uint8)
+    if kind == "iq1_m":
+        numbers = random.standard_normal(data.shape[:-1]).astype(np.float16).view(np.uint16)
+        for i, at in enumerate((49, 51, 53, 55)):
+            data[..., at] = (data[..., at] & 15) | ((numbers >> 4 * i) & 15) << 4
     return data
 
 
@@ -134,7 +141,7 @@ def test_the_environment_asks_for_narrower_vectors(library: Path) -> None:
         assert int(done.stdout) == expected, asked
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q6_K"])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q6_K", "iq1_s", "iq2_xs", "iq3_s", "tq1_0", "q2_0"])
 def test_scales_that_are_no_numbers(kind: str, library: Path) -> None:
     data = blocks(kind, M, odd=True)
     rows = np.ones((1, columns(kind)), np.float32)
@@ -189,7 +196,7 @@ def test_a_product_in_float32_is_left_to_xla(kind: str) -> None:
     assert weights.rewrite(hlo) == hlo
 
 
-@pytest.mark.parametrize("kind", ["q4_0", "q6_K"])
+@pytest.mark.parametrize("kind", ["q4_0", "q6_K", "iq2_xxs"])
 def test_each_expert_of_mul_mat_id_is_a_weight(kind: str) -> None:
     k, experts = columns(kind), 5
     hlo = emitted(
@@ -212,9 +219,11 @@ def test_each_expert_of_mul_mat_id_is_a_weight(kind: str) -> None:
     assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
-def test_what_unpacks_them_otherwise_stays_as_it_is() -> None:
-    """Of each constant of the HLO another value: no function computes that."""
-    hlo = products("q4_0", 1)
+@pytest.mark.parametrize("kind", ["q4_0", "iq2_xxs"])
+def test_what_unpacks_them_otherwise_stays_as_it_is(kind: str) -> None:
+    """Of each constant of the HLO, a lattice among them, another value: no function computes that."""
+    hlo = products(kind, 1)
+    assert calls(weights.rewrite(hlo)) == 1
     changed = 0
     for computation, instruction in instructions(hlo):
         module = proto.parse(hlo, weights.Module)
@@ -223,6 +232,8 @@ def test_what_unpacks_them_otherwise_stays_as_it_is() -> None:
             literal.f32s = np.float32(7).tobytes()
         elif literal.u8s:
             literal.u8s = bytes(b ^ 1 for b in literal.u8s)
+        elif literal.u16s:
+            literal.u16s = literal.u16s[:-1] + bytes([literal.u16s[-1] ^ 1])
         else:
             continue
         changed += 1
@@ -230,15 +241,31 @@ def test_what_unpacks_them_otherwise_stays_as_it_is() -> None:
     assert changed >= 3
 
 
-def test_another_slice_of_a_block_is_not_taken_for_the_one_of_the_type() -> None:
-    hlo = products("q4_0", 1)
-    module = proto.parse(hlo, weights.Module)
-    slices = [i for c in module.computations for i in c.instructions if i.opcode == "slice"]
-    assert slices
-    for one in slices:
-        one.slice_dimensions[-1].start += 0 if one.slice_dimensions[-1].start else 1
-        one.slice_dimensions[-1].limit += 0 if one.slice_dimensions[-1].limit == TYPES["q4_0"].size else 1
-    assert calls(weights.rewrite(proto.serialize(module))) == 0
+@pytest.mark.parametrize("kind", ["q4_0", "iq2_xxs"])
+def test_another_slice_of_a_block_is_not_taken_for_the_one_of_the_type(kind: str) -> None:
+    hlo = products(kind, 1)
+    assert calls(weights.rewrite(hlo)) == 1
+    n = len(_slices(proto.parse(hlo, weights.Module)))
+    assert n == {"q4_0": 2, "iq2_xxs": 4}[kind]  # of iq2_xxs two are of another one
+    for i in range(n):
+        module = proto.parse(hlo, weights.Module)
+        last = _slices(module)[i].slice_dimensions[-1]
+        by = -1 if last.start else 1
+        last.start += by
+        last.limit += by
+        assert calls(weights.rewrite(proto.serialize(module))) == 0, i
+
+
+def _slices(module: Any) -> list[Any]:
+    return [i for c in module.computations for i in c.instructions if i.opcode == "slice"]
+
+
+@pytest.mark.parametrize("kind", weights.POINTS)
+def test_indices_of_a_lattice_are_not_checked(kind: str) -> None:
+    """To look for the largest one would take longer than the product."""
+    hlo = products(kind, 1)
+    assert len(bounds.check(hlo).names) == 1
+    assert bounds.check(weights.rewrite(hlo)).names == ()
 
 
 def test_there_is_a_form_of_each_type_for_both_ops() -> None:
@@ -274,9 +301,30 @@ def instructions(hlo: bytes) -> list[tuple[int, int]]:
 
 
 def elements(kind: str, data: Array) -> Array:
-    """Returns what gguf makes of blocks, rounded to bfloat16: [m, k] f32."""
+    """Returns what gguf makes of blocks, rounded to bfloat16: [m, k] f32; of types that it does not decode, what a loop does."""
+    if kind in ("q1_0", "q2_0"):
+        return fields(data, 1 if kind == "q1_0" else 2).astype(ml_dtypes.bfloat16).astype(np.float32)
     rows = gguf.quants.dequantize(data.reshape(len(data), -1), gguf.GGMLQuantizationType[kind.upper()])
     return rows.reshape(len(data), -1).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def fields(data: Array, bits: int) -> Array:
+    """Returns the elements of Q1_0, -d and d, or Q2_0, -d to 2 d: an f16 number and numbers of some bits, lowest first."""
+    d = np.ascontiguousarray(data[..., :2]).view(np.float16).astype(np.float32)
+    numbers = (data[..., 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & (2**bits - 1)
+    numbers = numbers.reshape(*data.shape[:-1], -1).astype(np.float32)
+    return ((2 * numbers - 1 if bits == 1 else numbers - 1) * d).reshape(len(data), -1)
+
+
+@functools.cache
+def points(kind: str) -> Array:
+    """Returns what the library has of a type's lattice: of each point the code of element i at bit 4 i, [points] u32."""
+    if kind not in weights.POINTS:
+        return np.zeros(0, np.uint32)
+    quant = getattr(gguf.quants, kind.upper())
+    quant.init_grid()
+    codes = np.searchsorted(quant.grid_map, quant.grid.reshape(quant.grid_shape))
+    return sum(codes[:, i].astype(np.uint32) << np.uint32(4 * i) for i in range(codes.shape[1]))
 
 
 def call(library: Path, kind: str, data: Array, rows: Array, *, vectors: str = "avx512") -> Array:
@@ -284,7 +332,7 @@ def call(library: Path, kind: str, data: Array, rows: Array, *, vectors: str = "
     n, k = rows.shape
     rows = np.ascontiguousarray(rows)
     out = np.empty((n, len(data)), np.float32)
-    operands = (ctypes.c_void_p * 2)(data.ctypes.data, rows.ctypes.data)
+    operands = (ctypes.c_void_p * 3)(data.ctypes.data, rows.ctypes.data, points(kind).ctypes.data)
     options = "".join(f"{i} " for i in (weights.TYPES.index(kind), 0, len(data), k, n, VECTORS.index(vectors))).encode()
     function = getattr(ctypes.CDLL(str(library)), weights.TARGET)
     function(ctypes.c_void_p(out.ctypes.data), operands, options, ctypes.c_size_t(len(options)), None)

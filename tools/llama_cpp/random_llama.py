@@ -57,7 +57,7 @@ def write(
     Args:
         path: the file.
         seed: of the weights.
-        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS but IQ1_M, MXFP4; the norms are F32 as in real files.
+        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4; the norms are F32 as in real files.
         architecture: `llama`, which a Mixtral is, too; `qwen3`, which normalizes the heads of queries and keys; or `gemma3`, which also
             normalizes what a layer adds.
         size: its sizes.
@@ -455,13 +455,30 @@ _RANDOM_BLOCKS = {
     gguf.GGMLQuantizationType.IQ4_NL: (0,),
     gguf.GGMLQuantizationType.IQ4_XS: (0,),
     gguf.GGMLQuantizationType.IQ1_S: (0,),
+    gguf.GGMLQuantizationType.IQ1_M: (48,),
     gguf.GGMLQuantizationType.IQ2_XXS: (0,),
     gguf.GGMLQuantizationType.IQ2_XS: (0,),
     gguf.GGMLQuantizationType.IQ2_S: (0,),
     gguf.GGMLQuantizationType.IQ3_XXS: (0,),
     gguf.GGMLQuantizationType.IQ3_S: (0,),
+    gguf.GGMLQuantizationType.NVFP4: (0,),
 }
-"""Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h)."""
+"""Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h).
+
+They are f16 numbers, except those that `_set_factor` writes otherwise.
+"""
+
+
+def _set_factor(data: np.ndarray, kind: gguf.GGMLQuantizationType, at: int, factor: float) -> None:
+    """Writes a factor into blocks, [blocks, bytes]."""
+    half = np.array([factor], np.float16)
+    if kind == gguf.GGMLQuantizationType.NVFP4:  # four scales, E4M3 numbers that are halved when read
+        data[:, at : at + 4] = gguf.quants.NVFP4.fp32_to_ue4m3(np.array([2 * factor]))
+    elif kind == gguf.GGMLQuantizationType.IQ1_M:  # in the upper halves of every other byte
+        quarters = (half.view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16)) & np.uint16(15)
+        data[:, at + 1 : at + 8 : 2] = (data[:, at + 1 : at + 8 : 2] & 15) | (quarters << 4).astype(np.uint8)
+    else:
+        data[:, at : at + 2] = half.view(np.uint8)
 
 
 def _random_blocks(random: np.random.Generator, kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> np.ndarray:
@@ -473,11 +490,11 @@ def _random_blocks(random: np.random.Generator, kind: gguf.GGMLQuantizationType,
     def values(*factors: float) -> np.ndarray:
         sample = data[:1024].copy()
         for at, factor in zip(places, factors, strict=True):
-            sample[:, at : at + 2] = np.array([factor], np.float16).view(np.uint8)
+            _set_factor(sample, kind, at, factor)
         return gguf.quants.dequantize(sample, kind)
 
     factors = [1.0, values(1, 0).mean() / -values(0, 1).mean()] if len(places) == 2 else [1.0]
     scale = 1 / (np.sqrt(np.float32(columns)) * values(*factors).std())
     for at, factor in zip(places, factors, strict=True):
-        data[:, at : at + 2] = np.array([factor * scale], np.float16).view(np.uint8)
+        _set_factor(data, kind, at, factor * scale)
     return data.reshape(rows, -1)

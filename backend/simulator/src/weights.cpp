@@ -1,5 +1,7 @@
 #include "weights.h"
 
+#include "weights_blocks.h"
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -120,9 +122,9 @@ extern "C" int nrt_simulator_vectors() {
     return widest() == vectors::avx512 ? 16 : 8;
 }
 
-// Products of a weight, the first operand, and rows, the second. `options`: numbers with a space after each: the type,
-// whether the rows are bfloat16 (else float32), m, k, n, and the widest vectors that it may have. The caller knows that
-// the processor has AVX2, FMA and F16C.
+// Products of a weight, the first operand, and rows, the second; the third is the type's lattice, if it has one.
+// `options`: numbers with a space after each: the type, whether the rows are bfloat16 (else float32), m, k, n, and the
+// widest vectors that it may have. The caller knows that the processor has AVX2, FMA and F16C.
 extern "C" void nrt_simulator_weights(void * out, const void ** in, const char * options, size_t size, void *) {
     size_t numbers[6] = {};
     size_t at         = 0;
@@ -134,11 +136,16 @@ extern "C" void nrt_simulator_weights(void * out, const void ** in, const char *
         }
     }
     static const vectors widest_here = widest();
+    const auto           type        = static_cast<weight_type>(numbers[0]);
     const size_t         m = numbers[2], k = numbers[3], n = numbers[4];
-    weight_product       product = {
-        static_cast<const uint8_t *>(in[0]), static_cast<const float *>(in[1]), static_cast<float *>(out), m, k, n
-    };
-    std::vector<float> floats;
+    weight_product       product = { static_cast<const uint8_t *>(in[0]),
+                                     static_cast<const float *>(in[1]),
+                                     static_cast<float *>(out),
+                                     m,
+                                     k,
+                                     n,
+                                     has_lattice(type) ? static_cast<const uint32_t *>(in[2]) : nullptr };
+    std::vector<float>   floats;
     if (numbers[1] != 0) {
         const uint16_t * rows = static_cast<const uint16_t *>(in[1]);
         floats.resize(n * k);
@@ -148,7 +155,6 @@ extern "C" void nrt_simulator_weights(void * out, const void ** in, const char *
         }
         product.x = floats.data();
     }
-    const auto type = static_cast<weight_type>(numbers[0]);
     const bool wide = std::max(widest_here, static_cast<vectors>(numbers[5])) == vectors::avx512;
     threads().run(wide ? avx512_function(type) : avx2_function(type), product);
 }

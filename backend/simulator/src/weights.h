@@ -11,7 +11,33 @@
 namespace simulator {
 
 // By the numbers that kernelgen.simulator.weights has for them.
-enum class weight_type { q4_0, q4_1, q5_0, q5_1, q8_0, q2_K, q3_K, q4_K, q5_K, q6_K, iq4_nl, iq4_xs, mxfp4 };
+enum class weight_type {
+    q4_0,
+    q4_1,
+    q5_0,
+    q5_1,
+    q8_0,
+    q2_K,
+    q3_K,
+    q4_K,
+    q5_K,
+    q6_K,
+    iq4_nl,
+    iq4_xs,
+    mxfp4,
+    iq1_s,
+    iq1_m,
+    iq2_xxs,
+    iq2_xs,
+    iq2_s,
+    iq3_xxs,
+    iq3_s,
+    tq1_0,
+    tq2_0,
+    nvfp4,
+    q1_0,
+    q2_0,
+};
 
 // A product that a call computes.
 struct weight_product {
@@ -19,6 +45,8 @@ struct weight_product {
     const float *   x;        // [n, k]
     float *         y;        // [n, m]
     size_t          m, k, n;
+    const uint32_t *
+        lattice;  // of the types that have one, else null: of each point the code of element i from bit 4 i on
 };
 
 // Computes some rows of the matrix, from one up to another.

@@ -96,6 +96,16 @@ template <int Value> INLINE ints flags(uint32_t set) {
     return masked(_mm256_cmpeq_epi32(one, each), Value);
 }
 
+// The lowest eight numbers of 2 bits.
+INLINE ints fields_of_2(const uint8_t * at) {
+    return masked(_mm256_srlv_epi32(all(number_at<uint16_t>(at)), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14)), 3);
+}
+
+// The eight numbers of 4 bits of a word; what is above them is not zero.
+INLINE ints fields_of_4(const uint32_t * at) {
+    return _mm256_srlv_epi32(all(static_cast<int>(at[0])), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+}
+
 // To the nearest bfloat16, to even ones.
 INLINE floats rounded(floats x) {
     const ints number = _mm256_castps_si256(x);

@@ -98,6 +98,19 @@ template <int Value> INLINE ints flags(uint32_t set) {
     return _mm512_maskz_mov_epi32(static_cast<__mmask16>(set), all(Value));
 }
 
+// Sixteen numbers of 2 bits.
+INLINE ints fields_of_2(const uint8_t * at) {
+    const ints shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return masked(_mm512_srlv_epi32(all(number_at<int32_t>(at)), shifts), 3);
+}
+
+// The sixteen numbers of 4 bits of two words; what is above them is not zero.
+INLINE ints fields_of_4(const uint32_t * at) {
+    const ints shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const ints words  = _mm512_mask_set1_epi32(all(static_cast<int>(at[0])), 0xff00, static_cast<int>(at[1]));
+    return _mm512_srlv_epi32(words, shifts);
+}
+
 // To the nearest bfloat16, to even ones.
 INLINE floats rounded(floats x) {
     const ints      number = _mm512_castps_si512(x);
@@ -124,7 +137,7 @@ INLINE floats each_4_times(const float * at) {
 
 // Two numbers, each eight times.
 INLINE floats each_8_times(const float * at) {
-    return _mm512_insertf32x8(all(at[0]), _mm256_set1_ps(at[1]), 1);
+    return _mm512_mask_broadcastss_ps(all(at[0]), 0xff00, _mm_load_ss(at + 1));
 }
 
 #    include "weights_loops.h"

@@ -41,8 +41,36 @@ constexpr weight_block block_of(weight_type type) {
             return { 210, 256 };
         case weight_type::iq4_xs:
             return { 136, 256 };
+        case weight_type::iq1_s:
+            return { 50, 256 };
+        case weight_type::iq1_m:
+            return { 56, 256 };
+        case weight_type::iq2_xxs:
+        case weight_type::tq2_0:
+            return { 66, 256 };
+        case weight_type::iq2_xs:
+            return { 74, 256 };
+        case weight_type::iq2_s:
+            return { 82, 256 };
+        case weight_type::iq3_xxs:
+            return { 98, 256 };
+        case weight_type::iq3_s:
+            return { 110, 256 };
+        case weight_type::tq1_0:
+            return { 54, 256 };
+        case weight_type::nvfp4:
+            return { 36, 64 };
+        case weight_type::q1_0:
+            return { 18, 128 };
+        case weight_type::q2_0:
+            return { 18, 64 };
     }
     return { 1, 1 };
+}
+
+// Whether elements are those of points of a lattice, whose numbers are in the block.
+constexpr bool has_lattice(weight_type type) {
+    return type >= weight_type::iq1_s && type <= weight_type::iq3_s;
 }
 
 template <typename Number> inline Number number_at(const uint8_t * at) {
@@ -60,6 +88,12 @@ inline float float_of(uint32_t bits) {
 // Half of 2^(e - 127), as in dequantize.py.
 inline float half_e8m0(uint8_t e) {
     return float_of(e < 2 ? 0x00200000U << e : (e - 1U) << 23);
+}
+
+// Half of an unsigned E4M3 number, as in dequantize.py.
+inline float half_ue4m3(uint8_t x) {
+    const uint32_t wide = x & 127;
+    return x == 127 ? 0.0f : wide < 8 ? static_cast<float>(wide) * 0x1p-10f : float_of((wide << 20) + (119U << 23));
 }
 
 // Eight scales and minima of 6 bits, of Q4_K and Q5_K, from 12 bytes.
@@ -100,6 +134,11 @@ inline uint64_t iq4_scales(const uint8_t * x) {
         out |= scale << 8 * i;
     }
     return out;
+}
+
+// Of each of eight numbers of 4 bits, a byte each: twice the number plus 1.
+inline uint64_t odd_numbers(uint64_t bytes) {
+    return (bytes & 0x0f0f0f0f0f0f0f0f) << 1 | 0x0101010101010101;
 }
 
 }  // namespace simulator

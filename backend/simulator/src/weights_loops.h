@@ -13,17 +13,29 @@ alignas(64) static const float FOURS[]   = { 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3,
 alignas(64) static const float EIGHTS[]  = { -4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3 };
 alignas(64) static const float IQ4_NL[]  = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 alignas(64) static const float E2M1[]    = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
+alignas(64) static const float SIGNS[]   = { -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1 };
+alignas(64) static const float LESS_1[]  = { -1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2 };
+
+// By a code of a lattice and, above it, the flag of the sign, or of the direction in which it is shifted.
+alignas(64) static const float IQ1[]     = { -0.875, 0.125, 1.125, 0, -1.125, -0.125, 0.875, 0,
+                                             -0.875, 0.125, 1.125, 0, -1.125, -0.125, 0.875, 0 };
+alignas(64) static const float IQ2[]     = { 8, 25, 43, 0, -8, -25, -43, 0, 8, 25, 43, 0, -8, -25, -43, 0 };
+alignas(64) static const float IQ3_XXS[] = { 4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62 };
+alignas(64) static const float IQ3_S[]   = { 1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15 };
 
 // ---- scales ------------------------------------------------------------------------------------------------------------
 
 // An IEEE half in each lane. A NaN becomes the one whose lower bits are zero, so that what rounds it need not look for
 // NaNs.
-INLINE floats half(const uint8_t * at) {
-    const auto bits = number_at<uint16_t>(at);
+INLINE floats half(uint16_t bits) {
     if (__builtin_expect((bits & 0x7c00) == 0x7c00, 0)) {
         return all(float_of((bits & 0x8000U) << 16 | ((bits & 0x3ff) != 0 ? 0x7fc00000 : 0x7f800000)));
     }
     return from_half(bits);
+}
+
+INLINE floats half(const uint8_t * at) {
+    return half(number_at<uint16_t>(at));
 }
 
 // Writes eight signed bytes times a number.
@@ -36,6 +48,15 @@ INLINE void scaled(uint64_t bytes, floats d, float * y) {
 INLINE uint64_t less_32(uint64_t bytes) {
     return static_cast<uint64_t>(
         _mm_cvtsi128_si64(_mm_sub_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)), _mm_set1_epi8(32))));
+}
+
+// Writes sixteen odd numbers times a number: twice a number of 4 bits plus 1, two of which are in a byte.
+INLINE void scaled_odd(uint64_t nibbles, floats d, float * y) {
+    const __m128i low  = _mm_cvtsi64_si128(static_cast<int64_t>(odd_numbers(nibbles)));
+    const __m128i high = _mm_cvtsi64_si128(static_cast<int64_t>(odd_numbers(nibbles >> 4 & 0x0f0f0f0f0f0f0f0f)));
+    const __m128i both = _mm_unpacklo_epi8(low, high);
+    scaled(static_cast<uint64_t>(_mm_cvtsi128_si64(both)), d, y);
+    scaled(static_cast<uint64_t>(_mm_extract_epi64(both, 1)), d, y + 8);
 }
 
 // ---- codes ---------------------------------------------------------------------------------------------------------------
@@ -140,6 +161,176 @@ template <bool HasM> struct thirty_two {
         }
     }
 };
+
+// ---- lattices ------------------------------------------------------------------------------------------------------------
+
+// Of a block of 256 elements a word for each eight, of 4 bits for each element: the code of its point, and a flag above.
+// Flags are made first, 32 bytes at a time; then each word gets its codes, by loads of single numbers.
+struct words {
+    alignas(32) uint32_t word[32];
+
+    // Flags that say which run of `Run` elements eight elements are of, where the values of two runs are in a vector.
+    template <int Run> static INLINE __m256i second_run() {
+        const int second = WIDTH == 16 ? static_cast<int>(0x88888888) : 0;
+        return Run == 16 ? _mm256_setr_epi32(0, 0, second, second, 0, 0, second, second)
+                         : _mm256_setr_epi32(0, 0, 0, 0, second, second, second, second);
+    }
+
+    // Flags of the elements of eight words, from `first` on.
+    INLINE void set(int first, __m256i flags) { _mm256_store_si256(reinterpret_cast<__m256i *>(word + first), flags); }
+
+    // Bit i of each of 32 bytes becomes bit 4 i + `Flag` of a word, which has `also`, too.
+    template <int Flag> INLINE void set_bits(__m256i bytes, __m256i also) {
+        // Of four bits two become a byte, and two the next one.
+        alignas(16) static constexpr uint8_t LOWER[] = { 0, 1, 16, 17, 0, 1, 16, 17, 0, 1, 16, 17, 0, 1, 16, 17 };
+        alignas(16) static constexpr uint8_t UPPER[] = { 0, 0, 0, 0, 1, 1, 1, 1, 16, 16, 16, 16, 17, 17, 17, 17 };
+        const __m256i                        lower   = _mm256_slli_epi16(twice_16(LOWER), Flag),
+                                             upper   = _mm256_slli_epi16(twice_16(UPPER), Flag);
+        // Each half of a vector is interleaved by itself: groups of four bytes that follow one another are put apart.
+        const __m256i apart = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+        const __m256i low = both(apart, 15), high = both(_mm256_srli_epi16(apart, 4), 15);
+        const __m256i a = _mm256_shuffle_epi8(lower, low), b = _mm256_shuffle_epi8(upper, low);
+        const __m256i c = _mm256_shuffle_epi8(lower, high), d = _mm256_shuffle_epi8(upper, high);
+        const __m256i ab[2] = { _mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b) };
+        const __m256i cd[2] = { _mm256_unpacklo_epi8(c, d), _mm256_unpackhi_epi8(c, d) };
+        for (int i = 0; i < 2; i++) {
+            set(16 * i, _mm256_or_si256(_mm256_unpacklo_epi16(ab[i], cd[i]), also));
+            set(16 * i + 8, _mm256_or_si256(_mm256_unpackhi_epi16(ab[i], cd[i]), also));
+        }
+    }
+
+    // The flag of all elements of a word is whether a byte is negative.
+    INLINE void set_signs(__m256i bytes, __m256i also) {
+        const __m128i half[2] = { _mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1) };
+        for (int i = 0; i < 2; i++) {
+            set_eight_signs(16 * i, half[i], also);
+            set_eight_signs(16 * i + 8, _mm_unpackhi_epi64(half[i], half[i]), also);
+        }
+    }
+
+    // Adds the codes of 32 points of eight elements.
+    template <typename Number> INLINE void add_eights(const Number * number, const uint32_t * lattice) {
+        for (int i = 0; i < 32; i += 8) {
+            for (int j = i; j < i + 8; j++) {
+                put(j, word[j] | lattice[number[j]]);
+            }
+        }
+    }
+
+    // Adds the codes of 64 points of four elements.
+    template <typename Number> INLINE void add_fours(const Number * number, const uint32_t * lattice) {
+        for (int i = 0; i < 32; i += 8) {
+            for (int j = i; j < i + 8; j++) {
+                put(j, word[j] | lattice[number[2 * j]] | lattice[number[2 * j + 1]] << 16);
+            }
+        }
+    }
+
+  private:
+    INLINE void set_eight_signs(int first, __m128i bytes, __m256i also) {
+        const __m256i negative = _mm256_srai_epi32(_mm256_cvtepi8_epi32(bytes), 31);
+        set(first, _mm256_or_si256(_mm256_and_si256(negative, _mm256_set1_epi32(0x44444444)), also));
+    }
+
+    // The compiler would collect several words in a vector, which takes longer.
+    INLINE void put(int i, uint32_t x) {
+        __asm__("" : "+r"(x));
+        word[i] = x;
+    }
+
+    static INLINE __m256i twice_16(const uint8_t * at) {
+        return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i *>(at)));
+    }
+};
+
+// Numbers of points of a lattice, 32 of which have a lower byte and an upper one each.
+struct numbers_of_points {
+    alignas(32) uint16_t number[64];
+
+    INLINE void set(int first, __m256i x) { _mm256_store_si256(reinterpret_cast<__m256i *>(number + first), x); }
+
+    INLINE void set(int first, __m256i low, __m256i high) {
+        const __m256i even = _mm256_unpacklo_epi8(low, high), odd = _mm256_unpackhi_epi8(low, high);
+        set(first, _mm256_permute2x128_si256(even, odd, 0x20));
+        set(first + 16, _mm256_permute2x128_si256(even, odd, 0x31));
+    }
+
+    // To be called when all are set, as of `codes`.
+    INLINE void finish() { __asm__("" : "+m"(number)); }
+};
+
+INLINE __m256i masked_8(__m256i x, int mask) {
+    return _mm256_and_si256(x, _mm256_set1_epi32(mask));
+}
+
+// Of two vectors of 32-bit numbers the first of each two, or the second.
+template <int Choice> INLINE __m256i of_each_two(__m256i first, __m256i last) {
+    const __m256 joined = _mm256_shuffle_ps(_mm256_castsi256_ps(first), _mm256_castsi256_ps(last), Choice);
+    return _mm256_permute4x64_epi64(_mm256_castps_si256(joined), 0xd8);
+}
+
+// The numbers of 2 bits of eight bytes, a byte each.
+INLINE __m256i bytes_of_2(uint64_t packed) {
+    const __m256i x     = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(packed)));
+    const __m256i first = _mm256_or_si256(x, _mm256_slli_epi32(x, 6));
+    return both(_mm256_or_si256(first, _mm256_slli_epi32(first, 12)), 3);
+}
+
+// The bits of 32, a byte each.
+INLINE __m256i bytes_of_1(uint32_t packed) {
+    const __m256i at   = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i each = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+    const __m256i x    = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(packed)), at);
+    return both(_mm256_cmpeq_epi8(_mm256_and_si256(x, each), each), 1);
+}
+
+// Of bytes with seven bits: an eighth makes the number of set bits even (`ksigns_iq2xs`).
+INLINE __m256i even_bits(__m256i x) {
+    const __m256i odd   = _mm256_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0, 0,
+                                           -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0);
+    const __m256i lower = _mm256_shuffle_epi8(odd, both(x, 15));
+    const __m256i upper = _mm256_shuffle_epi8(odd, both(_mm256_srli_epi16(x, 4), 15));
+    return _mm256_or_si256(x, _mm256_xor_si256(lower, upper));
+}
+
+// The signs of four points from 7 bits for each in eight words, and what is above them: twice that number plus 1.
+struct signs_and_scales {
+    __m256i signs;
+    float   scale[8];
+
+    INLINE signs_and_scales(__m256i x, floats d) {
+        const __m256i first = _mm256_or_si256(masked_8(x, 127), masked_8(_mm256_slli_epi32(x, 1), 127 << 8));
+        const __m256i last =
+            _mm256_or_si256(masked_8(_mm256_slli_epi32(x, 2), 127 << 16), masked_8(_mm256_slli_epi32(x, 3), 127 << 24));
+        signs             = even_bits(_mm256_or_si256(first, last));
+        const __m256i odd = _mm256_or_si256(_mm256_slli_epi32(_mm256_srli_epi32(x, 28), 1), _mm256_set1_epi32(1));
+        _mm256_storeu_ps(scale, _mm256_mul_ps(_mm256_cvtepi32_ps(odd), first_eight(d)));
+    }
+};
+
+// Gives the elements of words with eight values, times the scale of each `Run` elements.
+template <int Run, typename Use>
+INLINE void eights(const words & all_words, const float * values, float (&scale)[256 / Run], Use & use) {
+    constexpr int RUNS = WIDTH / 8;
+    __asm__("" : "+m"(scale));  // as of `codes`
+    for (int i = 0; i < 256; i += RUNS * Run) {
+        const floats y = rounded(multiplied(loaded(values), each_8_times(scale + i / Run)));
+        for (int at = i; at < i + RUNS * Run; at += WIDTH) {
+            use(at, chosen(y, fields_of_4(all_words.word + at / 8)));
+        }
+    }
+}
+
+// The same with sixteen values, and a scale for each 32.
+template <typename Use>
+INLINE void sixteens(const words & all_words, const float * values, const float * scale, Use & use) {
+    for (int i = 0; i < 256; i += 32) {
+        const sixteen y = sixteen_of(values, all(scale[i / 32]));
+        for (int at = i; at < i + 32; at += WIDTH) {
+            use(at, y(fields_of_4(all_words.word + at / 8)));
+        }
+    }
+}
 
 // ---- types: each function gives the elements of a block to `use`, with the number of the first of a vector -------------------
 
@@ -315,7 +506,218 @@ template <typename Use> INLINE void unpack_4_xs(const uint8_t * x, Use & use) {
     }
 }
 
-template <weight_type Type, typename Use> INLINE void unpack(const uint8_t * x, Use & use) {
+// In the HLO of the types IQ2 and IQ3 a scale is (d * (s + 1/2)) / 4 or / 2: the same as (2 s + 1) * (d / 8) or (d / 4).
+
+// IQ2_XXS: f16 d, of each 32 elements: 4 bytes: the numbers of points, 32 bits: 7 for the signs of each point, then the
+// scale.
+template <typename Use> INLINE void unpack_2_xxs(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    const __m256i       first = bytes_32(x + 2), last = bytes_32(x + 34);
+    alignas(32) uint8_t number[32];
+    _mm256_store_si256(reinterpret_cast<__m256i *>(number), of_each_two<0x88>(first, last));
+    signs_and_scales more(of_each_two<0xdd>(first, last), multiplied(half(x), all(0.125f)));
+    words            all_words;
+    all_words.set_bits<2>(more.signs, words::second_run<32>());
+    all_words.add_eights(number, lattice);
+    eights<32>(all_words, IQ2, more.scale, use);
+}
+
+// IQ2_XS: f16 d, 32 words of 16 bits: the number of a point in 9, its signs in 7, 8 bytes: 16 scales.
+template <typename Use> INLINE void unpack_2_xs(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    const __m256i     first = bytes_32(x + 2), last = bytes_32(x + 34), low_9 = _mm256_set1_epi16(511);
+    numbers_of_points points;
+    points.set(0, _mm256_and_si256(first, low_9));
+    points.set(16, _mm256_and_si256(last, low_9));
+    points.finish();
+    const __m256i signs = _mm256_packus_epi16(_mm256_srli_epi16(first, 9), _mm256_srli_epi16(last, 9));
+    words         all_words;
+    all_words.set_bits<2>(even_bits(_mm256_permute4x64_epi64(signs, 0xd8)), words::second_run<16>());
+    all_words.add_eights(points.number, lattice);
+    float scale[16];
+    scaled_odd(number_at<uint64_t>(x + 66), multiplied(half(x), all(0.125f)), scale);
+    eights<16>(all_words, IQ2, scale, use);
+}
+
+// IQ2_S: f16 d, 32 bytes: numbers of points, 32 bytes: signs, 8 bytes: two more bits of each number, 8 bytes: 16 scales.
+template <typename Use> INLINE void unpack_2_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    numbers_of_points points;
+    points.set(0, bytes_32(x + 2), bytes_of_2(number_at<uint64_t>(x + 66)));
+    points.finish();
+    words all_words;
+    all_words.set_bits<2>(bytes_32(x + 34), words::second_run<16>());
+    all_words.add_eights(points.number, lattice);
+    float scale[16];
+    scaled_odd(number_at<uint64_t>(x + 74), multiplied(half(x), all(0.125f)), scale);
+    eights<16>(all_words, IQ2, scale, use);
+}
+
+// IQ3_XXS: f16 d, 64 bytes: numbers of points, of each 32 elements 32 bits as in IQ2_XXS.
+template <typename Use> INLINE void unpack_3_xxs(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    const signs_and_scales more(bytes_32(x + 66), multiplied(half(x), all(0.25f)));
+    words                  all_words;
+    all_words.set_bits<3>(more.signs, _mm256_setzero_si256());
+    all_words.add_fours(x + 2, lattice);
+    sixteens(all_words, IQ3_XXS, more.scale, use);
+}
+
+// IQ3_S: f16 d, 64 bytes: numbers of points, 8 bytes: another bit of each, 32 bytes: signs, 4 bytes: 8 scales.
+template <typename Use> INLINE void unpack_3_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    numbers_of_points points;
+    for (int i = 0; i < 64; i += 32) {
+        points.set(i, bytes_32(x + 2 + i), bytes_of_1(number_at<uint32_t>(x + 66 + i / 8)));
+    }
+    points.finish();
+    words all_words;
+    all_words.set_bits<3>(bytes_32(x + 74), _mm256_setzero_si256());
+    all_words.add_fours(points.number, lattice);
+    float scale[16];  // of which 8 are used
+    scaled_odd(number_at<uint32_t>(x + 106), half(x), scale);
+    sixteens(all_words, IQ3_S, scale, use);
+}
+
+// IQ1_S: f16 d, 32 bytes: numbers of points, of each 32 elements 16 bits: 3 more of each number, 3 of the scale, and
+// which way they are shifted.
+template <typename Use> INLINE void unpack_1_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    const __m128i more  = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 34));
+    const __m256i two   = _mm256_broadcastsi128_si256(more);
+    // Of 16 bits four times, three become bits 8 to 10 of each.
+    const __m256i pairs = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 6, 7,
+                                           6, 7, 6, 7, 6, 7);
+    const __m256i upper = _mm256_setr_epi8(1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5, 7, 7, 7, 7, 9, 9, 9, 9, 11, 11, 11, 11,
+                                           13, 13, 13, 13, 15, 15, 15, 15);
+    numbers_of_points points;
+    for (int i = 0; i < 2; i++) {
+        const __m256i packed = _mm256_shuffle_epi8(two, _mm256_add_epi8(pairs, _mm256_set1_epi8(8 * i)));
+        const __m256i moved  = _mm256_mullo_epi16(packed, _mm256_set1_epi64x(0x0001000800400200));
+        const __m256i high   = _mm256_and_si256(_mm256_srli_epi16(moved, 1), _mm256_set1_epi16(0x700));
+        const __m256i low    = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 2 + 16 * i)));
+        points.set(16 * i, _mm256_or_si256(low, high));
+    }
+    points.finish();
+    words all_words;
+    all_words.set_signs(_mm256_shuffle_epi8(two, upper), words::second_run<32>());
+    all_words.add_eights(points.number, lattice);
+    const __m128i scales = _mm_and_si128(_mm_srli_epi16(more, 12), _mm_set1_epi16(7));
+    float         scale[8];
+    scaled(odd_numbers(static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(scales, scales)))), half(x), scale);
+    eights<32>(all_words, IQ1, scale, use);
+}
+
+// IQ1_M: 32 bytes: numbers of points, 16 bytes: of each point 3 more bits, and which way its elements are shifted, four
+// words of 16 bits: four scales each, and a quarter of f16 d.
+template <typename Use> INLINE void unpack_1_m(const uint8_t * x, const uint32_t * lattice, Use & use) {
+    const __m128i     packed = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 32));
+    const __m128i     upper  = _mm_srli_epi16(packed, 4);
+    const __m256i     more   = _mm256_set_m128i(_mm_unpackhi_epi8(packed, upper), _mm_unpacklo_epi8(packed, upper));
+    numbers_of_points points;
+    points.set(0, bytes_32(x), both(more, 7));
+    points.finish();
+    const __m256i directions = _mm256_slli_epi16(more, 4);  // as signs of bytes
+    words         all_words;
+    all_words.set_signs(directions, words::second_run<16>());
+    all_words.add_eights(points.number, lattice);
+    uint64_t scales[2] = {};
+    uint32_t d         = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t quarter = number_at<uint16_t>(x + 48 + 2 * i);
+        const uint32_t four    = (quarter & 7) | (quarter & 56) << 5 | (quarter & 448) << 10 | (quarter & 3584) << 15;
+        scales[i / 2] |= static_cast<uint64_t>(four) << 32 * (i % 2);
+        d |= quarter >> 12 << 4 * i;
+    }
+    const floats factor = half(static_cast<uint16_t>(d));
+    float        scale[16];
+    scaled(odd_numbers(scales[0]), factor, scale);
+    scaled(odd_numbers(scales[1]), factor, scale + 8);
+    eights<16>(all_words, IQ1, scale, use);
+}
+
+// Three times each byte, without what is above it.
+INLINE __m256i tripled(__m256i x) {
+    return _mm256_add_epi8(_mm256_add_epi8(x, x), x);
+}
+
+// The first digit in base 3 of each byte, which is a fraction of 256: 3 x / 256.
+INLINE __m256i first_digit(__m256i x) {
+    const __m256i from_1 = _mm256_cmpeq_epi8(_mm256_max_epu8(x, _mm256_set1_epi8(86)), x);
+    const __m256i from_2 = _mm256_cmpeq_epi8(_mm256_max_epu8(x, _mm256_set1_epi8(static_cast<char>(171))), x);
+    return _mm256_abs_epi8(_mm256_add_epi8(from_1, from_2));
+}
+
+// TQ1_0: 48 bytes: of the first 32, the first digits in base 3 are 32 elements, the second ones the next, five times; so
+// are 16 of the others, 4 bytes: so four times, f16 d.
+template <typename Use> INLINE void unpack_t1_0(const uint8_t * x, Use & use) {
+    codes   all_codes;
+    __m256i q = bytes_32(x);
+    for (int i = 0; i < 160; i += 32) {
+        all_codes.set(i, first_digit(q));
+        q = tripled(q);
+    }
+    const __m128i two = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 32));
+    q                 = _mm256_set_m128i(_mm256_castsi256_si128(tripled(_mm256_castsi128_si256(two))), two);
+    for (int i = 160; i < 224; i += 32) {
+        all_codes.set(i, first_digit(q));
+        q = tripled(tripled(q));
+    }
+    const __m256i one   = _mm256_set1_epi32(number_at<int32_t>(x + 48));
+    const __m256i three = tripled(one), nine = tripled(three), more = tripled(nine);
+    const __m256i last = _mm256_unpacklo_epi64(_mm256_unpacklo_epi32(one, three), _mm256_unpacklo_epi32(nine, more));
+    all_codes.set(224, first_digit(_mm256_permute2x128_si256(q, last, 0x20)));
+    all_codes.finish();
+    const floats values = rounded(multiplied(loaded(LESS_1), half(x + 52)));
+    for (int i = 0; i < 256; i += WIDTH) {
+        use(i, chosen(values, bytes(all_codes.code + i)));
+    }
+}
+
+// TQ2_0: 64 bytes as in Q2_K, f16 d.
+template <typename Use> INLINE void unpack_t2_0(const uint8_t * x, Use & use) {
+    codes all_codes;
+    for (int i = 0; i < 256; i += 128) {
+        __m256i q = bytes_32(x + i / 4);
+        for (int k = 0; k < 4; k++) {
+            all_codes.set(i + 32 * k, both(q, 3));
+            q = _mm256_srli_epi16(q, 2);
+        }
+    }
+    all_codes.finish();
+    const floats values = rounded(multiplied(loaded(LESS_1), half(x + 64)));
+    for (int i = 0; i < 256; i += WIDTH) {
+        use(i, chosen(values, bytes(all_codes.code + i)));
+    }
+}
+
+// NVFP4: 4 unsigned E4M3 scales, 32 bytes: of each 8, the lower halves are 8 elements, the upper ones the next.
+template <typename Use> INLINE void unpack_nvfp4(const uint8_t * x, Use & use) {
+    codes         all_codes;  // of which 64 are used
+    const __m256i q = bytes_32(x + 4), low = both(q, 15), high = both(_mm256_srli_epi16(q, 4), 15);
+    const __m256i even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
+    all_codes.set(0, _mm256_permute2x128_si256(even, odd, 0x20));
+    all_codes.set(32, _mm256_permute2x128_si256(even, odd, 0x31));
+    all_codes.finish();
+    for (int i = 0; i < 64; i += 16) {
+        const sixteen values = sixteen_of(E2M1, all(half_ue4m3(x[i / 16])));
+        for (int at = i; at < i + 16; at += WIDTH) {
+            use(at, values(bytes(all_codes.code + at)));
+        }
+    }
+}
+
+// Q1_0: f16 d, 16 bytes: a bit for each element.
+template <typename Use> INLINE void unpack_1_0(const uint8_t * x, Use & use) {
+    const floats values = rounded(multiplied(loaded(SIGNS), half(x)));
+    for (int i = 0; i < 128; i += WIDTH) {
+        use(i, chosen(values, flags<1>(number_at<uint16_t>(x + 2 + i / 16 * 2) >> i % 16)));
+    }
+}
+
+// Q2_0: f16 d, 16 bytes: two bits for each element.
+template <typename Use> INLINE void unpack_2_0(const uint8_t * x, Use & use) {
+    const floats values = rounded(multiplied(loaded(LESS_1), half(x)));
+    for (int i = 0; i < 64; i += WIDTH) {
+        use(i, chosen(values, fields_of_2(x + 2 + i / 4)));
+    }
+}
+
+template <weight_type Type, typename Use> INLINE void unpack(const uint8_t * x, const uint32_t * lattice, Use & use) {
     if constexpr (Type == weight_type::q4_0) {
         unpack_4_0(x, NUMBERS + 8, use);
     } else if constexpr (Type == weight_type::iq4_nl) {
@@ -336,6 +738,30 @@ template <weight_type Type, typename Use> INLINE void unpack(const uint8_t * x, 
         unpack_4_k<Type == weight_type::q5_K>(x, use);
     } else if constexpr (Type == weight_type::q6_K) {
         unpack_6_k(x, use);
+    } else if constexpr (Type == weight_type::iq1_s) {
+        unpack_1_s(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq1_m) {
+        unpack_1_m(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq2_xxs) {
+        unpack_2_xxs(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq2_xs) {
+        unpack_2_xs(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq2_s) {
+        unpack_2_s(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq3_xxs) {
+        unpack_3_xxs(x, lattice, use);
+    } else if constexpr (Type == weight_type::iq3_s) {
+        unpack_3_s(x, lattice, use);
+    } else if constexpr (Type == weight_type::tq1_0) {
+        unpack_t1_0(x, use);
+    } else if constexpr (Type == weight_type::tq2_0) {
+        unpack_t2_0(x, use);
+    } else if constexpr (Type == weight_type::nvfp4) {
+        unpack_nvfp4(x, use);
+    } else if constexpr (Type == weight_type::q1_0) {
+        unpack_1_0(x, use);
+    } else if constexpr (Type == weight_type::q2_0) {
+        unpack_2_0(x, use);
     } else {
         static_assert(Type == weight_type::iq4_xs, "a function for each type");
         unpack_4_xs(x, use);
@@ -429,14 +855,14 @@ template <weight_type Type> TARGET static void product(const weight_product & t,
         if (t.n == 1) {
             multiplied_at_once one(t.x);
             for (size_t b = 0; b < blocks; b++, w += BLOCK.bytes, one.x += BLOCK.elements) {
-                unpack<Type>(w, one);
+                unpack<Type>(w, t.lattice, one);
             }
             t.y[row] = one.total.sum(0);
             continue;
         }
         written all_of_row{ elements.data() };
         for (size_t b = 0; b < blocks; b++, w += BLOCK.bytes, all_of_row.y += BLOCK.elements) {
-            unpack<Type>(w, all_of_row);
+            unpack<Type>(w, t.lattice, all_of_row);
         }
         multiply_row(t, elements.data(), row);
     }
@@ -470,6 +896,30 @@ static weight_function function_of(weight_type type) {
             return product<weight_type::iq4_xs>;
         case weight_type::mxfp4:
             return product<weight_type::mxfp4>;
+        case weight_type::iq1_s:
+            return product<weight_type::iq1_s>;
+        case weight_type::iq1_m:
+            return product<weight_type::iq1_m>;
+        case weight_type::iq2_xxs:
+            return product<weight_type::iq2_xxs>;
+        case weight_type::iq2_xs:
+            return product<weight_type::iq2_xs>;
+        case weight_type::iq2_s:
+            return product<weight_type::iq2_s>;
+        case weight_type::iq3_xxs:
+            return product<weight_type::iq3_xxs>;
+        case weight_type::iq3_s:
+            return product<weight_type::iq3_s>;
+        case weight_type::tq1_0:
+            return product<weight_type::tq1_0>;
+        case weight_type::tq2_0:
+            return product<weight_type::tq2_0>;
+        case weight_type::nvfp4:
+            return product<weight_type::nvfp4>;
+        case weight_type::q1_0:
+            return product<weight_type::q1_0>;
+        case weight_type::q2_0:
+            return product<weight_type::q2_0>;
     }
     return nullptr;
 }

@@ -486,9 +486,9 @@ def _compile(hlo: bytes, count: int, strict: bool) -> tuple[Executable, tuple[st
     module.ClearField("input_output_alias")
     try:
         plain = proto.serialize(module)
-        plain = merge(plain, count) if count > 1 else plain
+        plain = weights.rewrite(merge(plain, count) if count > 1 else plain)
         checked = bounds.check(plain) if strict else bounds.BoundsCheckedHlo(plain, ())
-        executable = cache.compiled(products.rewrite(scales.rewrite(weights.rewrite(checked.hlo))), compile_for_cpu)
+        executable = cache.compiled(products.rewrite(scales.rewrite(checked.hlo)), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():

@@ -13,15 +13,17 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kernelgen.hlo import proto
 from kernelgen.simulator import forms
 from kernelgen.simulator.products import Side
-from kernelgen.simulator.writing import BF16, F32, U8, Module, Writer, become_reshape, set_shape
+from kernelgen.simulator.writing import BF16, F32, U8, U32, Module, Writer, become_reshape, set_shape
 
 LIBRARY_VARIABLE = "NEURON_SIMULATOR_LIBRARY"
 """Names the library to the helper; libnrt, which is that library, sets it."""
@@ -33,8 +35,16 @@ TYPES = (
     *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
     *("q2_K", "q3_K", "q4_K", "q5_K", "q6_K"),
     *("iq4_nl", "iq4_xs", "mxfp4"),
+    *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"),
+    *("tq1_0", "tq2_0", "nvfp4", "q1_0", "q2_0"),
 )
 """The types, by the number that the library has for each (`weight_type` in weights.h)."""
+
+POINTS = {
+    **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s"), 8),
+    **dict.fromkeys(("iq3_xxs", "iq3_s"), 4),
+}
+"""Elements of a point, by type: of those whose elements are those of points of a lattice."""
 
 MAX_ROWS = 32
 """Rows at most: with many more, XLA's product of matrices is quicker, though it unpacks the weight first."""
@@ -85,6 +95,7 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 def rewrite(hlo: bytes) -> bytes:
     """Returns a serialized `HloModuleProto` that computes the same, its products by quantized weights rewritten.
 
+    What unpacked a weight and has no other use is not in it, such as the gathers of a lattice, whose indices are in bounds.
     It returns `hlo` where no library was loaded.
 
     Raises:
@@ -102,14 +113,29 @@ def rewrite(hlo: bytes) -> bytes:
         if not any(products.values()):
             continue
         found = True
+        before = _used(computation.instructions, computation.root_id)
         writer.out = []
         for instruction in computation.instructions:
             if (product := products[instruction.id]) is not None:
                 _write(instruction, product, writer)
             writer.out.append(instruction)
+        unused = before - _used(writer.out, computation.root_id)
         computation.ClearField("instructions")
-        computation.instructions.extend(writer.out)
+        computation.instructions.extend(i for i in writer.out if i.opcode == "parameter" or i.id not in unused)
     return proto.serialize(module) if found else hlo
+
+
+def _used(instructions: Iterable[Any], root: int) -> set[int]:
+    """Returns the numbers of the instructions that the root depends on."""
+    by_id = {i.id: i for i in instructions}
+    used: set[int] = set()
+    ahead = [root]
+    while ahead:
+        number = ahead.pop()
+        if number not in used:
+            used.add(number)
+            ahead += [*by_id[number].operand_ids, *by_id[number].control_predecessor_ids]
+    return used
 
 
 @dataclass(frozen=True)
@@ -121,16 +147,20 @@ class Weight:
         type: ggml's type.
         m: rows.
         k: elements of a row.
+        lattice: the words that the HLO has for the points of the type's lattice, [points] u16, if it has one.
     """
 
     blocks: Any
     type: str
     m: int
     k: int
+    lattice: np.ndarray[Any, Any] | None = None
 
     def call(self, writer: Writer, rows: Side) -> Any:
         """Returns a new call, of products with rows: [n, m] f32."""
         operands = [self.blocks, rows.made_by]
+        if self.lattice is not None:
+            operands.append(self._points(self.lattice, writer))
         made = writer.add(self.blocks, "custom-call", (rows.free, self.m), *operands)
         made.custom_call_target = TARGET
         short = rows.made_by.shape.element_type == BF16
@@ -143,6 +173,21 @@ class Weight:
                 made.operand_shapes_with_layout.add(), tuple(operand.shape.dimensions), operand.shape.element_type
             )
         return made
+
+    def _points(self, lattice: np.ndarray[Any, Any], writer: Writer) -> Any:
+        """Returns a constant of the words that the library has for points of a lattice."""
+        values = points(lattice, POINTS[self.type])
+        made = writer.add(self.blocks, "constant", values.shape, element_type=U32)
+        set_shape(made.literal.shape, values.shape, U32)
+        made.literal.u32s.extend(values.tolist())
+        return made
+
+
+def points(lattice: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
+    """Returns words with 4 bits for each code of a point, [points] u32, from those with `16 / n` bits, [points] u16."""
+    codes = (lattice[:, None] >> np.arange(0, 16, 16 // n)) & (2 ** (16 // n) - 1)
+    words = codes.astype(np.uint32) << np.arange(0, 4 * n, 4, dtype=np.uint32)
+    return np.asarray(np.bitwise_or.reduce(words, axis=1))
 
 
 _STATUS_RETURNING_UNIFIED = 3
@@ -186,7 +231,7 @@ def _write(dot: Any, product: tuple[Side, Weight, bool], writer: Writer) -> None
 
 _ELEMENTWISE = {
     *("add", "and", "bitcast-convert", "convert", "multiply", "or", "reshape", "select"),
-    *("shift-left", "shift-right-logical", "subtract"),
+    *("shift-left", "shift-right-logical", "subtract", "xor"),
 }
 """Opcodes that their operands and their result's shape describe."""
 
@@ -206,15 +251,16 @@ def _weight(operand: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) 
     found = digest(made, by_id, reductions)
     if found is None or (kind := forms.FORMS.get(found[0])) is None:
         return None
-    blocks = found[1]
+    _, blocks, table = found
+    lattice = None if table is None else np.frombuffer(table.literal.u16s, "<u2")
     *_, m, n_blocks, _ = blocks.shape.dimensions
     k = n_blocks * math.prod(made.shape.dimensions[len(blocks.shape.dimensions) - 1 :])
     one = math.prod(blocks.shape.dimensions) == math.prod(blocks.shape.dimensions[-3:])
-    return Weight(blocks, kind, m, k) if one and rounded else None
+    return Weight(blocks, kind, m, k, lattice) if one and rounded else None
 
 
-def digest(root: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[str, Any] | None:
-    """Returns what makes elements of the blocks of an array, as a digest, and the array.
+def digest(root: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[str, Any, Any] | None:
+    """Returns what makes elements of the blocks of an array, as a digest, the array, and the table that is looked up in, or None.
 
     The digest is of a computation that is the same for each block. It depends on every instruction between the array and the
     root, and on their attributes, but not on the array's axes before the last one. So what has the same digest computes the
@@ -226,10 +272,10 @@ def digest(root: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> t
         reductions: the operation of each computation that is one of two numbers, by the computation's number.
 
     Returns:
-        None when there is an instruction that is not known to be of such a kind, or there are several arrays.
+        None when there is an instruction that is not known to be of such a kind, or there are several arrays or tables.
     """
-    array = _sliced(root, by_id)
-    if array is None or array.shape.element_type != U8:
+    array, tables = _sliced(root, by_id)
+    if array is None or array.shape.element_type != U8 or len(tables) > 1:
         return None
     axes = tuple(array.shape.dimensions)[:-1]
     if tuple(root.shape.dimensions)[: len(axes)] != axes:
@@ -250,13 +296,14 @@ def digest(root: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> t
             return None
         operands = [known[i] for i in instruction.operand_ids]
         known[instruction.id] = hashlib.sha256(repr((words, operands)).encode()).hexdigest()
-    return known[root.id], array
+    return known[root.id], array, next(iter(tables), None)
 
 
-def _sliced(root: Any, by_id: dict[int, Any]) -> Any:
-    """Returns the array that all slices between it and an instruction are of; None when there are several, or none."""
+def _sliced(root: Any, by_id: dict[int, Any]) -> tuple[Any, list[Any]]:
+    """Returns the array that all slices between it and an instruction are of, None when there are several, or none; and tables."""
     seen: set[int] = set()
     arrays: dict[int, Any] = {}
+    tables: dict[int, Any] = {}
     ahead = [root]
     while ahead:
         instruction = ahead.pop()
@@ -264,13 +311,26 @@ def _sliced(root: Any, by_id: dict[int, Any]) -> Any:
             continue
         seen.add(instruction.id)
         operands = [by_id[i] for i in instruction.operand_ids]
-        if instruction.opcode == "slice":
+        if instruction.opcode == "slice" and _is_part(operands[0], by_id):
+            ahead += operands
+        elif instruction.opcode == "slice":
             arrays[operands[0].id] = operands[0]
+        elif instruction.opcode == "gather":
+            tables[operands[0].id] = operands[0]
+            ahead += operands
         elif instruction.opcode in _ELEMENTWISE | {"broadcast", "compare", "concatenate", "reduce"}:
             ahead += operands
         elif instruction.opcode != "constant":
-            return None
-    return next(iter(arrays.values())) if len(arrays) == 1 else None
+            return None, []
+    return next(iter(arrays.values())) if len(arrays) == 1 else None, list(tables.values())
+
+
+def _is_part(array: Any, by_id: dict[int, Any]) -> bool:
+    """Returns whether an array has some bytes of each block of another one, in another shape."""
+    if array.opcode != "reshape" or (part := by_id[array.operand_ids[0]]).opcode != "slice":
+        return False
+    whole = by_id[part.operand_ids[0]].shape.dimensions
+    return all((d.start, d.limit) == (0, n) for d, n in zip(part.slice_dimensions[:-1], whole[:-1], strict=True))
 
 
 def _words(
@@ -314,6 +374,11 @@ def _words(
     if opcode == "reduce" and shape(operands[0])[0] == "*" and min(instruction.dimensions) >= n:
         operation = reductions.get(instruction.called_computation_ids[0])
         return (*words, operation, *(d - n for d in instruction.dimensions)) if operation else None
+    if opcode == "gather" and operands[0].opcode == "constant" and shape(operands[1])[0] == "*":
+        numbers = instruction.gather
+        each = not numbers.offset_dims and numbers.index_vector_dim == len(operands[1].shape.dimensions) - 1
+        sizes = (tuple(numbers.collapsed_slice_dims), tuple(numbers.start_index_map))
+        return (*words, *sizes, *instruction.gather_slice_sizes) if each else None
     return None
 
 

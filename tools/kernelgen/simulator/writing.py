@@ -17,6 +17,9 @@ S32 = 4
 U8 = 6
 """XLA's number of the element type."""
 
+U32 = 8
+"""XLA's number of the element type."""
+
 BF16 = 16
 """XLA's number of the element type."""
 
@@ -65,6 +68,7 @@ Module = proto.module_class(
             *uint64 u32s 6
             *int64 s64s 5
             bytes f32s 8
+            bytes u16s 16
         """,
         "Instruction": """
             *int64 dimensions 14
