@@ -59,7 +59,7 @@ def shell(command: str, folder: Path, **variables: str | Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        errors="replace",  # a model with random weights writes bytes that are no text
+        errors="replace",  # a model with random weights writes any bytes
         check=False,
     )
     assert done.returncode == 0, f"$ {command}\n{done.stdout[-4000:]}"
