@@ -1,4 +1,4 @@
-// Products of one row and weights whose elements are chosen among 16 by a code of 4 bits, with AVX2: part of
+// Products of one row and weights whose elements are chosen among 16 or four by a code, with AVX2: part of
 // weights_avx2.cpp, behind weights_loops.h.
 //
 // An element is a bfloat16, of two bytes. One instruction chooses a byte for each of 32 codes, so two give 32 elements,
@@ -92,33 +92,6 @@ INLINE __m256i halves(const uint8_t * at) {
 
 // ---- types: as in weights_loops.h -----------------------------------------------------------------------------------------
 
-// Eight signed bytes times a number.
-INLINE floats scaled(uint64_t bytes, floats d) {
-    return multiplied(to_floats(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)))), d);
-}
-
-INLINE void multiply_2_k(const uint8_t * x, bytes_multiplied & total) {
-    constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
-    const floats       d = half(x + 80), dmin = half(x + 82);
-    // A table has the four values of each of four runs of 16 elements: of the first, the third, the second, the fourth.
-    const __m256i first_two = two_runs(0, 8), last_two = two_runs(4, 12);
-    for (int i = 0; i < 2; i++) {
-        const auto   packed = number_at<uint64_t>(x + 8 * i);
-        const floats scale = scaled(packed & LOW, d), minimum = scaled(packed >> 4 & LOW, dmin);
-        __m256i      q = bytes_32(x + 16 + 32 * i);
-        for (int run = 0; run < 8; run += 4) {
-            const ints   one = _mm256_setr_epi32(run, run, run, run, run + 1, run + 1, run + 1, run + 1);
-            const ints   two = added(one, all(2));
-            const floats a   = subtracted(multiplied(loaded(FOURS), chosen(scale, one)), chosen(minimum, one));
-            const floats b   = subtracted(multiplied(loaded(FOURS), chosen(scale, two)), chosen(minimum, two));
-            const byte_table table = table_of(a, b);
-            total.add(table, either(q, 3, first_two));
-            total.add(table, either(_mm256_srli_epi16(q, 2), 3, last_two));
-            q = _mm256_srli_epi16(q, 4);
-        }
-    }
-}
-
 INLINE void multiply_3_k(const uint8_t * x, bytes_multiplied & total) {
     const floats    d = half(x + 108);
     const q3_scales packed(x + 96);
@@ -171,8 +144,6 @@ template <weight_type Type> INLINE void multiply_bytes(const uint8_t * x, bytes_
         total.add(table_from_0(half(x), half(x + 2)), halves(x + 4));
     } else if constexpr (Type == weight_type::mxfp4) {
         total.add(table_of(E2M1, all(half_e8m0(x[0]))), halves(x + 1));
-    } else if constexpr (Type == weight_type::q2_K) {
-        multiply_2_k(x, total);
     } else if constexpr (Type == weight_type::q3_K) {
         multiply_3_k(x, total);
     } else if constexpr (Type == weight_type::q4_K) {
@@ -214,6 +185,85 @@ template <weight_type Type> TARGET static void product_by_bytes(const weight_pro
     }
 }
 
+// ---- Q2_K --------------------------------------------------------------------------------------------------------------
+
+// Eight signed bytes times a number.
+INLINE floats scaled(uint64_t bytes, floats d) {
+    return multiplied(to_floats(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)))), d);
+}
+
+// Sums up products of four values of each of two runs of 16 elements. One instruction chooses one of four in each half
+// of a vector, by the lower two bits of 32. So the codes of bytes N, N + 4, ... of 32 only have to be moved there, and
+// these elements are in one vector: of each half, those of a run.
+struct quarters_multiplied {
+    floats        part[4];
+    const float * x;  // of the next 32 elements, in the order of these vectors
+
+    INLINE explicit quarters_multiplied(const float * row) :
+        part{ all(0.0f), all(0.0f), all(0.0f), all(0.0f) },
+        x(row) {}
+
+    template <int Bit> INLINE void add(floats values, __m256i q) {
+        add_part(0, values, shifted_right<Bit>(q));
+        add_part(1, values, shifted_right<Bit + 8>(q));
+        add_part(2, values, shifted_right<Bit + 16>(q));
+        add_part(3, values, shifted_right<Bit + 24>(q));
+        x += 32;
+    }
+
+    INLINE void add_part(int i, floats values, __m256i code) {
+        part[i] = multiplied_added(_mm256_permutevar_ps(values, code), loaded(x + 8 * i), part[i]);
+    }
+
+    // In the order of `sums::sum`.
+    INLINE float sum() const {
+        __m128 one[4];
+        for (int i = 0; i < 4; i++) {
+            const __m128 four = _mm_add_ps(_mm256_castps256_ps128(part[i]), _mm256_extractf128_ps(part[i], 1));
+            const __m128 two  = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            one[i]            = _mm_add_ss(two, _mm_movehdup_ps(two));
+        }
+        return _mm_cvtss_f32(_mm_add_ss(_mm_add_ss(one[0], one[2]), _mm_add_ss(one[1], one[3])));
+    }
+};
+
+// The values of runs `Run` and `Run + 1` of eight.
+template <int Run> INLINE floats values_2_k(floats scale, floats minimum) {
+    const ints run = _mm256_setr_epi32(Run, Run, Run, Run, Run + 1, Run + 1, Run + 1, Run + 1);
+    return rounded(subtracted(multiplied(loaded(FOURS), chosen(scale, run)), chosen(minimum, run)));
+}
+
+TARGET static void product_2_k(const weight_product & t, size_t begin, size_t end) {
+    constexpr weight_block BLOCK  = block_of(weight_type::q2_K);
+    constexpr uint64_t     LOW    = 0x0f0f0f0f0f0f0f0f;
+    const size_t           blocks = t.k / BLOCK.elements;
+    if (t.n != 1) {
+        product<weight_type::q2_K>(t, begin, end);
+        return;
+    }
+    std::vector<vector_of_8> row(t.k / 8);
+    for (size_t i = 0; i < t.k; i++) {
+        row[i / 32 * 4 + i % 4].number[i % 32 / 4] = t.x[i];
+    }
+    for (size_t i = begin; i < end; i++) {
+        const uint8_t *     w = t.weights + i * blocks * BLOCK.bytes;
+        quarters_multiplied total(row.data()->number);
+        for (size_t b = 0; b < blocks; b++, w += BLOCK.bytes) {
+            const floats d = half(w + 80), dmin = half(w + 82);
+            for (int k = 0; k < 2; k++) {
+                const auto    packed = number_at<uint64_t>(w + 8 * k);
+                const floats  scale = scaled(packed & LOW, d), minimum = scaled(packed >> 4 & LOW, dmin);
+                const __m256i q = bytes_32(w + 16 + 32 * k);
+                total.add<0>(values_2_k<0>(scale, minimum), q);
+                total.add<2>(values_2_k<2>(scale, minimum), q);
+                total.add<4>(values_2_k<4>(scale, minimum), q);
+                total.add<6>(values_2_k<6>(scale, minimum), q);
+            }
+        }
+        t.y[i] = total.sum();
+    }
+}
+
 // Returns the function of a type; null if it has none of these.
 static weight_function function_by_bytes(weight_type type) {
     switch (type) {
@@ -222,7 +272,7 @@ static weight_function function_by_bytes(weight_type type) {
         case weight_type::q4_1:
             return product_by_bytes<weight_type::q4_1>;
         case weight_type::q2_K:
-            return product_by_bytes<weight_type::q2_K>;
+            return product_2_k;
         case weight_type::q3_K:
             return product_by_bytes<weight_type::q3_K>;
         case weight_type::q4_K:
