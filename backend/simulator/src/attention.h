@@ -24,15 +24,15 @@ struct cache_product {
     const float *   x;             // [heads, rows, depth] for scores, [heads, rows, cells] for sums
     float *         y;             // [heads, rows, cells] for scores, [heads, rows, depth] for sums
     size_t          heads, rows, cells;
-    size_t          depth;  // elements of a vector; a multiple of 16
+    size_t          depth;         // elements of a vector; a multiple of 16
     size_t          head_stride, cell_stride;
 
     // Returns where a vector begins.
     template <typename Element> const Element * at(size_t head, size_t cell) const {
         const size_t first  = head * head_stride + cell * cell_stride;
         const size_t inside = first - update_first;  // large where it is before the update
-        return inside < update_size ? reinterpret_cast<const Element *>(update) + inside :
-                                      reinterpret_cast<const Element *>(cache) + first;
+        return inside < update_size ? reinterpret_cast<const Element *>(update) + inside
+                                    : reinterpret_cast<const Element *>(cache) + first;
     }
 };
 

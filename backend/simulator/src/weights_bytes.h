@@ -200,8 +200,7 @@ struct quarters_multiplied {
     const float * x;  // of the next 32 elements, in the order of these vectors
 
     INLINE explicit quarters_multiplied(const float * row) :
-        part{ all(0.0f), all(0.0f), all(0.0f), all(0.0f) },
-        x(row) {}
+        part{ all(0.0f), all(0.0f), all(0.0f), all(0.0f) }, x(row) {}
 
     template <int Bit> INLINE void add(floats values, __m256i q) {
         add_part(0, values, shifted_right<Bit>(q));
