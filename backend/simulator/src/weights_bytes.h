@@ -1,9 +1,11 @@
 // Products of one row and weights whose elements are chosen among 16 or four by a code, with AVX2: part of
-// weights_avx2.cpp, behind weights_loops.h.
+// weights_avx2.cpp.
 //
 // An element is a bfloat16, of two bytes. One instruction chooses a byte for each of 32 codes, so two give 32 elements,
 // and none has to be made 32 bits wide before. The elements then lie in another order, as `PLACES` says. The row is
 // brought into this order once, and partial sums are those of weights_loops.h, so that the bits are the same.
+
+#include "weights_loops.h"
 
 // The order of 32 elements in four vectors: element 4 i of this order, and the three behind it, is element PLACES[i].
 static constexpr int PLACES[] = { 0, 16, 4, 20, 8, 24, 12, 28 };
@@ -13,7 +15,7 @@ struct byte_table {
     __m256i low, high;
 };
 
-// What `rounded` gives, but for its lower 16 bits, which are not zero.
+// What `rounded` gives, except that the lower 16 bits are not zero.
 INLINE __m256i rounded_above(floats x) {
     const __m256i number = _mm256_castps_si256(x);
     const __m256i odd    = masked(shifted_right<16>(number), 1);

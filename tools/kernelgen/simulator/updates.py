@@ -157,7 +157,7 @@ class Update:
 
 
 def same_bytes(instruction: Any, by_id: Mapping[int, Any]) -> Any:
-    """Returns the instruction that one is, but for its shape."""
+    """Returns the instruction that another one is a reshape of, or that one."""
     while instruction.opcode in ("reshape", "bitcast") and len(instruction.operand_ids) == 1:
         before = by_id[instruction.operand_ids[0]]
         if before.shape.element_type != instruction.shape.element_type:
