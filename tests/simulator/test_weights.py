@@ -127,6 +127,16 @@ def test_vectors_of_any_width_and_any_number_of_rows_give_the_same_bits(kind: st
     np.testing.assert_array_equal(together, alone)
 
 
+@pytest.mark.parametrize("vectors", VECTORS)
+@pytest.mark.parametrize("kind", weights.TYPES)
+def test_one_row_alone_gives_the_bits_that_it_gives_among_others(kind: str, vectors: str, library: Path) -> None:
+    """One row has functions of its own."""
+    rows = np.random.default_rng(4).standard_normal((3, columns(kind)), dtype=np.float32)
+    data = blocks(kind, M)
+    alone = [call(library, kind, data, row, vectors=vectors) for row in np.split(rows, len(rows))]
+    np.testing.assert_array_equal(np.concatenate(alone), call(library, kind, data, rows, vectors=vectors))
+
+
 def test_the_environment_asks_for_narrower_vectors(library: Path) -> None:
     program = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).nrt_simulator_vectors())"
     for asked, expected in (("avx2", 8), ("avx512", 16 if HAS_AVX512 else 8), ("", 16 if HAS_AVX512 else 8)):

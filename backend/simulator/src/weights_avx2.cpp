@@ -134,12 +134,13 @@ INLINE floats each_8_times(const float * at) {
     return all(at[0]);
 }
 
-#    include "weights_loops.h"
+#    include "weights_bytes.h"
 
 }  // namespace simulator::avx2
 
 simulator::weight_function simulator::avx2_function(weight_type type) {
-    return avx2::function_of(type);
+    const weight_function by_bytes = avx2::function_by_bytes(type);
+    return by_bytes != nullptr ? by_bytes : avx2::function_of(type);
 }
 
 #    undef TARGET

@@ -13,7 +13,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+import math
 import mmap
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +32,7 @@ from kernelgen.hlo.estimate import estimate
 from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
 from kernelgen.neff import container, scratchpad_estimate
 from kernelgen.neff.identity import flag
-from kernelgen.simulator import bounds, cache, miscompiles, products, scales, weights
+from kernelgen.simulator import attention, bounds, cache, miscompiles, products, scales, updates, weights
 from kernelgen.simulator.ranks import Collectives, collectives_of, merge
 from kernelgen.simulator.unused import unused_parameters
 from kernelgen.targets import TARGETS
@@ -86,7 +88,7 @@ class ResultPlace:
         where: the bytes of it.
         small: whether it is copied through Python's buffers, which takes less time.
         address: where it begins in this process.
-        size: in bytes.
+        size: in bytes; of a part of a tensor (`updates`), the part's.
     """
 
     memory: mmap.mmap
@@ -103,6 +105,15 @@ class ResultPlace:
         # XLA hands what takes longer to threads of its own, also where it is not asked to.
         buffer.block_until_ready()
         ctypes.memmove(self.address, address(buffer), self.size)
+
+    def put_part(self, buffer: Any, first: int) -> None:
+        """Copies a result behind the first bytes of the place, which stay as they are."""
+        if self.small:
+            begin = self.where.start + first
+            self.memory[begin : begin + self.size] = buffer
+            return
+        buffer.block_until_ready()
+        ctypes.memmove(self.address + first, address(buffer), self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +145,7 @@ class Binding:
             uses: what `Program.used` grows by.
         """
         program, arguments, results = self.program, self.arguments, self.results
-        if self.copies or len(results) != 1 or not results[0].small or program.indirect:
+        if self.copies or len(results) != 1 or not results[0].small or program.indirect or program.parts:
 
             def launch() -> None:
                 program.used = next(uses)
@@ -166,8 +177,11 @@ class Binding:
             which = int.from_bytes(memoryview(buffers.pop()).tobytes(), sys.byteorder)
             if which > 0:
                 raise OutOfBounds(f"an index of {self.program.indirect[which - 1]} is out of bounds")
-        for buffer, place in zip(buffers, self.results, strict=True):
-            place.put(buffer)
+        for number, first in self.program.firsts(buffers.pop()) if self.program.parts else ():
+            self.results[number].put_part(buffers[number], first)
+        for number, (buffer, place) in enumerate(zip(buffers, self.results, strict=True)):
+            if number not in self.program.parts:
+                place.put(buffer)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -179,6 +193,7 @@ class Program:
         ranks: how many compute it together, each with inputs and results of its own.
         executable: what XLA made of it; None when that was not kept.
         indirect: its gathers and scatters, when the last result says whether an index of one is out of bounds.
+        parts: the results of which it gives a part of the tensor; the result behind the client's says where that is.
         used: grows with each use.
         turn: of the thread that compiles it.
     """
@@ -187,8 +202,13 @@ class Program:
     ranks: int = 1
     executable: Executable | None = None
     indirect: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
     used: int = 0
     turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def firsts(self, result: Any) -> Iterator[tuple[int, int]]:
+        """Yields the number of each part and the byte of its tensor that it begins at, from the result that has these."""
+        return zip(self.parts, struct.unpack(f"={len(self.parts)}q", memoryview(result)), strict=True)
 
 
 @dataclass(slots=True)
@@ -199,14 +219,14 @@ class LoadedNeff:
         program: what it computes.
         inputs: (NumPy dtype, shape, bytes) of each that a rank has.
         dropped: the numbers of those that a client does not give, because no result depends on them.
-        outputs: (NumPy dtype, bytes) of each that a rank has.
+        outputs: (NumPy dtype, bytes, bytes of what the program gives of it) of each that a rank has.
         requests: what was prepared for it.
     """
 
     program: Program
     inputs: list[tuple[Any, tuple[int, ...], int]]
     dropped: frozenset[int]
-    outputs: list[tuple[Any, int]]
+    outputs: list[tuple[Any, int, int]]
     requests: list[bytes] = field(default_factory=list)
 
 
@@ -277,7 +297,7 @@ class SimulatedDevice:
         # Those of the first rank, which are as the others'.
         types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters[: len(inputs)]]
         results = [numpy_dtype(dtype) for dtype, _ in executable.results[: len(outputs)]]
-        found = len(executable.parameters), len(executable.results) - bool(program.indirect)
+        found = len(executable.parameters), len(executable.results) - bool(program.indirect) - bool(program.parts)
         if found != (len(inputs) * program.ranks, len(outputs) * program.ranks):
             raise DeviceError(
                 f"the HLO has {found[0]} parameters and {found[1]} results, and the NEFF describes others"
@@ -286,7 +306,10 @@ class SimulatedDevice:
             program,
             inputs=[(dtype, t.shape, t.size) for dtype, t in zip(types, inputs, strict=True)],
             dropped=unused_parameters(contents.hlo) if self._strict else frozenset(),
-            outputs=[(dtype, t.size) for dtype, t in zip(results, outputs, strict=True)],
+            outputs=[
+                (dtype, t.size, math.prod(shape) * dtype.itemsize)
+                for dtype, (_, shape), t in zip(results, executable.results, outputs, strict=False)
+            ],
         )
         needs = _needs(contents, len(collectives.names))
         told = tuple(t for i, t in enumerate(inputs) if i not in model.dropped) + tuple(outputs)
@@ -375,9 +398,9 @@ class SimulatedDevice:
                 array = put(view)
                 arguments.append(array if address(array) == begin else None)
                 views.append(view)
-            for dtype, size in model.outputs:
+            for dtype, whole, size in model.outputs:
                 arena, offset = next(given)
-                begin = self._address((arena, offset), size)
+                begin = self._address((arena, offset), whole)
                 # Python's buffers have no types of ml_dtypes'.
                 small = size <= SMALL and dtype.isbuiltin == 1
                 results.append(ResultPlace(self._arenas[arena].data, slice(offset, offset + size), small, begin, size))
@@ -442,7 +465,7 @@ class _Programs:
             executable = program.executable  # another thread had the turn before
             if executable is None:
                 hlo = miscompiles.rewrite(program.hlo, self._mistakes) if self._mistakes else program.hlo
-                executable, program.indirect = _compile(hlo, program.ranks, self._strict)
+                executable, program.indirect, program.parts = _compile(hlo, program.ranks, self._strict)
                 program.executable = executable
                 with self._lock:
                     self._kept.add(program)
@@ -480,19 +503,22 @@ def _needs(contents: container.Simulated, collectives: int) -> Needs:
     )
 
 
-def _compile(hlo: bytes, count: int, strict: bool) -> tuple[Executable, tuple[str, ...]]:
+def _compile(hlo: bytes, count: int, strict: bool) -> tuple[Executable, tuple[str, ...], tuple[int, ...]]:
     module = proto.parse(hlo)
+    in_place = updates.aliases(module) if count == 1 else {}
     # XLA would consume the inputs that results share memory with, and they are the client's.
     module.ClearField("input_output_alias")
     try:
         plain = proto.serialize(module)
-        plain = weights.rewrite(merge(plain, count) if count > 1 else plain)
-        checked = bounds.check(plain) if strict else bounds.BoundsCheckedHlo(plain, ())
-        executable = cache.compiled(products.rewrite(scales.rewrite(checked.hlo)), compile_for_cpu)
+        plain = merge(plain, count) if count > 1 else plain
+        updating = updates.rewrite(plain, in_place)
+        called = weights.rewrite(updating.hlo)
+        checked = bounds.check(called) if strict else bounds.BoundsCheckedHlo(called, ())
+        executable = cache.compiled(products.rewrite(scales.rewrite(attention.rewrite(checked.hlo))), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():
         order = str(layout).strip("{}").partition(":")[0]
         if order != ",".join(map(str, reversed(range(order.count(",") + 1 if order else 0)))):
             raise DeviceError(f"XLA lays a result out as {layout}, which is not how the client reads it")
-    return executable, checked.names
+    return executable, checked.names, updating.parts

@@ -23,13 +23,16 @@ import numpy as np
 from kernelgen.hlo import proto
 from kernelgen.simulator import forms
 from kernelgen.simulator.products import Side
-from kernelgen.simulator.writing import BF16, F32, U8, U32, Module, Writer, become_reshape, set_shape
+from kernelgen.simulator.writing import BF16, F32, U8, U32, Module, Writer, become_reshape, call, set_shape
 
 LIBRARY_VARIABLE = "NEURON_SIMULATOR_LIBRARY"
 """Names the library to the helper; libnrt, which is that library, sets it."""
 
 TARGET = "nrt_simulator_weights"
 """The function's name, in the library and to XLA."""
+
+ATTENTION = "nrt_simulator_attention"
+"""That of the function of `attention`."""
 
 TYPES = (
     *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
@@ -66,15 +69,22 @@ def load(path: str) -> bool:
         return False
     if not _loaded:
         try:
-            function = getattr(ctypes.CDLL(path), TARGET)
+            library = ctypes.CDLL(path)
+            functions = {name: getattr(library, name) for name in (TARGET, ATTENTION)}
         except (OSError, AttributeError):
             return False
         from jaxlib import xla_client
 
-        capsule = _new_capsule(ctypes.cast(function, ctypes.c_void_p), b"xla._CUSTOM_CALL_TARGET", None)
-        xla_client.register_custom_call_target(TARGET, capsule, platform="cpu", api_version=0)
+        for name, function in functions.items():
+            capsule = _new_capsule(ctypes.cast(function, ctypes.c_void_p), b"xla._CUSTOM_CALL_TARGET", None)
+            xla_client.register_custom_call_target(name, capsule, platform="cpu", api_version=0)
         _loaded = True
     return True
+
+
+def is_loaded() -> bool:
+    """Returns whether XLA knows the functions."""
+    return _loaded
 
 
 def _has_avx2() -> bool:
@@ -161,18 +171,9 @@ class Weight:
         operands = [self.blocks, rows.made_by]
         if self.lattice is not None:
             operands.append(self._points(self.lattice, writer))
-        made = writer.add(self.blocks, "custom-call", (rows.free, self.m), *operands)
-        made.custom_call_target = TARGET
         short = rows.made_by.shape.element_type == BF16
         options = (TYPES.index(self.type), int(short), self.m, self.k, rows.free, 0)
-        made.backend_config = "".join(f"{number} " for number in options).encode()
-        made.custom_call_api_version = _STATUS_RETURNING_UNIFIED
-        made.constrain_layout = True
-        for operand in operands:
-            set_shape(
-                made.operand_shapes_with_layout.add(), tuple(operand.shape.dimensions), operand.shape.element_type
-            )
-        return made
+        return call(writer, self.blocks, TARGET, (rows.free, self.m), operands, options)
 
     def _points(self, lattice: np.ndarray[Any, Any], writer: Writer) -> Any:
         """Returns a constant of the words that the library has for points of a lattice."""
@@ -188,10 +189,6 @@ def points(lattice: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
     codes = (lattice[:, None] >> np.arange(0, 16, 16 // n)) & (2 ** (16 // n) - 1)
     words = codes.astype(np.uint32) << np.arange(0, 4 * n, 4, dtype=np.uint32)
     return np.asarray(np.bitwise_or.reduce(words, axis=1))
-
-
-_STATUS_RETURNING_UNIFIED = 3
-"""XLA's number of the interface that the function has (`CustomCallApiVersion`)."""
 
 
 def _product(dot: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[Side, Weight, bool] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from kernelgen.hlo import proto
@@ -162,6 +163,33 @@ class Writer:
         made.dot.lhs_contracting.append(1)
         made.dot.rhs_contracting.append(0)
         return made
+
+
+def call(
+    writer: Writer, like: Any, target: str, shape: tuple[int, ...], operands: Sequence[Any], options: Sequence[int]
+) -> Any:
+    """Returns a new call of a function of the simulator's library: f32.
+
+    Args:
+        writer: what appends it.
+        like: any instruction of the module.
+        target: the function's name.
+        shape: of its result.
+        operands: its arguments.
+        options: numbers that it gets besides.
+    """
+    made = writer.add(like, "custom-call", shape, *operands)
+    made.custom_call_target = target
+    made.backend_config = "".join(f"{number} " for number in options).encode()
+    made.custom_call_api_version = _STATUS_RETURNING_UNIFIED
+    made.constrain_layout = True
+    for operand in operands:
+        set_shape(made.operand_shapes_with_layout.add(), tuple(operand.shape.dimensions), operand.shape.element_type)
+    return made
+
+
+_STATUS_RETURNING_UNIFIED = 3
+"""XLA's number of the interface that the function has (`CustomCallApiVersion`)."""
 
 
 def become_reshape(instruction: Any, of: Any) -> None:

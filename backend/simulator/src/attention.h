@@ -1,0 +1,51 @@
+// Products of attention with keys and values that lie in a cache, for the helper: XLA copies the cache for them, as
+// float32 and in another order.
+//
+// The helper gives XLA the function as a custom call; kernelgen.simulator.attention writes it in place of the
+// instructions that compute the same.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace simulator {
+
+// By the numbers that kernelgen.simulator.attention has for them.
+enum class cache_type { f16, bf16, f32 };
+
+// Vectors of a cache, one for each head and cell, and what is multiplied with them. Cell c of head h begins at element
+// h * head_stride + c * cell_stride of the cache; what is in the update is read there, as if it had been written.
+struct cache_product {
+    const uint8_t * cache;
+    const uint8_t * update;        // whole vectors
+    size_t          update_first;  // the element of the cache that the update begins at
+    size_t          update_size;   // in elements; 0 where there is none
+    const float *   x;             // [heads, rows, depth] for scores, [heads, rows, cells] for sums
+    float *         y;             // [heads, rows, cells] for scores, [heads, rows, depth] for sums
+    size_t          heads, rows, cells;
+    size_t          depth;         // elements of a vector; a multiple of 16
+    size_t          head_stride, cell_stride;
+
+    // Returns where a vector begins.
+    template <typename Element> const Element * at(size_t head, size_t cell) const {
+        const size_t first  = head * head_stride + cell * cell_stride;
+        const size_t inside = first - update_first;  // large where it is before the update
+        return inside < update_size ? reinterpret_cast<const Element *>(update) + inside
+                                    : reinterpret_cast<const Element *>(cache) + first;
+    }
+};
+
+using cache_function = void (*)(const cache_product &);
+
+// The functions of a type: scores are products of a row and each vector, sums are of all vectors, each times a number.
+struct cache_functions {
+    cache_function scores, sums;
+};
+
+// Return the functions with vectors of 16 numbers, and of 8; none on other processors than x86-64. Both give the same
+// bits.
+cache_functions avx512_attention(cache_type type);
+cache_functions avx2_attention(cache_type type);
+
+}  // namespace simulator

@@ -1,0 +1,290 @@
+// Products of one row and weights whose elements are chosen among 16 or four by a code, with AVX2: part of
+// weights_avx2.cpp.
+//
+// An element is a bfloat16, of two bytes. One instruction chooses a byte for each of 32 codes, so two give 32 elements,
+// and none has to be made 32 bits wide before. The elements then lie in another order, as `PLACES` says. The row is
+// brought into this order once, and partial sums are those of weights_loops.h, so that the bits are the same.
+
+#include "weights_loops.h"
+
+// The order of 32 elements in four vectors: element 4 i of this order, and the three behind it, is element PLACES[i].
+static constexpr int PLACES[] = { 0, 16, 4, 20, 8, 24, 12, 28 };
+
+// The bytes of 16 elements, twice each.
+struct byte_table {
+    __m256i low, high;
+};
+
+// What `rounded` gives, except that the lower 16 bits are not zero.
+INLINE __m256i rounded_above(floats x) {
+    const __m256i number = _mm256_castps_si256(x);
+    const __m256i odd    = masked(shifted_right<16>(number), 1);
+    return _mm256_add_epi32(_mm256_add_epi32(number, all(0x7fff)), odd);
+}
+
+// Of numbers that are rounded to bfloat16. Their order in the table: those of `a` and `b` in turn, four at a time.
+INLINE byte_table table_of(floats a, floats b) {
+    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10,
+                                           14, 1, 5, 9, 13, 3, 7, 11, 15);
+    const __m256i words = _mm256_blend_epi16(shifted_right<16>(rounded_above(a)), rounded_above(b), 0xaa);
+    const __m256i eight = _mm256_shuffle_epi8(words, order);  // the lower bytes of eight numbers, their upper ones, ...
+    return { _mm256_permute4x64_epi64(eight, 0x88), _mm256_permute4x64_epi64(eight, 0xdd) };
+}
+
+// Numbers 0 to 3 and 8 to 11 of 16, and the others.
+INLINE void in_turn(const float * values, floats & a, floats & b) {
+    const floats first = loaded(values), second = loaded(values + 8);
+    a = _mm256_permute2f128_ps(first, second, 0x20);
+    b = _mm256_permute2f128_ps(first, second, 0x31);
+}
+
+// Values times a scale.
+INLINE byte_table table_of(const float * values, floats d) {
+    floats a, b;
+    in_turn(values, a, b);
+    return table_of(multiplied(a, d), multiplied(b, d));
+}
+
+// Values are 0 to 15 times d, and m is added.
+INLINE byte_table table_from_0(floats d, floats m) {
+    floats a, b;
+    in_turn(NUMBERS + 16, a, b);
+    return table_of(added(multiplied(a, d), m), added(multiplied(b, d), m));
+}
+
+// Sums up products of a row of the matrix and one of x, which is in the order of PLACES.
+struct bytes_multiplied {
+    floats        part[4];
+    const float * x;  // of the next 32 elements
+
+    INLINE explicit bytes_multiplied(const float * row) : part{ all(0.0f), all(0.0f), all(0.0f), all(0.0f) }, x(row) {}
+
+    INLINE void add(const byte_table & table, __m256i code) {
+        const __m256i zero = _mm256_setzero_si256();
+        const __m256i low = _mm256_shuffle_epi8(table.low, code), high = _mm256_shuffle_epi8(table.high, code);
+        const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
+        add(0, _mm256_unpacklo_epi16(zero, first));
+        add(1, _mm256_unpackhi_epi16(zero, first));
+        add(2, _mm256_unpacklo_epi16(zero, second));
+        add(3, _mm256_unpackhi_epi16(zero, second));
+        x += 32;
+    }
+
+    INLINE void add(int i, __m256i w) {
+        part[i] = multiplied_added(_mm256_castsi256_ps(w), loaded(x + 8 * i), part[i]);
+    }
+
+    // In the order of `sums::sum`.
+    INLINE float sum() const {
+        __m128 four[4];
+        for (int i = 0; i < 4; i++) {
+            four[i] = _mm_add_ps(_mm256_castps256_ps128(part[i]), _mm256_extractf128_ps(part[i], 1));
+        }
+        const __m128 last = _mm_add_ps(_mm_add_ps(four[0], four[2]), _mm_add_ps(four[1], four[3]));
+        const __m128 two  = _mm_add_ps(last, _mm_movehl_ps(last, last));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+};
+
+// Codes of 16 bytes: the lower halves, and the upper ones.
+INLINE __m256i halves(const uint8_t * at) {
+    const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i *>(at));
+    return both(_mm256_set_m128i(_mm_srli_epi16(q, 4), q), 15);
+}
+
+// ---- types: as in weights_loops.h -----------------------------------------------------------------------------------------
+
+INLINE void multiply_3_k(const uint8_t * x, bytes_multiplied & total) {
+    const floats    d = half(x + 108);
+    const q3_scales packed(x + 96);
+    float           scale[16];
+    scaled(less_32(packed.first), d, scale);
+    scaled(less_32(packed.last), d, scale + 8);
+    // A table has eight values of each of two runs of 16 elements: four of the first, of the second, and the others.
+    const __m256i runs = two_runs(0, 4);
+    const __m256i tops = bytes_32(x);
+    for (int i = 0; i < 256; i += 128) {
+        __m256i q   = bytes_32(x + 32 + i / 4);
+        __m256i top = i == 0 ? _mm256_slli_epi16(tops, 3) : _mm256_srli_epi16(tops, 1);
+        for (int run = i / 16; run < i / 16 + 8; run += 2) {
+            const byte_table table =
+                table_of(multiplied(loaded(EIGHTS), all(scale[run])), multiplied(loaded(EIGHTS), all(scale[run + 1])));
+            total.add(table, either(q, 3, either(top, 8, runs)));
+            q   = _mm256_srli_epi16(q, 2);
+            top = _mm256_srli_epi16(top, 1);
+        }
+    }
+}
+
+INLINE void multiply_4_k(const uint8_t * x, bytes_multiplied & total) {
+    const floats   d = half(x), dmin = half(x + 2);
+    const k_scales packed(x + 4);
+    float          scale[8], minimum[8];
+    scaled(packed.scales, d, scale);
+    scaled(packed.minima, subtracted(all(-0.0f), dmin), minimum);
+    for (int i = 0; i < 8; i += 2) {
+        const __m256i q = bytes_32(x + 16 + 16 * i);
+        total.add(table_from_0(all(scale[i]), all(minimum[i])), both(q, 15));
+        total.add(table_from_0(all(scale[i + 1]), all(minimum[i + 1])), both(_mm256_srli_epi16(q, 4), 15));
+    }
+}
+
+INLINE void multiply_4_xs(const uint8_t * x, bytes_multiplied & total) {
+    float scale[8];
+    scaled(less_32(iq4_scales(x + 2)), half(x), scale);
+    for (int i = 0; i < 8; i++) {
+        total.add(table_of(IQ4_NL, all(scale[i])), halves(x + 8 + 16 * i));
+    }
+}
+
+template <weight_type Type> INLINE void multiply_bytes(const uint8_t * x, bytes_multiplied & total) {
+    if constexpr (Type == weight_type::q4_0) {
+        total.add(table_of(NUMBERS + 8, half(x)), halves(x + 2));
+    } else if constexpr (Type == weight_type::iq4_nl) {
+        total.add(table_of(IQ4_NL, half(x)), halves(x + 2));
+    } else if constexpr (Type == weight_type::q4_1) {
+        total.add(table_from_0(half(x), half(x + 2)), halves(x + 4));
+    } else if constexpr (Type == weight_type::mxfp4) {
+        total.add(table_of(E2M1, all(half_e8m0(x[0]))), halves(x + 1));
+    } else if constexpr (Type == weight_type::q3_K) {
+        multiply_3_k(x, total);
+    } else if constexpr (Type == weight_type::q4_K) {
+        multiply_4_k(x, total);
+    } else {
+        static_assert(Type == weight_type::iq4_xs, "a function for each type");
+        multiply_4_xs(x, total);
+    }
+}
+
+// ---- products --------------------------------------------------------------------------------------------------------------
+
+// A vector that begins at a multiple of its size is read in one go.
+struct alignas(32) vector_of_8 {
+    float number[8];
+};
+
+template <weight_type Type> TARGET static void product_by_bytes(const weight_product & t, size_t begin, size_t end) {
+    constexpr weight_block BLOCK  = block_of(Type);
+    const size_t           blocks = t.k / BLOCK.elements;
+    if (t.n != 1) {
+        product<Type>(t, begin, end);
+        return;
+    }
+    std::vector<vector_of_8> room(t.k / 8);
+    float * const            row = room.data()->number;
+    for (size_t i = 0; i < t.k; i += 32) {
+        for (size_t k = 0; k < 8; k++) {
+            _mm_store_ps(row + i + 4 * k, _mm_loadu_ps(t.x + i + PLACES[k]));
+        }
+    }
+    for (size_t i = begin; i < end; i++) {
+        const uint8_t *  w = t.weights + i * blocks * BLOCK.bytes;
+        bytes_multiplied total(row);
+        for (size_t b = 0; b < blocks; b++, w += BLOCK.bytes) {
+            multiply_bytes<Type>(w, total);
+        }
+        t.y[i] = total.sum();
+    }
+}
+
+// ---- Q2_K --------------------------------------------------------------------------------------------------------------
+
+// Eight signed bytes times a number.
+INLINE floats scaled(uint64_t bytes, floats d) {
+    return multiplied(to_floats(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)))), d);
+}
+
+// Sums up products of four values of each of two runs of 16 elements. One instruction chooses one of four in each half
+// of a vector, by the lower two bits of 32. So the codes of bytes N, N + 4, ... of 32 only have to be moved there, and
+// these elements are in one vector: of each half, those of a run.
+struct quarters_multiplied {
+    floats        part[4];
+    const float * x;  // of the next 32 elements, in the order of these vectors
+
+    INLINE explicit quarters_multiplied(const float * row) :
+        part{ all(0.0f), all(0.0f), all(0.0f), all(0.0f) }, x(row) {}
+
+    template <int Bit> INLINE void add(floats values, __m256i q) {
+        add_part(0, values, shifted_right<Bit>(q));
+        add_part(1, values, shifted_right<Bit + 8>(q));
+        add_part(2, values, shifted_right<Bit + 16>(q));
+        add_part(3, values, shifted_right<Bit + 24>(q));
+        x += 32;
+    }
+
+    INLINE void add_part(int i, floats values, __m256i code) {
+        part[i] = multiplied_added(_mm256_permutevar_ps(values, code), loaded(x + 8 * i), part[i]);
+    }
+
+    // In the order of `sums::sum`.
+    INLINE float sum() const {
+        __m128 one[4];
+        for (int i = 0; i < 4; i++) {
+            const __m128 four = _mm_add_ps(_mm256_castps256_ps128(part[i]), _mm256_extractf128_ps(part[i], 1));
+            const __m128 two  = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            one[i]            = _mm_add_ss(two, _mm_movehdup_ps(two));
+        }
+        return _mm_cvtss_f32(_mm_add_ss(_mm_add_ss(one[0], one[2]), _mm_add_ss(one[1], one[3])));
+    }
+};
+
+// The values of runs `Run` and `Run + 1` of eight.
+template <int Run> INLINE floats values_2_k(floats scale, floats minimum) {
+    const ints run = _mm256_setr_epi32(Run, Run, Run, Run, Run + 1, Run + 1, Run + 1, Run + 1);
+    return rounded(subtracted(multiplied(loaded(FOURS), chosen(scale, run)), chosen(minimum, run)));
+}
+
+TARGET static void product_2_k(const weight_product & t, size_t begin, size_t end) {
+    constexpr weight_block BLOCK  = block_of(weight_type::q2_K);
+    constexpr uint64_t     LOW    = 0x0f0f0f0f0f0f0f0f;
+    const size_t           blocks = t.k / BLOCK.elements;
+    if (t.n != 1) {
+        product<weight_type::q2_K>(t, begin, end);
+        return;
+    }
+    std::vector<vector_of_8> row(t.k / 8);
+    for (size_t i = 0; i < t.k; i++) {
+        row[i / 32 * 4 + i % 4].number[i % 32 / 4] = t.x[i];
+    }
+    for (size_t i = begin; i < end; i++) {
+        const uint8_t *     w = t.weights + i * blocks * BLOCK.bytes;
+        quarters_multiplied total(row.data()->number);
+        for (size_t b = 0; b < blocks; b++, w += BLOCK.bytes) {
+            const floats d = half(w + 80), dmin = half(w + 82);
+            for (int k = 0; k < 2; k++) {
+                const auto    packed = number_at<uint64_t>(w + 8 * k);
+                const floats  scale = scaled(packed & LOW, d), minimum = scaled(packed >> 4 & LOW, dmin);
+                const __m256i q = bytes_32(w + 16 + 32 * k);
+                total.add<0>(values_2_k<0>(scale, minimum), q);
+                total.add<2>(values_2_k<2>(scale, minimum), q);
+                total.add<4>(values_2_k<4>(scale, minimum), q);
+                total.add<6>(values_2_k<6>(scale, minimum), q);
+            }
+        }
+        t.y[i] = total.sum();
+    }
+}
+
+// Returns the function of a type; null if it has none of these.
+static weight_function function_by_bytes(weight_type type) {
+    switch (type) {
+        case weight_type::q4_0:
+            return product_by_bytes<weight_type::q4_0>;
+        case weight_type::q4_1:
+            return product_by_bytes<weight_type::q4_1>;
+        case weight_type::q2_K:
+            return product_2_k;
+        case weight_type::q3_K:
+            return product_by_bytes<weight_type::q3_K>;
+        case weight_type::q4_K:
+            return product_by_bytes<weight_type::q4_K>;
+        case weight_type::iq4_nl:
+            return product_by_bytes<weight_type::iq4_nl>;
+        case weight_type::iq4_xs:
+            return product_by_bytes<weight_type::iq4_xs>;
+        case weight_type::mxfp4:
+            return product_by_bytes<weight_type::mxfp4>;
+        default:
+            return nullptr;
+    }
+}
