@@ -44,6 +44,10 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/costs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_choice.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_conditions.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_fit_blocks.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_fit_ops.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_fit_slots.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_fit_views.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_index.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_key.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_lengths.cpp
