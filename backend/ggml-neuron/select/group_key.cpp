@@ -112,6 +112,34 @@ int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t) 
     return at != GGML_HASHSET_FULL && ggml_bitset_get(set.used, at) ? cgraph->use_counts[at] : -1;
 }
 
+// Returns ggml's nodes from the group's first one to its last one.
+static std::vector<ggml_tensor *> nodes_between(const ggml_cgraph *      cgraph,
+                                                const std::vector<int> & nodes,
+                                                const neuron_streams *   streams) {
+    std::vector<ggml_tensor *> all;
+    for (int i = nodes.front(); i <= nodes.back(); i++) {
+        ggml_tensor * node = streams ? streams->node(i) : cgraph->nodes[i];
+        if (all.empty() || all.back() != node) {
+            all.push_back(node);
+        }
+    }
+    return all;
+}
+
+// Returns how many sources of some nodes each tensor of the group is.
+static std::unordered_map<const ggml_tensor *, int64_t> count_uses(const std::vector<ggml_tensor *> & nodes,
+                                                                   const group_roots &                roots) {
+    std::unordered_map<const ggml_tensor *, int64_t> uses;
+    for (const ggml_tensor * node : nodes) {
+        for (ggml_tensor * src : node->src) {
+            if (src && roots.node_of(src) >= 0) {
+                uses[src]++;
+            }
+        }
+    }
+    return uses;
+}
+
 // Returns which nodes with memory of their own are seen outside: they, or views of them, are used there or not at all, are
 // outputs, or are looked at.
 static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
@@ -119,22 +147,9 @@ static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
                                       const group_roots &      roots,
                                       const neuron_streams *   streams,
                                       bool                     watched) {
-    std::vector<bool>                                escapes(nodes.size());
-    std::unordered_map<const ggml_tensor *, int64_t> uses;
-    std::vector<ggml_tensor *>                       all_nodes;  // ggml's
-    for (int i = nodes.front(); i <= nodes.back(); i++) {
-        ggml_tensor * node = streams ? streams->node(i) : cgraph->nodes[i];
-        if (all_nodes.empty() || all_nodes.back() != node) {
-            all_nodes.push_back(node);
-        }
-    }
-    for (const ggml_tensor * node : all_nodes) {
-        for (ggml_tensor * src : node->src) {
-            if (src && roots.node_of(src) >= 0) {
-                uses[src]++;
-            }
-        }
-    }
+    std::vector<bool> escapes(nodes.size());
+    const auto        all_nodes = nodes_between(cgraph, nodes, streams);
+    auto              uses      = count_uses(all_nodes, roots);
     for (ggml_tensor * t : all_nodes) {
         const int64_t node = roots.node_of(t);
         // a node that reads a sum has the summand as its source
@@ -241,11 +256,23 @@ class group_key {
         }
         const size_t row   = into->nb[NEURON_SET_ROWS_AXIS];
         const size_t begin = neuron_offset_of(into);
-        size_t       first = SIZE_MAX;
-        size_t       end   = begin;
         if (row != ggml_row_size(into->type, into->ne[0]) || neuron_offset_of(node) != begin) {
             return {};
         }
+        const auto [first, end] = bytes_read_of(into);
+        if (first == SIZE_MAX || first < begin || (first - begin) % row != 0) {
+            return {};
+        }
+        const auto n = (int64_t) ((end - first + row - 1) / row);
+        return n < into->ne[NEURON_SET_ROWS_AXIS] ? neuron_range{ (int64_t) ((first - begin) / row), n }
+                                                  : neuron_range{};
+    }
+
+    // Returns where what the group's nodes read of a tensor that is written begins and ends. SIZE_MAX: nowhere, or a node steps further
+    // than a row.
+    std::pair<size_t, size_t> bytes_read_of(const ggml_tensor * into) const {
+        size_t first = SIZE_MAX;
+        size_t end   = neuron_offset_of(into);
         for (const int i : group.nodes) {
             const ggml_tensor * reader = cgraph->nodes[i];
             for (int s = 0; s < neuron_n_src(reader); s++) {
@@ -253,21 +280,23 @@ class group_key {
                 if (!t || neuron_root_of(t) != neuron_root_of(into) || reader->op == GGML_OP_SET_ROWS) {
                     continue;
                 }
-                for (int axis = 1; axis < GGML_MAX_DIMS; axis++) {
-                    if (t->ne[axis] > 1 && t->nb[axis] > row) {
-                        return {};
-                    }
+                if (steps_further(t, into->nb[NEURON_SET_ROWS_AXIS])) {
+                    return { SIZE_MAX, end };
                 }
                 first = std::min(first, neuron_offset_of(t));
                 end   = std::max(end, neuron_offset_of(t) + ggml_nbytes(t));
             }
         }
-        if (first == SIZE_MAX || first < begin || (first - begin) % row != 0) {
-            return {};
+        return { first, end };
+    }
+
+    static bool steps_further(const ggml_tensor * t, size_t row) {
+        for (int axis = 1; axis < GGML_MAX_DIMS; axis++) {
+            if (t->ne[axis] > 1 && t->nb[axis] > row) {
+                return true;
+            }
         }
-        const auto n = (int64_t) ((end - first + row - 1) / row);
-        return n < into->ne[NEURON_SET_ROWS_AXIS] ? neuron_range{ (int64_t) ((first - begin) / row), n }
-                                                  : neuron_range{};
+        return false;
     }
 
     bool add_node(ggml_tensor * node, bool escaping) {
@@ -286,10 +315,22 @@ class group_key {
         nodes.insert(nodes.end(),
                      { nk::hash_op(neuron_op_desc(node)), (uint64_t) n_src | (uint64_t) escaping << 32, 0, 0 });
         const neuron_range rows = rows_of(node);
-        if (!add_tensor(node, rows.n)) {
+        if (!add_tensor(node, rows.n) || !add_sources(node, rows, inputs)) {
             return false;
         }
-        for (int i = 0; i < n_src; i++) {
+        add_params(node);
+        if (node->view_src) {
+            refer(node, rows, true, result, head + 2);
+        }
+        if (escaping) {
+            group.results.push_back({ node, ggml_nbytes(node) });
+        }
+        return true;
+    }
+
+    // inputs  the kernel's
+    bool add_sources(ggml_tensor * node, neuron_range rows, const uint64_t * inputs) {
+        for (int i = 0; i < neuron_n_src(node); i++) {
             const uint64_t * its = inputs;
             if (inputs && (nk::next_graph_input(inputs) != nullptr) != (node->src[i] != nullptr)) {
                 return false;
@@ -306,6 +347,10 @@ class group_key {
                 return false;
             }
         }
+        return true;
+    }
+
+    void add_params(const ggml_tensor * node) {
         const size_t params = nodes.size();
         nodes.resize(params + nk::PARAM_WORDS);
         const neuron_params own = variant.open ? neuron_open_params_of(node) : neuron_params_of(node);
@@ -313,13 +358,6 @@ class group_key {
         if (variant.causal && neuron_may_be_causal(node)) {
             nodes[params + NEURON_CAUSAL_WORD] |= NEURON_CAUSAL_BIT;
         }
-        if (node->view_src) {
-            refer(node, rows, true, result, head + 2);
-        }
-        if (escaping) {
-            group.results.push_back({ node, ggml_nbytes(node) });
-        }
-        return true;
     }
 
     const ggml_cgraph *      cgraph;

@@ -223,35 +223,47 @@ class group_search {
             if (own.empty()) {
                 continue;
             }
-            std::vector<const neuron_group_kernel *> all;
-            for (const neuron_group_kernel & kernel : family.kernels) {
-                if (kernel.n_words == first.n_words) {
-                    all.push_back(&kernel);
-                }
-            }
-            const neuron_key    key(own.data(), own.size());
-            neuron_group_choice found = neuron_choose_kernels(
-                all, key, [&](const neuron_group_kernel & kernel, bool whole) -> std::optional<neuron_group_option> {
-                    neuron_group again = group;
-                    if (&kernel != &first && kernel.n_words != c.words.size() &&
-                        spread(kernel, c.words, again) != own) {
-                        return std::nullopt;
-                    }
-                    auto option = conditions.may_leave_out(kernel, variant, group)
-                                      ? neuron_try_kernel(kernel, key, whole)
-                                      : std::nullopt;
-                    if (!option) {
-                        return std::nullopt;
-                    }
-                    make_room(option->fit, other);
-                    return other.has_room() ? std::move(option) : std::nullopt;
-                });
+            neuron_group_choice found = choose_like(family, first, own, group, c.words, other);
             if (found.whole || !found.ranges.empty()) {
                 c.sample = &first;
                 c.found  = std::move(found);
                 return;
             }
         }
+    }
+
+    // Chooses among the kernels of a family that have as many slots as one of them.
+    //
+    // own    the group's key with that one's slots
+    // words  its key with its own
+    // other  the group with that one's slots, to which the rooms of kernels are given that are tried
+    neuron_group_choice choose_like(const neuron_group_family &   family,
+                                    const neuron_group_kernel &   first,
+                                    const std::vector<uint64_t> & own,
+                                    const neuron_group &          group,
+                                    const std::vector<uint64_t> & words,
+                                    neuron_group &                other) {
+        std::vector<const neuron_group_kernel *> all;
+        for (const neuron_group_kernel & kernel : family.kernels) {
+            if (kernel.n_words == first.n_words) {
+                all.push_back(&kernel);
+            }
+        }
+        const neuron_key key(own.data(), own.size());
+        const auto attempt = [&](const neuron_group_kernel & kernel, bool whole) -> std::optional<neuron_group_option> {
+            neuron_group again = group;
+            if (&kernel != &first && kernel.n_words != words.size() && spread(kernel, words, again) != own) {
+                return std::nullopt;
+            }
+            auto option =
+                conditions.may_leave_out(kernel, variant, group) ? neuron_try_kernel(kernel, key, whole) : std::nullopt;
+            if (!option) {
+                return std::nullopt;
+            }
+            make_room(option->fit, other);
+            return other.has_room() ? std::move(option) : std::nullopt;
+        };
+        return neuron_choose_kernels(all, key, attempt);
     }
 
     std::vector<uint64_t> words_for(const neuron_group_kernel &   kernel,
@@ -277,40 +289,47 @@ class group_search {
 
     // Computes a group as was chosen: in pieces where that is better and possible, else all of it at once.
     bool use(const choice & c, neuron_group & group) {
-        const bool in_pieces =
-            !c.found.ranges.empty() && conditions.find_causal(c.found.options.front().fit, c.found.ranges, group);
-        if (!c.found.ranges.empty() && !in_pieces) {
+        const neuron_group_choice & found = c.found;
+        if (!found.ranges.empty()) {
+            if (conditions.find_causal(found.options.front().fit, found.ranges, group)) {
+                return use_pieces(found, group);
+            }
             note((size_t) (std::lower_bound(work.begin(), work.end(), group.first()) - work.begin()),
                  group.nodes.size(), NEURON_UNGROUPED_ORDER);
         }
-        if (!in_pieces && !c.found.whole) {
+        return found.whole && use_whole(*found.whole, group);
+    }
+
+    // Gives a group what all kernels that compute it have of memory. Returns false where conditions for that are not met.
+    bool take_room(const neuron_group_option & option, neuron_group & group) {
+        if (!conditions.find_rows(kernel_of(option), group) || !conditions.can_rename(option.fit, group)) {
             return false;
         }
-        const neuron_group_option & option = in_pieces ? c.found.options.front() : *c.found.whole;
-        const neuron_group_fit &    fit    = option.fit;
-        if (!conditions.find_rows(kernel_of(option), group) || !conditions.can_rename(fit, group)) {
-            return false;
-        }
+        make_room(option.fit, group);
         group.hidden_conditions.clear();
-        if (!in_pieces) {
-            group.causal_conditions.clear();
-            conditions.add_hidden(*option.kernel, variant, {}, group);
-        }
-        for (const neuron_range & range : c.found.ranges) {
-            if (in_pieces) {
-                conditions.add_hidden(*c.found.option_for(range.n)->kernel, variant, range, group);
-            }
-        }
-        make_room(fit, group);
         group.fused = group.other = true;
-        if (!in_pieces) {
-            for (size_t i = 0; i < group.results.size(); i++) {
-                group.results[i].size   = fit.results[i].size;
-                group.results[i].blocks = fit.results[i].blocks;
-            }
-            group.pieces.push_back({ kernel_of(option) });
-            group.padding = fit.padding;
-            return true;
+        return true;
+    }
+
+    bool use_whole(const neuron_group_option & option, neuron_group & group) {
+        if (!take_room(option, group)) {
+            return false;
+        }
+        group.causal_conditions.clear();
+        conditions.add_hidden(*option.kernel, variant, {}, group);
+        for (size_t i = 0; i < group.results.size(); i++) {
+            group.results[i].size   = option.fit.results[i].size;
+            group.results[i].blocks = option.fit.results[i].blocks;
+        }
+        group.pieces.push_back({ kernel_of(option) });
+        group.padding = option.fit.padding;
+        return true;
+    }
+
+    bool use_pieces(const neuron_group_choice & found, neuron_group & group) {
+        const neuron_group_fit & fit = found.options.front().fit;
+        if (!take_room(found.options.front(), group)) {
+            return false;
         }
         for (size_t i = 0; i < group.slots.size(); i++) {
             neuron_group_slot & slot = group.slots[i];
@@ -325,8 +344,10 @@ class group_search {
         }
         group.rows    = fit.n;
         group.padding = -fit.n;
-        for (const neuron_range & range : c.found.ranges) {
-            group.pieces.push_back({ kernel_of(*c.found.option_for(range.n)), range });
+        for (const neuron_range & range : found.ranges) {
+            const neuron_group_option & option = *found.option_for(range.n);
+            conditions.add_hidden(*option.kernel, variant, range, group);
+            group.pieces.push_back({ kernel_of(option), range });
             group.padding += range.n;
         }
         return true;

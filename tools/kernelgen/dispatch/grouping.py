@@ -1,4 +1,4 @@
-"""Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/select/groups.cpp`): the same rules, for
+"""Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/select/group_search.cpp`): the same rules, for
 reports.
 
 From a node on the longest group wins that there is a kernel for; the search goes on behind it. A group's shapes are the
