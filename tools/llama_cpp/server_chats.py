@@ -39,6 +39,7 @@ import gguf
 import harness
 import logits
 import numpy as np
+import program_cases
 import random_llama
 import random_projector
 import whole_programs
@@ -114,7 +115,7 @@ CASES = (
         "model.gguf",
         (),
         ("--backend-sampling",),
-        ("--samplers", whole_programs.GREEDY_CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
+        ("--samplers", program_cases.GREEDY_CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
         drafts=False,
     ),
     ServerCase(
