@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen import cli
+from kernelgen.spec.filenames import STATE
 from kernelgen.targets import INSTANCES, TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -149,10 +154,30 @@ def find_programs(there: Callable[[Path, str], Path] = named) -> Programs:
 
 
 def build(manifest: Path, output: Path) -> None:
-    """Builds a manifest's pack and tree with the simulator."""
-    arguments = ["build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
-    subprocess.run([sys.executable, "-m", "kernelgen", *arguments], env=environment, check=True)
+    """Builds a manifest's pack and tree with the simulator; a kernel that another bundle of this process has is not made again."""
+    made = Path(_MADE.name)
+    add_files(made, output / STATE)
+    kernelgen("build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree")
+    add_files(output / STATE, made)
+
+
+_MADE = tempfile.TemporaryDirectory(prefix="kernels-")
+"""HLO and NEFFs of all builds, as the folder of a build has them, which is told by digests what is up to date."""
+
+
+def add_files(source: Path, folder: Path) -> None:
+    """Copies the HLO and NEFFs of a build's folder that another one has not."""
+    for name in ("hlo", "neff"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for file in (source / name).glob("[!.]*"):
+            if not (folder / name / file.name).exists():
+                shutil.copyfile(file, folder / name / file.name)
+
+
+def kernelgen(*arguments: str | Path) -> None:
+    """Runs a command line in this process."""
+    status = cli.run([str(argument) for argument in arguments])
+    assert status == 0, f"kernelgen {shlex.join(map(str, arguments))}: exit status {status}"
 
 
 def built_tree(kernels: Path) -> Path:
