@@ -34,7 +34,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import any_tokens
+import call_models
 import gguf
 import harness
 import logits
@@ -384,9 +384,9 @@ def run(
     more = [word.replace("{folder}", str(folder)) for word in case.derived]
     n_kv = [n for n in (256, 512, 1024) if n <= case.n_ctx]
     kernels = folder / f"kernels-{case.name}"
-    any_tokens.derive(
+    call_models.derive(
         programs,
-        any_tokens.RandomModel("llama", cache),
+        call_models.RandomModel("llama", cache),
         folder / case.model,
         kernels,
         n_tokens=N_TOKENS,

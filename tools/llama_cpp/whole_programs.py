@@ -31,7 +31,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import any_tokens
+import call_models
+import call_program
 import harness
 import numpy as np
 import random_llama
@@ -131,7 +132,7 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
     """Runs a case; what goes wrong is noted in what is returned."""
     folder.mkdir(parents=True)
     text = folder / "text"
-    text.write_text(any_tokens.TEXT)
+    text.write_text(call_program.TEXT)
     done = Run()
     printed = ""
     libraries = libraries_of(case.program, programs)
@@ -242,9 +243,9 @@ def check_all(
         def derive(cache: str, flash: str, more: Sequence[str], file: Path = path, name: str = name) -> Path:
             folder = file.parent / f"kernels-{len(list(file.parent.glob('kernels-*')))}"
             options = ("--flash-attn", flash, *(named(word, file) for word in more))
-            kind = any_tokens.RandomModel(name, cache)
+            kind = call_models.RandomModel(name, cache)
             n_ctx = ENCODER_N_CTX if name in ENCODERS else N_CTX
-            any_tokens.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
+            call_models.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
             return folder
 
         embeds: tuple[str, ...] = ("--embeddings",) if name in ENCODERS and name != "t5" else ()
