@@ -7,27 +7,90 @@ are and holds in all of them. What has none is listed as it is at the sizes that
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kernelgen.emitters.catalog import Catalog
+from kernelgen.ggml import ops as ggml_ops
+from kernelgen.ggml import shapes
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.model import graph_entries
+from kernelgen.manifest.values import check_param
+from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.any_numbers import AnyNumbers
-from kernelgen.model.classes import OF_STREAMS, Classes, Sampled, is_alone, is_in_turn, is_together, point_of
-from kernelgen.model.derived import DeriveCall, Derived, DerivedKernel
+from kernelgen.model.causal import Causal, causal_kernel
 from kernelgen.model.first_cells import FirstCells
-from kernelgen.model.graph_entries import Cuts
-from kernelgen.model.graphs import Graph
-from kernelgen.model.kernel_formulas import constant
-from kernelgen.model.reasons import Reasons
+from kernelgen.model.formulas import Fitter
+from kernelgen.model.graphs import ExportedNode, Graph
+from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
+from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, constant, fit
 from kernelgen.model.sizes import NAMES, DecodeCall, Settings
 from kernelgen.model.streams import Streams
+from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
+
+
+class DerivedKernel(RequestedKernel[KernelFormula]):
+    """A kernel of one op with the calls that ask for it; its name is what llama.cpp calls the first node."""
+
+    def specs(self) -> set[KernelSpec]:
+        """The kernels that it stands for; none where a tensor has no elements."""
+        found = set()
+        for point in self.values.values():
+            with contextlib.suppress(ValueError):
+                found.add(self.kernel.at(point))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class DeriveCall:
+    """A call that was looked at, for the summary.
+
+    Attributes:
+        call: its sizes.
+        flash_attn: whether it is with flash attention.
+        nodes: how many nodes it computes.
+        without: of these, how many have no kernel, by reason.
+        devices: over how many devices tensors are split.
+        of: the devices that compute these nodes.
+    """
+
+    call: DecodeCall
+    flash_attn: bool
+    nodes: int
+    without: Mapping[str, int]
+    devices: int = 1
+    of: tuple[int, ...] = (0,)
+
+
+@dataclass
+class Derived:
+    """What a model needs.
+
+    Attributes:
+        entries: kernels, in the order of the graph, those that can't be built too.
+        calls: that were looked at and are asked for.
+        listed: how many entries are there for one size each, since no formula was found.
+        graphs: graph kernels, in the order of the graph, those that can't be built too.
+    """
+
+    entries: list[DerivedKernel]
+    calls: list[DeriveCall]
+    listed: int = 0
+    graphs: list[GraphEntry] = field(default_factory=list)
+
 
 Export = Callable[[Sequence[DecodeCall]], Iterable[tuple[DecodeCall, Graph]]]
 """Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
+
+
+_Sampled = tuple[int, str]
+"""Calls with so many sequences and these samplers."""
+
+Cuts = Mapping[tuple[str, ...], Cut | None]
+"""How graphs are cut into graph kernels, by targets; the only one is by none where it is for all."""
 
 
 def derive(
@@ -55,9 +118,9 @@ def derive(
     export = _with_any_numbers(export, settings)
     beside = [AnyNumbers().of(graph) if graph.is_probe else graph for graph in beside]
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
-    classes = Classes(settings, choose is not None, causal)
+    classes = _Classes(settings, choose is not None, causal)
     derived_calls: list[DeriveCall] = []
-    asked: dict[Sampled, list[DecodeCall]] = {}
+    asked: dict[_Sampled, list[DecodeCall]] = {}
     for n in range(1, settings.n_seq_max + 1):
         for call in model_sizes.asked(settings, n):
             asked.setdefault((n, call.samplers), []).append(call)
@@ -73,10 +136,22 @@ def derive(
     if choose is not None:
         classes.cuts = choose()
     entries, incomplete = classes.entries(asked)
-    rest = sorted({call for call in wanted if (call.n_seqs, call.samplers) in incomplete})
-    known = {spec for entry in entries for spec in entry.specs()} if rest else set()
-    listed = _listed(settings, export(rest) if rest else (), classes, known)
-    entries += listed
+    listed = 0
+    if incomplete:
+        known = {spec for entry in entries for spec in entry.specs()}
+        rest = sorted({call for call in wanted if (call.n_seqs, call.samplers) in incomplete})
+        for call, graph in export(rest):
+            in_turn = _is_in_turn(settings, call.n_seqs, bool(graph.context["flash_attn"]))
+            if not in_turn or _is_together(settings, call.n_seqs, call.n_tokens, call.n_outputs):
+                classes.note_as_it_is(graph, _point(settings, call, graph), fallback=not in_turn)
+            for node, name in zip(graph.nodes, graph.names, strict=True):
+                if node.empty or (in_turn and (node.op in _OF_STREAMS or not _is_alone(settings, call))):
+                    continue
+                spec = node.spec()
+                if spec not in known:
+                    known.add(spec)
+                    entries.append(DerivedKernel(constant(spec), [_point(settings, call, graph)], name))
+                    listed += 1
     if settings.any_ctx:
         _write_to_all(settings, entries)
     entries = _absorb(entries)
@@ -84,31 +159,8 @@ def derive(
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
     derived_calls.sort(key=lambda one: (not one.flash_attn, one.devices, one.of, one.call))
-    graphs = {of: graph_entries.with_reasons(classes.graphs.get(of, {}).values(), reasons) for of in classes.cuts}
-    return Derived(entries, derived_calls, len(listed), graph_entries.of_targets(graphs))
-
-
-def _listed(
-    settings: Settings, exported: Iterable[tuple[DecodeCall, Graph]], classes: Classes, known: set[KernelSpec]
-) -> list[DerivedKernel]:
-    """Returns the kernels of calls that some have no formula for, as they are, except for those that are known.
-
-    Graph kernels are added to `classes`.
-    """
-    found = []
-    for call, graph in exported:
-        point = point_of(settings, call, graph)
-        in_turn = is_in_turn(settings, call.n_seqs, bool(graph.context["flash_attn"]))
-        if not in_turn or is_together(settings, call.n_seqs, call.n_tokens, call.n_outputs):
-            classes.note_as_it_is(graph, point, fallback=not in_turn)
-        for node, name in zip(graph.nodes, graph.names, strict=True):
-            if node.empty or (in_turn and (node.op in OF_STREAMS or not is_alone(settings, call))):
-                continue
-            spec = node.spec()
-            if spec not in known:
-                known.add(spec)
-                found.append(DerivedKernel(constant(spec), [point], name))
-    return found
+    graphs = {of: _graphs(classes.graphs.get(of, {}).values(), reasons) for of in classes.cuts}
+    return Derived(entries, derived_calls, listed, _of_targets(graphs))
 
 
 def both(one: Derived, other: Derived) -> Derived:
@@ -159,6 +211,28 @@ def _with_any_numbers(export: Export, settings: Settings) -> Export:
     return graphs
 
 
+_OF_STREAMS = ("flash_attn_ext", "set_rows", "concat")
+"""Ops of groups that are a node for each sequence where sequences have a cache each, and what puts their results together.
+Alone they are computed by kernels for one sequence: attention of one after the other, and a write by a kernel that has the rows of
+all caches."""
+
+
+def _is_in_turn(settings: Settings, n_seqs: int, flash_attn: bool) -> bool:
+    """Whether a graph's attention was made one of each sequence, of a cache of any length."""
+    return flash_attn and settings.in_turn(n_seqs)
+
+
+def _is_together(settings: Settings, n_seqs: int, n_tokens: int, n_outputs: int) -> bool:
+    """Whether there are groups for a call of several sequences with a cache each; several tokens of each have all outputs."""
+    together = settings.tokens_in_turn(n_seqs)
+    return n_tokens in together and (n_tokens == n_seqs or n_outputs in (0, n_tokens) or settings.n_outputs is not None)
+
+
+def _is_alone(settings: Settings, call: DecodeCall) -> bool:
+    """Whether kernels of single nodes are asked for in a call: those of other calls serve a token of each sequence."""
+    return bool(call.samplers) or call.n_tokens in settings.n_tokens
+
+
 def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
     """Adds writes to as many rows as the caches of all sequences have, each twice the number before."""
     caches = 1 if settings.kv_unified else settings.n_seq_max
@@ -178,6 +252,286 @@ def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
                     KernelSpec.make(spec.op, [*spec.inputs[:-1], t], t, dict(spec.params), spec.alias) for t in more
                 )
                 entries += [DerivedKernel(constant(kernel), entry.points[:1], entry.name) for kernel in kernels]
+
+
+def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[GraphEntry]:
+    """Returns the graph kernels of graphs as they are, each with the reason why it can't be built."""
+    found: dict[GraphFormula, GraphEntry] = {}
+    for graph in graphs:
+        _note_as_it_is(found, graph, {}, cut)
+    return _graphs(found.values(), reasons)
+
+
+def _note_as_it_is(
+    found: dict[GraphFormula, GraphEntry], graph: Graph, point: Point, cut: Cut, *, fallback: bool = True
+) -> None:
+    """Adds the graph kernels of one graph, without formulas."""
+    kernels = [None if node.empty else constant(node.spec()) for node in graph.nodes]
+    grouped, _ = groups.fit([graph], [point], kernels, cut, Fitter(NAMES if point else (), [point]))
+    _note(found, grouped, [point], fallback=fallback)
+
+
+def _note(
+    found: dict[GraphFormula, GraphEntry], grouped: Iterable[GraphFormula], points: Sequence[Point], *, fallback: bool
+) -> None:
+    """Adds graph kernels that are asked for at some sizes."""
+    for graph in grouped:
+        entry = found.setdefault(graph, GraphEntry(graph, [], graph.nodes[-1].name, fallback=fallback))
+        entry.points += points
+
+
+def _graphs(entries: Iterable[GraphEntry], reasons: Reasons) -> list[GraphEntry]:
+    """Returns the graph kernels, each with the reason why it can't be built; without those that others stand for already."""
+    found = []
+    covered: set[GraphSpec] = set()
+    for entry in sorted(entries, key=lambda entry: -len(entry.kernel.names)):
+        specs = entry.specs()
+        if specs <= covered:
+            continue
+        covered |= specs
+        members = {node.kernel for spec in specs for node in spec.nodes}
+        entry.reason = next(
+            (why for spec in sorted(members, key=lambda m: m.id) if (why := reasons.of_spec(spec))), None
+        )
+        found.append(entry)
+    order = {id(entry): i for i, entry in enumerate(entries)}
+    return sorted(found, key=lambda entry: order[id(entry)])
+
+
+def _of_targets(graphs: Mapping[tuple[str, ...], Sequence[GraphEntry]]) -> list[GraphEntry]:
+    """Returns the graph kernels of all targets, each once with the targets that have it; none where all have it."""
+    everywhere = {target for targets in graphs for target in targets}
+    found: dict[object, GraphEntry] = {}
+    for targets, entries in graphs.items():
+        for entry in entries:
+            one = found.setdefault((entry.kernel, frozenset(entry.values)), entry)
+            one.targets += targets
+    for entry in found.values():
+        if len(entry.targets) == len(everywhere):
+            entry.targets = ()
+    return list(found.values())
+
+
+def _point(settings: Settings, call: DecodeCall, graph: Graph) -> dict[str, int]:
+    """The sizes of a graph by name; 0 for a cache that the model lacks."""
+    return {
+        "n_tokens": call.n_tokens,
+        "n_outputs": call.n_outputs,
+        "n_kv": graph.sizes.get("n_kv", 0),
+        "n_kv_swa": graph.sizes.get("n_kv_swa", 0),
+        "n_ctx": settings.all_cells(call.n_ctx),
+    }
+
+
+# --- graphs side by side -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Class:
+    """Graphs that have the same ops one after another, of the same devices and samplers."""
+
+    n_seqs: int
+    samplers: str
+    flash_attn: bool
+    devices: int
+    of: tuple[int, ...]
+    names: tuple[str, ...]
+    calls: list[DecodeCall] = field(default_factory=list)
+    points: list[dict[str, int]] = field(default_factory=list)
+    columns: list[list[ExportedNode]] = field(default_factory=list)
+    graphs: list[Graph] = field(default_factory=list)
+
+
+class _Classes:
+    def __init__(self, settings: Settings, keep: bool, causal: bool) -> None:
+        self._settings = settings
+        self._keep = keep  # graphs, to be cut
+        self._causal = Causal() if causal else None
+        self.cuts: Cuts = {}
+        self.graphs: dict[tuple[str, ...], dict[GraphFormula, GraphEntry]] = {}
+        self._found: dict[object, _Class] = {}
+        self._kinds: dict[int, int] = {}
+        self._kept: dict[object, int] = {}
+
+    def add(self, call: DecodeCall, graph: Graph) -> None:
+        flash = bool(graph.context["flash_attn"])
+        whose = (call.n_seqs, call.samplers, flash, graph.devices, graph.of)
+        key = (whose, tuple(map(self._kind, graph.nodes)), graph.zeroed)
+        one = self._found.setdefault(key, _Class(*whose, graph.names, columns=[[] for _ in graph.nodes]))
+        one.calls.append(call)
+        one.points.append(_point(self._settings, call, graph))
+        for column, node in zip(one.columns, graph.nodes, strict=True):
+            column.append(node)
+        if self._keep:
+            one.graphs.append(self._for_groups(graph))
+
+    def _for_groups(self, graph: Graph) -> Graph:
+        return graph if self._causal is None else self._causal.of(graph)
+
+    def _kind(self, node: ExportedNode) -> int:
+        """A number for what nodes of one column have in common."""
+        if id(node) not in self._kinds:
+            types = tuple(None if t is None else t.dtype for t in node.inputs)
+            key = (node.op, types, node.output.dtype, node.alias)
+            self._kinds[id(node)] = self._kept.setdefault(key, len(self._kept))
+        return self._kinds[id(node)]
+
+    def _some_cuts(self) -> list[tuple[tuple[str, ...], Cut]]:
+        return [(targets, cut) for targets, cut in self.cuts.items() if cut is not None]
+
+    def note_as_it_is(self, graph: Graph, point: Point, *, fallback: bool) -> None:
+        """Adds the graph kernels of one graph, without formulas."""
+        for targets, cut in self._some_cuts():
+            found = self.graphs.setdefault(targets, {})
+            _note_as_it_is(found, self._for_groups(graph), point, cut, fallback=fallback)
+
+    def entries(self, asked: Mapping[_Sampled, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[_Sampled]]:
+        """Returns an entry for each kernel, and the calls for which something has no formula."""
+        found: dict[KernelFormula, DerivedKernel] = {}
+        incomplete: set[_Sampled] = set()
+        met: dict[tuple[_Sampled, bool, int, tuple[int, ...]], set[DecodeCall]] = {}
+        for one in self._found.values():
+            sampled = (one.n_seqs, one.samplers)
+            in_turn = _is_in_turn(self._settings, one.n_seqs, one.flash_attn)
+            points, complete = _asked_of(self._settings, one, asked[sampled])
+            met.setdefault((sampled, one.flash_attn, one.devices, one.of), set()).update(points)
+            if not complete:
+                incomplete.add(sampled)
+            fitter = Fitter(NAMES, one.points)
+            made: dict[tuple[int, ...], KernelFormula | None] = {}
+            kernels: list[KernelFormula | None] = []
+            for column, name in zip(one.columns, one.names, strict=True):
+                key = tuple(map(id, column))
+                if key not in made:
+                    made[key] = fit(column, one.points, fitter)
+                    kernel = made[key]
+                    alone = [point for call, point in points.items() if _is_alone(self._settings, call)]
+                    if kernel is None:
+                        incomplete.add(sampled)
+                    elif alone and not (in_turn and column[0].op in _OF_STREAMS):
+                        entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
+                        entry.points += alone
+                kernels.append(made[key])
+            if self._causal is not None:
+                kernels = [kernel and causal_kernel(kernel) for kernel in kernels]
+            together = [
+                point
+                for point in points.values()
+                if not in_turn or _is_together(self._settings, one.n_seqs, point["n_tokens"], point["n_outputs"])
+            ]
+            for targets, cut in self._some_cuts() if together else ():
+                grouped, complete = groups.fit(one.graphs, one.points, kernels, cut, fitter)
+                if not complete:
+                    incomplete.add(sampled)
+                _note(self.graphs.setdefault(targets, {}), grouped, together, fallback=not in_turn)
+        for (sampled, *_), calls in met.items():
+            if calls != set(asked[sampled]):
+                incomplete.add(sampled)
+        return list(found.values()), incomplete
+
+
+def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> tuple[dict[DecodeCall, Point], bool]:
+    """Returns the sizes of those calls that formulas of this class are for, and whether these are all that belong to it.
+
+    A class that has a number of tokens and outputs at three lengths of the cache at least has it at all lengths.
+    """
+    at = dict(zip(one.calls, one.points, strict=True))
+    seen: dict[tuple[int, int, int], set[int]] = {}
+    window: dict[int, int] = {}
+    for call, point in at.items():
+        if call.n_kv:
+            seen.setdefault((call.n_ctx, call.n_tokens, call.n_outputs), set()).add(call.n_kv)
+        window[call.n_ctx] = max(window.get(call.n_ctx, 0), point["n_kv_swa"])
+    plain = all(
+        point["n_kv"] in (0, call.n_kv) and point["n_kv_swa"] in (0, min(call.n_kv, window[call.n_ctx]))
+        for call, point in at.items()
+        if call.n_kv
+    )
+    has_cache = any(point["n_kv"] for point in one.points)
+    found: dict[DecodeCall, Point] = {}
+    complete = True
+    for call in asked:
+        lengths = seen.get((call.n_ctx, call.n_tokens, call.n_outputs), set())
+        if call in at:
+            found[call] = at[call]
+        elif not lengths or not call.n_kv:
+            continue
+        elif plain and len(lengths) >= 3:
+            n_kv = call.n_kv if has_cache else 0
+            found[call] = {
+                "n_tokens": call.n_tokens,
+                "n_outputs": call.n_outputs,
+                "n_kv": n_kv,
+                "n_kv_swa": min(n_kv, window[call.n_ctx]),
+                "n_ctx": settings.all_cells(call.n_ctx),
+            }
+        else:
+            complete = False
+    return found, complete
+
+
+# --- what can be built ---------------------------------------------------------------------------------------------------------
+
+
+class Reasons:
+    """Says why a kernel can't be built."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._nodes: dict[int, str] = {}
+
+    def of_node(self, node: ExportedNode) -> str:
+        """Returns the reason, or an empty text when the kernel can be built."""
+        if id(node) not in self._nodes:
+            empty = f"{node.op}: a tensor without elements"
+            self._nodes[id(node)] = empty if node.empty else self.of_spec(node.spec()) or ""
+        return self._nodes[id(node)]
+
+    def of_entry(self, entry: DerivedKernel) -> str | None:
+        """Returns the reason, or None when all kernels that the entry stands for can be built."""
+        specs = sorted(entry.specs(), key=lambda spec: spec.id)
+        if not specs:
+            return f"{entry.kernel.op}: a tensor without elements"
+        return next((reason for reason in map(self.of_spec, specs) if reason), None)
+
+    def of_spec(self, spec: KernelSpec) -> str | None:
+        """Returns the reason, or None when the kernel can be built."""
+        why = self._why(spec)
+        return f"{spec.op}: {why}" if why else None
+
+    def _why(self, spec: KernelSpec) -> str | None:
+        if spec.op not in self._catalog.by_op:
+            return "no emitter for this op"
+        _, registration = self._catalog.by_op[spec.op]
+        if not registration.required <= len(spec.inputs) <= len(registration.inputs):
+            return "no emitter for these inputs"
+        why = self.of_types(spec)
+        if why is not None:
+            return why
+        params = ggml_ops.op(spec.op).by_name
+        for name, value in spec.params:
+            if name not in params:  # a newer ggml's
+                return f"word {name.removeprefix('word')} of op_params is {value}, and has no meaning here"
+            wrong = check_param(params[name], value, str(value))
+            if wrong:
+                return wrong
+        problems = shapes.check(spec.op, spec.inputs, spec.output, dict(spec.params), spec.alias)
+        return problems[0].message if problems else None
+
+    def of_types(self, spec: KernelSpec) -> str | None:
+        """Returns which types the emitter of a kernel's op does not take, or None when it takes those of the kernel."""
+        _, registration = self._catalog.by_op[spec.op]
+        types = [None if t is None else t.dtype for t in spec.inputs]
+        if not registration.types or any(_takes(row, types) for row in registration.types):
+            return None
+        return f"no emitter for these types: {', '.join(t or 'absent' for t in types)}"
+
+
+def _takes(row: Sequence[Sequence[str]], types: Sequence[str | None]) -> bool:
+    return all(t is None or t in names for t, names in zip(types, row, strict=False))
+
+
+# --- one entry where there were several ------------------------------------------------------------------------------------------
 
 
 def _absorb(entries: Sequence[DerivedKernel]) -> list[DerivedKernel]:
