@@ -166,7 +166,7 @@ _MADE = tempfile.TemporaryDirectory(prefix="kernels-")
 
 
 def add_files(source: Path, folder: Path) -> None:
-    """Copies the HLO and NEFFs of a build's folder that another one has not."""
+    """Copies the HLO and NEFFs of a build's folder that another one lacks."""
     for name in ("hlo", "neff"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for file in (source / name).glob("[!.]*"):
