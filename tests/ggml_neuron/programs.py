@@ -155,23 +155,18 @@ def find_programs(there: Callable[[Path, str], Path] = named) -> Programs:
 
 def build(manifest: Path, output: Path) -> None:
     """Builds a manifest's pack and tree with the simulator; a kernel that another bundle of this process has is not made again."""
-    made = Path(_MADE.name)
-    add_files(made, output / STATE)
+    state = output / STATE
+    output.mkdir(parents=True, exist_ok=True)
+    if _MADE.exists():
+        shutil.rmtree(state, ignore_errors=True)
+        shutil.move(_MADE, state)
     kernelgen("build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree")
-    add_files(output / STATE, made)
+    shutil.move(state, _MADE)
 
 
-_MADE = tempfile.TemporaryDirectory(prefix="kernels-")
-"""HLO and NEFFs of all builds, as the folder of a build has them, which is told by digests what is up to date."""
-
-
-def add_files(source: Path, folder: Path) -> None:
-    """Copies the HLO and NEFFs of a build's folder that another one lacks."""
-    for name in ("hlo", "neff"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for file in (source / name).glob("[!.]*"):
-            if not (folder / name / file.name).exists():
-                shutil.copyfile(file, folder / name / file.name)
+_FOLDER = tempfile.TemporaryDirectory(prefix="kernels-")
+_MADE = Path(_FOLDER.name) / "made"
+"""HLO and NEFFs of all builds, in a folder that each has in turn; digests in it say what is up to date."""
 
 
 def kernelgen(*arguments: str | Path) -> None:
