@@ -11,10 +11,14 @@ all of them for what `--neuron-target` or KERNELGEN_TEST_TARGET says, as `./baze
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
+import selectors
+import tempfile
+import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -102,6 +106,57 @@ def real_neff() -> Callable[..., bytes]:
     """Makes NEFFs in the form that neuronx-cc writes, by the double's function `neff(hlo, target, lnc, …)`."""
     made: Callable[..., bytes] = runpy.run_path(str(Path(__file__).parent / "compilers" / "fake_neuronx_cc"))["neff"]
     return made
+
+
+@pytest.fixture(scope="session")
+def keep_workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Returns what leaves workers of one build in this process, which have imported JAX, to the next one with the same environment."""
+    from kernelgen.build import executor, pool
+
+    folder = tmp_path_factory.mktemp("workers")
+
+    @contextlib.contextmanager
+    def keep_workers() -> Iterator[None]:
+        kept: list[pool._Worker] = []
+        key: object = None
+
+        def end() -> None:
+            while kept:
+                worker = kept.pop()
+                worker.ask_to_stop()
+                worker.kill(time.monotonic() + pool.GRACE)
+
+        class KeptPool(pool.Pool):
+            def __init__(self, size: int, logs: Path, environment: Mapping[str, str]) -> None:
+                nonlocal key
+                # The build's own folder of temporary files goes with the build.
+                super().__init__(size, Path(tempfile.mkdtemp(dir=folder)), {**environment, "TMPDIR": str(folder)})
+                own = (Path.cwd(), {**self._environment, "PYTEST_CURRENT_TEST": ""})
+                if own != key:
+                    end()
+                    key = own
+                self._workers = [kept.pop() for _ in range(min(size, len(kept)))]
+                for worker in self._workers:
+                    self._selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+
+            def stop(self) -> None:
+                kept.extend(worker for worker in self._workers if not worker.busy)
+                self._workers = [worker for worker in self._workers if worker.busy]
+                super().stop()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(executor, "Pool", KeptPool)
+            yield
+        end()
+
+    return keep_workers
+
+
+@pytest.fixture(scope="module")
+def kept_workers(keep_workers: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Lets the builds of a file of tests share workers, which takes a second or two off each."""
+    with keep_workers():
+        yield
 
 
 def keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:

@@ -43,9 +43,16 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/causality.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/costs.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_choice.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_conditions.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_fit_blocks.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_fit_ops.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_fit_slots.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_fit_views.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_index.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_key.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_lengths.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_pieces.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/group_search.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/groups.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/kernel_store.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/key_nodes.cpp

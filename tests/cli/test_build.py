@@ -19,6 +19,8 @@ from kernelgen.build import pool
 
 from .conftest import Done, environment
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 Run = Callable[..., Done]
 
 EMITTERS = """

@@ -16,6 +16,8 @@ from kernelgen.steps import worker
 
 from .conftest import Done
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 Run = Callable[..., Done]
 
 TENSOR = "(4,1,1,1)/f32"

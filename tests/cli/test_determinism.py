@@ -95,12 +95,12 @@ def test_what_kernelgen_does_not_see_is_found_where_it_was_taken_for_up_to_date(
 ) -> None:
     path = manifest(folder, "told")
     monkeypatch.setenv("FACTOR", "2")
-    assert "2 compiled" in build(kernelgen, folder, path).out
+    assert "2 compiled" in build(kernelgen, folder, path, "-j", "1").out
     monkeypatch.setenv("FACTOR", "3")
-    assert "2 built (0 compiled, 2 up to date)" in build(kernelgen, folder, path).out
-    done = build(kernelgen, folder, path, "--check-determinism")
+    assert "2 built (0 compiled, 2 up to date)" in build(kernelgen, folder, path, "-j", "1").out
+    done = build(kernelgen, folder, path, "--check-determinism", "-j", "1")
     assert done.code == 1 and done.err.count("emitting it again gives another HLO than there is: instruction") == 2
-    done = build(kernelgen, folder, path, "--check-determinism")
+    done = build(kernelgen, folder, path, "--check-determinism", "-j", "1")
     assert done.code == 0 and "2 built (2 compiled, 0 up to date)" in done.out
 
 

@@ -15,6 +15,8 @@ from kernelgen.cache import Folder, Key, entry
 
 from .conftest import ROOT, Done
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 Kernelgen = Callable[..., Done]
 
 

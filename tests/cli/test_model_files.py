@@ -15,6 +15,8 @@ from kernelgen.ggml import model_files
 
 from .conftest import Done
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 Run = Callable[..., Done]
 
 MANIFEST_COMMANDS = (

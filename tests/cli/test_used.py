@@ -9,6 +9,8 @@ import pytest
 
 from .conftest import Done
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 Kernelgen = Callable[..., Done]
 
 HEAD = "format: 1\nname: m\ntargets: [trn1]\nkernels:\n"

@@ -22,7 +22,7 @@ def functions(file: Path) -> set[str]:
 
 def missing(cell: str) -> list[str]:
     """Returns what a cell of the last column names and is not there."""
-    source = (ROOT / "tools/llama_cpp/whole_programs.py").read_text()
+    source = (ROOT / "tools/llama_cpp/program_cases.py").read_text()
     cases = re.findall(r'"([a-z0-9-]+)",\s+"(?:llama|test)-', source) + re.findall(
         r'^ +\("([a-z0-9-]+)", \(', source, re.MULTILINE
     )

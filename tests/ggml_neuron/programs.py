@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen import cli
+from kernelgen.spec.filenames import STATE
 from kernelgen.targets import INSTANCES, TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -149,10 +154,25 @@ def find_programs(there: Callable[[Path, str], Path] = named) -> Programs:
 
 
 def build(manifest: Path, output: Path) -> None:
-    """Builds a manifest's pack and tree with the simulator."""
-    arguments = ["build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
-    subprocess.run([sys.executable, "-m", "kernelgen", *arguments], env=environment, check=True)
+    """Builds a manifest's pack and tree with the simulator; a kernel that another bundle of this process has is not made again."""
+    state = output / STATE
+    output.mkdir(parents=True, exist_ok=True)
+    if _MADE.exists():
+        shutil.rmtree(state, ignore_errors=True)
+        shutil.move(_MADE, state)
+    kernelgen("build", manifest, "--compiler", "simulator", "-o", output, "--form", "pack", "--form", "tree")
+    shutil.move(state, _MADE)
+
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="kernels-")
+_MADE = Path(_FOLDER.name) / "made"
+"""HLO and NEFFs of all builds, in a folder that each has in turn; digests in it say what is up to date."""
+
+
+def kernelgen(*arguments: str | Path) -> None:
+    """Runs a command line in this process."""
+    status = cli.run([str(argument) for argument in arguments])
+    assert status == 0, f"kernelgen {shlex.join(map(str, arguments))}: exit status {status}"
 
 
 def built_tree(kernels: Path) -> Path:

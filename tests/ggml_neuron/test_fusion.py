@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT, Programs
+from programs import ROOT, Programs, kernelgen
 
 sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
@@ -35,12 +35,8 @@ def model(programs: Programs, exporter: Path, tmp_path_factory: pytest.TempPathF
     random_llama.write(folder / "models" / "llama.gguf")
     sizes = ["--n-ctx=512", "--n-tokens=1,32", "--n-ubatch=32", "--n-outputs=1,32", "--flash-attn=on", "--fuse=layer"]
     paths = [f"--exporter={exporter}", f"--llama-cpp={programs.llama_cpp}", f"--target={programs.target}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
-    for arguments in (
-        ["model", folder / "models" / "llama.gguf", "-o", folder / "llama.yaml", *sizes, *paths],
-        ["build", folder / "llama.yaml", "--compiler", "simulator", "-o", folder / "kernels"],
-    ):
-        subprocess.run([sys.executable, "-m", "kernelgen", *arguments], env=environment, check=True)
+    kernelgen("model", folder / "models" / "llama.gguf", "-o", folder / "llama.yaml", *sizes, *paths)
+    kernelgen("build", folder / "llama.yaml", "--compiler", "simulator", "-o", folder / "kernels")
     return folder / "models"
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT, Programs, build
+from programs import ROOT, Programs, build, kernelgen
 
 sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
@@ -32,10 +31,9 @@ def launches(programs: Programs, exporter: Path, model: Path, calls: int, *optio
     folder = model.parent / "_".join(options).replace("-", "")
     manifest = folder.with_suffix(".yaml")
     if not manifest.exists():
-        command: list[str | Path] = [sys.executable, "-m", "kernelgen", "model", model, "-o", manifest, *options]
-        command += ["--n-ctx", "256", "--n-kv", "256", "--n-tokens", f"1,{CALL}", "--n-ubatch", str(CALL)]
-        command += ["--target", programs.target, "--exporter", exporter, "--llama-cpp", programs.llama_cpp]
-        subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT / "tools")}, check=True)
+        sizes = ["--n-ctx", "256", "--n-kv", "256", "--n-tokens", f"1,{CALL}", "--n-ubatch", str(CALL)]
+        paths = ["--target", programs.target, "--exporter", exporter, "--llama-cpp", programs.llama_cpp]
+        kernelgen("model", model, "-o", manifest, *options, *sizes, *paths)
         build(manifest, folder)
     words = ["-p", str(calls * CALL), "-n", "0", "-r", "1", "--no-warmup", "-ngl", "99", "-fa", "on"]
     done = subprocess.run(

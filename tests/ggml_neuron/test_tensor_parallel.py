@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from programs import ROOT, Programs, build
+from programs import ROOT, Programs, build, kernelgen
 
 sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 
@@ -94,11 +94,7 @@ def record(programs: Programs, model: Path, cores: int, **variables: str | Path)
 
 
 def make_manifest(sources: list[Path], fuse: str, manifest: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "kernelgen", "model", *sources, "--fuse", fuse, "-o", manifest],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "tools")},
-        check=True,
-    )
+    kernelgen("model", *sources, "--fuse", fuse, "-o", manifest)
 
 
 def build_split(programs: Programs, exporter: Path, model: Path, fuse: str, devices: int = 2) -> Path:

@@ -18,7 +18,9 @@ from kernelgen.compilers.settings import CompileConfig
 from kernelgen.errors import KernelgenError
 from kernelgen.hlo import proto
 from kernelgen.hlo.canonicalize import canonicalize
-from kernelgen.hlo.lint import ERROR, KNOWN_CUSTOM_CALLS, RULES, WARNING, Finding, errors, lint
+from kernelgen.hlo.lint import Finding, errors, lint
+from kernelgen.hlo.lint_checks import KNOWN_CUSTOM_CALLS
+from kernelgen.hlo.lint_rules import ERROR, RULES, WARNING
 from kernelgen.targets import TARGETS
 
 FLOAT, INT = "float32", "int32"

@@ -16,6 +16,8 @@ import case_runner
 import cases
 import harness
 import kernel_builder
+import program_cases
+import program_results
 import pytest
 import whole_programs
 
@@ -352,7 +354,7 @@ common_debug_cb_eval:                    y-0 = (f32)        MUL(norm-0{4, 1, 1, 
 
 
 def test_results_of_programs_are_told_apart() -> None:
-    read = whole_programs.tensors
+    read = program_results.tensors
     assert list(read(CALLBACK)) == ["0 norm-0 RMS_NORM", "1 y-0 MUL"]
     for changed, size in (
         ("2.0000", 0.0),
@@ -360,20 +362,20 @@ def test_results_of_programs_are_told_apart() -> None:
         ("2.1000", pytest.approx(0.01 / 13, rel=1e-3)),
         ("nan", float("inf")),
     ):
-        assert whole_programs.compare(read(CALLBACK.replace("2.0000", changed)), read(CALLBACK)).size == size
-    assert whole_programs.compare(read(CALLBACK.replace("y-0", "z-0")), read(CALLBACK)).size == float("inf")
-    assert whole_programs.perplexities("[1]585.2146,[2]597.5405,") == {"chunk 1": 585.2146, "chunk 2": 597.5405}
-    texts = whole_programs.texts(whole_programs._TEXT)
+        assert program_results.compare(read(CALLBACK.replace("2.0000", changed)), read(CALLBACK)).size == size
+    assert program_results.compare(read(CALLBACK.replace("y-0", "z-0")), read(CALLBACK)).size == float("inf")
+    assert program_results.perplexities("[1]585.2146,[2]597.5405,") == {"chunk 1": 585.2146, "chunk 2": 597.5405}
+    texts = program_results.texts(program_cases._TEXT)
     assert texts("abc\nllama_completion: saving final output to session file '/x'\n") == {"text 0": "abc"}
-    answer = whole_programs.texts(whole_programs._ANSWER)
+    answer = program_results.texts(program_cases._ANSWER)
     assert answer("  /exit\n\n\n> abcdef\nOne\ntwo\n\n\nExiting...\n") == {"text 0": "One\ntwo"}
     assert answer("> abcdef\nOne\n\n[ Prompt: 1.0 t/s | Generation: 2.0 t/s ]\n\n\nExiting...\n") == {"text 0": "One"}
-    assert whole_programs.answers_of_pictures("\nOne\n\n\ntwo\n") == {"text 0": "One", "text 1": "two"}
-    assert not whole_programs.answers_of_pictures("One\nOne\n"), "no picture was seen"
+    assert program_results.answers_of_pictures("\nOne\n\n\ntwo\n") == {"text 0": "One", "text 1": "two"}
+    assert not program_results.answers_of_pictures("One\nOne\n"), "no picture was seen"
 
 
 def test_a_row_says_what_is_wrong() -> None:
-    (case,) = (case for case in whole_programs.CASES if case.name == "completion")
+    (case,) = (case for case in program_cases.CASES if case.name == "completion")
     good = whole_programs.Run({"text 0": "abc"}, grouped=90, launches=6, device=93)
     plain = whole_programs.Run({"text 0": "abc"}, device=90)
     row, wrong = whole_programs.check("llama", case, {"groups": good, "nodes": plain, "cpu": plain})

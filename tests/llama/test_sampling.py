@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import any_tokens
+import call_models
+import call_program
 import harness
 import numpy as np
 import pytest
@@ -79,9 +80,9 @@ class Bench:
 
     def sample(self, chain: str, *, n_seqs: int = 1, n_steps: int = N_STEPS, n_draws: int = 0) -> Sampled:
         """Runs the program; no op is the CPU's but the rows of the embedding."""
-        program = any_tokens.program().with_name("sampling")
+        program = call_program.program().with_name("sampling")
         text = self.folder / "text"
-        text.write_text(any_tokens.TEXT)
+        text.write_text(call_program.TEXT)
         numbers = map(str, (1, n_seqs, 5, n_steps, n_draws))
         done = subprocess.run(
             [program, self.programs.llama_cpp, self.folder / "model.gguf", text, chain, *numbers],
@@ -121,11 +122,11 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     folder = tmp_path_factory.mktemp("sampling")
-    model = any_tokens.RandomModel("qwen3")
+    model = call_models.RandomModel("qwen3")
     random_llama.write(folder / "model.gguf", weights=np.float32, size=SIZE, architecture="qwen3", tied=True)
     chains = [word for chain in (*EXACT, *DRAWN) for word in ("--samplers", chain)]
     more = ("--kv-unified", "--n-seq-max", str(N_SEQS), *chains)
-    any_tokens.derive(
+    call_models.derive(
         programs,
         model,
         folder / "model.gguf",

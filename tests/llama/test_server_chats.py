@@ -10,7 +10,8 @@ import harness
 import pytest
 import server_chats
 import whole_programs
-from server_chats import N_CHATS, Answer, Chats
+from server_chats import N_CHATS, Chats
+from server_client import Answer
 
 ROOT = Path(__file__).absolute().parents[2]
 CASES = {case.name: case for case in server_chats.CASES}

@@ -14,7 +14,8 @@ from kernelgen.emitters.library import builtin_library
 from kernelgen.ggml import ops as ggml_ops
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.model import sizes, writing
-from kernelgen.model.derive import Derived, derive
+from kernelgen.model.derive import derive
+from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import ExportedNode, Graph, Shape
 from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.spec.op_kernel import KernelSpec

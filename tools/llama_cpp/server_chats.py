@@ -16,32 +16,28 @@ Exit status 1 when the server fails, when answers in F32 differ, or when an op b
 from __future__ import annotations
 
 import argparse
-import base64
-import contextlib
 import dataclasses
-import http.client
-import json
 import re
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import any_tokens
+import call_models
 import gguf
 import harness
 import logits
 import numpy as np
+import program_cases
 import random_llama
 import random_projector
 import whole_programs
+from server_client import Answer, ask, serving
 
 N_SLOTS, N_CHATS = 4, 6
 N_CTX = 512
@@ -50,7 +46,6 @@ N_LONGEST = 24
 """Tokens of an answer."""
 LEAVES = 5
 """The chat whose client goes away."""
-TIMEOUT = 1800
 
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
 STEADY = 0.03
@@ -114,7 +109,7 @@ CASES = (
         "model.gguf",
         (),
         ("--backend-sampling",),
-        ("--samplers", whole_programs.GREEDY_CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
+        ("--samplers", program_cases.GREEDY_CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
         drafts=False,
     ),
     ServerCase(
@@ -128,22 +123,6 @@ CASES = (
         n_ctx=2 * N_CTX,
     ),
 )
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a client read.
-
-    Attributes:
-        tokens: all of them, or those that came before the client went away.
-        pieces: in how many pieces they came.
-        drafted, accepted: tokens that were proposed, and of these those that the answer has; 0 where the client went away.
-    """
-
-    tokens: tuple[int, ...]
-    pieces: int
-    drafted: int = 0
-    accepted: int = 0
 
 
 @dataclass(frozen=True)
@@ -211,96 +190,6 @@ def write_beside(folder: Path, model: Path, n_layer: int, f32: bool) -> None:
     random_llama.write_adapter(folder / "adapter.gguf", size, rank=8, targets=targets, weights=weights, added=0.02)
 
 
-@contextlib.contextmanager
-def serving(command: Sequence[object], environment: Mapping[str, str], log: Path) -> Iterator[int]:
-    """Runs a server until it is ready; yields its port, and ends it as Ctrl+C does.
-
-    Raises:
-        RuntimeError: it ended by itself, or is not ready in TIMEOUT seconds.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [*map(str, command), "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("w") as written, subprocess.Popen(words, env=environment, stdout=written, stderr=written) as server:
-        try:
-            begun = time.monotonic()
-            while not _healthy(port):
-                if server.poll() is not None or time.monotonic() - begun > TIMEOUT:
-                    raise RuntimeError(f"llama-server does not start:\n{log.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.2)
-            yield port
-        finally:
-            server.terminate()
-            server.wait(timeout=120)
-
-
-def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
-def ask(port: int, question: str, leave_after: int | None, picture: bytes | None = None) -> Answer:
-    """Asks for the likeliest answer and reads its pieces as they come.
-
-    Args:
-        port: of the server.
-        question: of a chat.
-        leave_after: how many pieces the client reads before it goes away; None for all.
-        picture: a file that the question is about.
-    """
-    content: object = question
-    encoded = base64.b64encode(picture).decode() if picture else ""
-    if picture:
-        url = {"type": "image_url", "image_url": {"url": f"data:image/x-portable-pixmap;base64,{encoded}"}}
-        content = [url, {"type": "text", "text": question}]
-    chat = {"messages": [{"role": "user", "content": content}]}
-    prompt = json.loads(_post(port, "/apply-template", chat)[1].read())["prompt"]
-    if picture:
-        prompt = {"prompt_string": prompt, "multimodal_data": [encoded]}
-    asked = {
-        "prompt": prompt,
-        "stream": True,
-        "return_tokens": True,
-        "n_predict": N_LONGEST,
-        "temperature": 0,
-        "seed": 1,
-    }
-    connection, response = _post(port, "/completion", asked)
-    tokens: list[int] = []
-    pieces = 0
-    timings: Mapping[str, int] = {}
-    for line in response:
-        if not line.startswith(b"data: {"):
-            continue
-        event = json.loads(line.removeprefix(b"data: "))
-        if "content" not in event:
-            raise RuntimeError(f"llama-server: {event}")
-        timings = event.get("timings", timings)
-        if not event["stop"]:
-            tokens += event["tokens"]
-            pieces += 1
-        if pieces == leave_after:
-            break
-    connection.close()
-    return Answer(tuple(tokens), pieces, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
-
-
-def _post(port: int, path: str, asked: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-    connection.request("POST", path, json.dumps(asked), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise RuntimeError(f"llama-server: {response.status}: {response.read().decode(errors='replace')[:500]}")
-    return connection, response
-
-
 def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options: Sequence[str], way: str) -> Chats:
     """Runs the server as a case has it, and the chats with it.
 
@@ -340,7 +229,9 @@ def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options
         begun = time.monotonic()
         leave = [3 if i == LEAVES else None for i in range(N_CHATS)]
         pictures = [random_projector.picture(100, 80, seed=i) if case.pictures else None for i in range(N_CHATS)]
-        answers = list(clients.map(lambda one: ask(port, *one), zip(QUESTIONS, leave, pictures, strict=True)))
+        answers = list(
+            clients.map(lambda one: ask(port, *one, longest=N_LONGEST), zip(QUESTIONS, leave, pictures, strict=True))
+        )
         seconds = time.monotonic() - begun
     return Chats(answers, log.read_text(errors="replace"), seconds)
 
@@ -383,9 +274,9 @@ def run(
     more = [word.replace("{folder}", str(folder)) for word in case.derived]
     n_kv = [n for n in (256, 512, 1024) if n <= case.n_ctx]
     kernels = folder / f"kernels-{case.name}"
-    any_tokens.derive(
+    call_models.derive(
         programs,
-        any_tokens.RandomModel("llama", cache),
+        call_models.RandomModel("llama", cache),
         folder / case.model,
         kernels,
         n_tokens=N_TOKENS,

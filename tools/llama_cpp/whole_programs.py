@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import socket
@@ -26,18 +25,20 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import any_tokens
-import gguf
+import call_models
+import call_program
 import harness
 import numpy as np
 import random_llama
-import random_projector
+from program_cases import CASES, WholeProgram
+from program_models import ENCODERS, MODELS, SIZE, named, write_beside
+from program_results import Results, compare
 
 N_TOKENS = (1, 8, 32)
 N_CTX = (256, 2048)
@@ -47,10 +48,6 @@ ENCODER_N_CTX = (256, 512)
 
 FUSION_LIMIT = 1e-6
 """Difference with groups and without, at most: a normalised mean squared error, or relative of perplexities."""
-CPU_LIMIT = 1e-4
-"""The same against the CPU."""
-FLASH_LIMIT = 1e-3
-"""The same with flash attention, for which the CPU adds up in F16."""
 
 VARIABLE = "LLAMA_MORE_PROGRAMS"
 """Names the folder of programs that Bazel did not build."""
@@ -60,390 +57,6 @@ SERVER_VARIABLE = "LLAMA_SERVER"
 """Names llama-server, with its libraries beside it, where Bazel did not build it."""
 CHAT_PROGRAMS = ("ggml-rpc-server", "llama-cli", "llama-mtmd-cli")
 """Programs that need the libraries of llama-server."""
-
-# The CPU computes in F16 what is stored in F16: so that texts can be compared to the letter, all is F32, and without flash attention,
-# which stores F32 as F16.
-F32 = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
-FLASH = ("-fa", "on", "-ctk", "f16", "-ctv", "f16")
-GREEDY = ("--temp", 0, "--seed", 1)
-GREEDY_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0,dist"
-"""What is sampled with on the device then."""
-
-SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
-MODELS = {"llama": False, "qwen3": True}
-"""Architectures, and whether the embedding is the output's matrix."""
-STEADY = 0.03
-"""What a layer adds is multiplied by this in models that have drafts, so that drafts are accepted."""
-
-ENCODERS: dict[str, Callable[[Path], None]] = {
-    "bert": lambda path: random_llama.write_bert(path, SIZE),
-    "bert-mean": lambda path: random_llama.write_bert(path, SIZE, pooling=gguf.PoolingType.MEAN),
-    "reranker": lambda path: random_llama.write_bert(path, SIZE, rank=True),
-    "t5": lambda path: random_llama.write_t5(path, SIZE, decoder=True),
-}
-"""Models with an encoder, and what writes them. Each has cases of its own."""
-
-
-# --- what programs print -----------------------------------------------------------------------------------------------------
-
-Value = str | float | np.ndarray
-Results = dict[str, Value]
-"""What a run came to, by name: texts, perplexities, or values of tensors."""
-
-
-def texts(pattern: str) -> Callable[[str], Results]:
-    """Returns what reads the texts that match a pattern from what a program prints."""
-
-    def read(printed: str) -> Results:
-        return {f"text {i}": text for i, text in enumerate(re.findall(pattern, printed, re.MULTILINE))}
-
-    return read
-
-
-def perplexities(printed: str) -> Results:
-    """Returns the running perplexities that llama-perplexity prints."""
-    return {f"chunk {chunk}": float(value) for chunk, value in re.findall(r"\[(\d+)\]([\d.]+),", printed)}
-
-
-def tensors(printed: str) -> Results:
-    """Returns the values of tensors that llama-eval-callback prints, and their sums, by number, name and op."""
-    found: Results = {}
-    for i, block in enumerate(re.split(r"^common_debug_cb_eval: ", printed, flags=re.MULTILINE)[1:]):
-        head = re.match(r"\s*(\S.*?) = \(\w+\)\s+(\w+)", block)
-        if head is None:
-            raise RuntimeError(f"llama-eval-callback: {block[:200]!r}")
-        values = [float(v) for v in re.findall(r"(?<=[\[, ])-?(?:\d+\.\d+|nan|inf)(?=[, ])", block)]
-        found[f"{i} {head[1]} {head[2]}"] = np.array(values)
-    return found
-
-
-def embeddings(printed: str) -> Results:
-    """Returns the embeddings that llama-embedding prints as JSON."""
-    found = re.findall(r'"embedding": *\[([^\]]*)\]', printed)
-    return {f"embedding {i}": np.array([float(v) for v in values.split(",")]) for i, values in enumerate(found)}
-
-
-def scores(printed: str) -> Results:
-    """Returns the scores that llama-embedding prints with a reranker."""
-    return {
-        f"score {i}": np.array([float(v)]) for i, v in re.findall(r"^rerank score (\d+): *(\S+)", printed, re.MULTILINE)
-    }
-
-
-def answers_of_pictures(printed: str) -> Results:
-    """Returns the answers of llama-mtmd-cli, which prints little else; they have to differ by the picture."""
-    found = texts(r"^(.+)$")(printed)
-    return found if len(set(found.values())) > 1 else {}
-
-
-def numbers_of_tokens(printed: str) -> Results:
-    """Returns how many tokens llama-bench's tests had; what it measures on a simulated device says nothing."""
-    found = re.findall(r'"n_prompt": (\d+),\s+"n_gen": (\d+)', printed)
-    return {f"test {i}": f"{prompt} and {generated} tokens" for i, (prompt, generated) in enumerate(found)}
-
-
-@dataclass(frozen=True)
-class RunDifference:
-    """Between two runs.
-
-    Attributes:
-        size: the largest error; infinite where results have other names, or texts differ.
-        where: it is.
-    """
-
-    size: float = 0.0
-    where: str = ""
-
-    def __str__(self) -> str:
-        return "equal" if self.size == 0 else f"differs: {self.where}" if math.isinf(self.size) else f"{self.size:.1e}"
-
-
-def compare(one: Results, other: Results) -> RunDifference:
-    """Returns the largest difference of two runs."""
-    if one.keys() != other.keys():
-        return RunDifference(math.inf, f"{len(one)} and {len(other)} results")
-    worst = RunDifference()
-    for name, value in one.items():
-        size = _error(value, other[name])
-        if size > worst.size or math.isnan(size):
-            worst = RunDifference(math.inf if math.isnan(size) else size, name)
-    return worst
-
-
-def _error(a: Value, b: Value) -> float:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        if a.shape != b.shape:
-            return math.inf
-        finite = np.isfinite(a) & np.isfinite(b)  # masks hide with -inf
-        if not np.array_equal(a[~finite], b[~finite]):
-            return math.inf
-        difference = a[finite] - b[finite]
-        # Printed with four decimals: one of the last does not count.
-        if np.all(np.abs(difference) <= 1.01e-4):
-            return 0.0
-        return float((difference**2).sum() / (b[finite] ** 2).sum())
-    if isinstance(a, float) and isinstance(b, float):
-        return abs(a / b - 1)
-    return 0.0 if a == b else math.inf
-
-
-# --- runs --------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WholeProgram:
-    """A program, and what it is asked for.
-
-    Attributes:
-        name: for -p and for the table; runs of one program have several.
-        program: its file.
-        arguments: of each call, in turn, in a folder that the calls share; `{text}` is a file with a text, `{models}` the folder of the
-            model and of what is used beside it.
-        read: reads the results from what the calls print.
-        what: is compared, for the table.
-        groups: whether some of its calls have as many tokens as a group's kernel.
-        limit: of the difference from the CPU.
-        derived: arguments of `kernelgen model` for kernels that it has besides those of the model alone.
-        model: the file of the model that it runs; the random one by default.
-        of: the models of `ENCODERS` that it is run with; none: those of `MODELS`.
-        remote: whether the device is that of another process, as of another machine: llama.cpp's --rpc.
-    """
-
-    name: str
-    program: str
-    arguments: tuple[tuple[object, ...], ...]
-    read: Callable[[str], Results]
-    what: str
-    groups: bool = True
-    limit: float = CPU_LIMIT
-    derived: tuple[str, ...] = ()
-    model: str = "{models}/model.gguf"
-    of: tuple[str, ...] = ()
-    remote: bool = False
-
-
-def _perplexity(batch: int, ubatch: int, *more: object) -> tuple[object, ...]:
-    return ("-f", "{text}", "-c", 128, "-b", batch, "-ub", ubatch, "--chunks", 4, *FLASH, *more)
-
-
-_COMPLETE = ("-no-cnv", "--ignore-eos", "--no-display-prompt", "-ub", 32, *GREEDY, *F32)
-_PARALLEL = ("-ns", 8, "-n", 20, "-c", 2048, "-b", 2048, "-ub", 32, "-kvu", "-pps", "--ignore-eos", *GREEDY, *F32)
-_SHORT = ("-p", "abcdef", "-n", 20, "-c", 256, *_COMPLETE)
-_SPECULATIVE = (
-    "-p",
-    "abcdef",
-    "-n",
-    30,
-    "-c",
-    256,
-    "-ub",
-    32,
-    "-ngld",
-    99,
-    *GREEDY,
-    *F32,
-    "-ctkd",
-    "f32",
-    "-ctvd",
-    "f32",
-)
-_FIRST, _SECOND, _CONTROL, _STEADY, _DRAFT, _MTP, _EAGLE3, _PROJECTOR = (
-    f"{{models}}/{name}.gguf"
-    for name in ("first-adapter", "second-adapter", "control", "steady", "draft", "mtp", "eagle3", "projector")
-)
-_PICTURES = tuple(f"{{models}}/{name}.ppm" for name in ("first", "second"))
-_CHAT = ("-n", 40, "-c", 256, "-ub", 32, "--single-turn", "--simple-io", "--ignore-eos", *GREEDY, *F32)
-_SEE = ("-n", 40, "-c", 256, "-ub", 32, "--chat-template", "chatml", "--ignore-eos", *GREEDY, *F32)
-_ANSWER = r"^> abcdef\n((?:.|\n)*?)\n+(?:\[ Prompt: .*\n+)?Exiting\.\.\.$"
-_RESPONSE = r"Response: (.*?)\x1b\[0m\n"
-_TEXT = r"^((?!llama_completion: ).+)$"
-_SEVERAL = ("-p", "abcdef\nabc\nabcdefghi", "-c", 256, "-b", 32, "-ub", 32)
-
-CASES = (
-    WholeProgram(
-        "bench",
-        "llama-bench",
-        (("-p", "32,8", "-n", 8, "-r", 1, "-ub", 32, "-o", "json", "-fa", 1),),
-        numbers_of_tokens,
-        "its tests",
-    ),
-    WholeProgram(
-        "perplexity", "llama-perplexity", (_perplexity(128, 32),), perplexities, "-b 128 -ub 32", limit=FLASH_LIMIT
-    ),
-    WholeProgram(
-        "perplexity-odd", "llama-perplexity", (_perplexity(100, 33),), perplexities, "-b 100 -ub 33", False, FLASH_LIMIT
-    ),
-    WholeProgram(
-        "perplexity-short", "llama-perplexity", (_perplexity(77, 13),), perplexities, "-b 77 -ub 13", False, FLASH_LIMIT
-    ),
-    WholeProgram(
-        "eval-callback",
-        "llama-eval-callback",
-        (("-p", "abcdef", "-c", 256, "-ub", 32, *F32),),
-        tensors,
-        "every tensor",
-        groups=False,
-    ),
-    WholeProgram(
-        "parallel",
-        "llama-parallel",
-        (("-np", 4, *_PARALLEL),),
-        texts(_RESPONSE),
-        "texts of 8 clients, -np 4",
-        groups=False,
-    ),
-    WholeProgram(
-        "completion", "llama-completion", (("-p", "abcdef", "-n", 60, "-c", 256, *_COMPLETE),), texts(_TEXT), "a text"
-    ),
-    WholeProgram(
-        "context-shift",
-        "llama-completion",
-        (("-p", "abcdef", "-n", 320, "-c", 256, "--context-shift", *_COMPLETE),),
-        texts(_TEXT),
-        "a text longer than the cache",
-        derived=("--context-shift",),
-    ),
-    WholeProgram(
-        "saved-state",
-        "llama-completion",
-        (
-            ("-p", "abcdef", "-n", 40, "-c", 256, "--prompt-cache", "{folder}/state", "--prompt-cache-all", *_COMPLETE),
-            ("-p", "abcdef", "-n", 40, "-c", 256, "--prompt-cache", "{folder}/state", "--prompt-cache-ro", *_COMPLETE),
-        ),
-        texts(_TEXT),
-        "texts before and after loading",
-    ),
-    WholeProgram(
-        "save-load-state",
-        "test-save-load-state",
-        (("-c", 256, "-ub", 32, *FLASH),),
-        texts(r"(All tests passed)"),
-        "its own checks",
-    ),
-    WholeProgram(
-        "adapters",
-        "llama-completion",
-        (("--lora-scaled", f"{_FIRST}:0.5", "--lora", _SECOND, *_SHORT),),
-        texts(_TEXT),
-        "a text with two adapters",
-        derived=("--lora", f"{_FIRST}:0.5", "--lora", _SECOND),
-    ),
-    WholeProgram(
-        "control-vector",
-        "llama-completion",
-        (("--control-vector", _CONTROL, *_SHORT),),
-        texts(_TEXT),
-        "a text with a control vector",
-        derived=("--control-vector",),
-    ),
-    WholeProgram(
-        "draft",
-        "llama-speculative-simple",
-        (("--spec-type", "draft-simple", "--model-draft", _DRAFT, "--spec-draft-n-max", 8, *_SPECULATIVE),),
-        texts(_TEXT),
-        "a text with a draft",
-        derived=("--model-draft", _DRAFT),
-        model=_STEADY,
-    ),
-    WholeProgram(
-        "mtp",
-        "llama-speculative-simple",
-        (("--spec-type", "draft-mtp", "--spec-draft-n-max", 4, *_SPECULATIVE),),
-        texts(_TEXT),
-        "a text with an MTP head",
-        derived=("--spec-type", "draft-mtp"),
-        model=_MTP,
-    ),
-    WholeProgram(
-        "eagle3",
-        "llama-speculative-simple",
-        (("--spec-type", "draft-eagle3", "--model-draft", _EAGLE3, "--spec-draft-n-max", 4, *_SPECULATIVE),),
-        texts(_TEXT),
-        "a text with an Eagle3 draft",
-        derived=("--spec-type", "draft-eagle3", "--model-draft", _EAGLE3),
-        model=_STEADY,
-    ),
-    WholeProgram(
-        "n-gram",
-        "llama-speculative-simple",
-        (("--spec-type", "ngram-simple", *_SPECULATIVE),),
-        texts(_TEXT),
-        "a text with n-grams as a draft",
-    ),
-    WholeProgram(
-        "sampling",
-        "llama-completion",
-        (("-p", "abcdef", "-n", 60, "-c", 256, "--backend-sampling", *(w for w in _COMPLETE if w != "--ignore-eos")),),
-        texts(_TEXT),
-        "a text that is sampled on the device",
-        derived=("--samplers", GREEDY_CHAIN),
-    ),
-    WholeProgram("chat", "llama-cli", (("-p", "abcdef", *_CHAT),), texts(_ANSWER), "an answer"),
-    WholeProgram(
-        "remote", "llama-cli", (("-p", "abcdef", *_CHAT),), texts(_ANSWER), "an answer, with --rpc", remote=True
-    ),
-    WholeProgram(
-        "pictures",
-        "llama-mtmd-cli",
-        tuple(("--mmproj", _PROJECTOR, "--image", picture, "-p", "abcdef", *_SEE) for picture in _PICTURES),
-        answers_of_pictures,
-        "answers about two pictures",
-        derived=("--mmproj", _PROJECTOR),
-    ),
-    WholeProgram(
-        "embedding",
-        "llama-embedding",
-        (("-p", "abcdef", "-c", 256, "-ub", 32, "--pooling", "last", "--embd-output-format", "json", *F32),),
-        embeddings,
-        "an embedding",
-        derived=("--embeddings", "--pooling", "last"),
-    ),
-    WholeProgram(
-        "encoder",
-        "llama-embedding",
-        ((*_SEVERAL, "--embd-output-format", "json", *F32),),
-        embeddings,
-        "embeddings of three texts",
-        of=("bert", "bert-mean"),
-    ),
-    WholeProgram(
-        "encoder-flash",
-        "llama-embedding",
-        ((*_SEVERAL, "--embd-output-format", "json", *FLASH),),
-        embeddings,
-        "embeddings of three texts, -fa on",
-        limit=FLASH_LIMIT,
-        of=("bert", "bert-mean"),
-    ),
-    WholeProgram(
-        "reranker",
-        "llama-embedding",
-        ((*_SEVERAL, *F32),),
-        scores,
-        "scores of three texts",
-        of=("reranker",),
-    ),
-    WholeProgram("encoder-decoder", "llama-completion", (_SHORT,), texts(_TEXT), "a text", of=("t5",)),
-    WholeProgram(
-        "encoder-decoder-long",
-        "llama-completion",
-        (("-p", "abcdef", "-n", 280, "-c", 512, *_COMPLETE),),
-        texts(_TEXT),
-        "a text of more than 256 tokens",
-        of=("t5",),
-    ),
-    *(
-        WholeProgram(name, "llama-completion", ((*options, *_SHORT),), texts(_TEXT), "a text", groups=groups)
-        for name, options, groups in (
-            ("two-layers", ("-ngl", 2), False),
-            ("cache-on-the-cpu", ("--no-kv-offload",), False),
-            ("not-mapped", ("--load-mode", "none"), True),
-            ("locked", ("--load-mode", "mlock"), True),
-            ("tensors-on-the-cpu", ("-ot", "ffn_.*=CPU"), False),
-            ("grammar", ("--grammar", "root ::= [a-z]+"), True),
-        )
-    ),
-)
 
 
 @dataclass
@@ -485,37 +98,6 @@ def libraries_of(program: str, programs: harness.Programs) -> Path:
     return server().parent if program in CHAT_PROGRAMS else programs.llama_cpp
 
 
-def _named(argument: str, model: Path) -> str:
-    return argument.replace("{models}", str(model.parent))
-
-
-def write_beside(model: Path, architecture: str) -> None:
-    """Writes what programs use beside a model: two adapters, a control vector, and models with drafts."""
-    layers = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    random_llama.write_adapter(
-        Path(_named(_FIRST, model)), SIZE, rank=8, targets=("attn_q", "attn_v"), architecture=architecture
-    )
-    random_llama.write_adapter(
-        Path(_named(_SECOND, model)),
-        SIZE,
-        rank=4,
-        targets=layers,
-        weights=np.float32,
-        seed=2,
-        architecture=architecture,
-    )
-    random_llama.write_control_vector(Path(_named(_CONTROL, model)), SIZE, architecture=architecture)
-    steady, draft, mtp, eagle3 = (Path(_named(name, model)) for name in (_STEADY, _DRAFT, _MTP, _EAGLE3))
-    random_llama.write(steady, weights=np.float32, size=SIZE, architecture=architecture, added=STEADY)
-    random_llama.write_shorter(draft, steady, n_layer=2)
-    random_llama.write_glm4_moe(mtp, dataclasses.replace(SIZE, n_expert=4, n_expert_used=2), added=STEADY)
-    random_llama.write_eagle3(eagle3, SIZE, (1, SIZE.n_layer // 2, SIZE.n_layer))
-    seen = random_projector.Size(n_out=SIZE.n_embd)
-    random_projector.write(Path(_named(_PROJECTOR, model)), "gemma3", size=seen, weights=np.float32)
-    for seed, picture in enumerate(_PICTURES):
-        Path(_named(picture, model)).write_bytes(random_projector.picture(100, 80, seed=seed))
-
-
 @contextlib.contextmanager
 def remote_device(environment: dict[str, str], libraries: Path, log: Path) -> Iterator[str]:
     """Runs llama.cpp's RPC server with the device in an environment; yields its address, and has its log written when it ends.
@@ -550,7 +132,7 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
     """Runs a case; what goes wrong is noted in what is returned."""
     folder.mkdir(parents=True)
     text = folder / "text"
-    text.write_text(any_tokens.TEXT)
+    text.write_text(call_program.TEXT)
     done = Run()
     printed = ""
     libraries = libraries_of(case.program, programs)
@@ -561,8 +143,8 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
         **environment,
     }
     for arguments in case.arguments:
-        words = [_named(str(a), model).replace("{text}", str(text)).replace("{folder}", str(folder)) for a in arguments]
-        file = _named(case.model, model)
+        words = [named(str(a), model).replace("{text}", str(text)).replace("{folder}", str(folder)) for a in arguments]
+        file = named(case.model, model)
         command: list[str | Path] = [
             folder_of(case.program, programs.llama_cpp) / case.program,
             "-m",
@@ -660,10 +242,10 @@ def check_all(
 
         def derive(cache: str, flash: str, more: Sequence[str], file: Path = path, name: str = name) -> Path:
             folder = file.parent / f"kernels-{len(list(file.parent.glob('kernels-*')))}"
-            options = ("--flash-attn", flash, *(_named(word, file) for word in more))
-            kind = any_tokens.RandomModel(name, cache)
+            options = ("--flash-attn", flash, *(named(word, file) for word in more))
+            kind = call_models.RandomModel(name, cache)
             n_ctx = ENCODER_N_CTX if name in ENCODERS else N_CTX
-            any_tokens.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
+            call_models.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
             return folder
 
         embeds: tuple[str, ...] = ("--embeddings",) if name in ENCODERS and name != "t5" else ()
@@ -673,7 +255,7 @@ def check_all(
         for case in cases:
             if (name in case.of) != (name in ENCODERS):
                 continue
-            own = [derive("f32", "off", case.derived, Path(_named(case.model, path)))] if case.derived else []
+            own = [derive("f32", "off", case.derived, Path(named(case.model, path)))] if case.derived else []
             device["GGML_NEURON_KERNEL_DIR"] = ":".join(map(str, [*own, *folders]))
             environments = {"groups": device, "nodes": device | {"GGML_NEURON_FUSION": "0"}, "cpu": cpu}
             ways = {

@@ -7,6 +7,7 @@
 #include "report/log.h"
 #include "report/metrics.h"
 #include "report/record_graphs.h"
+#include "select/group_key.h"
 #include "select/groups.h"
 #include "select/key_nodes.h"
 #include "select/tensors.h"

@@ -5,6 +5,7 @@
 #include "device/known_bytes.h"
 #include "plan/plan.h"
 #include "report/metrics.h"
+#include "select/group_key.h"
 #include "select/tensors.h"
 
 #include <algorithm>

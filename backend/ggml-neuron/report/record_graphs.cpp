@@ -5,7 +5,7 @@
 #include "ggml-impl.h"
 #include "report/environment.h"
 #include "report/recording_file.h"
-#include "select/groups.h"
+#include "select/group_key.h"
 #include "select/tensors.h"
 
 #include <fcntl.h>

@@ -40,7 +40,8 @@ from kernelgen.forecast.weights import AS_GGML, Choice, Products, choose, said
 from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.weight_layouts import BF16
 from kernelgen.model import checkpoint, exporter, groups, sources, writing
-from kernelgen.model.derive import Cuts, Derived, both, derive
+from kernelgen.model.derive import Cuts, both, derive
+from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import Graph, ModelHeader
 from kernelgen.model.projector import Projector, beside
 from kernelgen.model.sizes import DecodeCall, Settings

@@ -19,7 +19,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError
 from kernelgen.forecast.weights import AS_GGML
 from kernelgen.model import writing
-from kernelgen.model.derive import Derived
+from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import ModelHeader
 from kernelgen.model.projector import Projector
 from kernelgen.model.sizes import Settings, few_encoded

@@ -1,5 +1,5 @@
-"""Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/select/groups.cpp`): the same rules, for
-reports.
+"""Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/select/group_search.cpp`): the same
+rules, for reports.
 
 From a node on the longest group wins that there is a kernel for; the search goes on behind it. A group's shapes are the
 graph's own, as with GGML_NEURON_EXACT=1: the backend also computes groups of fewer tokens or of a shorter cache by kernels for more

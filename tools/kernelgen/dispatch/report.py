@@ -13,8 +13,8 @@ from kernelgen.dispatch.lengths import Selection
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml import tokens
-from kernelgen.model.derive import Reasons
 from kernelgen.model.graph_ops import GraphExport
+from kernelgen.model.reasons import Reasons
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 

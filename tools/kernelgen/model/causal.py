@@ -1,6 +1,6 @@
 """Graphs whose attention is `causal`: kernels of it leave out keys that the mask hides (`kernelgen.ggml.causality`).
 
-The backend finds groups alike (`backend/ggml-neuron/select/groups.cpp`), where the masks are so that nothing is missed.
+The backend finds groups alike (`backend/ggml-neuron/select/group_search.cpp`), where the masks are so that nothing is missed.
 """
 
 from __future__ import annotations

@@ -7,80 +7,27 @@ are and holds in all of them. What has none is listed as it is at the sizes that
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.emitters.catalog import Catalog
-from kernelgen.ggml import ops as ggml_ops
-from kernelgen.ggml import shapes
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.manifest.values import check_param
 from kernelgen.model import groups
 from kernelgen.model import sizes as model_sizes
 from kernelgen.model.any_numbers import AnyNumbers
 from kernelgen.model.causal import Causal, causal_kernel
+from kernelgen.model.derived import DeriveCall, Derived, DerivedKernel
 from kernelgen.model.first_cells import FirstCells
 from kernelgen.model.formulas import Fitter
 from kernelgen.model.graphs import ExportedNode, Graph
 from kernelgen.model.groups import Cut, GraphEntry, GraphFormula
-from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, constant, fit
+from kernelgen.model.kernel_formulas import KernelFormula, Point, constant, fit
+from kernelgen.model.reasons import Reasons
 from kernelgen.model.sizes import NAMES, DecodeCall, Settings
 from kernelgen.model.streams import Streams
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
-
-
-class DerivedKernel(RequestedKernel[KernelFormula]):
-    """A kernel of one op with the calls that ask for it; its name is what llama.cpp calls the first node."""
-
-    def specs(self) -> set[KernelSpec]:
-        """The kernels that it stands for; none where a tensor has no elements."""
-        found = set()
-        for point in self.values.values():
-            with contextlib.suppress(ValueError):
-                found.add(self.kernel.at(point))
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class DeriveCall:
-    """A call that was looked at, for the summary.
-
-    Attributes:
-        call: its sizes.
-        flash_attn: whether it is with flash attention.
-        nodes: how many nodes it computes.
-        without: of these, how many have no kernel, by reason.
-        devices: over how many devices tensors are split.
-        of: the devices that compute these nodes.
-    """
-
-    call: DecodeCall
-    flash_attn: bool
-    nodes: int
-    without: Mapping[str, int]
-    devices: int = 1
-    of: tuple[int, ...] = (0,)
-
-
-@dataclass
-class Derived:
-    """What a model needs.
-
-    Attributes:
-        entries: kernels, in the order of the graph, those that can't be built too.
-        calls: that were looked at and are asked for.
-        listed: how many entries are there for one size each, since no formula was found.
-        graphs: graph kernels, in the order of the graph, those that can't be built too.
-    """
-
-    entries: list[DerivedKernel]
-    calls: list[DeriveCall]
-    listed: int = 0
-    graphs: list[GraphEntry] = field(default_factory=list)
-
 
 Export = Callable[[Sequence[DecodeCall]], Iterable[tuple[DecodeCall, Graph]]]
 """Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
@@ -468,67 +415,6 @@ def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> t
         else:
             complete = False
     return found, complete
-
-
-# --- what can be built ---------------------------------------------------------------------------------------------------------
-
-
-class Reasons:
-    """Says why a kernel can't be built."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._nodes: dict[int, str] = {}
-
-    def of_node(self, node: ExportedNode) -> str:
-        """Returns the reason, or an empty text when the kernel can be built."""
-        if id(node) not in self._nodes:
-            empty = f"{node.op}: a tensor without elements"
-            self._nodes[id(node)] = empty if node.empty else self.of_spec(node.spec()) or ""
-        return self._nodes[id(node)]
-
-    def of_entry(self, entry: DerivedKernel) -> str | None:
-        """Returns the reason, or None when all kernels that the entry stands for can be built."""
-        specs = sorted(entry.specs(), key=lambda spec: spec.id)
-        if not specs:
-            return f"{entry.kernel.op}: a tensor without elements"
-        return next((reason for reason in map(self.of_spec, specs) if reason), None)
-
-    def of_spec(self, spec: KernelSpec) -> str | None:
-        """Returns the reason, or None when the kernel can be built."""
-        why = self._why(spec)
-        return f"{spec.op}: {why}" if why else None
-
-    def _why(self, spec: KernelSpec) -> str | None:
-        if spec.op not in self._catalog.by_op:
-            return "no emitter for this op"
-        _, registration = self._catalog.by_op[spec.op]
-        if not registration.required <= len(spec.inputs) <= len(registration.inputs):
-            return "no emitter for these inputs"
-        why = self.of_types(spec)
-        if why is not None:
-            return why
-        params = ggml_ops.op(spec.op).by_name
-        for name, value in spec.params:
-            if name not in params:  # a newer ggml's
-                return f"word {name.removeprefix('word')} of op_params is {value}, and has no meaning here"
-            wrong = check_param(params[name], value, str(value))
-            if wrong:
-                return wrong
-        problems = shapes.check(spec.op, spec.inputs, spec.output, dict(spec.params), spec.alias)
-        return problems[0].message if problems else None
-
-    def of_types(self, spec: KernelSpec) -> str | None:
-        """Returns which types the emitter of a kernel's op does not take, or None when it takes those of the kernel."""
-        _, registration = self._catalog.by_op[spec.op]
-        types = [None if t is None else t.dtype for t in spec.inputs]
-        if not registration.types or any(_takes(row, types) for row in registration.types):
-            return None
-        return f"no emitter for these types: {', '.join(t or 'absent' for t in types)}"
-
-
-def _takes(row: Sequence[Sequence[str]], types: Sequence[str | None]) -> bool:
-    return all(t is None or t in names for t, names in zip(types, row, strict=False))
 
 
 # --- one entry where there were several ------------------------------------------------------------------------------------------

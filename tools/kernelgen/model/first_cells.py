@@ -2,7 +2,7 @@
 
 A call writes to cells that it then reads: llama.cpp reads a cache up to the last cell in use. So a kernel for SET_ROWS has the rows
 that attention reads in place of the whole cache. The backend uses it where the numbers of the rows show that no other is written
-(`neuron_row_condition` of `backend/ggml-neuron/select/causality.h`), and finds groups alike (`select/groups.cpp`).
+(`neuron_row_condition` of `backend/ggml-neuron/select/causality.h`), and finds groups alike (`select/group_search.cpp`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from kernelgen.ggml.types import TYPES
 from kernelgen.manifest import document, kernels
 from kernelgen.manifest.document import YamlEntry, YamlNode, short
 from kernelgen.manifest.schema import Report, describe
-from kernelgen.model.derive import Reasons
+from kernelgen.model.reasons import Reasons
 from kernelgen.model.sources import MAX_JSON, read_json
 from kernelgen.spec.op_kernel import KernelSpec
 

@@ -17,10 +17,12 @@ from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.manifest import document, kernels
 from kernelgen.manifest.schema import Report
 from kernelgen.model import graph_ops, hsa
-from kernelgen.model.derive import Derived, DerivedKernel, Reasons, graph_kernels
+from kernelgen.model.derive import graph_kernels
+from kernelgen.model.derived import Derived, DerivedKernel
 from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import Cut
 from kernelgen.model.kernel_formulas import constant
+from kernelgen.model.reasons import Reasons
 from kernelgen.model.sources import Kind, Source
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS

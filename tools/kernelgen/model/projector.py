@@ -8,9 +8,11 @@ from pathlib import Path
 
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.ggml.weight_layouts import WEIGHTS
-from kernelgen.model.derive import Derived, Reasons, as_they_are, graph_kernels
+from kernelgen.model.derive import as_they_are, graph_kernels
+from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import Graph, ModelHeader
 from kernelgen.model.groups import Cut
+from kernelgen.model.reasons import Reasons
 
 
 @dataclass(frozen=True, slots=True)

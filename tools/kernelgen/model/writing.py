@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelgen.ggml.ops import ParamValue
-from kernelgen.model.derive import Derived, DerivedKernel
+from kernelgen.model.derived import Derived, DerivedKernel
 from kernelgen.model.formulas import Formula
 from kernelgen.model.groups import GraphEntry, NodeFormula, Reference
 from kernelgen.model.kernel_formulas import TensorFormula

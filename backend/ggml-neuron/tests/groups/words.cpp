@@ -4,7 +4,7 @@
 #include "ggml-impl.h"
 #include "ggml.h"
 #include "graph.h"
-#include "select/groups.h"
+#include "select/group_key.h"
 
 #include <algorithm>
 #include <cinttypes>
