@@ -225,6 +225,46 @@ def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer
     assert found == launches
 
 
+ONE_AFTER_ANOTHER = ("2:0:3:all", "1:0:16:last", "1:16:9:odd", "0:0:1:all", "1:25:1:all")
+"""Calls of one of several sequences."""
+
+
+@pytest.mark.parametrize(
+    ("flash_attn", "fuse", "n_kv", "buffers"),
+    [
+        ("off", "layer", "256", "device"),
+        pytest.param("off", "layer", "256,512", "host", marks=pytest.mark.long),
+        pytest.param("off", "none", "256", "device", marks=pytest.mark.long),
+        pytest.param("on", "layer", "256", "device", marks=pytest.mark.long),
+    ],
+)
+def test_sequences_with_a_cache_each_have_layers_as_groups_for_one_context(
+    programs: harness.Programs, tmp_path: Path, flash_attn: str, fuse: str, n_kv: str, buffers: str
+) -> None:
+    """As -fa off has: with as many launches for any of the sequences, alone or together, as for one. Where there are no groups, node by
+    node, by the kernels of one sequence.
+    """
+    model = dataclasses.replace(QWEN3, layers=3)
+    n_ctx = 3 * int(n_kv.split(",")[-1])
+    more = ("--n-kv", n_kv, "--n-seq-max", "3", "--flash-attn", flash_attn)
+    sweep = any_tokens.Sweep(
+        programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=n_ctx, less_ctx=n_ctx, fuse=fuse, more=more
+    )
+    sweep.environment["GGML_NEURON_BUFFERS"] = buffers
+    flash = f"flash_attn={int(flash_attn == 'on')}"
+    begin = f"context one n_ctx={n_ctx} n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {flash} {model.options}"
+    calls = (*IN_TURN, "end one", begin, *ONE_AFTER_ANOTHER)
+    script = [begin, *(line if ":" not in line else f"decode {line}" for line in calls), "end one"]
+    if fuse == "none":
+        found = sweep.run(script)
+        assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
+        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in found)
+        assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
+    else:
+        _, _, launches = grouped(sweep, script, 0.95)
+        assert launches == (len(IN_TURN) + len(ONE_AFTER_ANOTHER)) * (model.layers + 1)
+
+
 @pytest.mark.long
 def test_a_cache_of_131072_cells_is_filled_to_its_end(
     programs: harness.Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,5 @@
-// Calls of several sequences with a cache each, as kernels for groups have them: attention and writes to the caches are a node for each
-// sequence, and CONCAT puts the results after one another.
+// Calls of one or several sequences with a cache each, as kernels for groups have them: attention and writes to the caches are a node for each
+// sequence, and CONCAT puts the results after one another. Without flash attention the same goes for each node of it.
 //
 // ggml's node for attention of such a call has strides with the length of a cache. Here each sequence's part of its cache, of the
 // numbers of rows and of the mask is a tensor of its own, as in a call of one sequence, so that kernels are for caches of any length
@@ -10,6 +10,7 @@
 #include "ggml-impl.h"
 #include "select/group.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -36,6 +37,11 @@ class neuron_streams {
     // Returns whether the graph is another than ggml's.
     bool empty() const { return parts_of.empty(); }
 
+    // Returns whether some attention is of several sequences.
+    bool has_several() const {
+        return std::any_of(found.begin(), found.end(), [](const auto & cache) { return cache.second.n > 1; });
+    }
+
     const ggml_cgraph * graph() const { return &split; }
 
     // Returns the number of ggml's node of which one of the graph is all or a part.
@@ -43,9 +49,15 @@ class neuron_streams {
 
     ggml_tensor * node(int i) const { return whole->nodes[original(i)]; }
 
-    // Returns how many nodes of the graph are one of ggml's.
-    int n_parts(int original) const {
-        const auto found = parts_of.find(original);
+    // Returns the number of the node that ends attention of which ggml's node is one; other nodes are alone.
+    int unit(int original) const {
+        const auto found = attentions.find(original);
+        return found == attentions.end() ? original : found->second.last;
+    }
+
+    // Returns how many nodes of the graph a unit is.
+    int n_parts(int unit) const {
+        const auto found = parts_of.find(unit);
         return found == parts_of.end() ? 1 : found->second;
     }
 
@@ -75,27 +87,41 @@ class neuron_streams {
         }
     };
 
+    // A node of attention without flash attention.
+    struct member {
+        int first  = 0;
+        int last   = 0;
+        int source = -1;  // which one is caches, or -1
+    };
+
+    void          find_attention(int last);
+    void          note_cache(ggml_tensor * t);
     void          find_caches(const std::unordered_set<int> & left);
     bool          add_writes(const ggml_tensor * node);
     bool          add_attention(ggml_tensor * node);
+    bool          add_member(ggml_tensor * node);
+    ggml_tensor * source_of(ggml_tensor * t, int64_t i, int64_t n, bool is_cache);
+    void          join(ggml_tensor * node, const std::vector<ggml_tensor *> & results, int axis);
     void          add(ggml_tensor * node);
     ggml_tensor * make(const ggml_tensor & like);
     ggml_tensor * view_of(const ggml_tensor * t, int axis, int64_t n, int64_t i);
     ggml_tensor * give(ggml_tensor * whole, size_t offset, const ggml_tensor & like);
     ggml_tensor * cache_of(ggml_tensor * root, int64_t i, const ggml_tensor & row);
 
-    const ggml_cgraph *                                             whole;  // ggml's
-    ggml_cgraph                                                     split;
-    std::deque<ggml_tensor>                                         tensors;
-    std::vector<ggml_tensor *>                                      nodes;
-    std::vector<int>                                                originals;
-    int                                                             current = 0;  // node of ggml's
-    std::unordered_map<int, int>                                    parts_of;
-    std::unordered_map<const ggml_tensor *, caches>                 found;        // by roots
-    std::map<std::pair<const ggml_tensor *, size_t>, ggml_tensor *> made;
-    std::unordered_map<const ggml_tensor *, neuron_stream_part>     given;
-    std::unordered_map<const ggml_tensor *, ggml_tensor *>          results;
+    const ggml_cgraph *                                                 whole;  // ggml's
+    ggml_cgraph                                                         split;
+    std::deque<ggml_tensor>                                             tensors;
+    std::vector<ggml_tensor *>                                          nodes;
+    std::vector<int>                                                    originals;
+    int                                                                 current = 0;  // node of ggml's
+    std::unordered_map<int, int>                                        parts_of;     // of units
+    std::unordered_map<int, member>                                     attentions;   // by ggml's nodes
+    std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> split_nodes;  // whose results are in between
+    std::unordered_map<const ggml_tensor *, caches>                     found;        // by roots
+    std::map<std::pair<const ggml_tensor *, size_t>, ggml_tensor *>     made;
+    std::unordered_map<const ggml_tensor *, neuron_stream_part>         given;
+    std::unordered_map<const ggml_tensor *, ggml_tensor *>              results;
 };
 
-// Returns whether a node is attention of several sequences with a cache each.
+// Returns whether a node is attention of some of several sequences with a cache each, or may end it.
 bool neuron_has_streams(const ggml_tensor * node);

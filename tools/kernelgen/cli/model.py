@@ -39,7 +39,7 @@ from kernelgen.forecast.fusion import Fusion
 from kernelgen.forecast.weights import AS_GGML, Choice, Products, choose, said
 from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.weight_layouts import BF16
-from kernelgen.model import checkpoint, exporter, groups, sources, writing
+from kernelgen.model import checkpoint, exporter, groups, own_attention, sources, writing
 from kernelgen.model.derive import Cuts, both, derive
 from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import Graph, ModelHeader
@@ -298,7 +298,7 @@ def _derive(
             seen.see(call, graph)
             yield call, graph
 
-    cuts = None if fuse == NONE else partial(seen.cuts, fuse)
+    cuts = partial(seen.cuts, fuse)
     shifts = list(asked.shifts(file, settings)) if shift else []
     if shift and not shifts:
         raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
@@ -370,7 +370,7 @@ class _SeenCalls:
     def cuts(self, fuse: str) -> Cuts:
         """Returns how graphs are cut, by targets."""
         if fuse != AUTO or not self._calls:
-            return {(): groups.cut_of(FUSE if fuse == AUTO else fuse)}
+            return {(): _cut(FUSE if fuse == AUTO else fuse)}
         widened = {choice.chip.target: choice.chosen.widened for choice in self.layouts}
         if self._all:
             of_all = frozenset(Products(self._shortest).bytes)
@@ -379,7 +379,12 @@ class _SeenCalls:
         targets: dict[str, tuple[str, ...]] = {}
         for one in self.fusions:
             targets[one.name] = (*targets.get(one.name, ()), one.target)
-        return {of: groups.cut_of(name) for name, of in targets.items()}
+        return {of: _cut(name) for name, of in targets.items()}
+
+
+def _cut(fuse: str) -> groups.Cut:
+    """Returns what cuts graphs: without groups, attention that only groups compute at other numbers of tokens."""
+    return groups.cut_of(fuse) or own_attention.segments
 
 
 def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
