@@ -397,6 +397,37 @@ std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tens
     return answer;
 }
 
+// Makes what computes the first stream of attention compute all, one after the other. Returns false where another one has no room.
+static bool repeat_for_streams(neuron_attention & attention) {
+    const neuron_group first = attention.group;
+    neuron_group &     group = attention.group;
+    const int          n_src = attention.signature.n_src;
+    group.padding *= attention.n_streams;
+    for (int64_t stream = 1; stream < attention.n_streams; stream++) {
+        const auto n_slots = (int) group.slots.size();
+        group.slots.insert(group.slots.end(), first.slots.begin(), first.slots.end());
+        for (int i = 0; i < n_src; i++) {
+            group.slots[(size_t) (n_slots + i)].offset = (size_t) stream * attention.strides[i];
+        }
+        group.results.push_back(first.results.front());
+        group.results.back().offset = (size_t) stream * attention.strides[n_src];
+        for (neuron_group_piece piece : first.pieces) {
+            for (int & input : piece.inputs) {
+                input += input < 0 ? 0 : n_slots;
+            }
+            piece.result = (int) stream;
+            group.pieces.push_back(std::move(piece));
+        }
+    }
+    for (size_t i = 0; i < first.pieces.size(); i++) {
+        group.pieces[i].result = 0;
+    }
+    for (neuron_group_result & result : group.results) {
+        result.own = attention.strides[n_src];
+    }
+    return group.has_room();
+}
+
 bool neuron_kernel_store::select(neuron_attention & attention) const {
     const auto found = heads.find(attention.nodes.front().node->ne[2]);
     if (exact_only || found == heads.end()) {
@@ -448,7 +479,7 @@ bool neuron_kernel_store::select(neuron_attention & attention) const {
             attention.group.slots.back().numbers = { (int) i };
         }
     }
-    return true;
+    return attention.n_streams == 1 || repeat_for_streams(attention);
 }
 
 std::vector<neuron_kernel> neuron_kernel_store::select_in_attention(const ggml_tensor * op) const {

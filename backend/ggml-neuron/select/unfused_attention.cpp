@@ -8,6 +8,16 @@
 // Nodes of attention at most: the two products, a soft cap of the scores, SOFT_MAX, a product that decompresses values, CONT.
 static constexpr size_t MAX_NODES = 12;
 
+static constexpr int STREAM_AXIS = 3;
+
+// Returns the first stream's part of a tensor.
+static neuron_kernels_tensor first_stream(neuron_kernels_tensor t) {
+    if (t.type != NEURON_KERNELS_ABSENT) {
+        t.ne[STREAM_AXIS] = 1;
+    }
+    return t;
+}
+
 //
 // finding
 //
@@ -64,15 +74,21 @@ static bool is_dense_f32(const ggml_tensor * t) {
     return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t);
 }
 
-// Returns whether all nodes are of equally many tokens and heads, in one stream, and the scores of one query become weights
-// only once.
+// Returns whether a node that puts heads side by side has each token's as a row.
+static bool has_rows_of_heads(const ggml_tensor * node) {
+    const ggml_tensor * heads = node->src[0];
+    return node->ne[0] == heads->ne[0] * heads->ne[1] && node->ne[1] == heads->ne[2] * heads->ne[3];
+}
+
+// Returns whether all nodes are of equally many tokens, heads and streams, and the scores of one query become weights only once.
 static bool fit_together(const std::vector<const ggml_tensor *> & nodes) {
     const ggml_tensor * first      = nodes.front();
     size_t              n_soft_max = 0;
     for (const ggml_tensor * node : nodes) {
         n_soft_max += node->op == GGML_OP_SOFT_MAX;
-        const bool alike = neuron_ends_attention(node) || (node->ne[1] == first->ne[1] && node->ne[2] == first->ne[2]);
-        if (!alike || node->ne[3] != 1 || !is_dense_f32(node)) {
+        const bool alike = neuron_ends_attention(node) || (node->ne[1] == first->ne[1] && node->ne[2] == first->ne[2] &&
+                                                           node->ne[3] == first->ne[3]);
+        if (!alike || !is_dense_f32(node)) {
             return false;
         }
     }
@@ -90,6 +106,7 @@ class attention_builder {
     bool add(const ggml_tensor * node);
 
   private:
+    bool has_streams(const ggml_tensor * t) const;
     int  add_source(ggml_tensor * t, int tokens, int cells);
     bool add_product(neuron_attention_node & n);
     bool add_soft_max(neuron_attention_node & n);
@@ -99,17 +116,23 @@ class attention_builder {
     bool               weights = false;  // whether these are those of SOFT_MAX
 };
 
+// Returns whether all streams have a tensor, or each has a part of it.
+bool attention_builder::has_streams(const ggml_tensor * t) const {
+    return t->ne[STREAM_AXIS] == 1 || t->ne[STREAM_AXIS] == attention.n_streams;
+}
+
 // Returns the source's index among those of the whole.
 int attention_builder::add_source(ggml_tensor * t, int tokens, int cells) {
     const int i = attention.signature.n_src;
     if (!t || i == NEURON_TOKEN_SOURCES) {
         return neuron_group_piece::ABSENT;
     }
-    attention.group.slots.push_back({ t, 0, ggml_nbytes(t) });
     attention.rule.sources[i]      = (int8_t) tokens;
     attention.rule.more[i]         = (int8_t) cells;
-    attention.signature.tensors[i] = neuron_tensor_of(t);
+    attention.signature.tensors[i] = first_stream(neuron_tensor_of(t));
     attention.cut.axis[i]          = (int8_t) tokens;
+    attention.strides[i]           = t->ne[STREAM_AXIS] == 1 ? 0 : t->nb[STREAM_AXIS];
+    attention.group.slots.push_back({ t, 0, neuron_nbytes(attention.signature.tensors[i]) });
     return attention.signature.n_src++;
 }
 
@@ -119,7 +142,7 @@ bool attention_builder::add_product(neuron_attention_node & n) {
     ggml_tensor * b      = n.node->src[1];
     const bool    first  = attention.nodes.empty();
     const bool    values = !first && scores;
-    if (matrix->ne[3] != 1 || b->ne[3] != 1 || (values && !weights)) {
+    if (!has_streams(matrix) || b->ne[STREAM_AXIS] != attention.n_streams || (values && !weights)) {
         return false;
     }
     n.cells[0]   = first && scores ? 1 : values ? 0 : -1;
@@ -142,7 +165,7 @@ bool attention_builder::add_soft_max(neuron_attention_node & n) {
     n.tokens[0]  = 1;
     n.cells[0] = n.cells[n.signature.n_src] = 0;
     if (mask) {
-        if (mask->ne[0] != n.node->ne[0] || mask->ne[1] != n.node->ne[1] || mask->ne[2] != 1 || mask->ne[3] != 1 ||
+        if (mask->ne[0] != n.node->ne[0] || mask->ne[1] != n.node->ne[1] || mask->ne[2] != 1 || !has_streams(mask) ||
             mask->nb[0] != ggml_type_size(mask->type)) {
             return false;
         }
@@ -162,6 +185,9 @@ bool attention_builder::add(const ggml_tensor * node) {
     neuron_attention_node n;
     n.node      = node;
     n.signature = neuron_signature_of(node);
+    for (int i = 0; i <= n.signature.n_src; i++) {
+        n.signature.tensors[i] = first_stream(n.signature.tensors[i]);
+    }
     std::fill(std::begin(n.sources), std::end(n.sources), neuron_group_piece::ABSENT);
     std::fill(std::begin(n.tokens), std::end(n.tokens), (int8_t) -1);
     std::fill(std::begin(n.cells), std::end(n.cells), (int8_t) -1);
@@ -181,9 +207,12 @@ bool attention_builder::add(const ggml_tensor * node) {
     if (neuron_ends_attention(node)) {
         // a token's heads are one row, or side by side
         const ggml_tensor * heads = node->src[0];
-        const bool          rows  = node->ne[0] == heads->ne[0] * heads->ne[1] && node->ne[1] == heads->ne[2];
+        const bool          rows  = has_rows_of_heads(node);
         fits                      = fits && (rows || ggml_are_same_shape(node, heads));
         n.tokens[result]          = rows ? 1 : 2;
+        if (rows) {
+            n.signature.tensors[result].ne[1] /= attention.n_streams;
+        }
     }
     attention.nodes.push_back(n);
     return fits;
@@ -212,6 +241,7 @@ std::shared_ptr<neuron_attention> neuron_attention_to(const ggml_tensor * last, 
            { -1, -1, -1, -1, -1 },
            -1
     };
+    attention->n_streams = nodes.front()->ne[STREAM_AXIS];
     attention_builder maker(*attention, weighs || scores);
     const bool        fits =
         std::all_of(nodes.begin(), nodes.end(), [&](const ggml_tensor * node) { return maker.add(node); });
@@ -220,7 +250,8 @@ std::shared_ptr<neuron_attention> neuron_attention_to(const ggml_tensor * last, 
     }
     const neuron_attention_node & end    = attention->nodes.back();
     const int                     result = attention->signature.n_src;
-    attention->signature.tensors[result] = neuron_tensor_of(last);
+    attention->signature.tensors[result] = end.signature.tensors[end.signature.n_src];
+    attention->strides[result]           = ggml_nbytes(last) / (size_t) attention->n_streams;  // it has no gaps
     attention->rule.result               = end.tokens[end.signature.n_src];
     attention->cut.axis[result]          = attention->rule.result;
     attention->cut.rule                  = &attention->rule;

@@ -5,6 +5,8 @@
 // apart from each other, at distances with the number of tokens in them. So none of these nodes can be cut for itself. But
 // no other node uses what is between them: it is in scratch memory, as kernels for other numbers of tokens and a longer cache
 // have it, and only the last node's result (CONT, which puts a token's heads side by side) is written where ggml has it.
+//
+// Sequences with a cache each are streams in dimension 3: kernels for one compute one after the other.
 
 #pragma once
 
@@ -34,6 +36,10 @@ struct neuron_attention {
     neuron_signature  signature;
     neuron_token_rule rule;
     neuron_cut        cut;
+
+    // Streams, of which all signatures have the first one; bytes from one to the next in each source and then in the result, 0 in what all have.
+    int64_t n_streams = 1;
+    size_t  strides[GGML_MAX_SRC + 1] = {};
 
     neuron_group group;  // its slots are there from the beginning, the rest by neuron_kernel_store::select
 

@@ -340,7 +340,7 @@ class _Classes:
         for one in self._found.values():
             sampled = (one.n_seqs, one.samplers)
             in_turn = _is_in_turn(self._settings, one.n_seqs, one.flash_attn)
-            points, complete = _asked_of(self._settings, one, asked[sampled])
+            points, complete = _asked_of(self._settings, one, asked.get(sampled, ()))
             met.setdefault((sampled, one.flash_attn, one.devices, one.of), set()).update(points)
             if not complete:
                 incomplete.add(sampled)
@@ -372,7 +372,7 @@ class _Classes:
                     incomplete.add(sampled)
                 _note(self.graphs.setdefault(targets, {}), grouped, together, fallback=not in_turn)
         for (sampled, *_), calls in met.items():
-            if calls != set(asked[sampled]):
+            if calls != set(asked.get(sampled, ())):
                 incomplete.add(sampled)
         return list(found.values()), incomplete
 

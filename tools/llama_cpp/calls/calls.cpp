@@ -6,7 +6,7 @@
 // elsewhere in it. Each script has contexts of its own, and a thread when there are several. Its lines:
 //
 //     context NAME [KEY=NUMBER...]   makes a context on each side and takes it: n_ctx, n_batch, n_ubatch, n_seq_max, kv_unified,
-//                                    swa_full, type_k and type_v (ggml's numbers); cpu=0 makes none on the CPU, cpu_flash_attn=0
+//                                    swa_full, flash_attn, type_k and type_v (ggml's numbers); cpu=0 makes none on the CPU, cpu_flash_attn=0
 //                                    one without flash attention there; cpu_n_ubatch is n_ubatch of the CPU; with causal=0 tokens see
 //                                    those that come after them; with
 //                                    embeddings=1 calls want the embeddings of their sequences, pooled as the file says

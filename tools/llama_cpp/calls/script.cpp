@@ -161,6 +161,8 @@ void script::make_context(std::istringstream & words) {
             params.attention_type = value ? LLAMA_ATTENTION_TYPE_CAUSAL : LLAMA_ATTENTION_TYPE_NON_CAUSAL;
         } else if (key == "embeddings") {
             params.embeddings = value != 0;
+        } else if (key == "flash_attn") {
+            params.flash_attn_type = value ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
         } else if (key == "cpu") {
             with_cpu = value != 0;
         } else if (key == "cpu_flash_attn") {
