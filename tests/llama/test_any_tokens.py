@@ -225,6 +225,38 @@ def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer
     assert found == launches
 
 
+ONE_AFTER_ANOTHER = ("2:0:3:all", "1:0:16:last", "1:16:9:odd", "0:0:1:all", "1:25:1:all")
+"""Calls of one of several sequences."""
+
+
+@pytest.mark.parametrize(
+    ("fuse", "n_kv", "launches"),
+    [
+        ("layer", "256", 4),
+        pytest.param("layer", "256,512", 4, marks=pytest.mark.long),
+        pytest.param("none", "256", 0, marks=pytest.mark.long),
+    ],
+)
+def test_sequences_with_a_cache_each_are_computed_without_flash_attention(
+    programs: harness.Programs, tmp_path: Path, fuse: str, n_kv: str, launches: int
+) -> None:
+    """With as many launches as of one sequence; and node by node, where there are no groups, by the kernels of one sequence."""
+    model = dataclasses.replace(QWEN3, layers=3)
+    more = ("--n-kv", n_kv, "--n-seq-max", "3", "--flash-attn", "off")
+    n_ctx = 3 * int(n_kv.split(",")[-1])
+    sweep = any_tokens.Sweep(
+        programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=n_ctx, less_ctx=n_ctx, fuse=fuse, more=more
+    )
+    begin = f"context one n_ctx={n_ctx} n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 flash_attn=0 {model.options}"
+    for calls in (IN_TURN, ONE_AFTER_ANOTHER):
+        script = [begin, *(f"decode {parts}" for parts in calls), "end one"]
+        if launches:
+            _, _, found = grouped(sweep, script, 0.95)
+            assert found == launches * len(calls)
+        else:
+            assert not grouped_in_none(sweep, script)
+
+
 @pytest.mark.long
 def test_a_cache_of_131072_cells_is_filled_to_its_end(
     programs: harness.Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,37 +8,47 @@
 
 namespace neuron_fit {
 
-static bool is_longer_concat(const node & n) {
-    return n.key.op == ops().concat && n.tensor.is_longer(TOKENS_AXIS);
+// Returns along which axis a node puts results of attention after one another: tokens, or rows of all heads. -1: it is none such.
+static int joined_axis(const std::vector<node> & nodes, const node & n) {
+    if (n.key.op != ops().concat || n.inputs.size() != 2 || !n.inputs[1].is_in_node()) {
+        return -1;
+    }
+    const uint64_t attends = nodes[n.inputs[1].to.index].key.op;
+    const int      axis    = attends == ops().flash_attn_ext ? TOKENS_AXIS : attends == ops().cont ? ROWS_AXIS : -1;
+    return (int32_t) n.key.params[0] == axis ? axis : -1;
 }
 
-// Sets the tokens of a sequence. Returns false where some have other numbers of them.
+// Sets the tokens of a sequence, and how many sequences there are. Returns false where some have other numbers of tokens.
 bool sequence_blocks::find_tokens(const std::vector<node> & nodes) {
     for (const node & n : nodes) {
-        if (n.key.op == ops().flash_attn_ext) {
-            const std::pair<int64_t, int64_t> here = { n.tensor.ne(TOKENS_AXIS), n.tensor.more(TOKENS_AXIS) };
-            block                                  = block.first ? block : here;
-            if (here != block) {
-                return false;
-            }
+        const int axis = joined_axis(nodes, n);
+        if (axis < 0 || !n.tensor.is_longer(axis)) {
+            continue;
         }
+        const tensor_pair &               last = n.inputs[1].tensor;
+        const std::pair<int64_t, int64_t> here = { last.ne(axis), last.more(axis) };
+        block                                  = block.first ? block : here;
+        if (here != block) {
+            return false;
+        }
+        n_blocks       = std::max(n_blocks, n.tensor.ne(axis) / block.first);
+        joined[&n.key] = axis;
     }
     return true;
 }
 
 bool sequence_blocks::find(const std::vector<node> & nodes, bool any_rows) {
-    if (std::none_of(nodes.begin(), nodes.end(), is_longer_concat)) {
-        return true;
-    }
-    if (any_rows || !find_tokens(nodes)) {
+    if (!find_tokens(nodes)) {
         return false;
     }
-    for (const node & n : nodes) {
-        if (n.key.op == ops().concat && block.first && n.tensor.ne(TOKENS_AXIS) % block.first == 0) {
-            n_blocks = std::max(n_blocks, n.tensor.ne(TOKENS_AXIS) / block.first);
-        }
+    if (!n_blocks) {
+        return true;
     }
-    return n_blocks > 1 && block.first < block.second &&
+    // numbers of a sequence's elements are in one block
+    const bool mixed = std::any_of(nodes.begin(), nodes.end(), [this](const node & n) {
+        return n.key.op == ops().set_rows && n.inputs[LOOKED_UP].is_there && of(n.inputs[LOOKED_UP].tensor, 0) > 1;
+    });
+    return !any_rows && !mixed && n_blocks > 1 && block.first < block.second &&
            std::none_of(nodes.begin(), nodes.end(), [](const node & n) { return n.is_matrix(); });
 }
 
@@ -71,8 +81,10 @@ bool sequence_blocks::refer(const node & whole, input & in) const {
         if (in.tensor.is_longer(j)) {
             n_longer++;
             has[j] = REPEATED;
-            if (in.tensor.ne(j) != block.first || in.tensor.more(j) != block.second ||
-                in.tensor.nb(j) != whole.tensor.nb(axis)) {
+            // tokens, or the elements of their rows one by one
+            const int64_t n = in.tensor.ne(j) / block.first;
+            if (in.tensor.ne(j) != n * block.first || in.tensor.more(j) != n * block.second ||
+                in.tensor.nb(j) * (uint64_t) n != whole.tensor.nb(axis)) {
                 return false;
             }
         } else if (in.tensor.ne(j) > 1 && (uint64_t) in.tensor.ne(j) * in.tensor.nb(j) > whole.tensor.nb(axis)) {
@@ -84,9 +96,9 @@ bool sequence_blocks::refer(const node & whole, input & in) const {
 }
 
 bool sequence_blocks::follow_concat(node & n) const {
-    constexpr int axis = TOKENS_AXIS;
-    if (!n_blocks || n.key.op != ops().concat || (int32_t) n.key.params[0] != axis || n.inputs.size() != 2 ||
-        n.tensor.is_longer_beside(axis) || n.tensor.ne(axis) % block.first != 0 ||
+    const auto found = joined.find(&n.key);
+    const int  axis  = found == joined.end() ? -1 : found->second;
+    if (axis < 0 || n.tensor.is_longer_beside(axis) || n.tensor.ne(axis) % block.first != 0 ||
         n.tensor.more(axis) != n.tensor.ne(axis) / block.first * block.second) {
         return false;
     }
@@ -100,6 +112,19 @@ bool sequence_blocks::follow_concat(node & n) const {
     }
     n.has[axis] = REPEATED;
     return true;
+}
+
+bool sequence_blocks::has(const node & n) const {
+    const auto any = [this](const tensor_pair & t) {
+        for (int axis = 0; axis < N_DIMS; axis++) {
+            if (of(t, axis) > 1) {
+                return true;
+            }
+        }
+        return false;
+    };
+    return any(n.tensor) || std::any_of(n.inputs.begin(), n.inputs.end(),
+                                        [&](const input & in) { return in.is_there && any(in.tensor); });
 }
 
 bool sequence_blocks::are_named(const node & n, size_t source) const {

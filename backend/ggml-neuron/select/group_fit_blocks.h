@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,9 @@ class sequence_blocks {
     // Returns whether a node is CONCAT of blocks and one behind them, and sets what is beyond its elements then.
     bool follow_concat(node & n) const;
 
+    // Returns whether a node has rows of several blocks.
+    bool has(const node & n) const;
+
     // Returns whether numbers of rows of blocks are those of a slot, which are made for the kernel.
     bool are_named(const node & n, size_t source) const;
 
@@ -46,6 +50,8 @@ class sequence_blocks {
 
     int64_t                     n_blocks = 0;  // 0: rows are in none
     std::pair<int64_t, int64_t> block{};       // rows of one, of the group and of the kernel
+
+    std::unordered_map<const neuron_key_node *, int> joined;  // nodes that put blocks after one another, with the axis
 };
 
 }  // namespace neuron_fit

@@ -222,7 +222,7 @@ bool follow_op(node & n, const sequence_blocks & blocks, bool any_rows) {
         n.has = {};
         return rule.result == neuron_token_rule::OUTERMOST ? follow_rows(n, rule) : follow_named(n, rule, any_rows);
     });
-    return ruled || blocks.follow_concat(n) || ((!blocks || ops().copies(n.key.op)) && follow_scores(n));
+    return ruled || blocks.follow_concat(n) || ((!blocks.has(n) || ops().copies(n.key.op)) && follow_scores(n));
 }
 
 }  // namespace neuron_fit

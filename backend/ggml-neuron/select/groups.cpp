@@ -29,7 +29,7 @@ static bool leave_whole(const neuron_streams & streams, const neuron_groups & gr
     for (const neuron_group & group : groups.groups) {
         std::unordered_map<int, int> n_parts;
         for (const int i : group.nodes) {
-            n_parts[streams.original(i)]++;
+            n_parts[streams.unit(streams.original(i))]++;
         }
         for (const auto & [node, n] : n_parts) {
             if (n == streams.n_parts(node)) {
@@ -39,9 +39,9 @@ static bool leave_whole(const neuron_streams & streams, const neuron_groups & gr
     }
     const size_t before = whole.size();
     for (int i = 0; i < streams.graph()->n_nodes; i++) {
-        const int node = streams.original(i);
-        if (streams.n_parts(node) > 1 && !together.count(node)) {
-            whole.insert(node);
+        const int unit = streams.unit(streams.original(i));
+        if (streams.n_parts(unit) > 1 && !together.count(unit)) {
+            whole.insert(unit);
         }
     }
     return whole.size() != before;

@@ -3,6 +3,7 @@
 #include "select/key_nodes.h"
 #include "select/tensors.h"
 #include "select/tokens.h"
+#include "select/unfused_attention.h"
 
 #include <algorithm>
 
@@ -12,13 +13,14 @@ static constexpr int ATTN_Q = 0, ATTN_K = 1, ATTN_V = 2, ATTN_MASK = 3;
 static constexpr int SET_ROWS_VALUES = 0, SET_ROWS_NUMBERS = 1;
 static constexpr int SEQUENCE_AXIS     = 3;  // the axis of all of these
 static constexpr int RESULT_TOKEN_AXIS = 2;  // the axis of tokens in the result of attention
+static constexpr int ROW_AXIS          = 1;  // the same without flash attention
 
 // Returns whether a tensor is given to its graph, all of it.
 static bool is_given(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE && !t->view_src;
 }
 
-bool neuron_has_streams(const ggml_tensor * node) {
+static bool is_flash_attention(const ggml_tensor * node) {
     if (node->op != GGML_OP_FLASH_ATTN_EXT || node->view_src || !node->src[ATTN_MASK]) {
         return false;
     }
@@ -31,6 +33,11 @@ bool neuron_has_streams(const ggml_tensor * node) {
            mask->ne[2] == 1 && is_given(mask) && ggml_is_contiguous(mask) && ggml_is_contiguous(node);
 }
 
+bool neuron_has_streams(const ggml_tensor * node) {
+    return is_flash_attention(node) ||
+           (neuron_ends_attention(node) && !node->view_src && node->src[0]->ne[SEQUENCE_AXIS] > 1);
+}
+
 neuron_streams::neuron_streams(const ggml_cgraph * cgraph, const std::unordered_set<int> & left) :
     whole(cgraph), split(*cgraph) {
     find_caches(left);
@@ -38,7 +45,8 @@ neuron_streams::neuron_streams(const ggml_cgraph * cgraph, const std::unordered_
     for (current = 0; current < cgraph->n_nodes && !found.empty(); current++) {
         ggml_tensor * node = cgraph->nodes[current];
         const bool    done =
-            !left.count(current) && (node->op == GGML_OP_SET_ROWS ? add_writes(node) : add_attention(node));
+            !left.count(current) &&
+            (node->op == GGML_OP_SET_ROWS ? add_writes(node) : add_attention(node) || add_member(node));
         if (!done) {
             add(node);
         }
@@ -47,25 +55,83 @@ neuron_streams::neuron_streams(const ggml_cgraph * cgraph, const std::unordered_
     split.n_nodes = (int) nodes.size();
 }
 
+// Notes that attention reads a tensor of the caches of sequences.
+void neuron_streams::note_cache(ggml_tensor * t) {
+    const size_t  stride = t->nb[SEQUENCE_AXIS];
+    const caches  here   = { stride, (int64_t) (neuron_offset_of(t) / stride), t->ne[SEQUENCE_AXIS] };
+    ggml_tensor * root   = neuron_root_of(t);
+    const auto    known  = found.emplace(root, here);
+    if (!is_given(root) || !(known.first->second == here)) {
+        known.first->second.n = 0;
+    }
+}
+
+// Notes the nodes of attention without flash attention that a node ends, if it does: of sequences with a cache each, and nothing else reads
+// what is between them.
+void neuron_streams::find_attention(int last) {
+    ggml_tensor * end       = whole->nodes[last];
+    const auto    attention = neuron_attention_to(end, false);
+    const auto    n         = attention ? (int) attention->nodes.size() : 0;
+    if (!n || attention->rule.result != ROW_AXIS || attention->rule.mask < 0 || n > last + 1) {
+        return;
+    }
+    std::vector<std::pair<int, int>> members;  // with the source that is caches
+    for (int node = last, k = n; k > 0; node--) {
+        const ggml_tensor * t = attention->nodes[(size_t) (k - 1)].node;
+        if (node < 0 || (whole->nodes[node] != t && neuron_is_work(whole->nodes[node]))) {
+            return;
+        }
+        if (whole->nodes[node] != t) {
+            continue;
+        }
+        if (k < n && ((t->flags & GGML_TENSOR_FLAG_OUTPUT) || neuron_uses_in_graph(whole, t) != 1)) {
+            return;
+        }
+        const bool reads = t->op == GGML_OP_MUL_MAT && (k == 1 || t->src[1]->op == GGML_OP_SOFT_MAX);
+        if (reads && t->src[0]->ne[SEQUENCE_AXIS] != attention->n_streams) {
+            return;
+        }
+        members.emplace_back(node, reads ? 0 : -1);
+        k--;
+    }
+    const ggml_tensor * mask = attention->group.slots[(size_t) attention->rule.mask].tensor;
+    if (neuron_uses_in_graph(whole, end->src[0]) != 1 || mask->ne[SEQUENCE_AXIS] != attention->n_streams ||
+        !is_given(mask) || !ggml_is_contiguous(mask)) {
+        return;
+    }
+    for (const auto & [node, source] : members) {
+        attentions[node] = { members.back().first, last, source };
+        if (source >= 0) {
+            note_cache(whole->nodes[node]->src[source]);
+        }
+    }
+}
+
 void neuron_streams::find_caches(const std::unordered_set<int> & left) {
     for (int i = 0; i < whole->n_nodes; i++) {
-        const ggml_tensor * node = whole->nodes[i];
-        for (const int source : { ATTN_K, ATTN_V }) {
-            const ggml_tensor * t = neuron_has_streams(node) && !left.count(i) ? node->src[source] : nullptr;
-            if (!t) {
-                continue;
-            }
-            const size_t  stride = t->nb[SEQUENCE_AXIS];
-            const caches  here   = { stride, (int64_t) (neuron_offset_of(t) / stride), t->ne[SEQUENCE_AXIS] };
-            ggml_tensor * root   = neuron_root_of(node->src[source]);
-            const auto    known  = found.emplace(root, here);
-            if (!is_given(root) || !(known.first->second == here)) {
-                known.first->second.n = 0;
-            }
+        ggml_tensor * node = whole->nodes[i];
+        if (left.count(i)) {
+            continue;
+        }
+        if (is_flash_attention(node)) {
+            note_cache(node->src[ATTN_K]);
+            note_cache(node->src[ATTN_V]);
+        } else if (neuron_has_streams(node)) {
+            find_attention(i);
         }
     }
     for (auto it = found.begin(); it != found.end();) {
         it = it->second.n ? std::next(it) : found.erase(it);
+    }
+    // attention is split as a whole or not at all
+    std::unordered_set<int> without;
+    for (const auto & [node, m] : attentions) {
+        if (m.source >= 0 && !found.count(neuron_root_of(whole->nodes[node]->src[m.source]))) {
+            without.insert(m.last);
+        }
+    }
+    for (auto it = attentions.begin(); it != attentions.end();) {
+        it = without.count(it->second.last) ? attentions.erase(it) : std::next(it);
     }
 }
 
@@ -149,14 +215,34 @@ bool neuron_streams::add_writes(const ggml_tensor * node) {
     return true;
 }
 
+// Puts results of the sequences after one another along an axis, as a node's.
+void neuron_streams::join(ggml_tensor * node, const std::vector<ggml_tensor *> & results_of_each, int axis) {
+    ggml_tensor * joined = results_of_each.front();
+    for (size_t i = 1; i < results_of_each.size(); i++) {
+        ggml_tensor * concat = make(*results_of_each.front());
+        concat->op           = GGML_OP_CONCAT;
+        concat->ne[axis] *= (int64_t) i + 1;
+        std::fill(std::begin(concat->op_params), std::end(concat->op_params), 0);
+        std::fill(std::begin(concat->src), std::end(concat->src), nullptr);
+        concat->op_params[0] = axis;
+        concat->src[0]       = joined;
+        concat->src[1]       = results_of_each[i];
+        for (int next = axis + 1; next < GGML_MAX_DIMS; next++) {
+            concat->nb[next] = concat->nb[next - 1] * (size_t) concat->ne[next - 1];
+        }
+        add(concat);
+        joined = concat;
+    }
+    results[joined] = node;
+}
+
 // Adds attention of each sequence, and what puts the results after one another. Returns false where it is of one.
 bool neuron_streams::add_attention(ggml_tensor * node) {
-    if (!neuron_has_streams(node) || !found.count(neuron_root_of(node->src[ATTN_K])) ||
+    if (!is_flash_attention(node) || !found.count(neuron_root_of(node->src[ATTN_K])) ||
         !found.count(neuron_root_of(node->src[ATTN_V]))) {
         return false;
     }
     const int64_t n        = node->ne[SEQUENCE_AXIS];
-    ggml_tensor * joined   = nullptr;
     ggml_tensor * mask     = node->src[ATTN_MASK];
     ggml_tensor   part     = *mask;
     part.ne[SEQUENCE_AXIS] = 1;
@@ -167,32 +253,74 @@ bool neuron_streams::add_attention(ggml_tensor * node) {
         own->ne[SEQUENCE_AXIS] = 1;
         own->src[ATTN_Q]       = view_of(node->src[ATTN_Q], SEQUENCE_AXIS, 1, i);
         for (const int source : { ATTN_K, ATTN_V }) {
-            const ggml_tensor * t     = node->src[source];
-            ggml_tensor *       root  = neuron_root_of(node->src[source]);
-            ggml_tensor *       cells = view_of(t, SEQUENCE_AXIS, 1, 0);
-            cells->view_offs          = neuron_offset_of(t) % found.at(root).stride;
-            cells->view_src           = cache_of(root, i, *t);
-            own->src[source]          = cells;
+            own->src[source] = source_of(node->src[source], i, n, true);
         }
         own->src[ATTN_MASK] = give(mask, (size_t) i * mask->nb[SEQUENCE_AXIS], part);
         add(own);
         attended.push_back(own);
     }
-    for (int64_t i = 1; i < n; i++) {
-        ggml_tensor * concat = make(*attended.front());
-        concat->op           = GGML_OP_CONCAT;
-        concat->ne[RESULT_TOKEN_AXIS] *= i + 1;
-        std::fill(std::begin(concat->op_params), std::end(concat->op_params), 0);
-        std::fill(std::begin(concat->src), std::end(concat->src), nullptr);
-        concat->op_params[0] = RESULT_TOKEN_AXIS;
-        concat->src[0]       = joined ? joined : attended.front();
-        concat->src[1]       = attended[(size_t) i];
-        concat->nb[3]        = concat->nb[RESULT_TOKEN_AXIS] * (size_t) concat->ne[RESULT_TOKEN_AXIS];
-        add(concat);
-        joined = concat;
-    }
-    results[joined]   = node;
+    join(node, attended, RESULT_TOKEN_AXIS);
     parts_of[current] = (int) (2 * n - 1);
+    return true;
+}
+
+// Returns what the i-th sequence has of a source of attention.
+ggml_tensor * neuron_streams::source_of(ggml_tensor * t, int64_t i, int64_t n, bool is_cache) {
+    ggml_tensor * root = neuron_root_of(t);
+    if (is_cache) {
+        ggml_tensor * cells = view_of(t, SEQUENCE_AXIS, 1, 0);
+        cells->view_offs    = neuron_offset_of(t) % found.at(root).stride;
+        cells->view_src     = cache_of(root, i, *t);
+        return cells;
+    }
+    const auto split_node = split_nodes.find(root);
+    if (split_node != split_nodes.end()) {
+        ggml_tensor * part = split_node->second[(size_t) i];
+        if (t == root) {
+            return part;
+        }
+        ggml_tensor * view = view_of(t, SEQUENCE_AXIS, 1, 0);
+        view->view_src     = part;
+        return view;
+    }
+    return t->ne[SEQUENCE_AXIS] == n ? view_of(t, SEQUENCE_AXIS, 1, i) : t;
+}
+
+// Adds a node of attention without flash attention for each sequence, and behind the last node what puts the results after one another.
+// Returns false where it is none of several.
+bool neuron_streams::add_member(ggml_tensor * node) {
+    const auto where = attentions.find(current);
+    if (where == attentions.end()) {
+        return false;
+    }
+    const member &             m     = where->second;
+    const int64_t              n     = whole->nodes[m.first]->ne[SEQUENCE_AXIS];
+    const bool                 ends  = current == m.last;
+    const bool                 masks = node->op == GGML_OP_SOFT_MAX;
+    std::vector<ggml_tensor *> parts;
+    for (int64_t i = 0; i < n; i++) {
+        ggml_tensor * own = make(*node);
+        own->ne[ends ? ROW_AXIS : SEQUENCE_AXIS] /= n;
+        for (int source = 0; source < neuron_n_src(node); source++) {
+            ggml_tensor * t = node->src[source];
+            if (t && masks && source == (int) NEURON_SOFT_MAX_MASK) {
+                ggml_tensor part       = *t;
+                part.ne[SEQUENCE_AXIS] = 1;
+                own->src[source]       = give(t, (size_t) i * t->nb[SEQUENCE_AXIS], part);
+            } else if (t) {
+                own->src[source] = source_of(t, i, n, source == m.source);
+            }
+        }
+        add(own);
+        parts.push_back(own);
+    }
+    parts_of[m.last] += (int) n;
+    if (ends) {
+        join(node, parts, ROW_AXIS);
+        parts_of[m.last] += (int) n - 1;
+    } else {
+        split_nodes[node] = std::move(parts);
+    }
     return true;
 }
 

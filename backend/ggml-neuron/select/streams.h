@@ -1,5 +1,5 @@
 // Calls of several sequences with a cache each, as kernels for groups have them: attention and writes to the caches are a node for each
-// sequence, and CONCAT puts the results after one another.
+// sequence, and CONCAT puts the results after one another. Without flash attention the same goes for each node of it.
 //
 // ggml's node for attention of such a call has strides with the length of a cache. Here each sequence's part of its cache, of the
 // numbers of rows and of the mask is a tensor of its own, as in a call of one sequence, so that kernels are for caches of any length
@@ -43,9 +43,15 @@ class neuron_streams {
 
     ggml_tensor * node(int i) const { return whole->nodes[original(i)]; }
 
-    // Returns how many nodes of the graph are one of ggml's.
-    int n_parts(int original) const {
-        const auto found = parts_of.find(original);
+    // Returns the number of the node that ends attention of which ggml's node is one; other nodes are alone.
+    int unit(int original) const {
+        const auto found = attentions.find(original);
+        return found == attentions.end() ? original : found->second.last;
+    }
+
+    // Returns how many nodes of the graph a unit is.
+    int n_parts(int unit) const {
+        const auto found = parts_of.find(unit);
         return found == parts_of.end() ? 1 : found->second;
     }
 
@@ -75,9 +81,21 @@ class neuron_streams {
         }
     };
 
+    // A node of attention without flash attention.
+    struct member {
+        int  first  = 0;
+        int  last   = 0;
+        int  source = -1;  // which one is caches, or -1
+    };
+
+    void          find_attention(int last);
+    void          note_cache(ggml_tensor * t);
     void          find_caches(const std::unordered_set<int> & left);
     bool          add_writes(const ggml_tensor * node);
     bool          add_attention(ggml_tensor * node);
+    bool          add_member(ggml_tensor * node);
+    ggml_tensor * source_of(ggml_tensor * t, int64_t i, int64_t n, bool is_cache);
+    void          join(ggml_tensor * node, const std::vector<ggml_tensor *> & results, int axis);
     void          add(ggml_tensor * node);
     ggml_tensor * make(const ggml_tensor & like);
     ggml_tensor * view_of(const ggml_tensor * t, int axis, int64_t n, int64_t i);
@@ -90,12 +108,14 @@ class neuron_streams {
     std::vector<ggml_tensor *>                                      nodes;
     std::vector<int>                                                originals;
     int                                                             current = 0;  // node of ggml's
-    std::unordered_map<int, int>                                    parts_of;
+    std::unordered_map<int, int>                                    parts_of;     // of units
+    std::unordered_map<int, member>                                 attentions;   // by ggml's nodes
+    std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> split_nodes;  // whose results are in between
     std::unordered_map<const ggml_tensor *, caches>                 found;        // by roots
     std::map<std::pair<const ggml_tensor *, size_t>, ggml_tensor *> made;
     std::unordered_map<const ggml_tensor *, neuron_stream_part>     given;
     std::unordered_map<const ggml_tensor *, ggml_tensor *>          results;
 };
 
-// Returns whether a node is attention of several sequences with a cache each.
+// Returns whether a node is attention of several sequences with a cache each, or may end it.
 bool neuron_has_streams(const ggml_tensor * node);

@@ -60,8 +60,7 @@ def derive(
         causal: whether attention of graph kernels is causal.
         beside: graphs beside those of calls, whose nodes have kernels as they are.
     """
-    if settings.any_ctx:
-        export = _with_first_cells(export)
+    export = _with_caches_apart(export, settings)
     export = _with_any_numbers(export, settings)
     beside = [AnyNumbers().of(graph) if graph.is_probe else graph for graph in beside]
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
@@ -88,11 +87,12 @@ def derive(
         known = {spec for entry in entries for spec in entry.specs()}
         rest = sorted({call for call in wanted if (call.n_seqs, call.samplers) in incomplete})
         for call, graph in export(rest):
-            in_turn = _is_in_turn(settings, call.n_seqs, bool(graph.context["flash_attn"]))
+            in_turn = settings.in_turn(call.n_seqs)
             if not in_turn or _is_together(settings, call.n_seqs, call.n_tokens, call.n_outputs):
                 classes.note_as_it_is(graph, _point(settings, call, graph), fallback=not in_turn)
-            for node, name in zip(graph.nodes, graph.names, strict=True):
-                if node.empty or (in_turn and (node.op in _OF_STREAMS or not _is_alone(settings, call))):
+            for i, (node, name) in enumerate(zip(graph.nodes, graph.names, strict=True)):
+                # Nodes of a sequence's part have the kernels of one sequence.
+                if node.empty or i in graph.parts or (in_turn and not _is_alone(settings, call)):
                     continue
                 spec = node.spec()
                 if spec not in known:
@@ -136,13 +136,14 @@ def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[De
                 yield DerivedKernel(constant(spec), [{}], name)
 
 
-def _with_first_cells(export: Export) -> Export:
+def _with_caches_apart(export: Export, settings: Settings) -> Export:
     streams, first = Streams(), FirstCells()
 
     def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
         for call, graph in export(calls):
+            own = streams.of(graph) if settings.in_turn(call.n_seqs) else graph
             # Without flash attention strides have the length of the cache of values, so that of keys is whole, too.
-            yield call, first.of(streams.of(graph)) if graph.context["flash_attn"] else graph
+            yield call, first.of(own) if settings.any_ctx and graph.context["flash_attn"] else own
 
     return graphs
 
@@ -156,17 +157,6 @@ def _with_any_numbers(export: Export, settings: Settings) -> Export:
             yield call, any_numbers.of(graph) if settings.lora or call.samplers else graph
 
     return graphs
-
-
-_OF_STREAMS = ("flash_attn_ext", "set_rows", "concat")
-"""Ops of groups that are a node for each sequence where sequences have a cache each, and what puts their results together.
-Alone they are computed by kernels for one sequence: attention of one after the other, and a write by a kernel that has the rows of
-all caches."""
-
-
-def _is_in_turn(settings: Settings, n_seqs: int, flash_attn: bool) -> bool:
-    """Whether a graph's attention was made one of each sequence, of a cache of any length."""
-    return flash_attn and settings.in_turn(n_seqs)
 
 
 def _is_together(settings: Settings, n_seqs: int, n_tokens: int, n_outputs: int) -> bool:
@@ -283,6 +273,7 @@ class _Class:
     devices: int
     of: tuple[int, ...]
     names: tuple[str, ...]
+    parts: frozenset[int]
     calls: list[DecodeCall] = field(default_factory=list)
     points: list[dict[str, int]] = field(default_factory=list)
     columns: list[list[ExportedNode]] = field(default_factory=list)
@@ -303,8 +294,8 @@ class _Classes:
     def add(self, call: DecodeCall, graph: Graph) -> None:
         flash = bool(graph.context["flash_attn"])
         whose = (call.n_seqs, call.samplers, flash, graph.devices, graph.of)
-        key = (whose, tuple(map(self._kind, graph.nodes)), graph.zeroed)
-        one = self._found.setdefault(key, _Class(*whose, graph.names, columns=[[] for _ in graph.nodes]))
+        key = (whose, tuple(map(self._kind, graph.nodes)), graph.zeroed, graph.parts)
+        one = self._found.setdefault(key, _Class(*whose, graph.names, graph.parts, columns=[[] for _ in graph.nodes]))
         one.calls.append(call)
         one.points.append(_point(self._settings, call, graph))
         for column, node in zip(one.columns, graph.nodes, strict=True):
@@ -339,7 +330,7 @@ class _Classes:
         met: dict[tuple[_Sampled, bool, int, tuple[int, ...]], set[DecodeCall]] = {}
         for one in self._found.values():
             sampled = (one.n_seqs, one.samplers)
-            in_turn = _is_in_turn(self._settings, one.n_seqs, one.flash_attn)
+            in_turn = self._settings.in_turn(one.n_seqs)
             points, complete = _asked_of(self._settings, one, asked.get(sampled, ()))
             met.setdefault((sampled, one.flash_attn, one.devices, one.of), set()).update(points)
             if not complete:
@@ -347,15 +338,15 @@ class _Classes:
             fitter = Fitter(NAMES, one.points)
             made: dict[tuple[int, ...], KernelFormula | None] = {}
             kernels: list[KernelFormula | None] = []
-            for column, name in zip(one.columns, one.names, strict=True):
-                key = tuple(map(id, column))
+            for i, (column, name) in enumerate(zip(one.columns, one.names, strict=True)):
+                key = (i in one.parts, *map(id, column))
                 if key not in made:
                     made[key] = fit(column, one.points, fitter)
                     kernel = made[key]
                     alone = [point for call, point in points.items() if _is_alone(self._settings, call)]
                     if kernel is None:
                         incomplete.add(sampled)
-                    elif alone and not (in_turn and column[0].op in _OF_STREAMS):
+                    elif alone and i not in one.parts:  # those of one sequence serve parts
                         entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
                         entry.points += alone
                 kernels.append(made[key])

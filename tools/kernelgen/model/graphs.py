@@ -152,6 +152,7 @@ class Graph:
             reads is left out.
         differing: nodes that another device computes of other shapes or other memory; all of them where devices compute other
             ops, or a device no summand. All devices run one program for a sum, so these nodes are in none that has one.
+        parts: nodes that are one sequence's part of a node of llama.cpp's, or put such parts together (`kernelgen.model.streams`).
     """
 
     sizes: Mapping[str, int]
@@ -165,6 +166,7 @@ class Graph:
     zeroed: frozenset[int] = frozenset()
     unread: Mapping[int, int] = field(default_factory=dict)
     differing: frozenset[int] = frozenset()
+    parts: frozenset[int] = frozenset()
 
     @property
     def is_probe(self) -> bool:

@@ -140,8 +140,8 @@ class Settings:
         return self.cells(n_ctx) * (1 if self.kv_unified else self.n_seq_max)
 
     def in_turn(self, n_seqs: int) -> bool:
-        """Returns whether attention of a call of so many sequences is one of each sequence, of a cache of any length."""
-        return self.any_ctx and self.has_streams(n_seqs)
+        """Returns whether attention of a call of so many sequences is one of each sequence, whose cache is a tensor of its own."""
+        return (self.any_ctx or self.grouped) and self.has_streams(n_seqs)
 
     def tokens_in_turn(self, n_seqs: int) -> tuple[int, ...]:
         """Returns for how many tokens of so many sequences with a cache each there are groups: a token of each; as many of each as
@@ -259,10 +259,9 @@ def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list
 
 def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
     """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache.
-    Kernels that compute several sequences with a cache each at once do not, but with `any_ctx` each sequence's is a tensor of
-    its own.
+    Kernels that compute several sequences with a cache each at once do not.
     """
-    if settings.has_streams(n_seqs) and not settings.any_ctx:
+    if settings.has_streams(n_seqs) and not settings.in_turn(n_seqs):
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)
     doubled = itertools.takewhile(lambda n: n < cells, (N_KV_UNIT << i for i in itertools.count()))
     return (*doubled, cells)

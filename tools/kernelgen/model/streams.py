@@ -3,12 +3,14 @@
 llama.cpp computes attention of such a call in one node whose last axis is the sequences. Its strides over caches have a cache's
 length. Here a write to the caches and attention are a node for each sequence, and CONCAT puts the results after one another. A
 sequence's part of its cache, of the numbers of rows and of the mask is a tensor given to the graph, as in a call of one sequence.
+Without flash attention each node of it, from the product of keys and queries to CONT, is one for each sequence.
 The backend sees a call's graph alike (`backend/ggml-neuron/select/streams.h`).
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +24,11 @@ _Q, _K, _V, _MASK = range(4)
 """The sources of FLASH_ATTN_EXT."""
 _TOKENS = 2
 """The axis of the tokens in the result of attention."""
+_ROWS_OF_HEADS = 1
+"""The same without flash attention, where a token's heads are a row."""
+_SOFT_MAX_MASK = 1
+_BETWEEN = ("soft_max", "scale", "tanh")
+"""Ops of attention without flash attention besides products and CONT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +67,91 @@ class Streams:
 
     def split(self, graph: Graph, left: Set[int] = frozenset()) -> tuple[Graph, Sequence[int]]:
         """Returns such a graph, and for each of its nodes the number of the one that it is (a part of). Those of `left` stay."""
-        caches = dict(_caches(graph, left))
+        unfused = list(_unfused(graph, left))
+        caches = dict(_caches(graph, left, unfused))
         if not caches:
             return graph, range(len(graph.nodes))
-        splitting = _Splitting(graph, caches, self._nodes, left)
+        splitting = _Splitting(graph, caches, self._nodes, left, unfused)
         return splitting.run(), splitting.originals
 
 
-def _caches(graph: Graph, left: Set[int]) -> Iterator[tuple[int, _Caches]]:
+@dataclass(frozen=True, slots=True)
+class _Unfused:
+    """Attention without flash attention: its nodes, and those of them whose first source is caches."""
+
+    nodes: tuple[int, ...]
+    reading: frozenset[int]
+
+    @property
+    def last(self) -> int:
+        return self.nodes[-1]
+
+
+def _caches(graph: Graph, left: Set[int], unfused: Sequence[_Unfused]) -> Iterator[tuple[int, _Caches]]:
     """Yields the roots that attention of several sequences reads, except for that of nodes that are left whole."""
     found: dict[int, _Caches | None] = {}
+
+    def note(t: Shape | None, at: At | None, is_split: bool) -> None:
+        if t is None or at is None or t.ne[3] == 1:
+            return
+        here = _Caches(t.nb[3], at.offset // t.nb[3], t.ne[3])
+        known = found.setdefault(at.root, here)
+        found[at.root] = here if known == here and is_split else None
+
     for i, (node, wires) in enumerate(zip(graph.nodes, graph.wires, strict=True)):
         for source in (_K, _V) if node.op == "flash_attn_ext" and i not in left else ():
-            t, at = node.inputs[source], wires.inputs[source]
-            if t is None or at is None or t.ne[3] == 1:
-                continue
-            here = _Caches(t.nb[3], at.offset // t.nb[3], t.ne[3])
-            known = found.setdefault(at.root, here)
-            found[at.root] = here if known == here and _is_split(graph, node, wires) else None
+            note(node.inputs[source], wires.inputs[source], _is_split(graph, node, wires))
+    for attention in unfused:
+        for i in attention.reading:
+            note(graph.nodes[i].inputs[0], graph.wires[i].inputs[0], True)
     yield from ((root, caches) for root, caches in found.items() if caches)
+
+
+def _unfused(graph: Graph, left: Set[int]) -> Iterator[_Unfused]:
+    """Yields attention without flash attention of several sequences with a cache each, of which nothing is left whole."""
+    readers: dict[int, int] | None = None
+    for last, (node, wires) in enumerate(zip(graph.nodes, graph.wires, strict=True)):
+        heads = node.inputs[0] if node.op == "cont" and last not in left else None
+        if heads is None or heads.ne[3] == 1 or node.output.ne[1:] != (heads.ne[2] * heads.ne[3], 1, 1):
+            continue
+        readers = readers or Counter(at.root for w in graph.wires for at in w.inputs if at is not None)
+        found = [last]
+        reading = set()
+        at = wires.inputs[0]
+        while at is not None and (i := graph.roots[at.root].node) is not None:
+            one, own = graph.nodes[i], graph.wires[i]
+            between = readers[at.root] == 1 and not graph.roots[at.root].output and own.output == At(at.root, 0)
+            if not between or one.output.ne[3] != heads.ne[3] or one.op not in ("mul_mat", *_BETWEEN):
+                break
+            found.append(i)
+            at = own.inputs[0]
+            if one.op == "soft_max" and not _is_masked(graph, one, own):
+                break
+            if one.op == "mul_mat":
+                a, b, at = one.inputs[0], own.inputs[1], own.inputs[1]
+                before = graph.roots[b.root].node if b is not None else None
+                op = "" if before is None else graph.nodes[before].op
+                first = op not in ("soft_max", "mul_mat")
+                if first or op == "soft_max":
+                    given = own.inputs[0]
+                    if a is None or a.ne[3] != heads.ne[3] or given is None or graph.roots[given.root].node is not None:
+                        break
+                    reading.add(i)
+                if first:
+                    if any(graph.nodes[j].op == "soft_max" for j in found):
+                        yield _Unfused(tuple(reversed(found)), frozenset(reading))
+                    break
+
+
+def _is_masked(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
+    """Whether a SOFT_MAX has a mask of all sequences, which is given to the graph."""
+    mask = node.inputs[_SOFT_MAX_MASK] if len(node.inputs) > _SOFT_MAX_MASK else None
+    at = wires.inputs[_SOFT_MAX_MASK] if mask is not None else None
+    if mask is None or at is None:
+        return False
+    rows = mask.ne[0] * TYPES[mask.dtype].size
+    dense = mask.ne[2] == 1 and mask.nb[3] == rows * mask.ne[1]
+    return dense and mask.ne[3] == node.output.ne[3] and at.offset == 0 and graph.roots[at.root].node is None
 
 
 def _is_split(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
@@ -108,6 +181,7 @@ class _Splitting:
         caches: Mapping[int, _Caches],
         nodes: dict[ExportedNode, ExportedNode],
         left: Set[int],
+        unfused: Sequence[_Unfused],
     ) -> None:
         self._graph, self._caches, self._known, self._left = graph, caches, nodes, left
         self.originals: list[int] = []
@@ -115,18 +189,28 @@ class _Splitting:
         self._roots = dict(graph.roots)
         self._parts: dict[tuple[int, int], int] = {}  # of a root's parts, their own
         self._number = itertools.count(max(graph.roots) + 1)
+        self._between: dict[int, list[int]] = {}  # of a root, those of each sequence's part
+        self._unfused = {
+            i: attention
+            for attention in unfused
+            if all(w is not None and w.root in caches for j in attention.reading for w in graph.wires[j].inputs[:1])
+            for i in attention.nodes
+        }
 
     def run(self) -> Graph:
         graph = self._graph
         place = [0] * (len(graph.nodes) + 1)
         for i, node in enumerate(graph.nodes):
             place[i] = len(self._made.nodes)
-            split = self._attend if node.op == "flash_attn_ext" else self._write if node.op == "set_rows" else None
-            if split is None or i in self._left or not split(node, graph.names[i], graph.wires[i]):
+            if i in self._unfused:
+                self._attend_without(i)
+            elif i in self._left or not self._split(node, graph.names[i], graph.wires[i]):
                 self._made.add(node, graph.names[i], graph.wires[i])
             self.originals += [i] * (len(self._made.nodes) - place[i])
             own = graph.roots[graph.wires[i].output.root]
-            if own.node == i:
+            if graph.wires[i].output.root in self._between:
+                del self._roots[graph.wires[i].output.root]
+            elif own.node == i:
                 self._roots[graph.wires[i].output.root] = replace(own, node=len(self._made.nodes) - 1)
         place[-1] = len(self._made.nodes)
         return replace(
@@ -138,7 +222,16 @@ class _Splitting:
             zeroed=frozenset(place[i] for i in graph.zeroed),
             unread={root: place[i] for root, i in graph.unread.items()},
             differing=frozenset(j for i in graph.differing for j in range(place[i], place[i + 1])),
+            parts=frozenset(
+                j for begin, end in itertools.pairwise(place) if end - begin > 1 for j in range(begin, end)
+            ),
         )
+
+    def _split(self, node: ExportedNode, name: str, wires: Wires) -> bool:
+        """Adds a node for each sequence. Returns False where it is none of several."""
+        if node.op == "set_rows":
+            return self._write(node, name, wires)
+        return node.op == "flash_attn_ext" and self._attend(node, name, wires)
 
     def _node(self, node: ExportedNode) -> ExportedNode:
         return self._known.setdefault(node, node)
@@ -212,19 +305,62 @@ class _Splitting:
             self._roots[results[-1].root] = Root(
                 name, output, self._made.add(own, name, Wires(inputs, results[-1])), False
             )
+        self._join(results, output, name, wires.output, _TOKENS)
+        return True
+
+    def _join(self, results: Sequence[At], output: Shape, name: str, place: At, axis: int) -> None:
+        """Adds what puts the results of sequences after one another, as a node's."""
         joined, shape = results[0], output
         for i, result in enumerate(results[1:], 1):
-            longer = _longer(output, i + 1)
+            longer = _longer(output, i + 1, axis)
             last = i == len(results) - 1
-            to = wires.output if last else At(next(self._number), 0)
-            words = (_TOKENS, *(0,) * (N_WORDS - 1))
+            to = place if last else At(next(self._number), 0)
+            words = (axis, *(0,) * (N_WORDS - 1))
             concat = self._node(ExportedNode("concat", (shape, output), longer, words, None))
             number = self._made.add(concat, name, Wires((joined, result), to))
             self._roots[to.root] = (
                 replace(self._roots[to.root], shape=longer, node=number) if last else Root(name, longer, number, False)
             )
             joined, shape = to, longer
-        return True
+
+    def _attend_without(self, i: int) -> None:
+        """Adds a node of attention without flash attention for each sequence, and behind the last one what puts the results after
+        one another.
+        """
+        node, name, wires = self._graph.nodes[i], self._graph.names[i], self._graph.wires[i]
+        attention = self._unfused[i]
+        n = self._graph.nodes[attention.nodes[0]].output.ne[3]
+        ends = i == attention.last
+        output = _matrix(node.output, node.output.ne[1] // n) if ends else _first(node.output)
+        own = self._node(replace(node, inputs=tuple(t and _first(t) for t in node.inputs), output=output))
+        results: list[At] = []
+        for sequence in range(n):
+            inputs = tuple(
+                None
+                if t is None or at is None
+                else self._source(t, at, sequence, cache=j == 0 and i in attention.reading, part=node.op == "soft_max")
+                for j, (t, at) in enumerate(zip(node.inputs, wires.inputs, strict=True))
+            )
+            results.append(At(next(self._number), 0))
+            number = self._made.add(own, name, Wires(inputs, results[-1]))
+            self._roots[results[-1].root] = Root(name, output, number, False)
+        if ends:
+            self._join(results, output, name, wires.output, _ROWS_OF_HEADS)
+        else:
+            self._between[wires.output.root] = [at.root for at in results]
+
+    def _source(self, t: Shape, at: At, i: int, *, cache: bool, part: bool) -> At:
+        """Returns what the i-th sequence has of a source of attention: `part`, whether it is given to the graph for each."""
+        if cache:
+            row = Shape(t.dtype, (t.ne[0], t.ne[1], 1, 1), t.nb)
+            return At(self._cache(at.root, i, row)[0].root, at.offset % self._caches[at.root].stride)
+        if at.root in self._between:
+            return At(self._between[at.root][i], at.offset)
+        if t.ne[3] == 1:
+            return at
+        if part:
+            return At(self._part(at.root, i * t.nb[3], _first(t)), 0)
+        return At(at.root, at.offset + i * t.nb[3])
 
 
 def _first(t: Shape) -> Shape:
@@ -232,9 +368,10 @@ def _first(t: Shape) -> Shape:
     return Shape(t.dtype, (*t.ne[:3], 1), (*t.nb[:3], t.nb[2] * t.ne[2]))
 
 
-def _longer(t: Shape, n: int) -> Shape:
-    ne = (*t.ne[:_TOKENS], t.ne[_TOKENS] * n, 1)
-    return Shape(t.dtype, ne, (*t.nb[:3], t.nb[2] * ne[2]))
+def _longer(t: Shape, n: int, axis: int) -> Shape:
+    ne = (t.ne[0], t.ne[1] * n if axis == 1 else t.ne[1], t.ne[2] * n if axis == 2 else t.ne[2], 1)
+    nb2 = t.nb[1] * ne[1] if axis == 1 else t.nb[2]
+    return Shape(t.dtype, ne, (*t.nb[:2], nb2, nb2 * ne[2]))
 
 
 def _matrix(t: Shape, rows: int, columns: int | None = None) -> Shape:
