@@ -230,31 +230,39 @@ ONE_AFTER_ANOTHER = ("2:0:3:all", "1:0:16:last", "1:16:9:odd", "0:0:1:all", "1:2
 
 
 @pytest.mark.parametrize(
-    ("fuse", "n_kv", "launches"),
+    ("flash_attn", "fuse", "n_kv", "buffers"),
     [
-        ("layer", "256", 4),
-        pytest.param("layer", "256,512", 4, marks=pytest.mark.long),
-        pytest.param("none", "256", 0, marks=pytest.mark.long),
+        ("off", "layer", "256", "device"),
+        pytest.param("off", "layer", "256,512", "host", marks=pytest.mark.long),
+        pytest.param("off", "none", "256", "device", marks=pytest.mark.long),
+        pytest.param("on", "layer", "256", "device", marks=pytest.mark.long),
     ],
 )
-def test_sequences_with_a_cache_each_are_computed_without_flash_attention(
-    programs: harness.Programs, tmp_path: Path, fuse: str, n_kv: str, launches: int
+def test_sequences_with_a_cache_each_have_layers_as_groups_for_one_context(
+    programs: harness.Programs, tmp_path: Path, flash_attn: str, fuse: str, n_kv: str, buffers: str
 ) -> None:
-    """With as many launches as of one sequence; and node by node, where there are no groups, by the kernels of one sequence."""
+    """As -fa off has: with as many launches for any of the sequences, alone or together, as for one. Where there are no groups, node by
+    node, by the kernels of one sequence.
+    """
     model = dataclasses.replace(QWEN3, layers=3)
-    more = ("--n-kv", n_kv, "--n-seq-max", "3", "--flash-attn", "off")
     n_ctx = 3 * int(n_kv.split(",")[-1])
+    more = ("--n-kv", n_kv, "--n-seq-max", "3", "--flash-attn", flash_attn)
     sweep = any_tokens.Sweep(
         programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=n_ctx, less_ctx=n_ctx, fuse=fuse, more=more
     )
-    begin = f"context one n_ctx={n_ctx} n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 flash_attn=0 {model.options}"
-    for calls in (IN_TURN, ONE_AFTER_ANOTHER):
-        script = [begin, *(f"decode {parts}" for parts in calls), "end one"]
-        if launches:
-            _, _, found = grouped(sweep, script, 0.95)
-            assert found == launches * len(calls)
-        else:
-            assert not grouped_in_none(sweep, script)
+    sweep.environment["GGML_NEURON_BUFFERS"] = buffers
+    flash = f"flash_attn={int(flash_attn == 'on')}"
+    begin = f"context one n_ctx={n_ctx} n_batch=32 n_ubatch=16 n_seq_max=3 kv_unified=0 {flash} {model.options}"
+    calls = (*IN_TURN, "end one", begin, *ONE_AFTER_ANOTHER)
+    script = [begin, *(line if ":" not in line else f"decode {line}" for line in calls), "end one"]
+    if fuse == "none":
+        found = sweep.run(script)
+        assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
+        assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in found)
+        assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
+    else:
+        _, _, launches = grouped(sweep, script, 0.95)
+        assert launches == (len(IN_TURN) + len(ONE_AFTER_ANOTHER)) * (model.layers + 1)
 
 
 @pytest.mark.long

@@ -20,6 +20,13 @@ static bool is_given(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE && !t->view_src;
 }
 
+// Returns whether a tensor is of the cache of one of several sequences, or of several of them.
+static bool is_of_several(const ggml_tensor * t) {
+    const ggml_tensor * root   = neuron_root_of(const_cast<ggml_tensor *>(t));
+    const size_t        stride = t->nb[SEQUENCE_AXIS];
+    return is_given(root) && stride && ggml_nbytes(root) > stride && ggml_nbytes(root) % stride == 0;
+}
+
 static bool is_flash_attention(const ggml_tensor * node) {
     if (node->op != GGML_OP_FLASH_ATTN_EXT || node->view_src || !node->src[ATTN_MASK]) {
         return false;
@@ -29,13 +36,14 @@ static bool is_flash_attention(const ggml_tensor * node) {
     const auto          is   = [n](const ggml_tensor * t) {
         return t->ne[SEQUENCE_AXIS] == n;
     };
-    return n > 1 && is(node->src[ATTN_Q]) && is(node->src[ATTN_K]) && is(node->src[ATTN_V]) && is(mask) &&
-           mask->ne[2] == 1 && is_given(mask) && ggml_is_contiguous(mask) && ggml_is_contiguous(node);
+    return is_of_several(node->src[ATTN_K]) && is_of_several(node->src[ATTN_V]) && is(node->src[ATTN_Q]) &&
+           is(node->src[ATTN_K]) && is(node->src[ATTN_V]) && is(mask) && mask->ne[2] == 1 && is_given(mask) &&
+           ggml_is_contiguous(mask) && ggml_is_contiguous(node);
 }
 
 bool neuron_has_streams(const ggml_tensor * node) {
     return is_flash_attention(node) ||
-           (neuron_ends_attention(node) && !node->view_src && node->src[0]->ne[SEQUENCE_AXIS] > 1);
+           (neuron_ends_attention(node) && !node->view_src && node->src[0]->op == GGML_OP_PERMUTE);
 }
 
 neuron_streams::neuron_streams(const ggml_cgraph * cgraph, const std::unordered_set<int> & left) :
@@ -88,7 +96,7 @@ void neuron_streams::find_attention(int last) {
             return;
         }
         const bool reads = t->op == GGML_OP_MUL_MAT && (k == 1 || t->src[1]->op == GGML_OP_SOFT_MAX);
-        if (reads && t->src[0]->ne[SEQUENCE_AXIS] != attention->n_streams) {
+        if (reads && (t->src[0]->ne[SEQUENCE_AXIS] != attention->n_streams || !is_of_several(t->src[0]))) {
             return;
         }
         members.emplace_back(node, reads ? 0 : -1);

@@ -1,4 +1,4 @@
-// Calls of several sequences with a cache each, as kernels for groups have them: attention and writes to the caches are a node for each
+// Calls of one or several sequences with a cache each, as kernels for groups have them: attention and writes to the caches are a node for each
 // sequence, and CONCAT puts the results after one another. Without flash attention the same goes for each node of it.
 //
 // ggml's node for attention of such a call has strides with the length of a cache. Here each sequence's part of its cache, of the
@@ -117,5 +117,5 @@ class neuron_streams {
     std::unordered_map<const ggml_tensor *, ggml_tensor *>          results;
 };
 
-// Returns whether a node is attention of several sequences with a cache each, or may end it.
+// Returns whether a node is attention of some of several sequences with a cache each, or may end it.
 bool neuron_has_streams(const ggml_tensor * node);

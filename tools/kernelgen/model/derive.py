@@ -89,7 +89,7 @@ def derive(
         for call, graph in export(rest):
             in_turn = settings.in_turn(call.n_seqs)
             if not in_turn or _is_together(settings, call.n_seqs, call.n_tokens, call.n_outputs):
-                classes.note_as_it_is(graph, _point(settings, call, graph), fallback=not in_turn)
+                classes.note_as_it_is(call, graph, fallback=not in_turn)
             for i, (node, name) in enumerate(zip(graph.nodes, graph.names, strict=True)):
                 # Nodes of a sequence's part have the kernels of one sequence.
                 if node.empty or i in graph.parts or (in_turn and not _is_alone(settings, call)):
@@ -265,13 +265,21 @@ def _point(settings: Settings, call: DecodeCall, graph: Graph) -> dict[str, int]
 
 @dataclass
 class _Class:
-    """Graphs that have the same ops one after another, of the same devices and samplers."""
+    """Graphs that have the same ops one after another, of the same devices and samplers.
+
+    Attributes:
+        alone: whether they say which kernels single nodes have.
+        together: whether they say which groups there are.
+        parts: nodes that have the kernels of other calls, as `Graph.parts`.
+    """
 
     n_seqs: int
     samplers: str
     flash_attn: bool
     devices: int
     of: tuple[int, ...]
+    alone: bool
+    together: bool
     names: tuple[str, ...]
     parts: frozenset[int]
     calls: list[DecodeCall] = field(default_factory=list)
@@ -285,6 +293,7 @@ class _Classes:
         self._settings = settings
         self._keep = keep  # graphs, to be cut
         self._causal = Causal() if causal else None
+        self._streams = Streams()
         self.cuts: Cuts = {}
         self.graphs: dict[tuple[str, ...], dict[GraphFormula, GraphEntry]] = {}
         self._found: dict[object, _Class] = {}
@@ -292,15 +301,26 @@ class _Classes:
         self._kept: dict[object, int] = {}
 
     def add(self, call: DecodeCall, graph: Graph) -> None:
+        """Adds a call's graph: for kernels of nodes and for groups, or apart for each where these have other caches."""
+        apart = self._with_own_cache(call, graph)
+        self._add(call, graph, alone=True, together=apart is graph)
+        if apart is not graph:
+            self._add(call, apart, alone=False, together=True)
+
+    def _with_own_cache(self, call: DecodeCall, graph: Graph) -> Graph:
+        one = call.n_seqs == 1 and self._settings.one_apart(bool(graph.context["flash_attn"]))
+        return self._streams.of(graph) if one else graph
+
+    def _add(self, call: DecodeCall, graph: Graph, *, alone: bool, together: bool) -> None:
         flash = bool(graph.context["flash_attn"])
-        whose = (call.n_seqs, call.samplers, flash, graph.devices, graph.of)
+        whose = (call.n_seqs, call.samplers, flash, graph.devices, graph.of, alone, together)
         key = (whose, tuple(map(self._kind, graph.nodes)), graph.zeroed, graph.parts)
         one = self._found.setdefault(key, _Class(*whose, graph.names, graph.parts, columns=[[] for _ in graph.nodes]))
         one.calls.append(call)
         one.points.append(_point(self._settings, call, graph))
         for column, node in zip(one.columns, graph.nodes, strict=True):
             column.append(node)
-        if self._keep:
+        if self._keep and together:
             one.graphs.append(self._for_groups(graph))
 
     def _for_groups(self, graph: Graph) -> Graph:
@@ -317,8 +337,11 @@ class _Classes:
     def _some_cuts(self) -> list[tuple[tuple[str, ...], Cut]]:
         return [(targets, cut) for targets, cut in self.cuts.items() if cut is not None]
 
-    def note_as_it_is(self, graph: Graph, point: Point, *, fallback: bool) -> None:
+    def note_as_it_is(self, call: DecodeCall, graph: Graph, *, fallback: bool) -> None:
         """Adds the graph kernels of one graph, without formulas."""
+        apart = self._with_own_cache(call, graph)
+        fallback = fallback and apart is graph
+        graph, point = apart, _point(self._settings, call, graph)
         for targets, cut in self._some_cuts():
             found = self.graphs.setdefault(targets, {})
             _note_as_it_is(found, self._for_groups(graph), point, cut, fallback=fallback)
@@ -346,7 +369,7 @@ class _Classes:
                     alone = [point for call, point in points.items() if _is_alone(self._settings, call)]
                     if kernel is None:
                         incomplete.add(sampled)
-                    elif alone and i not in one.parts:  # those of one sequence serve parts
+                    elif alone and one.alone and i not in one.parts:  # those of one sequence serve parts
                         entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
                         entry.points += alone
                 kernels.append(made[key])
@@ -357,11 +380,11 @@ class _Classes:
                 for point in points.values()
                 if not in_turn or _is_together(self._settings, one.n_seqs, point["n_tokens"], point["n_outputs"])
             ]
-            for targets, cut in self._some_cuts() if together else ():
+            for targets, cut in self._some_cuts() if together and one.together else ():
                 grouped, complete = groups.fit(one.graphs, one.points, kernels, cut, fitter)
                 if not complete:
                     incomplete.add(sampled)
-                _note(self.graphs.setdefault(targets, {}), grouped, together, fallback=not in_turn)
+                _note(self.graphs.setdefault(targets, {}), grouped, together, fallback=one.alone and not in_turn)
         for (sampled, *_), calls in met.items():
             if calls != set(asked.get(sampled, ())):
                 incomplete.add(sampled)

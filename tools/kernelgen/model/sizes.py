@@ -143,6 +143,12 @@ class Settings:
         """Returns whether attention of a call of so many sequences is one of each sequence, whose cache is a tensor of its own."""
         return (self.any_ctx or self.grouped) and self.has_streams(n_seqs)
 
+    def one_apart(self, flash_attn: bool) -> bool:
+        """Returns whether groups of a call of one sequence have its cache alone, of several: where rows of `kernelgen.model.first_cells`
+        are not it already.
+        """
+        return self.grouped and self.has_streams(self.n_seq_max) and not (self.any_ctx and flash_attn)
+
     def tokens_in_turn(self, n_seqs: int) -> tuple[int, ...]:
         """Returns for how many tokens of so many sequences with a cache each there are groups: a token of each; as many of each as
         take no longer, which serve drafts and short prompts; and as many of each as a call has at most. Numbers between these are

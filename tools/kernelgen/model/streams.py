@@ -92,7 +92,7 @@ def _caches(graph: Graph, left: Set[int], unfused: Sequence[_Unfused]) -> Iterat
     found: dict[int, _Caches | None] = {}
 
     def note(t: Shape | None, at: At | None, is_split: bool) -> None:
-        if t is None or at is None or t.ne[3] == 1:
+        if t is None or at is None or not _is_of_several(graph, t, at):
             return
         here = _Caches(t.nb[3], at.offset // t.nb[3], t.ne[3])
         known = found.setdefault(at.root, here)
@@ -107,12 +107,18 @@ def _caches(graph: Graph, left: Set[int], unfused: Sequence[_Unfused]) -> Iterat
     yield from ((root, caches) for root, caches in found.items() if caches)
 
 
+def _is_of_several(graph: Graph, t: Shape, at: At) -> bool:
+    """Whether a tensor is of the cache of one of several sequences, or of several of them."""
+    size = graph.roots[at.root].shape.storage_bytes
+    return size > t.nb[3] > 0 == size % t.nb[3]
+
+
 def _unfused(graph: Graph, left: Set[int]) -> Iterator[_Unfused]:
     """Yields attention without flash attention of several sequences with a cache each, of which nothing is left whole."""
     readers: dict[int, int] | None = None
     for last, (node, wires) in enumerate(zip(graph.nodes, graph.wires, strict=True)):
         heads = node.inputs[0] if node.op == "cont" and last not in left else None
-        if heads is None or heads.ne[3] == 1 or node.output.ne[1:] != (heads.ne[2] * heads.ne[3], 1, 1):
+        if heads is None or node.output.ne[1:] != (heads.ne[2] * heads.ne[3], 1, 1):
             continue
         readers = readers or Counter(at.root for w in graph.wires for at in w.inputs if at is not None)
         found = [last]
@@ -134,7 +140,9 @@ def _unfused(graph: Graph, left: Set[int]) -> Iterator[_Unfused]:
                 first = op not in ("soft_max", "mul_mat")
                 if first or op == "soft_max":
                     given = own.inputs[0]
-                    if a is None or a.ne[3] != heads.ne[3] or given is None or graph.roots[given.root].node is not None:
+                    if a is None or given is None or a.ne[3] != heads.ne[3] or not _is_of_several(graph, a, given):
+                        break
+                    if graph.roots[given.root].node is not None:
                         break
                     reading.add(i)
                 if first:
@@ -279,7 +287,7 @@ class _Splitting:
         q, k, v, mask = node.inputs[:4]
         at = wires.inputs
         where = at[_K], at[_V]
-        if not (q and k and v and mask and where[0] and where[1]) or q.ne[3] == 1:
+        if not (q and k and v and mask and where[0] and where[1]):
             return False
         if where[0].root not in self._caches or where[1].root not in self._caches:
             return False
@@ -310,6 +318,10 @@ class _Splitting:
 
     def _join(self, results: Sequence[At], output: Shape, name: str, place: At, axis: int) -> None:
         """Adds what puts the results of sequences after one another, as a node's."""
+        if len(results) == 1:
+            self._made.wires[-1] = replace(self._made.wires[-1], output=place)
+            del self._roots[results[0].root]
+            return
         joined, shape = results[0], output
         for i, result in enumerate(results[1:], 1):
             longer = _longer(output, i + 1, axis)
