@@ -224,6 +224,25 @@ def test_an_encoder_is_computed_for_any_number_of_tokens(programs: harness.Progr
     assert is_a_launch_for_each_layer(device, len(found))
 
 
+@pytest.mark.parametrize(
+    "kind", ["T5", *(pytest.param(kind, marks=pytest.mark.long) for kind in ENCODERS if kind != "T5")]
+)
+def test_attention_of_an_encoder_is_a_group_where_layers_are_none(
+    programs: harness.Programs, tmp_path: Path, kind: str
+) -> None:
+    """With --fuse none, so that the CPU has no op of any number of tokens there, either."""
+    device = Device(programs, tmp_path)
+    ENCODERS[kind](device.file, SIZE)
+    device.derive("--embeddings", n_ctx=(256,), n_tokens=(8, 16), fuse="none")
+    alone = [f"decode 0:0:{n}:all" for n in (1, 5, 8, 13)]
+    together = ["decode 0:0:7:all 1:0:1:all 2:0:4:all"]
+    found = device.calls(*alone, *together, more="embeddings=1 n_seq_max=4 kv_unified=1")
+    ran, grouped, launches = device.grouped
+    assert grouped < ran
+    attention, mean = SIZE.n_layer, kind in ("mean", "T5")
+    assert launches == len(found) * (attention + mean)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", list(ENCODERS))
 def test_an_encoder_is_computed_for_1_to_512_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:

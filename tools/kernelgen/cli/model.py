@@ -39,7 +39,7 @@ from kernelgen.forecast.fusion import Fusion
 from kernelgen.forecast.weights import AS_GGML, Choice, Products, choose, said
 from kernelgen.ggml import weight_layouts
 from kernelgen.ggml.weight_layouts import BF16
-from kernelgen.model import checkpoint, exporter, groups, sources, writing
+from kernelgen.model import checkpoint, exporter, groups, own_attention, sources, writing
 from kernelgen.model.derive import Cuts, both, derive
 from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import Graph, ModelHeader
@@ -298,7 +298,7 @@ def _derive(
             seen.see(call, graph)
             yield call, graph
 
-    cuts = None if fuse == NONE else partial(seen.cuts, fuse)
+    cuts = partial(seen.cuts, fuse)
     shifts = list(asked.shifts(file, settings)) if shift else []
     if shift and not shifts:
         raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
@@ -369,6 +369,8 @@ class _SeenCalls:
 
     def cuts(self, fuse: str) -> Cuts:
         """Returns how graphs are cut, by targets."""
+        if fuse == NONE:
+            return {(): own_attention.segments}
         if fuse != AUTO or not self._calls:
             return {(): groups.cut_of(FUSE if fuse == AUTO else fuse)}
         widened = {choice.chip.target: choice.chosen.widened for choice in self.layouts}

@@ -1,0 +1,90 @@
+"""Attention to results of the call itself, as encoders have it, and decoders to an encoder's: which nodes of a graph it is.
+
+Its keys are in no cache, so that the nodes of it have kernels of exactly their numbers of tokens. The same goes for the mean of all
+tokens (`--pooling mean`). Together with the products or the norm that their sources come from these nodes are a group, which kernels for more tokens compute (`backend/ggml-neuron/select/group_lengths.h`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelgen.model.graphs import Graph
+from kernelgen.model.repeats import Segment
+
+_KEYS = 1
+"""The source of FLASH_ATTN_EXT."""
+_SCORED = ("scale", "tanh", "add")
+"""Ops between the product of keys and queries and SOFT_MAX."""
+
+_NORMS = ("norm", "rms_norm")
+
+
+def segments(graph: Graph) -> list[Segment]:
+    """Returns such attention and means, each with what its sources come from."""
+    found: list[Segment] = []
+    for end, operands in sorted(_ends(graph)):
+        least = found[-1].end if found else 0
+        start = min(_sources(graph, operands, least), default=end)
+        if start < end:
+            found.append(Segment(start, end + 1))
+    return found
+
+
+def _ends(graph: Graph) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yields the last node of each, and the nodes that read its sources."""
+    for i, node in enumerate(graph.nodes):
+        if node.op == "flash_attn_ext":
+            if _is_computed(graph, i, _KEYS):
+                yield i, (i,)
+        elif node.op == "mul_mat":
+            rows = _producer(graph, i, 0)
+            weights = graph.wires[i].inputs[1]
+            if rows is not None and graph.nodes[rows].op == "cont" and weights and _producer(graph, i, 1) is None:
+                yield i, (i,)
+        elif node.op == "soft_max":
+            scores = _producer(graph, i, 0)
+            while scores is not None and graph.nodes[scores].op in _SCORED:
+                scores = _producer(graph, scores, 0)
+            if scores is None or graph.nodes[scores].op != "mul_mat" or not _is_computed(graph, scores, 0):
+                continue
+            values = _reader(graph, i, "mul_mat")
+            if values is not None:
+                heads = _reader(graph, values, "cont")
+                yield (values if heads is None else heads), (scores, i, values)
+
+
+def _producer(graph: Graph, i: int, source: int) -> int | None:
+    at = graph.wires[i].inputs[source]
+    return None if at is None else graph.roots[at.root].node
+
+
+def _is_computed(graph: Graph, i: int, source: int) -> bool:
+    """Whether the graph computes a source of a node, in memory that is not given to it."""
+    return _producer(graph, i, source) is not None
+
+
+def _reader(graph: Graph, i: int, op: str) -> int | None:
+    """Returns the first node of an op that reads a node's result."""
+    root = graph.wires[i].output.root
+    readers = (
+        j
+        for j in range(i + 1, len(graph.nodes))
+        if graph.nodes[j].op == op and any(at is not None and at.root == root for at in graph.wires[j].inputs)
+    )
+    return next(readers, None)
+
+
+def _sources(graph: Graph, nodes: tuple[int, ...], least: int) -> Iterator[int]:
+    """Yields nodes, and those that they come from back to norms and products by weights, none before `least`."""
+    stack, seen = list(nodes), set(nodes)
+    while stack:
+        i = stack.pop()
+        yield i
+        op = graph.nodes[i].op
+        if op in _NORMS or (op == "mul_mat" and not _is_computed(graph, i, 0)):
+            continue
+        for source in range(len(graph.nodes[i].inputs)):
+            before = _producer(graph, i, source)
+            if before is not None and before >= least and before not in seen:
+                seen.add(before)
+                stack.append(before)
