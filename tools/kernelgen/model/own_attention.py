@@ -1,7 +1,8 @@
 """Attention to results of the call itself, as encoders have it, and decoders to an encoder's: which nodes of a graph it is.
 
-Its keys are in no cache, so that the nodes of it have kernels of exactly their numbers of tokens. The same goes for the mean of all
-tokens (`--pooling mean`). Together with the products or the norm that their sources come from these nodes are a group, which kernels for more tokens compute (`backend/ggml-neuron/select/group_lengths.h`).
+Its keys are in no cache, so that the nodes of it have kernels of exactly their numbers of tokens. The same goes for the mean of
+all tokens (`--pooling mean`). Together with the products or the norm that their sources come from these nodes are a group, which
+kernels for more tokens compute (`backend/ggml-neuron/select/group_lengths.h`).
 """
 
 from __future__ import annotations
