@@ -172,11 +172,12 @@ def test_coverage_takes_a_model_as_it_is_run(
     assert {m["kind"] for m in found["missing"]} == {"other shapes"}
 
 
+@pytest.mark.parametrize("cache", [("--flash-attn", "on"), ("--flash-attn", "off", "--n-ctx", "1024")])
 def test_coverage_finds_groups_of_several_sequences_with_a_cache_each(
-    derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    derive: Derive, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: tuple[str, ...]
 ) -> None:
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
-    options = ["--n-tokens", "1,16", "--n-ubatch", "16", "--n-seq-max", "2", "--n-kv", "256", "--flash-attn", "on"]
+    options = ["--n-tokens", "1,2,16", "--n-ubatch", "16", "--n-seq-max", "2", "--n-kv", "256", *cache]
     where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries), "--format", "json"]
     launches = {}
     for fuse in ("layer", "none"):

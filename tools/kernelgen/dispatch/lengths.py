@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.dispatch.costs import Costs, builtin
+from kernelgen.ggml import unfused_attention
 from kernelgen.ggml.tokens import Cut, Tensors, cuts, one_stream
 from kernelgen.ggml.unfused_attention import Member, members
 from kernelgen.spec.op_kernel import KernelSpec
@@ -106,11 +107,13 @@ class LengthIndex:
 
     def _streams(self, node: KernelSpec, room: int | None) -> Selection | None:
         """Returns how a node of several streams is computed: each as a node, one after the other."""
-        one = one_stream(node.op, node.inputs, node.output)
+        one, n = one_stream(node.op, node.inputs, node.output), node.output.ne[3]
+        unfused = unfused_attention.one_stream(node.op, node.inputs, node.output)
+        if unfused is not None:
+            one, n = unfused
         if one is None or one[-1] is None:
             return None
         found = self.select(KernelSpec(node.op, one[:-1], one[-1], node.params, node.alias), room)
-        n = node.output.ne[3]
         return found and Selection(
             found.kernels * n,
             found.chunks * n,

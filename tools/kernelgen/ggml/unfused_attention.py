@@ -14,6 +14,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.tokens import Tensors
 
 _ELEMENTWISE = ("scale", "tanh")
+_OPS = ("mul_mat", "soft_max", "cont", *_ELEMENTWISE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,23 @@ def members(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) 
             yield Member(tensors, {1: 1, 2: 1}, {0: 0, 1: 0}, frozenset((1, 2)), None, None, n, mask.ne[0], heads)
             yield Member(tensors, {1: 1, 2: 1}, {}, frozenset((1, 2)), None, None, n, None, heads)
         yield Member(tensors, {1: 1, 2: 1}, {}, frozenset((2,)), None, None, n, None, heads)
+
+
+def one_stream(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> tuple[Tensors, int] | None:
+    """Returns the tensors of one stream of a node of such attention, and how many streams there are: the backend computes them one
+    after the other. None where there is one, or where it is no such node.
+    """
+    n = max((t.ne[3] for t in inputs if t is not None), default=1)
+    if n == 1 or name not in _OPS or any(t is not None and t.ne[3] not in (1, n) for t in inputs):
+        return None
+    rows = name == "cont" and output.ne[3] == 1 and output.ne[1] % n == 0
+    ne = (output.ne[0], output.ne[1] // n if rows else output.ne[1], output.ne[2], 1)
+    if not rows and output.ne[3] != n:
+        return None
+    parts = (t and TensorDesc.make((*t.ne[:3], 1), t.dtype, t.nb, t.layout) for t in inputs)
+    own = TensorDesc.make(ne, output.dtype)
+    one = (*parts, own)
+    return (one, n) if any(True for _ in members(name, one[:-1], own)) else None
 
 
 def _end(tensors: Tensors, heads: TensorDesc, output: TensorDesc) -> Iterator[Member]:

@@ -144,8 +144,8 @@ class Settings:
         return (self.any_ctx or self.grouped) and self.has_streams(n_seqs)
 
     def one_apart(self, flash_attn: bool) -> bool:
-        """Returns whether groups of a call of one sequence have its cache alone, of several: where `kernelgen.model.first_cells` does
-        not do so already.
+        """Returns whether groups of a call of one sequence have its cache alone, of several: where `kernelgen.model.first_cells`
+        does not do so already.
         """
         return self.grouped and self.has_streams(self.n_seq_max) and not (self.any_ctx and flash_attn)
 
