@@ -80,7 +80,7 @@ bool sequence_blocks::refer(const node & whole, input & in) const {
         // all else is within a token, of which the view has all bytes or some
         if (in.tensor.is_longer(j)) {
             n_longer++;
-            has[j] = REPEATED;
+            has[j]          = REPEATED;
             // tokens, or the elements of their rows one by one
             const int64_t n = in.tensor.ne(j) / block.first;
             if (in.tensor.ne(j) != n * block.first || in.tensor.more(j) != n * block.second ||

@@ -48,8 +48,8 @@ class sequence_blocks {
   private:
     bool find_tokens(const std::vector<node> & nodes);
 
-    int64_t                     n_blocks = 0;  // 0: rows are in none
-    std::pair<int64_t, int64_t> block{};       // rows of one, of the group and of the kernel
+    int64_t                     n_blocks = 0;                 // 0: rows are in none
+    std::pair<int64_t, int64_t> block{};                      // rows of one, of the group and of the kernel
 
     std::unordered_map<const neuron_key_node *, int> joined;  // nodes that put blocks after one another, with the axis
 };

@@ -52,9 +52,8 @@ neuron_streams::neuron_streams(const ggml_cgraph * cgraph, const std::unordered_
     nodes.reserve((size_t) cgraph->n_nodes);
     for (current = 0; current < cgraph->n_nodes && !found.empty(); current++) {
         ggml_tensor * node = cgraph->nodes[current];
-        const bool    done =
-            !left.count(current) &&
-            (node->op == GGML_OP_SET_ROWS ? add_writes(node) : add_attention(node) || add_member(node));
+        const bool done = !left.count(current) &&
+                          (node->op == GGML_OP_SET_ROWS ? add_writes(node) : add_attention(node) || add_member(node));
         if (!done) {
             add(node);
         }

@@ -83,9 +83,9 @@ class neuron_streams {
 
     // A node of attention without flash attention.
     struct member {
-        int  first  = 0;
-        int  last   = 0;
-        int  source = -1;  // which one is caches, or -1
+        int first  = 0;
+        int last   = 0;
+        int source = -1;  // which one is caches, or -1
     };
 
     void          find_attention(int last);
@@ -102,19 +102,19 @@ class neuron_streams {
     ggml_tensor * give(ggml_tensor * whole, size_t offset, const ggml_tensor & like);
     ggml_tensor * cache_of(ggml_tensor * root, int64_t i, const ggml_tensor & row);
 
-    const ggml_cgraph *                                             whole;  // ggml's
-    ggml_cgraph                                                     split;
-    std::deque<ggml_tensor>                                         tensors;
-    std::vector<ggml_tensor *>                                      nodes;
-    std::vector<int>                                                originals;
-    int                                                             current = 0;  // node of ggml's
-    std::unordered_map<int, int>                                    parts_of;     // of units
-    std::unordered_map<int, member>                                 attentions;   // by ggml's nodes
+    const ggml_cgraph *                                                 whole;  // ggml's
+    ggml_cgraph                                                         split;
+    std::deque<ggml_tensor>                                             tensors;
+    std::vector<ggml_tensor *>                                          nodes;
+    std::vector<int>                                                    originals;
+    int                                                                 current = 0;  // node of ggml's
+    std::unordered_map<int, int>                                        parts_of;     // of units
+    std::unordered_map<int, member>                                     attentions;   // by ggml's nodes
     std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> split_nodes;  // whose results are in between
-    std::unordered_map<const ggml_tensor *, caches>                 found;        // by roots
-    std::map<std::pair<const ggml_tensor *, size_t>, ggml_tensor *> made;
-    std::unordered_map<const ggml_tensor *, neuron_stream_part>     given;
-    std::unordered_map<const ggml_tensor *, ggml_tensor *>          results;
+    std::unordered_map<const ggml_tensor *, caches>                     found;        // by roots
+    std::map<std::pair<const ggml_tensor *, size_t>, ggml_tensor *>     made;
+    std::unordered_map<const ggml_tensor *, neuron_stream_part>         given;
+    std::unordered_map<const ggml_tensor *, ggml_tensor *>              results;
 };
 
 // Returns whether a node is attention of some of several sequences with a cache each, or may end it.

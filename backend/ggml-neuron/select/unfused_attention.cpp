@@ -86,8 +86,8 @@ static bool fit_together(const std::vector<const ggml_tensor *> & nodes) {
     size_t              n_soft_max = 0;
     for (const ggml_tensor * node : nodes) {
         n_soft_max += node->op == GGML_OP_SOFT_MAX;
-        const bool alike = neuron_ends_attention(node) || (node->ne[1] == first->ne[1] && node->ne[2] == first->ne[2] &&
-                                                           node->ne[3] == first->ne[3]);
+        const bool alike = neuron_ends_attention(node) ||
+                           (node->ne[1] == first->ne[1] && node->ne[2] == first->ne[2] && node->ne[3] == first->ne[3]);
         if (!alike || !is_dense_f32(node)) {
             return false;
         }

@@ -38,7 +38,7 @@ struct neuron_attention {
     neuron_cut        cut;
 
     // Streams, of which all signatures have the first one; bytes from one to the next in each source and then in the result, 0 in what all have.
-    int64_t n_streams = 1;
+    int64_t n_streams                 = 1;
     size_t  strides[GGML_MAX_SRC + 1] = {};
 
     neuron_group group;  // its slots are there from the beginning, the rest by neuron_kernel_store::select

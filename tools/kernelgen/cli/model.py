@@ -369,10 +369,8 @@ class _SeenCalls:
 
     def cuts(self, fuse: str) -> Cuts:
         """Returns how graphs are cut, by targets."""
-        if fuse == NONE:
-            return {(): own_attention.segments}
         if fuse != AUTO or not self._calls:
-            return {(): groups.cut_of(FUSE if fuse == AUTO else fuse)}
+            return {(): _cut(FUSE if fuse == AUTO else fuse)}
         widened = {choice.chip.target: choice.chosen.widened for choice in self.layouts}
         if self._all:
             of_all = frozenset(Products(self._shortest).bytes)
@@ -381,7 +379,12 @@ class _SeenCalls:
         targets: dict[str, tuple[str, ...]] = {}
         for one in self.fusions:
             targets[one.name] = (*targets.get(one.name, ()), one.target)
-        return {of: groups.cut_of(name) for name, of in targets.items()}
+        return {of: _cut(name) for name, of in targets.items()}
+
+
+def _cut(fuse: str) -> groups.Cut:
+    """Returns what cuts graphs: without groups, attention that only groups compute at other numbers of tokens."""
+    return groups.cut_of(fuse) or own_attention.segments
 
 
 def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:

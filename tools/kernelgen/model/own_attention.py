@@ -26,7 +26,7 @@ def segments(graph: Graph) -> list[Segment]:
     for end, operands in sorted(_ends(graph)):
         least = found[-1].end if found else 0
         start = min(_sources(graph, operands, least), default=end)
-        if start < end:
+        if start < end and all(node.op != "all_reduce" for node in graph.nodes[start:end]):
             found.append(Segment(start, end + 1))
     return found
 
