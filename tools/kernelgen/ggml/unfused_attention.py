@@ -100,7 +100,7 @@ def members(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) 
 
 def one_stream(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> tuple[Tensors, int] | None:
     """Returns the tensors of one stream of a node of such attention, and how many streams there are: the backend computes them one
-    after the other. None where there is one, or where it is no such node.
+    after the other. None where there is one, or where it is another node.
     """
     n = max((t.ne[3] for t in inputs if t is not None), default=1)
     if n == 1 or name not in _OPS or any(t is not None and t.ne[3] not in (1, n) for t in inputs):
