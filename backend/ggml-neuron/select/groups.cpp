@@ -66,6 +66,10 @@ static void find_with_streams(const ggml_cgraph *         cgraph,
         if (leave_whole(streams, groups, whole)) {
             continue;
         }
+        // a cache of one sequence may as well be the first cells of one that all share
+        if (!streams.has_several() && groups.outside.size() >= found.outside.size()) {
+            return;
+        }
         for (neuron_group & group : groups.groups) {
             streams.restore(group);
         }

@@ -10,6 +10,7 @@
 #include "ggml-impl.h"
 #include "select/group.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -35,6 +36,11 @@ class neuron_streams {
 
     // Returns whether the graph is another than ggml's.
     bool empty() const { return parts_of.empty(); }
+
+    // Returns whether some attention is of several sequences.
+    bool has_several() const {
+        return std::any_of(found.begin(), found.end(), [](const auto & cache) { return cache.second.n > 1; });
+    }
 
     const ggml_cgraph * graph() const { return &split; }
 
