@@ -5,7 +5,7 @@
     ./bazelw run //tools/llama_cpp:server_chats -- --model SmolLM2.gguf --f32 --layers 30 -p draft-and-adapter
 
 The server has four slots in one cache. Six clients ask at once and read their answers as streams; one of them goes away before its answer
-ends. All answers are the likeliest tokens. Random models are in F32, and their answers have to be, token by token, those of the CPU, which
+ends. In the case `longer` one answer is longer than the cache, which forgets its beginning. All answers are the likeliest tokens. Random models are in F32, and their answers have to be, token by token, those of the CPU, which
 drafts nothing. With `--model` the model is a file; its draft is its first layers, and its adapter is random. Answers of quantized weights
 are counted, not compared to the letter: the CPU rounds what it multiplies with them. With `--f32` the same weights are in F32, and answers
 have to be the CPU's.
@@ -46,6 +46,8 @@ N_LONGEST = 24
 """Tokens of an answer."""
 LEAVES = 5
 """The chat whose client goes away."""
+STORY = 4
+"""The chat whose answer is the longest."""
 
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
 STEADY = 0.03
@@ -67,6 +69,7 @@ class ServerCase:
         drafts: whether tokens are drafted.
         pictures: whether each question has a picture.
         n_ctx: cells of the cache.
+        story: tokens of the longest answer, of which the server shifts what the cache can't hold.
     """
 
     name: str
@@ -77,6 +80,12 @@ class ServerCase:
     drafts: bool = True
     pictures: bool = False
     n_ctx: int = N_CTX
+    story: int = N_LONGEST
+
+    @property
+    def shifts(self) -> bool:
+        """Whether an answer is longer than the cache."""
+        return self.story > self.n_ctx
 
 
 _DRAFT, _ADAPTER, _EAGLE3, _PROJECTOR = (
@@ -111,6 +120,15 @@ CASES = (
         ("--backend-sampling",),
         ("--samplers", program_cases.GREEDY_CHAIN, "--samplers", "none", "--n-seq-max", str(N_SLOTS)),
         drafts=False,
+    ),
+    ServerCase(
+        "longer",
+        "model.gguf",
+        ("--context-shift", "--ignore-eos"),
+        (),
+        ("--context-shift", "--n-seq-max", str(N_SLOTS)),
+        drafts=False,
+        story=N_CTX + N_LONGEST,
     ),
     ServerCase(
         "pictures",
@@ -229,9 +247,9 @@ def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options
         begun = time.monotonic()
         leave = [3 if i == LEAVES else None for i in range(N_CHATS)]
         pictures = [random_projector.picture(100, 80, seed=i) if case.pictures else None for i in range(N_CHATS)]
-        answers = list(
-            clients.map(lambda one: ask(port, *one, longest=N_LONGEST), zip(QUESTIONS, leave, pictures, strict=True))
-        )
+        longest = [case.story if i == STORY else N_LONGEST for i in range(N_CHATS)]
+        chats = zip(QUESTIONS, leave, pictures, longest, strict=True)
+        answers = list(clients.map(lambda one: ask(port, *one[:3], longest=one[3]), chats))
         seconds = time.monotonic() - begun
     return Chats(answers, log.read_text(errors="replace"), seconds)
 
@@ -254,6 +272,8 @@ def check(case: ServerCase, device: Chats, cpu: Chats, exact: bool) -> list[str]
         wrong.append("an op has no kernel")
     if not device.launches:
         wrong.append("no group ran")
+    if case.shifts and len(device.answers[STORY].tokens) < case.story:
+        wrong.append(f"the longest answer has {len(device.answers[STORY].tokens)} tokens instead of {case.story}")
     if case.drafts and not device.accepted[0]:
         wrong.append(f"of {device.accepted[1]} drafted tokens none is accepted")
     if "does not have support" in device.log:

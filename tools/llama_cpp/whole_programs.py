@@ -3,6 +3,7 @@
     ./bazelw run //tools/llama_cpp:programs                           all of it
     ./bazelw run //tools/llama_cpp:programs -- -m llama               this model
     ./bazelw run //tools/llama_cpp:programs -- -p perplexity,bench    these programs
+    ./bazelw run //tools/llama_cpp:programs -- --file MODEL.gguf      a model of yours, with its weights in F32
 
 The kernels of a random model are derived for 1, 8 and 32 tokens, with one group for each different layer (`--fuse layer`). Each program
 runs on the device with groups, on the device without (GGML_NEURON_FUSION=0), where kernels for a few numbers of tokens serve any
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import call_models
 import call_program
 import harness
+import logits
 import numpy as np
 import random_llama
 from program_cases import CASES, WholeProgram
@@ -224,17 +226,30 @@ def check(model: str, case: WholeProgram, ways: dict[str, Run]) -> tuple[str, li
 
 
 def check_all(
-    programs: harness.Programs, models: Sequence[str], cases: Sequence[WholeProgram], folder: Path
+    programs: harness.Programs,
+    models: Sequence[str],
+    cases: Sequence[WholeProgram],
+    folder: Path,
+    file: Path | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
     """Yields the row of each case of each model, and what is wrong with it.
+
+    Args:
+        programs: under test.
+        models: names of random models.
+        cases: what runs.
+        folder: for all files.
+        file: a model in place of the random ones. Its weights are written in F32: the CPU rounds what it multiplies with others.
 
     Raises:
         RuntimeError: a model's kernels can't be derived or built.
     """
-    for name in models:
+    for name in [file.stem] if file else models:
         path = folder / name / "model.gguf"
         path.parent.mkdir()
-        if name in ENCODERS:
+        if file:
+            logits.write_f32(file, path)
+        elif name in ENCODERS:
             ENCODERS[name](path)
         else:
             random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
@@ -274,7 +289,10 @@ def main() -> int:
     parser.add_argument(
         "-p", dest="cases", metavar="NAMES", help=f"of {', '.join(c.name for c in CASES)}; all by default"
     )
+    parser.add_argument("--file", type=Path, help="a GGUF file in place of the random models; its weights in F32")
     args = parser.parse_args()
+    if args.file and not args.file.is_file():
+        parser.error(f"--file: {args.file} is not a file")
     models = args.models.split(",") if args.models else known_models
     names = args.cases.split(",") if args.cases else [case.name for case in CASES]
     for option, given, known in (("-m", models, known_models), ("-p", names, [case.name for case in CASES])):
@@ -285,7 +303,7 @@ def main() -> int:
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for row, mistakes in check_all(
-            harness.Programs.find(), models, [case for case in CASES if case.name in names], Path(folder)
+            harness.Programs.find(), models, [case for case in CASES if case.name in names], Path(folder), args.file
         ):
             print(row, flush=True)
             wrong += mistakes
