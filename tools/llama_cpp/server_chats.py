@@ -272,8 +272,8 @@ def check(case: ServerCase, device: Chats, cpu: Chats, exact: bool) -> list[str]
         wrong.append("an op has no kernel")
     if not device.launches:
         wrong.append("no group ran")
-    if case.shifts and len(device.answers[STORY].tokens) < case.story:
-        wrong.append(f"the longest answer has {len(device.answers[STORY].tokens)} tokens instead of {case.story}")
+    if case.shifts and device.answers[STORY].n_tokens != case.story:
+        wrong.append(f"the longest answer has {device.answers[STORY].n_tokens} tokens instead of {case.story}")
     if case.drafts and not device.accepted[0]:
         wrong.append(f"of {device.accepted[1]} drafted tokens none is accepted")
     if "does not have support" in device.log:

@@ -24,11 +24,13 @@ class Answer:
     Attributes:
         tokens: all of them, or those that came before the client went away.
         pieces: in how many pieces they came.
+        n_tokens: tokens of the whole answer, by the server: pieces do not have those of half a letter.
         drafted, accepted: tokens that were proposed, and of these those that the answer has; 0 where the client went away.
     """
 
     tokens: tuple[int, ...]
     pieces: int
+    n_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -99,6 +101,7 @@ def ask(port: int, question: str, leave_after: int | None, picture: bytes | None
     tokens: list[int] = []
     pieces = 0
     timings: Mapping[str, int] = {}
+    predicted = 0
     for line in response:
         if not line.startswith(b"data: {"):
             continue
@@ -106,13 +109,14 @@ def ask(port: int, question: str, leave_after: int | None, picture: bytes | None
         if "content" not in event:
             raise RuntimeError(f"llama-server: {event}")
         timings = event.get("timings", timings)
+        predicted = event.get("tokens_predicted", predicted)
         if not event["stop"]:
             tokens += event["tokens"]
             pieces += 1
         if pieces == leave_after:
             break
     connection.close()
-    return Answer(tuple(tokens), pieces, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+    return Answer(tuple(tokens), pieces, predicted, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
 
 
 def _post(port: int, path: str, asked: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:

@@ -2,6 +2,7 @@
 
 load("//rules/private/repositories:kernels.bzl", "kernels_repository")
 load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
+load("//rules/private/repositories:pypi_wheel.bzl", "smollm2")
 load("//rules/private/repositories:python_env.bzl", "python_env")
 load("//rules/private/repositories:sdk.bzl", "neuron_sdk")
 
@@ -18,6 +19,7 @@ def declare_development_dependencies():
         lock = Label("//:requirements-dev.txt"),
     )
     llama_cpp()
+    smollm2()
 
 def declare_kernels(name, manifests, options, libraries, data):
     """Declares a repository of kernel targets.

