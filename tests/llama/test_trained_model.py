@@ -7,6 +7,7 @@ with quantized weights, results are compared with the same weights in F32.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,10 +33,19 @@ def model(there: Callable[[Path, str], Path]) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["completion", "context-shift", "saved-state", "save-load-state", "parallel", "perplexity", "embedding"]
+    ("name", "on_cpu"),
+    [
+        ("completion", "0"),
+        ("context-shift", "0"),
+        ("saved-state", "0"),
+        ("save-load-state", r"\d+ SET_ROWS"),  # a context in F16 without flash attention has no kernels here
+        ("parallel", "0"),
+        ("perplexity", "0"),
+        ("embedding", "0"),
+    ],
 )
 def test_programs_have_the_cpu_s_results(
-    programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
+    programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str, on_cpu: str
 ) -> None:
     """Greedy texts, of one and of several sequences, longer than the cache, and from a saved state; a perplexity; an embedding."""
     case = CASES[name]
@@ -43,7 +53,7 @@ def test_programs_have_the_cpu_s_results(
     ((row, wrong),) = whole_programs.check_all(programs, [], [case], tmp_path, model)
     print(whole_programs.HEAD, row, sep="\n")
     assert not wrong
-    assert row.endswith("| 0 |")  # ops on the CPU
+    assert re.search(rf"\| {on_cpu} \|$", row), row
 
 
 @pytest.mark.parametrize("name", ["draft-and-adapter", "longer"])
