@@ -63,8 +63,19 @@ def test_they_compute_what_their_nodes_compute(exporter: Exporter, qwen3: Path) 
     one_kernel.check(segment_spec(one, whole(one)[0]), most=dict.fromkeys(range(100), 128))
 
 
+def test_one_of_several_sequences_has_its_cache_alone(exporter: Exporter, qwen3: Path) -> None:
+    """So that a kernel for it computes each of them, wherever its cache is."""
+    before = graph(exporter, qwen3, n_seqs=1)
+    alone = Streams().of(before)
+    written = [[node.output.ne for node in g.nodes if node.op == "set_rows"] for g in (alone, before)]
+    assert [node.op for node in alone.nodes] == [node.op for node in before.nodes]
+    cells = [{ne[1] for ne in outputs} for outputs in written]
+    assert cells == [{1024 // SETTINGS.n_seq_max}, {1024}]
+
+
 def test_other_graphs_stay_as_they_are(exporter: Exporter, qwen3: Path) -> None:
-    one = graph(exporter, qwen3, n_seqs=1)
+    settings = replace(SETTINGS, n_seq_max=1)
+    ((_, _, one),) = exporter.graphs(qwen3, settings, [DecodeCall(1024, 1, 6, 6, 256)])
     assert Streams().of(one) is one
     several = graph(exporter, qwen3)
     changed = replace(several, roots={k: replace(root, node=0) for k, root in several.roots.items()})

@@ -6,6 +6,7 @@
 #include "report/environment.h"
 #include "report/recording_file.h"
 #include "select/group_key.h"
+#include "select/kernel_store.h"
 #include "select/tensors.h"
 
 #include <fcntl.h>

@@ -60,8 +60,11 @@ def _producer(graph: Graph, i: int, source: int) -> int | None:
 
 
 def _is_computed(graph: Graph, i: int, source: int) -> bool:
-    """Whether the graph computes a source of a node, in memory that is not given to it."""
-    return _producer(graph, i, source) is not None
+    """Whether the graph computes a source of a node, in memory that is not given to it; the copy of a cache in another type is none."""
+    before = _producer(graph, i, source)
+    while before is not None and graph.nodes[before].op == "cpy":
+        before = _producer(graph, before, 0)
+    return before is not None
 
 
 def _reader(graph: Graph, i: int, op: str) -> int | None:
