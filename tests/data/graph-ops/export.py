@@ -196,7 +196,18 @@ def export(case: Case, file: Path, flash: str, libraries: Path, out: Path) -> No
 def derive(name: str, file: Path, arguments: Sequence[str], out: Path) -> None:
     """Writes the manifest of a model's file to `out`."""
     called = name.replace("-", "_").replace(".", "_")
-    options = [*CASES[name].options(), "--name", called, "--target", "trn1", "--fuse", "none", *arguments]
+    options = [
+        *CASES[name].options(),
+        "--name",
+        called,
+        "--target",
+        "trn1",
+        "--fuse",
+        "none",
+        "--weights",
+        "none",
+        *arguments,
+    ]
     if cli.run(["model", str(file), "-o", str(out), *options]):
         raise SystemExit(f"{out.name} is not written")
 
