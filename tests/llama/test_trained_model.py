@@ -22,7 +22,14 @@ ROOT = Path(__file__).absolute().parents[2]
 CASES = {case.name: case for case in program_cases.CASES}
 TEXT = ROOT / "README.md"
 
-pytestmark = pytest.mark.long
+
+def test_the_chat_has_the_same_model() -> None:
+    """Bazel gets it for these tests, and `//examples:chat` by itself."""
+    rule = (ROOT / "rules/private/repositories/pypi_wheel.bzl").read_text()
+    chat = (ROOT / "examples/chat/chat.py").read_text()
+    (wheel,) = re.findall(r'sha256 = "(\w{64})"', rule)
+    (version,) = re.findall(r'version = "([\d.]+)"', rule)
+    assert f'"{version}",\n    "{wheel}",' in chat
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +39,7 @@ def model(there: Callable[[Path, str], Path]) -> Path:
     return there(next(fetched, Path("SmolLM2-135M-Instruct.Q4_1.gguf")), "SMOLLM2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "on_cpu"),
     [
@@ -56,6 +64,7 @@ def test_programs_have_the_cpu_s_results(
     assert re.search(rf"\| {on_cpu} \|$", row), row
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["draft-and-adapter", "longer"])
 def test_six_chats_have_the_cpu_s_answers(
     programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
@@ -69,6 +78,7 @@ def test_six_chats_have_the_cpu_s_answers(
     assert not wrong
 
 
+@pytest.mark.long
 def test_it_is_nearer_to_f32_than_the_cpu_is(
     programs: harness.Programs, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
