@@ -163,6 +163,7 @@ def test_a_shared_cache_that_fails_is_said_once_by_cmake(
             path.unlink()
 
 
+@pytest.mark.long
 def test_cmake_takes_no_neff_of_an_earlier_hlo_when_the_clock_was_set_back(tmp_path: Path, record: Path) -> None:
     (tmp_path / "mine").mkdir()
     emitter = 'from kernelgen.emitters import emitter\n\n\n@emitter("relu")\ndef relu(x, *, out):\n    return {}\n'

@@ -138,6 +138,7 @@ def test_a_repository_with_bazel(tmp_path: Path) -> None:
                 subprocess.run(["chmod", "-R", "u+w", runner.home], check=False)
 
 
+@pytest.mark.long
 def test_a_fork_of_llama_cpp_with_cmake(tmp_path: Path) -> None:
     fork = tmp_path / "llama.cpp"
     cmake_project.copy(fork / "neuron-kernelgen")

@@ -117,7 +117,8 @@ def test_two_checkouts_share_an_http_cache(
         pytest.skip(f"no HTTP cache here: {missing}")
 
 
-@pytest.mark.parametrize("kernels", [4, pytest.param(11, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", [4, 11])
 def test_a_model_is_built_by_two_workers(kernels: int, cluster: clusters.Cluster, checkout: scratch.Checkout) -> None:
     workers = [cluster.worker(name, SIMULATOR) for name in ("one", "two")]
     (checkout.path / "manifests/llama3.yaml").write_text(one_of_each_op(incremental_bazel.SMALL, kernels))
