@@ -14,8 +14,9 @@ def _pypi_wheel_impl(rctx):
     if done.return_code:
         fail("the wheel {} {} could not be fetched:\n{}{}".format(rctx.attr.distribution, rctx.attr.version, done.stdout, done.stderr))
     (wheel,) = rctx.path("wheels").readdir()
-    rctx.extract(wheel, "", type = "zip")
-    for path in ["wheels", "requirements.txt"]:
+    rctx.symlink(wheel, "wheel.zip")  # by its name Bazel knows what it is
+    rctx.extract("wheel.zip")
+    for path in ["wheel.zip", "wheels", "requirements.txt"]:
         rctx.delete(path)
     rctx.file("BUILD.bazel", "exports_files({})\n".format(rctx.attr.files))
 
