@@ -1,5 +1,6 @@
 #include "select/streams.h"
 
+#include "select/group_key.h"
 #include "select/key_nodes.h"
 #include "select/tensors.h"
 #include "select/tokens.h"
