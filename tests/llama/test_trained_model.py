@@ -40,20 +40,9 @@ def model(there: Callable[[Path, str], Path]) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "on_cpu"),
-    [
-        ("completion", "0"),
-        ("context-shift", "0"),
-        ("saved-state", "0"),
-        ("save-load-state", r"\d+ SET_ROWS"),  # a context in F16 without flash attention has no kernels here
-        ("parallel", "0"),
-        ("perplexity", "0"),
-        ("embedding", "0"),
-    ],
-)
+@pytest.mark.parametrize("name", ["completion", "context-shift", "saved-state", "parallel", "perplexity", "embedding"])
 def test_programs_have_the_cpu_s_results(
-    programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str, on_cpu: str
+    programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
 ) -> None:
     """Greedy texts, of one and of several sequences, longer than the cache, and from a saved state; a perplexity; an embedding."""
     case = CASES[name]
@@ -61,7 +50,7 @@ def test_programs_have_the_cpu_s_results(
     ((row, wrong),) = whole_programs.check_all(programs, [], [case], tmp_path, model)
     print(whole_programs.HEAD, row, sep="\n")
     assert not wrong
-    assert re.search(rf"\| {on_cpu} \|$", row), row
+    assert row.endswith("| 0 |")  # ops on the CPU
 
 
 @pytest.mark.long
