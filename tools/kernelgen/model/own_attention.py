@@ -60,7 +60,10 @@ def _producer(graph: Graph, i: int, source: int) -> int | None:
 
 
 def _is_computed(graph: Graph, i: int, source: int) -> bool:
-    """Whether the graph computes a source of a node, in memory that is not given to it; the copy of a cache in another type is none."""
+    """Whether the graph computes a source of a node, in memory that is not given to it.
+
+    A copy of a cache in another type does not count.
+    """
     before = _producer(graph, i, source)
     while before is not None and graph.nodes[before].op == "cpy":
         before = _producer(graph, before, 0)
