@@ -241,8 +241,8 @@ ONE_AFTER_ANOTHER = ("2:0:3:all", "1:0:16:last", "1:16:9:odd", "0:0:1:all", "1:2
 def test_sequences_with_a_cache_each_have_layers_as_groups_for_one_context(
     programs: harness.Programs, tmp_path: Path, flash_attn: str, fuse: str, n_kv: str, buffers: str
 ) -> None:
-    """As -fa off has: with as many launches for any of the sequences, alone or together, as for one. Where there are no groups, node by
-    node, by the kernels of one sequence.
+    """Each sequence alone, and all of them together, take as many launches as a single one. Without groups, kernels of one sequence
+    compute the nodes.
     """
     model = dataclasses.replace(QWEN3, layers=3)
     n_ctx = 3 * int(n_kv.split(",")[-1])

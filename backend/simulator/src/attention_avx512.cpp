@@ -51,7 +51,7 @@ INLINE sixteen multiplied_added(sixteen a, sixteen b, sixteen c) {
     return _mm512_fmadd_ps(a, b, c);
 }
 
-// Numbers 0 to 7, and those 8 further.
+// The sums of each of the first 8 numbers and the one 8 places after it.
 INLINE __m256 halves_added(sixteen x) {
     return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }
