@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.hlo import proto
-from kernelgen.simulator.writing import S32, Module, Writer, set_shape
+from kernelgen.simulator.writing import S32, Module, Writer, give, set_shape
 
 S64 = 5
 """XLA's number of the element type."""
@@ -68,15 +68,7 @@ def check(hlo: bytes) -> BoundsCheckedHlo:
         raise ValueError("the entry computation has several results, which its root does not list")
     else:
         results = [root]
-    made = writer.add(flag, "tuple", (), *results, flag)
-    made.ClearField("shape")
-    made.shape.element_type = 13
-    made.shape.tuple_shapes.extend(r.shape for r in (*results, flag))
-    entry.ClearField("instructions")
-    entry.instructions.extend(writer.out)
-    entry.root_id = made.id
-    for shape in (entry.program_shape, module.host_program_shape):
-        shape.result.CopyFrom(made.shape)
+    give(module, writer, [*results, flag])
     return BoundsCheckedHlo(proto.serialize(module), tuple(f"{i.opcode} '{i.name}'" for i in indirect))
 
 

@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.hlo import proto
-from kernelgen.simulator.writing import S32, Module, Writer, set_shape
+from kernelgen.simulator.writing import S32, Module, Writer, give, set_shape
 
 S64 = 5
 """XLA's number of the element type."""
 
 _STARTS = {S32, S64}
-_TUPLE = 13
-"""XLA's number of the element type."""
-
 _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 12: 8, 16: 2}
 """Of an element, by XLA's number of its type."""
 
@@ -85,15 +82,8 @@ def rewrite(hlo: bytes, in_place: Mapping[int, int]) -> UpdatingHlo:
         places.append(writer.add(root, "reshape", (1,), update.first(writer, size), element_type=S64))
     every = writer.add(root, "concatenate", (len(places),), *places, element_type=S64)
     every.dimensions.append(0)
-    made = writer.add(root, "tuple", (), *results, every)
-    made.ClearField("shape")
-    made.shape.element_type = _TUPLE
-    made.shape.tuple_shapes.extend(r.shape for r in (*results, every))
-    entry.ClearField("instructions")
-    entry.instructions.extend(writer.out)
-    entry.root_id = made.id
+    made = give(module, writer, [*results, every])
     for shape in (module.host_program_shape, entry.program_shape):
-        shape.result.CopyFrom(made.shape)
         for result in shape.result.tuple_shapes:
             result.layout.minor_to_major[:] = reversed(range(len(result.dimensions)))
     made.shape.CopyFrom(entry.program_shape.result)

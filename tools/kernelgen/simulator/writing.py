@@ -192,6 +192,25 @@ _STATUS_RETURNING_UNIFIED = 3
 """XLA's number of the interface that the function has (`CustomCallApiVersion`)."""
 
 
+def give(module: Any, writer: Writer, results: Sequence[Any]) -> Any:
+    """Ends a module's entry computation with a new tuple of results, which it returns; the instructions become the writer's."""
+    entry = proto.entry(module)
+    made = writer.add(results[0], "tuple", (), *results)
+    made.ClearField("shape")
+    made.shape.element_type = _TUPLE
+    made.shape.tuple_shapes.extend(result.shape for result in results)
+    entry.ClearField("instructions")
+    entry.instructions.extend(writer.out)
+    entry.root_id = made.id
+    for shape in (entry.program_shape, module.host_program_shape):
+        shape.result.CopyFrom(made.shape)
+    return made
+
+
+_TUPLE = 13
+"""XLA's number of the element type."""
+
+
 def become_reshape(instruction: Any, of: Any) -> None:
     """Turns an instruction into a reshape of another one. The instructions that use it stay as they are."""
     instruction.opcode = "reshape"

@@ -25,7 +25,7 @@ void script::run() {
 pair & script::current() {
     const auto found = contexts.find(name);
     if (found == contexts.end()) {
-        fail("there is no context " + name);
+        fail("no line before makes the context " + name);
     }
     return found->second;
 }
