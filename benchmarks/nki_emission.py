@@ -112,9 +112,9 @@ def emitted(spec: KernelSpec, language: str, catalog: Catalog) -> Cost:
 def library() -> Iterator[tuple[str, KernelSpec]]:
     """Yields kernels of a Llama of 8 billion parameters, for a token with 4,096 cells of cache and for 512 with 1,024.
 
-    The products with 8 of 128 experts are those of a Qwen3 of 30 billion parameters, for a token and for 8.
+    The products with 8 of 128 experts are those of a Qwen3 of 30 billion parameters, for 1 to 32 tokens.
     """
-    for kind, n in (("bf16", 1), ("bf16", 8), ("q4_K", 1)):
+    for kind, n in (("bf16", 1), ("bf16", 8), ("bf16", 32), ("q4_K", 1), ("q4_K", 8), ("q4_K", 32)):
         inputs = [f"(2048,768,128,1)/{kind}", f"(2048,1,{n},1)/f32", f"(8,{n},1,1)/i32"]
         tensors = [TensorDesc.parse(t) for t in inputs]
         yield f"mul_mat_id {kind}, {n}", KernelSpec.make("mul_mat_id", tensors, TensorDesc.parse(f"(768,8,{n},1)/f32"))
