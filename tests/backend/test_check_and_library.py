@@ -29,8 +29,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 STRICTER = {
     # What kernelgen alone refuses, by its messages: patterns of what the library does not look at.
-    r"its key is not that of its spec|its spec is that of|no key can be made of its spec|spec.* (cannot be read|is missing)|kernel\.specs": "specs",
-    r"\.notes|notes has|noted of": "notes",
+    r"its key does not match its spec|its spec belongs to|no key can be made of its spec|spec.* (cannot be read|is missing)|kernel\.specs": "specs",
+    r"\.notes|notes has|the notes of": "notes",
     r"kernel\.flags|\.flags is not": "flags of single kernels",
     r"cannot be the name of a file": "names of an embedded bundle's files",
     r"no machine is a|, unlike its bundle": "the device, which the backend compares with its own",

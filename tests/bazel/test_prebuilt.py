@@ -76,4 +76,4 @@ def check(checkout: scratch.Checkout, smoke: Path, tmp_path: Path) -> None:
     assert (result.emits, result.compiles) == (3, 1)
     checkout.edit("e2e/smoke/kernels/add.py", "op=nl.add", "op=nl.multiply")
     said = checkout.bazel("build", "--keep_going", BUNDLE, expect=1).output
-    assert "it was made from another source than add.py" in said and "undo the edit, or make it again" in said
+    assert "its sources differ from add.py" in said and "undo the edit, or make it again" in said

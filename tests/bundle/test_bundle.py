@@ -147,7 +147,7 @@ def test_empty_bundle(make: Callable[..., Kernels]) -> None:
 def test_spec_of_another_kernel(kernels: Kernels) -> None:
     first, second, *_ = sorted(kernels.specs)
     kernels.specs[first] = kernels.specs[second]
-    assert f"the spec given for {first} is that of {second}" in refused(kernels)
+    assert f"the spec given for {first} belongs to {second}" in refused(kernels)
 
 
 def test_settings_are_compared_by_what_a_neff_depends_on(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

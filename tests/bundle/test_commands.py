@@ -144,10 +144,10 @@ def test_costs_of_a_bundle_are_told_for_each_kernel_and_together(kernels: Kernel
             in text
         )
         assert text.count("modelled for trn1, not measured") == 4
-    assert "no cost is noted of any of its kernels" in failure(inspect_command.command, out / "tiny_trn1", "--cost")
+    assert "none of its kernels has a recorded cost" in failure(inspect_command.command, out / "tiny_trn1", "--cost")
     files[first].write_text(json.dumps({"costs": [{"cycles": 1}]}))
     bundle.build(*kernels.arguments, notes=files, pack_path=packed)
-    assert "the cost that is noted of a kernel cannot be read" in failure(inspect_command.command, packed, "--cost")
+    assert "the recorded cost of a kernel cannot be read" in failure(inspect_command.command, packed, "--cost")
 
 
 def test_text(out: Path, kernels: Kernels) -> None:
@@ -174,7 +174,7 @@ def test_real_neff(tmp_path: Path, real_neff: Callable[..., bytes]) -> None:
         ("input0", "in", "f32", 24),
         ("output0", "out", "f32", 24),
     ]
-    assert what["digest"] == "the hash is not a digest of the payload that is known"
+    assert what["digest"] == "the hash is not a known digest of the payload"
     text = run(inspect_command.command, path).stdout
     for line in ("target       trn2", "compiler     neuronx-cc 2.24.5133.0+58f8de22", "build        none"):
         assert f"  {line}\n" in text

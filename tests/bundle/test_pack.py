@@ -114,7 +114,7 @@ def put(name: str, value: int, code: str = "<I", element: int = 0) -> Callable[[
     [
         (put("kernelgen.format", 4), "a kernel pack of format 4; this kernelgen reads formats 1 to 3"),
         (put("general.alignment", 32), "general.alignment is not 64"),
-        (put("kernelgen.kernel.neff", 6), "names a NEFF that is not there"),
+        (put("kernelgen.kernel.neff", 6), "names a NEFF that does not exist"),
         (put("kernelgen.key.offsets", 1), "does not divide kernelgen.key.words"),
         (put("kernelgen.key.offsets", 0, element=3), "does not divide kernelgen.key.words"),
         (put("kernelgen.key.slots", 13), "kernelgen.key.slots is not the table of the keys"),

@@ -181,7 +181,7 @@ def test_cmake_takes_no_neff_of_an_earlier_hlo_when_the_clock_was_set_back(tmp_p
     os.utime(neff, (time.time() + 86400, time.time() + 86400))
     (tmp_path / "mine" / "own.py").write_text(emitter.format("x * 3"))
     said = project.make(expect=1)
-    assert "is not of the HLO that there is now" in said and "build again" in said
+    assert "was not compiled from the current HLO" in said and "build again" in said
     assert made.read_bytes() == first
     assert "1 kernels: 1 compiled" in project.make()
     assert made.read_bytes() != first and len(compiles(record)) == 2

@@ -359,9 +359,9 @@ def test_an_answer_that_is_cut_off_is_not_used(
 @pytest.mark.parametrize(
     ("begin", "message"),
     [
-        (lambda data: data, "it goes on after the {size} bytes that it says it has"),
-        (lambda data: b"", "it does not begin as an entry does"),
-        (lambda data: data[:70] + b"\n", "it does not begin as an entry does"),
+        (lambda data: data, "it is longer than the {size} bytes that its header gives"),
+        (lambda data: b"", "it does not begin with the header of an entry"),
+        (lambda data: data[:70] + b"\n", "it does not begin with the header of an entry"),
         (lambda data: data.partition(b"\n")[0] + b"\n{", "it is cut off"),
     ],
     ids=["entry", "nothing", "head", "line"],
@@ -422,7 +422,7 @@ def test_other_protocols_are_read_by_the_same_rules(
     shared.write(key.name, data)
     assert shared.read(key.name) == data
     shared.write(key.name, data + bytes(1 << 20))
-    with pytest.raises(DamagedEntry, match=r"it goes on after|bytes, and says that it has"):
+    with pytest.raises(DamagedEntry, match=r"it is longer than the|bytes, and its header gives"):
         shared.read(key.name)
 
 

@@ -99,7 +99,7 @@ def test_verify_names_and_removes_what_is_damaged(run: Run, folder: Folder, neff
     assert done.code == 1 and not bad.exists()
     assert (
         done.out
-        == f"{bad}: it has {size - 1} bytes, and says that it has {size}: removed\n{folder}: 4 entries, 1 damaged\n"
+        == f"{bad}: it has {size - 1} bytes, and its header gives {size}: removed\n{folder}: 4 entries, 1 damaged\n"
     )
     assert run("cache", "verify").code == 0
 

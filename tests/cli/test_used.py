@@ -84,7 +84,7 @@ def test_every_command_that_makes_something_of_a_manifest_takes_it(
         ),
         (
             "format: 1\nname: m\ntargets: [trn1]\nmodel: {family: llama, n_embd: 1}\n",
-            "m.yaml:4:8: error: nothing says which kernels ran: this manifest was not recorded\n    leave out --used",
+            "m.yaml:4:8: error: this manifest was not recorded, so it does not list which kernels ran\n    leave out --used",
         ),
     ],
 )

@@ -185,7 +185,7 @@ def test_a_record_of_another_kernel_is_refused(folder: Path) -> None:
     (_, one, spec), (_, other, _) = specs(folder)
     record(folder, other, spec)
     said = emit(folder, one, spec, other).stderr
-    assert f"{other}.json is what NKI's compiler made of another kernel: target is trn2, not trn1" in said
+    assert f"{other}.json was made by NKI's compiler from another kernel: target is trn2, not trn1" in said
     assert not (folder / f"{one}.pb").exists()
 
 

@@ -84,7 +84,7 @@ def test_a_folder_and_the_package_that_it_is_are_two_things(folder: Path) -> Non
         (False, folder / "src" / "published"),
     }
     again = alone.replace("inputs", "package: src/published, inputs")
-    with pytest.raises(KernelgenError, match=r"of two packages: none, and \S+/src/published"):
+    with pytest.raises(KernelgenError, match=r"has two packages: none, and \S+/src/published"):
         planned(folder, alone + again)
 
 

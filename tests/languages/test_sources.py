@@ -458,7 +458,7 @@ def test_names_of_inputs_that_say_nothing_clear_are_refused(folder: Path) -> Non
         ("[x, y]", "[x]", "arguments: 1 names, and there are 2 inputs: each has one"),
         ("[x, y]", "[x, factor]", "'factor' is an input and one of the params"),
         ("[x, y]", "[x, 'a b']", "an argument's name: letters, digits and '_'"),
-        ("[x, y]\n", "[x, y]\n    lowering: native\n", "'native' is given its inputs by their order"),
+        ("[x, y]\n", "[x, y]\n    lowering: native\n", "'native' receives its inputs by position"),
     ):
         with pytest.raises(KernelgenError, match=re.escape(said)):
             plan(folder, ENTRY.replace(old, new))

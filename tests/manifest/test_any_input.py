@@ -177,7 +177,7 @@ def test_any_bytes(data: bytes, library: Library) -> None:
         ), "the document grows beyond"),
         ("format: " + "1" * 100_000, "a number of 100000 digits is not a figure of a manifest"),
         ("a" * 1_000_000, "expected a mapping"),
-        ("format: 1\n" + "x: 1\n" * 3, "key 'x' is already there"),
+        ("format: 1\n" + "x: 1\n" * 3, "key 'x' is already defined"),
     ],
     ids=["lists", "maps", "blocks", "alias bomb", "digits", "a long word", "keys"],
 )  # fmt: skip

@@ -337,9 +337,9 @@ def test_what_the_converter_needs_is_said(convert: Convert, tree: Path, tmp_path
         ("raise ValueError('x' * 10**6)", "refuses the model: ValueError: xxx"),
         (
             "print('\\x1b[31m' + 'so' * 9, flush=True); import os; os._exit(7)",
-            "ends with 7; it says:\n    \\x1b[31msososo",
+            "ends with 7; it prints:\n    \\x1b[31msososo",
         ),
-        ("import os; os.kill(os.getpid(), 9)", "is killed by SIGKILL; it says:\n    nothing"),
+        ("import os; os.kill(os.getpid(), 9)", "is killed by SIGKILL; it prints:\n    nothing"),
         ("bytearray(2 << 30)", "refuses the model: MemoryError\n"),
     ],
     ids=range(7),
@@ -405,7 +405,9 @@ def changed(**changes: object) -> dict[str, object]:
 def test_a_tensor_that_can_t_be(described: object, convert: Convert, tmp_path: Path, capsys: Said) -> None:
     folder = write(tmp_path / "model")
     path = safetensors(folder / "model.safetensors", described)
-    assert refused(convert, capsys, folder, tmp_path).startswith(f"error: {path}: tensor 'w' is described wrongly: ")
+    assert refused(convert, capsys, folder, tmp_path).startswith(
+        f"error: {path}: tensor 'w' has an invalid description: "
+    )
 
 
 @pytest.mark.parametrize(

@@ -65,16 +65,16 @@ def test_nodes_are_what_is_computed() -> None:
         ([b"\xff"], "export:1:1: error: not a JSON object"),
         ([{"format": "other"}], "export:1:1: error: not an export of a model's graphs"),
         ([HEAD | {"version": 2}], "export:1:1: error: version 2 of the format, and this kernelgen reads 1"),
-        ([HEAD | {"model": {}}], "export:1:1: error: the model's description is wrong: KeyError('architecture')"),
-        ([HEAD, {}], "export:2:1: error: the graph is wrong: KeyError('tensors')"),
+        ([HEAD | {"model": {}}], "export:1:1: error: the model's description is invalid: KeyError('architecture')"),
+        ([HEAD, {}], "export:2:1: error: the graph is invalid: KeyError('tensors')"),
         ([HEAD, GRAPH, b"7"], "export:3:1: error: not a JSON object"),
         (
             [HEAD, GRAPH | {"tensors": [{**GRAPH["tensors"][0], "type": "f99"}]}],
-            "export:2:1: error: the graph is wrong: ValueError(",
+            "export:2:1: error: the graph is invalid: ValueError(",
         ),
         (
             [HEAD, GRAPH | {"tensors": [{"name": "y", "op": "neg", "src": [9], **DENSE}]}],
-            "export:2:1: error: the graph is wrong: IndexError(",
+            "export:2:1: error: the graph is invalid: IndexError(",
         ),
     ],
 )

@@ -369,7 +369,7 @@ def test_configurations_that_can_t_be(value: object, message: str, tmp_path: Pat
         (b'{"kernels": ' + b"[" * 1_000_000, ": error: not JSON that can be read: it is nested too deep"),
         (b'{"kernels": ' + b"[" * 40 + b"]" * 40 + b"}", ": error: nested deeper than 32 levels"),
         (b'{"kernels": ' + b"9" * 5000 + b"}", ": error: not JSON that can be read: "),
-        (b'{"kernels": [], "kernels": []}', ": error: key 'kernels' is already there, on line 1"),
+        (b'{"kernels": [], "kernels": []}', ": error: key 'kernels' is already defined, on line 1"),
         (
             b"{" + b" " * sources.MAX_JSON,
             f": a JSON document of {sources.MAX_JSON + 1} bytes, more than {sources.MAX_JSON}\n",

@@ -205,8 +205,8 @@ def test_two_compiles_are_never_byte_equal(module: bytes, real_neff: Make) -> No
         ({"kelf_0_json": {"target": "sunda", "graphs": [7]}}, "not subscriptable"),
         ({"sg00_def_json": {"var": {"x": {"type": "input", "size": 4}}}}, "'x' is missing"),
         ({"sg00_def_json": {"var": {"input1": {"type": "input", "size": "4"}}}}, "of input1 cannot be read"),
-        ({"sg00_def_json": {"var": 7}}, "form that is not known"),
-        ({"sg01_def_json": {"var": {"input1": {"type": "input", "size": 4}}}}, "its cores do not agree about input1"),
+        ({"sg00_def_json": {"var": 7}}, "unknown form"),
+        ({"sg01_def_json": {"var": {"input1": {"type": "input", "size": 4}}}}, "its cores disagree about input1"),
     ],
 )
 def test_what_can_not_be_read_is_said(module: bytes, real_neff: Make, members: dict[str, Any], message: str) -> None:

@@ -59,7 +59,7 @@ COMPILED = {"graph": "layer", "row": "rows", "division": "division", "rounding":
 
 RUNNING = {
     "slow": {
-        "launch": ("warning", "(taken for {waited}): more than 4 times off"),
+        "launch": ("warning", "(assumed: {waited}): more than 4 times off"),
         "DMA": ("warning", "more than 4 times off. Kernels are chosen by what that takes: GGML_NEURON_COSTS"),
     },
     "drops": {"queue": ("FAILED", "not all were done, though each was reported as done")},
@@ -150,7 +150,7 @@ def test_every_check_passes(
     assert len(said) == 11 + len(NEW)
     # The simulator's prices are those that the checks take a device's for.
     queued, waited = prices(neuron_target)
-    assert f"queued: {queued:g} µs (taken for {queued:g}); waited for: {waited:g} µs (taken for {waited:g})" in log
+    assert f"queued: {queued:g} µs (assumed: {queued:g}); waited for: {waited:g} µs (assumed: {waited:g})" in log
 
 
 @pytest.mark.long
@@ -168,7 +168,7 @@ def test_every_check_passes_on_other_targets(
     status, said, log = doctor(library, environment | machines[target], bundle, cache, NEURON_RT_NUM_CORES="2")
     assert (status, set(said.values())) == (0, {"ok"}), log
     queued, waited = launch
-    assert f"queued: {queued} µs (taken for {queued}); waited for: {waited} µs (taken for {waited})" in log
+    assert f"queued: {queued} µs (assumed: {queued}); waited for: {waited} µs (assumed: {waited})" in log
 
 
 @pytest.mark.parametrize(

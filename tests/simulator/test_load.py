@@ -147,7 +147,7 @@ def test_says_that_jaxlib_is_missing(client: Run, add: Path, environment: dict[s
     result = client("load", add, NEURON_SIMULATOR_PATH=path)
     assert result.stdout.strip() == "NRT_FAILURE"
     assert (
-        f"the helper is not able to run: {sys.executable} lacks what kernelgen needs (No module named jaxlib)"
+        f"the helper is not able to run: {sys.executable} lacks packages that kernelgen needs (No module named jaxlib)"
         in result.stderr
     )
 

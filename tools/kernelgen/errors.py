@@ -106,7 +106,7 @@ def described(error: BaseException) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException:
-        return f"{name}, which can't say what it is about"
+        return f"{name}, whose message can't be printed"
     return shortened(f"{name}: {text}" if text else name, _MAX_ERROR)
 
 

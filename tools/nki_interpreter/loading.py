@@ -90,5 +90,5 @@ def _described(error: BaseException) -> str:
     try:
         text = str(error).strip()
     except Exception:
-        return f"{name}, which can't say what it is about"
+        return f"{name}, whose message can't be printed"
     return f"{name}: {text[:_MOST_TEXT]}" if text else name

@@ -184,7 +184,7 @@ gguf_file gguf_read(const uint8_t * data, size_t size) {
         const uint64_t start = in.offset();
         file.values.push_back(read_value(in));
         if (!names.insert(file.values.back().key).second) {
-            fail(NEURON_KERNELS_ERROR_CORRUPT, "metadata %s at byte %" PRIu64 " was there before",
+            fail(NEURON_KERNELS_ERROR_CORRUPT, "metadata %s at byte %" PRIu64 " is a duplicate",
                  quoted(file.values.back().key).c_str(), start);
         }
     }
@@ -203,7 +203,7 @@ gguf_file gguf_read(const uint8_t * data, size_t size) {
                  name.c_str(), start, tensor.name.size(), MAX_TENSOR_NAME);
         }
         if (!names.insert(tensor.name).second) {
-            fail(NEURON_KERNELS_ERROR_CORRUPT, "tensor %s at byte %" PRIu64 " was there before", name.c_str(), start);
+            fail(NEURON_KERNELS_ERROR_CORRUPT, "tensor %s at byte %" PRIu64 " is a duplicate", name.c_str(), start);
         }
         const uint32_t n_dims = in.u32("a tensor's number of dimensions");
         if (n_dims != 1) {

@@ -94,7 +94,7 @@ void read_memory(const json & kernel, uint32_t neff, bool fresh, neuron_kernels 
     if (fresh) {
         all.insert(all.end(), said.begin(), said.end());
     } else if (!std::equal(said.begin(), said.end(), all.data() + (all.empty() ? 0 : neff * NEURON_KERNELS_N_MEMORY))) {
-        corrupt(kernel, "'neff_memory' is not that of others with this 'neff_sha256'");
+        corrupt(kernel, "'neff_memory' differs from that of other kernels with this 'neff_sha256'");
     }
 }
 
@@ -116,7 +116,7 @@ std::vector<const json *> sorted_kernels(const json & index) {
     std::sort(kernels.begin(), kernels.end(), [&](const json * a, const json * b) { return id_of(a) < id_of(b); });
     for (size_t i = 1; i < kernels.size(); i++) {
         if (id_of(kernels[i - 1]) == id_of(kernels[i])) {
-            corrupt(*kernels[i], "its id " + quoted(id_of(kernels[i])) + " was there before");
+            corrupt(*kernels[i], "its id " + quoted(id_of(kernels[i])) + " is a duplicate");
         }
     }
     return kernels;

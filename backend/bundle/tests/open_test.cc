@@ -94,7 +94,7 @@ static void test_wrong_packs() {
     wrong("alignment", CORRUPT, "is string; expected u32",
           [](pack & p) { p.set("general.alignment", test::STRING, test::text("64")); });
     wrong("alignment", CORRUPT, "", [](pack & p) { p.set("general.alignment", test::U32, raw<uint32_t>(1U << 31)); });
-    wrong("tensor", CORRUPT, "was there before", [](pack & p) { p.tensors[1].name = p.tensors[0].name; });
+    wrong("tensor", CORRUPT, "is a duplicate", [](pack & p) { p.tensors[1].name = p.tensors[0].name; });
     wrong("tensor", CORRUPT, "expected 1 to 63", [](pack & p) { p.tensors[1].name = std::string(64, 'n'); });
     wrong("tensor", CORRUPT, "has 2 dimensions", [](pack & p) { p.tensors[1].n_dims = 2; });
     wrong("tensor", CORRUPT, "has type 0; expected I8", [](pack & p) { p.tensors[1].type = 0; });

@@ -227,7 +227,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     }
     wrong(test::kernel_id(0), "", "'' is not a kernel id");
     wrong(test::kernel_id(0), std::string(64, 'z'), "is not a kernel id");
-    wrong(test::kernel_id(1), test::kernel_id(0), "its id 'kernel-0000000' was there before");
+    wrong(test::kernel_id(1), test::kernel_id(0), "its id 'kernel-0000000' is a duplicate");
     wrong(DIGEST, DIGEST.substr(1), "'hlo_sha256' is 'aaa");
     wrong("\"neff_sha256\":\"", "\"neff_sha256\":\"G", "expected 64 hexadecimal digits");
     wrong("\"key\":\"", "\"key\":\"0", "not a sequence of words");

@@ -153,7 +153,7 @@ class Pool:
         except (ValueError, TypeError, KeyError, RecursionError):
             return [self._bury(worker, f"its worker answered {line[:200]!r}")]
         if number != worker.request:
-            return [self._bury(worker, f"its worker answered request {number}, and was asked {worker.request}")]
+            return [self._bury(worker, f"its worker answered request {number}, and the request was {worker.request}")]
         return [worker.end(code, output)]
 
     def _forget(self, worker: _Worker) -> None:

@@ -197,7 +197,7 @@ def _not_given(kernel: str, specs: Mapping[str, Spec], hlos: Mapping[str, Path],
     missing = [what for what, given in (("spec", specs), ("HLO", hlos), ("NEFF", neffs)) if kernel not in given]
     if missing:
         return f"kernel {kernel} has no {' and no '.join(missing)}"
-    return "" if specs[kernel].id == kernel else f"the spec given for {kernel} is that of {specs[kernel].id}"
+    return "" if specs[kernel].id == kernel else f"the spec given for {kernel} belongs to {specs[kernel].id}"
 
 
 def _makers(found: Mapping[str, _KernelFiles]) -> dict[tuple[bool, str], str]:

@@ -79,13 +79,15 @@ def _with_cost(path: Path, made: dict[str, Any]) -> dict[str, Any]:
         try:
             found = modelled_cost.of_bundle(made)
         except (LookupError, ValueError, TypeError, AttributeError):
-            raise KernelgenError(f"{path}: damaged: the cost that is noted of a kernel cannot be read") from None
+            raise KernelgenError(f"{path}: damaged: the recorded cost of a kernel cannot be read") from None
         if "total_cost" not in found:
-            raise KernelgenError(f"{path}: no cost is noted of any of its kernels; that of kernels in NKI is")
+            raise KernelgenError(f"{path}: none of its kernels has a recorded cost; only kernels in NKI have one")
         return found
     noted = _notes(path).get("notes", {}).get("costs") if made["kind"] == "hlo" else None
     if not noted:
-        raise KernelgenError(f"{path}: no cost is noted; that of kernels in NKI is, beside their HLO (kernelgen emit)")
+        raise KernelgenError(
+            f"{path}: no cost is recorded; `kernelgen emit` records that of kernels in NKI beside their HLO"
+        )
     return made | {"cost": [modelled_cost.of_noted(each) for each in noted]}
 
 
@@ -370,7 +372,7 @@ def _neff(data: bytes, source: str) -> dict[str, Any]:
         "cores": f"{header.num_tpb}, {header.requested_tpb} requested, {sum(header.tpb_per_node)} on all nodes",
         "hash": header.hash.hex(),
         # How neuronx-cc makes it from 2.18 on is not known: a hash that is not a digest gets a remark, not an error.
-        "digest": container.payload_digest(data, header) or "the hash is not a digest of the payload that is known",
+        "digest": container.payload_digest(data, header) or "the hash is not a known digest of the payload",
         "uuid": header.uuid.hex(),
         "size": len(data),
     }

@@ -74,7 +74,7 @@ class KernelIndex:
             other = seen.setdefault(k, spec.id)
             if number and (other is not spec.id or ordered[number - 1].id == spec.id):
                 raise KernelgenError(
-                    f"kernels {other} and {spec.id} cannot be told apart by a lookup: their keys are equal"
+                    f"kernels {other} and {spec.id} have equal keys, so a lookup cannot distinguish them"
                 )
             words += k
             offsets.append(len(words))

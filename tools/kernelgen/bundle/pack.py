@@ -179,7 +179,7 @@ def _header(path: Path, reader: GgufReader) -> tuple[dict[str, Value], list[tupl
         if not name:
             reader.fail(f"the name of metadata value {i} is empty")
         if name in metadata:
-            reader.fail(f"metadata value '{name}' is there twice")
+            reader.fail(f"metadata value '{name}' is a duplicate")
         metadata[name] = reader.value(f"metadata value '{name}'")
     tensors = []
     for i in range(n_tensors):
@@ -259,7 +259,7 @@ def _check(
         metadata.damaged("it holds no kernel")
     index = _index(metadata, ids, offsets)
     if max(kernel_neff) >= m:
-        metadata.damaged("kernelgen.kernel.neff names a NEFF that is not there")
+        metadata.damaged("kernelgen.kernel.neff names a NEFF that does not exist")
     _check_digests(metadata, hlo_sha256, digests, [name for name, _, _ in tensors])
     return Pack(
         path=path,
@@ -316,7 +316,7 @@ def _check_digests(metadata: _Metadata, hlos: list[str], neffs: list[str], tenso
     if any(name != f"neff.{digest[:32]}" for name, digest in zip(tensors, neffs, strict=True)):
         metadata.damaged("tensors are not named after kernelgen.neff.sha256")
     if len(set(tensors)) < len(tensors):
-        metadata.damaged("a digest of kernelgen.neff.sha256 was there before")
+        metadata.damaged("a digest of kernelgen.neff.sha256 is a duplicate")
 
 
 def _origin(metadata: _Metadata) -> BundleOrigin:

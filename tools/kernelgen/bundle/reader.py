@@ -132,14 +132,16 @@ class Stored:
                 found.append(Diagnostic(f"{where}: no key can be made of its spec: {error}"))
                 continue
             if spec.id != kernel.id:
-                found.append(Diagnostic(f"{where}: its spec is that of {spec.id}"))
+                found.append(Diagnostic(f"{where}: its spec belongs to {spec.id}"))
             elif words != kernel.key:
                 both = enumerate(itertools.zip_longest(kernel.key, words))
                 at, (word, right) = next((at, pair) for at, pair in both if pair[0] != pair[1])
                 what = f"word {at} is {_hexadecimal(word)}; expected {_hexadecimal(right)}"
-                found.append(Diagnostic(f"{where}: its key is not that of its spec: {what}"))
+                found.append(Diagnostic(f"{where}: its key does not match its spec: {what}"))
             elif (other := first.setdefault(words, kernel.id)) != kernel.id:
-                found.append(Diagnostic(f"{where}: a lookup cannot tell it from {other}: their keys are equal"))
+                found.append(
+                    Diagnostic(f"{where}: it and {other} have equal keys, so a lookup cannot distinguish them")
+                )
         if not found and (needed := format_of(specs)) > self.format:
             found.append(Diagnostic(f"{self.index}: format {self.format}, and its kernels need format {needed}"))
         return found
@@ -175,7 +177,7 @@ def of_pack(path: Path) -> Stored:
                 made.hlo_sha256[number],
                 stored.sha256,
                 stored.size,
-                value(notes, f"what is noted of {id}") if notes else {},
+                value(notes, f"the notes of {id}") if notes else {},
                 made.special_flags.get(id),
                 memory=stored.memory,
             )

@@ -124,7 +124,7 @@ def read_index(path: str | Path) -> dict[str, Any]:
                 "version": str, "jax_version": str, "kernels": list}  # fmt: skip
     _fields(file, value, expected, "")
     if not all(isinstance(flag, str) for flag in value["flags"]):
-        raise KernelgenError(f"{file}: flags holds what is not a string")
+        raise KernelgenError(f"{file}: flags has an item that is not a string")
     if problem := origin(value).problem():
         raise KernelgenError(f"{file}: {problem}")
     if not value["kernels"]:
@@ -140,7 +140,7 @@ def read_index(path: str | Path) -> dict[str, Any]:
         if not is_kernel_id(id):
             raise KernelgenError(f"{file}: {where}: {id!r} is not a kernel id")
         if id in ids:
-            raise KernelgenError(f"{file}: {where}: its id '{id}' was there before")
+            raise KernelgenError(f"{file}: {where}: its id '{id}' is a duplicate")
         ids.add(id)
         if len(kernel["key"]) % 16 or not set(kernel["key"]) <= set("0123456789abcdef"):
             raise KernelgenError(f"{file}: kernel {id}: its key is not a sequence of words of 16 hexadecimal digits")
@@ -165,7 +165,7 @@ def read_index(path: str | Path) -> dict[str, Any]:
             raise KernelgenError(f"{file}: some kernels have 'neff_memory', and some don't")
         if said.setdefault(kernel["neff_sha256"], memory) != memory:
             raise KernelgenError(
-                f"{file}: kernel {kernel['id']}: 'neff_memory' is not that of others with this 'neff_sha256'"
+                f"{file}: kernel {kernel['id']}: 'neff_memory' differs from that of other kernels with this 'neff_sha256'"
             )
     return value
 

@@ -149,7 +149,7 @@ def _members(path: Path, file: IO[bytes], mistakes: list[Diagnostic]) -> Iterato
         elif name is None:
             wrong(f"{shown} is not the name of an entry")
         elif name in seen:
-            wrong(f"{shown} is there twice")
+            wrong(f"{shown} is a duplicate")
         else:
             seen.add(name)
             try:

@@ -113,7 +113,7 @@ def read_head(data: bytes, name: str) -> tuple[EntryHead, int]:
     """
     match = _FIRST.match(data)
     if not match:
-        raise DamagedEntry("it does not begin as an entry does")
+        raise DamagedEntry("it does not begin with the header of an entry")
     if int(match[1]) != FORMAT:
         raise DamagedEntry(f"it has format {int(match[1])}, not {FORMAT}")
     end = data.find(b"\n", match.end(), MAX_HEAD) + 1
@@ -150,7 +150,7 @@ def check_size(start: bytes, size: int, name: str) -> None:
     if size > MAX_SIZE:
         raise DamagedEntry(f"it has {size} bytes, more than any entry")
     if size != end + head.size:
-        raise DamagedEntry(f"it has {size} bytes, and says that it has {end + head.size}")
+        raise DamagedEntry(f"it has {size} bytes, and its header gives {end + head.size}")
 
 
 def unpack(data: bytes, name: str) -> tuple[EntryHead, bytes]:
@@ -169,17 +169,17 @@ def unpack(data: bytes, name: str) -> tuple[EntryHead, bytes]:
     first = data.index(b"\n") + 1
     stated = data[first - 65 : first - 1].decode()  # the digest ends the first line
     if hashlib.sha256(memoryview(data)[first:]).hexdigest() != stated:
-        raise DamagedEntry("it does not have its digest")
+        raise DamagedEntry("its digest differs")
     neff = data[end:]
     # Its writer may have been wrong, or mean: what has the right digest can still be no NEFF.
     if len(neff) != head.size or hashlib.sha256(neff).hexdigest() != head.sha256:
-        raise DamagedEntry("its NEFF is another than it says")
+        raise DamagedEntry("its NEFF does not have the digest that its header gives")
     try:
         if neff_format.read_header(neff).simulated:
             # It says which HLO it is of; a real one does not.
             made_of = neff_format.read_simulated(neff).info["hlo_sha256"]
             if made_of != head.key.hlo_sha256:
-                raise DamagedEntry(f"its NEFF is of another HLO, {made_of}")
+                raise DamagedEntry(f"its NEFF was compiled from another HLO, {made_of}")
     except KernelgenError as error:
         raise DamagedEntry(error.diagnostics[0].message) from None
     return head, neff

@@ -75,7 +75,7 @@ class _Limit:
             head, end = entry.read_head(os.pread(self._file.fileno(), entry.MAX_HEAD, 0), self._name)
             self._stated = end + head.size
         if self._stated is not None and count > self._stated:
-            raise DamagedEntry(f"it goes on after the {self._stated} bytes that it says it has")
+            raise DamagedEntry(f"it is longer than the {self._stated} bytes that its header gives")
 
 
 class Shared:

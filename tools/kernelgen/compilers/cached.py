@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         cache = Cache(CacheSettings.make(), Notices(lambda text: print(f"warning: {text}", file=sys.stderr)))
     except KernelgenError as error:
-        print(f"warning: kernelgen's cache is left alone: {error}", file=sys.stderr)
+        print(f"warning: kernelgen's cache is not used: {error}", file=sys.stderr)
         return NO_CACHE
     try:
         neff, source = cache.neff(key, output.name.partition(".")[0], make)

@@ -78,7 +78,7 @@ def launch(bench: DeviceBench) -> str:
     bound = bench.bind(kernel, inputs_of(kernel))
     bound.execute()  # the first one takes longer
     waited = min(_timed(bench, bound.execute) for _ in range(QUEUED)) * 1e6
-    text = f"waited for: {waited:.0f} µs (taken for {taken_waited:g})"
+    text = f"waited for: {waited:.0f} µs (assumed: {taken_waited:g})"
     found = [(waited, taken_waited, YOURS)]
     if bench.nrt.has_queues():
 
@@ -86,7 +86,7 @@ def launch(bench: DeviceBench) -> str:
             bench.wait([bench.nrt.schedule(bound.model, *bound.sets) for _ in range(QUEUED)])
 
         queued = min(_timed(bench, several) for _ in range(REPEATS)) / QUEUED * 1e6
-        text = f"queued: {queued:.0f} µs (taken for {taken_queued:g}); {text}"
+        text = f"queued: {queued:.0f} µs (assumed: {taken_queued:g}); {text}"
         found.append((queued, max(taken_queued, HOST_US), "GGML_NEURON_QUEUE_DEPTH may be too small to hide it."))
     return _judged(text, found)
 
@@ -141,7 +141,7 @@ def queue(bench: DeviceBench) -> str:
     for name in heavy.outputs:
         if bench.nrt.read(alone.outputs[name]) != bench.nrt.read(large.outputs[name]):
             raise CheckError(
-                f"{heavy.name}: {name} is another when it was queued {layers} times than when it is waited for"
+                f"{heavy.name}: {name} differs between {layers} queued launches and a launch that is waited for"
             )
     return f"{layers} programs of a layer and {done} small ones, all done in order{f'; {full}' if full else ''}"
 
@@ -209,7 +209,7 @@ def memory(bench: DeviceBench) -> str:
     expected = _program_bytes(kernel)
     text = (
         f"{first / 2**20:.1f} MiB with the first program, {sum(others) / len(others) / 1024:.0f} KiB for each of {len(others)} "
-        f"others; {kernel.name} took {taken[largest] / 1024:.0f} KiB (taken for {expected / 1024:.0f}); "
+        f"others; {kernel.name} took {taken[largest] / 1024:.0f} KiB (assumed: {expected / 1024:.0f}); "
         f"the NEFFs have scratchpads of {shared / 1024:.0f} KiB at most"
     )
     advice = "The backend keeps too little memory for programs: offer llama.cpp less (-ngl), and report it."
@@ -242,7 +242,7 @@ def dma(bench: DeviceBench) -> str:
             bench.nrt.free(tensor)
     taken = chips.of(bench.of("probe_copy").target).number("gb_per_s")
     text = "; ".join(f"runs of {run} bytes {rate:.0f} GB/s" for run, rate in rates.items())
-    return _judged(f"{text} (long ones taken for {taken:g})", [(rates[RUNS[-1]], taken, YOURS)])
+    return _judged(f"{text} (long ones assumed: {taken:g})", [(rates[RUNS[-1]], taken, YOURS)])
 
 
 def process(bench: DeviceBench) -> str:

@@ -116,7 +116,7 @@ class Catalog:
                 raise KernelgenError(
                     Diagnostic(
                         f"no emitter computes op '{spec.op}'{wanted} for {target}",
-                        hint=f"there is one in {', '.join(there)}; `languages` says which may be taken, in which order",
+                        hint=f"there is one in {', '.join(there)}; `languages` lists which may be used, in order of preference",
                     )
                 )
             library, made = found

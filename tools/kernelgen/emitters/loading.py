@@ -105,7 +105,7 @@ def _function(module: ModuleType, registration: Registration) -> Callable[..., A
     if not is_function:
         what = "a module" if isinstance(found, ModuleType) else "a class" if isinstance(found, type) else None
         message = f"'{name}' is {what or f'of type {type(found).__name__}'}, not a function"
-        raise KernelgenError(Diagnostic(message, where, "name a function, or what a decorator makes of one"))
+        raise KernelgenError(Diagnostic(message, where, "name a function, or the result of a decorator"))
     made: Callable[..., Any] = found
     return made
 

@@ -18,12 +18,12 @@ PARTS = {
     "memory": "weights, cache and results, streamed",
     "tensor": "products of up to 128 rows",
     "products": "products of more rows",
-    "descriptors": "what is found by an index",
+    "descriptors": "gathers and scatters",
     "elements": "work element by element",
-    "spills": "scores that SBUF has no room for",
+    "spills": "scores that do not fit into SBUF",
     "waited": "work in few partitions",
     "latency": "waiting for the instruction before",
-    "calls": "beginnings of NKI kernels",
+    "calls": "starts of NKI kernels",
     "reductions": "sums over cores",
 }
 """What a launch's time consists of (`Time.parts`), in words."""

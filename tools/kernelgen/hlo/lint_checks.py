@@ -152,13 +152,13 @@ def custom_calls(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, 
             "TopK",
             "mhlo.topk",
         ):
-            yield i, f"the compiler knows no custom call '{i.custom_call_target}'"
+            yield i, f"the compiler does not support the custom call '{i.custom_call_target}'"
 
 
 def host_ops(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for i in m.instructions:
         if i.opcode in _HOST_OPS:
-            yield i, f"{i.opcode} talks to the host"
+            yield i, f"{i.opcode} communicates with the host"
         elif i.opcode == "custom-call" and any(c in i.custom_call_target for c in _CALLBACKS):
             yield i, f"'{i.custom_call_target}' calls back to the host"
 

@@ -304,7 +304,7 @@ class _Builder:
             return True
         first = parent.value.get(key.text)
         if first is not None:
-            self.problem(_Mark(key), f"key '{short(key.text)}' is already there, on line {first.key.line}")
+            self.problem(_Mark(key), f"key '{short(key.text)}' is already defined, on line {first.key.line}")
         else:
             parent.value[key.text] = YamlEntry(key, node)
         return True

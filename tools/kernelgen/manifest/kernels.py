@@ -405,7 +405,9 @@ class KernelEntry:
             if name in op.by_name or self._free_word(op, name):
                 if name in op.by_name and op.by_name[name].ours and not self.in_graph:
                     self.fail(
-                        item.key, f"'{name}' is for nodes of graphs", "for a node alone backends ask for no such kernel"
+                        item.key,
+                        f"'{name}' is for nodes of graphs",
+                        "backends never request such a kernel for a single node",
                     )
                 continue
             near = nearest(name, [p for p in op.by_name if p not in given])

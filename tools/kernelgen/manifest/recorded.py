@@ -30,7 +30,9 @@ def leave_out_unused(root: YamlNode, text: bytes, report: Report) -> None:
     kernels = root.get("kernels") if root.kind == "map" else None
     if kernels is None or kernels.kind != "seq":
         where = root.get("model") if root.kind == "map" else None
-        report.fail(where or root, "nothing says which kernels ran: this manifest was not recorded", "leave out --used")
+        report.fail(
+            where or root, "this manifest was not recorded, so it does not list which kernels ran", "leave out --used"
+        )
         return
     lines = dict(enumerate(text.split(b"\n"), 1))
     counts = [_RAN.search(lines.get(entry.line, b"")) for entry in kernels.value]

@@ -191,7 +191,7 @@ class SourceEntry(KernelEntry):
         for path in files:
             if library.place(path)[0] and not path.resolve().is_relative_to(inside):
                 self.fail(
-                    package, f"{path} is a link out of the package, to {path.resolve()}", "have a copy in its place"
+                    package, f"{path} is a link out of the package, to {path.resolve()}", "replace the link by a copy"
                 )
                 return None
         return replace(found, module=module)
@@ -211,7 +211,7 @@ class SourceEntry(KernelEntry):
         if (former and former.resolve()) != (root and root.resolve()):
             self.fail(
                 package or self._need("source"),
-                f"kernel {spec.id} is to be of two packages: {former or 'none'}, and {root or 'none'}",
+                f"kernel {spec.id} has two packages: {former or 'none'}, and {root or 'none'}",
                 "give both entries the same `package`",
             )
         file = self._folder / spec.file
@@ -341,7 +341,7 @@ class SourceEntry(KernelEntry):
         if lowering is not None and lowering.text == "native":
             self.fail(
                 self.entry.value["arguments"].key,
-                "a kernel with the lowering 'native' is given its inputs by their order",
+                "a kernel with the lowering 'native' receives its inputs by position",
                 "remove 'arguments', and have the inputs be the function's first arguments",
             )
         return found

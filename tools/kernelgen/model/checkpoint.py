@@ -186,7 +186,9 @@ def _data_size(header: Mapping[str, Any], path: Path) -> int:
         except (KeyError, TypeError, ValueError):
             right = False
         if not right:
-            raise KernelgenError(f"{path}: tensor {ascii(name)[:100]} is described wrongly: {ascii(tensor)[:200]}")
+            raise KernelgenError(
+                f"{path}: tensor {ascii(name)[:100]} has an invalid description: {ascii(tensor)[:200]}"
+            )
         end = max(end, after)
     return end
 
@@ -221,7 +223,7 @@ def _run(path: Path, tree: Path, folder: Path, output: Path, scratch: Path, pyth
         outcome = json.loads(report.read_bytes())
     except (OSError, ValueError):
         how = f"is killed by {signal_name(-done.returncode)}" if done.returncode < 0 else f"ends with {done.returncode}"
-        raise KernelgenError(f"{path}: {PROGRAM} {how}; it says:\n{_tail(scratch / 'said')}") from None
+        raise KernelgenError(f"{path}: {PROGRAM} {how}; it prints:\n{_tail(scratch / 'said')}") from None
     if "error" in outcome:
         raise KernelgenError(_diagnostic(path, outcome, tree, python))
     return tuple(printable(str(note).replace(f"{folder}/", "")) for note in outcome["notes"])

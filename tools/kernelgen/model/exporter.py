@@ -112,7 +112,7 @@ class Exporter:
             if done.returncode == 127 or "shared libraries" in said:
                 hint = "name the build of llama.cpp that it was made for: --llama-cpp <folder>"
                 raise KernelgenError(Diagnostic(f"{self.program}: {said}", hint=hint))
-            raise KernelgenError(said or f"{self.program} ends with {done.returncode}, and says nothing")
+            raise KernelgenError(said or f"{self.program} ends with {done.returncode}, and prints nothing")
         output.seek(0)
         return ExporterOutput(GraphReader(output, f"the output of {self.program.name}"))
 

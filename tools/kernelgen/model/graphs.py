@@ -282,7 +282,7 @@ class GraphReader:
                 str(m.get("description", "")),
             )
         except _WRONG as error:
-            raise self._error(number, f"the model's description is wrong: {error!r}") from None
+            raise self._error(number, f"the model's description is invalid: {error!r}") from None
 
     def graphs(self) -> Iterator[Graph]:
         """Yields the graphs, after `model`.
@@ -297,7 +297,7 @@ class GraphReader:
                 graph = self._graph(value)
             except _WRONG as error:
                 yield from _compared(call)
-                raise self._error(number, f"the graph is wrong: {error!r}") from None
+                raise self._error(number, f"the graph is invalid: {error!r}") from None
             if 0 in graph.of:
                 yield from _compared(call)
                 call = []

@@ -100,7 +100,7 @@ def describe(data: bytes, *, source: str = "NEFF") -> NeffDescription:
 
     def member(name: str) -> dict[str, Any]:
         if name not in files:
-            raise KernelgenError(f"{source}: damaged NEFF, or of a form that is not known: it has no {name}")
+            raise KernelgenError(f"{source}: damaged NEFF, or of an unknown form: it has no {name}")
         try:
             value = json.loads(files[name])
         except (ValueError, RecursionError) as error:
@@ -120,10 +120,10 @@ def describe(data: bytes, *, source: str = "NEFF") -> NeffDescription:
             for tensor in _tensors(member(definition)["var"], types):
                 known = found.setdefault(tensor.name, tensor)
                 if (known.usage, known.size) != (tensor.usage, tensor.size):
-                    raise ValueError(f"its cores do not agree about {tensor.name}")
+                    raise ValueError(f"its cores disagree about {tensor.name}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
-        raise KernelgenError(f"{source}: damaged NEFF, or of a form that is not known: {what}") from None
+        raise KernelgenError(f"{source}: damaged NEFF, or of an unknown form: {what}") from None
     tensors = sorted(found.values(), key=lambda tensor: tensor.usage == "out")
     return NeffDescription(header, compiler, device, tuple(name for name, _ in graphs), tuple(tensors))
 

@@ -65,7 +65,9 @@ def needed(
         try:
             made = estimate(hlo, target, lnc, model_type=model_type)
         except (ValueError, LookupError) as error:
-            raise KernelgenError(f"{source}: what its program takes can't be estimated from its HLO: {error}") from None
+            raise KernelgenError(
+                f"{source}: the resources of its program can't be estimated from its HLO: {error}"
+            ) from None
         code, rings = made.code_bytes, made.ring_bytes
         if said is not None and said.all_instructions:
             code = said.all_instructions * INSTRUCTION_BYTES

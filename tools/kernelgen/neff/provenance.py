@@ -101,7 +101,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
             neffs[kernel].unlink(missing_ok=True)
             stale.append(
                 Diagnostic(
-                    f"kernel {kernel}: {neffs[kernel]} is not of the HLO that there is now",
+                    f"kernel {kernel}: {neffs[kernel]} was not compiled from the current HLO",
                     hint="it was removed: build again (files' times do not tell what changed, as after a clock was set back)",
                 )
             )
@@ -109,7 +109,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
             neffs[kernel].unlink(missing_ok=True)
             stale.append(
                 Diagnostic(
-                    f"kernel {kernel}: {neffs[kernel]} is not as it was compiled: its SHA-256 differs",
+                    f"kernel {kernel}: {neffs[kernel]} changed after it was compiled: its SHA-256 differs",
                     hint="it was removed: build again",
                 )
             )

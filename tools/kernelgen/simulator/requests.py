@@ -37,7 +37,7 @@ class Requests:
                 _, _, number = protocol.UNLOAD.unpack(message)
                 self._device.unload(number)
                 return protocol.DONE
-            return protocol.failed(Status.FAILURE, f"request {operation} is none")
+            return protocol.failed(Status.FAILURE, f"unknown request {operation}")
         except Exception as error:  # XLA raises types of its own
             return self.failed(operation, error)
 

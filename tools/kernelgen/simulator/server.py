@@ -70,14 +70,15 @@ def _greet(control: socket.socket) -> Requests:
         cache.folder()
         sizes = [size for (size,) in protocol.SIZE.iter_unpack(message[protocol.HELLO.size :])]
         if not len(fds) == len(sizes) == count:
-            raise ValueError(f"{count} arenas were announced, {len(fds)} came")
+            raise ValueError(f"{count} arenas were announced, and {len(fds)} arrived")
         arenas = [Arena.map(fd, size) for fd, size in zip(fds, sizes, strict=True)]
         requests = Requests(SimulatedDevice(arenas, strict=os.environ.get(STRICT_VARIABLE) != "0"))
         if library := os.environ.get(weights.LIBRARY_VARIABLE):
             weights.load(library)
     except ImportError as error:
         _refuse(
-            control, f"{sys.executable} lacks what kernelgen needs ({error}); NEURON_SIMULATOR_PYTHON names another"
+            control,
+            f"{sys.executable} lacks packages that kernelgen needs ({error}); NEURON_SIMULATOR_PYTHON names another",
         )
     except (OSError, ValueError) as error:
         _refuse(control, f"{error}")

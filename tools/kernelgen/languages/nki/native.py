@@ -142,5 +142,5 @@ def _recorded(call: Call, given: list[Any]) -> Mapping[str, Any]:
     if made["asked"] != wanted:
         differing = sorted(key for key in wanted if made["asked"].get(key) != wanted[key])
         what = "; ".join(f"{key} is {made['asked'].get(key)}, not {wanted[key]}" for key in differing)
-        raise KernelgenError(Diagnostic(f"{file} is what NKI's compiler made of another kernel: {what}"))
+        raise KernelgenError(Diagnostic(f"{file} was made by NKI's compiler from another kernel: {what}"))
     return made

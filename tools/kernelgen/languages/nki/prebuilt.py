@@ -63,7 +63,7 @@ def using(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
             raise _error(f"{file}: it was made {what.format(was)}, not {what.format(wanted)}")
     if kept["sources"] != asked.sources:
         raise _error(
-            f"{file}: it was made from another source than {asked.file} and what that imports are now",
+            f"{file}: its sources differ from {asked.file} and the modules that it imports",
             f"undo the edit, or {AGAIN}; comments and empty lines do not count",
         )
     made = kept["made"]
@@ -96,7 +96,7 @@ def read(file: Path) -> dict[str, Any]:
     if kept.pop("digest", None) != digest(kept):
         raise _error(f"{file}: it was changed after it was made")
     if not _is_whole(kept):
-        raise _error(f"{file}: what it holds is not a record of NKI's own compiler")
+        raise _error(f"{file}: it does not hold a record of NKI's own compiler")
     return kept
 
 

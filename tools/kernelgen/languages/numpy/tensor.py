@@ -309,7 +309,7 @@ def guarded(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) 
 def assigned(out: Any, value: Any) -> Any:
     """Writes a result to the array that `out=` names."""
     if not isinstance(out, TracedArray):
-        raise refused("out= is an array of the kernel", "make it with np.zeros in the kernel, or leave out= away")
+        raise refused("out= is an array of the kernel", "make it with np.zeros in the kernel, or omit out=")
     out[...] = value
     return out
 
