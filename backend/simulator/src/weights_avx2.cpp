@@ -32,6 +32,10 @@ INLINE __m256 first_eight(floats x) {
     return x;
 }
 
+INLINE __m256 last_eight(floats x) {
+    return x;
+}
+
 INLINE floats loaded(const float * at) {
     return _mm256_loadu_ps(at);
 }
@@ -96,9 +100,10 @@ template <int Value> INLINE ints flags(uint32_t set) {
     return masked(_mm256_cmpeq_epi32(one, each), Value);
 }
 
-// The lowest eight numbers of 2 bits.
-INLINE ints fields_of_2(const uint8_t * at) {
-    return masked(_mm256_srlv_epi32(all(number_at<uint16_t>(at)), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14)), 3);
+// Eight of the numbers of `Bits` bits of a word, from `first` on; what is above them is not zero.
+template <int Bits> INLINE ints fields(ints word, int first) {
+    const ints each = _mm256_setr_epi32(0, Bits, 2 * Bits, 3 * Bits, 4 * Bits, 5 * Bits, 6 * Bits, 7 * Bits);
+    return _mm256_srlv_epi32(word, _mm256_add_epi32(each, all(first * Bits)));
 }
 
 // The eight numbers of 4 bits of a word; what is above them is not zero.
@@ -124,6 +129,25 @@ INLINE floats chosen_of_two(floats low, floats high, ints code) {
     return _mm256_blendv_ps(chosen(low, code), chosen(high, code), bit3);
 }
 
+// The lower two bits of each code choose, of the four numbers that are in its half of the vector.
+INLINE floats chosen_of_4(floats values, ints code) {
+    return _mm256_permutevar_ps(values, code);
+}
+
+// Eight numbers, as often as there is room for them.
+INLINE floats repeated(__m256 x) {
+    return x;
+}
+
+INLINE ints repeated(__m256i x) {
+    return x;
+}
+
+// Bits `Bit` and above of bytes `Part`, `Part` + 4, ...
+template <int Bit, int Part> INLINE ints every_fourth(ints x) {
+    return shifted_right<Bit + 8 * Part>(x);
+}
+
 // Two numbers, each four times.
 INLINE floats each_4_times(const float * at) {
     return _mm256_set_m128(_mm_set1_ps(at[1]), _mm_set1_ps(at[0]));
@@ -134,13 +158,20 @@ INLINE floats each_8_times(const float * at) {
     return all(at[0]);
 }
 
+#    include "weights_loops.h"
+//
 #    include "weights_bytes.h"
+#    include "weights_quarters.h"
 
 }  // namespace simulator::avx2
 
 simulator::weight_function simulator::avx2_function(weight_type type) {
-    const weight_function by_bytes = avx2::function_by_bytes(type);
-    return by_bytes != nullptr ? by_bytes : avx2::function_of(type);
+    for (const weight_function f : { avx2::function_by_bytes(type), avx2::function_by_quarters(type) }) {
+        if (f != nullptr) {
+            return f;
+        }
+    }
+    return avx2::function_of(type);
 }
 
 #    undef TARGET

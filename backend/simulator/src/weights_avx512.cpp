@@ -36,6 +36,10 @@ INLINE __m256 first_eight(floats x) {
     return _mm512_castps512_ps256(x);
 }
 
+INLINE __m256 last_eight(floats x) {
+    return _mm512_extractf32x8_ps(x, 1);
+}
+
 INLINE floats loaded(const float * at) {
     return _mm512_loadu_ps(at);
 }
@@ -98,10 +102,11 @@ template <int Value> INLINE ints flags(uint32_t set) {
     return _mm512_maskz_mov_epi32(static_cast<__mmask16>(set), all(Value));
 }
 
-// Sixteen numbers of 2 bits.
-INLINE ints fields_of_2(const uint8_t * at) {
-    const ints shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    return masked(_mm512_srlv_epi32(all(number_at<int32_t>(at)), shifts), 3);
+// Sixteen of the numbers of `Bits` bits of a word, from `first` on; what is above them is not zero.
+template <int Bits> INLINE ints fields(ints word, int first) {
+    const ints each = _mm512_setr_epi32(0, Bits, 2 * Bits, 3 * Bits, 4 * Bits, 5 * Bits, 6 * Bits, 7 * Bits, 8 * Bits,
+                                        9 * Bits, 10 * Bits, 11 * Bits, 12 * Bits, 13 * Bits, 14 * Bits, 15 * Bits);
+    return _mm512_srlv_epi32(word, _mm512_add_epi32(each, all(first * Bits)));
 }
 
 // The sixteen numbers of 4 bits of two words; what is above them is not zero.
@@ -129,6 +134,27 @@ INLINE floats chosen_of_two(floats low, floats high, ints code) {
     return _mm512_permutex2var_ps(low, code, high);
 }
 
+// The lower two bits of each code choose, of the four numbers that are in its quarter of the vector.
+INLINE floats chosen_of_4(floats values, ints code) {
+    return _mm512_permutevar_ps(values, code);
+}
+
+// Eight numbers, as often as there is room for them.
+INLINE floats repeated(__m256 x) {
+    return _mm512_broadcast_f32x8(x);
+}
+
+INLINE ints repeated(__m256i x) {
+    return _mm512_broadcast_i32x8(x);
+}
+
+// Bits `Bit` and above of bytes `Part`, `Part` + 4, ..., and of those two behind these.
+template <int Bit, int Part> INLINE ints every_fourth(ints x) {
+    constexpr int FIRST = Bit + 8 * Part, LAST = FIRST + 16;
+    return _mm512_srlv_epi32(x, _mm512_setr_epi32(FIRST, FIRST, FIRST, FIRST, FIRST, FIRST, FIRST, FIRST, LAST, LAST,
+                                                  LAST, LAST, LAST, LAST, LAST, LAST));
+}
+
 // Four numbers, each four times.
 INLINE floats each_4_times(const float * at) {
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
@@ -141,11 +167,14 @@ INLINE floats each_8_times(const float * at) {
 }
 
 #    include "weights_loops.h"
+//
+#    include "weights_quarters.h"
 
 }  // namespace simulator::avx512
 
 simulator::weight_function simulator::avx512_function(weight_type type) {
-    return avx512::function_of(type);
+    const weight_function by_quarters = avx512::function_by_quarters(type);
+    return by_quarters != nullptr ? by_quarters : avx512::function_of(type);
 }
 
 #    undef TARGET

@@ -1,11 +1,8 @@
-// Products of one row and weights whose elements are chosen among 16 or four by a code, with AVX2: part of
-// weights_avx2.cpp.
+// Products of one row and weights whose elements are chosen among 16 by a code, with AVX2: part of weights_avx2.cpp.
 //
 // An element is a bfloat16, of two bytes. One instruction chooses a byte for each of 32 codes, so two give 32 elements,
 // and none has to be made 32 bits wide before. The elements then lie in another order, as `PLACES` says. The row is
 // brought into this order once, and partial sums are those of weights_loops.h, so that the bits are the same.
-
-#include "weights_loops.h"
 
 // The order of 32 elements in four vectors: element 4 i of this order, and the three behind it, is element PLACES[i].
 static constexpr int PLACES[] = { 0, 16, 4, 20, 8, 24, 12, 28 };
@@ -22,13 +19,17 @@ INLINE __m256i rounded_above(floats x) {
     return _mm256_add_epi32(_mm256_add_epi32(number, all(0x7fff)), odd);
 }
 
-// Of numbers that are rounded to bfloat16. Their order in the table: those of `a` and `b` in turn, four at a time.
-INLINE byte_table table_of(floats a, floats b) {
+// Of bfloat16s: those of `a` and `b` in turn, as `table_of` has them.
+INLINE byte_table table_of_words(__m256i words) {
     const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10,
                                            14, 1, 5, 9, 13, 3, 7, 11, 15);
-    const __m256i words = _mm256_blend_epi16(shifted_right<16>(rounded_above(a)), rounded_above(b), 0xaa);
     const __m256i eight = _mm256_shuffle_epi8(words, order);  // the lower bytes of eight numbers, their upper ones, ...
     return { _mm256_permute4x64_epi64(eight, 0x88), _mm256_permute4x64_epi64(eight, 0xdd) };
+}
+
+// Of numbers that are rounded to bfloat16. Their order in the table: those of `a` and `b` in turn, four at a time.
+INLINE byte_table table_of(floats a, floats b) {
+    return table_of_words(_mm256_blend_epi16(shifted_right<16>(rounded_above(a)), rounded_above(b), 0xaa));
 }
 
 // Numbers 0 to 3 and 8 to 11 of 16, and the others.
@@ -137,6 +138,27 @@ INLINE void multiply_4_xs(const uint8_t * x, bytes_multiplied & total) {
     }
 }
 
+// The bytes of 16 numbers that are exact in bfloat16, times a scale: so are those of E2M1 with a scale of four bits.
+INLINE byte_table exact_table_of(const float * values, floats d) {
+    floats a, b;
+    in_turn(values, a, b);
+    return table_of_words(
+        _mm256_blend_epi16(shifted_right<16>(_mm256_castps_si256(multiplied(a, d))), _mm256_castps_si256(multiplied(b, d)), 0xaa));
+}
+
+INLINE void multiply_nvfp4(const uint8_t * x, bytes_multiplied & total) {
+    const __m256i q = bytes_32(x + 4), low = both(q, 15), high = both(_mm256_srli_epi16(q, 4), 15);
+    const __m256i even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
+    for (int i = 0; i < 2; i++) {
+        // Of each half of a vector, the values of a run of 16 elements.
+        const byte_table first  = exact_table_of(E2M1, all(half_ue4m3(x[2 * i])));
+        const byte_table second = exact_table_of(E2M1, all(half_ue4m3(x[2 * i + 1])));
+        const byte_table two    = { _mm256_blend_epi32(first.low, second.low, 0xf0),
+                                    _mm256_blend_epi32(first.high, second.high, 0xf0) };
+        total.add(two, i == 0 ? _mm256_permute2x128_si256(even, odd, 0x20) : _mm256_permute2x128_si256(even, odd, 0x31));
+    }
+}
+
 template <weight_type Type> INLINE void multiply_bytes(const uint8_t * x, bytes_multiplied & total) {
     if constexpr (Type == weight_type::q4_0) {
         total.add(table_of(NUMBERS + 8, half(x)), halves(x + 2));
@@ -150,6 +172,8 @@ template <weight_type Type> INLINE void multiply_bytes(const uint8_t * x, bytes_
         multiply_3_k(x, total);
     } else if constexpr (Type == weight_type::q4_K) {
         multiply_4_k(x, total);
+    } else if constexpr (Type == weight_type::nvfp4) {
+        multiply_nvfp4(x, total);
     } else {
         static_assert(Type == weight_type::iq4_xs, "a function for each type");
         multiply_4_xs(x, total);
@@ -187,84 +211,6 @@ template <weight_type Type> TARGET static void product_by_bytes(const weight_pro
     }
 }
 
-// ---- Q2_K --------------------------------------------------------------------------------------------------------------
-
-// Eight signed bytes times a number.
-INLINE floats scaled(uint64_t bytes, floats d) {
-    return multiplied(to_floats(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)))), d);
-}
-
-// Sums up products of four values of each of two runs of 16 elements. One instruction chooses one of four in each half
-// of a vector, by the lower two bits of 32. So the codes of bytes N, N + 4, ... of 32 only have to be moved there, and
-// these elements are in one vector: of each half, those of a run.
-struct quarters_multiplied {
-    floats        part[4];
-    const float * x;  // of the next 32 elements, in the order of these vectors
-
-    INLINE explicit quarters_multiplied(const float * row) :
-        part{ all(0.0f), all(0.0f), all(0.0f), all(0.0f) }, x(row) {}
-
-    template <int Bit> INLINE void add(floats values, __m256i q) {
-        add_part(0, values, shifted_right<Bit>(q));
-        add_part(1, values, shifted_right<Bit + 8>(q));
-        add_part(2, values, shifted_right<Bit + 16>(q));
-        add_part(3, values, shifted_right<Bit + 24>(q));
-        x += 32;
-    }
-
-    INLINE void add_part(int i, floats values, __m256i code) {
-        part[i] = multiplied_added(_mm256_permutevar_ps(values, code), loaded(x + 8 * i), part[i]);
-    }
-
-    // In the order of `sums::sum`.
-    INLINE float sum() const {
-        __m128 one[4];
-        for (int i = 0; i < 4; i++) {
-            const __m128 four = _mm_add_ps(_mm256_castps256_ps128(part[i]), _mm256_extractf128_ps(part[i], 1));
-            const __m128 two  = _mm_add_ps(four, _mm_movehl_ps(four, four));
-            one[i]            = _mm_add_ss(two, _mm_movehdup_ps(two));
-        }
-        return _mm_cvtss_f32(_mm_add_ss(_mm_add_ss(one[0], one[2]), _mm_add_ss(one[1], one[3])));
-    }
-};
-
-// The values of runs `Run` and `Run + 1` of eight.
-template <int Run> INLINE floats values_2_k(floats scale, floats minimum) {
-    const ints run = _mm256_setr_epi32(Run, Run, Run, Run, Run + 1, Run + 1, Run + 1, Run + 1);
-    return rounded(subtracted(multiplied(loaded(FOURS), chosen(scale, run)), chosen(minimum, run)));
-}
-
-TARGET static void product_2_k(const weight_product & t, size_t begin, size_t end) {
-    constexpr weight_block BLOCK  = block_of(weight_type::q2_K);
-    constexpr uint64_t     LOW    = 0x0f0f0f0f0f0f0f0f;
-    const size_t           blocks = t.k / BLOCK.elements;
-    if (t.n != 1) {
-        product<weight_type::q2_K>(t, begin, end);
-        return;
-    }
-    std::vector<vector_of_8> row(t.k / 8);
-    for (size_t i = 0; i < t.k; i++) {
-        row[i / 32 * 4 + i % 4].number[i % 32 / 4] = t.x[i];
-    }
-    for (size_t i = begin; i < end; i++) {
-        const uint8_t *     w = t.weights + i * blocks * BLOCK.bytes;
-        quarters_multiplied total(row.data()->number);
-        for (size_t b = 0; b < blocks; b++, w += BLOCK.bytes) {
-            const floats d = half(w + 80), dmin = half(w + 82);
-            for (int k = 0; k < 2; k++) {
-                const auto    packed = number_at<uint64_t>(w + 8 * k);
-                const floats  scale = scaled(packed & LOW, d), minimum = scaled(packed >> 4 & LOW, dmin);
-                const __m256i q = bytes_32(w + 16 + 32 * k);
-                total.add<0>(values_2_k<0>(scale, minimum), q);
-                total.add<2>(values_2_k<2>(scale, minimum), q);
-                total.add<4>(values_2_k<4>(scale, minimum), q);
-                total.add<6>(values_2_k<6>(scale, minimum), q);
-            }
-        }
-        t.y[i] = total.sum();
-    }
-}
-
 // Returns the function of a type; null if it has none of these.
 static weight_function function_by_bytes(weight_type type) {
     switch (type) {
@@ -272,8 +218,6 @@ static weight_function function_by_bytes(weight_type type) {
             return product_by_bytes<weight_type::q4_0>;
         case weight_type::q4_1:
             return product_by_bytes<weight_type::q4_1>;
-        case weight_type::q2_K:
-            return product_2_k;
         case weight_type::q3_K:
             return product_by_bytes<weight_type::q3_K>;
         case weight_type::q4_K:
@@ -284,6 +228,8 @@ static weight_function function_by_bytes(weight_type type) {
             return product_by_bytes<weight_type::iq4_xs>;
         case weight_type::mxfp4:
             return product_by_bytes<weight_type::mxfp4>;
+        case weight_type::nvfp4:
+            return product_by_bytes<weight_type::nvfp4>;
         default:
             return nullptr;
     }

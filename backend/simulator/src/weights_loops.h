@@ -643,28 +643,40 @@ INLINE __m256i first_digit(__m256i x) {
 }
 
 // TQ1_0: 48 bytes: of the first 32, the first digits in base 3 are 32 elements, the second ones the next, five times; so
-// are 16 of the others, 4 bytes: so four times, f16 d.
-template <typename Use> INLINE void unpack_t1_0(const uint8_t * x, Use & use) {
-    codes   all_codes;
+// are 16 of the others, 4 bytes: so four times, f16 d. Gives the digits of 32 elements each to `use`, with the number of
+// the first.
+template <typename Use> INLINE void digits_t1_0(const uint8_t * x, Use & use) {
     __m256i q = bytes_32(x);
     for (int i = 0; i < 160; i += 32) {
-        all_codes.set(i, first_digit(q));
+        use(i, first_digit(q));
         q = tripled(q);
     }
     const __m128i two = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 32));
     q                 = _mm256_set_m128i(_mm256_castsi256_si128(tripled(_mm256_castsi128_si256(two))), two);
     for (int i = 160; i < 224; i += 32) {
-        all_codes.set(i, first_digit(q));
+        use(i, first_digit(q));
         q = tripled(tripled(q));
     }
     const __m256i one   = _mm256_set1_epi32(number_at<int32_t>(x + 48));
     const __m256i three = tripled(one), nine = tripled(three), more = tripled(nine);
     const __m256i last = _mm256_unpacklo_epi64(_mm256_unpacklo_epi32(one, three), _mm256_unpacklo_epi32(nine, more));
-    all_codes.set(224, first_digit(_mm256_permute2x128_si256(q, last, 0x20)));
-    all_codes.finish();
+    use(224, first_digit(_mm256_permute2x128_si256(q, last, 0x20)));
+}
+
+// Keeps codes.
+struct kept {
+    codes all;
+
+    INLINE void operator()(int first, __m256i x) { all.set(first, x); }
+};
+
+template <typename Use> INLINE void unpack_t1_0(const uint8_t * x, Use & use) {
+    kept digits;
+    digits_t1_0(x, digits);
+    digits.all.finish();
     const floats values = rounded(multiplied(loaded(LESS_1), half(x + 52)));
     for (int i = 0; i < 256; i += WIDTH) {
-        use(i, chosen(values, bytes(all_codes.code + i)));
+        use(i, chosen_of_4(values, bytes(digits.all.code + i)));
     }
 }
 
@@ -681,7 +693,7 @@ template <typename Use> INLINE void unpack_t2_0(const uint8_t * x, Use & use) {
     all_codes.finish();
     const floats values = rounded(multiplied(loaded(LESS_1), half(x + 64)));
     for (int i = 0; i < 256; i += WIDTH) {
-        use(i, chosen(values, bytes(all_codes.code + i)));
+        use(i, chosen_of_4(values, bytes(all_codes.code + i)));
     }
 }
 
@@ -704,16 +716,22 @@ template <typename Use> INLINE void unpack_nvfp4(const uint8_t * x, Use & use) {
 // Q1_0: f16 d, 16 bytes: a bit for each element.
 template <typename Use> INLINE void unpack_1_0(const uint8_t * x, Use & use) {
     const floats values = rounded(multiplied(loaded(SIGNS), half(x)));
-    for (int i = 0; i < 128; i += WIDTH) {
-        use(i, chosen(values, flags<1>(number_at<uint16_t>(x + 2 + i / 16 * 2) >> i % 16)));
+    for (int i = 0; i < 128; i += 32) {
+        const ints word = all(number_at<int32_t>(x + 2 + i / 8));
+        for (int at = 0; at < 32; at += WIDTH) {
+            use(i + at, chosen_of_4(values, fields<1>(word, at)));
+        }
     }
 }
 
 // Q2_0: f16 d, 16 bytes: two bits for each element.
 template <typename Use> INLINE void unpack_2_0(const uint8_t * x, Use & use) {
     const floats values = rounded(multiplied(loaded(LESS_1), half(x)));
-    for (int i = 0; i < 64; i += WIDTH) {
-        use(i, chosen(values, fields_of_2(x + 2 + i / 4)));
+    for (int i = 0; i < 64; i += 16) {
+        const ints word = all(number_at<int32_t>(x + 2 + i / 4));
+        for (int at = 0; at < 16; at += WIDTH) {
+            use(i + at, chosen_of_4(values, fields<2>(word, at)));
+        }
     }
 }
 
