@@ -306,14 +306,16 @@ def _add_gemma4_sizes(writer: gguf.GGUFWriter, size: Size) -> None:
 
 def _add_gemma4_layer(tensors: _Tensors, i: int, size: Size, head: int, added: float) -> None:
     """Adds the tensors of a layer without its keys and values."""
-    for norm in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+    for norm in ("attn_norm", "ffn_norm"):
         tensors.norm(f"blk.{i}.{norm}.weight", size.n_embd)
+    for norm in ("post_attention_norm", "post_ffw_norm"):  # of what a layer adds
+        tensors.writer.add_tensor(f"blk.{i}.{norm}.weight", np.full(size.n_embd, added, np.float32))
     tensors.matrix(f"blk.{i}.attn_q.weight", head * size.n_head, size.n_embd)
     tensors.norm(f"blk.{i}.attn_q_norm.weight", head)
-    tensors.matrix(f"blk.{i}.attn_output.weight", size.n_embd, head * size.n_head, scale=added)
+    tensors.matrix(f"blk.{i}.attn_output.weight", size.n_embd, head * size.n_head)
     tensors.matrix(f"blk.{i}.ffn_gate.weight", size.n_ff, size.n_embd)
     tensors.matrix(f"blk.{i}.ffn_up.weight", size.n_ff, size.n_embd)
-    tensors.matrix(f"blk.{i}.ffn_down.weight", size.n_embd, size.n_ff, scale=added)
+    tensors.matrix(f"blk.{i}.ffn_down.weight", size.n_embd, size.n_ff)
     tensors.writer.add_tensor(f"blk.{i}.layer_output_scale.weight", np.ones(1, np.float32))
 
 
