@@ -102,6 +102,10 @@ bool model_context::has_both() const {
     return llama_model_has_encoder(model.get()) && llama_model_has_decoder(model.get());
 }
 
+bool model_context::shares_cells() const {
+    return target && model->arch == LLM_ARCH_GEMMA4_ASSISTANT;
+}
+
 // llama.cpp makes a memory for an encoder alone, too, and encodes without it.
 llama_memory_t model_context::memory_of_calls() const {
     return llama_model_has_encoder(model.get()) && !has_both() ? nullptr : context->get_memory();
@@ -115,7 +119,16 @@ const llama_model & model_context::draft_model() const {
 // llama.cpp ends the program where a file has another architecture than it expects.
 void model_context::check_draft() const {
     if (opts.spec_type == "draft-mtp" && llama_model_n_layer_nextn(&draft_model()) == 0) {
-        throw std::runtime_error("the model has no MTP layers (--spec-type draft-mtp)");
+        throw std::runtime_error(std::string("the ") + (other ? "draft" : "model") +
+                                 " has no MTP layers (--spec-type draft-mtp)");
+    }
+    if (other && draft_model().arch == LLM_ARCH_GEMMA4_ASSISTANT) {
+        const llama_model & read = opts.draft ? *other : *model;
+        const int32_t       n = llama_model_n_embd(&read), wanted = llama_model_n_embd_out(&draft_model());
+        if (read.arch != LLM_ARCH_GEMMA4 || n != wanted) {
+            throw std::runtime_error("the draft is a head of a gemma4 whose embedding has " + std::to_string(wanted) +
+                                     " numbers, and the model is a " + read.arch_name() + " with " + std::to_string(n));
+        }
     }
     if (opts.spec_type == "draft-eagle3" && draft_model().arch != LLM_ARCH_EAGLE3) {
         throw std::runtime_error("the draft's architecture is not eagle3 (--spec-type draft-eagle3)");

@@ -47,6 +47,9 @@ struct model_context {
     // Whether the model has an encoder and a decoder.
     bool has_both() const;
 
+    // Whether calls read the cells of the target's cache and write none: those of a head of Gemma 4.
+    bool shares_cells() const;
+
     // Returns the memory that calls use; NULL where they have none.
     llama_memory_t memory_of_calls() const;
 

@@ -76,13 +76,14 @@ class model_graphs {
         std::unique_ptr<llama_batch_allocr> batch;
         llama_memory_context_ptr            memory_context;
         if (llama_memory_t memory = in.memory_of_calls()) {
-            memory->clear(false);
+            llama_memory_t cells = in.shares_cells() ? in.target->get_memory() : memory;
+            cells->clear(false);
             batch           = std::make_unique<llama_batch_allocr>(in.model->hparams.n_pos_per_embd());
             const bool all  = size.n_outputs == size.n_tokens;
             uint32_t   left = tokens_before(size);
             for (uint32_t most = std::max(1u, in.context->n_ubatch() / n_seqs); left > 0;) {
                 const uint32_t step = std::min(left, most);
-                next_call(*memory, *batch, step, n_seqs, false);
+                next_call(*cells, *batch, step, n_seqs, false);
                 left -= step;
             }
             memory_context = next_call(*memory, *batch, size.n_tokens / n_seqs, n_seqs, all);

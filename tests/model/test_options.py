@@ -17,6 +17,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 from .conftest import Derive, run_model
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=192, n_layer=3)
+WINDOWED = replace(SIZE, n_layer=4, n_swa=64)
 Refusal = Callable[..., str]
 RUN = ("--n-ctx", 512, "--n-tokens", 16, "--n-ubatch", 16)
 
@@ -270,13 +271,32 @@ def test_an_eagle3_draft_reads_layers_of_its_model(
     assert "--model-draft eagle3.gguf --spec-type draft-eagle3" in text
 
 
+def test_a_head_of_gemma_4_reads_the_cache_of_its_model(
+    derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It joins the model's embedding of a token and its hidden state, and writes to no cache."""
+    model, head = tmp_path / "gemma4.gguf", tmp_path / "gemma4-head.gguf"
+    random_llama.write_gemma4(model, WINDOWED)
+    random_llama.write_gemma4_head(head, model, WINDOWED)
+    alone = derive(model, *RUN)
+    capsys.readouterr()
+    added = derive(model, *RUN, "--spec-type", "draft-mtp", "--model-draft", head) - alone
+    said = capsys.readouterr().out
+    assert {str(spec.output) for spec in named(added, "concat")} == {"(256,16,1,1)/f32", "(256,1,1,1)/f32"}
+    assert {str(spec.output) for spec in named(added, "flash_attn_ext")} == {"(64,4,16,1)/f32", "(64,4,1,1)/f32"}
+    assert not named(added, "set_rows")
+    assert f"\n{head}: gemma4-assistant: " in said
+    assert "--model-draft gemma4-head.gguf --spec-type draft-mtp" in (tmp_path / "derived.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--spec-type draft-mtp", "the model has no MTP layers (--spec-type draft-mtp)"),
+        ("--spec-type draft-mtp --model-draft model.gguf", "the draft has no MTP layers (--spec-type draft-mtp)"),
         (
-            "--spec-type draft-mtp --model-draft model.gguf",
-            "leave --model-draft out: the head is a part of the model's file",
+            "--spec-type draft-mtp --model-draft gemma4-head.gguf",
+            "the draft is a head of a gemma4 whose embedding has 128 numbers, and the model is a llama with 128",
         ),
         ("--spec-type draft-eagle3", "--spec-type draft-eagle3: give the draft's file, --model-draft"),
         ("--spec-type draft-simple", "--spec-type draft-simple: give the draft's file, --model-draft"),
@@ -291,4 +311,6 @@ def test_an_eagle3_draft_reads_layers_of_its_model(
 )
 def test_what_is_not_a_draft_of_the_model(arguments: str, message: str, refusal: Refusal, tmp_path: Path) -> None:
     random_llama.write_eagle3(tmp_path / "far.gguf", SIZE, (0, 1, 7))
+    random_llama.write_gemma4(tmp_path / "gemma4.gguf", WINDOWED)
+    random_llama.write_gemma4_head(tmp_path / "gemma4-head.gguf", tmp_path / "gemma4.gguf", WINDOWED)
     assert message in refusal(*arguments.split())

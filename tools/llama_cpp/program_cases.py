@@ -9,7 +9,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from program_models import CONTROL, DRAFT, EAGLE3, FIRST, MTP, PICTURES, PROJECTOR, SECOND, STEADY_MODEL
+from program_models import (
+    CONTROL,
+    DRAFT,
+    EAGLE3,
+    FIRST,
+    GEMMA4,
+    GEMMA4_HEAD,
+    MTP,
+    PICTURES,
+    PROJECTOR,
+    SECOND,
+    STEADY_MODEL,
+)
 from program_results import (
     Results,
     answers_of_pictures,
@@ -193,6 +205,15 @@ CASES = (
         "a text with an MTP head",
         derived=("--spec-type", "draft-mtp"),
         model=MTP,
+    ),
+    WholeProgram(
+        "gemma4-mtp",
+        "llama-speculative-simple",
+        (("--spec-type", "draft-mtp", "--model-draft", GEMMA4_HEAD, "--spec-draft-n-max", 4, *_SPECULATIVE),),
+        texts(_TEXT),
+        "a text with a head of Gemma 4",
+        derived=("--spec-type", "draft-mtp", "--model-draft", GEMMA4_HEAD),
+        model=GEMMA4,
     ),
     WholeProgram(
         "eagle3",

@@ -15,6 +15,7 @@ import random_llama
 import random_projector
 
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
+WINDOWED = dataclasses.replace(SIZE, n_swa=32)
 MODELS = {"llama": False, "qwen3": True}
 """Architectures, and whether the embedding is the output's matrix."""
 STEADY = 0.03
@@ -28,9 +29,12 @@ ENCODERS: dict[str, Callable[[Path], None]] = {
 }
 """Models with an encoder, and what writes them. Each has cases of its own."""
 
-FIRST, SECOND, CONTROL, STEADY_MODEL, DRAFT, MTP, EAGLE3, PROJECTOR = (
+FIRST, SECOND, CONTROL, STEADY_MODEL, DRAFT, MTP, EAGLE3, GEMMA4, GEMMA4_HEAD, PROJECTOR = (
     f"{{models}}/{name}.gguf"
-    for name in ("first-adapter", "second-adapter", "control", "steady", "draft", "mtp", "eagle3", "projector")
+    for name in (
+        *("first-adapter", "second-adapter", "control", "steady", "draft", "mtp", "eagle3"),
+        *("gemma4", "gemma4-head", "projector"),
+    )
 )
 PICTURES = tuple(f"{{models}}/{name}.ppm" for name in ("first", "second"))
 
@@ -61,6 +65,9 @@ def write_beside(model: Path, architecture: str) -> None:
     random_llama.write_shorter(draft, steady, n_layer=2)
     random_llama.write_glm4_moe(mtp, dataclasses.replace(SIZE, n_expert=4, n_expert_used=2), added=STEADY)
     random_llama.write_eagle3(eagle3, SIZE, (1, SIZE.n_layer // 2, SIZE.n_layer))
+    gemma4, head = (Path(named(name, model)) for name in (GEMMA4, GEMMA4_HEAD))
+    random_llama.write_gemma4(gemma4, WINDOWED, added=STEADY)
+    random_llama.write_gemma4_head(head, gemma4, WINDOWED, added=STEADY)
     seen = random_projector.Size(n_out=SIZE.n_embd)
     random_projector.write(Path(named(PROJECTOR, model)), "gemma3", size=seen, weights=np.float32)
     for seed, picture in enumerate(PICTURES):

@@ -218,6 +218,108 @@ def write_eagle3(path: Path, size: Size, layers: tuple[int, int, int], *, seed: 
     writer.close()
 
 
+def write_gemma4(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
+    """Writes a Gemma 4: every other layer has a sliding window, and the last one has none.
+
+    Args:
+        path: the file.
+        size: its sizes, of an even number of layers.
+        seed: of the weights, which are F32.
+        added: as of `write`.
+    """
+    writer = gguf.GGUFWriter(path, "gemma4")
+    _add_gemma4_sizes(writer, size)
+    n_vocab = _add_vocabulary(writer, size.n_vocab)
+    tensors = _Tensors(writer, np.random.default_rng(seed), np.float32, False)
+    head = size.n_embd // size.n_head
+    tensors.matrix("token_embd.weight", n_vocab, size.n_embd)
+    writer.add_tensor("rope_freqs.weight", np.ones(head // 2, np.float32))
+    for i in range(size.n_layer):
+        for part in ("k", "v"):
+            tensors.matrix(f"blk.{i}.attn_{part}.weight", head * size.n_head_kv, size.n_embd)
+        tensors.norm(f"blk.{i}.attn_k_norm.weight", head)
+        _add_gemma4_layer(tensors, i, size, head, added)
+    tensors.norm("output_norm.weight", size.n_embd)
+    tensors.matrix("output.weight", n_vocab, size.n_embd)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_gemma4_head(path: Path, model: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
+    """Writes a head of a model of `write_gemma4`: a layer with a sliding window and one without, that read the cache of the model's.
+
+    It is twice as wide as the model, whose output it has.
+
+    Args:
+        path: the file.
+        model: the model's file.
+        size: the model's sizes.
+        seed: of the weights, which are F32.
+        added: as of `write`.
+    """
+    writer = gguf.GGUFWriter(path, "gemma4-assistant")
+    head = size.n_embd // size.n_head
+    wide = dataclasses.replace(size, n_embd=2 * size.n_embd, n_head=2 * size.n_head, n_layer=2)
+    _add_gemma4_sizes(writer, wide)
+    writer.add_key_value("gemma4-assistant.embedding_length_out", size.n_embd, gguf.GGUFValueType.UINT32)
+    writer.add_nextn_predict_layers(wide.n_layer)
+    _add_vocabulary(writer, size.n_vocab)
+    tensors = _Tensors(writer, np.random.default_rng(seed), np.float32, False)
+    of_model = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(model).tensors}
+
+    def widened(name: str) -> np.ndarray:
+        x = of_model[name]
+        return np.concatenate([x, np.zeros_like(x)], axis=-1)
+
+    writer.add_tensor("token_embd.weight", widened("output.weight"))
+    writer.add_tensor("rope_freqs.weight", np.ones(head // 2, np.float32))
+    # What it reads is the token's embedding and the model's hidden state; it hands the embedding on.
+    tensors.matrix(
+        "nextn.pre_projection.weight",
+        wide.n_embd,
+        2 * size.n_embd,
+        scale=added,
+        plus=np.eye(wide.n_embd, 2 * size.n_embd),
+    )
+    for i in range(wide.n_layer):
+        _add_gemma4_layer(tensors, i, wide, head, added)
+    writer.add_tensor("output_norm.weight", widened("output_norm.weight"))
+    tensors.matrix("nextn.post_projection.weight", size.n_embd, wide.n_embd)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_gemma4_sizes(writer: gguf.GGUFWriter, size: Size) -> None:
+    _add_sizes(writer, size, "gemma4")
+    head = size.n_embd // size.n_head
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_key_length_swa(head)
+    writer.add_value_length_swa(head)
+    writer.add_sliding_window(size.n_swa)
+    writer.add_sliding_window_pattern([i % 2 == 0 for i in range(size.n_layer)])
+    writer.add_embedding_length_per_layer_input(0)
+
+
+def _add_gemma4_layer(tensors: _Tensors, i: int, size: Size, head: int, added: float) -> None:
+    """Adds the tensors of a layer without its keys and values."""
+    for norm in ("attn_norm", "ffn_norm"):
+        tensors.norm(f"blk.{i}.{norm}.weight", size.n_embd)
+    for norm in ("post_attention_norm", "post_ffw_norm"):  # of what a layer adds
+        tensors.writer.add_tensor(f"blk.{i}.{norm}.weight", np.full(size.n_embd, added, np.float32))
+    tensors.matrix(f"blk.{i}.attn_q.weight", head * size.n_head, size.n_embd)
+    tensors.norm(f"blk.{i}.attn_q_norm.weight", head)
+    tensors.matrix(f"blk.{i}.attn_output.weight", size.n_embd, head * size.n_head)
+    tensors.matrix(f"blk.{i}.ffn_gate.weight", size.n_ff, size.n_embd)
+    tensors.matrix(f"blk.{i}.ffn_up.weight", size.n_ff, size.n_embd)
+    tensors.matrix(f"blk.{i}.ffn_down.weight", size.n_embd, size.n_ff)
+    tensors.writer.add_tensor(f"blk.{i}.layer_output_scale.weight", np.ones(1, np.float32))
+
+
 def write_t5(path: Path, size: Size, *, seed: int = 1, decoder: bool = False) -> None:
     """Writes a T5 with random weights, whose embedding is the mean of its tokens'.
 

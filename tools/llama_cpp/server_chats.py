@@ -88,8 +88,8 @@ class ServerCase:
         return self.story > self.n_ctx
 
 
-_DRAFT, _ADAPTER, _EAGLE3, _PROJECTOR = (
-    f"{{folder}}/{name}.gguf" for name in ("draft", "adapter", "eagle3", "projector")
+_DRAFT, _ADAPTER, _EAGLE3, _HEAD, _PROJECTOR = (
+    f"{{folder}}/{name}.gguf" for name in ("draft", "adapter", "eagle3", "gemma4-head", "projector")
 )
 CASES = (
     ServerCase(
@@ -105,6 +105,13 @@ CASES = (
         (),
         ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4"),
         ("--spec-type", "draft-mtp", "--n-seq-max", str(N_SLOTS)),
+    ),
+    ServerCase(
+        "gemma4-mtp",
+        "gemma4.gguf",
+        (),
+        ("--spec-type", "draft-mtp", "--model-draft", _HEAD, "-ngld", "99", "--spec-draft-n-max", "4"),
+        ("--spec-type", "draft-mtp", "--model-draft", _HEAD, "--n-seq-max", str(N_SLOTS)),
     ),
     ServerCase(
         "eagle3",
@@ -178,6 +185,9 @@ def write_random(folder: Path) -> None:
     random_llama.write_adapter(adapter, SIZE, rank=4, targets=targets, weights=np.float32, added=STEADY)
     head = dataclasses.replace(SIZE, n_expert=4, n_expert_used=2)
     random_llama.write_glm4_moe(folder / "mtp.gguf", head, added=STEADY, seed=SEED)
+    windowed = dataclasses.replace(SIZE, n_swa=32)
+    random_llama.write_gemma4(folder / "gemma4.gguf", windowed, added=5 * STEADY, seed=SEED)
+    random_llama.write_gemma4_head(folder / "gemma4-head.gguf", folder / "gemma4.gguf", windowed, added=5 * STEADY)
     random_llama.write_eagle3(folder / "eagle3.gguf", SIZE, (1, SIZE.n_layer // 2, SIZE.n_layer))
     seen = random_projector.Size(n_out=SIZE.n_embd)
     random_projector.write(folder / "projector.gguf", "gemma3", size=seen, weights=np.float32)

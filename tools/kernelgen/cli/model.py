@@ -90,8 +90,8 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--spec-type",
     type=click.Choice(_SPEC_TYPES),
-    help=f"llama.cpp's --spec-type: {_MTP} for the MTP head of the model, {_EAGLE3} for a --model-draft that reads the model's "
-    f"hidden states.  [default: {_SIMPLE} with --model-draft]",
+    help=f"llama.cpp's --spec-type: {_MTP} for the MTP head of the model, or of a --model-draft, {_EAGLE3} for a --model-draft "
+    f"that reads the model's hidden states.  [default: {_SIMPLE} with --model-draft]",
 )
 @click.option(
     "--spec-draft-n-max",
@@ -266,9 +266,6 @@ def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -
         return settings, [plain] if draft is not None else []
     if spec_type == _EAGLE3 and draft is None:
         raise KernelgenError(f"--spec-type {spec_type}: give the draft's file, --model-draft")
-    if spec_type == _MTP and draft is not None:
-        hint = "leave --model-draft out: the head is a part of the model's file"
-        raise KernelgenError(Diagnostic(f"--spec-type {spec_type} with --model-draft", hint=hint))
     if settings.split or settings.whole:
         with_ = "--split-mode tensor" if settings.split else "--embeddings or --encoder"
         raise KernelgenError(f"--spec-type {spec_type} with {with_}: such a draft has no kernels")
