@@ -32,7 +32,7 @@ def lookups(specs: Iterable[KernelSpec]) -> str:
 
 
 def _line(spec: KernelSpec) -> str:
-    # Taken from the key, where the parameters of an op that ggml does not have are already a digest.
+    # From the key, which holds the digest of the parameters for an op that ggml does not have.
     words = struct.unpack(f"<{N_WORDS}i", struct.pack(f"<{N_WORDS // 2}Q", *key(spec)[-N_WORDS // 2 :]))
     fields = (
         spec.id,
