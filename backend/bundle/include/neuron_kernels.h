@@ -203,8 +203,8 @@ NEURON_KERNELS_API const char * neuron_kernels_status_name(neuron_kernels_status
 //   inputs     ggml's src[0], src[1], ...; an absent input has the type NEURON_KERNELS_ABSENT, and absent inputs at the
 //              end may be left out
 //   output     the node itself
-//   alias      the number of the input whose memory receives the result, or NEURON_KERNELS_NO_ALIAS: 2 for SET_ROWS, 1 for
-//              CPY, and 0 for an op made by a ggml_..._inplace function
+//   alias      the number of the input whose memory receives the result, or NEURON_KERNELS_NO_ALIAS: 2 for SET_ROWS, 1
+//              for CPY, and 0 for an op made by a ggml_..._inplace function
 NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bundle,
                                                const char *                  op,
                                                const int32_t *               op_params,
