@@ -69,7 +69,7 @@ struct neuron_group {
     int64_t                          rows    = 0;  // number of tokens that slots and results with `row` have room for
     bool                             fused   = false;  // graph kernels compute it
     bool                             other   = false;  // the kernels are for other numbers of tokens, or a longer cache
-    int64_t                          padding = 0;      // required for computing it in pieces
+    int64_t                          padding = 0;      // rows of the kernels beyond the group's own, or computed twice
     bool                             unusable = false;       // its kernels could not be bound
 
     std::vector<neuron_causal_condition> causal_conditions;  // required for computing it in pieces
