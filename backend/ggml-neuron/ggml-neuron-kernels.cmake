@@ -1,8 +1,9 @@
-# Builds the kernels of manifests together with the backend, and has them linked in (docs/guides/embed-kernels.md):
+# Builds the kernels of manifests together with the backend, and links them in (docs/guides/embed-kernels.md):
 #
 #     -DGGML_NEURON_MANIFESTS="a.yaml;b.yaml" [-DGGML_NEURON_TARGETS=trn1]
 #
-# Included before ggml-neuron.cmake, and not by what CMake puts off until a folder's end: folders cannot be added from there.
+# Include this before ggml-neuron.cmake, and not from code that CMake defers to a folder's end: that code can't add
+# folders.
 
 # FILEPATH makes a path on CMake's command line relative to the folder in which CMake is called. A project may set() the variables
 # instead, before it adds the backend.

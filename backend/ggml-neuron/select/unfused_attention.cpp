@@ -6,7 +6,7 @@
 #include <cstring>
 
 // The most nodes of attention: the two products, a soft cap of the scores, SOFT_MAX, a product that decompresses
-// values, CONT, and views.
+// values, CONT.
 static constexpr size_t MAX_NODES = 12;
 
 static constexpr int STREAM_AXIS = 3;
