@@ -3,11 +3,11 @@
 //     std::string       message;
 //     const neuron_nrt * nrt = neuron_nrt_get(message);
 //     if (!nrt) {
-//         ... no device: message says which libraries were tried and why none was good
+//         ... no device: message holds the libraries that were tried and the reasons for rejecting them
 //     }
 //     message = nrt->init();  // claims the NeuronCores
 //     if (!message.empty()) {
-//         ... they are not available: message says why
+//         ... they are not available: message holds the reason
 //     }
 //     NRT_STATUS status = nrt->nrt_tensor_write(tensor, data, 0, size);
 //     if (status != NRT_SUCCESS) {

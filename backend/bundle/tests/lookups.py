@@ -2,8 +2,8 @@
 
     lookups.py PLAN BUNDLE        prints the table of one bundle of a plan (`kernelgen plan --format json`)
 
-With it those tests describe every kernel as a backend does, without reading JSON. Each line is a kernel, with six fields separated by
-tabs:
+With it those tests describe every kernel as a backend does, without reading JSON. Each line is a kernel, with six fields that tabs
+separate:
 
     id      op      alias   op_params            inputs           output
     (text)  (text)  or -1   16 × int32, decimal  tensors and `|`  tensor

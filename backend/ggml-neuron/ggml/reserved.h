@@ -3,7 +3,7 @@
 //
 // ggml's meta backend asks about whole nodes. It makes the parts that devices compute when it allocates nodes, for the
 // first computed graph; reserving allocates nothing. So while a context reserves memory, this code notes the nodes that
-// devices are asked about. Once the graph is complete, it allocates copies of them in a buffer of the meta device,
+// supports_op is called for. Once the graph is complete, it allocates copies of them in a buffer of the meta device,
 // which then makes the same parts.
 //
 // The state is per thread: llama.cpp divides a graph and computes its memory in one thread.
@@ -20,7 +20,7 @@ void neuron_reserved_begin(size_t n_cores);
 // Ends noting: a graph is computed.
 void neuron_reserved_end();
 
-// Notes a whole node that a device was asked about. A core will compute a part of it.
+// Notes a whole node from a call of supports_op. A core will compute a part of it.
 void neuron_reserved_note(const ggml_tensor * op);
 
 // Drops the noted nodes: their tensors may be freed.

@@ -72,7 +72,6 @@ static bool may_have_first_rows(const ggml_cgraph * cgraph, const ggml_tensor * 
            });
 }
 
-// Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
 std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
                                                      const neuron_kernel_store & kernels,
                                                      neuron_groups &             groups,

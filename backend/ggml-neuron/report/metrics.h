@@ -63,7 +63,7 @@ struct neuron_metrics {
     std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason
     std::atomic<uint64_t> found_before{ 0 };  // graphs whose groups were known before the graph was allocated
 
-    // The number of times that an op's kernels were known, and that they were searched for.
+    // The number of times that the answer for an op was cached, and that its kernels were searched for.
     std::atomic<uint64_t> answered{ 0 };
     std::atomic<uint64_t> looked_for{ 0 };
 

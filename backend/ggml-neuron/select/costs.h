@@ -19,7 +19,8 @@ struct neuron_costs {
     // Sets the figures from the file that GGML_NEURON_COSTS names, else from a target's row of the table, else from the
     // first row. Reports an unreadable file. Call it before devices are used.
     //
-    // lnc     physical cores per logical core queued  whether launches are queued; otherwise the host waits for each
+    // lnc     physical cores per logical core
+    // queued  whether launches are queued; otherwise the host waits for each
     static void use(const std::string & target, uint32_t lnc, bool queued);
 
     // Returns the time of this many rows, relative to few rows, whose time memory bounds.
@@ -27,7 +28,8 @@ struct neuron_costs {
 
     // Returns the microseconds of a launch.
     //
-    // whole  bytes that are read for any number of tokens: weights row    bytes that are read and written per token
+    // whole  bytes that are read for any number of tokens: weights
+    // row    bytes that are read and written per token
     double launch(double whole, double row, int64_t tokens) const {
         return launch_us + (whole * factor(tokens) + row * (double) tokens) / (gb_per_s * 1e3);
     }

@@ -15,7 +15,8 @@ const neuron_group_option * neuron_group_choice::option_for(int64_t n) const {
     return found == options.end() ? nullptr : &*found;
 }
 
-// Returns the first pair of extents of which the group's is larger than the kernel's in the group's first node, or 0s.
+// Compares the first nodes of the group and the kernel. Returns the first pair of extents with a larger one in the
+// group, or 0s.
 static std::pair<int64_t, int64_t> more_than(const neuron_key & group, const uint64_t * kernel) {
     const uint64_t * a = group.nodes.front().tensor;
     const uint64_t * b = nk::read_graph_node(nk::first_graph_node(kernel)).tensor;

@@ -40,8 +40,8 @@ using neuron_group_attempt =
 
 // Chooses the fastest kernels for a group. The kernels' keys have as many words as the group's.
 //
-// kernels  ascending in size attempt  neuron_try_kernel with further checks. It is slow, so it is called only for
-// kernels that may be chosen
+// kernels  ascending in size
+// attempt  neuron_try_kernel with further checks. It is slow, so it is called only for kernels that may be chosen
 neuron_group_choice neuron_choose_kernels(const std::vector<const neuron_group_kernel *> & kernels,
                                           const neuron_key &                               group,
                                           const neuron_group_attempt &                     attempt);

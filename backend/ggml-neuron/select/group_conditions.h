@@ -15,7 +15,8 @@
 
 class neuron_group_conditions {
   public:
-    // work     the graph's nodes to compute; the caller keeps it alive unmet    conditions that are known to be unmet
+    // work     the graph's nodes to compute; the caller keeps it alive
+    // unmet    conditions that are known to be unmet
     // streams  the owner of the graph; NULL: the graph is ggml's
     neuron_group_conditions(const ggml_cgraph *      cgraph,
                             const std::vector<int> & work,

@@ -1,9 +1,9 @@
 // The groups of nodes that the bundles have kernels for, indexed by their nodes.
 //
 // A node's token is a hash of its op, parameters and tensors, without the places of its operands. The index finds
-// groups by their tokens, so searching a graph takes time proportional to its nodes; the whole key then tells whether a
+// groups by their tokens, so searching a graph takes time proportional to its nodes; the whole key then shows whether a
 // kernel computes exactly the group (select/groups.h). Groups of other lengths are found by tokens without extents;
-// select/group_lengths.h then tells whether a kernel computes such a group.
+// select/group_lengths.h then checks whether a kernel computes such a group.
 
 #pragma once
 

@@ -28,11 +28,11 @@ struct neuron_variant {
 // Returns the key of a kernel for some nodes of a graph, and fills in the group's slots and results. Returns no words
 // when no kernel can be made for the nodes.
 //
-// watched     whether the program examines the graph's last node and its sources as soon as it is computed kernel
-// the key of a graph kernel with as many nodes, or NULL. The group then has the kernel's slots. Several may have the
-// same
-//             tensor if no node writes to it. The group has no slots if the kernel's can't hold its tensors
-// variant     the variant of the kernel streams     the owner of the graph; NULL: the graph is ggml's
+// watched  whether the program examines the graph's last node and its sources as soon as it is computed
+// kernel   the key of a graph kernel with as many nodes, or NULL. The group then has the kernel's slots. Several may
+//          have the same tensor if no node writes to it. The group has no slots if the kernel's can't hold its tensors
+// variant  the variant of the kernel
+// streams  the owner of the graph; NULL: the graph is ggml's
 std::vector<uint64_t> neuron_group_words(const ggml_cgraph *    cgraph,
                                          bool                   watched,
                                          neuron_group &         group,
@@ -40,7 +40,7 @@ std::vector<uint64_t> neuron_group_words(const ggml_cgraph *    cgraph,
                                          neuron_variant         variant = {},
                                          const neuron_streams * streams = nullptr);
 
-// Returns how often the whole graph uses a tensor as a source, or -1 when the graph does not tell.
+// Returns how often the whole graph uses a tensor as a source, or -1 when the graph has no such count.
 int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t);
 
 // Returns whether a graph is a piece that the program examines (ggml_backend_sched_set_eval_callback): ggml's scheduler

@@ -44,7 +44,7 @@ class piece_key {
     // Returns the piece's place for a tensor of the kernel.
     uint64_t * of_piece(const uint64_t * b) { return words.data() + (b - kernel.words); }
 
-    // Notes a pair of extents of which the group's is larger. All pairs must have the same ratio.
+    // Notes an extent of the group and a smaller one of the kernel. All such pairs must have the same ratio.
     bool note(int64_t more, int64_t fewer) {
         if (cut.first && more * cut.second != fewer * cut.first) {
             return false;

@@ -236,8 +236,9 @@ class group_search {
 
     // Chooses among the kernels of a family that have as many slots as `first`.
     //
-    // own    the group's key with the slots of `first` words  the group's key with its own slots other  the group with
-    // the slots of `first`; it receives the rooms of kernels that are tried
+    // own    the group's key with the slots of `first`
+    // words  the group's key with its own slots
+    // other  the group with the slots of `first`; it receives the rooms of kernels that are tried
     neuron_group_choice choose_like(const neuron_group_family &   family,
                                     const neuron_group_kernel &   first,
                                     const std::vector<uint64_t> & own,

@@ -70,7 +70,8 @@ static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n
 
 // Returns the bytes that a launch reads for any number of tokens, and the bytes of all tokens' rows.
 //
-// tokens  the tokens' axis of each source and then the result, or -1 bytes   returns the bytes of one of these tensors
+// tokens  the tokens' axis of each source and then the result, or -1
+// bytes   returns the bytes of one of these tensors
 template <typename F>
 static std::pair<double, double> traffic(const neuron_signature & node, const int8_t * tokens, F bytes) {
     double whole = 0;
@@ -91,8 +92,10 @@ static std::pair<double, double> traffic(const neuron_signature & node, const in
 // Chooses the kernels for a node or attention: of its exact length, else of the next longer one that exists and has
 // room. Returns whether there are any.
 //
-// longer  whether a longer cache is allowed again   whether rows may be computed twice cost    returns the price of a
-// launch for each of some sizes find    returns their kernels, as pieces; none when one is missing
+// longer  whether a longer cache is allowed
+// again   whether rows may be computed twice
+// cost    returns the price of a launch for each of some sizes
+// find    returns their kernels, as pieces; none when one is missing
 template <typename C, typename F>
 static bool choose(const neuron_signature &          node,
                    const neuron_cut &                cut,

@@ -5,7 +5,6 @@
 // computes it and the extra results are discarded. For attention, kernels for longer caches fit, too.
 // tools/kernelgen/ggml/ops.py states the tokens' axis of each tensor beside each op; this code has no rules for single
 // ops.
-// which tensor is the tokens' stands beside each op in tools/kernelgen/ggml/ops.py; nothing here knows an op.
 
 #pragma once
 
@@ -128,8 +127,8 @@ struct neuron_range {
 // Returns the fastest pieces for n tokens; a single larger piece when that is faster. Returns none when no pieces fit,
 // or when there would be too many.
 //
-// counts  numbers of tokens that kernels exist for, ascending costs   price of a launch for each again   whether rows
-// may be computed twice, with the same result
+// counts  numbers of tokens that kernels exist for, ascending
+// costs   price of a launch for each
 // again   whether rows may be computed twice, with the same result
 std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
                                                const std::vector<int64_t> & counts,

@@ -121,7 +121,7 @@ static std::vector<uint8_t> stored(const ggml_tensor * t) {
     return contents(raw);
 }
 
-// Replaces the first matrix of a weight's bytes by numbers of which each row is larger than the one before.
+// Replaces the first matrix of a weight's bytes by numbers that grow from row to row.
 static void quantize_first(const ggml_tensor * w, std::vector<uint8_t> & data) {
     const auto               columns = (size_t) w->ne[0];
     const std::vector<float> importance(columns, 1.0f);
