@@ -139,11 +139,11 @@ typedef struct neuron_kernels_table {
 // Opens a pack.
 //
 // The file is mapped read-only: processes that open the same pack share its memory, and NEFFs are read from disk at
-// their first use. This function copies the index and checks all of it, in time proportional to its size; later
-// searches never touch the file. NEFF bytes stay in the file: if another program overwrites or shortens the pack in
-// place while it is open, the bytes behind neuron_kernels_neff change, or reading them ends the program with SIGBUS.
-// neuron_kernels_read returns an error instead. To replace a pack, rename another file over it, as kernelgen does:
-// readers then keep the file that they opened.
+// their first use. This function copies the index and checks all of it, in time proportional to its size; finding and
+// listing kernels later never touches the file. NEFF bytes stay in the file: if another program overwrites or shortens
+// the pack in place while it is open, the bytes behind neuron_kernels_neff change, or reading them ends the program
+// with SIGBUS. neuron_kernels_read returns an error instead. To replace a pack, rename another file over it, as
+// kernelgen does: readers then keep the file that they opened.
 //
 // On success *bundle is the bundle. On error it is NULL, and `message`, unless it is NULL, receives the file, the
 // mistake, its place (byte offset or metadata key) and the expected value.
@@ -213,7 +213,8 @@ NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bun
                                                const neuron_kernels_tensor * output,
                                                int32_t                       alias);
 
-// Returns the kernel with this key, or NEURON_KERNELS_NOT_FOUND. Takes time proportional to the key and allocates nothing.
+// Returns the kernel with this key, or NEURON_KERNELS_NOT_FOUND. Takes time proportional to the key and allocates
+// nothing.
 //
 // Use it to find a graph kernel, which computes several nodes of a graph at once: docs/reference/bundle-keys.md defines
 // the words of its key. It finds any other kernel by its key, too. Since API version 5.

@@ -1,7 +1,7 @@
 // A reader of GGUF version 3 files that trusts nothing in them.
 //
 // It finds the metadata values and the tensors. It checks that all of them are inside the file, that names are unique,
-// and that tensors follow each other as ggml's own reader requires. It copies no values and interprets no key but
+// and that tensors follow each other as ggml's own reader requires. It copies no values and interprets only the key
 // `general.alignment`.
 
 #pragma once

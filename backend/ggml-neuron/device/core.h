@@ -254,8 +254,8 @@ struct neuron_core {
     // discards its contents.
     neuron_memory * scratch(size_t size);
 
-    // locked. Returns device memory with numbers for a kernel, or memory NULL with the reason in `message`. Nothing else
-    // is written there later, so launches in flight keep their numbers. Equal numbers are stored once.
+    // locked. Returns device memory with numbers for a kernel, or memory NULL with the reason in `message`. Nothing
+    // else is written there later, so launches in flight keep their numbers. Equal numbers are stored once.
     neuron_operand numbers(const std::vector<float> & values, std::string & message);
 
     // locked. Returns the kernel bound to operands; equal arguments give the same bound launch. Returns NULL on

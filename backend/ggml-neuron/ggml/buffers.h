@@ -54,8 +54,8 @@ struct neuron_buffer {
 };
 
 // Returns the bytes that a buffer adds behind a cache: a kernel for more cells reads on there, under a mask. A tensor
-// counts as a cache if kernels write rows like its own and it is no weight. A cache gets none if the kernels have less
-// than half of its cells.
+// counts as a cache if kernels write rows like its own and it is not a weight. A cache gets none if the kernels have
+// less than half of its cells.
 size_t neuron_tail_of(const ggml_tensor * t);
 
 // Reads bytes of a tensor with `read`, or copies them from a host copy, which is kept for weights that are read whole

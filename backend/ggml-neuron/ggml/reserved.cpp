@@ -150,7 +150,7 @@ abort_hook & the_hook() {
 }
 
 // The meta device ends the program at a node that it can't split. It would do so if a program computed such a graph,
-// which may never happen. The exception passes only through the meta device's functions, and leaks nothing but memory
+// which may never happen. The exception passes only through the meta device's functions, and leaks only memory
 // of the copies' buffer.
 void throw_while_splitting(const char * message) {
     if (mine().splitting) {

@@ -19,7 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
-// Ops of one graph: the nodes to compute. Views, and nodes without elements, are no ops.
+// Ops of one graph: the nodes to compute. Views, and nodes without elements, do not count.
 struct neuron_graph_statistics {
     size_t ops     = 0;
     size_t device  = 0;                     // computed by kernels of this device

@@ -8,7 +8,7 @@
 
 namespace neuron_fit {
 
-// Returns the axis along which a node joins results of attention: tokens, or rows of all heads. -1: it is no such node.
+// Returns the axis along which a node joins results of attention: tokens, or rows of all heads. -1: another node.
 static int joined_axis(const std::vector<node> & nodes, const node & n) {
     if (n.key.op != ops().concat || n.inputs.size() != 2 || !n.inputs[1].is_in_node()) {
         return -1;

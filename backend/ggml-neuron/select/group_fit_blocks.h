@@ -45,7 +45,7 @@ class sequence_blocks {
     // Returns whether a node has rows of several blocks.
     bool has(const node & n) const;
 
-    // Returns whether a source holds row numbers of blocks from a slot, which are computed anew for the kernel.
+    // Returns whether a source holds row numbers of blocks from a slot, which are computed for the kernel.
     bool are_named(const node & n, size_t source) const;
 
   private:

@@ -44,7 +44,7 @@ static size_t n_written_words(neuron_token_kind kind) {
     return std::min<size_t>(n_tensor_words(kind), 1 + NEURON_SET_ROWS_AXIS);
 }
 
-// Returns the parameters in a node's token: ggml's, or those that are not open.
+// Returns a node's parameters without the bit of kernels that leave out cells.
 static neuron_params params_of(const neuron_key_node & node) {
     neuron_params params;
     std::copy(node.params, node.params + nk::PARAM_WORDS, params.begin());

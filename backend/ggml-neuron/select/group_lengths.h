@@ -11,7 +11,7 @@
 //
 // If each of several sequences has its own node of attention (select/streams.h), each sequence's tokens are a block of
 // rows. The kernel has more rows in each block: behind the block's own rows they repeat. Row numbers that refer to
-// blocks are computed anew for the kernel.
+// blocks are computed for the kernel.
 
 #pragma once
 

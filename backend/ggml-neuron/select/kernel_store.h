@@ -184,6 +184,6 @@ bool neuron_is_noop(const ggml_tensor * op);
 // Returns whether a node of a graph has to be computed at all.
 bool neuron_is_work(const ggml_tensor * node);
 
-// Returns whether a node's result is 0 in all its elements, because each sums products over a source without elements, or
-// stands beside one. A kernel has no such inputs.
+// Returns whether a node's result is 0 in all its elements, because each sums products over a source without elements,
+// or stands beside one. A kernel has no such inputs.
 bool neuron_is_zero(const ggml_tensor * op);

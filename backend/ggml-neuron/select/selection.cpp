@@ -343,7 +343,7 @@ neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_s
 // The most cached answers: the nodes of some graphs of a model with several hundred different ones.
 static constexpr size_t MAX_ANSWERS = 1 << 13;
 
-// Sets `key` to all inputs of an answer: the node's op and tensors, and the bytes behind the tensors that are views.
+// Sets `key` to all inputs of an answer: the node's op and tensors, and how far kernels may read on behind views.
 static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) {
     const int  n_src      = neuron_n_src(op);
     const auto add_tensor = [&key](const ggml_tensor * t) {

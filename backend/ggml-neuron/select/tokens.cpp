@@ -337,7 +337,8 @@ class last_pieces {
     }
 
     // Returns the best pieces for the last r tokens. The last piece begins early if rows may be computed twice. For
-    // each number of pieces it examines only the cheapest kernel that is large enough.
+    // each number of pieces it examines only the cheapest size that is large enough: if fewer pieces of that size
+    // suffice, the loop finds those, too.
     run_of_pieces best(int64_t r) const {
         run_of_pieces found;
         for (int64_t count = NEURON_MAX_PIECES; count > 0; count--) {

@@ -19,8 +19,8 @@ static std::string state_of_file(const std::string & path) {
            std::to_string(s.st_mtim.tv_sec) + "." + std::to_string(s.st_mtim.tv_nsec);
 }
 
-// Returns the path of the GGUF file whose shared, read-only mapping contains the bytes and begins at its start; else
-// "".
+// Returns the path of the GGUF file whose shared, read-only mapping holds the bytes and starts at the file's beginning;
+// else "".
 static std::string mapped_gguf(const uint8_t * data, size_t n) {
     FILE * maps = fopen("/proc/self/maps", "re");
     if (!maps) {

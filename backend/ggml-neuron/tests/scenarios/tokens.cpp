@@ -28,7 +28,8 @@ constexpr int64_t CELLS  = 256;
 constexpr int64_t VOCAB  = 40;
 constexpr int64_t EXPERT = 3;
 
-// A call: `n` tokens behind `past` earlier ones. It reads `n_kv` cells of the cache and gives logits of the last `n_out`.
+// A call: `n` tokens behind `past` earlier ones. It reads `n_kv` cells of the cache and gives logits of the last
+// `n_out`.
 struct call {
     int64_t n;
     int64_t past;
