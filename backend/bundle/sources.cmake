@@ -1,4 +1,4 @@
-# The library's sources, as a list that every way to build it uses: by itself, for its tests, and as part of ggml-neuron.
+# The list of the library's sources for every build: by itself, for its tests, and as part of ggml-neuron.
 
 set(NEURON_KERNELS_SOURCES
     bundle.cpp

@@ -1,11 +1,12 @@
-# Builds the kernels of manifests together with the backend, and has them linked in (docs/guides/embed-kernels.md):
+# Builds the kernels of manifests together with the backend, and links them in (docs/guides/embed-kernels.md):
 #
 #     -DGGML_NEURON_MANIFESTS="a.yaml;b.yaml" [-DGGML_NEURON_TARGETS=trn1]
 #
-# Included before ggml-neuron.cmake, and not by what CMake puts off until a folder's end: folders cannot be added from there.
+# Include this before ggml-neuron.cmake, and not from code that CMake defers to a folder's end: that code can't add
+# folders.
 
-# FILEPATH makes a path on CMake's command line relative to the folder in which CMake is called. A project may set() the variables
-# instead, before it adds the backend.
+# FILEPATH makes a path on CMake's command line relative to the folder in which CMake is called. A project may set() the
+# variables instead, before it adds the backend.
 if(NOT DEFINED GGML_NEURON_MANIFESTS OR DEFINED CACHE{GGML_NEURON_MANIFESTS})
     set(GGML_NEURON_MANIFESTS "" CACHE FILEPATH "Manifests whose kernels are built and embedded in the backend")
 endif()

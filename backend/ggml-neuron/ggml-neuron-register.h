@@ -1,5 +1,5 @@
-// Registers the backend in programs that do not load backends at run time; included ahead of ggml-backend-reg.cpp
-// (ggml-neuron-tree.cmake).
+// Registers the backend in programs that do not load backends at run time. ggml-neuron-tree.cmake includes it ahead of
+// ggml-backend-reg.cpp.
 
 #include "ggml-neuron.h"
 

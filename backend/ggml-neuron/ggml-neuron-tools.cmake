@@ -1,10 +1,10 @@
-# What a first run needs beside the backend, as targets of llama.cpp's own build: export-graphs, for `kernelgen model`, and the
-# simulator's libnrt. So a model gets from its file to tokens with one configure and one build:
+# The tools of a first run, as targets of llama.cpp's own build: export-graphs, for `kernelgen model`, and the
+# simulator's libnrt. One configure and one build then take a model from its file to tokens:
 #
 #     cmake -S llama.cpp -B build -DGGML_NEURON_TOOLS=ON … && cmake --build build --target llama-simple export-graphs neuron_simulator
 #
-# Included when ggml's project() is called, and not at the end of its CMakeLists.txt: folders cannot be added from there. The targets
-# of llama.cpp that export-graphs links to are found by name when CMake generates.
+# CMake includes this file at ggml's project() call, and not at the end of its CMakeLists.txt, which can't add folders.
+# CMake finds the targets of llama.cpp that export-graphs links to by name when it generates.
 
 option(GGML_NEURON_TOOLS "Have the targets export-graphs and neuron_simulator" OFF)
 
@@ -13,7 +13,8 @@ function(ggml_neuron_add_tools)
     set(GGML_NEURON_LLAMA_DIR "${CMAKE_CURRENT_SOURCE_DIR}/..")
     set(GGML_NEURON_IN_LLAMA_BUILD ON)
     add_subdirectory("${backend}/exporter" "${CMAKE_BINARY_DIR}/export-graphs" EXCLUDE_FROM_ALL)
-    # In a folder of its own: llama.cpp's programs look into bin/ for libraries, and must not find it in place of the real libnrt.
+    # In its own folder: llama.cpp's programs look into bin/ for libraries, and must not find the simulator in place of
+    # the real libnrt.
     set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/neuron-simulator")
     add_subdirectory("${backend}/simulator" "${CMAKE_BINARY_DIR}/simulator" EXCLUDE_FROM_ALL)
 endfunction()

@@ -11,8 +11,8 @@ ggml_neuron_configure(ggml-neuron)
 target_include_directories(ggml-neuron PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/src ${CMAKE_CURRENT_SOURCE_DIR}/include)
 message(STATUS "Including NEURON backend")
 
-# Backends that are not loaded at run time are registered by name in ggml-backend-reg.cpp, which is not to be changed: the
-# code that does it for this one is included ahead of that file. It runs when the program starts.
+# ggml-backend-reg.cpp registers backends that are not loaded at run time by name, and this build must not change that
+# file. So the registration code of this backend is included ahead of it, and runs when the program starts.
 if(NOT GGML_BACKEND_DL)
     set_property(
         SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/src/ggml-backend-reg.cpp

@@ -13,14 +13,14 @@
 #include <sstream>
 #include <vector>
 
-// The library's own text for a status, or ours when it has none.
+// Returns the library's text for a status, or "status" if the library has none.
 std::string neuron_nrt::describe(const char * function, NRT_STATUS status) const {
     const char * text = nrt_get_status_as_str ? nrt_get_status_as_str(status) : nullptr;
     return std::string(function) + " failed: " + (text && *text ? text : "status") + " (" +
            std::to_string((int) status) + ")";
 }
 
-// Binds every function; returns the name of the first required one that is missing, or NULL.
+// Binds every function. Returns the name of the first required function that is missing, or NULL.
 static const char * bind_functions(void * handle, neuron_nrt & nrt) {
     const char * missing = nullptr;
 #define NEURON_NRT_BIND(name) nrt.name = (decltype(nrt.name)) dlsym(handle, #name);
@@ -36,14 +36,14 @@ static const char * bind_functions(void * handle, neuron_nrt & nrt) {
     return missing;
 }
 
-// Sets `target` to the value of neuronx-cc's --target for the machine, "" when the library does not know. Returns false when it does
-// not say, as AWS does not document that it does before it is initialized.
+// Sets `target` to the value of neuronx-cc's --target for the machine, or "" for an unknown machine. Returns false when
+// the library does not report the machine: AWS does not document that it does so before it is initialized.
 static bool read_target(const neuron_nrt & nrt, std::string & target) {
     nrt_instance_info_t info{};
     if (!nrt.nrt_get_instance_info || nrt.nrt_get_instance_info(&info, sizeof(info)) != NRT_SUCCESS) {
         return false;
     }
-    // as AWS's frameworks decide; the name is of an architecture, which instances share
+    // AWS's frameworks decide by the family, too; arch_name is the name of an architecture that several instances share
     target = neuron_target_of_family(info.family);
     if (target.empty()) {
         char name[sizeof(info.arch_name) + 1] = {};
@@ -53,7 +53,7 @@ static bool read_target(const neuron_nrt & nrt, std::string & target) {
     return true;
 }
 
-// Returns how many cores a list such as "3", "0-3" or "0,2,4-5" names; 0 when the text is not such a list.
+// Returns the number of cores in a list such as "3", "0-3" or "0,2,4-5"; 0 when the text is not such a list.
 static uint32_t count_listed(const std::string & list) {
     uint32_t           count = 0;
     std::istringstream parts(list);
@@ -73,7 +73,7 @@ static uint32_t count_listed(const std::string & list) {
     return count;
 }
 
-// Returns how many cores this process will have, as far as that is known before the library is initialized; else 0.
+// Returns how many cores this process will have, or 0 if the library reports that only after it is initialized.
 static uint32_t expect_cores(const neuron_nrt & nrt) {
     uint32_t total = 0;
     if (!nrt.nrt_get_total_vnc_count || nrt.nrt_get_total_vnc_count(&total) != NRT_SUCCESS) {
@@ -87,20 +87,21 @@ static uint32_t expect_cores(const neuron_nrt & nrt) {
     return number && *number ? std::min(count_listed(number) == 1 ? (uint32_t) atoi(number) : 0, total) : total;
 }
 
-// Returns whether the library's runtime is that of a release of the SDK, 2.`release`, or a later one: of 2.29 it has version 2.31,
-// and so on. One that does not tell its version is not.
+// Returns whether the library's runtime belongs to release 2.`release` of the SDK or a later one. The runtime's minor
+// version is the SDK's plus 2: SDK 2.29 has runtime 2.31. Returns false for a library that reports no version.
 static bool has_release(const neuron_nrt & nrt, uint64_t release) {
     return nrt.version.rt_major > 2 || (nrt.version.rt_major == 2 && nrt.version.rt_minor >= release + 2);
 }
 
-// Returns whether the library queues launches, with functions as nrt_api.h declares them. Before SDK 2.29 they had the same names and
-// an error tracker among their arguments.
+// Returns whether the library queues launches, with functions as nrt_api.h declares them. Before SDK 2.29 the functions
+// had the same names, and an error tracker among their arguments.
 static bool has_queues(const neuron_nrt & nrt) {
     return has_release(nrt, 29) && nrt.nrta_execute_schedule && nrt.nrta_is_completed;
 }
 
-// Sees to how many requests the user allows to be in flight. Before SDK 2.32 the variable also has nrt_execute return before the
-// execution is done, and nothing says when it is: that is turned off before the library is initialized.
+// Reads how many requests the user allows in flight. Before SDK 2.32 the variable also makes nrt_execute return before
+// the execution is complete, with no way to detect completion. This function turns that off before the library is
+// initialized.
 static void limit_requests(neuron_nrt & nrt) {
     const char * name  = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS";
     const char * value = getenv(name);
@@ -118,11 +119,11 @@ static void limit_requests(neuron_nrt & nrt) {
     }
 }
 
-// Leaves the NeuronCores that could not be used to other processes.
+// Limits this process to the NeuronCores that it can use, so that other processes get the rest.
 static void limit_cores(const neuron_nrt & nrt) {
     uint32_t   total  = 0;
     const bool chosen = getenv("NEURON_RT_VISIBLE_CORES") || getenv("NEURON_RT_NUM_CORES");
-    // may be called before nrt_init
+    // AWS allows this call before nrt_init
     if (!chosen && nrt.nrt_get_total_vnc_count && nrt.nrt_get_total_vnc_count(&total) == NRT_SUCCESS &&
         total > NEURON_MAX_CORES) {
         setenv("NEURON_RT_NUM_CORES", std::to_string(NEURON_MAX_CORES).c_str(), 0);
@@ -138,7 +139,7 @@ static const neuron_nrt * load(std::string & message) {
         paths = { "/opt/aws/neuron/lib/libnrt.so.1", "libnrt.so.1" };
     }
 
-    // The binding is never freed: see `users`. The same holds for the library, whose threads may outlive any caller.
+    // The binding is never freed: see `users`. Nor is the library, because its threads may outlive any caller.
     auto * nrt    = new neuron_nrt;
     void * handle = nullptr;
     for (const std::string & path : paths) {
@@ -213,7 +214,7 @@ static const neuron_nrt * g_nrt = nullptr;
 
 const neuron_nrt * neuron_nrt_get(std::string & message) {
     static std::once_flag once;
-    static std::string *  first_message = new std::string;  // read at exit, too
+    static std::string *  first_message = new std::string;  // also read at exit
     std::call_once(once, [] {
         g_nrt = load(*first_message);
         if (g_nrt) {

@@ -1,7 +1,7 @@
 // The part of libnrt's ABI that this project uses: types, status codes and functions of the AWS Neuron Runtime.
 //
-// libnrt (`libnrt.so.1`) is bound at run time, so nothing here is linked to. These are the project's own declarations,
-// written from AWS's published documentation of the library; AWS's headers are neither needed nor included. The
+// The project binds libnrt (`libnrt.so.1`) at run time and links to nothing. These are the project's own declarations,
+// written from AWS's published documentation of the library; the project neither needs nor includes AWS's headers. The
 // simulator (backend/simulator) implements the same functions.
 //
 // The lists at the end name every function once, for code that binds them:
@@ -20,17 +20,17 @@
 extern "C" {
 #endif
 
-// What a call came to. The numbers are the ABI's.
+// The status of a call. The numbers are the ABI's.
 typedef enum {
     NRT_SUCCESS                     = 0,
-    NRT_FAILURE                     = 1,  // no reason given; a tensor's name that a set lacks
-    NRT_INVALID                     = 2,  // an argument is not possible: out of bounds, wrong core, wrong size
+    NRT_FAILURE                     = 1,  // no reason given; also: a set has no tensor of this name
+    NRT_INVALID                     = 2,  // an invalid argument: out of bounds, wrong core, wrong size
     NRT_INVALID_HANDLE              = 3,
-    NRT_RESOURCE                    = 4,  // out of device memory or of another of the device's resources
+    NRT_RESOURCE                    = 4,  // out of device memory or of another resource of the device
     NRT_TIMEOUT                     = 5,
     NRT_HW_ERROR                    = 6,
     NRT_QUEUE_FULL                  = 7,
-    NRT_LOAD_NOT_ENOUGH_NC          = 9,  // a NEFF wants more cores than there are
+    NRT_LOAD_NOT_ENOUGH_NC          = 9,  // a NEFF requires more cores than there are
     NRT_UNSUPPORTED_NEFF_VERSION    = 10,
     NRT_FAIL_HOST_MEM_ALLOC         = 11,
     NRT_UNINITIALIZED               = 13,  // nrt_init was not called
@@ -42,7 +42,7 @@ typedef enum {
     NRT_EXEC_COMPLETED_WITH_ERR     = 1004,
     NRT_EXEC_NC_BUSY                = 1005,
     NRT_EXEC_OOB                    = 1006,
-    NRT_EXEC_HW_ERR_COLLECTIVES     = 1200,  // ranks wait for one that does not come, which failed
+    NRT_EXEC_HW_ERR_COLLECTIVES     = 1200,  // ranks wait for a rank that failed
 } NRT_STATUS;
 
 typedef enum {
@@ -81,7 +81,7 @@ typedef enum {
 
 typedef struct nrt_model      nrt_model_t;       // a NEFF, loaded
 typedef struct nrt_tensor     nrt_tensor_t;      // memory, or a view of a tensor's
-typedef struct nrt_tensor_set nrt_tensor_set_t;  // tensors by name: the inputs or the outputs of an execution
+typedef struct nrt_tensor_set nrt_tensor_set_t;  // tensors by name: the inputs or the outputs of a launch
 
 #define NRT_TENSOR_NAME_MAX 256
 
@@ -95,10 +95,10 @@ typedef struct {
     uint32_t           ndim;
 } nrt_tensor_info_t;
 
-// As long as tensor_count says; freed by nrt_free_model_tensor_info.
+// Has tensor_count elements; nrt_free_model_tensor_info frees it.
 typedef struct {
     uint64_t                        tensor_count;
-    __extension__ nrt_tensor_info_t tensor_array[];  // C++ has such arrays as an extension
+    __extension__ nrt_tensor_info_t tensor_array[];  // a flexible array, in C++ an extension
 } nrt_tensor_info_array_t;
 
 typedef struct {
@@ -110,17 +110,17 @@ typedef struct {
     char     git_hash[64];
 } nrt_version_t;
 
-// Later versions may append fields: callers and the library exchange the size they know.
+// Later versions may append fields: the caller and the library exchange the sizes of their structs.
 typedef struct {
     size_t bytes_used;
     size_t bytes_limit;
 } nrt_vnc_memory_stats_t;
 
-// Of nrt_instance_info_t: what the library does not say. The values of others are data of the table of targets.
+// Values of nrt_instance_info_t for what the library does not report. The table of targets has the other values.
 #define NRT_INSTANCE_UNKNOWN      0
 #define NRT_INSTANCE_SIZE_UNKNOWN 9
 
-// The same. Libraries of 2023 and before knew the first two fields only.
+// Later versions may append fields here, too. Libraries of 2023 and before have only the first two fields.
 typedef struct {
     uint32_t family;
     uint32_t size;
@@ -135,7 +135,8 @@ void         nrt_close(void);
 const char * nrt_get_status_as_str(NRT_STATUS status);
 NRT_STATUS   nrt_get_version(nrt_version_t * version, size_t size);
 
-// A VNC is a virtual (logical) NeuronCore. Total: of the instance, also before nrt_init; visible: of this process.
+// A VNC is a virtual (logical) NeuronCore. The total is the instance's, and available before nrt_init; visible VNCs are
+// this process's.
 NRT_STATUS nrt_get_total_vnc_count(uint32_t * count);
 NRT_STATUS nrt_get_visible_vnc_count(uint32_t * count);
 NRT_STATUS nrt_get_vnc_memory_stats(uint32_t                 vnc,
@@ -146,12 +147,13 @@ NRT_STATUS nrt_get_instance_info(nrt_instance_info_t * info, size_t size);
 
 // ---- models ------------------------------------------------------------------------------------------------------------
 
-// start_vnc -1: the library chooses; vnc_count -1: as many as the NEFF wants.
+// start_vnc -1: the library chooses; vnc_count -1: as many as the NEFF requires.
 NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t vnc_count, nrt_model_t ** model);
 NRT_STATUS nrt_unload(nrt_model_t * model);
 
-// Loads a program with collectives: each of `count` ranks loads the same NEFF, and the calls return when all have. So they are made
-// at the same time, by a thread for each rank; so are the executions, which wait for each other. vnc_count is deprecated: -1.
+// Loads a program with collectives. Each of `count` ranks loads the same NEFF, and a call returns when all have loaded
+// it. So a thread for each rank makes these calls, at the same time, and the executions, too, which wait for each
+// other. vnc_count is deprecated: -1.
 NRT_STATUS nrt_load_collectives(const void *   neff,
                                 size_t         size,
                                 int32_t        vnc,
@@ -160,8 +162,8 @@ NRT_STATUS nrt_load_collectives(const void *   neff,
                                 uint32_t       ctx_device_count,
                                 nrt_model_t ** model);
 
-// For programs of fewer ranks than there are devices: `g_device_count` is the largest number of ranks that a program has. Without it the
-// first nrt_load_collectives does this with its own numbers.
+// For programs with fewer ranks than devices: `g_device_count` is the largest number of ranks of any program. Without
+// this call the first nrt_load_collectives builds the communicator with its own numbers.
 NRT_STATUS nrt_build_global_comm(int32_t vnc, uint32_t g_device_id, uint32_t g_device_count);
 
 // Waits for all ranks with a small all-reduce (nrt_experimental.h).
@@ -197,7 +199,7 @@ NRT_STATUS nrt_tensor_read(const nrt_tensor_t * tensor, void * data, size_t offs
 NRT_STATUS nrt_tensor_write(nrt_tensor_t * tensor, const void * data, size_t offset, size_t size);
 NRT_STATUS nrt_tensor_memset(nrt_tensor_t * tensor, uint64_t offset, int value, size_t size);
 
-// Both on the same core.
+// Copies between two tensors of the same core.
 NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
                            size_t               source_offset,
                            nrt_tensor_t *       destination,
@@ -206,10 +208,11 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
 
 // ---- requests in flight: SDK 2.29 and later (nrt_async.h) --------------------------------------------------------------
 //
-// A schedule call queues a request on an execution unit of a core and returns at once. `ret` gets the request's status before
-// the request is reported as completed, and must live until then; so must tensors, sets and models. A queue keeps its order;
-// between queues, and between a queue and calls of nrt_*, the caller waits for the requests that share memory. Release 2.28 has
-// functions of these names with an error tracker in place of `ret`, and other numbers of units: what that has besides is at the end.
+// A schedule call queues a request on an execution unit of a core and returns at once. The runtime writes the request's
+// status to `ret` before it reports the request as completed. `ret`, tensors, sets and models must live until then. A
+// queue keeps its order. Between queues, and between a queue and calls of nrt_*, the caller waits for requests that
+// share memory. Release 2.28 has functions of these names with an error tracker in place of `ret`, and other numbers of
+// units: the end of this section declares the difference.
 
 typedef enum {
     NRTA_XU_TENSOR_OP   = 0,  // copies and transfers; two queues
@@ -217,14 +220,14 @@ typedef enum {
     NRTA_XU_COLLECTIVES = 2,
 } nrta_xu_t;
 
-// The number of an execution unit's queue in 16 bits, and within it that of a request, which grow, in 48.
+// A sequence number: 16 bits for an execution unit's queue, and 48 bits for the request in it, which grow.
 typedef uint64_t nrta_seq_t;
 
 #define NRTA_SEQ_NUM_MAX             ((1ull << 48) - 1)
 #define NRTA_SEQ_GET_SEQ_NUM(seq_id) ((seq_id) & NRTA_SEQ_NUM_MAX)
 #define NRTA_SEQ_GET_XU_ID(seq_id)   ((seq_id) >> 48)
 
-// NRT_QUEUE_FULL: nothing was queued; NRT_EXEC_UNIT_UNRECOVERABLE: nothing ever will be.
+// NRT_QUEUE_FULL: nothing was queued. NRT_EXEC_UNIT_UNRECOVERABLE: the unit never takes a request again.
 NRT_STATUS nrta_execute_schedule(nrt_model_t *            model,
                                  const nrt_tensor_set_t * inputs,
                                  nrt_tensor_set_t *       outputs,
@@ -254,15 +257,17 @@ NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
                             NRT_STATUS *   ret,
                             nrta_seq_t *   seq);
 
-// NRT_INVALID: the runtime does not know the request. Of a request that it knows, AWS documents NRT_SUCCESS alone, completed or not.
+// NRT_INVALID: the runtime has no such request. For a request that it has, AWS documents only NRT_SUCCESS, completed or
+// not.
 NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed);
 NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t unit, int queue, nrta_seq_t * seq);
 
-// Since SDK 2.30: signals an eventfd of the caller's when the request is completed. Until -1 is given in its place the library refers to it,
-// so that is done before it is closed or used for another request. Source: AWS's nkipy, which calls it so.
+// Signals an eventfd of the caller when the request is completed. Since SDK 2.30. The library keeps the descriptor
+// until a call with -1 in its place: make that call before you close it or use it for another request. Source: AWS's
+// nkipy, which calls it so.
 NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event);
 
-// SDK 2.28, which the backend does not use; the simulator plays it.
+// SDK 2.28: the backend does not use this, the simulator implements it.
 
 typedef enum {
     NRTA_2_28_XU_TENSOR_READ  = 0,
@@ -272,7 +277,7 @@ typedef enum {
     NRTA_2_28_XU_COLLECTIVES  = 4,
 } nrta_2_28_xu_t;
 
-typedef struct nrta_error_tracker nrta_error_tracker_t;  // in place of `NRT_STATUS * ret`: gets what fails
+typedef struct nrta_error_tracker nrta_error_tracker_t;  // in place of `NRT_STATUS * ret`: collects errors
 
 typedef struct {
     nrta_seq_t seq_id;
@@ -282,10 +287,10 @@ typedef struct {
 NRT_STATUS nrta_error_tracker_create(uint32_t vnc, nrta_error_tracker_t ** tracker);
 void       nrta_error_tracker_destroy(nrta_error_tracker_t * tracker);
 
-// `errors` is the tracker's own.
+// The tracker owns `errors`.
 NRT_STATUS nrta_error_tracker_get_list(nrta_error_tracker_t * tracker, const nrta_error_t ** errors, size_t * count);
 
-// A descriptor that can be read from once the request is completed; the caller polls and closes it.
+// Sets a descriptor that becomes readable when the request is completed; the caller polls and closes it.
 NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor);
 
 #ifdef __cplusplus
@@ -294,7 +299,7 @@ NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor);
 
 // ---- every function once -----------------------------------------------------------------------------------------------
 
-// What the backend calls: a libnrt that lacks one is not used.
+// The backend calls these, and rejects a libnrt that lacks one.
 #define NRT_FUNCTIONS_REQUIRED(X)   \
     X(nrt_init)                     \
     X(nrt_close)                    \
@@ -315,7 +320,7 @@ NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor);
     X(nrt_tensor_read)              \
     X(nrt_tensor_write)
 
-// May be missing from a libnrt: the backend does without, or never calls them.
+// A libnrt may lack these: the backend works without them or never calls them.
 #define NRT_FUNCTIONS_OPTIONAL(X)     \
     X(nrt_tensor_copy)                \
     X(nrt_tensor_memset)              \

@@ -1,6 +1,6 @@
 #pragma once
 
-// The values of neuronx-cc's --target, as a machine and a bundle of kernels have them.
+// The values of neuronx-cc's --target, for machines and for bundles of kernels.
 
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 #include "targets.inc"
 
-// Returns the target that an architecture's name begins with ("trn1n" for "trn1n.32xlarge"), the longest; "" when there is none.
+// Returns the longest target that an architecture's name begins with ("trn1n" for "trn1n.32xlarge"), or "".
 inline std::string neuron_target_of(const std::string & architecture) {
     std::string found;
     for (const neuron_target & target : NEURON_TARGETS) {
@@ -22,7 +22,7 @@ inline std::string neuron_target_of(const std::string & architecture) {
     return found;
 }
 
-// Returns the target of machines of a family (NRT_INSTANCE_TRN1 and the like of nrt.h); "" when it is not known.
+// Returns the target of machines of a family (such as NRT_INSTANCE_TRN1 in AWS's nrt.h), or "" for an unknown family.
 inline std::string neuron_target_of_family(uint32_t family) {
     for (const neuron_target & target : NEURON_TARGETS) {
         if (std::find(target.families.begin(), target.families.end(), family) != target.families.end()) {
@@ -37,7 +37,8 @@ inline bool neuron_is_target(const std::string & name) {
                        [&](const neuron_target & target) { return name == target.name; });
 }
 
-// Returns how many physical cores a logical one of a machine has unless NEURON_LOGICAL_NC_CONFIG says otherwise; 0 when that is not known.
+// Returns the number of physical cores per logical core of a machine without NEURON_LOGICAL_NC_CONFIG; 0 for an unknown
+// machine.
 inline uint32_t neuron_default_lnc(const std::string & machine) {
     for (const neuron_target & known : NEURON_TARGETS) {
         if (machine == known.name) {
@@ -47,13 +48,13 @@ inline uint32_t neuron_default_lnc(const std::string & machine) {
     return 0;
 }
 
-// Returns how many it has; 0 when that is not known.
+// Returns the number of physical cores per logical core of a machine; 0 if unknown.
 inline uint32_t neuron_lnc(const std::string & machine) {
     const char * configured = getenv("NEURON_LOGICAL_NC_CONFIG");
     return configured && *configured ? (uint32_t) atoi(configured) : neuron_default_lnc(machine);
 }
 
-// Whether NEFFs for `target` run on a machine of the target `machine`; yes where the machine is not known.
+// Returns whether NEFFs for `target` run on a machine of the target `machine`. True if `machine` is "".
 inline bool neuron_runs_on(const std::string & target, const std::string & machine) {
     for (const neuron_target & known : NEURON_TARGETS) {
         if (machine == known.name) {

@@ -1,7 +1,8 @@
-// Ahead-of-time compiled NeuronCore kernels: open a bundle of them and find the one for a ggml node.
+// Ahead-of-time compiled NeuronCore kernels: opens a bundle of kernels and finds the kernel for a ggml node.
 //
-// A bundle holds the NEFFs (the executables of AWS Neuron) of one manifest for one target. It is a file, the GGUF pack
-// `<name>_<target>.kernels.gguf`; a folder, the tree `<name>_<target>`; or it is linked into the program. All are used alike:
+// A bundle holds the NEFFs (the executables of AWS Neuron) of one manifest for one target. It has three forms: a GGUF
+// file, the pack `<name>_<target>.kernels.gguf`; a folder, the tree `<name>_<target>`; or data that is linked into the
+// program. The functions treat all three alike:
 //
 //     char             message[NEURON_KERNELS_MESSAGE_SIZE];
 //     neuron_kernels * bundle;
@@ -16,16 +17,16 @@
 //     }
 //     neuron_kernels_close(bundle);
 //
-// The library depends on neither ggml nor libnrt. It keeps no global state, and no exception leaves it.
+// The library depends on neither ggml nor libnrt. It has no global state and throws no exception.
 //
-// Threads: an open bundle never changes. Any number of threads may at once call anything on it but
+// Threads: an open bundle never changes. Any number of threads may call any function on it at once, except
 // neuron_kernels_close.
 //
-// Lifetime: every pointer that a function returns belongs to the bundle and is good until it is closed.
+// Lifetime: every pointer that a function returns belongs to the bundle and is valid until the bundle is closed.
 //
-// ABI: the bundle is opaque and a kernel is named by its number, so what is known about either can grow without
-// changing a struct. The layout of neuron_kernels_tensor is fixed; neuron_kernels_table, which generated code fills in,
-// starts with its own size and grows at the end.
+// ABI: the bundle is opaque and a number names a kernel, so the library can add properties of either without changing a
+// struct. The layout of neuron_kernels_tensor is fixed. neuron_kernels_table, which generated code fills in, starts
+// with its own size and grows at the end.
 
 #pragma once
 
@@ -42,33 +43,35 @@
 extern "C" {
 #endif
 
-// Version of the functions below and of the table. Either is added to, never changed; each addition raises it by one.
+// Version of the functions below and of the table. Both only get additions, and each addition raises the version by
+// one.
 #define NEURON_KERNELS_API_VERSION 9
 
-// Versions of what is in a pack, a tree and a table that this library reads, the first and the last: keys, hash and metadata
-// (docs/reference/bundle-format.md). The second has graph kernels, too, the third kernels that are found by their names.
+// The first and the last version of packs, trees and tables that this library reads: of their keys, hash and metadata
+// (docs/reference/bundle-format.md). Version 2 adds graph kernels, version 3 kernels that are found by name.
 #define NEURON_KERNELS_FIRST_FORMAT 1
 #define NEURON_KERNELS_FORMAT       3
 
-// Figures of the memory of a NeuronCore that a kernel's program takes, in bytes: its instructions, the rings of its copies, and what it
-// needs of the scratchpad, which the programs of a core share. Since API version 9.
+// Figures of the NeuronCore memory that a kernel's program takes, in bytes: its instructions, the rings of its DMA, and
+// its share of the scratchpad, which all programs of a core use. Since API version 9.
 #define NEURON_KERNELS_MEMORY_CODE       0
 #define NEURON_KERNELS_MEMORY_RINGS      1
 #define NEURON_KERNELS_MEMORY_SCRATCHPAD 2
 #define NEURON_KERNELS_N_MEMORY          3
 #define NEURON_KERNELS_MAX_MEMORY        (UINT64_C(1) << 40)
 
-// Room for any message; a shorter buffer gets the message's beginning.
+// Size of a buffer that holds any message; a shorter buffer receives the beginning of the message.
 #define NEURON_KERNELS_MESSAGE_SIZE 512
 
 #define NEURON_KERNELS_MAX_INPUTS  16    // ggml's GGML_MAX_SRC is 10
 #define NEURON_KERNELS_N_OP_PARAMS 16    // 32-bit words in ggml's op_params
-#define NEURON_KERNELS_ABSENT      (-1)  // type of an input that is not there
-#define NEURON_KERNELS_NO_ALIAS    (-1)  // the result has memory of its own
+#define NEURON_KERNELS_ABSENT      (-1)  // type of an absent input
+#define NEURON_KERNELS_NO_ALIAS    (-1)  // the result has its own memory
 #define NEURON_KERNELS_NOT_FOUND   (-1)  // no such kernel
 
-// A weight that is not stored as ggml has it has its layout in the type of its neuron_kernels_tensor: the type's number with the
-// layout from bit 16 on. docs/reference/bundle-keys.md says what the layouts are. Since API version 7.
+// For a weight that is not in ggml's layout, the type of its neuron_kernels_tensor holds the layout: the type's number
+// in the low bits and the layout from bit 16 on. docs/reference/bundle-keys.md describes the layouts. Since API version
+// 7.
 #define NEURON_KERNELS_FORM_SHIFT           16
 #define NEURON_KERNELS_FORM_PLANES          1
 #define NEURON_KERNELS_FORM_TRANSPOSED      2
@@ -76,29 +79,30 @@ extern "C" {
 #define NEURON_KERNELS_FORM_F8_E4M3_128X128 4
 #define NEURON_KERNELS_LAST_FORM            NEURON_KERNELS_FORM_F8_E4M3_128X128
 
-// One bundle, opened.
+// An open bundle.
 typedef struct neuron_kernels neuron_kernels;
 
-// Values are part of the ABI.
+// Status of a call. The values are part of the ABI.
 typedef enum neuron_kernels_status {
     NEURON_KERNELS_OK               = 0,
-    NEURON_KERNELS_ERROR_ARGUMENT   = 1,  // a null pointer where none may be
+    NEURON_KERNELS_ERROR_ARGUMENT   = 1,  // a null pointer where none is allowed
     NEURON_KERNELS_ERROR_IO         = 2,  // a file can't be opened, is not a regular file, or can't be mapped
     NEURON_KERNELS_ERROR_NOT_A_PACK = 3,  // the bytes are not GGUF, or GGUF that holds something else (a model)
-    NEURON_KERNELS_ERROR_VERSION    = 4,  // a version of GGUF, of the pack, the tree or the table that is not read here
+    NEURON_KERNELS_ERROR_VERSION    = 4,  // an unsupported version of GGUF, of the pack, the tree or the table
     NEURON_KERNELS_ERROR_CORRUPT    = 5,  // truncated, or its parts contradict each other
     NEURON_KERNELS_ERROR_MEMORY     = 6,  // out of memory
 } neuron_kernels_status;
 
-// A tensor as ggml describes it; type, ne and nb of a `struct ggml_tensor` can be copied as they are.
+// A tensor as ggml describes it; copy type, ne and nb of a `struct ggml_tensor` unchanged.
 typedef struct neuron_kernels_tensor {
-    int32_t  type;   // enum ggml_type, with a layout where it has one, or NEURON_KERNELS_ABSENT
+    int32_t  type;   // enum ggml_type, with a layout if it has one, or NEURON_KERNELS_ABSENT
     int64_t  ne[4];  // elements per dimension, dimension 0 fastest
-    uint64_t nb[4];  // strides in bytes; nb[0] is that of one element or, for a quantized type, of one block
+    uint64_t nb[4];  // strides in bytes; nb[0] is the size of one element or, for a quantized type, of one block
 } neuron_kernels_tensor;
 
-// A bundle as plain arrays: what a program that links one has as a constant, generated by kernelgen, and what a pack is
-// turned into when it is opened. Not meant to be written by hand; docs/reference/bundle-format.md describes the contents.
+// A bundle as plain arrays. kernelgen generates one as a constant for a program that links a bundle, and the library
+// makes one when it opens a pack or a tree. Do not write one by hand; docs/reference/bundle-format.md describes the
+// contents.
 typedef struct neuron_kernels_table {
     uint32_t         struct_size;  // sizeof(neuron_kernels_table)
     uint32_t         format;       // from NEURON_KERNELS_FIRST_FORMAT to NEURON_KERNELS_FORMAT
@@ -123,7 +127,7 @@ typedef struct neuron_kernels_table {
     const uint8_t *  neff_data;
     const uint64_t * neff_offsets;  // [n_neffs], from neff_data
     const uint64_t * neff_sizes;    // [n_neffs], bytes
-    // Not in tables that are shorter.
+    // Absent from shorter tables.
     const char *     neff_sha256;  // [n_neffs][65], or NULL
     const uint64_t * neff_memory;  // [n_neffs][NEURON_KERNELS_N_MEMORY], bytes, or NULL
 } neuron_kernels_table;
@@ -134,20 +138,21 @@ typedef struct neuron_kernels_table {
 
 // Opens a pack.
 //
-// The file is mapped, read-only: processes that open the same pack share its memory, and NEFFs are read from disk when
-// they are used. The index is copied and fully checked here, in time proportional to its size; after that finding and
-// enumerating kernels never touch the file. NEFF bytes do: of a pack that is overwritten or shortened in place while it is
-// open, what neuron_kernels_neff points to changes, or kills the program that reads it with SIGBUS. neuron_kernels_read tells instead.
-// Replace a pack by renaming another one over it, as kernelgen does: then its readers keep what they opened.
+// The file is mapped read-only: processes that open the same pack share its memory, and NEFFs are read from disk at
+// their first use. This function copies the index and checks all of it, in time proportional to its size; finding and
+// listing kernels later never touches the file. NEFF bytes stay in the file: if another program overwrites or shortens
+// the pack in place while it is open, the bytes behind neuron_kernels_neff change, or reading them ends the program
+// with SIGBUS. neuron_kernels_read returns an error instead. To replace a pack, rename another file over it, as
+// kernelgen does: readers then keep the file that they opened.
 //
-// On success *bundle is the bundle. On error it is NULL and `message`, unless it is NULL, says which file, what is
-// wrong with it, where (byte offset or metadata key) and what was expected.
+// On success *bundle is the bundle. On error it is NULL, and `message`, unless it is NULL, receives the file, the
+// mistake, its place (byte offset or metadata key) and the expected value.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_file(const char *      path,
                                                                   neuron_kernels ** bundle,
                                                                   char *            message,
                                                                   size_t            message_size);
 
-// Opens a pack that is in memory. `data` is not copied and must stay as it is until the bundle is closed; it needs no
+// Opens a pack that is in memory. `data` is not copied: it must stay unchanged until the bundle is closed. It needs no
 // alignment.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_memory(const void *      data,
                                                                     size_t            size,
@@ -157,18 +162,18 @@ NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_memory(const void *
 
 // Opens a tree: the folder that holds its index.json.
 //
-// The index is checked as that of a pack is, and the NEFFs, which are files of their own, are read into memory. Later
-// changes to the tree make no difference to the bundle. A tree is for people to look into: a pack opens faster, takes no
-// memory for NEFFs, and shares them with other processes.
+// The index gets the same checks as a pack's, and the NEFFs, which are separate files, are read into memory. Later
+// changes to the tree do not affect the bundle. A tree is for people to inspect: a pack opens faster, takes no memory
+// for NEFFs, and shares them with other processes.
 //
-// On error the message says which file and where (byte offset in index.json). Since API version 2.
+// On error the message holds the file and the place (byte offset in index.json). Since API version 2.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_tree(const char *      path,
                                                                   neuron_kernels ** bundle,
                                                                   char *            message,
                                                                   size_t            message_size);
 
-// Opens an embedded bundle in constant time: nothing is copied, and the table, being part of the program, is trusted
-// once its versions are right. What it says of its NEFFs is for neuron_kernels_verify to check, as of the other forms.
+// Opens an embedded bundle in constant time. Nothing is copied. The table is part of the program, so only its versions
+// are checked. neuron_kernels_verify checks its NEFFs, as in the other forms.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * table,
                                                                       neuron_kernels **            bundle,
                                                                       char *                       message,
@@ -177,7 +182,7 @@ NEURON_KERNELS_API neuron_kernels_status neuron_kernels_open_embedded(const neur
 // Frees a bundle; NULL is allowed.
 NEURON_KERNELS_API void neuron_kernels_close(neuron_kernels * bundle);
 
-// Returns NEURON_KERNELS_API_VERSION as it was when the library was compiled.
+// Returns the value of NEURON_KERNELS_API_VERSION at the time the library was compiled.
 NEURON_KERNELS_API uint32_t neuron_kernels_api_version(void);
 
 // Returns a name for a status, such as "corrupt". Never NULL.
@@ -189,17 +194,17 @@ NEURON_KERNELS_API const char * neuron_kernels_status_name(neuron_kernels_status
 
 // Returns the kernel that computes a ggml node, or NEURON_KERNELS_NOT_FOUND. Takes constant time and allocates nothing.
 //
-// A kernel fits when everything is equal: op, op_params, types, shapes, strides and aliasing. Strides that mean nothing
-// are ignored: those of dimensions with one element.
+// A kernel fits when everything is equal: op, op_params, types, shapes, strides and aliasing. Strides of dimensions
+// with one element are ignored, because they mean nothing.
 //
-//   op         what ggml_op_desc returns ("MUL_MAT", "RELU", "SWIGLU"), in any case
+//   op         the name from ggml_op_desc ("MUL_MAT", "RELU", "SWIGLU"), in upper or lower case
 //   op_params  ggml's 16 words, or NULL when all are 0; for an op that ggml does not have, the 64 bytes that
 //              docs/reference/bundle-format.md describes
-//   inputs     ggml's src[0], src[1], ...; absent ones have the type NEURON_KERNELS_ABSENT, and those at the end may
-//              be left out
+//   inputs     ggml's src[0], src[1], ...; an absent input has the type NEURON_KERNELS_ABSENT, and absent inputs at the
+//              end may be left out
 //   output     the node itself
-//   alias      which input's memory the result is written to, or NEURON_KERNELS_NO_ALIAS. SET_ROWS has 2, CPY has 1,
-//              and an op made by a ggml_..._inplace function has 0
+//   alias      the number of the input whose memory receives the result, or NEURON_KERNELS_NO_ALIAS: 2 for SET_ROWS, 1
+//              for CPY, and 0 for an op made by a ggml_..._inplace function
 NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bundle,
                                                const char *                  op,
                                                const int32_t *               op_params,
@@ -208,45 +213,46 @@ NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bun
                                                const neuron_kernels_tensor * output,
                                                int32_t                       alias);
 
-// Returns the kernel with this key, or NEURON_KERNELS_NOT_FOUND. Takes time proportional to the key and allocates nothing.
+// Returns the kernel with this key, or NEURON_KERNELS_NOT_FOUND. Takes time proportional to the key and allocates
+// nothing.
 //
-// It is how a graph kernel is found, which computes several nodes of a graph at once: docs/reference/bundle-keys.md says which words
-// stand for them. Any kernel's key can be asked for. Since API version 5.
+// Use it to find a graph kernel, which computes several nodes of a graph at once: docs/reference/bundle-keys.md defines
+// the words of its key. It finds any other kernel by its key, too. Since API version 5.
 NEURON_KERNELS_API int32_t neuron_kernels_find_words(const neuron_kernels * bundle,
                                                      const uint64_t *       words,
                                                      size_t                 n_words);
 
-// Returns the kernel of this name, or NEURON_KERNELS_NOT_FOUND: one that a manifest names by its source, a function of a file,
-// and not by an op (docs/guides/source-kernels.md). `name` is the manifest's name of it, exactly. Takes constant time and allocates
-// nothing. Since API version 6.
+// Returns the kernel of this name, or NEURON_KERNELS_NOT_FOUND. Only kernels that a manifest lists by their source (a
+// function of a file), and not by an op, have names (docs/guides/source-kernels.md). `name` equals the name in the
+// manifest exactly. Takes constant time and allocates nothing. Since API version 6.
 NEURON_KERNELS_API int32_t neuron_kernels_find_name(const neuron_kernels * bundle, const char * name);
 
 // Returns the kernel with this id (`mul_mat-4096x512-f32-3f9ac2d1b7e0`), or NEURON_KERNELS_NOT_FOUND. Binary search.
 NEURON_KERNELS_API int32_t neuron_kernels_find_id(const neuron_kernels * bundle, const char * id);
 
-// Fills in the strides of a tensor without gaps: `tensor->nb` from `tensor->type` and `tensor->ne`.
-// Returns 0, or -1 when the type is unknown or the shape is not one: then the tensor is left as it was.
+// Fills in the strides of a tensor without gaps: sets `tensor->nb` from `tensor->type` and `tensor->ne`. Returns 0, or
+// -1 when the type is unknown or the shape is invalid: then the tensor is unchanged.
 NEURON_KERNELS_API int neuron_kernels_set_dense(neuron_kernels_tensor * tensor);
 
 //
-// what a bundle holds; kernels are numbered from 0, in ascending order of their ids
+// contents of a bundle; kernels are numbered from 0, in ascending order of their ids
 //
 
 NEURON_KERNELS_API size_t neuron_kernels_count(const neuron_kernels * bundle);
 
-// Returns a kernel's id, or NULL where the bundle has fewer kernels.
+// Returns a kernel's id, or NULL when the bundle has no kernel of this number.
 NEURON_KERNELS_API const char * neuron_kernels_id(const neuron_kernels * bundle, int32_t kernel);
 
-// Returns a kernel's NEFF and sets *size (which may be NULL) to its length in bytes; NULL and 0 where the bundle
-// has fewer kernels.
+// Returns a kernel's NEFF and sets *size (which may be NULL) to its length in bytes. Returns NULL and sets 0 when the
+// bundle has no kernel of this number.
 NEURON_KERNELS_API const void * neuron_kernels_neff(const neuron_kernels * bundle, int32_t kernel, size_t * size);
 
-// Copies a kernel's NEFF to `data`, which has room for `size` bytes: the NEFF's size. The copy has the SHA-256 that the bundle's
-// index has for it, whatever becomes of a pack's file: call it each time before a NEFF is loaded. It takes some milliseconds for
-// each MB.
+// Copies a kernel's NEFF to `data`, which has room for `size` bytes, and compares the copy's SHA-256 with the bundle's
+// index. `size` must equal the NEFF's size. Call this each time before you load a NEFF: the copy is right even if a
+// pack's file changes afterwards. It takes some milliseconds per MB.
 //
-// Returns as neuron_kernels_verify does, and NEURON_KERNELS_ERROR_ARGUMENT where `size` differs, and
-// NEURON_KERNELS_ERROR_IO when the file can't be read. Then there is no NEFF in `data`. Since API version 8.
+// Returns the same as neuron_kernels_verify, NEURON_KERNELS_ERROR_ARGUMENT when `size` differs, and
+// NEURON_KERNELS_ERROR_IO when the file can't be read. On error `data` holds no NEFF. Since API version 8.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_read(const neuron_kernels * bundle,
                                                              int32_t                kernel,
                                                              void *                 data,
@@ -254,47 +260,49 @@ NEURON_KERNELS_API neuron_kernels_status neuron_kernels_read(const neuron_kernel
                                                              char *                 message,
                                                              size_t                 message_size);
 
-// Compares a kernel's NEFF with the SHA-256 that the bundle's index has for it, which opening a bundle does not do. It reads the
-// NEFF's bytes, some milliseconds for each MB; a pack's file may change afterwards, which neuron_kernels_read takes care of.
+// Compares a kernel's NEFF with its SHA-256 in the bundle's index; opening a bundle does not do that. This function
+// reads the NEFF's bytes, which takes some milliseconds per MB. A pack's file may change afterwards:
+// neuron_kernels_read guards against that.
 //
-// Returns NEURON_KERNELS_OK, NEURON_KERNELS_ERROR_CORRUPT when they differ, or NEURON_KERNELS_ERROR_ARGUMENT where the bundle
-// has fewer kernels; `message`, unless it is NULL, says what is wrong, and is empty when nothing is. A bundle that was embedded
-// without digests, as all were before API version 4, is trusted as the program is. Since API version 3.
+// Returns NEURON_KERNELS_OK, NEURON_KERNELS_ERROR_CORRUPT when the digests differ, or NEURON_KERNELS_ERROR_ARGUMENT
+// when the bundle has no kernel of this number. `message`, unless it is NULL, receives the mistake, or an empty text on
+// success. An embedded bundle without digests (all of them before API version 4) is trusted, as the program is. Since
+// API version 3.
 NEURON_KERNELS_API neuron_kernels_status neuron_kernels_verify(const neuron_kernels * bundle,
                                                                int32_t                kernel,
                                                                char *                 message,
                                                                size_t                 message_size);
 
-// Equal NEFFs are stored once, so kernels may share one. Returns the number of the kernel's NEFF, which is below
-// neuron_kernels_neff_count: load each number once. NEURON_KERNELS_NOT_FOUND where the bundle has fewer kernels.
+// Returns the number of the kernel's NEFF, below neuron_kernels_neff_count, or NEURON_KERNELS_NOT_FOUND when the bundle
+// has no kernel of this number. Equal NEFFs are stored once, so kernels may share one: load each number once.
 NEURON_KERNELS_API int32_t neuron_kernels_neff_index(const neuron_kernels * bundle, int32_t kernel);
 
 NEURON_KERNELS_API size_t neuron_kernels_neff_count(const neuron_kernels * bundle);
 
-// Returns what a kernel's program takes of the memory of a NeuronCore, NEURON_KERNELS_N_MEMORY figures, before it is loaded; NULL where
-// the bundle has fewer kernels, and where it does not say, as those that earlier kernelgens wrote. Each is at most
-// NEURON_KERNELS_MAX_MEMORY. Since API version 9.
+// Returns the NeuronCore memory that a kernel's program takes once it is loaded, as NEURON_KERNELS_N_MEMORY figures,
+// each at most NEURON_KERNELS_MAX_MEMORY. Returns NULL when the bundle has no kernel of this number, or no figures, as
+// bundles of earlier versions of kernelgen. Since API version 9.
 NEURON_KERNELS_API const uint64_t * neuron_kernels_neff_memory(const neuron_kernels * bundle, int32_t kernel);
 
-// Returns a kernel's lookup key, as docs/reference/bundle-keys.md describes it, and sets *n_words (which may be NULL) to its
-// length; NULL and 0 where the bundle has fewer kernels.
+// Returns a kernel's lookup key, which docs/reference/bundle-keys.md describes, and sets *n_words (which may be NULL)
+// to its length. Returns NULL and sets 0 when the bundle has no kernel of this number.
 NEURON_KERNELS_API const uint64_t * neuron_kernels_key(const neuron_kernels * bundle, int32_t kernel, size_t * n_words);
 
-// Returns the SHA-256 of the HLO that a kernel was compiled from as 64 hex digits, or NULL where the bundle has
-// fewer kernels.
+// Returns the SHA-256 of the HLO that a kernel was compiled from, as 64 hex digits, or NULL when the bundle has no
+// kernel of this number.
 NEURON_KERNELS_API const char * neuron_kernels_hlo_sha256(const neuron_kernels * bundle, int32_t kernel);
 
-// Returns whether the NEFFs were made by the simulator. Such NEFFs never run on a device, and a device's never in the
-// simulator.
+// Returns 1 when the simulator made the NEFFs, else 0. The simulator's NEFFs never run on a device, and a device's
+// NEFFs never run in the simulator.
 NEURON_KERNELS_API int neuron_kernels_simulated(const neuron_kernels * bundle);
 
-// Returns how many physical cores a logical NeuronCore has, as the NEFFs expect it (NEURON_LOGICAL_NC_CONFIG).
+// Returns the number of physical cores per logical NeuronCore that the NEFFs require (NEURON_LOGICAL_NC_CONFIG).
 NEURON_KERNELS_API uint32_t neuron_kernels_lnc(const neuron_kernels * bundle);
 
 // Returns a text that describes the bundle, or NULL when there is none of that name:
 //   "name"         the manifest's name
-//   "target"       what the kernels run on ("trn1")
-//   "compiler"     which compiler made the NEFFs, with its version
+//   "target"       the target that the kernels run on ("trn1")
+//   "compiler"     the compiler that made the NEFFs, with its version
 //   "flags"        the compiler's arguments, each followed by a newline
 //   "version"      kernelgen's version
 //   "jax_version"  the version of JAX that emitted the HLO

@@ -1,4 +1,4 @@
-// Lower case as ASCII has it. The C library's tolower depends on the locale of the program, which a key must not depend on.
+// Lower case for ASCII. The C library's tolower depends on the program's locale, and a key must not.
 
 #pragma once
 

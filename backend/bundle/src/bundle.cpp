@@ -1,4 +1,4 @@
-// The C API: opening bundles and looking kernels up in them.
+// The C API: opens bundles and looks kernels up in them.
 
 #include "bundle.h"
 
@@ -16,7 +16,7 @@
 #include <vector>
 
 //
-// what the forms of a bundle share
+// code that all forms of a bundle share
 //
 
 void neuron_kernels::make_table(uint32_t format, bool simulated, uint32_t lnc, const uint8_t * neff_data) {
@@ -100,11 +100,11 @@ int32_t find_key(const neuron_kernels_table & table, const uint64_t * words, siz
 namespace {
 
 //
-// the edge of the C API
+// the boundary of the C API
 //
 
-// Makes a bundle, lets `fill` open it, and turns what that throws into a status and a message that starts with `what` and,
-// of a folder, the name of the file in it.
+// Makes a bundle, lets `fill` open it, and turns an exception of `fill` into a status and a message. The message starts
+// with `what` and, for a folder, the name of the file in it.
 template <typename F>
 neuron_kernels_status open_bundle(const char *      what,
                                   const char *      file,
@@ -135,7 +135,7 @@ neuron_kernels_status open_bundle(const char *      what,
         return NEURON_KERNELS_OK;
     } catch (const nk::error & error) {
         return report(error.status, error.message.c_str());
-    } catch (const std::exception &) {  // bad_alloc: sizes were compared with the file's before anything was allocated
+    } catch (const std::exception &) {  // bad_alloc: sizes are compared with the file's before any allocation
         return report(NEURON_KERNELS_ERROR_MEMORY, "out of memory");
     }
 }
@@ -185,7 +185,7 @@ neuron_kernels_status neuron_kernels_open_embedded(const neuron_kernels_table * 
                      table->struct_size, FIRST_SIZE);
         }
         nk::check_format("it has format", table->format);
-        // A shorter one ends before the members that it knows nothing of.
+        // A shorter table ends before the members that it lacks.
         memcpy(&opened.table, table, std::min<size_t>(table->struct_size, sizeof(*table)));
     });
 }
@@ -294,7 +294,7 @@ int neuron_kernels_set_dense(neuron_kernels_tensor * tensor) {
 }
 
 //
-// what a bundle holds
+// contents of a bundle
 //
 
 size_t neuron_kernels_count(const neuron_kernels * bundle) {

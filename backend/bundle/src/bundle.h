@@ -1,4 +1,4 @@
-// An opened bundle, and how it is read from each of its forms.
+// An open bundle, and the functions that read one from each form.
 
 #pragma once
 
@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-// `table` is what every function reads. Of an embedded bundle it points into the program; of a pack or a tree into the
-// members below it, except for a pack's NEFFs, which are in the file.
+// Every function reads `table`. For an embedded bundle it points into the program. For a pack or a tree it points into
+// the members below it, except for a pack's NEFFs, which stay in the file.
 struct neuron_kernels {
     neuron_kernels_table table = {};
 
@@ -26,7 +26,7 @@ struct neuron_kernels {
     std::string           jax_version;
     std::string           ids;
     std::string           hlo_sha256;
-    std::string           neff_sha256;  // of each NEFF 64 digits and a NUL
+    std::string           neff_sha256;  // 64 digits and a NUL for each NEFF
     std::vector<uint32_t> id_offsets;
     std::vector<uint32_t> kernel_neff;
     std::vector<uint64_t> key_words;
@@ -34,12 +34,12 @@ struct neuron_kernels {
     std::vector<uint32_t> slots;
     std::vector<uint64_t> neff_offsets;
     std::vector<uint64_t> neff_sizes;
-    std::vector<uint64_t> neff_memory;  // empty where it is not said
+    std::vector<uint64_t> neff_memory;  // empty when the bundle holds none
     std::vector<uint8_t>  neff_data;    // of a tree
 
-    // Makes the table of the members. What else is in it, it is given.
+    // Fills the table from the members and the arguments.
     //
-    // Throws `error` with CORRUPT when two kernels have one key, and when lnc is 0.
+    // Throws `error` with CORRUPT when two kernels have the same key, and when lnc is 0.
     void make_table(uint32_t format, bool simulated, uint32_t lnc, const uint8_t * neff_data);
 };
 
@@ -47,7 +47,7 @@ namespace nk {
 
 constexpr size_t ALIGNMENT = 64;  // of each NEFF in a bundle
 
-// Throws `error` with VERSION when bundles of a format are not read here; the message begins with `what`.
+// Throws `error` with VERSION when this library does not read bundles of a format; the message begins with `what`.
 void check_format(const char * what, uint64_t format);
 
 bool is_kernel_id(std::string_view text);

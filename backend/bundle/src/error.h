@@ -1,4 +1,4 @@
-// How a pack is refused: an exception inside the library, turned into a status and a message at the C API's edge.
+// Errors: an exception inside the library, which the C API turns into a status and a message.
 
 #pragma once
 
@@ -17,7 +17,7 @@ struct error {
 // Throws an error with a message as printf formats it.
 [[noreturn]] void fail(neuron_kernels_status status, const char * format, ...) __attribute__((format(printf, 2, 3)));
 
-// Returns text from a file fit for a message: quoted, cut when long, and without bytes that a terminal would act on.
+// Returns text from a file in a form fit for a message: quoted, cut when long, and without control characters.
 std::string quoted(std::string_view text);
 
 }  // namespace nk

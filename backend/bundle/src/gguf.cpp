@@ -19,7 +19,7 @@ constexpr uint32_t DEFAULT_ALIGNMENT = 32;
 constexpr uint32_t TYPE_I8           = 24;  // GGML_TYPE_I8
 constexpr size_t   MAX_TENSOR_NAME   = 63;  // GGML_MAX_NAME with its NUL
 
-// Returns the bytes of one value, or 0 for strings, arrays and numbers that name no type.
+// Returns the bytes of one value, or 0 for strings, arrays and numbers of no type.
 uint64_t type_size(uint32_t type) {
     switch (type) {
         case GGUF_UINT8:
@@ -54,7 +54,7 @@ template <typename T> T load(const uint8_t * data) {
     return value;
 }
 
-// Where the reader is. Every step first checks that the bytes are there.
+// The reader's position. Every step first checks that the bytes are in the file.
 class cursor {
   public:
     cursor(const uint8_t * data, size_t size) : data(data), size(size) {}
@@ -113,7 +113,7 @@ gguf_value read_value(cursor & in) {
     if (value.key.empty()) {
         fail(NEURON_KERNELS_ERROR_CORRUPT, "metadata key at byte %" PRIu64 " is empty", start);
     }
-    // What the value is called in a message. It is formatted for every key, which is a few dozen.
+    // The value's name in a message. It is formatted for each of the few dozen keys.
     const std::string what = "metadata " + quoted(value.key);
 
     uint32_t type = in.u32(what.c_str());
@@ -179,7 +179,7 @@ gguf_file gguf_read(const uint8_t * data, size_t size) {
 
     gguf_file                            file;
     std::unordered_set<std::string_view> names;
-    // The counts are not trusted with memory: each value and tensor must first be found in the file.
+    // The counts size no allocation: each value and tensor must first be found in the file.
     for (uint64_t i = 0; i < n_values; i++) {
         const uint64_t start = in.offset();
         file.values.push_back(read_value(in));
@@ -191,7 +191,7 @@ gguf_file gguf_read(const uint8_t * data, size_t size) {
 
     const uint64_t        alignment = read_alignment(file);
     std::vector<uint64_t> offsets;
-    uint64_t              end = 0;  // of the tensors so far, from the start of the data, padded
+    uint64_t              end = 0;  // end of the tensors so far, from the start of the data, padded
     names.clear();
     for (uint64_t i = 0; i < n_tensors; i++) {
         const uint64_t start = in.offset();
@@ -230,7 +230,7 @@ gguf_file gguf_read(const uint8_t * data, size_t size) {
                  ", in a file of %zu bytes",
                  name.c_str(), start, tensor.size, offset, size);
         }
-        // No overflow: both are at most the file's size, which is far from 2^64, and alignment is below 2^32.
+        // No overflow: both are at most the file's size, far below 2^64, and alignment is below 2^32.
         end = (end + tensor.size + alignment - 1) & ~(alignment - 1);
         offsets.push_back(offset);
         file.tensors.push_back(tensor);

@@ -1,8 +1,8 @@
 // A reader of GGUF version 3 files that trusts nothing in them.
 //
-// It finds where metadata values and tensors are, and checks that all of them are inside the file, that names are
-// unique, and that tensors follow each other as ggml's own reader demands. It copies no values and gives no meaning to
-// any key but `general.alignment`.
+// It finds the metadata values and the tensors. It checks that all of them are inside the file, that names are unique,
+// and that tensors follow each other as ggml's own reader requires. It copies no values and interprets only the key
+// `general.alignment`.
 
 #pragma once
 
@@ -32,13 +32,13 @@ enum gguf_type : uint32_t {
     GGUF_FLOAT64 = 12,
 };
 
-// One metadata value, or array of them. All views point into the file, which has no alignment.
+// A metadata value, or an array of them. All views point into the file, which is not aligned.
 struct gguf_value {
     std::string_view key;
     gguf_type        type;    // of the value, or of the array's items; never GGUF_ARRAY
     bool             array;
     uint64_t         count;   // items; 1 when this is not an array
-    const uint8_t *  data;    // the items as they are in the file: strings have a u64 length in front
+    const uint8_t *  data;    // the items' bytes in the file: a string has a u64 length in front
     uint64_t         offset;  // of `data` in the file, for messages
 };
 
@@ -52,10 +52,10 @@ struct gguf_file {
     std::vector<gguf_value>  values;
     std::vector<gguf_tensor> tensors;
 
-    // Returns the value, which must be there, be of `type`, and be an array or not as asked.
+    // Returns the value. Throws `error` unless it exists, has `type`, and is an array exactly when `array` is true.
     const gguf_value & get(std::string_view key, gguf_type type, bool array) const;
 
-    // Returns the value or nullptr.
+    // Returns the value, or nullptr.
     const gguf_value * find(std::string_view key) const;
 
     uint32_t         u32(std::string_view key) const;
@@ -65,17 +65,17 @@ struct gguf_file {
     // Calls `each(string, index)` for the items of an array of strings.
     template <typename F> const gguf_value & strings(std::string_view key, F each) const;
 
-    // Returns a copy of an array of numbers, which, unlike the array, is aligned.
+    // Returns a copy of an array of numbers. The copy is aligned, the array in the file is not.
     std::vector<uint32_t> u32_array(std::string_view key) const;
     std::vector<uint64_t> u64_array(std::string_view key) const;
 };
 
-// Reads a file whose tensors are one-dimensional and of type I8: nothing else is in a pack.
+// Reads a file whose tensors are all one-dimensional and of type I8, as a pack's are.
 //
 // Throws `error`: NOT_A_PACK, VERSION or CORRUPT.
 gguf_file gguf_read(const uint8_t * data, size_t size);
 
-// Returns the item at `data` and moves past it. The reader has checked that it is there.
+// Returns the item at `data` and moves past it. The reader has already checked its bounds.
 std::string_view gguf_next_string(const uint8_t *& data);
 
 template <typename F> const gguf_value & gguf_file::strings(std::string_view key, F each) const {

@@ -11,14 +11,14 @@ namespace {
 
 constexpr const char * LENGTH = "its length does not fit its nodes";
 
-// Sets `n` to the bytes from a tensor's first element to its last, as ggml_nbytes does. Returns false when its type is not
-// known here, and when it is larger than any memory.
+// Sets `n` to the bytes from a tensor's first element to its last, as ggml_nbytes computes them. Returns false when
+// this library lacks the tensor's type, and when the tensor is larger than any memory.
 bool tensor_bytes(const uint64_t * words, uint64_t & n) {
     const type_traits * type = find_type(static_cast<int64_t>(words[0]));
     if (!type) {
         return false;
     }
-    // of a quantized type the first dimension is blocks, one after another
+    // the first dimension of a quantized type is contiguous blocks
     n = type->block > 1 ? words[1] / type->block * type->size : type->size;
     for (int i = type->block > 1 ? 1 : 0; i < 4; i++) {
         uint64_t more;
@@ -30,7 +30,7 @@ bool tensor_bytes(const uint64_t * words, uint64_t & n) {
     return true;
 }
 
-// Reads a key from its beginning to its end.
+// Reads a key from beginning to end.
 class graph_reader {
   public:
     graph_reader(const uint64_t * words, size_t n_words) : words(words), end(words + n_words) {}
@@ -50,14 +50,14 @@ class graph_reader {
   private:
     struct slot {
         uint64_t extent;
-        uint64_t begin;  // of the uses that were read
+        uint64_t begin;  // first byte of the uses that were read
         uint64_t end;
-        bool     known;  // the types of all of them
+        bool     known;  // this library has the types of all uses
     };
 
     struct node {
-        bool     own;    // it has memory of its own
-        bool     known;  // its type
+        bool     own;    // the result has its own memory
+        bool     known;  // this library has its type
         uint64_t n_bytes;
     };
 
@@ -73,7 +73,7 @@ class graph_reader {
             return "it has no nodes, or more nodes or slots than 65536";
         }
         words += 2;
-        // before anything is allocated
+        // before any allocation
         if (!has(n_slots) || !has(n_slots + n_nodes * (GRAPH_NODE_WORDS + TENSOR_WORDS + PARAM_WORDS))) {
             return LENGTH;
         }
@@ -88,7 +88,7 @@ class graph_reader {
         return nullptr;
     }
 
-    // Checks what a tensor, at `tensor`, refers to.
+    // Checks the slot or node that the tensor at `tensor` refers to.
     const char * refer(const graph_reference & reference, uint64_t offset, const uint64_t * tensor) {
         uint64_t   n_bytes = 0;
         uint64_t   last;
@@ -135,7 +135,7 @@ class graph_reader {
             return problem;
         }
         const graph_reference reference = read_reference(words[0]);
-        // the last of them is the node itself: what ggml_cast has for the source that it writes to
+        // the last node in `nodes` is this node itself: ggml_cast makes a node that is its own source
         if (!reference.is_slot && reference.index >= nodes.size()) {
             return "a node has an input that is computed after it";
         }
@@ -146,7 +146,7 @@ class graph_reader {
         return nullptr;
     }
 
-    // Reads where a node's result is. It is numbered after the inputs, though it stands before them.
+    // Reads the place of a node's result. It is numbered after the inputs, though it stands before them.
     const char * read_result(const uint64_t * head, bool escapes) {
         if (head[0] == 0) {
             visible = visible || escapes;
@@ -210,7 +210,7 @@ class graph_reader {
     const uint64_t *  words;
     const uint64_t *  end;
     uint64_t          n_nodes = 0;
-    uint64_t          n_seen  = 0;  // slots that were used
+    uint64_t          n_seen  = 0;  // slots used so far
     bool              visible = false;
     std::vector<slot> slots;
     std::vector<node> nodes;

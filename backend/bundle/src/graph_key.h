@@ -1,4 +1,5 @@
-// Keys of graph kernels: the words that several nodes of a graph are found by (docs/reference/bundle-keys.md, "Key of a graph").
+// Keys of graph kernels: the words that identify several nodes of a graph (docs/reference/bundle-keys.md, "Key of a
+// graph").
 
 #pragma once
 
@@ -7,22 +8,23 @@
 
 namespace nk {
 
-constexpr const char * GRAPH        = "graph";  // whose hash is the first word
-constexpr uint32_t     GRAPH_FORMAT = 2;        // of the first bundles with such keys
+constexpr const char * GRAPH        = "graph";  // the hash of this word is the key's first word
+constexpr uint32_t     GRAPH_FORMAT = 2;        // the first format of bundles that has such keys
 
 constexpr uint64_t MAX_GRAPH_NODES = 1 << 16;
 constexpr uint64_t MAX_GRAPH_SLOTS = 1 << 16;
 
-// Of a node, beside its tensors: its op, the number of its inputs with whether it escapes, and where its result is.
+// Words of a node beside its tensors and parameters: its op, the number of its inputs with the escape flag, and its
+// result's place (2).
 constexpr size_t GRAPH_NODE_WORDS = 4;
 
-// Of an input that is there, beside its tensor: what it refers to, and where in that.
+// Words of a present input beside its tensor: the slot or node that it refers to, and the offset there.
 constexpr size_t GRAPH_INPUT_WORDS = 2;
 
-// Returns what is wrong with a graph's key, whose first word is that of a graph, or nullptr.
+// Returns the mistake in a graph's key, or nullptr. The key's first word must be a graph's.
 const char * check_graph_key(const uint64_t * words, size_t n_words);
 
-// What an input or a result refers to.
+// The slot or node that an input or a result refers to.
 struct graph_reference {
     bool     is_slot;
     uint64_t index;
@@ -43,19 +45,19 @@ struct graph_node {
     uint64_t         op;
     uint64_t         n_inputs;
     bool             escapes;
-    uint64_t         result;  // 0, or 1 more than the word of what its result refers to
+    uint64_t         result;  // 0, or 1 + the word of the slot or node that its result refers to
     const uint64_t * tensor;
     const uint64_t * inputs;
     const uint64_t * params;
     const uint64_t * end;
 };
 
-// Returns the first node of a graph's key that has no mistakes. The next one begins where a node ends.
+// Returns the first node of a graph's valid key. The next node begins at the end of this one.
 const uint64_t * first_graph_node(const uint64_t * words);
 
 graph_node read_graph_node(const uint64_t * words);
 
-// Returns the words of an input's tensor, or NULL when it is absent, and steps to the next input.
+// Returns the words of an input's tensor, or NULL for an absent input, and steps to the next input.
 const uint64_t * next_graph_input(const uint64_t *& inputs);
 
 }  // namespace nk

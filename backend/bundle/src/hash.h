@@ -1,5 +1,5 @@
-// The hash of a sequence of words by which a kernel's key is found (docs/reference/bundle-keys.md, "Hash and table"). It also
-// tells nodes and graphs apart in hash maps, where only the program itself sees its value.
+// The hash of a sequence of words that finds a kernel's key (docs/reference/bundle-keys.md, "Hash and table"). Hash
+// maps of nodes and graphs use it, too; those values never leave the program.
 
 #pragma once
 

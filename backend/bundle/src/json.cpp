@@ -65,7 +65,7 @@ class parser {
         fail(NEURON_KERNELS_ERROR_CORRUPT, "no JSON: %s at byte %zu", what, at);
     }
 
-    // NUL at the end, which no JSON has elsewhere.
+    // Returns NUL at the end; JSON has a NUL nowhere else.
     char next() const { return at < text.size() ? text[at] : '\0'; }
 
     bool take(std::string_view expected) {
@@ -82,7 +82,7 @@ class parser {
         }
     }
 
-    // Takes a character that white space may stand before.
+    // Takes a character, after any white space.
     bool take_mark(char mark) {
         skip_space();
         return take({ &mark, 1 });
@@ -152,7 +152,7 @@ class parser {
         }
     }
 
-    // Takes digits; returns how many.
+    // Takes digits; returns their number.
     size_t digits() {
         const size_t start = at;
         while (next() >= '0' && next() <= '9') {
@@ -213,7 +213,7 @@ class parser {
         at++;
     }
 
-    // Reads what follows \u, and the second half of a character that UTF-16 has in two.
+    // Reads the code after \u, and the second half of a UTF-16 pair.
     uint32_t read_code() {
         const uint32_t first = read_hex();
         if (first == 0) {

@@ -1,7 +1,8 @@
-// A reader of JSON, as far as the index of a tree needs one.
+// A reader of JSON for the index of a tree.
 //
-// It takes what JSON is and nothing else; and no string with a NUL, which no text of a bundle may hold, no object with two members
-// of one name, of which readers take one or the other, and nothing that is nested deeper than anything in a bundle.
+// It accepts standard JSON only. It also rejects a string with a NUL, which no text of a bundle may hold; an object
+// with two members of the same name, because readers differ in which one they take; and deeper nesting than any bundle
+// has.
 
 #pragma once
 
@@ -19,14 +20,14 @@ struct json {
 
     kind_t                                    kind  = NOTHING;
     size_t                                    at    = 0;      // byte in the text, for messages
-    bool                                      truth = false;  // of a BOOL
-    std::string                               text;           // of a STRING, or a NUMBER as it is written
-    std::vector<json>                         items;          // of an ARRAY
-    std::vector<std::pair<std::string, json>> members;        // of an OBJECT
+    bool                                      truth = false;  // value of a BOOL
+    std::string                               text;           // value of a STRING, or digits of a NUMBER as written
+    std::vector<json>                         items;          // items of an ARRAY
+    std::vector<std::pair<std::string, json>> members;        // members of an OBJECT
 
-    // Each returns a member of an object, which must be there and of this kind.
+    // Each returns a member of an object.
     //
-    // Throws `error`: CORRUPT.
+    // Throws `error` with CORRUPT when the member is missing or has another kind.
     const json &        get(const char * name, kind_t wanted) const;
     bool                boolean(const char * name) const;
     uint64_t            count(const char * name, uint64_t max) const;

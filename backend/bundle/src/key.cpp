@@ -11,8 +11,8 @@ namespace nk {
 
 namespace {
 
-// Indexed by `enum ggml_type`, whose numbers never change as GGUF files hold them; { 0, 0 } where there is no type. The
-// same table as in tools/kernelgen/ggml/types.py; a test compares the two.
+// Indexed by `enum ggml_type`. Its numbers never change, because GGUF files hold them. { 0, 0 } marks a number without
+// a type. tools/kernelgen/ggml/types.py has the same table; a test compares the two.
 constexpr type_traits TYPES[] = {
     { 1,   4   }, // 0 f32
     { 1,   2   }, // 1 f16
@@ -104,7 +104,7 @@ bool canonicalize(const type_traits & type, const int64_t ne[4], uint64_t nb[4])
     if (previous == 1) {
         nb[0] = type.size;
     }
-    // Products wrap around for shapes no memory can hold; such a key is in no bundle.
+    // Products wrap around for shapes that no memory can hold; no bundle has such a key.
     for (int i = 1; i < 4; i++) {
         if (ne[i] == 1) {
             nb[i] = nb[i - 1] * previous;
@@ -165,8 +165,8 @@ const char * check_key_tensor(const uint64_t * words) {
     if (words[0] > INT32_MAX) {
         return "a tensor has an impossible type";
     }
-    // A type this library is too old to know is not an error: no program can ask for it here, and the other kernels are
-    // fine.
+    // A type that is newer than this library is not an error: no program can look for its kernel here, and the other
+    // kernels work.
     if (const type_traits * type = find_type(static_cast<int64_t>(words[0]))) {
         if (!canonicalize(*type, ne, nb)) {
             return "a tensor's rows are not whole blocks of its type";

@@ -1,4 +1,4 @@
-// Lookup keys: how a ggml node is turned into the words that a bundle is searched for (docs/reference/bundle-keys.md, "Key").
+// Lookup keys: the words that identify a ggml node in a bundle (docs/reference/bundle-keys.md, "Key").
 
 #pragma once
 
@@ -17,15 +17,16 @@ constexpr size_t MAX_WORDS    = 2 + TENSOR_WORDS * (NEURON_KERNELS_MAX_INPUTS + 
 
 constexpr uint64_t ABSENT_WORD = 0xFFFFFFFFFFFFFFFF;
 
-// A kernel that no op of ggml names is found by its name: the hash of `source`, the name's length and its hash.
+// A kernel without an op of ggml is found by its name. Its key: the hash of `source`, the name's length and the name's
+// hash.
 constexpr const char * SOURCE        = "source";
-constexpr uint32_t     SOURCE_FORMAT = 3;  // of the first bundles with such keys
-constexpr size_t       SOURCE_WORDS  = 3;  // fewer than an op's key has
+constexpr uint32_t     SOURCE_FORMAT = 3;  // the first format of bundles that has such keys
+constexpr size_t       SOURCE_WORDS  = 3;  // fewer than in an op's key
 
 constexpr size_t MIN_SLOTS = 8;            // of a hash table
 
-// Returns how many taken slots all searches for n keys together may pass. In a table that is at most half full each passes
-// one or two. Without a limit a file made for it could keep a program busy for hours.
+// Returns how many taken slots the searches for all n keys together may pass. In a table that is at most half full each
+// search passes one or two. Without a limit a crafted file could keep a program busy for hours.
 constexpr uint64_t max_steps(uint64_t n_keys) {
     return 64 * n_keys + 4096;
 }
@@ -40,14 +41,15 @@ struct type_traits {
     uint32_t size;   // bytes per block
 };
 
-// Returns what is known about a number of `enum ggml_type`, also with one of the layouts that this library knows, or nullptr.
+// Returns the traits of a number of `enum ggml_type`, with or without one of this library's layouts, or nullptr.
 const type_traits * find_type(int64_t number);
 
-// Makes the strides of dimensions with one element what they would be without gaps.
-// Returns false when no tensor has this shape, which leaves `nb` in any state.
+// Sets the strides of dimensions with one element to their values in a tensor without gaps. Returns false, with `nb` in
+// any state, when no tensor has this shape.
 bool canonicalize(const type_traits & type, const int64_t ne[4], uint64_t nb[4]);
 
-// Makes the key of a node; see neuron_kernels_find for the arguments. Returns false for what no kernel can be made for.
+// Makes the key of a node; neuron_kernels_find describes the arguments. Returns false for a node that no kernel can
+// compute.
 bool make_key(const char *                  op,
               const int32_t *               op_params,
               const neuron_kernels_tensor * inputs,
@@ -56,23 +58,23 @@ bool make_key(const char *                  op,
               int32_t                       alias,
               key &                         out);
 
-// Returns what is wrong with a kernel's key as a bundle of a format has it, or nullptr. A key without mistakes is one that
-// make_key makes, for a type of tensor that this library knows or for another one, or that of a graph kernel, or of a name.
+// Returns the mistake in a kernel's key in a bundle of this format, or nullptr. A valid key is one that make_key makes
+// (for a known or an unknown tensor type), a graph kernel's key, or a name's key.
 const char * check_key(const uint64_t * words, size_t n_words, uint32_t format);
 
-// Returns what is wrong with a tensor's words in a key, or nullptr.
+// Returns the mistake in a tensor's words in a key, or nullptr.
 const char * check_key_tensor(const uint64_t * words);
 
-// Returns the first word of the keys of an op: FNV-1a of its name in lower case.
+// Returns the first word of an op's keys: FNV-1a of its name in lower case.
 uint64_t hash_op(std::string_view name);
 
-// Writes the key of a kernel that is found by its name.
+// Writes the key of a kernel that has a name instead of an op.
 void make_source_key(std::string_view name, uint64_t words[SOURCE_WORDS]);
 
-// Returns the hash table of some keys, of which key i is the words from offsets[i] to offsets[i + 1]: in each slot the
-// number of a key + 1, or 0 where it is empty.
+// Returns the hash table of some keys. Key i is the words from offsets[i] to offsets[i + 1]. Each slot holds the number
+// of a key + 1, or 0 when it is empty.
 //
-// Throws `error` with CORRUPT when so many keys begin their search at the same slots that they can't be so by chance.
+// Throws `error` with CORRUPT when more keys begin their search at the same slots than chance allows.
 std::vector<uint32_t> make_slots(const std::vector<uint64_t> & words, const std::vector<uint32_t> & offsets);
 
 }  // namespace nk

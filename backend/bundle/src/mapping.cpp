@@ -15,7 +15,7 @@
 namespace nk {
 
 mapping::mapping(const char * path) {
-    // Without O_NONBLOCK the opening of a FIFO would wait for a writer.
+    // Without O_NONBLOCK, open() on a FIFO waits for a writer.
     mapping opened;  // closed when this fails
     opened.file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (opened.file < 0) {

@@ -1,4 +1,4 @@
-// A file in memory, read-only.
+// A file that is mapped into memory, read-only.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace nk {
 
-// The file stays mapped for as long as the object lives.
+// The file stays mapped during the object's lifetime.
 class mapping {
   public:
     mapping() = default;
@@ -28,9 +28,9 @@ class mapping {
 
     size_t size() const { return length; }
 
-    // Copies bytes of the file as they are now, which need not be what was mapped, and never ends in a signal.
+    // Copies bytes of the file in its current state, which may differ from the mapped one. Never ends in a signal.
     //
-    // Throws `error`: IO when the file can't be read, CORRUPT when it is shorter now.
+    // Throws `error`: IO when the file can't be read, CORRUPT when the file is shorter now.
     void read(size_t offset, void * out, size_t n) const;
 
     std::string_view text() const { return { static_cast<const char *>(address), length }; }
@@ -41,7 +41,7 @@ class mapping {
     size_t length  = 0;
 };
 
-// Returns a path without links, from the root; empty where nothing is.
+// Returns an absolute path without links; "" if there is no such file.
 std::string real_path(const std::string & path);
 
 }  // namespace nk

@@ -1,4 +1,4 @@
-// Packs: the index of one is copied and checked, and its NEFFs stay where they are.
+// Packs: the index is copied and checked, the NEFFs stay in the file.
 
 #include "bundle.h"
 #include "error.h"
@@ -69,7 +69,7 @@ void read_hlo_digests(const gguf_file & file, neuron_kernels & bundle) {
     });
 }
 
-// Fills in where NEFFs are; the reader has checked that their bytes are in the file.
+// Fills in the places of NEFFs; the reader has checked that their bytes are in the file.
 void read_neffs(const gguf_file & file, neuron_kernels & bundle) {
     constexpr const char * KEY         = "kernelgen.kernel.neff";
     constexpr const char * DIGESTS_KEY = "kernelgen.neff.sha256";
@@ -106,7 +106,7 @@ void read_neffs(const gguf_file & file, neuron_kernels & bundle) {
     }
 }
 
-// Reads what programs take of a core's memory, which not every pack says.
+// Reads the core memory that programs take, which not every pack states.
 void read_memory(const gguf_file & file, neuron_kernels & bundle) {
     constexpr const char * KEY = "kernelgen.neff.memory";
 
@@ -137,7 +137,7 @@ void read_keys(const gguf_file & file, uint32_t format, neuron_kernels & bundle)
                          "; expected 0 to " + std::to_string(bundle.key_words.size()) +
                          ", the items of 'kernelgen.key.words'");
     }
-    // All of them before any key: ascending offsets that end at the last word are in range.
+    // Check all offsets before any key: ascending offsets that end at the last word are in range.
     for (size_t i = 0; i < n; i++) {
         if (offsets[i] >= offsets[i + 1]) {
             corrupt(KEY, "item " + std::to_string(i + 1) + " is " + std::to_string(offsets[i + 1]) +
@@ -152,7 +152,7 @@ void read_keys(const gguf_file & file, uint32_t format, neuron_kernels & bundle)
     }
 }
 
-// Reads the hash table, which can only be the one that the keys make.
+// Reads the hash table, which must equal the one that the keys give.
 void read_slots(const gguf_file & file, neuron_kernels & bundle) {
     constexpr const char * KEY = "kernelgen.key.slots";
 

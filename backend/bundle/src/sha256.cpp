@@ -56,7 +56,7 @@ void add_block(const uint8_t * block, uint32_t state[8]) {
     }
 }
 
-// Adds what is left of the data after its whole blocks, a bit, zeros, and the number of bits.
+// Adds the end of the data: the bytes after its whole blocks, a bit, zeros, and the number of bits.
 void add_end(const uint8_t * rest, size_t n_rest, uint64_t size, uint32_t state[8]) {
     uint8_t end[2 * BLOCK] = {};
     std::copy_n(rest, n_rest, end);

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4): whether a NEFF's bytes are those that its bundle was made of.
+// SHA-256 (FIPS 180-4), for the check that a NEFF's bytes are the ones in its bundle's index.
 
 #pragma once
 
@@ -9,7 +9,7 @@ namespace nk {
 
 constexpr size_t SHA256_DIGITS = 64;
 
-// Writes the digest in lower-case hexadecimal digits, and a NUL.
+// Writes the digest as lower-case hexadecimal digits, and a NUL.
 void sha256(const uint8_t * data, size_t size, char digits[SHA256_DIGITS + 1]);
 
 }  // namespace nk

@@ -1,4 +1,4 @@
-// Trees: the index is JSON, and NEFFs are files, which are read into memory.
+// Trees: the index is JSON, and NEFFs are separate files that are read into memory.
 
 #include "bundle.h"
 #include "error.h"
@@ -45,13 +45,13 @@ const std::string & read_sha256(const json & kernel, const char * name) {
     return digest;
 }
 
-// Returns where a kernel's NEFF is, which must be inside the tree: also where it is a link.
+// Returns the path of a kernel's NEFF, which must be inside the tree even if it is a link.
 const std::string & read_path(const std::string & folder, const std::string & root, const json & kernel) {
     const std::string & path = kernel.string("neff");
     if (path.empty() || path[0] == '/' || ("/" + path + "/").find("/../") != std::string::npos) {
         corrupt(kernel, "'neff' is " + quoted(path) + ", which leads out of the tree");
     }
-    const std::string real = real_path(folder + "/" + path);  // of what is not there, which can't be opened, empty
+    const std::string real = real_path(folder + "/" + path);  // "" for a missing file, which can't be opened
     if (!real.empty() && real.compare(0, root.size(), root) != 0) {
         corrupt(kernel, "'neff' is " + quoted(path) + ", a link that leads out of the tree");
     }
@@ -77,7 +77,7 @@ void read_neff(const std::string & folder, const std::string & path, const json 
     data.insert(data.end(), file.data(), file.data() + file.size());
 }
 
-// Reads what the program of NEFF number `neff` takes of a core's memory: a tree has that of all NEFFs, or of none.
+// Reads the core memory that the program of NEFF number `neff` takes. A tree states it for all NEFFs or for none.
 void read_memory(const json & kernel, uint32_t neff, bool fresh, neuron_kernels & bundle) {
     std::vector<uint64_t> & all = bundle.neff_memory;
     std::vector<uint64_t>   said;
@@ -98,7 +98,7 @@ void read_memory(const json & kernel, uint32_t neff, bool fresh, neuron_kernels 
     }
 }
 
-// Returns the kernels in the order of their ids, which an edited file need not have.
+// Returns the kernels in the order of their ids; an edited file may have another order.
 std::vector<const json *> sorted_kernels(const json & index) {
     std::vector<const json *> kernels;
     for (const json & kernel : index.get("kernels", json::ARRAY).items) {
@@ -123,8 +123,9 @@ std::vector<const json *> sorted_kernels(const json & index) {
 }
 
 void read_kernels(const std::string & folder, const json & index, uint32_t format, neuron_kernels & bundle) {
-    std::map<std::string, uint32_t> neffs;  // the numbers of those that were read, by SHA-256
-    // A tree is where its index really is: in a folder of links to a tree's files, as sandboxes make them, all lead to one place.
+    std::map<std::string, uint32_t> neffs;  // the numbers of NEFFs that were read, by SHA-256
+    // A tree's root is the folder of its real index: in a sandbox's folder of links to a tree's files, all links lead
+    // to one place.
     std::string                     root = real_path(folder + "/index.json");
     root.resize(root.rfind('/') + 1);
     bundle.key_offsets = { 0 };

@@ -1,4 +1,4 @@
-// Which bytes are text.
+// The check that bytes are UTF-8.
 
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace nk {
 
-// Returns how many bytes from the beginning are UTF-8: all of them, or up to the first character that is not whole, is written
-// longer than it need be, or is none (half of a UTF-16 pair, or above U+10FFFF).
+// Returns how many bytes from the beginning are valid UTF-8: all, or those before the first character that is
+// incomplete, overlong or invalid (half of a UTF-16 pair, or above U+10FFFF).
 inline size_t utf8_length(std::string_view text) {
     size_t at = 0;
     while (at < text.size()) {
@@ -17,7 +17,7 @@ inline size_t utf8_length(std::string_view text) {
         uint64_t     eight;
         if (left >= sizeof(eight)) {
             memcpy(&eight, text.data() + at, sizeof(eight));
-            if ((eight & 0x8080808080808080) == 0) {  // ASCII, as nearly all is
+            if ((eight & 0x8080808080808080) == 0) {  // ASCII, as nearly all text is
                 at += sizeof(eight);
                 continue;
             }

@@ -1,4 +1,4 @@
-// A pack or a tree that kernelgen wrote, and the table of what must be in it.
+// Compares a pack or a tree that kernelgen wrote with the table of its expected contents.
 //
 //     bundle_test BUNDLE LOOKUPS
 

@@ -1,4 +1,4 @@
-// The least that a test program needs: a check that says where it failed and goes on, and an exit status.
+// The minimum for a test program: a check that reports its place and continues, and an exit status.
 
 #pragma once
 
@@ -22,7 +22,7 @@ inline int & n_failures() {
 
 #define CHECK(condition) CHECK_MSG(condition, "%s", "")
 
-// What main returns.
+// Returns the exit status for main.
 inline int test_result() {
     if (n_failures() > 0) {
         std::fprintf(stderr, "%d checks failed\n", n_failures());

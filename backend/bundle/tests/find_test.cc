@@ -1,4 +1,4 @@
-// What finds a kernel and what does not, and that finding allocates nothing.
+// Which lookups find a kernel and which do not, and that a lookup allocates nothing.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -101,7 +101,7 @@ static void test_any_difference_is_a_miss(const neuron_kernels * bundle, const s
     }
 }
 
-// Strides of dimensions with one element mean nothing, and ggml leaves anything in them.
+// Strides of dimensions with one element mean nothing, and ggml leaves any value in them.
 static void test_meaningless_strides_are_ignored(const neuron_kernels * bundle, const std::vector<kernel> & kernels) {
     for (size_t i = 0; i < kernels.size(); i++) {
         kernel     k      = kernels[i];
@@ -128,7 +128,7 @@ static void test_names_and_absent_inputs(const neuron_kernels * bundle, const st
         }
         CHECK(find(bundle, k) == static_cast<int32_t>(i));
 
-        // ggml has ten sources in every node; the backend may pass them all.
+        // ggml has ten sources in every node; the backend may pass all of them.
         k.inputs.resize(10, {
                                 NEURON_KERNELS_ABSENT, { -1, 0, 7, 0 },
                                  {}
@@ -136,7 +136,7 @@ static void test_names_and_absent_inputs(const neuron_kernels * bundle, const st
         CHECK(find(bundle, k) == static_cast<int32_t>(i));
         k.inputs.resize(10000, { NEURON_KERNELS_ABSENT, {}, {} });
         CHECK(find(bundle, k) == static_cast<int32_t>(i));
-        k.inputs.back() = dense(0, 1);  // far more than any kernel can have
+        k.inputs.back() = dense(0, 1);  // far more than any kernel has
         CHECK(find(bundle, k) == NEURON_KERNELS_NOT_FOUND);
     }
 }
@@ -172,7 +172,7 @@ static void test_metadata(const neuron_kernels * bundle) {
     CHECK(neuron_kernels_lnc(bundle) == 1);
 }
 
-// Numbers out of range and null pointers are answered, not followed.
+// Numbers out of range and null pointers give an answer, and are not dereferenced.
 static void test_bad_arguments(const neuron_kernels * bundle, const std::vector<kernel> & kernels) {
     const kernel & k = kernels[0];
     for (int32_t number : { -1, INT32_MIN, INT32_MAX, static_cast<int32_t>(kernels.size()) }) {
@@ -250,9 +250,9 @@ static void test_threads_find_at_once(const neuron_kernels * bundle, const std::
 }
 
 static void test_a_neff_that_is_not_the_indexs_is_noticed(const std::string & bytes, size_t n_kernels) {
-    std::string      damaged = bytes;
-    const size_t     last    = damaged.find_last_not_of('\0');  // of the last NEFF, which the last two kernels share
-    char             message[NEURON_KERNELS_MESSAGE_SIZE];
+    std::string  damaged = bytes;
+    const size_t last = damaged.find_last_not_of('\0');  // last byte of the last NEFF, which the last two kernels share
+    char         message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels * bundle = nullptr;
     damaged[last] ^= 1;
     CHECK(neuron_kernels_open_memory(damaged.data(), damaged.size(), &bundle, nullptr, 0) == NEURON_KERNELS_OK);
@@ -277,7 +277,7 @@ static void test_a_neff_that_is_not_the_indexs_is_noticed(const std::string & by
     neuron_kernels_close(bundle);
 }
 
-// FIPS 180-4's examples, and every length of an end.
+// FIPS 180-4's examples, and every length of the last block.
 static void test_sha256() {
     CHECK(test::digest_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     CHECK(test::digest_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
@@ -290,7 +290,7 @@ static void test_sha256() {
     CHECK(test::digest_of(all) == "f61ffcc417e1f0e59eba2da7fa32fbe05b64e478b68c6bacf990455f00248b98");
 }
 
-// A graph kernel is found by its words and by no others, beside kernels of ops.
+// A graph kernel is found by its words and by no others, in a bundle that also has op kernels.
 static void test_graphs_are_found_by_their_words() {
     std::vector<kernel> kernels = test::sample_kernels();
     const size_t        first   = kernels.size();
@@ -316,7 +316,8 @@ static void test_graphs_are_found_by_their_words() {
     neuron_kernels_close(bundle);
 }
 
-// A kernel that no op names is found by its name and by no other, beside kernels of ops, in bundles of the third format alone.
+// A kernel without an op is found by its name and by no other, in a bundle that also has op kernels; only format 3
+// allows it.
 static void test_kernels_are_found_by_their_names() {
     std::vector<kernel> kernels = test::sample_kernels();
     const int32_t       first   = static_cast<int32_t>(kernels.size());

@@ -1,9 +1,9 @@
-// The library's keys and hashes are those of the golden file tests/data/bundle-keys.json.
+// Compares the library's keys and hashes with the golden file tests/data/bundle-keys.json.
 //
 //     key_test TABLE
 //
-// TABLE has the golden file's vectors as lines: the fields of lookups.py and two more, the key's words
-// and its hash, in hexadecimal.
+// TABLE holds the golden file's vectors as lines: the fields of lookups.py and two more, the key's words and its hash,
+// in hexadecimal.
 
 #include "src/key.h"
 

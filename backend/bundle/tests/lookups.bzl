@@ -1,4 +1,4 @@
-"""The table that tests in C++ look a bundle's kernels up with."""
+"""The table of a bundle's kernels, for lookups in C++ tests."""
 
 def bundle_lookups(name, bundle):
     """Writes the table of a bundle of this project's manifests, from the plan and not from the bundle.

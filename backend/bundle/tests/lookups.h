@@ -1,4 +1,4 @@
-// Looks every kernel of a bundle up the way a backend would, from the table that lookups.py writes.
+// Looks every kernel of a bundle up as a backend does, from the table that lookups.py writes.
 
 #pragma once
 
@@ -55,7 +55,7 @@ inline std::vector<std::string> split(const std::string & text, char separator) 
     return parts;
 }
 
-// Takes the six fields of a line; there may be more.
+// Reads the first six fields of a line.
 inline lookup parse_lookup(const std::vector<std::string> & fields) {
     lookup             k = { fields[0], fields[1], std::stoi(fields[2]), {}, {}, parse_tensor(fields[5]) };
     std::istringstream words(fields[3]);
@@ -86,7 +86,8 @@ inline std::vector<lookup> read_lookups(const char * path) {
     return out;
 }
 
-// Whether the bytes are the header of a simulated NEFF and as many bytes after it as it says (docs/reference/simulated-neff.md).
+// Returns whether the bytes are the header of a simulated NEFF and the number of bytes that it states
+// (docs/reference/simulated-neff.md).
 inline bool is_simulated_neff(const void * data, size_t size) {
     constexpr char   BUILD[]     = "kernelgen-simulator";
     constexpr size_t HEADER_SIZE = 1024;
@@ -101,8 +102,8 @@ inline bool is_simulated_neff(const void * data, size_t size) {
            memcmp(static_cast<const char *>(data) + 40, BUILD, sizeof(BUILD) - 1) == 0;
 }
 
-// Checks that a bundle holds the kernels of a table and no others, each found by its description and by its id, with a
-// NEFF that is the index's; and that a description that differs in anything finds another kernel or none.
+// Checks that a bundle holds exactly the kernels of a table, that each is found by its description and by its id, and
+// that its NEFF is the index's. Also checks that a description that differs in any part finds another kernel or none.
 inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup> & lookups) {
     CHECK_MSG(neuron_kernels_count(bundle) == lookups.size(), "%zu in the bundle, %zu in the table",
               neuron_kernels_count(bundle), lookups.size());
@@ -145,8 +146,8 @@ inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup
             differs("type", [&](lookup & l) { tensor(l).type = unchanged.type == 0 ? 26 : 0; });
             for (int d = 0; d < 4; d++) {
                 differs("shape", [&](lookup & l) { tensor(l).ne[d] += 256; });
-                // The first stride of a quantized type is skipped when the row is one block, which the table does not
-                // tell.
+                // Skip the first stride of a quantized type when the row may be one block: the table does not state the
+                // block's size.
                 if (unchanged.ne[d] > (d == 0 ? 256 : 1)) {
                     differs("stride", [&](lookup & l) { tensor(l).nb[d] += 64; });
                 }
@@ -154,7 +155,8 @@ inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup
             if (i < k.inputs.size()) {
                 differs("presence", [&](lookup & l) { tensor(l).type = NEURON_KERNELS_ABSENT; });
             }
-            // and what must not make a difference: ggml leaves anything in the strides of dimensions with one element
+            // and the differences that must not matter: ggml leaves any value in the strides of dimensions with one
+            // element
             lookup same = k;
             for (int d = 1; d < 4; d++) {
                 if (unchanged.ne[d] == 1) {

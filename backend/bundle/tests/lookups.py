@@ -1,15 +1,15 @@
-"""A bundle's kernels as a plain text table: what tests in other languages look kernels up with.
+"""Prints a bundle's kernels as a plain text table, for lookups in tests in other languages.
 
     lookups.py PLAN BUNDLE        prints the table of one bundle of a plan (`kernelgen plan --format json`)
 
-It exists so that they can describe every kernel the way a backend would without reading JSON. One kernel a line, six fields
-separated by tabs:
+With it those tests describe every kernel as a backend does, without reading JSON. Each line is a kernel, with six fields that tabs
+separate:
 
     id      op      alias   op_params            inputs           output
     (text)  (text)  or -1   16 × int32, decimal  tensors and `|`  tensor
 
 A tensor is `type ne0 ne1 ne2 ne3 nb0 nb1 nb2 nb3` in decimal, with ggml's type number, its layout from bit 16 on, and the canonical
-strides; an input that is absent is `-`, and no inputs at all are the empty text.
+strides. An absent input is `-`; no inputs are the empty text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def lookups(specs: Iterable[KernelSpec]) -> str:
 
 
 def _line(spec: KernelSpec) -> str:
-    # Taken from the key, where the parameters of an op that ggml does not have are already a digest.
+    # From the key, which holds the digest of the parameters for an op that ggml does not have.
     words = struct.unpack(f"<{N_WORDS}i", struct.pack(f"<{N_WORDS // 2}Q", *key(spec)[-N_WORDS // 2 :]))
     fields = (
         spec.id,

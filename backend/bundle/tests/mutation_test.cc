@@ -1,9 +1,9 @@
-// Packs that were damaged in every way that comes to mind: opening one gives an error, or a bundle whose every byte can
-// be read.
+// Opens packs with many kinds of damage: each gives an error, or a bundle whose every byte can be read.
 //
 //     mutation_test [--seed=N] [--rounds=N] [PACK]...
 //
-// Means little without AddressSanitizer and UndefinedBehaviorSanitizer. Without a PACK it takes two of its own.
+// Run it with AddressSanitizer and UndefinedBehaviorSanitizer: without them it proves little. Without a PACK it makes
+// two.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -21,7 +21,7 @@
 static uint64_t n_opened  = 0;
 static uint64_t n_refused = 0;
 
-// Opens bytes that are in a heap block of exactly their size, where the sanitizer sees a read of one byte more.
+// Opens bytes in a heap block of exactly their size, where the sanitizer detects a read past the end.
 static neuron_kernels_status try_pack(const std::string & bytes) {
     const std::unique_ptr<char[]> block(new char[bytes.size()]);
     memcpy(block.get(), bytes.data(), bytes.size());
@@ -44,19 +44,19 @@ static neuron_kernels_status try_pack(const std::string & bytes) {
     return status;
 }
 
-// Where the parts of a good pack are.
+// The places of a good pack's parts.
 struct layout {
     struct field {
         size_t offset;
         size_t size;
     };
 
-    std::vector<field> fields;    // every number that says how the rest is read, and the index's own
+    std::vector<field> fields;    // every number that determines how the rest is read, and the index's own
     size_t             data = 0;  // start of the tensor data
     size_t             end  = 0;  // end of the last NEFF, before its padding
 };
 
-// Trusts the file: it is a good one.
+// The file must be a good pack: nothing is checked.
 static layout find_layout(const std::string & bytes) {
     layout     out;
     size_t     at   = 8;
@@ -104,7 +104,7 @@ static layout find_layout(const std::string & bytes) {
 }
 
 static void test_truncation(const std::string & bytes, const layout & where) {
-    // Every length in the metadata; in the data, where only sizes matter, some.
+    // Every length in the metadata; in the data, where only sizes matter, every 997th.
     for (size_t size = 0; size < bytes.size(); size += size < where.data + 256 ? 1 : 997) {
         const bool complete = size >= where.end;
         CHECK_MSG((try_pack(bytes.substr(0, size)) == NEURON_KERNELS_OK) == complete, "%zu bytes", size);
@@ -113,7 +113,7 @@ static void test_truncation(const std::string & bytes, const layout & where) {
     CHECK(try_pack(bytes.substr(0, where.end)) == NEURON_KERNELS_OK);
 }
 
-// Every number in the metadata, one at a time, becomes each of the values that numbers in files are dangerous with.
+// Replaces every number in the metadata, one at a time, by each of several dangerous values.
 static void test_numbers(const std::string & bytes, const layout & where, size_t max_fields) {
     const size_t step = where.fields.size() / max_fields + 1;
     for (size_t i = 0; i < where.fields.size(); i += step) {
@@ -157,7 +157,7 @@ static void test_random_damage(const std::string & bytes, const layout & where, 
     };
     for (uint64_t round = 0; round < rounds; round++) {
         std::string  changed = bytes;
-        // Damage to NEFF bytes is not seen here, so nearly all of it goes where the structure is.
+        // The library does not check NEFF bytes when it opens a pack, so nearly all damage goes to the structure.
         const size_t range   = below(20) == 0 ? changed.size() : where.data;
         switch (below(4)) {
             case 0:  // a few bits
@@ -170,10 +170,10 @@ static void test_random_damage(const std::string & bytes, const layout & where, 
                     changed[below(range)] = static_cast<char>(below(256));
                 }
                 break;
-            case 2:  // bytes lost
+            case 2:  // lost bytes
                 changed.erase(below(range), below(64) + 1);
                 break;
-            case 3:  // bytes that come again somewhere else
+            case 3:  // bytes that are repeated at another place
                 changed.insert(below(range), bytes.substr(below(range), below(64) + 1));
                 break;
         }

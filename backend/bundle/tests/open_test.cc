@@ -1,4 +1,4 @@
-// What is refused when a bundle is opened, with which status, and that the message says what and where.
+// Which bundles the library rejects, with which status, and that the message states the mistake and its place.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -17,7 +17,7 @@
 using test::pack;
 using test::raw;
 
-// The bytes in a heap block of exactly their size, so that AddressSanitizer sees a read of one byte more.
+// Puts the bytes into a heap block of exactly their size, so that AddressSanitizer detects a read past the end.
 static neuron_kernels_status open_exactly(const std::string & bytes, std::string & message) {
     const std::unique_ptr<char[]> block(new char[bytes.size()]);
     memcpy(block.get(), bytes.data(), bytes.size());
@@ -56,7 +56,7 @@ static void test_wrong_packs() {
         change(changed);
         refuses(what, changed.bytes(), status, part);
     };
-    // An array of numbers with one item changed.
+    // Changes one item of an array of numbers.
     const auto item = [&](const char * key, uint32_t type, size_t i, uint64_t value, const char * part) {
         wrong(key, CORRUPT, part, [&](pack & p) {
             const size_t size = type == test::U64 ? 8 : 4;
@@ -104,7 +104,7 @@ static void test_wrong_packs() {
     wrong("tensor", CORRUPT, "18446744073709551615 bytes", [](pack & p) { p.tensors[1].size = UINT64_MAX; });
     wrong("tensor", CORRUPT, "truncated", [](pack & p) { p.tensors.back().size = 100000; });
 
-    // what kind of file
+    // kind of file
     wrong("model", NOT_A_PACK, "of architecture 'llama'; expected 'neuron-kernels'",
           [](pack & p) { p.set("general.architecture", test::STRING, test::text("llama")); });
     wrong("model", NOT_A_PACK, "of architecture 'll?ma'",
@@ -199,13 +199,13 @@ static void test_wrong_packs() {
         p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, std::vector<uint32_t>(32)));
     });
     wrong("slots", CORRUPT, "as the keys have it", [&](pack & p) {
-        std::vector<uint32_t> slots(32);  // the order of the kernels, in which a search finds next to none
+        std::vector<uint32_t> slots(32);  // the order of the kernels: a search in it finds almost nothing
         for (uint32_t i = 0; i < n; i++) {
             slots[i] = i + 1;
         }
         p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, slots));
     });
-    // Full of one kernel: a search that does not count would never end.
+    // Every slot holds the same kernel: a search without a limit never ends.
     wrong("slots", CORRUPT, "is 1; expected ", [](pack & p) {
         p.set("kernelgen.key.slots", test::ARRAY, test::array(test::U32, std::vector<uint32_t>(32, 1)));
     });
@@ -254,7 +254,7 @@ static void test_wrong_packs() {
     refuses("twice", test::make_pack(twice).bytes(), CORRUPT, "'kernel-0000009' has the same key as 'kernel-0000002'");
 }
 
-// Keys of graphs: in bundles of format 2 alone, and each of their words is checked.
+// Keys of graphs: only bundles of format 2 and later have them, and each of their words is checked.
 static void test_wrong_graphs() {
     constexpr neuron_kernels_status CORRUPT = NEURON_KERNELS_ERROR_CORRUPT;
     using input                             = test::graph::input;
@@ -265,7 +265,7 @@ static void test_wrong_graphs() {
     pack old = test::make_pack(right);
     old.set("kernelgen.format", test::U32, raw<uint32_t>(1));
     refuses("format", old.bytes(), CORRUPT, "it is a graph's, which no bundle of this format has");
-    // what has no graphs may be of either
+    // a pack without graphs may have either format
     pack later = test::make_pack(test::sample_kernels());
     later.set("kernelgen.format", test::U32, raw<uint32_t>(2));
     CHECK_MSG(open_exactly(later.bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
@@ -278,7 +278,7 @@ static void test_wrong_graphs() {
         k.words[i]     = value;
         is(part, k);
     };
-    // the first: two words, three extents, nodes of 4 + 9 + 11 + 8, 4 + 9 + 22 + 8 and as many words
+    // the first graph: two words, three extents, nodes of 4 + 9 + 11 + 8 and 4 + 9 + 22 + 8 words
     constexpr size_t FIRST = 5, SECOND = FIRST + 32, THIRD = SECOND + 43;
     word(0, 1, 0 | uint64_t(3) << 32, "it has no nodes");
     word(0, 1, 65537 | uint64_t(3) << 32, "more nodes or slots than 65536");
@@ -349,7 +349,7 @@ static void test_wrong_graphs() {
     }
            .node("neg", { { true, 0, 4, t } }, t, true)
            .done());
-    // a type that is not known yet: its size can't be told
+    // an unknown type, so the tensor's size is unknown
     neuron_kernels_tensor unknown = t;
     unknown.type                  = 1000;
     test::kernel k =
@@ -359,12 +359,12 @@ static void test_wrong_graphs() {
             .node("neg", { { true, 0, 0, unknown } }, t, true)
             .done();
     CHECK_MSG(open_exactly(test::make_pack({ k }).bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
-    // what ggml_cast makes: the source that it writes to is the node itself
+    // a node of ggml_cast: the source that it writes to is the node itself
     k = graph{ { 256 } }.node("cpy", { slot, first }, t, true).done();
     CHECK_MSG(open_exactly(test::make_pack({ k }).bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
 }
 
-// What a later kernelgen may write and this library can live with.
+// Additions of a later kernelgen that this library ignores.
 static void test_unknown_things_are_ignored() {
     pack p = test::make_pack(test::sample_kernels());
     p.values.insert(p.values.begin(), { "kernelgen.later", test::ARRAY, test::array<int32_t>(test::I32, { 1, 2 }) });
@@ -373,7 +373,7 @@ static void test_unknown_things_are_ignored() {
     std::string message;
     CHECK_MSG(open_exactly(p.bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
 
-    // A tensor type that ggml gets later: its kernel can't be asked for here, the others can.
+    // A tensor type that ggml may add later: a program can't look for its kernel here, and finds the others.
     pack                        later = test::make_pack({ test::sample_kernels()[7] });
     std::vector<uint64_t>       words = test::key_words(test::sample_kernels()[7]);
     const std::vector<uint32_t> ends  = { 0, static_cast<uint32_t>(words.size()) };
@@ -419,7 +419,7 @@ static void test_memory_of_programs() {
     wrong(25, 0, "'kernelgen.neff.memory': has 25 items; expected 24");
     wrong(24, (uint64_t(1) << 40) + 1, "item 23 is 1099511627777 bytes; expected at most 1099511627776");
 
-    // A table without programs' memory, as earlier ones are: what follows it in memory is none of its members.
+    // An earlier table without programs' memory: the bytes after it are none of its members.
     const uint32_t       numbers[] = { 0 };
     const uint64_t       memory[]  = { 1, 2, 3 };
     neuron_kernels_table table     = {};
@@ -468,7 +468,7 @@ static void test_files(const std::string & folder) {
     write(path, test::make_pack(kernels).bytes());
     CHECK_MSG(open(path) == NEURON_KERNELS_OK, "%s", message);
 
-    // The index is the library's own: what happens to the file later changes NEFF bytes and nothing else.
+    // The library owns the index: a later change of the file changes NEFF bytes and nothing else.
     neuron_kernels * bundle;
     CHECK(neuron_kernels_open_file(path.c_str(), &bundle, nullptr, 0) == NEURON_KERNELS_OK);
     CHECK(truncate(path.c_str(), 0) == 0);
@@ -482,7 +482,7 @@ static void test_files(const std::string & folder) {
             neuron_kernels_read(bundle, static_cast<int32_t>(i), copy.data(), size, message, sizeof(message));
         CHECK(status == NEURON_KERNELS_ERROR_CORRUPT && strstr(message, "replace a pack by renaming another one over"));
     }
-    // The file that was opened is read, and not another of its name.
+    // The library reads the file that it opened, and not another one of its name.
     write(path, test::make_pack(kernels).bytes());
     CHECK(neuron_kernels_verify(bundle, 0, message, sizeof(message)) == NEURON_KERNELS_OK && !*message);
     unlink(path.c_str());
@@ -502,7 +502,7 @@ static void test_arguments() {
     CHECK(neuron_kernels_open_file("x", nullptr, message, sizeof(message)) == NEURON_KERNELS_ERROR_ARGUMENT);
     CHECK(neuron_kernels_open_embedded(nullptr, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_ARGUMENT);
 
-    // A message is cut to the room there is.
+    // A message is cut to the buffer's size.
     char small[9] = "########";
     CHECK(neuron_kernels_open_memory("no pack", 7, &bundle, small, 5) == NEURON_KERNELS_ERROR_NOT_A_PACK);
     CHECK(strcmp(small, "pack") == 0 && strcmp(small + 5, "###") == 0);
@@ -520,7 +520,7 @@ static void test_embedded_versions() {
     table.format      = NEURON_KERNELS_FORMAT;
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_ERROR_VERSION);
     CHECK(strstr(message, "embedded bundle: its table has"));
-    table.struct_size = sizeof(table) + 8;  // a later layout: longer, and the same up to here
+    table.struct_size = sizeof(table) + 8;  // a later, longer table with the same members up to here
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);
     neuron_kernels_close(bundle);
     table.format = NEURON_KERNELS_FORMAT + 1;
@@ -541,7 +541,7 @@ static void test_embedded_neffs_are_verified() {
     neuron_kernels *     bundle;
     char                 message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels_table table = {};
-    damaged.back() ^= 1;  // of the second NEFF
+    damaged.back() ^= 1;  // a byte of the second NEFF
     table.struct_size  = sizeof(table);
     table.format       = NEURON_KERNELS_FORMAT;
     table.n_kernels    = 3;
@@ -561,7 +561,7 @@ static void test_embedded_neffs_are_verified() {
         }
         neuron_kernels_close(bundle);
     }
-    // A table of before there were digests: what follows it in memory is none of its members.
+    // A table of an API version without digests: the bytes after it are none of its members.
     table.struct_size = offsetof(neuron_kernels_table, neff_sha256);
     table.neff_sha256 = "no digest";
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);

@@ -1,9 +1,9 @@
-// What the library says of bundles, for tests that compare it with what kernelgen says of them.
+// Prints the library's result for bundles, for tests that compare it with kernelgen's result.
 //
 //     opens <PATHS
 //
-// Reads a path a line, of a pack or a tree's folder, and prints a line for each: `ok` when it opens and each of its NEFFs is
-// the index's, else what is wrong.
+// Reads one path per line, a pack's or a tree's, and prints one line for each: `ok` when the bundle opens and each of
+// its NEFFs matches the index, else the mistake.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -13,7 +13,7 @@
 #include <iostream>
 #include <string>
 
-// Returns what is wrong with a bundle, or an empty text.
+// Returns the mistake in a bundle, or "".
 static std::string problem_of(const std::string & path) {
     char             message[NEURON_KERNELS_MESSAGE_SIZE];
     neuron_kernels * bundle;

@@ -1,7 +1,7 @@
-// Makes packs in memory, right ones and wrong ones: every value and tensor can be bent before the bytes are written.
+// Makes packs in memory, valid and invalid: a test can change every value and tensor before the bytes are written.
 //
-// It shares the computation of keys and of their hash table with the library, so it can't show that this is right; key_test
-// and the packs that kernelgen writes do that.
+// It computes keys and their hash table with the library's own code, so it can't test that code; key_test and the packs
+// that kernelgen writes do that.
 
 #pragma once
 
@@ -42,14 +42,14 @@ template <typename T> std::string array(uint32_t type, const std::vector<T> & it
     return out;
 }
 
-// What a kernel computes, as neuron_kernels_find is asked for it.
+// A kernel, as the arguments of neuron_kernels_find describe it.
 struct kernel {
     std::string                        op;
     std::vector<neuron_kernels_tensor> inputs;
     neuron_kernels_tensor              output;
     int32_t                            alias                                 = NEURON_KERNELS_NO_ALIAS;
     int32_t                            op_params[NEURON_KERNELS_N_OP_PARAMS] = {};
-    std::vector<uint64_t>              words = {};  // of a graph kernel, in place of all that
+    std::vector<uint64_t>              words = {};  // key of a graph kernel, in place of all members above
 };
 
 inline int32_t find(const neuron_kernels * bundle, const kernel & k) {
@@ -104,7 +104,7 @@ struct pack {
     uint32_t            version = 3;
     std::vector<value>  values;
     std::vector<tensor> tensors;
-    uint64_t            extra_values  = 0;  // counted in the header, and not there
+    uint64_t            extra_values  = 0;  // counted in the header, but absent
     uint64_t            extra_tensors = 0;
 
     value & at(const std::string & key) {
@@ -145,7 +145,8 @@ inline std::string kernel_id(size_t i) {
     return id;
 }
 
-// Returns the bytes of the NEFF that kernel i has in `make_pack`: its number over and over, in a length of its own.
+// Returns the bytes of kernel i's NEFF in `make_pack`: the kernel's number, repeated, with a length that differs per
+// kernel.
 inline std::string neff_bytes(size_t i) {
     std::string out;
     for (size_t j = 0; j <= i % 50; j++) {
@@ -160,8 +161,7 @@ inline std::string digest_of(const std::string & bytes) {
     return digits;
 }
 
-// Returns a pack without mistakes whose kernel i is kernels[i], with the id kernel_id(i). The last two kernels share a
-// NEFF.
+// Returns a valid pack. Its kernel i is kernels[i] and has the id kernel_id(i). The last two kernels share a NEFF.
 inline pack make_pack(const std::vector<kernel> & kernels) {
     const size_t             n       = kernels.size();
     const size_t             n_neffs = n > 1 ? n - 1 : 1;
@@ -214,12 +214,12 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
     return out;
 }
 
-// What the program of NEFF `i` takes in packs and trees of tests.
+// Returns the memory of the program of NEFF `i` in packs and trees of tests.
 inline std::vector<uint64_t> neff_memory(size_t i) {
     return { 64 * i, 32 * i + 1, i % 2 ? uint64_t(1) << 40 : 0 };
 }
 
-// Has a pack say what its programs take.
+// Adds the memory of its programs to a pack.
 inline void add_memory(pack & p) {
     std::vector<uint64_t> all;
     for (size_t i = 0; i < p.tensors.size(); i++) {
@@ -245,12 +245,12 @@ inline std::vector<kernel> sample_kernels() {
     };
     kernels[5].op_params[0]  = 0x3727C5AC;  // eps = 1e-5
     kernels[6].op_params[15] = -1;
-    // A permuted view: rows of 64 halves, 3 of them, 7 apart.
+    // A permuted view: rows of 64 F16 elements, 3 of them, 7 apart.
     kernels.push_back({ "cont", { { F16, { 64, 3, 7, 1 }, { 2, 896, 128, 2688 } } }, dense(F16, 64, 3, 7) });
     return kernels;
 }
 
-// A key of a graph, made step by step.
+// A builder for the key of a graph.
 struct graph {
     std::vector<uint64_t> extents;
     std::vector<uint64_t> nodes = {};
@@ -269,7 +269,7 @@ struct graph {
         words.insert(words.end(), t.nb, t.nb + 4);
     }
 
-    // An input of type NEURON_KERNELS_ABSENT is absent. `in` is where a result is that has no memory of its own.
+    // An input of type NEURON_KERNELS_ABSENT is absent. `in` is the place of a result without its own memory.
     graph & node(const char *                  op,
                  const std::vector<input> &    inputs,
                  const neuron_kernels_tensor & result,
@@ -321,7 +321,7 @@ inline std::vector<kernel> sample_graphs() {
         .node("mul", { { false, 0, 0, x }, { true, 1, 0, w } }, x)
         .node("mul_mat", { { true, 2, 0, a }, { false, 1, 0, x } }, y, true);
 
-    // 100 rows of 16 halves, of which the first three are never used
+    // 100 rows of 16 F16 elements; the first three are never used
     const neuron_kernels_tensor fresh = dense(F32, 16, 5), rows = dense(I64, 5), cells = dense(F16, 16, 97);
     const neuron_kernels_tensor seen = dense(F16, 16, 40);
     const graph::input          all{ true, 2, 0, cells };

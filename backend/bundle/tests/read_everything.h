@@ -1,4 +1,4 @@
-// Reads whatever a damaged bundle holds that opened nevertheless.
+// Reads everything in a damaged bundle that opened.
 
 #pragma once
 
@@ -10,10 +10,10 @@
 
 namespace test {
 
-// Where what was read goes, so that the reading is not optimized away.
+// The sink of all reads, so that the compiler keeps them.
 inline volatile uint64_t sink;
 
-// Reads all that a bundle gives, and checks what must be true of any that opens.
+// Calls every function that reads a bundle, and checks what must hold for any bundle that opens.
 inline void read_everything(const neuron_kernels * bundle) {
     uint64_t   sum  = 0;
     const auto read = [&](const void * data, size_t size) {

@@ -1,4 +1,4 @@
-// What a tree gives, and what is refused when one is opened.
+// The contents of an open tree, and the trees that the library rejects.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -22,7 +22,7 @@ static constexpr neuron_kernels_status CORRUPT = NEURON_KERNELS_ERROR_CORRUPT;
 
 static const std::string DIGEST(64, 'a');
 
-// A new file each time: a file system may wait for the disk when a file is emptied and written again.
+// Writes a new file each time: a file system may wait for the disk when a file is emptied and written again.
 static void write(const fs::path & path, const std::string & bytes) {
     fs::remove(path);
     std::ofstream file(path, std::ios::binary);
@@ -34,7 +34,7 @@ static std::string neff_name(size_t i) {
     return "trn1/neff/" + std::to_string(i) + ".neff";
 }
 
-// One kernel of an index; the last two share a NEFF, as in `make_pack`.
+// Returns one kernel of an index; the last two kernels share a NEFF, as in `make_pack`.
 static std::string entry(const std::vector<test::kernel> & kernels, size_t i) {
     const size_t neff = i + 1 < kernels.size() ? i : i - 1;
     char         part[17];
@@ -49,7 +49,7 @@ static std::string entry(const std::vector<test::kernel> & kernels, size_t i) {
            "\",\"neff_size\":" + std::to_string(test::neff_bytes(neff).size()) + "}";
 }
 
-// Returns the index of a tree without mistakes.
+// Returns the index of a valid tree.
 static std::string make_index(const std::vector<test::kernel> & kernels) {
     std::string text = "{\"compiler\":\"simulator "
                        "\\u00b5\\ud83d\\ude00\",\"flags\":[\"-O\",\"2\"],\"format\":1,\"jax_version\":\"0.10.2\","
@@ -121,7 +121,7 @@ static void test_memory_of_programs(const fs::path & folder, const std::vector<t
                ",\"rings\":" + std::to_string(memory[1]) + ",\"code\":" + std::to_string(memory[0]) + "}}";
     };
     std::string  text = make_index(kernels);
-    const size_t last = kernels.size() - 1;  // with the NEFF of the one before it
+    const size_t last = kernels.size() - 1;  // shares the NEFF of the kernel before it
     CHECK(open_tree(folder, &bundle, message) == NEURON_KERNELS_OK);
     CHECK(!neuron_kernels_neff_memory(bundle, 0));
     neuron_kernels_close(bundle);
@@ -155,7 +155,7 @@ static void test_memory_of_programs(const fs::path & folder, const std::vector<t
     write(folder / "index.json", make_index(kernels));
 }
 
-// Kernels are numbered by their ids, wherever they stand in the file.
+// Kernels are numbered by their ids, in any order in the file.
 static void test_the_order_in_the_index_means_nothing(const fs::path &                  folder,
                                                       const std::vector<test::kernel> & kernels) {
     const std::string first = entry(kernels, 0) + ",\n";
@@ -206,7 +206,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     refuses("[\"a\xff\"]", CORRUPT, "not UTF-8 at byte 3");
     refuses("{\"a\":[{\"b\":1,\"a\":{},\"b\":2}]}", CORRUPT, "the second member 'b' at byte 24");
 
-    // what it is
+    // header
     wrong("\"format\":1", "\"format\":4", "a tree of format 4; this library reads formats 1 to 3", VERSION);
     for (const char * format : { "1e400", "-1", "1.5", "18446744073709551616" }) {
         wrong("\"format\":1", std::string("\"format\":") + format, "expected a count");
@@ -245,7 +245,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     }
     wrong(neff_name(0), "trn1/neff/missing.neff", "trn1/neff/missing.neff: can't be opened", IO);
     wrong(neff_name(0), "trn1/neff", "trn1/neff: a directory; expected a regular file", IO);
-    const std::string last = entry(kernels, kernels.size() - 1);  // with the NEFF of the one before it
+    const std::string last = entry(kernels, kernels.size() - 1);  // shares the NEFF of the kernel before it
     wrong(last, replaced(last, neff_name(kernels.size() - 2), "../x"), "leads out of the tree");
     wrong(last, replaced(last, "\"neff_size\":", "\"neff_size\":1"), "'neff_size' is not ");
     fs::remove_all(folder / "trn1/neff/link.neff");
@@ -257,7 +257,7 @@ static void test_wrong_trees(const fs::path & folder, const std::vector<test::ke
     wrong(neff_name(0) + digest + "2", "trn1/neff/empty.neff" + digest + "0", "has 0 bytes");
 }
 
-// A NEFF that was changed opens, and is noticed by whoever is about to load it.
+// A tree with a changed NEFF opens; reading or verifying that NEFF gives an error.
 static void test_a_neff_that_is_not_the_indexs_is_noticed(const fs::path & folder) {
     neuron_kernels * bundle;
     std::string      message;
@@ -270,14 +270,14 @@ static void test_a_neff_that_is_not_the_indexs_is_noticed(const fs::path & folde
     write(folder / neff_name(1), test::neff_bytes(1));
 }
 
-// Gives a kernel the parameters with which its key has hash 0: the last word is what the words before it come to.
+// Gives a kernel the parameters that make its key's hash 0: the last word equals the hash state of the words before it.
 static void let_hash_be_zero(test::kernel & k) {
     const std::vector<uint64_t> words = test::key_words(k);
     const uint64_t              last  = nk::hash_words(words.data(), words.size() - 1);
     memcpy(&k.op_params[14], &last, sizeof(last));
 }
 
-// An index whose keys are all searched for from one slot: searches would take longer with each kernel.
+// An index whose keys all have the same hash: searches would take longer with each kernel.
 static void test_keys_of_one_hash_are_refused(const fs::path & folder) {
     std::vector<test::kernel> kernels(2000, test::sample_kernels()[0]);
     for (size_t i = 0; i < kernels.size(); i++) {
@@ -291,7 +291,7 @@ static void test_keys_of_one_hash_are_refused(const fs::path & folder) {
     CHECK_MSG(message.find("its keys have more equal hashes") != std::string::npos, "%s", message.c_str());
 }
 
-// An index of which only a part was written.
+// Every truncation of an index.
 static void test_truncation(const fs::path & folder, const std::vector<test::kernel> & kernels) {
     const std::string right = make_index(kernels);
     neuron_kernels *  bundle;
@@ -302,7 +302,7 @@ static void test_truncation(const fs::path & folder, const std::vector<test::ker
     }
 }
 
-// What opens of a damaged tree can be read.
+// If a damaged tree opens, everything in it can be read.
 static void test_random_damage(const fs::path & folder, const std::vector<test::kernel> & kernels) {
     const std::string right = make_index(kernels);
     std::mt19937_64   random(1);

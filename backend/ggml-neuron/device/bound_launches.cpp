@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-// Launches bound at once. Each has two tensor sets in the library; a graph of a large model has about a thousand.
+// The most bound launches. Each has two tensor sets in the library; a graph of a large model has about a thousand.
 static constexpr size_t MAX_BOUND_LAUNCHES = 1 << 16;
 
 void neuron_core::destroy(neuron_bound_launch & bound_launch) {
@@ -35,7 +35,7 @@ void neuron_core::destroy_all_bound_launches() {
     destroy_bound_launches([](const std::vector<uint64_t> &) { return true; });
 }
 
-// A bound launch's key has the id of every memory that it is bound to: see bound_launch_key.
+// A bound launch's key holds the id of each memory of its operands: see bound_launch_key.
 void neuron_core::destroy_bound_launches_of(uint64_t memory) {
     destroy_bound_launches([memory](const std::vector<uint64_t> & key) {
         for (size_t i = 2; i < key.size(); i += 3) {
@@ -58,8 +58,8 @@ void neuron_core::destroy_bound_launches_and_slices() {
     }
 }
 
-// Returns what a bound launch is known by: the NEFF, the numbers of sources and results, and of each operand memory, offset and size.
-// The NEFF stands for the kernel, since equal NEFFs compute the same.
+// Returns a bound launch's key: the NEFF, the numbers of sources and results, and each operand's memory, offset and
+// size. The NEFF stands for the kernel, because equal NEFFs compute the same.
 static std::vector<uint64_t> bound_launch_key(const neuron_kernel & kernel, const neuron_binding & binding) {
     std::vector<uint64_t> key;
     key.reserve(2 + 3 * binding.size());
@@ -74,14 +74,15 @@ static std::vector<uint64_t> bound_launch_key(const neuron_kernel & kernel, cons
     return key;
 }
 
-// Returns the index of the operand that a model's tensor is, or that of none.
+// Returns the index of the operand for a model's tensor, or the index behind the last one.
 static size_t operand_of(const neuron_model::tensor & tensor, const neuron_binding & binding) {
     const size_t n = tensor.result ? binding.n_results : binding.n_src;
     return tensor.index < n ? tensor.index + (tensor.result ? binding.n_src : 0) : binding.size();
 }
 
-// Returns in what a NEFF disagrees with the bundle's index; "" when each of its tensors is an operand of that size, and each result
-// and each source that the kernel changes is one of its outputs. It may lack inputs: a compiler leaves out what no result depends on.
+// Returns the disagreement between a NEFF and the bundle's index, or "". They agree when each of the NEFF's tensors is
+// an operand of that size, and its outputs include each result and each source that the kernel changes. The NEFF may
+// lack inputs: a compiler removes inputs that no result depends on.
 static std::string disagreement(const neuron_model & model, const neuron_binding & binding) {
     const std::string text = model.name + ": its NEFF disagrees with the bundle's index: ";
 
@@ -110,7 +111,8 @@ static std::string disagreement(const neuron_model & model, const neuron_binding
     return outputs.empty() ? "" : text + "it lacks " + outputs.front();
 }
 
-// Returns what a kernel uses that is bound: sources that its NEFF lacks among them, since the bound launch goes with their memory.
+// Returns the memory uses of a bound kernel. They include sources that the NEFF lacks: freeing their memory destroys
+// the bound launch.
 static std::vector<neuron_use> uses_of(const neuron_binding & binding) {
     std::vector<neuron_use> uses;
     for (size_t i = 0; i < binding.size(); i++) {
@@ -128,7 +130,8 @@ static std::vector<neuron_use> uses_of(const neuron_binding & binding) {
     return uses;
 }
 
-// Makes the tensor sets of a bound launch. Returns false and sets `message` when that fails: what was made is its own.
+// Makes the tensor sets of a bound launch. On failure sets `message` and returns false; the bound launch owns the sets
+// made so far.
 bool neuron_core::fill(neuron_bound_launch & bound_launch, const neuron_binding & binding, std::string & message) {
     const auto failed = [&](const char * function, NRT_STATUS status) {
         message = nrt.describe(function, status) + ": " + bound_launch.model->name;
@@ -155,7 +158,7 @@ bool neuron_core::fill(neuron_bound_launch & bound_launch, const neuron_binding 
     return true;
 }
 
-// Loads the model if need be and makes a bound launch of it, or returns NULL and sets `message`.
+// Loads the model if necessary and makes a bound launch of it. On failure sets `message` and returns NULL.
 std::unique_ptr<neuron_bound_launch> neuron_core::make_bound_launch(neuron_model &         model,
                                                                     const neuron_binding & binding,
                                                                     std::string &          message) {

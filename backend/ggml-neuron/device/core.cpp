@@ -43,7 +43,7 @@ void neuron_core::release() {
     }
 }
 
-// Returns NRT_QUEUE_FULL when it let go of the mutex: then it is to be tried again.
+// Returns NRT_QUEUE_FULL when it unlocked the mutex: the caller tries again.
 NRT_STATUS neuron_core::try_launch(neuron_bound_launch & bound_launch,
                                    neuron_stream &       stream,
                                    uint64_t              graph,
@@ -59,8 +59,8 @@ NRT_STATUS neuron_core::try_launch(neuron_bound_launch & bound_launch,
     if (!bound_launch.model->handle) {
         std::string      message;
         const NRT_STATUS status = load(*bound_launch.model, message);
-        epoch += status != NRT_SUCCESS;                          // plans that have the program are made again
-        return status == NRT_SUCCESS ? NRT_QUEUE_FULL : status;  // to load may have let go of the mutex
+        epoch += status != NRT_SUCCESS;                          // plans with the program are made again
+        return status == NRT_SUCCESS ? NRT_QUEUE_FULL : status;  // loading may have unlocked the mutex
     }
     bound_launch.model->last_used = ++clock;
     const NRT_STATUS status       = launch_queue.launch(bound_launch, stream, graph, number, node);
@@ -134,7 +134,7 @@ void neuron_core::wait_for(neuron_stream & stream, neuron_core & other, uint64_t
 
 void neuron_core::copy_from(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to) {
     neuron_core & other = *from.memory->core;
-    for (neuron_memory * memory : { from.memory, to.memory }) {  // one after the other: what waits lets go of one mutex
+    for (neuron_memory * memory : { from.memory, to.memory }) {  // one after the other: waiting unlocks one mutex
         std::unique_lock<std::mutex> lock(memory->core->mutex);
         const NRT_STATUS             status = memory->write_staged();
         if (status != NRT_SUCCESS) {

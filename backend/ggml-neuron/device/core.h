@@ -1,9 +1,10 @@
 // One NeuronCore: its memory, the models loaded on it, and kernels bound to memory.
 //
-// It knows nothing of ggml's graphs. A kernel is bound to operands once (`bind`) and then executed as often as wanted.
+// It does not depend on ggml's graphs. A kernel is bound to operands once (`bind`) and then executed any number of
+// times.
 //
-// Threads: the functions of neuron_memory and neuron_core lock the core; those marked "locked" are called with its mutex
-// held, which also keeps what they return alive.
+// Threads: the functions of neuron_memory and neuron_core lock the core. The caller of a function marked "locked" holds
+// the core's mutex, which also keeps the returned objects alive.
 
 #pragma once
 
@@ -25,37 +26,37 @@
 
 struct neuron_core;
 
-// Of what the backend places, in bytes: kernel arguments are slices of device tensors, and DMA of less than 512 bytes, or off such a
-// boundary, is slow. A view may begin anywhere.
+// Alignment of the backend's allocations, in bytes. Kernel arguments are slices of device tensors, and DMA of less than
+// 512 bytes, or not aligned to 512, is slow. A view may begin anywhere.
 constexpr size_t NEURON_ALIGNMENT = 512;
 
-// What libnrt takes of a core's memory for programs: micro-code once for each physical core, a scratchpad that all share, of which this
-// is a page, and what each needs besides its tensors: 64 bytes an instruction and 32 a run of a spill, which bundles say.
-// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+// Core memory that libnrt takes for programs: micro-code once per physical core, and a shared scratchpad, of which this
+// constant is a page. Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a spill,
+// which bundles state. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
 constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
 constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
 
-// The most bytes of one tensor: releases of libnrt before 2.28 compute sizes of 4 GiB and more wrongly.
-// Source: AWS Neuron's runtime release notes, known issues.
+// The most bytes of one tensor: releases of libnrt before 2.28 miscalculate sizes of 4 GiB and more. Source: AWS
+// Neuron's runtime release notes, known issues.
 constexpr size_t NEURON_MAX_TENSOR = (size_t) 2 << 30;
 
-// Programs for which room is kept at most: a bundle may have kernels for many more sizes than one run meets.
+// The most programs to reserve memory for: a bundle may have kernels for many more sizes than one run uses.
 constexpr size_t NEURON_RESERVED_PROGRAMS = 1024;
 
-// What is known of the bytes of a memory, because the host wrote or read them: device/known_bytes.h.
+// Host copies of device memory, from the host's writes and reads: device/known_bytes.h.
 class neuron_known_bytes {
   public:
-    // Returns the bytes from an offset on, or NULL when not all of them are known.
+    // Returns the bytes from an offset on, or NULL when the copies lack some of them.
     const uint8_t * get(size_t offset, size_t size);
 
-    // Keeps what is in the memory now. What was not asked for longest is forgotten for it.
+    // Keeps a copy of bytes that are in the memory now. Evicts the least recently used copies.
     void set(size_t offset, const void * data, size_t size);
 
-    // Is told that bytes change.
+    // Invalidates copies of bytes that are about to change.
     void forget(size_t offset, size_t size);
 
   private:
-    // Stretches that do not overlap where they are good.
+    // Stretches with `good` set do not overlap.
     struct stretch {
         size_t               offset = 0;
         std::vector<uint8_t> data;
@@ -67,31 +68,32 @@ class neuron_known_bytes {
     uint64_t             clock = 0;
 };
 
-// A write that waits for others beside it, so that one transfer has them all.
+// A deferred write. One transfer carries it together with its neighbors.
 struct neuron_staged {
     size_t               offset = 0;
-    size_t               room   = 0;  // bytes from the offset on that are nobody else's
+    size_t               room   = 0;  // bytes from the offset on that belong to no other tensor
     std::vector<uint8_t> data;
 };
 
-// Bytes of a memory that are staged at most: to move more takes longer than a transfer costs.
+// The most staged bytes of a memory: moving more takes longer than the fixed cost of a transfer.
 constexpr size_t NEURON_MAX_STAGED = (size_t) 1 << 20;
 
-// A stretch of device memory: one NRT tensor and the slices of it that kernels are bound to.
+// A stretch of device memory: one NRT tensor, and the slices of it that kernels are bound to.
 struct neuron_memory {
     neuron_core *  core   = nullptr;
     nrt_tensor_t * tensor = nullptr;
     size_t         size   = 0;
-    uint64_t       id     = 0;  // never used twice
+    uint64_t       id     = 0;  // unique in the process
 
-    // Grows before bytes change; guarded by the core's mutex.
+    // Grows before each change of bytes. The core's mutex guards it.
     mutable uint64_t version = 0;
 
-    // The same goes for these: what the program wrote, once it is asked for.
+    // Also guarded by the core's mutex: copies of the program's writes. `keeps` is true after the first request for
+    // one.
     mutable neuron_known_bytes known;
     mutable bool               keeps = false;
 
-    // locked. To be called before bytes change.
+    // locked. Call this before bytes change.
     void note_change(size_t offset, size_t n) const {
         version++;
         known.forget(offset, n);
@@ -99,28 +101,29 @@ struct neuron_memory {
 
     std::map<std::pair<size_t, size_t>, nrt_tensor_t *> slices;  // by (offset, size)
 
-    // Guarded by the core's mutex. They do not overlap.
+    // Guarded by the core's mutex. Staged writes do not overlap.
     std::vector<neuron_staged> staged;
 
-    // Writes bytes before the memory is used again, if they are few, else at once, and keeps what is written as known. `room` is that of
-    // `neuron_staged`. Returns "" when nothing failed yet.
+    // Defers a small write until the memory is used next, or writes a large one at once, and keeps the bytes as known.
+    // `room` is neuron_staged::room. Returns "", or the failure so far.
     std::string stage(const void * data, size_t offset, size_t n, size_t room);
 
-    // locked. Writes what is staged, in one transfer where there is nothing of others between.
+    // locked. Writes the staged bytes. Neighbors share a transfer when no bytes of another tensor lie between them.
     NRT_STATUS write_staged();
 
-    // Each waits for launches that use the bytes, and returns "" when it worked, else what failed, which it reports, too.
+    // Each waits for launches that use the bytes. Returns "" on success; else reports the failure and returns it.
     std::string write(const void * data, size_t offset, size_t n);
     std::string read(void * data, size_t offset, size_t n);
     std::string set(uint8_t value, size_t offset, size_t n);
 
-    // locked. Each waits for launches that use the bytes, with the mutex let go meanwhile, and reports what failed. To read what is poisoned
-    // because a launch failed is a failure. A job waits for what is before it: `before` is its number.
+    // locked. Each waits, with the mutex unlocked, for launches that use the bytes, and reports a failure. Reading
+    // bytes that a failed launch poisoned is a failure. `before` is the number of the calling job: it waits only for
+    // earlier work.
     NRT_STATUS write_locked(const void * data, size_t offset, size_t n, uint64_t before = NEURON_LAST);
     NRT_STATUS read_locked(void * data, size_t offset, size_t n, uint64_t before = NEURON_LAST);
     NRT_STATUS set_locked(uint8_t value, size_t offset, size_t n);
 
-    // locked. What failed last.
+    // locked. Returns the last failure.
     const std::string & last_failure() const { return failure; }
 
   private:
@@ -128,10 +131,10 @@ struct neuron_memory {
     bool       wait_to_write_staged();
     void       wait_to_write(size_t offset, size_t n, uint64_t before);
 
-    std::string failure;  // what failed last
+    std::string failure;  // the last one
 };
 
-// Where a kernel finds an input or puts its result.
+// The memory of a kernel's input or result.
 struct neuron_operand {
     neuron_memory * memory  = nullptr;
     size_t          offset  = 0;
@@ -139,7 +142,8 @@ struct neuron_operand {
     bool            written = false;  // an input that the kernel changes besides its results
 };
 
-// What a kernel is bound to: of an op its sources, absent ones with size 0, and its result; of a group its slots and its results.
+// The operands of a kernel. For an op: its sources, absent ones with size 0, and its result. For a group: its slots and
+// its results.
 struct neuron_binding {
     const neuron_operand * operands  = nullptr;  // sources, then results
     size_t                 n_src     = 0;
@@ -150,32 +154,32 @@ struct neuron_binding {
     size_t size() const { return n_src + n_results; }
 };
 
-// A NEFF on the core. It stays in the table when it was unloaded to make room, and is loaded again when needed.
+// A NEFF on the core. An unloaded model stays in the table and is loaded again when needed.
 struct neuron_model {
-    // An input or output by the name that the NEFF gives it.
+    // An input or output under its name in the NEFF.
     struct tensor {
         std::string name;
-        bool        result;  // else a source, or its new content
+        bool        result;  // false: a source, or its new content
         size_t      index;   // of the result or the source
         bool        output;  // a result, or the new content of a source
         size_t      size;    // bytes
     };
 
-    neuron_kernel         kernel;  // one of those whose NEFF it is
+    neuron_kernel         kernel;  // one of the kernels that share the NEFF
     std::string           name;    // for messages: the kernel's id and its bundle
     nrt_model_t *         handle = nullptr;
     std::vector<tensor>   tensors;
     uint64_t              last_used = 0;
-    bool                  evicted   = false;  // was unloaded to make room
-    bool                  measured  = false;  // what it takes was seen
-    neuron_program_memory memory;             // as its bundle says
-    bool collective = false;  // it was loaded on several cores at once, and is never unloaded to make room
+    bool                  evicted   = false;   // it was unloaded to free memory
+    bool                  measured  = false;   // its memory was measured
+    neuron_program_memory memory;              // as its bundle states
+    bool                  collective = false;  // loaded on several cores at once; never unloaded to free memory
 
-    // Why it does not fit, though every other model was unloaded for it; empty when it was not refused. It is not tried again before the
-    // core's tensors take less memory than they did then.
+    // Why the model does not fit even after every other model was unloaded; "" when it was not refused. The core tries
+    // it again only when its tensors take less memory than `refused_beside`.
     std::string refused;
     size_t      refused_beside = 0;  // bytes
-    std::string broken;              // why it will never be used; empty when nothing is known against it
+    std::string broken;              // why it is unusable for good; "" when no reason is known
 };
 
 // A kernel bound to operands.
@@ -183,7 +187,7 @@ struct neuron_bound_launch {
     neuron_model *          model  = nullptr;
     nrt_tensor_set_t *      input  = nullptr;
     nrt_tensor_set_t *      output = nullptr;
-    std::vector<neuron_use> uses;  // of the memory that it is bound to
+    std::vector<neuron_use> uses;  // of the memory of its operands
 };
 
 struct neuron_core {
@@ -194,96 +198,103 @@ struct neuron_core {
     const int          vnc;
     std::mutex         mutex;
 
-    // Held, before the other one, by who plans and launches a graph: while that waits with `mutex` let go, bound launches stay.
+    // The thread that plans and launches a graph locks this before `mutex`. Bound launches then survive while it waits
+    // with `mutex` unlocked.
     std::mutex graph_mutex;
 
     neuron_launch_queue launch_queue;
 
-    // Grows when bound launches are destroyed and when memory is freed: then pointers to either may be no longer good.
+    // Grows when bound launches are destroyed or memory is freed: pointers to either may then be invalid.
     uint64_t epoch = 1;
 
-    // Initializes libnrt, which claims the process's cores. Returns false, and reports why, when that fails.
+    // Initializes libnrt, which claims the process's cores. On failure reports it and returns false.
     bool open();
 
-    // Returns memory, or NULL and reports why.
+    // Returns memory, or reports the failure and returns NULL.
     neuron_memory * allocate(size_t size);
     void            free(neuron_memory * memory);
     void            free_locked(neuron_memory * memory);
 
-    // locked. Returns memory for what the core can do without, or NULL when that would leave too little: a sixteenth of the core's
-    // memory stays free beside that of the bundles' programs.
+    // locked. Returns memory for an optional use, or NULL when too little would remain: a sixteenth of the core's
+    // memory stays free beside the memory of the bundles' programs.
     neuron_memory * allocate_spare(size_t size, const neuron_programs & all);
 
-    // Sets both to 0 when the library does not tell. What is free is less what the programs of all bundles, as far as they are not loaded
-    // yet, will take: what the bundles say, times how much more the loaded ones took than their bundles say. A program of
-    // which no bundle says anything counts as the average of those that were loaded.
+    // Sets both to 0 when the library does not report them. The free memory excludes an estimate for programs that are
+    // not loaded yet: their bundles' figures times the measured ratio of the loaded programs. A program without a
+    // figure counts as the average of the loaded ones.
     void memory_stats(const neuron_programs & all, size_t * free, size_t * total);
 
-    // Loads what is not loaded yet of some kernels' NEFFs until the memory is full: nothing is unloaded for it. A line says so when it
-    // takes long on a device. What fails is reported, and tried again when it is bound.
+    // Loads the kernels' NEFFs until the memory is full, and unloads nothing. Prints a line when this takes long on a
+    // device. Reports failures; `bind` tries those programs again.
     void preload(const std::vector<neuron_kernel> & kernels);
 
-    // Reads the NEFF of a program with collectives, which is empty when it is loaded. Returns false, and reports why, when it is broken.
+    // Reads the NEFF of a program with collectives; sets `neff` to empty if the program is already loaded. On a broken
+    // NEFF reports it and returns false.
     bool read_collective(const neuron_kernel & kernel, std::vector<uint8_t> & neff);
 
-    // Loads a program with collectives as one of several ranks. Returns when all have called it, each from a thread of its own, or false
-    // when that fails, which it reports.
+    // Loads a program with collectives as one of several ranks. Each rank calls this from its own thread, and the calls
+    // return together. On failure reports it and returns false.
     bool load_collective(const neuron_kernel &        kernel,
                          const std::vector<uint8_t> & neff,
                          uint32_t                     rank,
                          uint32_t                     n_ranks);
 
-    // Returns whether the kernel's NEFF was tried and will never be used.
+    // Returns whether loading the kernel's NEFF has failed for good.
     bool is_broken(const neuron_kernel & kernel);
     bool is_broken_locked(const neuron_kernel & kernel) const;
 
-    // locked. Returns whether a plan has to do without the kernel: it is broken, or does not fit beside the core's tensors. Either is
-    // found out when its program is loaded, and may be after it was unloaded to make room.
+    // locked. Returns whether a plan can't use the kernel: it is broken, or does not fit beside the core's tensors.
+    // Loading its program shows either, also when it is loaded again after an eviction.
     bool is_unusable(const neuron_kernel & kernel) const;
 
-    // Gives back what the core has for itself: loaded models, bound kernels and scratch memory.
+    // Frees the core's own memory: loaded models, bound kernels and scratch memory.
     void release();
 
-    // locked. Returns scratch memory of at least this size, or NULL and reports why. What was in it is lost when it grows.
+    // locked. Returns scratch memory of at least this size, or reports the failure and returns NULL. Growing it
+    // discards its contents.
     neuron_memory * scratch(size_t size);
 
-    // locked. Returns where the core has numbers that kernels are given, or memory NULL and sets `message`. Nothing else is ever written
-    // there, so that launches in flight keep theirs, and equal numbers are there once.
+    // locked. Returns device memory with numbers for a kernel, or memory NULL with the reason in `message`. Nothing
+    // else is written there later, so launches in flight keep their numbers. Equal numbers are stored once.
     neuron_operand numbers(const std::vector<float> & values, std::string & message);
 
-    // locked. Returns the kernel bound to operands. Equal arguments give the same bound launch. NULL when it can't be: `message` says
-    // why, empty when the core has said that memory is missing, and `broken` whether it never will be, or not before memory is freed, after which every plan is made again.
+    // locked. Returns the kernel bound to operands; equal arguments give the same bound launch. Returns NULL on
+    // failure: `message` holds the reason, or is empty when the core has already reported a lack of memory. `broken` is
+    // set when binding will never work, or not before memory is freed, after which every plan is made again.
     neuron_bound_launch * bind(const neuron_kernel &  kernel,
                                const neuron_binding & binding,
                                std::string &          message,
                                bool &                 broken);
 
-    // locked. Launches a kernel, whose model is loaded again if it had to make room; reports why that fails. `node` is what
-    // it computes. Waits, with the mutex let go, while as many launches are in flight as may be; behind jobs it becomes one. Returns what
-    // an earlier launch of the stream came to if that failed.
+    // locked. Launches a kernel, and loads its model again if it was evicted; reports a failure to do so. `node`
+    // describes the computed node. Waits, with the mutex unlocked, while the queue is full. Becomes a job if jobs are
+    // queued. Returns an earlier failed launch's status, if the stream has one.
     NRT_STATUS execute(neuron_bound_launch & bound_launch, neuron_stream & stream, const char * node);
 
-    // locked. Writes what is staged for any memory, as is to be done before a graph is launched.
+    // locked. Writes the staged bytes of all memories. Call it before a graph is launched.
     NRT_STATUS write_staged();
 
-    // locked. Does work that uses some memory, or makes it a job behind other jobs.
+    // locked. Does work on some memory at once, or queues it as a job behind other jobs.
     NRT_STATUS in_order(neuron_stream & stream, std::vector<neuron_use> uses, const neuron_work & work);
 
-    // locked. Writes and copies within the core's memory in order with a stream's launches. Data may change when it returns.
+    // locked. Writes, and copies within the core's memory, in order with a stream's launches. The caller may change
+    // `data` on return.
     NRT_STATUS write(neuron_stream & stream, const neuron_operand & to, const void * data);
     NRT_STATUS copy(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
 
-    // locked. Waits for the stream's launches; returns, and takes back, what the first that failed came to, which the caller of the graph
-    // that is launched is told.
+    // locked. Waits for the stream's launches. Returns and clears the status of the first one that failed, for the
+    // caller of the current graph.
     NRT_STATUS finish(neuron_stream & stream);
 
-    // locked. Copies within the core's memory. A job waits for what is before it: `before` is its number.
+    // locked. Copies within the core's memory. `before` is the number of the calling job: it waits only for earlier
+    // work.
     NRT_STATUS copy(const neuron_operand & from, const neuron_operand & to, uint64_t before = NEURON_LAST);
 
-    // Has a stream wait for what another core was given up to a number. Returns at once.
+    // Makes a stream wait for another core's work up to a number. Returns at once.
     void wait_for(neuron_stream & stream, neuron_core & other, uint64_t number);
 
-    // Copies from the memory of another core, when that has been computed, in order with a stream's launches. Returns at once.
+    // Copies from another core's memory after that core has computed it, in order with a stream's launches. Returns at
+    // once.
     void copy_from(neuron_stream & stream, const neuron_operand & from, const neuron_operand & to);
 
   private:
@@ -337,21 +348,21 @@ struct neuron_core {
     std::unordered_map<std::vector<uint64_t>, std::unique_ptr<neuron_bound_launch>, key_hash> bound_launches;
     std::unordered_map<uint64_t, std::unique_ptr<neuron_memory>>                              memories;  // by id
     neuron_memory *                                                                           scratch_memory = nullptr;
-    std::map<std::vector<uint32_t>, neuron_operand> kept_numbers;    // by their bits
-    std::vector<neuron_memory *>                    numbers_memory;  // the last one has room from `numbers_end` on
-    size_t                                          numbers_end    = 0;
-    uint64_t                                        clock          = 0;
-    uint64_t                                        next_memory_id = 1;
-    size_t                                          tensor_bytes   = 0;      // of all memories
-    size_t                                          n_reloads      = 0;
-    bool                                            said_full      = false;  // since memory was freed last
-    std::atomic<size_t>                             n_loaded{ 0 };
-    std::atomic<size_t> n_measured{ 0 };       // programs whose size was seen when they were loaded
-    std::atomic<size_t> measured_bytes{ 0 };   // of these
-    std::atomic<size_t> compared_bytes{ 0 };   // of those of which the bundle says it, too
-    std::atomic<size_t> stated_bytes{ 0 };     // what bundles say of the latter
-    std::atomic<size_t> loaded_bytes{ 0 };     // what bundles say of the programs that are loaded
-    std::atomic<size_t> loaded_unstated{ 0 };  // of which they do not
-    std::atomic<size_t> loaded_pages{ 0 };     // bytes of the scratchpad for them
+    std::map<std::vector<uint32_t>, neuron_operand> kept_numbers;  // by their bits
+    std::vector<neuron_memory *> numbers_memory;                   // the last one has free memory from `numbers_end` on
+    size_t                       numbers_end    = 0;
+    uint64_t                     clock          = 0;
+    uint64_t                     next_memory_id = 1;
+    size_t                       tensor_bytes   = 0;      // of all memories
+    size_t                       n_reloads      = 0;
+    bool                         said_full      = false;  // a full memory was reported since memory was last freed
+    std::atomic<size_t>          n_loaded{ 0 };
+    std::atomic<size_t>          n_measured{ 0 };         // programs whose size was measured at loading
+    std::atomic<size_t>          measured_bytes{ 0 };     // their bytes
+    std::atomic<size_t> compared_bytes{ 0 };   // bytes of the measured programs that also have a figure in their bundle
+    std::atomic<size_t> stated_bytes{ 0 };     // the bundles' figures for those
+    std::atomic<size_t> loaded_bytes{ 0 };     // the bundles' figures for the loaded programs
+    std::atomic<size_t> loaded_unstated{ 0 };  // the number of loaded programs without a figure
+    std::atomic<size_t> loaded_pages{ 0 };     // their bytes of the scratchpad
     std::atomic<bool>   any_broken{ false };
 };

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-// What one memory's stretches are and take at most: a graph has a mask or two, and some numbers of rows.
+// Limits of one memory's stretches: a graph has a mask or two, and some row numbers.
 static constexpr size_t MAX_STRETCHES = 32;
 static constexpr size_t MAX_BYTES     = (size_t) 64 << 20;
 
@@ -33,7 +33,7 @@ void neuron_known_bytes::set(size_t offset, const void * data, size_t size) {
     const auto is_same = [&](const stretch & s) {
         return s.offset == offset && s.data.size() == size;
     };
-    auto into = std::find_if(stretches.begin(), stretches.end(), is_same);  // it has the room, and is good no longer
+    auto into = std::find_if(stretches.begin(), stretches.end(), is_same);  // it has the room, and is no longer valid
     if (into == stretches.end()) {
         size_t taken = size;
         for (const stretch & s : stretches) {
@@ -63,7 +63,7 @@ const uint8_t * neuron_recall_known(const neuron_operand & from) {
 }
 
 NRT_STATUS neuron_recall(const neuron_operand & from, void * data, uint64_t before) {
-    // a job is done when later launches may already be known to change the bytes
+    // by the time a job runs, later launches may already have changed the bytes
     const bool in_order = before == NEURON_LAST;
     if (const uint8_t * known = in_order ? neuron_recall_known(from) : nullptr) {
         memcpy(data, known, from.size);

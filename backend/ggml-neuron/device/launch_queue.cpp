@@ -18,10 +18,11 @@
 // libnrt's queue holds no more requests.
 static constexpr size_t MAX_DEPTH = 63;
 
-// After so many launches in a queue that was full once, one more is tried: what filled it may be gone, or may have been larger programs.
+// A queue that was full tries one more launch after this many: whatever filled it may be gone, or the programs may be
+// smaller now.
 static constexpr size_t WIDEN_AFTER = 32;
 
-// Reads how many launches may be in flight. Says once when the variable is not such a number.
+// Reads the most launches in flight. Reports an invalid value of the variable once.
 static size_t read_depth() {
     static const size_t depth = [] {
         const std::string what = "a number from 1 to " + std::to_string(MAX_DEPTH);
@@ -37,7 +38,7 @@ static uint64_t next_stream_id() {
 
 neuron_stream::neuron_stream() : id(next_stream_id()) {}
 
-// No more than the user allows the runtime.
+// At most the user's limit for the runtime.
 size_t neuron_queue_depth(const neuron_nrt & nrt) {
     if (!nrt.has_queues) {
         return 1;
@@ -61,7 +62,7 @@ neuron_launch_queue::~neuron_launch_queue() {
         close(event);
     }
     for (auto & q : parked) {
-        q.release();  // the runtime may write to it for as long as the process lives
+        q.release();  // the runtime may write to it until the process ends
     }
 }
 
@@ -92,7 +93,7 @@ bool neuron_launch_queue::is_full() {
 
 void neuron_launch_queue::wait_for_queue() {
     if (!launched.empty()) {
-        room     = launched.size();  // as many as the runtime takes
+        room     = launched.size();  // the number that the runtime accepted
         n_fitted = 0;
         wait_for_first();
         return;
@@ -132,7 +133,7 @@ NRT_STATUS neuron_launch_queue::launch(neuron_bound_launch & bound_launch,
     return depth > 1 ? schedule(bound_launch, *q.release()) : execute(bound_launch, *q.release());
 }
 
-// Takes the launch.
+// Takes ownership of the launch.
 NRT_STATUS neuron_launch_queue::schedule(neuron_bound_launch & bound_launch, queued_launch & q) {
     n_overlapping += !launched.empty();
     launched.emplace_back(&q);
@@ -151,7 +152,7 @@ NRT_STATUS neuron_launch_queue::schedule(neuron_bound_launch & bound_launch, que
     return status;
 }
 
-// Takes the launch, and lets go of the mutex while the device computes.
+// Takes ownership of the launch, and unlocks the mutex while the device computes.
 NRT_STATUS neuron_launch_queue::execute(neuron_bound_launch & bound_launch, queued_launch & q) {
     launched.emplace_back(&q);
     {
@@ -160,12 +161,13 @@ NRT_STATUS neuron_launch_queue::execute(neuron_bound_launch & bound_launch, queu
     }
     profile(q, q.status);
     const NRT_STATUS status = judge(q, q.status, "nrt_execute");
-    launched.pop_front();  // there is no other
+    launched.pop_front();  // it is the only one
     changed.notify_all();
     return status;
 }
 
-// Writes a launch that is done to the profile. A core computes one at a time: it began no earlier than the one before it ended.
+// Writes a completed launch to the profile. A core computes one launch at a time, so a launch begins no earlier than
+// the end of the one before it.
 void neuron_launch_queue::profile(const queued_launch & q, NRT_STATUS status) {
     if (!q.begin) {
         return;
@@ -183,12 +185,12 @@ void neuron_launch_queue::profile(const queued_launch & q, NRT_STATUS status) {
     neuron_profile(launch);
 }
 
-// Reports an execution that did not just succeed, and returns what it comes to.
+// Reports an execution that did not fully succeed, and returns its status for ggml.
 NRT_STATUS neuron_launch_queue::judge(const queued_launch & q, NRT_STATUS status, const char * function) {
-    // The result is complete, and has infinities or NaNs. ggml's ops pass those on, and so do we.
+    // The result is complete and has infinities or NaNs. ggml's ops pass them on, and so does the backend.
     if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
         if (!said_not_a_number) {
-            // The report stays set in the core, so it may be of an earlier process.
+            // The core keeps this report, so it may belong to an earlier process.
             NEURON_WARN(
                 "core %d: %s, for node %s, or a program before it: results that are not numbers are passed on\n", vnc,
                 q.bound_launch->model->name.c_str(), q.node.c_str());
@@ -207,8 +209,9 @@ NRT_STATUS neuron_launch_queue::judge(const queued_launch & q, NRT_STATUS status
 // waiting
 //
 
-// Asks the runtime for a launch; any thread may. NRT_INVALID is documented for a launch that it does not know, and nothing is known of a
-// closed library's. Whatever else is not success is of one that is not done: the device may write its results, and the runtime its status.
+// Asks the runtime about a launch; any thread may call this. AWS documents NRT_INVALID for a launch that the runtime
+// does not have; a closed library has none, either. With any other error the launch is not complete: the device may
+// write its results, and the runtime its status.
 neuron_launch_queue::answer neuron_launch_queue::ask(nrta_seq_t seq) {
     bool             completed = false;
     const NRT_STATUS status    = nrt.nrta_is_completed(seq, &completed);
@@ -222,7 +225,7 @@ neuron_launch_queue::answer neuron_launch_queue::ask(nrta_seq_t seq) {
     return status == NRT_SUCCESS && completed ? answer::DONE : answer::PENDING;
 }
 
-// Takes away the launches that are done, and those that the runtime does not know any more, which failed.
+// Removes completed launches, and launches that the runtime no longer has, which count as failed.
 void neuron_launch_queue::reap() {
     while (depth > 1 && !launched.empty()) {  // else the thread that called nrt_execute removes it
         queued_launch & q    = *launched.front();
@@ -232,7 +235,7 @@ void neuron_launch_queue::reap() {
         }
         if (said == answer::DONE) {
             complete(q, q.status, "nrta_execute_schedule");
-            parked.clear();  // launches are done in order
+            parked.clear();  // launches are completed in order
             widen();
         } else {
             complete(q, NRT_INVALID, "nrta_is_completed");
@@ -242,7 +245,7 @@ void neuron_launch_queue::reap() {
     }
 }
 
-// Has room for one launch more when many fitted.
+// Raises `room` by one launch after enough launches fitted.
 void neuron_launch_queue::widen() {
     if (room < depth && ++n_fitted >= WIDEN_AFTER) {
         room++;
@@ -250,7 +253,8 @@ void neuron_launch_queue::widen() {
     }
 }
 
-// Sees to what a launch came to. What one that failed was to write, and what launches behind it in its stream made of it, is poisoned.
+// Handles a launch's status. After a failure the bytes that it would have written are poisoned, and bytes that later
+// launches of its stream computed from them.
 void neuron_launch_queue::complete(queued_launch & q, NRT_STATUS status, const char * function) {
     profile(q, status);
     neuron_stream & stream = *q.stream;
@@ -279,8 +283,8 @@ int neuron_launch_queue::take_event() {
     return event;
 }
 
-// Takes an eventfd for others to wait with. The runtime refers to one that is registered, and may signal it later than it says that the
-// launch is done.
+// Returns an eventfd to the pool. The runtime keeps a reference to a registered eventfd, and may signal it after it
+// reports the launch as completed.
 void neuron_launch_queue::give_back(int event, nrta_seq_t seq, bool registered) {
     if (registered && nrt.nrta_event_register_seq_id_completion(seq, -1) != NRT_SUCCESS) {
         has_events = false;  // and this one stays open
@@ -291,7 +295,7 @@ void neuron_launch_queue::give_back(int event, nrta_seq_t seq, bool registered) 
     events.push_back(event);
 }
 
-// Waits with the mutex let go. A thread that waits for a launch of some microseconds does not sleep.
+// Waits with the mutex unlocked. For the first microseconds it polls without sleeping.
 neuron_launch_queue::answer neuron_launch_queue::wait_completed(nrta_seq_t seq) {
     const int event      = has_events ? take_event() : -1;
     bool      registered = false;
@@ -305,12 +309,12 @@ neuron_launch_queue::answer neuron_launch_queue::wait_completed(nrta_seq_t seq) 
             } else if (!signals) {
                 std::this_thread::sleep_for(std::chrono::microseconds(5));
             } else if (!registered) {
-                // then looked at once more, since it is not documented what comes of one that is done
+                // then asks once more: AWS does not document a registration for a completed launch
                 registered = signals = nrt.nrta_event_register_seq_id_completion(seq, event) == NRT_SUCCESS;
             } else {
                 pollfd    wanted = { event, POLLIN, 0 };
                 eventfd_t count  = 0;
-                // not for long: another thread that waited for this launch may have unregistered the eventfd
+                // only briefly: another thread that waited for this launch may have unregistered the eventfd
                 if (poll(&wanted, 1, 10) > 0) {
                     eventfd_read(event, &count);
                 }
@@ -335,18 +339,18 @@ void neuron_launch_queue::wait_for(uint64_t number) {
             changed.wait(mutex);
             continue;
         }
-        // the last of those that are waited for: they are done in order
+        // the last of the launches to wait for: they are completed in order
         nrta_seq_t seq = launched.front()->seq;
         for (const auto & q : launched) {
             seq = q->number <= number ? q->seq : seq;
         }
         if (wait_completed(seq) == answer::UNKNOWN && !launched.empty()) {
-            wait_completed(launched.front()->seq);  // those before it may be known
+            wait_completed(launched.front()->seq);  // the runtime may still have the launches before it
         }
     }
 }
 
-// Returns the number of the last before another that an access must wait for, or 0.
+// Returns the number of the last conflicting work before `before` that an access must wait for, or 0.
 uint64_t neuron_launch_queue::last_conflict(const neuron_use & use, uint64_t before) const {
     uint64_t   number = 0;
     const auto look   = [&](uint64_t other, bool conflicts) {
@@ -416,7 +420,7 @@ void neuron_launch_queue::remove_fence(uint64_t number) {
     changed.notify_all();
 }
 
-// What the thread does. A job stays in the queue until it is done, so that others wait for it.
+// The thread's function. A job stays in the queue until it is done, so that others wait for it.
 void neuron_launch_queue::work() {
     std::unique_lock<std::mutex> lock(mutex);
     while (!stopping || !jobs.empty()) {
@@ -450,7 +454,7 @@ void neuron_launch_queue::stop() {
 }
 
 //
-// what is poisoned
+// poisoned bytes
 //
 
 bool neuron_launch_queue::is_poisoned(const neuron_use & use) const {
@@ -458,7 +462,7 @@ bool neuron_launch_queue::is_poisoned(const neuron_use & use) const {
                        [&use](const poisoned_range & l) { return neuron_overlap(l.use, use); });
 }
 
-// Says so when a launch reads what is poisoned.
+// Reports a launch that reads poisoned bytes.
 bool neuron_launch_queue::reads_poisoned(const neuron_bound_launch & bound_launch, const char * node) const {
     const bool reads = std::any_of(bound_launch.uses.begin(), bound_launch.uses.end(),
                                    [this](const neuron_use & use) { return !use.written && is_poisoned(use); });
@@ -471,7 +475,7 @@ bool neuron_launch_queue::reads_poisoned(const neuron_bound_launch & bound_launc
     return reads;
 }
 
-// What failed was to write some of this memory for a stream's graph.
+// Marks bytes that failed work of a stream's graph would have written.
 void neuron_launch_queue::poison(const std::vector<neuron_use> & uses,
                                  neuron_stream &                 stream,
                                  uint64_t                        graph,

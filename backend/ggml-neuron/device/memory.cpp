@@ -11,11 +11,11 @@
 // The smallest scratch memory; it grows by doubling.
 static constexpr size_t MIN_SCRATCH = 1 << 20;
 
-// The smallest memory for numbers that kernels are given, and how many different ones are kept.
+// The smallest memory for kernels' numbers, and the most different numbers that are kept.
 static constexpr size_t MIN_NUMBERS = 1 << 16;
 static constexpr size_t MAX_NUMBERS = 1 << 13;
 
-// Passes a status on, and reports and keeps what failed.
+// Returns the status; reports and keeps a failure.
 NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size_t offset, size_t n) {
     if (status != NRT_SUCCESS) {
         failure = "core " + std::to_string(core->vnc) + ": " + core->nrt.describe(function, status) + ": " +
@@ -28,7 +28,7 @@ NRT_STATUS neuron_memory::checked(NRT_STATUS status, const char * function, size
 std::string neuron_memory::stage(const void * data, size_t offset, size_t n, size_t room) {
     std::lock_guard<std::mutex> lock(core->mutex);
     size_t                      taken  = n;
-    bool                        others = false;  // have some of the bytes
+    bool                        others = false;  // other staged writes overlap the bytes
     neuron_staged *             same   = nullptr;
     for (neuron_staged & s : staged) {
         taken += s.data.size();
@@ -57,7 +57,7 @@ std::string neuron_memory::stage(const void * data, size_t offset, size_t n, siz
     return "";
 }
 
-// Waits for a launch that uses what is staged. Returns false when none does, with the mutex held all the time.
+// Waits for a launch that uses staged bytes. Returns false when there is none; the mutex stays locked then.
 bool neuron_memory::wait_to_write_staged() {
     for (const neuron_staged & s : staged) {
         const neuron_use use = { this, s.offset, std::max(s.room, s.data.size()), true };
@@ -101,7 +101,7 @@ NRT_STATUS neuron_memory::write_staged() {
 NRT_STATUS neuron_core::write_staged() {
     NRT_STATUS status = NRT_SUCCESS;
     for (const uint64_t id : ids_of_staged()) {
-        const auto found = memories.find(id);  // it may be freed while another one is waited for
+        const auto found = memories.find(id);  // it may be freed while the loop waits for another one
         if (status == NRT_SUCCESS && found != memories.end()) {
             status = found->second->write_staged();
         }
@@ -120,7 +120,7 @@ std::vector<uint64_t> neuron_core::ids_of_staged() const {
     return ids;
 }
 
-// Waits for launches, after which the host may write.
+// Waits for launches until the host may write.
 void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
     const neuron_use use = { this, offset, n, true };
     core->launch_queue.wait_for_use(use, before);
@@ -129,7 +129,7 @@ void neuron_memory::wait_to_write(size_t offset, size_t n, uint64_t before) {
 }
 
 NRT_STATUS neuron_memory::write_locked(const void * data, size_t offset, size_t n, uint64_t before) {
-    // what is staged is later than a job
+    // staged bytes are later than a job
     const NRT_STATUS staged_status = before == NEURON_LAST ? write_staged() : NRT_SUCCESS;
     if (staged_status != NRT_SUCCESS) {
         return staged_status;
@@ -165,7 +165,7 @@ NRT_STATUS neuron_memory::set_locked(uint8_t value, size_t offset, size_t n) {
     if (core->nrt.nrt_tensor_memset) {
         return checked(core->nrt.nrt_tensor_memset(tensor, offset, value, n), "nrt_tensor_memset", offset, n);
     }
-    // a library that has no memset: write a block repeatedly
+    // for a library without memset: write a block repeatedly
     const std::vector<uint8_t> block(std::min<size_t>(n, 1 << 20), value);
     for (size_t done = 0; done < n; done += block.size()) {
         const NRT_STATUS status = write_locked(block.data(), offset + done, std::min(block.size(), n - done));
@@ -197,7 +197,7 @@ std::string neuron_memory::set(uint8_t value, size_t offset, size_t n) {
     return set_locked(value, offset, n) == NRT_SUCCESS ? "" : failure;
 }
 
-// locked. Returns false when the library does not tell.
+// locked. Returns false when the library reports no statistics.
 bool neuron_core::stats(nrt_vnc_memory_stats_t & stats) const {
     size_t size = 0;
     stats       = {};
@@ -206,19 +206,20 @@ bool neuron_core::stats(nrt_vnc_memory_stats_t & stats) const {
            size >= sizeof(stats);
 }
 
-// locked. Returns bytes; 0 when the library does not tell.
+// locked. Returns bytes; 0 when the library reports none.
 size_t neuron_core::used() const {
     nrt_vnc_memory_stats_t all;
     return stats(all) ? all.bytes_used : 0;
 }
 
-// locked. Notes what loading a model took of the memory, of which `before` bytes were used.
+// locked. Measures a loaded model's memory; `before` bytes were used before loading it.
 void neuron_core::note_size(neuron_model & model, size_t before) {
     const size_t after = used();
     if (model.measured || after <= before) {
         return;
     }
-    // The first program comes with the micro-code, and some with pages of the scratchpad, which belong to no program.
+    // The first program also loads the micro-code, and some programs add pages of the scratchpad. Neither belongs to
+    // the program.
     const size_t once = n_loaded ? 0 : microcode(nrt);
     const size_t size = (after - before - std::min(after - before, once)) % NEURON_SCRATCHPAD_MEMORY;
     model.measured    = true;
@@ -234,7 +235,7 @@ void neuron_core::note_size(neuron_model & model, size_t before) {
     NEURON_LOG("core %d: %s takes %zu KiB\n", vnc, model.name.c_str(), size >> 10);
 }
 
-// Returns what a program is taken to take that is not loaded yet, and of which its bundle does not say it.
+// Returns the estimated size of a program that is not loaded and whose bundle states no size.
 size_t neuron_core::program_size() const {
     const size_t n = n_measured;
     return n ? std::max(NEURON_PROGRAM_MEMORY, measured_bytes / n) : NEURON_PROGRAM_MEMORY;
@@ -244,7 +245,8 @@ size_t neuron_core::microcode(const neuron_nrt & nrt) {
     return std::max<size_t>(neuron_lnc(nrt.target), 1) * NEURON_MICROCODE_MEMORY;
 }
 
-// locked. Returns whether memory of this size may fit once all programs are unloaded: what other tensors and the micro-code hold stays.
+// locked. Returns whether memory of this size may fit after all programs are unloaded: other tensors and the micro-code
+// stay.
 bool neuron_core::could_fit(size_t size) const {
     nrt_vnc_memory_stats_t all;
     if (!stats(all) || all.bytes_limit == 0) {
@@ -254,8 +256,8 @@ bool neuron_core::could_fit(size_t size) const {
     return kept <= all.bytes_limit && size <= all.bytes_limit - kept;
 }
 
-// locked. Returns what the core's memory is taken by, how much is missing of what is needed, and what the user can do to need less; "" when
-// the library does not tell. `at_least`: "at least " when more may be needed.
+// locked. Returns a text with the uses of the core's memory, the missing amount for `needed`, and how the user can
+// reduce the need; "" when the library reports no statistics. `at_least`: "at least " when more may be needed.
 std::string neuron_core::occupancy(size_t needed, const char * at_least) const {
     nrt_vnc_memory_stats_t all;
     if (!stats(all) || all.bytes_limit == 0) {
@@ -385,7 +387,7 @@ neuron_operand neuron_core::numbers(const std::vector<float> & values, std::stri
         return known->second;
     }
     if (kept_numbers.size() >= MAX_NUMBERS) {
-        free_numbers();  // plans that have them are made again
+        free_numbers();  // plans with numbers are made again
     }
     const size_t room = GGML_PAD(size, NEURON_ALIGNMENT);
     if (numbers_memory.empty() || numbers_end + room > numbers_memory.back()->size) {
@@ -405,12 +407,12 @@ neuron_operand neuron_core::numbers(const std::vector<float> & values, std::stri
     return kept_numbers.emplace(std::move(bits), where).first->second;
 }
 
-// Returns a scratchpad's bytes, of which there are whole pages.
+// Returns the bytes of a scratchpad in whole pages.
 static size_t pages(size_t scratchpad) {
     return (scratchpad + NEURON_SCRATCHPAD_MEMORY - 1) / NEURON_SCRATCHPAD_MEMORY * NEURON_SCRATCHPAD_MEMORY;
 }
 
-// locked. Counts what bundles say of the loaded programs.
+// locked. Sums the bundles' figures of the loaded programs.
 void neuron_core::count_loaded() {
     size_t bytes = 0, unstated = 0, scratchpad = 0;
     for (const auto & entry : models) {
@@ -426,7 +428,7 @@ void neuron_core::count_loaded() {
     loaded_pages    = pages(scratchpad);
 }
 
-// Returns what the programs will take that are not loaded yet, with what comes with the first one.
+// Returns the memory that programs will take that are not loaded yet, including the micro-code with the first one.
 size_t neuron_core::missing_programs(const neuron_programs & all) const {
     const auto reserved = [&](size_t n) {
         return all.n > NEURON_RESERVED_PROGRAMS ? n / all.n * NEURON_RESERVED_PROGRAMS : n;

@@ -7,10 +7,10 @@
 #include <chrono>
 #include <cstring>
 
-// Sources and results of a NEFF: as many as a graph's key has slots.
+// The most sources and results of a NEFF: the most slots in a graph's key.
 static constexpr size_t MAX_TENSORS = 1 << 16;
 
-// Unloads the model that was not used for longest; returns false when none is loaded.
+// Unloads the least recently used model; returns false when none is loaded.
 bool neuron_core::evict() {
     neuron_model * oldest = nullptr;
     for (auto & entry : models) {
@@ -35,7 +35,7 @@ bool neuron_core::evict() {
     return true;
 }
 
-// Reloads after which a message says that programs take turns: what is unloaded by chance when memory runs short is less.
+// The number of reloads that triggers a message about programs taking turns: occasional evictions cause fewer.
 static constexpr size_t MANY_RELOADS = 32;
 
 void neuron_core::note_reload() {
@@ -94,7 +94,7 @@ void neuron_core::mark_broken(neuron_model & model, const std::string & why) {
     NEURON_ERROR("core %d: %s\n", vnc, why.c_str());
 }
 
-// Reads a model's NEFF as it is in its bundle now. One that is not what the bundle's index says is never used.
+// Reads a model's NEFF from its bundle. A NEFF that differs from the bundle's index is never used.
 bool neuron_core::read_neff(neuron_model & model, std::vector<uint8_t> & neff, std::string & message) {
     message = model.broken;
     if (!message.empty()) {
@@ -123,7 +123,7 @@ bool neuron_core::is_refused(const neuron_model & model) const {
     return !model.refused.empty() && tensor_bytes >= model.refused_beside;
 }
 
-// Says once, until memory is freed, that a program does not fit.
+// Reports that a program does not fit, once until memory is freed.
 void neuron_core::note_refusal(const neuron_model & model) {
     const std::string & message = model.refused;
     if (said_full) {
@@ -136,8 +136,8 @@ void neuron_core::note_refusal(const neuron_model & model) {
                  occupancy(microcode(nrt) + size, "at least ").c_str());
 }
 
-// Loads a model, for which others are unloaded if they may be, and sets `message` when that fails. What can't get better by itself is
-// kept in model.broken, and what can't before tensors are freed in model.refused.
+// Loads a model, and unloads others for it if `make_room` is true. On failure sets `message`. Keeps permanent failures
+// in model.broken, and failures that last until tensors are freed in model.refused.
 NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool make_room) {
     if (is_refused(model)) {
         message = model.refused;
@@ -157,10 +157,10 @@ NRT_STATUS neuron_core::load(neuron_model & model, std::string & message, bool m
     }
     NRT_STATUS status;
     size_t     before = 0;
-    bool       again  = true;  // NRT_FAILURE names no cause: it is tried once more
+    bool       again  = true;  // NRT_FAILURE names no cause: the load is tried once more
     do {
         if (model.handle) {
-            return NRT_SUCCESS;  // another thread has loaded it while memory was waited for
+            return NRT_SUCCESS;  // another thread has loaded it while this one waited for memory
         }
         before = used();
         status = nrt.nrt_load(neff.data(), neff.size(), vnc, -1, &model.handle);
@@ -252,7 +252,8 @@ bool neuron_core::load_collective(const neuron_kernel &        kernel,
     return true;
 }
 
-// Reads an index below MAX_TENSORS from a name that begins with `prefix`, and leaves what follows it; false when there is none.
+// Reads an index below MAX_TENSORS from a name that begins with `prefix`, and sets `rest` to the text behind it.
+// Returns false when there is none.
 static bool read_index(const std::string & name, const char * prefix, size_t & index, std::string & rest) {
     const size_t n = strlen(prefix);
     if (name.compare(0, n, prefix) != 0 || name.size() == n || name[n] < '0' || name[n] > '9') {
@@ -299,7 +300,7 @@ NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message
 
 bool neuron_core::is_broken(const neuron_kernel & kernel) {
     if (!any_broken) {
-        return false;  // without waiting for a computation to end
+        return false;  // does not wait for a computation to end
     }
     std::lock_guard<std::mutex> lock(mutex);
     return is_broken_locked(kernel);

@@ -1,4 +1,4 @@
-// What it costs that the CPU computes nodes whose tensors are in device memory: bytes that go to the host and back.
+// The cost of computing nodes on the CPU whose tensors are in device memory: bytes moved to the host and back.
 
 #pragma once
 
@@ -11,25 +11,26 @@
 
 class neuron_fallback_cost {
   public:
-    // Bytes that one node may move before a message says so, once in a process: a KV cache, a large weight.
+    // The most bytes of one node without a message, which a process prints once. Larger: a KV cache, a large weight.
     static constexpr uint64_t LARGE = (uint64_t) 16 << 20;
 
-    // Counts what a node moved.
+    // Counts the bytes that a node moved.
     void add(const ggml_tensor * node, uint64_t bytes);
 
-    // Counts that a weight was read from the device, as ggml's scheduler does for a node that the CPU computes.
+    // Counts a weight that was read from the device, as ggml's scheduler does for a node on the CPU.
     void add_weight(const ggml_tensor * weight, uint64_t bytes);
 
-    // Counts that another tensor was read from the device, as the scheduler does for such a node, too.
+    // Counts another tensor that was read from the device for a node on the CPU.
     void add_read(const ggml_tensor * tensor, uint64_t bytes);
 
     uint64_t bytes() const;
 
-    // Returns "nodes on the CPU moved 12.3 MiB to the host or back, at most 4.0 MiB, for MUL_MAT 'node_7'", and of what was read in the same way.
+    // Returns "nodes on the CPU moved 12.3 MiB to the host or back, at most 4.0 MiB, for MUL_MAT 'node_7'", and the
+    // same for reads.
     std::string summary() const;
 
   private:
-    // Tensors that were read.
+    // Read tensors.
     struct reads {
         uint64_t    total = 0;
         uint64_t    most  = 0;

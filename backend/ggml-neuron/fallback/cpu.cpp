@@ -12,8 +12,8 @@
 #include <numeric>
 #include <vector>
 
-// A backend that is loaded at run time links to libggml-base. libggml registers the CPU backend; a
-// program may lack it.
+// A backend that is loaded at run time links to libggml-base. libggml registers the CPU backend, and a program may lack
+// it.
 #pragma weak ggml_backend_dev_by_type
 
 static ggml_backend_t cpu_backend() {
@@ -27,7 +27,7 @@ static ggml_backend_t cpu_backend() {
     return backend;
 }
 
-// The backend is one for all cores, and keeps its work memory and its threads: it computes for one of them at a time.
+// All cores share one CPU backend with its work memory and threads: it computes for one core at a time.
 static enum ggml_status compute_alone(ggml_backend_t cpu, ggml_cgraph * graph) {
     static std::mutex                 mutex;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -40,16 +40,16 @@ bool neuron_has_cpu() {
 
 namespace {
 
-// Device memory that is mirrored in host memory while the node is computed. Tensors that overlap share one.
+// A host copy of device memory while the node is computed. Overlapping tensors share one.
 struct mirror {
     const ggml_tensor *        owner;
     const char *               begin;
     const char *               end;
-    std::vector<neuron_bytes>  used;  // those that the node reads
-    std::unique_ptr<uint8_t[]> data;  // only what is used has memory of its own
+    std::vector<neuron_bytes>  used;  // bytes that the node reads
+    std::unique_ptr<uint8_t[]> data;  // reserved addresses; only used bytes take memory
 };
 
-// A node and what it reads, in host memory.
+// A node and its sources, in host memory.
 class host_node {
   public:
     host_node(ggml_tensor * node, const neuron_host_access & access) :
@@ -57,13 +57,13 @@ class host_node {
         rows_only(node->op == GGML_OP_SET_ROWS && access.is_device(node) && is_in_place(node)),
         gathers(node->op == GGML_OP_GET_ROWS && access.is_device(node->src[0])) {}
 
-    // Copies device memory to the host; returns whether that worked.
+    // Copies device memory to the host; returns whether it succeeded.
     bool read();
 
-    // Returns a node in `ctx` that computes the same from host memory, or writes it there.
+    // Returns a node in `ctx` that computes the same in host memory.
     ggml_tensor * copy(ggml_context * ctx);
 
-    // Copies what `result`, the copy, has computed to the device; returns whether that worked.
+    // Copies the results of `result`, the copy, to the device; returns whether it succeeded.
     bool write(const ggml_tensor * result);
 
   private:
@@ -80,18 +80,18 @@ class host_node {
 
     ggml_tensor * copy_tensor(ggml_context * ctx, const ggml_tensor * t) { return host_tensor(ctx, t, address_of(t)); }
 
-    ggml_tensor * const                  node;
-    const neuron_host_access &           access;
-    std::vector<mirror>                  mirrors;
-    const bool                           rows_only;  // SET_ROWS: neither is its destination read, nor all of it written
-    const bool                           gathers;    // GET_ROWS: of its first source, it reads rows
-    std::vector<uint8_t>                 rows;       // that it makes, or reads
-    std::vector<int64_t>                 row_numbers;
-    std::vector<int32_t>                 gathered_numbers;
+    ggml_tensor * const        node;
+    const neuron_host_access & access;
+    std::vector<mirror>        mirrors;
+    const bool                 rows_only;  // SET_ROWS: its destination is not read, and only some rows are written
+    const bool                 gathers;    // GET_ROWS: it reads only some rows of its first source
+    std::vector<uint8_t>       rows;       // rows that it computes, or reads
+    std::vector<int64_t>       row_numbers;
+    std::vector<int32_t>       gathered_numbers;
     std::vector<ggml_backend_buffer_ptr> buffers;
 };
 
-// Adds a mirror for a tensor, and unites it with those that it overlaps.
+// Adds a mirror for a tensor, and merges it with mirrors that it overlaps.
 void host_node::add(const ggml_tensor * t, bool is_read) {
     if (!access.is_device(t) || ggml_is_empty(t)) {
         return;
@@ -106,7 +106,7 @@ void host_node::add(const ggml_tensor * t, bool is_read) {
             m.end   = std::max(m.end, mirrors[i].end);
             m.used.insert(m.used.end(), mirrors[i].used.begin(), mirrors[i].used.end());
             mirrors.erase(mirrors.begin() + (std::ptrdiff_t) i);
-            i = 0;  // the larger one may reach others
+            i = 0;  // the merged one may overlap others
         } else {
             i++;
         }
@@ -131,7 +131,7 @@ bool host_node::read() {
         }
     }
     if (!rows_only) {
-        add(node, node->view_src != nullptr);  // what is between elements of a view is written back
+        add(node, node->view_src != nullptr);  // the bytes between a view's elements are written back
     }
     return read_mirrors() && (!gathers || neuron_read_rows(node, address_of(node->src[1]), rows, access));
 }
@@ -150,7 +150,7 @@ ggml_tensor * host_node::host_tensor(ggml_context * ctx, const ggml_tensor * t, 
     ggml_tensor * copy = ggml_new_tensor(ctx, t->type, GGML_MAX_DIMS, t->ne);
     std::copy(t->nb, t->nb + GGML_MAX_DIMS, copy->nb);
     copy->data        = data;
-    // ggml wants buffers aligned; a view's data need not be
+    // ggml requires aligned buffers; a view's data may not be aligned
     const size_t skip = (uintptr_t) copy->data % 64;
     buffers.emplace_back(ggml_backend_cpu_buffer_from_ptr((char *) copy->data - skip, skip + ggml_nbytes(t) + 1));
     copy->buffer = buffers.back().get();
@@ -158,7 +158,7 @@ ggml_tensor * host_node::host_tensor(ggml_context * ctx, const ggml_tensor * t, 
     return copy;
 }
 
-// Returns a SET_ROWS that makes the same rows, one after the other.
+// Returns a SET_ROWS with the same rows, one after the other.
 ggml_tensor * host_node::copy_rows(ggml_context * ctx) {
     const ggml_tensor * from = node->src[0];
     ggml_tensor *       to   = ggml_new_tensor_4d(ctx, node->type, node->ne[0], from->ne[1], from->ne[2], from->ne[3]);
@@ -176,7 +176,7 @@ ggml_tensor * host_node::copy_rows(ggml_context * ctx) {
     return result;
 }
 
-// Returns a GET_ROWS of the rows alone, one after the other.
+// Returns a GET_ROWS of only these rows, one after the other.
 ggml_tensor * host_node::copy_gathered(ggml_context * ctx) {
     const ggml_tensor * ids = node->src[1];
     ggml_tensor *       all =
@@ -210,14 +210,14 @@ ggml_tensor * host_node::copy(ggml_context * ctx) {
         const ggml_tensor * src = node->src[i];
         result->src[i]          = !src ? nullptr : src == node ? result : copy_tensor(ctx, src);
     }
-    // The scheduler may have copied the destination, of which SET_ROWS changes some rows only: see keep_result_apart.
+    // The scheduler may have copied the destination; SET_ROWS changes only some of its rows: see keep_result_apart.
     if (node->op == GGML_OP_SET_ROWS && node->src[2]->data != node->data && ggml_are_same_layout(node->src[2], node)) {
         memcpy(result->data, result->src[2]->data, ggml_nbytes(node));
     }
     return result;
 }
 
-// Writes a tensor, and what is between its elements as it was read.
+// Writes a tensor; the bytes between its elements keep the values that were read.
 bool host_node::write_tensor(const ggml_tensor * t, const void * data) {
     const std::vector<neuron_bytes> all = neuron_bytes_of(t);
     return std::all_of(all.begin(), all.end(), [&](const neuron_bytes & b) {

@@ -1,4 +1,4 @@
-// Computing single nodes on the CPU, for what a NeuronCore can't: see neuron_compute_on_cpu.
+// Computes single nodes on the CPU that a NeuronCore can't compute: see neuron_compute_on_cpu.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 #include <functional>
 
-// How to get at the contents of tensors that are not in host memory. `address` is what tensor->data says.
+// Access to the contents of tensors outside host memory. `address` is tensor->data.
 struct neuron_host_access {
     std::function<bool(const ggml_tensor * tensor)> is_device;  // false: data is a host pointer
     std::function<bool(const ggml_tensor * owner, const void * address, void * data, size_t size)>       read;
@@ -17,7 +17,7 @@ struct neuron_host_access {
 // Returns whether the program has ggml's CPU backend.
 bool neuron_has_cpu();
 
-// Computes one node on the CPU: its device tensors are copied to the host and the result back. Slow, and meant for what
-// would otherwise end the program: a node that writes to memory of the device (the KV cache) without a kernel for it, or
-// a kernel that turns out not to load. Threads may call it at once, for different cores; it computes one node after another.
+// Computes one node on the CPU: copies its device tensors to the host and the result back. This is slow. It serves
+// nodes that would otherwise end the program: a write to device memory (the KV cache) without a kernel, or a kernel
+// that fails to load. Threads may call it concurrently for different cores; it computes one node at a time.
 enum ggml_status neuron_compute_on_cpu(ggml_tensor * node, const neuron_host_access & access);

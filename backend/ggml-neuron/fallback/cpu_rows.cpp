@@ -6,14 +6,14 @@
 
 namespace {
 
-// Bytes between others that are moved rather than beginning another transfer.
+// The largest gap between ranges that is moved with them: a further transfer takes longer.
 constexpr size_t MAX_GAP = (size_t) 64 << 10;
 
-// Rows that are moved together. Addresses are those of the tensor.
+// Rows that are moved together. Addresses are in the tensor.
 struct range {
     const char * begin;
     const char * end;
-    size_t       filled;  // bytes of rows in it, each as often as it is written
+    size_t       filled;  // bytes of rows in it, counted for each write
 };
 
 }  // namespace
@@ -21,7 +21,7 @@ struct range {
 std::vector<neuron_bytes> neuron_bytes_of(const ggml_tensor * t) {
     const auto data = (const char *) t->data;
     size_t     size = ggml_row_size(t->type, t->ne[0]);
-    if (t->nb[0] != ggml_type_size(t->type)) {  // transposed: elements of a row are apart
+    if (t->nb[0] != ggml_type_size(t->type)) {  // transposed: a row's elements are not contiguous
         size = (size_t) (t->ne[0] - 1) * t->nb[0] + ggml_type_size(t->type);
     }
     std::vector<int> dims = { 1, 2, 3 };
@@ -61,7 +61,7 @@ std::vector<neuron_bytes> neuron_unite(std::vector<neuron_bytes> bytes) {
     return united;
 }
 
-// Returns the row that an id of a tensor says.
+// Returns the row number in an element of an id tensor.
 static int64_t id_at(const ggml_tensor * index, const char * ids, int64_t i0, int64_t i1, int64_t i2) {
     const char * id = ids + i0 * (int64_t) index->nb[0] + i1 * (int64_t) index->nb[1] + i2 * (int64_t) index->nb[2];
     if (index->type == GGML_TYPE_I64) {
@@ -111,7 +111,8 @@ bool neuron_read_rows(const ggml_tensor *        node,
     return true;
 }
 
-// Calls a function with the number of each row of the source, in order, and the address that it goes to; false when an id is of no row.
+// Calls a function with the number of each row of the source, in order, and its destination's address. Returns false
+// when an id is out of range.
 template <typename F> static bool for_each_row(const ggml_tensor * node, const char * ids, F function) {
     const ggml_tensor * from  = node->src[0];
     const ggml_tensor * index = node->src[1];
@@ -131,7 +132,7 @@ template <typename F> static bool for_each_row(const ggml_tensor * node, const c
     return true;
 }
 
-// Returns the ranges that rows of a size lie in, ascending.
+// Returns the ranges of rows of a size, ascending.
 static std::vector<range> unite(std::vector<const char *> rows, size_t row_size) {
     std::sort(rows.begin(), rows.end());
     std::vector<range> ranges;
@@ -161,7 +162,7 @@ bool neuron_write_rows(const ggml_tensor *        node,
         if (r.filled < data.size() && !access.read(node, r.begin, data.data(), data.size())) {
             return false;
         }
-        for (size_t i = 0; i < places.size(); i++) {  // in their order: of two for one place the last one counts
+        for (size_t i = 0; i < places.size(); i++) {  // in order: of two rows for one place, the last one counts
             if (places[i] >= r.begin && places[i] < r.end) {
                 memcpy(data.data() + (places[i] - r.begin), (const char *) rows + i * row_size, row_size);
             }

@@ -1,7 +1,7 @@
-// Copies in host memory of weights that are on a device, for ops that the CPU computes with them.
+// Host copies of device weights, for ops that the CPU computes with them.
 //
-// ggml's scheduler reads a weight from the device for each graph in which a node has no kernel for it, and so for each token. From the second
-// time on the copy is read instead, as long as GGML_NEURON_FALLBACK_MEMORY has room.
+// ggml's scheduler reads a weight from the device for each graph with a node that has no kernel for it, and so for each
+// token. From the second time on it reads the host copy, if GGML_NEURON_FALLBACK_MEMORY has room for one.
 
 #pragma once
 
@@ -11,29 +11,29 @@
 #include <mutex>
 #include <vector>
 
-// What all copies in a process may take, in MiB, unless the variable says otherwise.
+// The default limit of all copies in a process, in MiB.
 constexpr size_t NEURON_FALLBACK_MIB = 1024;
 
-// Returns how many bytes all copies may take. Says once when the variable is not such a number.
+// Returns the limit of all copies in bytes. Reports an invalid value of the variable once.
 size_t neuron_fallback_bytes();
 
-// The copies of what is in one buffer.
+// The copies of one buffer's contents.
 class neuron_host_copies {
   public:
     neuron_host_copies() = default;
     ~neuron_host_copies();
     neuron_host_copies(const neuron_host_copies &) = delete;
 
-    // Copies a tensor, known by its offset, and returns true when there is a copy of this version.
+    // Copies a tensor, identified by its offset, to `data`. Returns false when there is no copy of this version.
     bool get(size_t offset, size_t size, uint64_t version, void * data);
 
-    // Is told that a version was read from the device. Keeps it when it was read before.
+    // Notes that a version was read from the device. Keeps a copy from the second read on.
     void note(size_t offset, size_t size, uint64_t version, const void * data);
 
   private:
     struct copy {
         uint64_t             version = 0;
-        std::vector<uint8_t> data;  // empty: it was read once
+        std::vector<uint8_t> data;  // empty after the first read
     };
 
     void forget(copy & c);

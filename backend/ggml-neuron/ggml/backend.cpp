@@ -41,8 +41,8 @@ static void ggml_backend_neuron_free(ggml_backend_t backend) {
     delete backend;
 }
 
-// Returns whether the program reads what a graph computes as soon as it is given back. Such a graph is waited for: it costs the program
-// nothing, which would wait then, and a launch that fails is the graph's own status.
+// Returns whether the program reads a graph's results at once. The backend waits for such a graph: the program would
+// wait anyway, and a failed launch then gives the graph's own status.
 static bool ggml_backend_neuron_has_output(const ggml_cgraph * cgraph) {
     return std::any_of(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, [](const ggml_tensor * node) {
         return (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 && !ggml_is_empty(node);
@@ -105,8 +105,8 @@ static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend
     return ggml_backend_neuron_compute(*ctx, cgraph);
 }
 
-// Keeps what a group reads until all of it is computed: the allocator would free a tensor after its last reader, and give its
-// memory to a result of the group.
+// Keeps a group's sources until the whole group is computed: the allocator would free a tensor after its last reader,
+// and give its memory to a result of the group.
 static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                         cgraph,
                                            const neuron_groups &                       groups,
                                            struct ggml_backend_graph_optimize_params * params) {
@@ -119,8 +119,8 @@ static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                  
     }
 }
 
-// Loads the programs of a graph. A context that is made has graphs optimized that it reserves memory for, the longest and those for one
-// token, so that the first token does not have to wait for them.
+// Loads the programs of a graph. When llama.cpp makes a context, it has the graphs optimized that it reserves memory
+// for: the longest ones and those for one token. So the first token does not wait for their programs.
 static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
                                         const ggml_cgraph *                 cgraph,
                                         const neuron_groups &               groups) {
@@ -145,8 +145,8 @@ static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
     ctx.device->core->preload(kernels);
 }
 
-// Keeps the scheduler's allocator from giving a node the memory of one of its sources: a kernel's result must not overlap
-// its inputs, and the copy that would keep them apart costs more than the memory.
+// Prevents the scheduler's allocator from giving a node a source's memory: a kernel's result must not overlap its
+// inputs, and the copy that avoids this costs more than the memory.
 static void ggml_backend_neuron_graph_optimize(ggml_backend_t                              backend,
                                                ggml_cgraph *                               cgraph,
                                                struct ggml_backend_graph_optimize_params * params) {

@@ -1,4 +1,4 @@
-// What a ggml backend of this kind has: a device, plans of graphs, and a stream of launches.
+// The context of a ggml backend: a device, plans of graphs, and a stream of launches.
 
 #pragma once
 
@@ -16,13 +16,13 @@ struct ggml_backend_neuron_context {
     ggml_backend_neuron_device_context * device;
     neuron_planner                       planner;
     neuron_statistics                    statistics;
-    std::atomic<bool>                    computed;         // a graph
+    std::atomic<bool>                    computed;         // a graph was computed
     neuron_stream                        stream{};
-    neuron_chain *                       chain = nullptr;  // of the comm that has it
+    neuron_chain *                       chain = nullptr;  // belongs to the comm
 };
 
-// What the device makes backends with.
+// Makes a backend for a device.
 ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, const char * params);
 
-// Computes a graph, or has it computed: one with an output is waited for.
+// Computes a graph, or queues it. A graph with an output is complete on return.
 enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & ctx, ggml_cgraph * cgraph);

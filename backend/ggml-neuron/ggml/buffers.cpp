@@ -33,7 +33,7 @@ static size_t ggml_backend_neuron_buffer_type_get_alignment(ggml_backend_buffer_
     GGML_UNUSED(buft);
 }
 
-// ggml splits what is larger.
+// ggml splits larger buffers.
 static size_t ggml_backend_neuron_buffer_type_get_max_size(ggml_backend_buffer_type_t buft) {
     return NEURON_MAX_TENSOR;
 
@@ -44,7 +44,7 @@ size_t neuron_tail_of(const ggml_tensor * t) {
     if (t->op != GGML_OP_NONE || t->view_src || (t->flags & GGML_TENSOR_FLAG_INPUT) || !ggml_is_contiguous(t)) {
         return 0;
     }
-    // Attention reads one sequence's cache; where each has its own, all of them are written as one.
+    // Attention reads one sequence's cache. If each sequence has its own, SET_ROWS writes all of them as one tensor.
     int64_t more = 0;
     for (const int64_t own : { t->ne[NEURON_SET_ROWS_AXIS], ggml_nrows(t) }) {
         const int64_t rows = ggml_backend_neuron_shared().kernels.rows_written(t, own);
@@ -56,7 +56,7 @@ size_t neuron_tail_of(const ggml_tensor * t) {
 }
 
 static size_t ggml_backend_neuron_buffer_type_get_alloc_size(ggml_backend_buffer_type_t buft, const ggml_tensor * t) {
-    neuron_reserved_say();  // ggml has divided a graph that it measures
+    neuron_reserved_say();  // ggml has divided a graph whose memory it measures
     return neuron_alloc_size(buft, t) + neuron_tail_of(t);
 }
 
@@ -127,7 +127,7 @@ std::string neuron_read_packed(neuron_buffer &                                  
 
 namespace {
 
-// Room for what threads write. It is not set to 0, which one thread would do.
+// Memory for data that threads write. It is not zeroed, because a single thread would do that.
 class neuron_room {
   public:
     uint8_t * get(size_t n) {
@@ -145,8 +145,8 @@ class neuron_room {
 
 }  // namespace
 
-// Keeps bytes of a tensor, or the whole of it, whose layout is not a permutation. Returns "" when it worked, and where the original is. Needs
-// the buffer's `packing`.
+// Keeps bytes of a tensor, or the whole tensor, whose layout is not a permutation. Returns "" on success, and sets the
+// original's address. Needs the buffer's `packing`.
 static std::string neuron_keep_original(neuron_buffer &             ctx,
                                         const neuron_packed_bytes & p,
                                         const uint8_t *             data,
@@ -161,7 +161,7 @@ static std::string neuron_keep_original(neuron_buffer &             ctx,
     return ctx.originals.write(p.begin + p.first, data, n);
 }
 
-// Keeps them, and writes the units that they are in.
+// Keeps the bytes, and writes their units.
 static std::string neuron_write_converted(neuron_buffer &             ctx,
                                           const neuron_packed_bytes & p,
                                           const uint8_t *             data,
@@ -181,7 +181,7 @@ static std::string neuron_write_converted(neuron_buffer &             ctx,
     });
 }
 
-// Writes bytes of a tensor that is in a layout, or the whole of it; returns "" when it worked. Needs the buffer's `packing`.
+// Writes bytes of a tensor in a layout, or the whole tensor. Returns "" on success. Needs the buffer's `packing`.
 static std::string neuron_write_packed(neuron_buffer &             ctx,
                                        const neuron_packed_bytes & p,
                                        const uint8_t *             data,
@@ -197,7 +197,7 @@ static std::string neuron_write_packed(neuron_buffer &             ctx,
         const size_t    from    = std::max(at, p.first);
         const size_t    to      = std::min(at + size, p.last);
         const uint8_t * given   = data + (from - p.first);
-        if (to - from < size) {  // the rest stays as it is
+        if (to - from < size) {  // the rest stays unchanged
             plain.resize(size);
             const std::string failure = ctx.memory->read(packed, p.begin + at, size);
             if (!failure.empty()) {
@@ -212,7 +212,7 @@ static std::string neuron_write_packed(neuron_buffer &             ctx,
     });
 }
 
-// What a mask hides has to be finite: a value that is not a number would not become 0.
+// Zeroes the bytes behind a cache: masked values must be finite, because a NaN would not become 0.
 static enum ggml_status ggml_backend_neuron_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     if (neuron_reserved_takes(tensor)) {
         return GGML_STATUS_SUCCESS;
@@ -246,8 +246,8 @@ static bool neuron_is_whole(const ggml_tensor * tensor, size_t offset, size_t si
     return !tensor->view_src && offset == 0 && size == ggml_nbytes(tensor);
 }
 
-// Writes a tensor as it is in a file, and keeps the original. Returns "", or why that fails: what was written is then of no use. Needs the
-// buffer's `packing`.
+// Writes a tensor from a file, and keeps the original. Returns "", or why that fails: the written bytes are unusable
+// then. Needs the buffer's `packing`.
 static std::string neuron_write_repacked(neuron_buffer &                ctx,
                                          const neuron_packed_bytes &    p,
                                          const neuron_repacked_weight & weight,
@@ -274,7 +274,7 @@ static std::string neuron_write_repacked(neuron_buffer &                ctx,
     return p.layout.is_permutation() ? "" : neuron_keep_original(ctx, p, data, true, original);
 }
 
-// Writes a whole tensor as a file of GGML_NEURON_REPACKED has it, where one does. Needs the buffer's `packing`.
+// Writes a whole tensor from a file of GGML_NEURON_REPACKED, if one has it. Needs the buffer's `packing`.
 static bool neuron_takes_repacked(neuron_buffer &             ctx,
                                   const ggml_tensor *         tensor,
                                   const neuron_packed_bytes & p,
@@ -293,7 +293,7 @@ static bool neuron_takes_repacked(neuron_buffer &             ctx,
     return why.empty();
 }
 
-// Says how long it took to repack the weights of a buffer, and which files of GGML_NEURON_REPACKED were of no use.
+// Reports the time to repack a buffer's weights, and the files of GGML_NEURON_REPACKED that were unusable.
 static void neuron_say_repacked(neuron_buffer & ctx, const char * name) {
     constexpr double  MIB   = 1 << 20;
     const auto &      all   = ctx.repacked;
@@ -312,8 +312,8 @@ static void neuron_say_repacked(neuron_buffer & ctx, const char * name) {
     }
 }
 
-// Sets bytes of a tensor that is in a layout. Says, when the buffer has all that it has room for, how long that took: while it is filled,
-// llama.cpp shows how far it is.
+// Sets bytes of a tensor in a layout. When the buffer is full, reports the time this took; llama.cpp shows the progress
+// until then.
 static void neuron_set_packed(ggml_backend_buffer_t       buffer,
                               const ggml_tensor *         tensor,
                               const neuron_packed_bytes & packed,
@@ -341,7 +341,7 @@ static void neuron_set_packed(ggml_backend_buffer_t       buffer,
     all.taken += taken;
 }
 
-// ggml's allocators begin each tensor at a boundary, so that what is behind a whole one up to the next boundary is nobody else's.
+// ggml's allocators align each tensor, so the bytes between a whole tensor and the next boundary belong to no other.
 std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     const neuron_buffer & ctx   = *neuron_buffer_of(tensor);
     const bool            whole = neuron_is_whole(tensor, offset, size);
@@ -369,9 +369,9 @@ static void ggml_backend_neuron_buffer_set_tensor(ggml_backend_buffer_t buffer,
     neuron_require(ctx->memory->write(data, ctx->offset_of(tensor) + offset, size), "writing", tensor);
 }
 
-// Reads what of a tensor that is in no layout lies in some bytes of it. Of a view as a whole that is its elements, and what is between them
-// where that is little: those of a transposed cache may be far apart. Counts what it reads, except for weights, which are counted for
-// themselves, and outputs, which a program reads.
+// Reads the part of a tensor in ggml's layout that is in some bytes. For a whole view it reads the elements and small
+// gaps between them: the elements of a transposed cache may be far apart. Counts the bytes, except for weights, which
+// have their own counter, and for outputs, which the program reads.
 static std::string neuron_read_plain(neuron_buffer &     ctx,
                                      const ggml_tensor * t,
                                      char *              data,
@@ -459,10 +459,10 @@ bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const g
     auto * to   = (neuron_buffer *) buffer->context;
     auto * from = neuron_buffer_of(src);
     if (!from || from->core != to->core) {
-        return false;  // the runtime copies between tensors of one core only
+        return false;  // the runtime copies only between tensors of one core
     }
     if (neuron_layout(src) || neuron_layout(dst)) {
-        return false;  // ggml reads the one and writes the other, each in ggml's order
+        return false;  // ggml reads one and writes the other, each in ggml's order
     }
     std::lock_guard<std::mutex> lock(to->core->mutex);
     const size_t                size = ggml_nbytes(src);
@@ -474,7 +474,8 @@ static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8
     neuron_flush_chains();
     auto * ctx = (neuron_buffer *) buffer->context;
     if (ctx->originals) {
-        // The buffer does not know its tensors. Blocks of zeros are zeros in each layout; of other bytes the elements are unknown.
+        // The buffer has no list of its tensors. Blocks of zeros are zeros in each layout; other bytes give unknown
+        // elements.
         neuron_require(value ? "in this layout it can be cleared with 0 alone" : "", "clearing a buffer", nullptr);
         ctx->originals.clear();
     }
@@ -543,7 +544,7 @@ bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_opera
         return false;
     }
     ggml_backend_neuron_reg_context & shared = ggml_backend_neuron_shared();
-    // this core, as one that memory is allocated of
+    // the same core, not constant, so that it can allocate
     neuron_core &                     same   = *shared.contexts[(size_t) core.vnc]->core;
     neuron_locate_kept(same, t, shared.kernels.programs(), operand);
     return true;

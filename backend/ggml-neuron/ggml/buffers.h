@@ -1,4 +1,4 @@
-// Buffers in device memory, and the types of them: one for all tensors, and one for each layout of weights.
+// Buffers in device memory and their types: one for all tensors, and one for each layout of weights.
 
 #pragma once
 
@@ -25,7 +25,7 @@ struct neuron_buffer {
     neuron_core *   core   = nullptr;
     neuron_memory * memory = nullptr;
 
-    // ggml computes addresses within a buffer and compares them. The buffer reserves these addresses, so that no other
+    // ggml computes and compares addresses within a buffer. The buffer reserves these addresses, so that no other
     // memory has them, and protects them, so that code that takes them for host memory ends with a signal at once.
     char * base     = nullptr;
     size_t reserved = 0;
@@ -34,32 +34,32 @@ struct neuron_buffer {
 
     size_t offset_of(const ggml_tensor * tensor) const { return (size_t) ((const char *) tensor->data - base); }
 
-    // Held while a tensor in a layout is changed: what does not begin and end at its units is read first.
+    // Locked while a tensor in a layout changes: units that a write covers partly are read first.
     std::mutex packing;
 
-    // Of buffers for a layout that is not a permutation: the original of each tensor.
+    // For layouts that are not permutations: the original of each tensor.
     neuron_originals originals;
 
-    // Of buffers for a layout, what was set of whole tensors. Needs `packing`.
+    // For layouts: totals of the writes of whole tensors. `packing` guards it.
     struct {
         size_t      n       = 0;
         size_t      n_read  = 0;     // from files of GGML_NEURON_REPACKED
-        size_t      bytes   = 0;     // as ggml has them
-        size_t      taken   = 0;     // of the buffer
+        size_t      bytes   = 0;     // in ggml's layout
+        size_t      taken   = 0;     // in the buffer
         double      seconds = 0;
-        std::string first_not_read;  // and why
+        std::string first_not_read;  // with the reason
     } repacked;
 
     neuron_host_copies copies;
 };
 
-// Returns the bytes behind a cache that buffers have besides its own: a kernel for more cells reads on there, under a mask. A cache is taken
-// for one when kernels write rows like its own and when it is not a weight; one that kernels have less than half of the cells of goes
-// without.
+// Returns the bytes that a buffer adds behind a cache: a kernel for more cells reads on there, under a mask. A tensor
+// counts as a cache if kernels write rows like its own and it is not a weight. A cache gets none if the kernels have
+// less than half of its cells.
 size_t neuron_tail_of(const ggml_tensor * t);
 
-// Reads bytes of a tensor by `read`, or takes them from a copy, which is kept of weights that are read whole more than once. `version` is
-// that of the buffer's memory. Returns "" when it worked.
+// Reads bytes of a tensor with `read`, or copies them from a host copy, which is kept for weights that are read whole
+// more than once. `version` is the version of the buffer's memory. Returns "" on success.
 std::string neuron_read_or_recall(neuron_buffer &                      buffer,
                                   uint64_t                             version,
                                   const ggml_tensor *                  owner,
@@ -68,22 +68,22 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
                                   size_t                               size,
                                   const std::function<std::string()> & read);
 
-// Writes bytes of a tensor that a graph computes with, which is in no layout, before the graph is computed. Returns "" when it worked, or
-// is yet to be done.
+// Writes bytes of a graph's input, which is in no layout, before the graph is computed. The write may be deferred.
+// Returns "", or the failure so far.
 std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 
-// Bytes that are brought into a layout or out of it at once, unless a unit has more: at least, and for each thread.
+// The least bytes, in total and per thread, that are packed or unpacked at once. A larger unit is one chunk.
 static constexpr size_t PACK_CHUNK            = (size_t) 4 << 20;
 static constexpr size_t PACK_CHUNK_PER_THREAD = (size_t) 1 << 20;
 
-// Where bytes of a tensor that is in a layout are.
+// The place of a range of bytes of a tensor in a layout.
 struct neuron_packed_bytes {
     neuron_layout layout;
-    size_t        begin;  // of the tensor in the buffer
-    size_t        first;  // byte that is asked for, in the tensor
-    size_t        last;   // behind the last such byte
+    size_t        begin;  // first byte of the tensor in the buffer
+    size_t        first;  // first requested byte, in the tensor
+    size_t        last;   // end of the requested bytes
 
-    // `address` is what ggml says where the bytes are.
+    // `address` is ggml's address of the bytes.
     neuron_packed_bytes(const char * base, const ggml_tensor * tensor, const void * address, size_t size) :
         layout(tensor) {
         const ggml_tensor * root = neuron_root_of(tensor);
@@ -92,11 +92,11 @@ struct neuron_packed_bytes {
         last                     = first + size;
     }
 
-    // Where in the buffer a unit is stored that begins at a byte of the tensor.
+    // Returns the place in the buffer of the unit that begins at byte `at` of the tensor.
     size_t stored_at(size_t at) const { return begin + at / layout.unit() * layout.stored_unit(); }
 
-    // Calls use(first byte, bytes) for units in turn, from the one with the first byte to the one with the last, as long as it
-    // returns "".
+    // Calls use(first byte, bytes) for consecutive units, from the first requested byte's to the last one's, until it
+    // returns a failure.
     template <typename F> std::string for_each_chunk(F use) const {
         const size_t unit  = layout.unit();
         const size_t bytes = std::max(PACK_CHUNK, neuron_repack_threads() * PACK_CHUNK_PER_THREAD);
@@ -110,24 +110,24 @@ struct neuron_packed_bytes {
     }
 };
 
-// Reads bytes of a tensor that is in a layout, as ggml has them; returns "" when it worked.
+// Reads bytes of a tensor in a layout, and returns them in ggml's layout. Returns "" on success.
 std::string neuron_read_packed(neuron_buffer &                                            buffer,
                                const neuron_packed_bytes &                                p,
                                uint8_t *                                                  data,
                                const std::function<std::string(void *, size_t, size_t)> & read);
 
-// Ends the program when data did not get where it should be, as ggml-cuda does: ggml has no way to be told, and would go on
-// with other numbers.
+// Ends the program on a failed transfer, as ggml-cuda does: ggml has no way to report it, and would continue with wrong
+// numbers.
 void neuron_require(const std::string & failure, const char * doing, const ggml_tensor * tensor);
 
-// Returns the buffer's context when a tensor is in device memory, else NULL.
+// Returns the buffer's context for a tensor in device memory, else NULL.
 neuron_buffer * neuron_buffer_of(const ggml_tensor * tensor);
 
-// Copies a tensor to one in a buffer, within a core. Returns false when ggml has to copy it through the host.
+// Copies a tensor to one in a buffer, within a core. Returns false when ggml must copy it through the host.
 bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * src, ggml_tensor * dst);
 
-// Tells the planner where a tensor is: see neuron_locate_t.
+// Returns the place of a tensor to the planner: see neuron_locate_t.
 bool neuron_locate(const neuron_core & core, const ggml_tensor * t, neuron_operand & operand);
 
-// Returns whether the core computes with a tensor where it is: see neuron_is_on_core_t.
+// Returns whether the core can use a tensor in place: see neuron_is_on_core_t.
 bool neuron_is_on_core(const neuron_core & core, const ggml_tensor * t);

@@ -18,7 +18,7 @@
 #include <unordered_map>
 #include <utility>
 
-// Chains whose graphs are kept.
+// The most chains whose graphs are kept.
 static constexpr size_t MAX_CHAINS = 64;
 
 namespace {
@@ -26,7 +26,7 @@ namespace {
 struct all_chains {
     std::recursive_mutex        mutex;
     std::vector<neuron_chain *> chains;
-    std::atomic<int>            n_kept{ 0 };  // that have steps
+    std::atomic<int>            n_kept{ 0 };  // chains with kept steps
 };
 
 all_chains & everything() {
@@ -34,7 +34,7 @@ all_chains & everything() {
     return all;
 }
 
-// Programs with collectives are loaded and launched in one order on all cores.
+// All cores load and launch programs with collectives in the same order.
 std::mutex & order() {
     static std::mutex mutex;
     return mutex;
@@ -50,8 +50,8 @@ bool is_collective(const neuron_kernel & kernel, size_t n_ranks) {
     });
 }
 
-// Says that reductions of a graph go through the host's memory though kernels have reductions inside: those that are in no group, or
-// all of them when `why` says so.
+// Reports that reductions of a graph go through host memory although there are kernels with reductions inside: the
+// reductions outside of groups, or all of them, with the reason `why`.
 void say_over_host(const ggml_cgraph * graph, const neuron_groups & groups, size_t n_ranks, const char * why) {
     std::vector<const ggml_tensor *> sums;
     const char *                     first = why;
@@ -119,7 +119,7 @@ void neuron_chain::fail() const {
     ranks[0]->stream.failed = status == NRT_SUCCESS ? NRT_EXEC_COMPLETED_WITH_ERR : status;
 }
 
-// Waits for all ranks' launches; returns the first failure, which no later graph has.
+// Waits for all ranks' launches. Returns the first failure, and clears it for later graphs.
 NRT_STATUS neuron_chain::finish() const {
     NRT_STATUS first = NRT_SUCCESS;
     for (ggml_backend_neuron_context * rank : ranks) {
@@ -217,10 +217,10 @@ enum ggml_status neuron_chain::compute_in_turn(std::vector<step> & taken, const 
     return status;
 }
 
-// Finds reductions whose sum only nodes without elements read: a call without outputs ends with one.
+// Finds reductions whose sum is read only by nodes without elements: a call without outputs ends with one.
 void neuron_chain::find_unread(const std::vector<step> & taken, known & k) const {
     std::unordered_map<const ggml_tensor *, int64_t>
-        left;  // of summands, how many readers are not known to have no elements
+        left;  // for each summand, the number of readers that may have elements
     for (const step & s : taken) {
         for (int i = 0; s.part && i < s.part->n_nodes; i++) {
             const ggml_tensor * node = s.part->nodes[i];
@@ -246,7 +246,7 @@ void neuron_chain::find_unread(const std::vector<step> & taken, known & k) const
     }
 }
 
-// Makes each rank's graph: its parts, and a node for each reduction. A node that reads the sum has the summand as its source.
+// Makes each rank's graph: its parts, and a node for each reduction. A reader of the sum has the summand as its source.
 void neuron_chain::make(const std::vector<step> & taken, known & k) const {
     find_unread(taken, k);
     for (size_t rank = 0; rank < ranks.size(); rank++) {
@@ -305,9 +305,10 @@ bool neuron_chain::on_all_ranks(const std::function<bool(size_t)> & function) co
     return std::all_of(worked.begin(), worked.end(), [](char w) { return w; });
 }
 
-// Loads the programs with collectives of a chain on all ranks at once; returns false when there are none that all ranks have.
+// Loads a chain's programs with collectives on all ranks at once. Returns false when there are none that all ranks
+// have.
 bool neuron_chain::load(known & k) {
-    if (collective.empty()) {  // chains are recorded alone
+    if (collective.empty()) {  // chains are only recorded
         return false;
     }
     const std::lock_guard<std::mutex>       one(order());
@@ -410,8 +411,8 @@ neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, kno
         const std::lock_guard<std::mutex> lock(rank->device->core->mutex);
         rank->stream.graph++;
     }
-    // In a queue, programs with reductions need no thread that waits for the other ranks. Each is queued on all ranks before one of
-    // them goes on, since what is behind it, or a full queue, waits for it.
+    // In a queue, programs with reductions need no thread that waits for the other ranks. Each is queued on all ranks
+    // before one rank continues, because later work, or a full queue, waits for it.
     const bool is_queued = std::all_of(ranks.begin(), ranks.end(), [](const ggml_backend_neuron_context * rank) {
         return rank->device->core->launch_queue.is_queue();
     });

@@ -1,10 +1,11 @@
-// A chain of parts and reductions of ggml's meta backend (-sm tensor) that one program computes on all ranks: a rank is one of the
-// backends that a comm reduces over.
+// A chain: parts and reductions of ggml's meta backend (-sm tensor) that one program computes on all ranks. A rank is
+// one of the backends that a comm reduces over.
 //
-// Where a bundle has kernels with reductions inside (all_reduce) for as many ranks, a part is not computed when ggml gives it, but kept
-// with the reductions behind it until the last rank has its last part, the one with an output, or until something else is asked of any
-// backend. Then each rank's parts are one graph, and its groups may have reductions inside. What all ranks would launch in the same
-// order is launched on all of them; else parts are computed and added one after the other, as without a chain.
+// If a bundle has kernels with reductions inside (all_reduce) for this number of ranks, the chain keeps each part and
+// the reductions behind it. It computes them when the last rank has its last part (the one with an output), or at any
+// other call of a backend. Then each rank's parts form one graph, whose groups may contain reductions. If all ranks
+// launch the same kernels in the same order, these are launched on all ranks. Otherwise parts are computed and summed
+// one after the other, as without a chain.
 
 #pragma once
 
@@ -20,23 +21,25 @@
 
 class neuron_chain {
   public:
-    // Replaces each rank's tensor by the sum of all. Returns false when that fails, which it has reported.
+    // Replaces each rank's tensor by the sum of all. On failure reports it and returns false.
     using reduce_t = std::function<bool(ggml_tensor ** tensors)>;
 
     neuron_chain(std::vector<ggml_backend_neuron_context *> ranks, reduce_t reduce);
     ~neuron_chain();
     neuron_chain(const neuron_chain &) = delete;
 
-    // Keeps a part, or computes what is kept when it is the last one, and sets `status`. Returns false when it is to be computed at once.
+    // Keeps a part, or with the last part computes all kept steps and sets `status`. Returns false when the caller must
+    // compute the part.
     bool append(ggml_backend_neuron_context * rank, ggml_cgraph * part, enum ggml_status & status);
 
-    // Keeps a reduction behind the parts that are kept. Returns false when there are none.
+    // Keeps a reduction behind the kept parts. Returns false when there are no parts.
     bool append(ggml_tensor ** tensors);
 
-    // Computes what is kept.
+    // Computes the kept steps.
     enum ggml_status flush();
 
-    // Has the next graph fail, which the first rank is given first, and no other one.
+    // Makes the next graph of the first rank fail; the first rank gets a graph before the others. Other failures are
+    // cleared.
     void fail() const;
 
   private:
@@ -52,11 +55,11 @@ class neuron_chain {
         ggml_cgraph *                                           graph = nullptr;
     };
 
-    // What is known of steps by the numbers of their parts.
+    // Results of the analysis of steps, by the numbers of their parts.
     struct known {
         bool                       usable = true;
         std::vector<chain_graph>   graphs{};  // by rank
-        std::unordered_set<size_t> unread{};  // steps that are reductions whose sum nobody needs
+        std::unordered_set<size_t> unread{};  // reductions whose sum has no reader
     };
 
     enum class outcome { DONE, FAILED, UNUSABLE };
@@ -72,12 +75,12 @@ class neuron_chain {
 
     const std::vector<ggml_backend_neuron_context *> ranks;
     const reduce_t                                   reduce;
-    std::unordered_set<uint64_t>           collective;  // neuron_kernel::neff_number of kernels for as many ranks
-    std::recursive_mutex                   mutex;
-    std::vector<step>                      steps;
+    std::unordered_set<uint64_t> collective;  // neuron_kernel::neff_number of kernels for this number of ranks
+    std::recursive_mutex         mutex;
+    std::vector<step>            steps;
     std::map<std::vector<uint64_t>, known> chains;
 };
 
-// Computes what any chain keeps, before tensors are read or written, or waited for. ggml can't be told that this fails: the next graph
-// of the chain fails then.
+// Computes the kept steps of all chains, before tensors are read or written, or waited for. ggml takes no status here:
+// after a failure the next graph of the chain fails.
 void neuron_flush_chains();

@@ -23,18 +23,18 @@ struct comm {
     std::vector<ggml_backend_neuron_context *> backends;
     std::unique_ptr<neuron_chain>              chain;
 
-    // Of reductions, one after the other: a partial result, and the sum.
+    // Work memory of reductions, one at a time: a partial result, and the sum.
     std::vector<float> partial;
     std::vector<float> sum;
 };
 
-// Returns "" or what failed.
+// Returns "" or the failure.
 std::string read_partial(const ggml_tensor * t, float * data) {
     const size_t size = ggml_nbytes(t);
     if (const neuron_buffer * on_core = neuron_buffer_of(t)) {
         return on_core->memory->read(data, on_core->offset_of(t), size);
     }
-    memcpy(data, t->data, size);  // of tensors in host memory graphs are computed when they are given back
+    memcpy(data, t->data, size);  // graphs of tensors in host memory are complete when graph_compute returns
     return "";
 }
 
@@ -47,7 +47,7 @@ std::string write_sum(const ggml_tensor * t, const float * data) {
     return "";
 }
 
-// Returns whether a tensor is where its sum can be written, and of a type that is added here.
+// Returns whether this code can add a tensor and write its sum in place.
 bool is_reducible(const comm & c, size_t rank, const ggml_tensor * first, const ggml_tensor * t) {
     if (t->type != GGML_TYPE_F32 || !ggml_is_contiguous(t) || !ggml_are_same_shape(first, t)) {
         return false;
@@ -86,7 +86,7 @@ std::string reduce(comm & c, ggml_tensor ** tensors) {
     return "";
 }
 
-// Returns false when that fails.
+// Returns false on failure.
 bool reduce_all(comm & c, ggml_tensor ** tensors) {
     const std::string failure = reduce(c, tensors);
     if (!failure.empty()) {

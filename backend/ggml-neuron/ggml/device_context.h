@@ -1,4 +1,4 @@
-// What the backend's files share: its devices, and the kernels that all of them have.
+// State that the backend's files share: its devices and their kernels.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-// Where tensors live. Chosen once, for all devices.
+// Where tensors are. Chosen once, for all devices.
 enum class neuron_buffers {
     DEVICE,  // in device memory
     HOST,    // in host memory, and copied for each op
@@ -35,14 +35,14 @@ struct ggml_backend_neuron_device_context {
     // By layout: the first is for all tensors, the others are for weights.
     neuron_buffer_type buffer_types[NEURON_KERNELS_LAST_FORM + 1];
 
-    // Where tensors are in host memory.
+    // For tensors in host memory.
     std::string              host_name;
     ggml_backend_buffer_type host_buffer_type{};
 
-    // Those for weights that some kernel takes, then NULL.
+    // Buffer types for weights that some kernel takes, then NULL.
     std::vector<ggml_backend_buffer_type_t> extra_bufts;
 
-    // How many contexts have it compute parts of nodes for ggml's meta backend (-sm tensor).
+    // The number of contexts that compute parts of nodes on the device for ggml's meta backend (-sm tensor).
     std::atomic<int> n_comms{ 0 };
 
     explicit ggml_backend_neuron_device_context(const neuron_kernel_store & kernels) : fusion(kernels) {}
@@ -56,5 +56,5 @@ struct ggml_backend_neuron_reg_context {
     std::vector<ggml_backend_device>                                 devices;
 };
 
-// Returns what the devices share; opens libnrt and the kernels when it is called first.
+// Returns the shared state. The first call opens libnrt and the kernels.
 ggml_backend_neuron_reg_context & ggml_backend_neuron_shared();

@@ -20,7 +20,7 @@ void ggml_backend_neuron_synchronize(ggml_backend_t backend) {
     core.launch_queue.wait_for(ctx->stream);
 }
 
-// Tensors in host memory are computed with before the graph is given back.
+// Graphs of tensors in host memory are complete when graph_compute returns.
 bool ggml_backend_neuron_is_async(const ggml_backend_neuron_device_context * device) {
     return ggml_backend_neuron_shared().buffers == neuron_buffers::DEVICE && device->core->launch_queue.is_queue();
 }
@@ -45,7 +45,7 @@ void ggml_backend_neuron_get_tensor_async(ggml_backend_t      backend,
     GGML_UNUSED(backend);
 }
 
-// Copies between cores through the host, since the runtime copies between tensors of one core only.
+// Copies between cores through the host: the runtime copies only between tensors of one core.
 static void ggml_backend_neuron_cpy_between_cores(neuron_core &          core,
                                                   neuron_stream &        stream,
                                                   const neuron_operand & from,
@@ -68,7 +68,7 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
     auto *                      to     = neuron_buffer_of(dst);
     auto *                      from   = neuron_buffer_of(src);
     const ggml_backend_buffer_t buffer = neuron_buffer_of_root(src);
-    // ggml reads what is in a layout, and writes it, in ggml's order
+    // ggml reads and writes tensors in layouts in its own order
     if (!to || !ggml_is_contiguous(src) || neuron_layout(src) || neuron_layout(dst)) {
         return false;
     }
@@ -82,7 +82,7 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
                                               { to->memory, to->offset_of(dst), size }, src);
         return true;
     }
-    // what another backend computes into host memory, it may not have computed yet
+    // another backend may not have computed this host memory yet
     if (!buffer || !ggml_backend_buffer_is_host(buffer)) {
         return false;
     }
@@ -100,7 +100,7 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
 
 struct ggml_backend_neuron_event_context {
     neuron_core * core   = nullptr;
-    uint64_t      number = 0;  // of the launch that is waited for; guarded by the core's mutex
+    uint64_t      number = 0;  // the awaited launch; guarded by the core's mutex
 };
 
 static bool ggml_backend_neuron_is_event(ggml_backend_event_t event) {
@@ -124,7 +124,7 @@ void ggml_backend_neuron_device_event_synchronize(ggml_backend_dev_t dev, ggml_b
     GGML_UNUSED(dev);
 }
 
-// A core does what it is given in order, so it has nothing to wait for in itself. What another kind of device does, the thread waits for.
+// A core works in order, so it never waits for itself. For an event of another kind of device the thread waits.
 void ggml_backend_neuron_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
     if (event->device == backend->device) {
         return;

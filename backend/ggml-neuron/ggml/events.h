@@ -1,4 +1,4 @@
-// What ggml asks of a backend whose launches are in flight: to wait for them, to write, read and copy tensors meanwhile, and events.
+// ggml's interface for a backend with launches in flight: waiting, asynchronous writes, reads and copies, and events.
 
 #pragma once
 
@@ -8,12 +8,12 @@
 
 #include <cstddef>
 
-// Returns whether a graph may still be computed when it was given to a backend.
+// Returns whether a graph may still be in flight when graph_compute returns.
 bool ggml_backend_neuron_is_async(const ggml_backend_neuron_device_context * device);
 
 void ggml_backend_neuron_synchronize(ggml_backend_t backend);
 
-// These wait for the launches that use the tensor's memory, and for no others; then the data has been copied when they return.
+// These wait only for the launches that use the tensor's memory; the data has been copied when they return.
 void ggml_backend_neuron_set_tensor_async(ggml_backend_t backend,
                                           ggml_tensor *  tensor,
                                           const void *   data,
@@ -34,7 +34,7 @@ bool ggml_backend_neuron_cpy_tensor_async(ggml_backend_t      backend_src,
 void ggml_backend_neuron_event_record(ggml_backend_t backend, ggml_backend_event_t event);
 void ggml_backend_neuron_event_wait(ggml_backend_t backend, ggml_backend_event_t event);
 
-// Those of a device.
+// A device's functions.
 ggml_backend_event_t ggml_backend_neuron_device_event_new(ggml_backend_dev_t dev);
 void                 ggml_backend_neuron_device_event_free(ggml_backend_dev_t dev, ggml_backend_event_t event);
 void                 ggml_backend_neuron_device_event_synchronize(ggml_backend_dev_t dev, ggml_backend_event_t event);

@@ -42,7 +42,7 @@ static ggml_backend_buffer_t neuron_host_buffer_type_alloc_buffer(ggml_backend_b
 }
 
 ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev) {
-    // one for all cores, whose device is the first that asked
+    // one for all cores; its device is the first caller's
     static ggml_backend_buffer_type type = {
         /* .iface   = */ {
                           /* .get_name       = */ neuron_host_buffer_type_get_name,
@@ -65,7 +65,7 @@ ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev) {
 
 namespace {
 
-// What a core has of a tensor.
+// A core's copy of a tensor.
 struct kept_copy {
     const char *    begin;  // of the tensor
     size_t          size;
@@ -76,7 +76,7 @@ struct kept_buffer {
     void * data  = nullptr;
     bool   owned = false;
 
-    // Taken after a core's mutex.
+    // Locked after a core's mutex.
     std::mutex                mutex;
     std::vector<kept_copy>    copies;
     std::vector<const void *> written;  // tensors that ops write to
@@ -98,7 +98,7 @@ static void drop_copies(kept_buffer & kept, const void * data, size_t size) {
     }
     for (const kept_copy & c : dropped) {
         neuron_core &                     core = *c.memory->core;
-        const std::lock_guard<std::mutex> lock(core.graph_mutex);  // no graph is half launched with it
+        const std::lock_guard<std::mutex> lock(core.graph_mutex);  // no graph that uses it is half launched
         core.free(c.memory);
     }
 }
@@ -116,7 +116,7 @@ static void * neuron_kept_buffer_get_base(ggml_backend_buffer_t buffer) {
     return ((kept_buffer *) buffer->context)->data;
 }
 
-// To be called before bytes change.
+// Call this before bytes change.
 static void note_write(ggml_backend_buffer_t buffer, const void * data, size_t size) {
     drop_copies(*(kept_buffer *) buffer->context, data, size);
 }
@@ -232,7 +232,7 @@ ggml_backend_buffer_t neuron_kept_buffer_from_ptr(ggml_backend_buffer_type_t buf
     return make_kept_buffer(buft, data, size, false);
 }
 
-// Returns the buffer that knows of a tensor's copies, or NULL.
+// Returns the buffer that tracks a tensor's copies, or NULL.
 static kept_buffer * kept_buffer_of(const ggml_tensor * root) {
     const bool known = root->buffer && root->buffer->iface.free_buffer == neuron_kept_buffer_free_buffer;
     return known ? (kept_buffer *) root->buffer->context : nullptr;
@@ -244,7 +244,7 @@ bool neuron_locate_kept(neuron_core &           core,
                         neuron_operand &        operand) {
     const ggml_tensor * root = neuron_root_of(t);
     kept_buffer *       kept = kept_buffer_of(root);
-    // what is trained is written to by ops of other backends, too
+    // ops of other backends write to trained weights, too
     if (!kept || root->buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS || root->op != GGML_OP_NONE ||
         (root->flags & GGML_TENSOR_FLAG_PARAM) != 0 || (t != root && !neuron_is_view_op(t->op)) || ggml_is_empty(t)) {
         return false;

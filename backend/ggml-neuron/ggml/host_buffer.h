@@ -5,24 +5,26 @@
 #include "device/core.h"
 #include "ggml-backend.h"
 
-// The type of buffers that a program keeps inputs and outputs in, where tensors are in device memory. The host tensors of
-// libnrt (NRT_TENSOR_PLACEMENT_HOST) are deprecated and of 4 MB at most, and AWS documents no other memory that a device reads faster: this
-// is plain, page-aligned memory.
+// Returns the type of host buffers for inputs and outputs when tensors are in device memory. libnrt's host tensors
+// (NRT_TENSOR_PLACEMENT_HOST) are deprecated and limited to 4 MB, and AWS documents no other host memory that a device
+// reads faster. So this is plain, page-aligned memory.
 ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev);
 
-// A device's own type where tensors are in host memory: buffers that know of writes to them. `name` stays with the caller.
+// Returns a device's own type for tensors in host memory: its buffers track writes. The caller keeps `name` alive.
 ggml_backend_buffer_type neuron_kept_buffer_type(ggml_backend_dev_t dev, const char * name);
 
 // Returns such a buffer for memory that it does not own.
 ggml_backend_buffer_t neuron_kept_buffer_from_ptr(ggml_backend_buffer_type_t buft, void * data, size_t size);
 
-// locked. Sets `operand` to where a core has a copy of a tensor that is in host memory, which it gets and keeps when there is none yet.
-// Returns false when it keeps none: only of weights (GGML_BACKEND_BUFFER_USAGE_WEIGHTS) that no op is known to write to, in buffers of
-// neuron_kept_buffer_type, and as long as memory is left. Copies go when the buffer is freed, or written to by ggml's functions.
+// locked. Sets `operand` to a core's copy of a tensor in host memory, and makes the copy on first use. Returns false
+// when the core keeps no copy: it keeps only weights (GGML_BACKEND_BUFFER_USAGE_WEIGHTS) in buffers of
+// neuron_kept_buffer_type that no op is known to write to, while memory lasts. Freeing the buffer, or writing to it
+// with ggml's functions, drops the copies.
 bool neuron_locate_kept(neuron_core &           core,
                         const ggml_tensor *     t,
                         const neuron_programs & programs,
                         neuron_operand &        operand);
 
-// Has no core keep a copy of the tensors that an op writes to. To be called with no core locked, before the op is computed.
+// Marks the tensors that an op writes to: no core keeps copies of them. Call it before the op is computed, with no core
+// locked.
 void neuron_note_writes(const ggml_tensor * op);

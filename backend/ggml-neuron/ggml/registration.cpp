@@ -51,8 +51,8 @@ static const char * ggml_backend_neuron_device_get_description(ggml_backend_dev_
 static void ggml_backend_neuron_device_get_memory(ggml_backend_dev_t dev, size_t * free, size_t * total) {
     neuron_core & core = *((ggml_backend_neuron_device_context *) dev->context)->core;
     core.memory_stats(ggml_backend_neuron_shared().kernels.programs(), free, total);
-    // llama.cpp divides layers by what its devices have free, and ends the program where that is 0 for all of them. With this a buffer
-    // is asked for, and what refuses it says why.
+    // llama.cpp distributes layers by the free memory of its devices, and ends the program when all have 0. With this
+    // minimum it requests a buffer, and the failing allocation reports the reason.
     if (*total) {
         *free = std::max(*free, (size_t) 1 << 20);
     }
@@ -88,7 +88,7 @@ static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggm
     return &device->buffer_types[0].buft;
 }
 
-// Where tensors are in host memory anyway, that is the CPU's.
+// If tensors are in host memory anyway, the host buffer type is the CPU's.
 static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_host_buffer_type(ggml_backend_dev_t dev) {
     return ggml_backend_neuron_shared().buffers == neuron_buffers::HOST ? NULL : neuron_host_buffer_type(dev);
 }
@@ -110,7 +110,7 @@ static bool ggml_backend_neuron_device_supports_buft(ggml_backend_dev_t dev, ggm
     if (in_host && ggml_backend_buft_is_host(buft)) {
         return true;
     }
-    // where all other tensors are in host memory, weights in layouts are on the device
+    // weights in layouts are on the device even if all other tensors are in host memory
     return ggml_backend_buft_is_neuron(buft) && buft->device == dev && (!in_host || neuron_layout_of_buft(buft));
 }
 
@@ -149,8 +149,8 @@ void ggml_backend_neuron_register_bundle(const struct neuron_kernels_table * tab
 void ggml_backend_neuron_register_embedded();  // generated: ggml-neuron.cmake
 #endif
 
-// Chooses where tensors live: what GGML_NEURON_BUFFERS says, else device memory when the kernels make up a whole
-// transformer and host memory when they do not.
+// Chooses where tensors are: by GGML_NEURON_BUFFERS, else in device memory if the kernels cover a whole transformer,
+// else in host memory.
 static neuron_buffers ggml_backend_neuron_choose_buffers(const neuron_kernel_store & kernels) {
     const char * chosen = getenv("GGML_NEURON_BUFFERS");
     if (chosen && *chosen) {
@@ -185,7 +185,7 @@ static ggml_backend_dev_t ggml_backend_neuron_reg_get_device(ggml_backend_reg_t 
     GGML_UNUSED(reg);
 }
 
-// What llama.cpp's test-fusion asks a backend for by name. Each device has a count of launches by graph kernel.
+// Functions that llama.cpp's test-fusion looks up by name. Each device counts its launches per graph kernel.
 using ggml_backend_fusion_t = void *;
 
 static ggml_backend_fusion_t ggml_backend_neuron_fusion_get(ggml_backend_dev_t dev) {
@@ -211,7 +211,7 @@ static void ggml_backend_neuron_fusion_set_enabled(ggml_backend_fusion_t fusion,
     ((neuron_fusion *) fusion)->set_enabled(enabled);
 }
 
-// What llama.cpp asks a device for by name: buffer types that it tries for a weight when the device's own refuses it.
+// A function that llama.cpp looks up by name: the buffer types to try for a weight that the device's own type refuses.
 static ggml_backend_buffer_type_t * ggml_backend_neuron_get_extra_bufts(ggml_backend_dev_t dev) {
     return ((ggml_backend_neuron_device_context *) dev->context)->extra_bufts.data();
 }
@@ -238,7 +238,8 @@ static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, c
             return entry.function;
         }
     }
-    // llama.cpp asks for it while it loads a model with -sm row, and fails without it. Programs may silence what it says.
+    // llama.cpp looks this up while it loads a model with -sm row, and fails without it. Programs may silence its
+    // message.
     if (strcmp(name, "ggml_backend_split_buffer_type") == 0) {
         NEURON_ERROR("NeuronCores don't compute with rows of a weight each (-sm row)\n"
                      "use -sm tensor, which splits weights by heads and the like, or -sm layer, which gives each core "
@@ -262,12 +263,12 @@ static struct ggml_backend_reg g_reg = {
     /* .context     = */ NULL,
 };
 
-// Says why there are no devices.
+// Reports why there are no devices.
 static void ggml_backend_neuron_no_devices(const std::string & why) {
     NEURON_WARN("no devices%s: %s\n", neuron_recording() ? ", and nothing is recorded" : "", why.c_str());
 }
 
-// Opens the kernels for what libnrt says the machine is; returns whether there is something for devices to do.
+// Opens the kernels for the machine that libnrt reports. Returns whether the devices have work to do.
 static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & shared) {
     const neuron_nrt & nrt = *shared.nrt;
     NEURON_LOG("%s, version %llu.%llu.%llu %s, %u cores\n", nrt.path.c_str(), (unsigned long long) nrt.version.rt_major,
@@ -286,7 +287,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     shared.buffers = ggml_backend_neuron_choose_buffers(shared.kernels);
     NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared.kernels.n_kernels(),
                shared.kernels.n_bundles(), shared.buffers == neuron_buffers::DEVICE ? "device" : "host");
-    // A device that computes nothing is not harmless: llama.cpp turns flash attention off for it, and puts weights there.
+    // A device that computes nothing does harm: llama.cpp turns flash attention off for it, and puts weights there.
     if (shared.kernels.n_kernels() == 0 && !neuron_recording()) {
         const bool named = !neuron_variable("GGML_NEURON_KERNEL_DIR").empty();
         ggml_backend_neuron_no_devices(named ? "GGML_NEURON_KERNEL_DIR has no kernels that can be used here"
@@ -298,9 +299,9 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     return true;
 }
 
-// GGML_NEURON_REPACK=0 keeps all weights as ggml has them.
+// GGML_NEURON_REPACK=0 keeps all weights in ggml's order.
 static bool ggml_backend_neuron_repacks() {
-    neuron_repack_threads();  // reports a value that is not a number before weights are loaded
+    neuron_repack_threads();  // reports an invalid value before weights are loaded
     return neuron_switch("GGML_NEURON_REPACK", true);
 }
 
@@ -319,7 +320,7 @@ static void ggml_backend_neuron_add_buffer_type(const neuron_kernel_store &     
         type.context.name += std::string("_") + neuron_layout_name(layout);
     }
     if (layout && ggml_backend_neuron_repacks() && kernels.has_layout(layout)) {
-        neuron_repacked_files();  // reports one that can't be used before weights are loaded
+        neuron_repacked_files();  // reports unusable files before weights are loaded
         device.extra_bufts.push_back(&type.buft);
     }
 }
@@ -347,8 +348,8 @@ static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & sha
 }
 
 #ifdef GGML_NEURON_GGML_VERSION
-// Returns why this ggml can't have the backend; empty when it can. A version's last number, and what follows it in versions under
-// development, is of changes that leave the interface as it is.
+// Returns why the backend can't work with this ggml; "" when it can. The last number of a version, and the suffix of
+// development versions, do not affect the interface.
 static std::string ggml_backend_neuron_other_ggml() {
     const auto minor = [](const std::string & version) {
         return version.substr(0, version.find('.', version.find('.') + 1));
@@ -363,13 +364,13 @@ static std::string ggml_backend_neuron_other_ggml() {
 }
 #endif
 
-// Never destroyed: buffers may be freed by destructors that run later than any of ours.
+// Never destroyed: destructors that run later than the backend's may free buffers.
 ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
     static ggml_backend_neuron_reg_context * context = [] {
         auto *      shared = new ggml_backend_neuron_reg_context;
         std::string message;
         neuron_warn_of_unknown_variables();
-        neuron_fallback_bytes();  // says at once that the variable is wrong, not at the first weight that is kept
+        neuron_fallback_bytes();  // reports an invalid variable now, not at the first kept weight
 #ifdef GGML_NEURON_GGML_VERSION
         message = ggml_backend_neuron_other_ggml();
         if (!message.empty()) {
@@ -379,7 +380,7 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
 #endif
         shared->nrt = neuron_nrt_get(message);
         if (!shared->nrt) {
-            // Where the library is absent and no variable is set, the user expects no devices.
+            // Without the library and without any variable set, the user expects no devices.
             if (neuron_any_variable() || message.rfind("no libnrt: ", 0) != 0) {
                 ggml_backend_neuron_no_devices(message);
             }
@@ -401,7 +402,7 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         if (shared->devices.empty()) {
             ggml_backend_neuron_no_devices(shared->nrt->path + " sees no NeuronCore");
         }
-        // Runs before libnrt is closed, since it is registered later.
+        // Registered after libnrt's handler, and so runs before libnrt is closed.
         atexit([] {
             const std::string nothing = neuron_nothing_computed();
             if (!nothing.empty()) {

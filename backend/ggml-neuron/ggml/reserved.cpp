@@ -26,7 +26,7 @@ struct reservation {
     bool                                    splitting = false;
     std::vector<const ggml_tensor *>        asked{};
     std::unordered_set<const ggml_tensor *> known{};
-    std::vector<const ggml_tensor *>        parts{};  // of the copy that is made at the moment
+    std::vector<const ggml_tensor *>        parts{};  // parts of the copy that is being made
 };
 
 reservation & mine() {
@@ -38,13 +38,13 @@ bool is_of_meta_device(const ggml_backend_buffer_t buffer) {
     return buffer && ggml_backend_buft_is_meta(buffer->buft);
 }
 
-// Returns whether a tensor is a weight or a cache, whose parts are there.
+// Returns whether a tensor is a weight or a cache, whose parts exist.
 bool is_lasting(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE && !t->view_src && is_of_meta_device(t->buffer) &&
            ggml_backend_buffer_get_usage(t->buffer) != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
 }
 
-// Returns whether a tensor comes from somewhere else: an input, or what another backend has.
+// Returns whether a tensor is an input, or in another backend's memory.
 bool is_input(const ggml_tensor * t) {
     const ggml_backend_buffer_t buffer = neuron_buffer_of_root(t);
     return t->op == GGML_OP_NONE || (buffer && !is_of_meta_device(buffer));
@@ -61,10 +61,10 @@ template <typename F> void for_each_source(const ggml_tensor * t, F function) {
     }
 }
 
-// Copies of nodes, and of what they need, that the meta device makes parts of.
+// Copies of nodes and of their sources, for which the meta device makes parts.
 class graph_copy {
   public:
-    // Finds what to copy, in an order in which sources come first.
+    // Finds the tensors to copy, in an order with sources first.
     explicit graph_copy(const std::vector<const ggml_tensor *> & nodes) {
         std::unordered_set<const ggml_tensor *>           entered;
         std::vector<std::pair<const ggml_tensor *, bool>> stack;
@@ -77,7 +77,7 @@ class graph_copy {
             if (done) {
                 order.push_back(t);
             } else if (is_lasting(t)) {
-                // while llama.cpp measures alone, weights have buffers without anything
+                // while llama.cpp only measures memory, weights have empty buffers
                 whole = whole && t->buffer->context;
                 buft  = t->buffer->buft;
             } else if (entered.insert(t).second) {
@@ -91,9 +91,9 @@ class graph_copy {
 
     bool is_possible() const { return whole && buft; }
 
-    // Calls a function with each node and its parts. Throws what ggml would end the program with.
+    // Calls a function with each node and its parts. Throws an exception where ggml would end the program.
     template <typename F> void split(F function) {
-        // not by ggml_backend_buft_alloc_buffer, which makes nothing of buffers without bytes
+        // ggml_backend_buft_alloc_buffer would make no buffer of 0 bytes
         buffer.reset(buft->iface.alloc_buffer(buft, NEURON_ALIGNMENT));
         ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
         tensors.reset(ggml_init({ (order.size() + 1) * ggml_tensor_overhead(), nullptr, true }));
@@ -137,8 +137,8 @@ class graph_copy {
     std::unordered_map<const ggml_tensor *, ggml_tensor *> copies;
 };
 
-// ggml has one abort callback for all threads. And the meta device keeps how a weight is split in the weight's buffer, which contexts of
-// one model share. So one thread at a time splits graphs.
+// ggml has one abort callback for all threads. The meta device keeps the split of a weight in the weight's buffer,
+// which contexts of a model share. So one thread at a time splits graphs.
 struct abort_hook {
     std::mutex                         one_thread{};
     std::atomic<ggml_abort_callback_t> previous{ nullptr };
@@ -149,8 +149,9 @@ abort_hook & the_hook() {
     return hook;
 }
 
-// The meta device ends the program at a node that it can't split: so it does when a program computes such a graph, which it may never
-// do. The exception goes through its functions alone, and leaves nothing behind but memory of the copies' buffer.
+// The meta device ends the program at a node that it can't split. It would do so if a program computed such a graph,
+// which may never happen. The exception passes only through the meta device's functions, and leaks only memory
+// of the copies' buffer.
 void throw_while_splitting(const char * message) {
     if (mine().splitting) {
         throw std::runtime_error(message);
@@ -162,7 +163,7 @@ void throw_while_splitting(const char * message) {
     }
 }
 
-// While an object of this class exists, an abort of ggml in this thread is an exception.
+// During the lifetime of such an object, an abort of ggml in this thread becomes an exception.
 class splitting {
   public:
     splitting() : lock(the_hook().one_thread) {
@@ -181,8 +182,9 @@ class splitting {
     std::lock_guard<std::mutex> lock;
 };
 
-// Returns whether kernels compute attention of the same heads, or pick out rows of as many elements, for other numbers of tokens, cells or
-// sequences, which one kernel is for. Memory is reserved for the longest call, and a program may never make it.
+// Returns whether kernels compute attention of the same heads, or gather rows of as many elements, for other numbers of
+// tokens, cells or sequences: one kernel serves all of these. Memory is reserved for the longest call, and a program
+// may never make it.
 bool is_longer_than_kernels(const ggml_tensor * part) {
     const bool attends = part->op == GGML_OP_FLASH_ATTN_EXT;
     if (!attends && (part->op != GGML_OP_GET_ROWS || part->src[0]->op == GGML_OP_NONE)) {
@@ -217,7 +219,7 @@ bool is_lacking(const ggml_tensor * part) {
            !is_longer_than_kernels(part);
 }
 
-// Adds the parts of a node that lack a kernel: those that are the same on several cores once.
+// Adds the parts of a node that have no kernel; equal parts of several cores count once.
 void add_lacking(const std::vector<const ggml_tensor *> & parts, neuron_missing_ops & missing) {
     std::unordered_set<uint64_t> added;
     for (const ggml_tensor * part : parts) {
@@ -227,7 +229,7 @@ void add_lacking(const std::vector<const ggml_tensor *> & parts, neuron_missing_
     }
 }
 
-// Returns a message of ggml's without the folders of its source file.
+// Returns a message of ggml without the folders of its source file.
 std::string without_folders(const std::string & message) {
     const size_t end = message.rfind('/', message.find(": "));
     return end == std::string::npos ? message : message.substr(end + 1);

@@ -1,10 +1,12 @@
-// What cores lack of the graphs that llama.cpp reserves memory for with -sm tensor, named before any graph is computed.
+// Reports, before any graph is computed, the ops without kernels in the graphs that llama.cpp reserves memory for with
+// -sm tensor.
 //
-// ggml's meta backend asks about whole nodes, and makes the parts of them that devices compute when it gives nodes memory: for the
-// first graph that is computed. Reserving has none of that. So while a context reserves memory, the nodes that devices are asked about
-// are noted, and once the graph is whole, copies of them are given a buffer of the meta device, which makes their parts as it will then.
+// ggml's meta backend asks about whole nodes. It makes the parts that devices compute when it allocates nodes, for the
+// first computed graph; reserving allocates nothing. So while a context reserves memory, this code notes the nodes that
+// supports_op is called for. Once the graph is complete, it allocates copies of them in a buffer of the meta device,
+// which then makes the same parts.
 //
-// The state is of a thread: llama.cpp divides a graph and asks how much memory it takes in one.
+// The state is per thread: llama.cpp divides a graph and computes its memory in one thread.
 
 #pragma once
 
@@ -12,20 +14,20 @@
 
 #include <cstddef>
 
-// A context over as many cores is made, whose next graphs memory is reserved for.
+// Begins noting: a context over this many cores is being made, and reserves memory for the next graphs.
 void neuron_reserved_begin(size_t n_cores);
 
-// A graph is computed: nothing is noted any more.
+// Ends noting: a graph is computed.
 void neuron_reserved_end();
 
-// Notes a whole node that a device was asked about, whose parts a core is to compute.
+// Notes a whole node from a call of supports_op. A core will compute a part of it.
 void neuron_reserved_note(const ggml_tensor * op);
 
-// Drops what was noted: the tensors may be gone.
+// Drops the noted nodes: their tensors may be freed.
 void neuron_reserved_drop();
 
-// The nodes that were noted are all of a graph: names what their parts lack, with lines of a manifest.
+// Reports the ops without kernels in the parts of the noted nodes, which form a whole graph, with lines of a manifest.
 void neuron_reserved_say();
 
-// Takes a part that the meta device makes of a copy. Returns false when it is of a node that will have memory.
+// Takes a part that the meta device makes of a copy. Returns false for a part of a node that is really allocated.
 bool neuron_reserved_takes(const ggml_tensor * part);

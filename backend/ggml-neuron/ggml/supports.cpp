@@ -28,8 +28,8 @@
 #include <tuple>
 #include <vector>
 
-// llama.cpp decides where a weight goes by asking for a made-up op on it: 512 tokens, parameters all 0, and the weight in a
-// buffer of size 0. Returns the weight, or NULL when the op is not made up.
+// llama.cpp decides where to put a weight by calling supports_op for an artificial op on it: 512 tokens, parameters all
+// 0, and the weight in a buffer of size 0. Returns the weight, or NULL for a real op.
 static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
     for (const ggml_tensor * src : op->src) {
         if (src && src->buffer && ggml_backend_buffer_get_size(src->buffer) == 0) {
@@ -39,7 +39,7 @@ static const ggml_tensor * neuron_probed_weight(const ggml_tensor * op) {
     return nullptr;
 }
 
-// Returns whether kernels want a weight in a layout that the device offers buffers for.
+// Returns whether kernels require a weight in a layout that the device has buffers for.
 static bool neuron_wants_layout(const ggml_backend_neuron_device_context * device,
                                 const ggml_tensor *                        op,
                                 const ggml_tensor *                        weight,
@@ -48,8 +48,8 @@ static bool neuron_wants_layout(const ggml_backend_neuron_device_context * devic
            ggml_backend_neuron_shared().kernels.has_weight(op, weight, layout);
 }
 
-// Returns whether kernels want a weight in any layout: llama.cpp is to put it in a buffer of the type for that, not in the device's
-// own, which it asks for first.
+// Returns whether kernels require a weight in any layout: llama.cpp should then put it in a buffer of that layout's
+// type, and not in the device's own type, which it tries first.
 static bool neuron_wants_any_layout(const ggml_backend_neuron_device_context * device,
                                     const ggml_tensor *                        op,
                                     const ggml_tensor *                        weight) {
@@ -60,7 +60,8 @@ static bool neuron_wants_any_layout(const ggml_backend_neuron_device_context * d
     return wants;
 }
 
-// Answers for a weight. While ops are recorded, weights go where the kernels that can be built will want them.
+// Returns whether the device takes a weight. While ops are recorded, weights go where the kernels that can be built
+// will require them.
 static bool neuron_takes_weight(const ggml_backend_neuron_device_context * device,
                                 const ggml_tensor *                        op,
                                 const ggml_tensor *                        weight) {
@@ -77,7 +78,8 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     if (layout) {
         takes = neuron_wants_layout(device, op, weight, layout);
     } else {
-        // llama.cpp asks for attention's sinks as if they were scaled. With the CPU they would end a part of the graph before attention.
+        // llama.cpp asks about attention's sinks with a SCALE op. Sinks on the CPU would end a part of the graph before
+        // attention.
         const bool sinks = op->op == GGML_OP_SCALE && store.has_sinks(weight->ne[0]);
         takes            = !neuron_wants_any_layout(device, op, weight) &&
                            (sinks || store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
@@ -86,7 +88,8 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     return takes;
 }
 
-// Returns whether some kernel of an op takes a weight, a source of it, whole or cut along one axis, as devices have parts of it.
+// Returns whether some kernel of an op takes a weight, one of its sources, whole or cut along one axis, as a device's
+// part of it.
 static bool neuron_has_kernel_for_parts(const ggml_tensor * op, const ggml_tensor * weight) {
     const auto src   = std::find(op->src, op->src + GGML_MAX_SRC, weight) - op->src;
     bool       found = false;
@@ -105,7 +108,7 @@ static bool neuron_has_kernel_for_parts(const ggml_tensor * op, const ggml_tenso
     return found;
 }
 
-// Returns whether no message named such an op yet on a weight like this one.
+// Returns whether no message has named such an op on a weight like this one yet.
 static bool neuron_is_news(const ggml_tensor * op, const ggml_tensor * weight) {
     static std::mutex                                                                 mutex;
     static std::set<std::tuple<std::string, int, std::array<int64_t, GGML_MAX_DIMS>>> said;
@@ -115,9 +118,9 @@ static bool neuron_is_news(const ggml_tensor * op, const ggml_tensor * weight) {
     return said.emplace(ggml_op_desc(op), (int) weight->type, ne).second;
 }
 
-// Answers for a weight of which each device has a part (-sm tensor). The meta backend has no other backend for an op on parts, and buffers
-// for parts have no layout. Throws std::runtime_error where tensors are in host memory: llama.cpp has no other way to be told before it
-// has a context, and takes that for a model that can't be loaded.
+// Returns whether devices take parts of a weight (-sm tensor). The meta backend has no other backend for an op on
+// parts, and buffers for parts have no layout. Throws std::runtime_error if tensors are in host memory: before there is
+// a context, llama.cpp has no other error path, and treats it as a model that can't be loaded.
 static bool neuron_takes_parts(const ggml_tensor * op, const ggml_tensor * weight) {
     if (ggml_backend_neuron_shared().buffers == neuron_buffers::HOST) {
         NEURON_ERROR("NeuronCores compute with parts of a weight each (-sm tensor) in device memory only\n"
@@ -139,16 +142,16 @@ static bool neuron_takes_parts(const ggml_tensor * op, const ggml_tensor * weigh
     return takes;
 }
 
-// What a device says of a node.
+// A device's answer for a node.
 struct neuron_opinion {
-    bool has_kernel = false;  // that is not broken on the core
-    bool is_member  = false;  // of some group, or may be of one with another number of tokens, that its kernels compute
+    bool has_kernel = false;  // and it is not broken on the core
+    bool is_member  = false;  // of some group with usable kernels, or of one with another number of tokens
 
     bool is_known() const { return has_kernel || is_member; }
 };
 
-// Returns a device's opinion. Where a bundle has no kernel for a node by itself, the CPU computes it when the graph has it among other
-// nodes than its groups do.
+// Returns a device's answer. If a bundle has no kernel for the node alone, the CPU computes it when the graph has it
+// among other nodes than its groups do.
 static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const neuron_kernel_store & store  = ggml_backend_neuron_shared().kernels;
     const auto                  answer = store.answer(op);
@@ -167,8 +170,8 @@ static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context
     return opinion;
 }
 
-// Returns whether kernels compute a node. For a sampler's node with the candidates that llama.cpp asks for, that is the answer for those
-// that there are.
+// Returns whether kernels compute a node. For a node of llama.cpp's probe of a sampler, returns the answer for the
+// kernels' own numbers of candidates.
 static bool neuron_is_known(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     if (neuron_opinion_of(device, op).is_known()) {
         return true;
@@ -181,14 +184,14 @@ static bool neuron_is_known(const ggml_backend_neuron_device_context * device, c
            });
 }
 
-// Returns whether the device computes a node. While ops are recorded, what can be built counts as built, though the CPU
-// computes it: so a program asks at once for what it will ask for when the kernels are there.
+// Returns whether the device computes a node. While ops are recorded, an op whose kernel can be built counts as built,
+// although the CPU computes it: the program then requests the same ops as it will with the kernels.
 static bool neuron_computes(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     return neuron_is_known(device, op) || (neuron_recording() && neuron_can_be_built(op) && neuron_has_cpu());
 }
 
-// Returns whether what an op changes is in the device's memory: ggml's scheduler would give it a copy of what is not, and the
-// change would be lost.
+// Returns whether the tensors that an op changes are in the device's memory: ggml's scheduler would copy others, and
+// the change would be lost.
 static bool neuron_keeps_updates(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const uint32_t updates = neuron_updates_of(op);
     for (int i = 0; updates && i < GGML_MAX_SRC; i++) {
@@ -204,15 +207,16 @@ static bool neuron_keeps_updates(const ggml_backend_neuron_device_context * devi
     return true;
 }
 
-// Returns whether the device takes a node without elements where tensors are in host memory: where it may be among the nodes of a group.
-// Were such nodes all that a device has of a graph, ggml would give it a buffer of no bytes, take these nodes, whose address is NULL,
-// for not allocated, and end the program. The CPU takes them at no cost.
+// Returns whether the device takes a node without elements when tensors are in host memory: only if it may be among the
+// nodes of a group. If a device had only such nodes of a graph, ggml would give it a buffer of 0 bytes, consider these
+// nodes (whose address is NULL) not allocated, and end the program. The CPU takes them at no cost.
 static bool neuron_takes_empty(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
     return device->fusion.is_enabled() && !store.groups.empty() && store.has_signature(op);
 }
 
-// Warns once of a node with ALiBi. The slope of a head follows from its number and from how many there are, and a part has other ones.
+// Warns once of a node with ALiBi. A head's slope follows from its number and the number of heads, which differ in a
+// part.
 static void neuron_warn_of_alibi(const ggml_tensor * op) {
     static std::atomic<bool> warned{ false };
     const bool               attends = op->op == GGML_OP_SOFT_MAX || op->op == GGML_OP_FLASH_ATTN_EXT;
@@ -238,7 +242,7 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         if (ggml_backend_buft_is_meta(weight->buffer->buft)) {
             return neuron_takes_parts(op, weight);
         }
-        // llama.cpp asks whether weights that stay with the CPU could be in the host buffer type
+        // llama.cpp asks whether weights that stay with the CPU may be in the host buffer type
         const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
         return !elsewhere && neuron_takes_weight(device, op, weight);
     }
@@ -246,8 +250,8 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         neuron_note_writes(op);  // the CPU may compute it, too
     }
     if (device->n_comms && !in_host) {
-        // The question is about the whole node, and the device computes a part, whose shapes it is not told. ggml's scheduler can't
-        // give the other parts to another backend: partial results are not to be copied, and what is in parts can't move.
+        // The call is about the whole node, but the device computes a part whose shapes are not given. ggml's scheduler
+        // can't give the other parts to another backend: partial results can't be copied, and parts can't move.
         neuron_warn_of_alibi(op);
         const bool takes = !neuron_is_kept_by_host(op) && neuron_has_cpu();
         if (takes) {
@@ -268,9 +272,9 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
     if (!op->view_src || in_host) {
         return computed;
     }
-    // A node that writes into another tensor's memory can run only where this is: ggml's scheduler ends the program when
-    // the backend that holds the memory refuses, and lets others write to addresses that are not theirs, or copies the
-    // memory too early. So the node goes where the tensor is, and is computed by the CPU when it has no kernel.
+    // A node that writes to another tensor's memory can run only where that memory is. If the memory's backend refuses,
+    // ggml's scheduler ends the program, lets other backends write to foreign addresses, or copies the memory too
+    // early. So the node goes to the tensor's device, and the CPU computes it when it has no kernel.
     const ggml_tensor * home = op->view_src;
     if (home->buffer) {
         const auto * ctx = neuron_buffer_of(home);

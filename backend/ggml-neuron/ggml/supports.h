@@ -1,4 +1,4 @@
-// Which ops a device takes: ggml's supports_op.
+// The ops that a device supports: ggml's supports_op.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// What computes the nodes of a graph: a node alone, attention, or a group.
+// The kernels for the nodes of a graph: for a single node, attention, or a group.
 
 #include "plan/placement.h"
 #include "report/record_ops.h"
@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <memory>
 
-// Returns whether the last candidates are the nodes of attention, and whether no other node uses what is between them.
+// Returns whether the last candidates are the nodes of attention, and no other node uses their intermediate results.
 static bool is_whole_attention(const ggml_cgraph *                   cgraph,
                                const std::vector<neuron_candidate> & candidates,
                                const neuron_attention &              attention) {
@@ -29,14 +29,15 @@ static bool is_whole_attention(const ggml_cgraph *                   cgraph,
             return false;
         }
     }
-    // what the last one reads is a view
+    // the last one's source is a view
     const ggml_tensor * view = attention.nodes.back().node->src[0];
     const size_t        at   = ggml_hash_find(&cgraph->visited_hash_set, view);
     return !(view->flags & GGML_TENSOR_FLAG_OUTPUT) && at != GGML_HASHSET_FULL &&
            ggml_bitset_get(cgraph->visited_hash_set.used, at) && cgraph->use_counts[at] == 1;
 }
 
-// Lets attention that the last candidate ends be computed as one, where a node of it has no kernel for itself.
+// Replaces the last candidates by attention as a whole, if the last one ends attention and a node of it has no kernel
+// of its own.
 static void find_attention(const neuron_kernel_store &     kernels,
                            const ggml_cgraph *             cgraph,
                            std::vector<neuron_candidate> & candidates) {
@@ -61,8 +62,8 @@ static void find_attention(const neuron_kernel_store &     kernels,
     });
 }
 
-// Returns whether a SET_ROWS writes none but its first rows, as far as is known before the graph is computed: the numbers of its rows are
-// given to the graph, and may turn out to be those.
+// Returns whether a SET_ROWS may write only its first rows: its row numbers are an input of the graph, and may turn out
+// to be those.
 static bool may_have_first_rows(const ggml_cgraph * cgraph, const ggml_tensor * node, neuron_unmet unmet) {
     const ggml_tensor * rows = node->src[neuron_group_causal_condition::ROWS_SOURCE];
     return !unmet.rows && neuron_can_read_rows(rows) &&
@@ -71,7 +72,6 @@ static bool may_have_first_rows(const ggml_cgraph * cgraph, const ggml_tensor * 
            });
 }
 
-// Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
 std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
                                                      const neuron_kernel_store & kernels,
                                                      neuron_groups &             groups,

@@ -71,16 +71,16 @@ static enum ggml_status neuron_set_zero(const neuron_core & core, const ggml_ten
     return status == NRT_SUCCESS ? GGML_STATUS_SUCCESS : neuron_ggml_status(status);
 }
 
-// Returns a matrix as kernels for more columns want it, such as a mask for a longer cache. Or numbers of rows.
+// Returns the data of a matrix for kernels with more columns, such as a mask for a longer cache, or of row numbers.
 static std::vector<uint8_t> neuron_made(const neuron_long_mask & m, const ggml_tensor * t, const uint8_t * data) {
     return m.named.n > 1 ? neuron_renamed_rows(t, data, m.named, m.wider.own > 0, m.wider.columns)
            : m.first     ? neuron_rows_from(t, data, m.first, m.wider.own, m.wider.columns)
                          : neuron_widen(t, data, m.wider);
 }
 
-// locked. Writes what the host makes.
+// locked. Writes data that the host computes.
 static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & stream, const neuron_long_mask & m) {
-    // what is known is in order with all that was launched
+    // known bytes are in order with all launches
     const uint8_t * known = m.from.memory ? neuron_recall_known(m.from) : m.host();
     if (known) {
         const std::vector<uint8_t> longer = neuron_made(m, m.mask, known);
@@ -90,7 +90,7 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
         { m.from.memory, m.from.offset, m.from.size, false },
         { m.to.memory,   m.to.offset,   m.to.size,   true  },
     };
-    // the tensor may be gone when a job is done
+    // the tensor may be gone when the job runs
     return core.in_order(stream, uses, [m, mask = *m.mask](uint64_t number) {
         std::vector<uint8_t> data(m.from.size);
         const NRT_STATUS     status = neuron_recall(m.from, data.data(), number);
@@ -102,7 +102,7 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
     });
 }
 
-// Calls a function with items in turn until one fails.
+// Calls a function with each item until one fails.
 template <typename T, typename F> static NRT_STATUS neuron_for_each(const T & items, NRT_STATUS status, F function) {
     for (auto it = items.begin(); it != items.end() && status == NRT_SUCCESS; ++it) {
         status = function(*it);
@@ -110,7 +110,7 @@ template <typename T, typename F> static NRT_STATUS neuron_for_each(const T & it
     return status;
 }
 
-// locked. Does what is planned before launches.
+// locked. Does the planned work before the launches.
 static NRT_STATUS neuron_prepare(neuron_core & core, neuron_stream & stream, const neuron_planned & planned) {
     NRT_STATUS status = neuron_for_each(planned.masks, NRT_SUCCESS, [&](const neuron_long_mask & m) {
         return neuron_write_long_mask(core, stream, m);
@@ -123,7 +123,7 @@ static NRT_STATUS neuron_prepare(neuron_core & core, neuron_stream & stream, con
                            [&](const neuron_move & m) { return core.copy(stream, m.from, m.to); });
 }
 
-// locked. Does what is planned behind launches.
+// locked. Does the planned work behind the launches.
 static NRT_STATUS neuron_complete(neuron_core & core, neuron_stream & stream, const neuron_planned & planned) {
     NRT_STATUS status = neuron_for_each(planned.after, NRT_SUCCESS,
                                         [&](const neuron_move & m) { return core.copy(stream, m.from, m.to); });
@@ -136,7 +136,7 @@ static NRT_STATUS neuron_complete(neuron_core & core, neuron_stream & stream, co
     return status;
 }
 
-// Counts what was launched.
+// Counts the launches in the metrics.
 static void neuron_count(const neuron_planned & planned) {
     for (const neuron_member & member : planned.members) {
         g_metrics.device[member.node->op].fetch_add(1, std::memory_order_relaxed);

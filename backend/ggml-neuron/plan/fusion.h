@@ -1,4 +1,5 @@
-// Whether a device computes groups of nodes in one launch, and how often it did, by kernel: what llama.cpp's test-fusion asks for.
+// Whether a device computes groups of nodes in one launch, and the number of launches per kernel, for llama.cpp's
+// test-fusion.
 
 #pragma once
 
@@ -11,19 +12,19 @@
 
 class neuron_fusion {
   public:
-    // GGML_NEURON_FUSION says whether groups are computed at first. The kernels are all open.
+    // GGML_NEURON_FUSION gives the initial state. The store's bundles are all open.
     explicit neuron_fusion(const neuron_kernel_store & kernels);
 
     bool is_enabled() const { return enabled; }
 
     void set_enabled(bool enable) { enabled = enable; }
 
-    // Returns where a kernel's launches are counted.
+    // Returns a kernel's counter of launches.
     std::atomic<uint64_t> * launches_of(const neuron_kernel & kernel) { return &launches.at(kernel.id()); }
 
     void reset();
 
-    // Fills in the first n kernels' ids and numbers of launches, and returns how many kernels there are.
+    // Fills in the ids and the numbers of launches of the first n kernels. Returns the number of kernels.
     int get(const char ** ids, uint64_t * counts, int n) const;
 
   private:

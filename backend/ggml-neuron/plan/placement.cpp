@@ -6,7 +6,8 @@ bool neuron_placement::overlap(const operand & a, const operand & b) {
     return a.tensor && b.tensor && a.begin() < b.begin() + b.home.size && b.begin() < a.begin() + a.home.size;
 }
 
-// Adds `size` bytes of a tensor from `offset` on, of which kernels have `in_kernel`: in scratch memory when that is more.
+// Adds `size` bytes of a tensor from `offset` on. Kernels have `in_kernel` bytes; if that is more, the operand goes to
+// scratch memory.
 bool neuron_placement::add(const neuron_core &       core,
                            neuron_locate_t           locate,
                            const neuron_group_slot * slot,
@@ -19,7 +20,7 @@ bool neuron_placement::add(const neuron_core &       core,
         if (!locate(core, t, o.home)) {
             return false;
         }
-        if (o.home.size != ggml_nbytes(t)) {  // a weight in a layout of another size, which kernels read whole
+        if (o.home.size != ggml_nbytes(t)) {  // a weight in a layout with another size; kernels read the whole weight
             if (size != ggml_nbytes(t)) {
                 return false;
             }
@@ -37,13 +38,13 @@ bool neuron_placement::add_slot(const neuron_core &       core,
                                 neuron_locate_t           locate,
                                 const neuron_group_slot & slot,
                                 ggml_tensor *             source) {
-    if (!slot.numbers.empty()) {  // the core has a place for them
+    if (!slot.numbers.empty()) {  // the core places them
         operands.push_back({ {}, {}, nullptr, 0, &slot });
         return true;
     }
     ggml_tensor *             t    = slot.tensor ? slot.tensor : source;
     const neuron_group_room & room = slot.room;
-    // where the cache goes on, it has what kernels have
+    // if the cache continues, the operand has the kernels' size
     const size_t              size = slot.goes_on() ? room.size : slot.size;
     const size_t              rows = room.kind == neuron_group_room::ROWS ? room.size : size;
     const bool                ends = !t || slot.offset + slot.size <= ggml_nbytes(t);
@@ -75,10 +76,11 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     return true;
 }
 
-// Moves operands so that no result overlaps what is read, except for the slot whose memory it shares. Returns false where that does not
-// help: what kernels change must belong to no other tensor of the group, as the order of reads and writes within a launch is the
-// kernel's own, except where a sum over devices is a result's memory later; and results on top of each other are those of nodes that no other node uses, where only computing them in turn
-// leaves what ggml would.
+// Moves operands so that no result overlaps a source, except the slot whose memory it shares. Returns false when moving
+// does not help, in two cases. First, tensors that kernels change must overlap no other tensor of the group, because a
+// kernel orders its reads and writes freely; an exception is a sum over devices whose memory a result uses later.
+// Second, results overlap when no other node uses one of them; only computing the nodes one by one gives ggml's result
+// then.
 bool neuron_placement::keep_apart(const neuron_group & group, const ggml_tensor *& changed) {
     const size_t n_slots = group.slots.size();
     for (size_t i = 0; i < operands.size(); i++) {
@@ -100,13 +102,13 @@ bool neuron_placement::keep_apart(const neuron_group & group, const ggml_tensor 
         operand & result = operands[i];
         const int alias  = group.results[i - n_slots].alias;
         operand * place  = alias == NEURON_KERNELS_NO_ALIAS ? nullptr : &operands[(size_t) alias];
-        // The scheduler copies sources that another backend computed. When it copied an in-place node's destination, the result
-        // still belongs where the original is.
+        // The scheduler copies sources that another backend computed. If it copied an in-place node's destination, the
+        // result still belongs in the original's place.
         if (place && place->begin() != result.begin()) {
             place->where.memory = result.where.memory = nullptr;
         }
-        // The runtime does not say what happens when a kernel's result overlaps an input, which ggml's allocator arranges for
-        // ops that it knows to be safe elementwise. (graph_optimize keeps it from doing so where a scheduler is used.)
+        // The runtime does not define the effect of a result that overlaps an input. ggml's allocator overlaps them for
+        // ops that are safe elementwise. (graph_optimize prevents this if a scheduler is used.)
         for (size_t j = 0; j < n_slots; j++) {
             operand & read = operands[j];
             if (&read != place && read.where.memory && result.where.memory && overlap(read, result)) {
@@ -117,8 +119,8 @@ bool neuron_placement::keep_apart(const neuron_group & group, const ggml_tensor 
     return true;
 }
 
-// Returns what has scratch memory that an operand shares, or NULL: a tensor that is given twice is copied once, unless a result takes
-// the place of one of the two.
+// Returns the operand whose scratch memory an operand shares, or NULL: a tensor in two slots is copied once, unless a
+// result replaces one of the two.
 const neuron_placement::operand * neuron_placement::shared_with(const neuron_group & group, size_t i) const {
     const size_t n_slots = group.slots.size();
     if (i >= n_slots) {
@@ -142,7 +144,7 @@ const neuron_placement::operand * neuron_placement::shared_with(const neuron_gro
     return nullptr;
 }
 
-// Gives scratch memory to what is not where kernels could use it, and to what is between launches.
+// Allocates scratch memory for operands that kernels can't use in place, and for data between launches.
 void neuron_placement::take_scratch(const neuron_group & group) {
     const auto take = [this](size_t size) {
         const size_t at = end;
@@ -223,10 +225,11 @@ size_t neuron_placement::place_masks(std::vector<neuron_long_mask> & placed, siz
     return begin;
 }
 
-// Adds the copies that fill an operand with its first `own` bytes over and over. They are rows, and come again after `period` bytes.
+// Adds the copies that fill an operand with repetitions of its first `own` bytes, which are rows. Each repetition
+// begins `period` bytes later.
 static void repeat_rows(const neuron_operand & operand, size_t own, size_t period, std::vector<neuron_move> & moves) {
     const size_t gap = period - own;  // behind the last row
-    // each copy has what all before have made
+    // each copy doubles the filled part
     for (size_t done = period; done < operand.size; done *= 2) {
         const size_t size = std::min(done - gap, operand.size - done);
         moves.push_back({
@@ -236,7 +239,7 @@ static void repeat_rows(const neuron_operand & operand, size_t own, size_t perio
     }
 }
 
-// Adds the copies around launches that an operand needs.
+// Adds the copies around launches for an operand.
 void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, neuron_planned & planned) const {
     if (!o.tensor || o.where.memory || o.is_made()) {
         return;
@@ -248,7 +251,7 @@ void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, ne
         const size_t         begin = (size_t) i * o.blocks.own;  // in the tensor
         const size_t         at    = (size_t) i * o.blocks.kernel;
         const size_t         size  = o.blocks.n > 1 ? std::min(o.home.size - begin, o.blocks.own) : o.home.size;
-        const neuron_operand own   = { scratch, o.where.offset + at, size };  // without what kernels have besides
+        const neuron_operand own   = { scratch, o.where.offset + at, size };  // without the kernels' additional bytes
         const neuron_operand home  = { o.home.memory, o.home.offset + begin, size };
         if (!o.home.memory && (!o.slot || o.slot->written)) {
             planned.downloads.push_back({ o.tensor, o.offset + begin, own });
@@ -281,7 +284,7 @@ bool neuron_placement::bind(neuron_core &        core,
                             std::string &        message,
                             bool &               broken) const {
     const size_t                             n_slots = group.slots.size();
-    thread_local std::vector<neuron_operand> parts;  // of a piece: what it reads, and then what it computes
+    thread_local std::vector<neuron_operand> parts;  // of a piece: its sources, and then its results
     size_t                                   turn = 0;
     parts.clear();
     std::vector<neuron_operand> numbers(n_slots);

@@ -1,4 +1,4 @@
-// Where what a group of nodes uses is for its kernels: in device memory, where it is, or in scratch memory.
+// Where a group's operands are for its kernels: in device memory, in place, or in scratch memory.
 
 #pragma once
 
@@ -12,21 +12,24 @@
 #include <string>
 #include <vector>
 
-// Where a group's slots, and then its results, are.
+// The places of a group's slots, followed by its results.
 class neuron_placement {
   public:
-    // Places them, those in host memory and those that are moved at the beginning of scratch memory, which all groups of a graph use.
-    // Returns "", or why a launch would not compute what the nodes do: some are on no memory of the core and its host, or overlap.
+    // Places the operands. Operands in host memory, and operands that are moved, go to the beginning of scratch memory,
+    // which all groups of a graph use. Returns "", or why a launch would compute something else than the nodes: some
+    // operands are neither in the core's memory nor on its host, or overlap.
     //
     // node  the last one
     std::string place(const neuron_core & core, neuron_locate_t locate, ggml_tensor * node, const neuron_group & group);
 
-    // Places masks that kernels need longer behind what all groups use, from `begin` on, or where one like it is. Returns where they end.
+    // Places masks for kernels with more columns, from `begin` on behind all groups' scratch memory, or at an equal
+    // mask. Returns the end.
     size_t place_masks(std::vector<neuron_long_mask> & placed, size_t begin);
 
     size_t scratch() const { return end; }
 
-    // locked. Binds the group's kernels and plans what is copied around them; returns false when that fails: see neuron_core::bind.
+    // locked. Binds the group's kernels and plans the copies around them. Returns false on failure: see
+    // neuron_core::bind.
     bool bind(neuron_core &        core,
               neuron_fusion &      fusion,
               neuron_memory *      scratch,
@@ -37,20 +40,20 @@ class neuron_placement {
 
   private:
     struct operand {
-        neuron_operand            where;             // memory NULL: scratch memory; as large as kernels have it
+        neuron_operand            where;             // memory NULL: scratch memory; has the kernel's size
         neuron_operand            home;              // memory NULL: host memory
         ggml_tensor *             tensor = nullptr;  // NULL: an absent source
         size_t                    offset = 0;        // in the tensor
-        const neuron_group_slot * slot   = nullptr;  // NULL of a result
-        neuron_blocks             blocks{};          // that kernels have more rows of
-        bool                      lost = false;      // what is written there, since it is a result's memory later
+        const neuron_group_slot * slot   = nullptr;  // NULL for a result
+        neuron_blocks             blocks{};          // of which kernels have more rows
+        bool                      lost = false;      // data written here is lost, because it is a result's memory later
 
-        // Returns whether the host makes it from what the tensor has.
+        // Returns whether the host makes the operand's data from the tensor's.
         bool is_made() const {
             return slot && (slot->first || slot->room.named.n > 1 || slot->room.kind == neuron_group_room::WIDER);
         }
 
-        // Returns an address, whatever the memory.
+        // Returns the tensor's address, in any memory.
         const char * begin() const { return (const char *) tensor->data + offset; }
     };
 
@@ -73,23 +76,23 @@ class neuron_placement {
 
     std::vector<operand>          operands;
     std::vector<neuron_long_mask> masks;  // in the order of their slots
-    size_t between[2] = {};               // where what a launch computes for the next one is in scratch memory, in turn
+    size_t between[2] = {};  // two buffers of scratch memory, used in turn, for data between consecutive launches
     size_t end        = 0;
 };
 
-// A node that has to be computed, or a group of nodes or attention, and what computes it.
+// A node to compute, or a group of nodes or attention, with the kernels for it.
 struct neuron_candidate {
-    int                                 node;             // in cgraph->nodes; the last one
-    std::shared_ptr<const neuron_group> known;            // of a node or attention
-    neuron_group *                      found = nullptr;  // one of neuron_groups in place of it
+    int                                 node;             // in cgraph->nodes; the last one of a group
+    std::shared_ptr<const neuron_group> known;            // for a node or attention
+    neuron_group *                      found = nullptr;  // otherwise one of neuron_groups
     neuron_placement                    placement;
 
     const neuron_group & group() const { return found ? *found : *known; }
 };
 
-// Returns what computes the nodes of a graph that are in no group, and the groups, in the order of the graph.
+// Returns the graph's groups, and kernels for the nodes outside of groups, in the order of the graph.
 //
-// unmet  as of neuron_find_groups
+// unmet  as in neuron_find_groups
 std::vector<neuron_candidate> neuron_find_candidates(const ggml_cgraph *         cgraph,
                                                      const neuron_kernel_store & kernels,
                                                      neuron_groups &             groups,

@@ -15,7 +15,7 @@ std::vector<float> neuron_numbers_of(const std::vector<neuron_member> & members,
     return numbers;
 }
 
-// locked. Binds what computes a candidate, or leaves it to the CPU and marks it as one that can't be bound.
+// locked. Binds the kernels of a candidate. On failure leaves it to the CPU and marks it as unusable.
 static void bind_one(neuron_core &            core,
                      neuron_memory *          scratch,
                      neuron_fusion &          fusion,
@@ -46,7 +46,7 @@ static void bind_one(neuron_core &            core,
     planned.numbers.clear();
 }
 
-// Lets only the first node of those with the same mask make it.
+// Keeps only the first of the nodes' equal masks.
 static void share_masks(neuron_plan & plan) {
     std::vector<size_t> made;  // by offset in scratch memory
     for (neuron_planned & planned : plan.nodes) {
@@ -69,7 +69,7 @@ static enum ggml_status bind_all(neuron_core &                         core,
                                  neuron_fusion &                       fusion,
                                  const std::vector<neuron_candidate> & candidates,
                                  neuron_plan &                         plan) {
-    // Binding may destroy older bound launches, and the ones of this plan with them: then once more, from the beginning.
+    // Binding may destroy older bound launches, among them this plan's: then it starts again, once.
     for (int attempt = 0; attempt < 2; attempt++) {
         plan.epoch         = core.epoch;
         plan.n_graph_nodes = cgraph->n_nodes;
@@ -101,7 +101,7 @@ static enum ggml_status bind_all(neuron_core &                         core,
     return GGML_STATUS_FAILED;
 }
 
-// Takes groups out whose nodes are to be computed one by one; returns whether there were any.
+// Removes groups that must be computed node by node; returns whether there were any.
 template <typename F>
 static bool take_out(neuron_groups & groups, neuron_ungrouped reason, neuron_plan & plan, F unusable) {
     auto &     all = groups.groups;
@@ -117,7 +117,7 @@ static bool take_out(neuron_groups & groups, neuron_ungrouped reason, neuron_pla
     return any;
 }
 
-// Returns the conditions of a kind of all groups, each once: layers have it in common.
+// Returns the conditions of a kind of all groups, without duplicates: layers share them.
 template <typename T>
 static std::vector<T> conditions_of(const neuron_groups & groups, std::vector<T> neuron_group::* kind) {
     std::vector<T> all;
@@ -131,7 +131,7 @@ static std::vector<T> conditions_of(const neuron_groups & groups, std::vector<T>
     return all;
 }
 
-// Returns the row conditions of groups and of nodes alone, each once.
+// Returns the row conditions of groups and single nodes, without duplicates.
 static std::vector<neuron_row_condition> row_conditions_of(const ggml_cgraph *                   cgraph,
                                                            const std::vector<neuron_candidate> & candidates) {
     std::vector<neuron_row_condition> all;
@@ -183,7 +183,7 @@ enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph, neuron_unmet u
     }
 }
 
-// locked. Makes the plan with these groups; those that can't be bound are marked.
+// locked. Makes the plan with these groups, and marks groups that can't be bound.
 enum ggml_status neuron_planner::make(const ggml_cgraph * cgraph,
                                       neuron_groups &     groups,
                                       neuron_unmet        unmet,

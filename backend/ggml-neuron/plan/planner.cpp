@@ -1,4 +1,4 @@
-// Keeping plans while their graphs are computed again.
+// The cache of plans.
 
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
@@ -12,14 +12,15 @@
 #include <cstring>
 #include <utility>
 
-// Nodes in all plans that a backend keeps.
+// The most nodes in all plans of a backend.
 static constexpr size_t MAX_PLANNED_NODES = 1 << 16;
 
-// Graphs of which a backend keeps the groups until they are computed: parts of a call, and those that memory is only reserved for.
+// The most graphs whose groups a backend keeps until they are computed: parts of a call, and graphs that only reserve
+// memory.
 static constexpr size_t MAX_FOUND = 256;
 
-// Returns a number that tells graphs without a uid apart: everything that a plan depends on goes into it, or, without what memory the
-// tensors have, everything that groups do.
+// Returns a hash that distinguishes graphs without a uid. It covers all inputs of a plan, or, with `placed` false, all
+// inputs of groups: these exclude the tensors' memory.
 static uint64_t fingerprint(const ggml_cgraph * cgraph, bool placed) {
     nk::word_hash h;
     const auto    add_tensor = [&h, placed](const ggml_tensor * t) {
@@ -40,7 +41,7 @@ static uint64_t fingerprint(const ggml_cgraph * cgraph, bool placed) {
     h.add((uint64_t) cgraph->n_nodes);
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const ggml_tensor * node = cgraph->nodes[i];
-        // what is seen outside of a group depends on them, also where the same nodes are part of another graph
+        // the uses outside of a group depend on these, even if the same nodes are part of another graph
         h.add((uint64_t) node->flags);
         h.add((uint64_t) neuron_uses_in_graph(cgraph, node));
         if (!neuron_is_work(node)) {
@@ -90,7 +91,7 @@ neuron_groups neuron_planner::take_groups(const ggml_cgraph * cgraph, neuron_unm
     return groups;
 }
 
-// Forgets the plans that were not used for longest, until half the room is free.
+// Drops the least recently used plans until half the room is free.
 void neuron_planner::forget() {
     std::vector<uint64_t>                                    ages;
     std::vector<std::unordered_map<uint64_t, neuron_plan> *> all;
@@ -122,7 +123,7 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
         plan.fused != fusion.is_enabled()) {
         return false;
     }
-    // what a fingerprint says of graphs without a uid
+    // a fingerprint covers this for graphs without a uid
     return !cgraph->uid || std::all_of(plan.nodes.begin(), plan.nodes.end(), [cgraph](const neuron_planned & planned) {
         const bool same = std::all_of(planned.numbers.begin(), planned.numbers.end(), [&](const auto & numbers) {
             const std::vector<float> now = neuron_numbers_of(planned.members, numbers.of);
@@ -134,7 +135,7 @@ bool neuron_planner::is_valid(const ggml_cgraph * cgraph, const neuron_plan & pl
     });
 }
 
-// locked. Sets `plan` to the graph's of one of the kinds that are kept.
+// locked. Sets `plan` to the graph's plan for a set of unmet conditions.
 enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, neuron_unmet unmet, neuron_plan *& found) {
     if (n_planned > MAX_PLANNED_NODES) {
         forget();
@@ -142,7 +143,7 @@ enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, neuron_unmet u
     const size_t  i    = unmet.index();
     neuron_plan & plan = cgraph->uid ? by_uid[i][cgraph->uid] : by_content[i][fingerprint(cgraph, true)];
     if (plan.last_used == 0) {
-        n_planned++;  // graphs of views alone count, too
+        n_planned++;  // graphs of views only count, too
     }
     plan.last_used = ++clock;
     found          = &plan;
@@ -162,11 +163,10 @@ enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, neuron_unmet u
     return status;
 }
 
-// locked. Sets `unmet` to which conditions of a plan are not met.
+// locked. Sets `unmet` to a plan's unmet conditions.
 enum ggml_status neuron_planner::check(const neuron_plan & plan, neuron_unmet & unmet) const {
-    std::unordered_map<const ggml_tensor *, std::vector<uint8_t>>
-               data;  // layers have masks and numbers of rows in common
-    const auto read = [&](const ggml_tensor * t) {
+    std::unordered_map<const ggml_tensor *, std::vector<uint8_t>> data;  // layers share masks and row numbers
+    const auto                                                    read = [&](const ggml_tensor * t) {
         if (data.count(t)) {
             return true;
         }
@@ -218,10 +218,10 @@ enum ggml_status neuron_planner::get(const ggml_cgraph * cgraph, const neuron_pl
         if (status != GGML_STATUS_SUCCESS) {
             return status;
         }
-        // while it waited for what it reads, memory may have been freed
+        // memory may have been freed while the check waited for data
         if (!more && plan->epoch == core.epoch) {
             return status;
         }
-        unmet = unmet | more;  // without it a plan has none of these conditions
+        unmet = unmet | more;  // plans for `unmet` have none of these conditions
     }
 }

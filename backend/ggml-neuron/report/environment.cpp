@@ -13,7 +13,7 @@
 #include <numeric>
 #include <vector>
 
-// The backend's own.
+// The backend's own variables.
 static const char * const OWN[] = {
     "GGML_NEURON_BUFFERS", "GGML_NEURON_COSTS",       "GGML_NEURON_EXACT",          "GGML_NEURON_FALLBACK_MEMORY",
     "GGML_NEURON_FUSION",  "GGML_NEURON_KERNEL_DIR",  "GGML_NEURON_LIBNRT",         "GGML_NEURON_LOG",
@@ -21,7 +21,7 @@ static const char * const OWN[] = {
     "GGML_NEURON_REPACK",  "GGML_NEURON_REPACKED",    "GGML_NEURON_REPACK_THREADS", "GGML_NEURON_TARGET",
 };
 
-// Those that kernelgen and its build rules read.
+// Variables of kernelgen and its build rules.
 static const char * const KERNELGEN[] = {
     "NEURON_KERNELGEN_CACHE",        "NEURON_KERNELGEN_EXPORTER",          "NEURON_KERNELGEN_INSTALL",
     "NEURON_KERNELGEN_NEFF_CACHE",   "NEURON_KERNELGEN_OFFLINE",           "NEURON_KERNELGEN_PYTHON",
@@ -59,7 +59,7 @@ size_t neuron_number(const char * name, const char * what, size_t least, size_t 
     return (size_t) value;
 }
 
-// What such a file has at most.
+// The largest size of such a file.
 static constexpr size_t MAX_SMALL_FILE = 1 << 20;
 
 std::string neuron_read_small_file(const std::string & path, std::string & text) {
@@ -100,7 +100,7 @@ bool neuron_any_variable() {
                        [](const char * name) { return !neuron_variable(name).empty(); });
 }
 
-// Returns the number of characters to insert, delete or replace to make one text of another (Levenshtein).
+// Returns the edit distance of two texts (Levenshtein).
 static size_t distance(const std::string & a, const std::string & b) {
     std::vector<size_t> row(b.size() + 1);
     std::iota(row.begin(), row.end(), 0);
@@ -116,7 +116,7 @@ static size_t distance(const std::string & a, const std::string & b) {
     return row.back();
 }
 
-// Warns of a variable that begins as the known ones do and is not one of them.
+// Warns of a variable that has the prefix and is not among the known ones.
 template <size_t n>
 static void check(const std::string & name, const std::string & prefix, const char * const (&known)[n]) {
     if (name.rfind(prefix, 0) != 0 || std::find(std::begin(known), std::end(known), name) != std::end(known)) {

@@ -1,26 +1,28 @@
-// The environment variables that tell the backend what to do: docs/reference/environment.md.
+// The environment variables of the backend: docs/reference/environment.md.
 
 #pragma once
 
 #include <cstddef>
 #include <string>
 
-// Returns a variable's value; "" when it is not set.
+// Returns a variable's value, or "" when it is not set.
 std::string neuron_variable(const char * name);
 
-// Returns whether a variable that is 0 or 1 is 1; `otherwise` when it is not set. Another value is reported and counts as not set.
+// Returns the value of a variable that is 0 or 1; `otherwise` when it is not set. Reports another value and treats it
+// as not set.
 bool neuron_switch(const char * name, bool otherwise);
 
-// Returns a variable that is a number, `what` ("a number of MiB"), from `least` to `most`; `otherwise` when it is not set. Another value
-// is reported and counts as not set.
+// Returns the value of a variable that is a number from `least` to `most`; `otherwise` when it is not set. Reports
+// another value and treats it as not set; `what` names the number ("a number of MiB").
 size_t neuron_number(const char * name, const char * what, size_t least, size_t most, size_t otherwise);
 
-// Reads a file that a variable names: a regular one of at most 1 MiB. Returns "", or why that fails. Never waits, as for a FIFO.
+// Reads the file that a variable names: a regular file of at most 1 MiB. Returns "", or the reason for a failure. Never
+// waits, even for a FIFO.
 std::string neuron_read_small_file(const std::string & path, std::string & text);
 
-// Returns whether one of the backend's variables is set, so that the user expects it to do something.
+// Returns whether one of the backend's variables is set, so that the user expects an effect.
 bool neuron_any_variable();
 
-// Warns of each variable whose name begins as the project's do and is not one of them, with the name that is most like it; and of a
-// value that GGML_NEURON_LOG does not take.
+// Warns of each variable that has the project's prefix and an unknown name, with the most similar known name, and of an
+// invalid value of GGML_NEURON_LOG.
 void neuron_warn_of_unknown_variables();

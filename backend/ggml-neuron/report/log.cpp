@@ -35,9 +35,9 @@ static void print(const std::string & text) {
     fflush(stderr);
 }
 
-// Returns what is to be printed for a line: itself, that others are left out, or nothing.
+// Returns the text to print for a line: the line, a note that others are left out, or "".
 static std::string admitted(const std::string & format, const std::string & line) {
-    // Never destroyed: destructors of other static objects have something to say, too.
+    // Never destroyed: destructors of other static objects print messages, too.
     static auto *                     mutex = new std::mutex;
     static auto *                     said  = new std::map<std::string, std::set<std::string>>;  // lines, by format
     const std::lock_guard<std::mutex> lock(*mutex);

@@ -1,7 +1,7 @@
-// What the backend prints, all of it to stderr: errors and warnings always, details when GGML_NEURON_LOG asks for them.
+// The backend's output, all to stderr: errors and warnings always, details if GGML_NEURON_LOG is set.
 //
-// ggml's logger is not used: programs such as llama-bench silence it, and a run whose kernels are all left out would look
-// like any other.
+// It does not use ggml's logger: programs such as llama-bench silence that, and a run without any usable kernel would
+// look like any other.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-// Returns whether GGML_NEURON_LOG asks for details: 1 or 2.
+// Returns whether GGML_NEURON_LOG enables details: 1 or 2.
 inline bool neuron_log_enabled() {
     static const bool enabled = [] {
         const char * value = getenv("GGML_NEURON_LOG");
@@ -20,24 +20,25 @@ inline bool neuron_log_enabled() {
     return enabled;
 }
 
-// Returns whether it also asks for aids to debugging, and for each message as often as it comes: 2.
+// Returns whether GGML_NEURON_LOG is 2, which adds debugging aids and prints each message at every occurrence.
 inline bool neuron_log_repeats() {
     static const bool repeats = neuron_log_enabled() && strcmp(getenv("GGML_NEURON_LOG"), "2") == 0;
     return repeats;
 }
 
-// Lines of one format that are printed, unless repeats are asked for.
+// The most lines of one format, unless messages repeat.
 constexpr int NEURON_MOST_LINES = 10;
 
-// The end of a line in a part of a message, where an end of line would become a space: what libraries say may have several lines.
+// A line break inside an argument of a message, where a newline would become a space: messages of libraries may have
+// several lines.
 #define NEURON_NEXT_LINE "\v"
 
-// Prints a message after "ggml-neuron: ". It has at most three lines, and the format ends each: what happened, why, and what to
-// type. A message is printed once, and of messages with the same format, which differ in names and numbers, NEURON_MOST_LINES; then a
-// line says that others are left out. Any thread may call it.
+// Prints a message after "ggml-neuron: ". It has at most three lines, each ended in the format: the event, the reason,
+// and the command to type. Equal messages are printed once. Messages of one format, with different names and numbers,
+// are printed NEURON_MOST_LINES times; then a line says that others are left out. Any thread may call this.
 void neuron_say(const char * format, ...) GGML_ATTRIBUTE_FORMAT(1, 2);
 
-// Prints a message each time.
+// Prints a message at each call.
 void neuron_say_again(const char * format, ...) GGML_ATTRIBUTE_FORMAT(1, 2);
 
 #define NEURON_LOG(...)                    \
@@ -47,7 +48,7 @@ void neuron_say_again(const char * format, ...) GGML_ATTRIBUTE_FORMAT(1, 2);
         }                                  \
     } while (0)
 
-// What helps to find out why, and not what to do.
+// Details that help to find a cause, and not to mend it.
 #define NEURON_DEBUG(...)                  \
     do {                                   \
         if (neuron_log_repeats()) {        \

@@ -14,7 +14,7 @@
 #include <cstring>
 
 //
-// what kernelgen knows of ops: generated
+// kernelgen's table of ops: generated
 //
 
 namespace {
@@ -28,21 +28,21 @@ struct neuron_param {
     kind_t       kind;
     bool         has_default;
     int32_t      default_bits;
-    bool         infinite;    // whether it may be
-    int32_t      choices[8];  // allowed values; all 0 when any is
+    bool         infinite;    // whether an infinite value is allowed
+    int32_t      choices[8];  // allowed values; all 0 when any is allowed
 };
 
-// ggml types by input, as bits of their numbers: a combination that emitters take.
+// A combination of types that emitters take: ggml types by input, as bits of their numbers.
 struct neuron_types {
     uint64_t masks[GGML_MAX_SRC];
 };
 
 struct neuron_op {
     const char *         name;
-    bool                 variant;   // of UNARY or GLU: word 0 of op_params tells which
-    int                  n_inputs;  // that the emitter takes
+    bool                 variant;   // of UNARY or GLU: word 0 of op_params holds the variant
+    int                  n_inputs;  // of the emitter
     int                  required;
-    int                  alias;     // the input whose memory the result shares in any case
+    int                  alias;     // the input whose memory the result always shares
     const neuron_param * params;
     size_t               n_params;
     const neuron_types * types;
@@ -62,8 +62,8 @@ const neuron_op * find_op(const std::string & name) {
     return nullptr;
 }
 
-// Returns "(4096,512,1,1)/f32", with strides when the tensor has gaps or another order. Strides of dimensions of one
-// element mean nothing and are taken as density gives them, as in a kernel's key.
+// Returns "(4096,512,1,1)/f32", with strides when the tensor has gaps or another order. Strides of dimensions with one
+// element mean nothing and count as dense, as in a kernel's key.
 std::string tensor_text(const neuron_kernels_tensor & t) {
     const ggml_type type  = neuron_plain_type(t.type);
     const int64_t   block = ggml_blck_size(type);
@@ -100,8 +100,8 @@ bool is_dense(const ggml_tensor * t) {
     return tensor_text(t).find("/(") == std::string::npos;
 }
 
-// Returns the shortest decimal number that is this binary32, as printf("%g") writes it where the decimal point is a point:
-// printf itself depends on the locale of the program.
+// Returns the shortest decimal number with this binary32 value, in the form of printf("%g") with a decimal point;
+// printf itself depends on the program's locale.
 std::string shortest_text(float value) {
     for (int digits = 1;; digits++) {
         char   text[32];
@@ -114,13 +114,13 @@ std::string shortest_text(float value) {
     }
 }
 
-// Returns the same as YAML writes it.
+// Returns the same in YAML's form.
 std::string float_text(float value) {
     if (std::isinf(value)) {
         return value > 0 ? ".inf" : "-.inf";
     }
     std::string result = shortest_text(value);
-    // readers of YAML 1.1 take 1e-05 for a text
+    // readers of YAML 1.1 take 1e-05 for a string
     if (result.find('.') == std::string::npos) {
         const size_t e = result.find('e');
         result.insert(e == std::string::npos ? result.size() : e, ".0");
@@ -136,7 +136,8 @@ std::string param_text(const neuron_param & p, int32_t bits) {
                                           : std::to_string(bits);
 }
 
-// Returns the words of a node's parameters that may be any numbers, by a bit for each; only nodes that are to be recorded have some.
+// Returns the words of a node's parameters that may have any values, by a bit for each; only nodes to be recorded have
+// some.
 uint32_t open_words(const ggml_tensor * op) {
     return neuron_has_numbers(op) ? (uint32_t) op->op_params[NEURON_OPEN_WORD] : 0;
 }
@@ -202,7 +203,7 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
             return "a weight in a layout that kernels for this op don't take";
         }
     }
-    // conv_2d_dw leaves its channels together when its image has them so, without gaps
+    // conv_2d_dw keeps channels contiguous if its image has them contiguous
     if (alias == NEURON_KERNELS_NO_ALIAS && !is_dense(op) && op->op != GGML_OP_CONV_2D_DW) {
         return "no emitter for results with gaps";
     }
@@ -236,7 +237,7 @@ const char * why_not(const ggml_tensor * op, const neuron_op * known, int alias)
     return nullptr;
 }
 
-// Returns a node as a manifest has it; `known` gives the parameters their names.
+// Returns a node as a manifest entry; `known` names the parameters.
 std::string format_text(const ggml_tensor * op, const std::string & name, const neuron_op * known, int alias) {
     std::string text = "{op: \"" + name + "\", inputs: [";
     for (int i = 0; i < neuron_n_src(op); i++) {
@@ -305,9 +306,10 @@ void neuron_add_param_differences(const ggml_tensor *        op,
                                   const int32_t *            kernel_params,
                                   std::vector<std::string> & found) {
     const neuron_op * known = find_op(nk::lower(ggml_op_desc(op)));
-    const uint32_t    open  = neuron_has_numbers(op) ? (uint32_t) kernel_params[NEURON_OPEN_WORD] : 0;  // any will do
-    uint32_t          named = (known && known->variant ? 1u : 0u) | (open ? 1u << NEURON_OPEN_WORD : 0u);
-    const auto        add   = [&](const std::string & name, const std::string & have, const std::string & want) {
+    const uint32_t    open =
+        neuron_has_numbers(op) ? (uint32_t) kernel_params[NEURON_OPEN_WORD] : 0;  // these may have any values
+    uint32_t   named = (known && known->variant ? 1u : 0u) | (open ? 1u << NEURON_OPEN_WORD : 0u);
+    const auto add   = [&](const std::string & name, const std::string & have, const std::string & want) {
         found.push_back(name + " is " + have + ", not " + want);
     };
     for (size_t i = 0; known && i < known->n_params; i++) {

@@ -24,7 +24,7 @@ void neuron_host_traffic::add_read(size_t size) {
 
 void neuron_host_traffic::end_graph() {
     const std::lock_guard<std::mutex> lock(mutex);
-    if (ended) {  // nothing was written for this graph
+    if (ended) {  // the program wrote nothing for this graph
         current = {};
     }
     ended = true;
@@ -37,13 +37,13 @@ neuron_host_traffic::counts neuron_host_traffic::last(uint64_t & n_calls) const 
     return current;
 }
 
-// Numbers of things, of each that there was one of.
+// A total, and a text with the number of each kind.
 struct listed {
     uint64_t    total = 0;
     std::string text;
 };
 
-// Returns the sum of the counts, and a text of each that is not 0, which `describe` makes of it and its place.
+// Returns the sum of the counts, and a text that joins `describe` of each nonzero count and its index.
 template <typename Counts, typename Describe>
 static listed list(const Counts & counts, const char * separator, Describe describe) {
     listed result;

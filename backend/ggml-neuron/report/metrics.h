@@ -1,4 +1,4 @@
-// What a process computed, and where: its destructor prints it for GGML_NEURON_LOG.
+// What a process computed, and where. The destructor prints it for GGML_NEURON_LOG.
 
 #pragma once
 
@@ -12,31 +12,31 @@
 #include <cstdint>
 #include <mutex>
 
-// What goes over the host for a call, which is all that a program has computed until it reads what a graph computes. A call begins with the
-// first write after such a graph: what is read behind the graph is the call's.
+// Bytes between host and NeuronCores per call. A call is all work of a program up to the read of a graph's results. It
+// begins with the first write after such a graph, so reads behind the graph belong to it.
 class neuron_host_traffic {
   public:
     struct counts {
         uint64_t bytes_in  = 0;  // to NeuronCores
         uint64_t writes    = 0;
-        uint64_t bytes_out = 0;  // from them
+        uint64_t bytes_out = 0;  // from NeuronCores
         uint64_t reads     = 0;
     };
 
     void add_write(size_t size);
     void add_read(size_t size);
 
-    // Notes that a graph is computed which the program reads.
+    // Notes a computed graph whose results the program reads.
     void end_graph();
 
-    // Returns what the last call moved, and sets the number of calls.
+    // Returns the traffic of the last call, and sets the number of calls.
     counts last(uint64_t & n_calls) const;
 
   private:
     mutable std::mutex mutex;
     counts             current;
-    uint64_t           n_calls = 0;      // that ended
-    bool               ended   = false;  // the current one did, except for what is read
+    uint64_t           n_calls = 0;      // calls that ended
+    bool               ended   = false;  // the current call ended, except for reads
 };
 
 struct neuron_metrics {
@@ -45,29 +45,29 @@ struct neuron_metrics {
     std::atomic<uint64_t>                            moves{ 0 };
     neuron_fallback_cost                             fallback;
 
-    // Bytes of tensors in host memory that were copied to NeuronCores, and of these those of weights, which stay there.
+    // Bytes of host tensors that were copied to NeuronCores; the bytes among them of weights, which stay there.
     std::atomic<uint64_t> uploaded{ 0 };
     std::atomic<uint64_t> kept{ 0 };
 
-    // Sums of partial results over devices (-sm tensor), and the bytes that these read and wrote on all devices.
+    // Sums of partial results over devices (-sm tensor), and the bytes that they read and wrote on all devices.
     std::atomic<uint64_t> reductions{ 0 };
     std::atomic<uint64_t> reduced{ 0 };
 
-    // Times that a mask or numbers of rows were looked at: as the program wrote them, or read from the device.
+    // The number of times that a mask or row numbers were examined: from the host copy, and read back from the device.
     std::atomic<uint64_t> recalled{ 0 };
     std::atomic<uint64_t> read_back{ 0 };
 
-    // Of groups.
+    // Groups.
     std::atomic<uint64_t>                                     launches{ 0 };
-    std::atomic<uint64_t>                                     grouped{ 0 };  // ops in them
+    std::atomic<uint64_t>                                     grouped{ 0 };  // ops in groups
     std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason
-    std::atomic<uint64_t> found_before{ 0 };  // graphs of which they were known before the graph had memory
+    std::atomic<uint64_t> found_before{ 0 };  // graphs whose groups were known before the graph was allocated
 
-    // Times that what computes an op was known, and that its kernels were looked for.
+    // The number of times that the answer for an op was cached, and that its kernels were searched for.
     std::atomic<uint64_t> answered{ 0 };
     std::atomic<uint64_t> looked_for{ 0 };
 
-    // Of ops that kernels for other numbers of tokens computed.
+    // Ops that kernels for other numbers of tokens computed.
     std::atomic<uint64_t> pieces{ 0 };
     std::atomic<uint64_t> padding{ 0 };  // rows beyond the ops' own, or computed twice
 

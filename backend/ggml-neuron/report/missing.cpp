@@ -15,7 +15,7 @@
 // the nearest kernel
 //
 
-// Returns which input an op writes to in words.
+// Returns in words which input an op writes to.
 static std::string alias_text(int alias) {
     return alias == NEURON_KERNELS_NO_ALIAS ? "none" : std::to_string(alias);
 }
@@ -24,7 +24,7 @@ static bool same_tensor(const neuron_kernels_tensor & a, const neuron_kernels_te
     return neuron_tensor_text(a) == neuron_tensor_text(b);
 }
 
-// Returns in words where a kernel is not what a node wants; both compute the same op.
+// Returns the differences, in words, between a kernel and a node of the same op.
 static std::vector<std::string> differences(const ggml_tensor *      op,
                                             const neuron_signature & wanted,
                                             const neuron_signature & kernel) {
@@ -49,7 +49,7 @@ static std::vector<std::string> differences(const ggml_tensor *      op,
     return found;
 }
 
-// Returns how many dimensions and strides differ, of kernels with as many inputs.
+// Returns how many dimensions and strides differ; the kernel has as many inputs.
 static size_t figures(const neuron_signature & wanted, const neuron_signature & kernel) {
     size_t n = 0;
     for (int i = 0; i <= std::min(wanted.n_src, kernel.n_src); i++) {
@@ -66,7 +66,7 @@ static size_t figures(const neuron_signature & wanted, const neuron_signature & 
     return n;
 }
 
-// Gives strides the values that kernels' keys have.
+// Sets strides to their values in keys.
 static void canonicalize(neuron_signature & s) {
     for (int i = 0; i <= s.n_src; i++) {
         neuron_kernels_tensor & t = s.tensors[i];
@@ -156,7 +156,7 @@ static void say_missing(const ggml_tensor * op, size_t count, const char * graph
 
 namespace {
 
-// Ops that have had a message. Never destroyed: backends may be freed by destructors that run later.
+// Ops that were already reported. Never destroyed: destructors that run later may free backends.
 struct said_ops {
     std::mutex                   mutex;
     std::unordered_set<uint64_t> known;
@@ -172,7 +172,7 @@ said_ops & all_said() {
 
 }  // namespace
 
-// Returns whether kernels are for attention without flash attention.
+// Returns whether there are kernels for attention without flash attention.
 static bool has_unfused_attention(const neuron_kernel_store & kernels) {
     bool found = false;
     kernels.for_each(nk::hash_op("soft_max"), [&found](const char *, const neuron_signature & s) {
@@ -182,7 +182,8 @@ static bool has_unfused_attention(const neuron_kernel_store & kernels) {
     return found;
 }
 
-// Returns whether a node may be one of attention without flash attention: scores and what they weigh are products of each head.
+// Returns whether a node may belong to attention without flash attention: its scores, and their weighted sums, are
+// products per head.
 static bool is_in_unfused_attention(const ggml_tensor * op) {
     switch (op->op) {
         case GGML_OP_SOFT_MAX:
@@ -198,7 +199,8 @@ static bool is_in_unfused_attention(const ggml_tensor * op) {
     }
 }
 
-// Says that a program runs with flash attention and kernels are without it, or the reverse. Returns whether it is so.
+// Reports that a program runs with flash attention and the kernels are for attention without it, or the reverse.
+// Returns whether it is so.
 static bool say_other_attention(const std::vector<const ggml_tensor *> & ops,
                                 const neuron_kernel_store &              kernels,
                                 bool                                     told) {
@@ -232,7 +234,7 @@ bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * g
     if (entries.empty() || neuron_recording()) {
         return false;
     }
-    // They came in the order of their addresses, which differ each time.
+    // The entries are in the order of their addresses, which differ in each run.
     std::vector<entry> sorted = entries;
     std::sort(sorted.begin(), sorted.end(), [](const entry & a, const entry & b) {
         return a.count != b.count ? a.count > b.count : a.fingerprint < b.fingerprint;
@@ -250,7 +252,7 @@ bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * g
             continue;
         }
         if (other && !neuron_log_repeats() && (e.op->op == GGML_OP_FLASH_ATTN_EXT || is_in_unfused_attention(e.op))) {
-            continue;  // said already
+            continue;  // already reported
         }
         if (said.n < NEURON_MOST_LINES || neuron_log_repeats()) {
             said.n++;

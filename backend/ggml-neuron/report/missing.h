@@ -1,5 +1,5 @@
-// Messages, whatever GGML_NEURON_LOG is, about ops of graphs that no kernel computes: each once, with the reason and the line
-// of a manifest that would mend it; GGML_NEURON_LOG=2 adds the kernel that is nearest.
+// Messages, at any GGML_NEURON_LOG, about ops of graphs that no kernel computes. Each appears once, with the reason and
+// the line of a manifest that would add the kernel; GGML_NEURON_LOG=2 adds the nearest kernel.
 
 #pragma once
 
@@ -12,14 +12,15 @@
 #include <string>
 #include <vector>
 
-// Nodes of a graph that is computed, and that no kernel computes, as far as entries of a manifest tell them apart.
+// Nodes of a computed graph without a kernel; nodes with equal manifest entries count as one.
 class neuron_missing_ops {
   public:
     void add(const ggml_tensor * op);
 
-    // Prints the ops that this process has not named yet: NEURON_MOST_LINES of them, then the number of the others. Ops that most nodes
-    // have come first, so that the order does not depend on addresses. Ops whose kernels can't be used have a message of their own.
-    // `graph` says in words which graph has them. While the backend records ops, this prints nothing. Returns whether it prints something.
+    // Prints the ops that this process has not reported yet: NEURON_MOST_LINES of them, then the number of the others.
+    // Ops of the most nodes come first, so that the order does not depend on addresses. Ops whose kernels are unusable
+    // have their own message. `graph` names the graph in words. Prints nothing while the backend records ops. Returns
+    // whether it printed something.
     bool say(const neuron_kernel_store & kernels, const char * graph = "this graph") const;
 
   private:
@@ -33,7 +34,7 @@ class neuron_missing_ops {
     std::vector<entry>         entries;
 };
 
-// Returns the kernel of the same op from which a node differs least, and how: "ID: input 1 is …, not …"; "" when there is no
-// kernel of this op. Fewest things that differ count (a tensor, a parameter, which input the result shares memory with), then
-// fewest dimensions and strides: as kernelgen coverage says it.
+// Returns the kernel of the same op with the fewest differences from a node, and the differences: "ID: input 1 is …,
+// not …". Returns "" when no kernel has this op. The number of differing items (a tensor, a parameter, the aliased
+// input) counts first, then the number of dimensions and strides. kernelgen coverage prints the same.
 std::string neuron_nearest(const ggml_tensor * op, const neuron_kernel_store & kernels);

@@ -17,7 +17,7 @@
 
 namespace {
 
-// Returns a text as JSON has it between quotes.
+// Returns a text as the inside of a JSON string.
 std::string escaped(const std::string & text) {
     std::string result;
     for (const char c : text) {
@@ -77,7 +77,7 @@ class trace_file {
 
   private:
     void open() {
-        // A FIFO would wait for a reader.
+        // Opening a FIFO would wait for a reader.
         const int   descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
         struct stat status;
         std::string wrong;

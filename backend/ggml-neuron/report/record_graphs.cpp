@@ -27,10 +27,10 @@
 
 namespace {
 
-// What a recording begins with, so that nothing else is written to.
+// The beginning of each recording; the backend appends to no other file.
 constexpr const char * BEGINNING = "{\"format\":\"neuron-kernelgen graphs\"";
 
-// Returns the first line of the file: nothing is known of the model.
+// Returns the first line of the file. It states no model, which is not known here.
 std::string first_line() {
     json_line out;
     out.begin_object();
@@ -53,7 +53,7 @@ std::string first_line() {
     return out.written() + "\n";
 }
 
-// Says what tensors are to the part of a graph that the device was given: what is read outside of it is its output.
+// The roles of tensors in the device's part of a graph: a tensor that is read outside of the part is an output.
 class roles {
   public:
     explicit roles(const ggml_cgraph * cgraph) : cgraph(cgraph) {
@@ -91,7 +91,7 @@ json_line tensors_of(ggml_cgraph * cgraph) {
     json_line    out;
     graph_writer writer(out, std::cref(role_of));
     out.begin_array("tensors");
-    int begin = 0;  // of what stands behind the last sum
+    int begin = 0;  // the place behind the last sum
     for (int i = 0; i < cgraph->n_nodes; i++) {
         const ggml_tensor * node = cgraph->nodes[i];
         if (neuron_is_all_reduce(node)) {
@@ -107,7 +107,7 @@ json_line tensors_of(ggml_cgraph * cgraph) {
     return out;
 }
 
-// Returns the line of a graph that some devices compute, of all over which tensors are split; of none: they are not split.
+// Returns the line of a graph that some of `n_devices` devices compute. Without devices, tensors are not split.
 std::string line_of(const json_line & tensors, const std::vector<size_t> & devices = {}, size_t n_devices = 1) {
     json_line out;
     out.begin_object();
@@ -180,7 +180,8 @@ class graph_recorder final : neuron_recording_file {
 
     std::string locked() const override { return path; }
 
-    // locked. Adds what is pending to the file, behind what other processes wrote. Returns false when one of them is at it.
+    // locked. Appends pending lines to the file, behind those of other processes. Returns false while another process
+    // is writing.
     bool write() override {
         if (pending.empty() || failed) {
             pending.clear();
@@ -199,7 +200,7 @@ class graph_recorder final : neuron_recording_file {
             }
             pending.clear();
         }
-        close(fd);  // and with it the lock
+        close(fd);  // this also releases the lock
         return mine || failed;
     }
 
@@ -230,7 +231,7 @@ class graph_recorder final : neuron_recording_file {
 
     const std::string            path;
     std::string                  pending;
-    std::unordered_set<uint64_t> uids;     // of graphs that were met
+    std::unordered_set<uint64_t> uids;     // of graphs so far
     std::unordered_set<size_t>   written;  // hashes of lines
 };
 

@@ -32,23 +32,24 @@
 
 namespace {
 
-// How often a kernel was asked for, and how often the CPU computed a node that needs it.
+// How often a program requested a kernel, and how often the CPU computed a node that needs it.
 struct counts {
     uint64_t asked    = 0;
     uint64_t executed = 0;
 };
 
-// What was noted of the nodes that have the same entry.
+// Notes about all nodes with the same entry.
 struct noted_entry {
     neuron_manifest_text               manifest_text;
     counts                             noted;    // by this process
-    counts                             written;  // of these, what is in the file
-    // What llama.cpp asks before it samples on a device, if it is that. Such a node is not computed, and others of as many elements are.
+    counts                             written;  // of these, the counts in the file
+    // The node, if it belongs to llama.cpp's probe before it samples on a device. Such a node is never computed; nodes
+    // with other numbers of candidates are.
     std::unique_ptr<neuron_probe_node> probe;
-    int64_t                            probed = 0;  // candidates of it
+    int64_t                            probed = 0;  // its candidates
 };
 
-// A node as the file has it: with any numbers, or its own.
+// A node as recorded: with any numbers, or with its own.
 struct recorded_node {
     ggml_tensor node;
 
@@ -61,7 +62,7 @@ struct recorded_node {
 
     uint64_t fingerprint() const { return neuron_fingerprint(&node); }
 
-    // A mask has a number that is infinite, and no user chooses it.
+    // A mask has an infinite number, which no user chooses.
     static bool is_open(const ggml_tensor * op) {
         std::vector<float> numbers;
         neuron_add_numbers(op, numbers);
@@ -74,14 +75,14 @@ std::string with_reason(const neuron_manifest_text & e) {
     return e.text + (e.reason ? std::string(" (") + e.reason + ")" : "");
 }
 
-// A line of the file: an entry with its count, or anything else, which is kept as it is.
+// A line of the file: an entry with its counts, or other text, which is kept unchanged.
 struct line {
     std::string text;
     bool        is_entry  = false;
     bool        buildable = false;
     counts      count;
-    bool        executions = false;  // whether it says how often it was executed, which older files do not
-    bool        dropped    = false;  // another entry took its place
+    bool        executions = false;  // whether it has a count of executions, which older files lack
+    bool        dropped    = false;  // another entry replaces it
 
     line(std::string text = "") : text(std::move(text)) {}
 };
@@ -91,7 +92,7 @@ constexpr const char * COMMENT = "  # - {op: ";
 constexpr const char * COUNT   = "  # asked for ";
 constexpr const char * RAN     = ", executed ";
 
-// Returns the number after a text's last `label`, or 0 and sets `there` to whether there is such a label.
+// Returns the number behind a text's last `label`, or 0. Sets `there` to whether the text has the label.
 uint64_t number_after(const std::string & text, const char * label, bool & there) {
     const size_t at = text.rfind(label);
     there           = at != std::string::npos;
@@ -123,7 +124,7 @@ bool is_letter(char c) {
     return c >= 'a' && c <= 'z';
 }
 
-// A manifest's name is that of its file, as far as it can be.
+// Returns a manifest's name: its file's name, changed to allowed characters.
 std::string manifest_name(const std::string & path) {
     std::string name = nk::lower(std::filesystem::path(path).stem().string().substr(0, 40));
     for (char & c : name) {
@@ -132,7 +133,7 @@ std::string manifest_name(const std::string & path) {
     return name.empty() || !is_letter(name[0]) ? "recorded" : name;
 }
 
-// The lines of the file that is there, none when there is none.
+// Returns the lines of an existing file, or none.
 std::vector<line> read_lines(const std::string & path) {
     std::vector<line> lines;
     std::ifstream     file(path);
@@ -142,7 +143,7 @@ std::vector<line> read_lines(const std::string & path) {
     return lines;
 }
 
-// The lines of a new file, before its entries.
+// Returns the lines of a new file before its entries.
 std::vector<line> first_lines(const std::string & path, const std::string & target) {
     std::vector<line> lines = {
         { "# Recorded by ggml-neuron (GGML_NEURON_RECORD): ops that llama.cpp asked for and that no" },
@@ -158,8 +159,8 @@ std::vector<line> first_lines(const std::string & path, const std::string & targ
     return lines;
 }
 
-// Adds what was noted to the lines: to the counts of entries that are there, and others at the end. What has got an emitter
-// since it was written as a comment becomes an entry.
+// Adds the notes to the lines: to the counts of existing entries, and as new entries at the end. An op that was written
+// as a comment, and has an emitter now, becomes an entry.
 void add_entries(const std::unordered_map<uint64_t, noted_entry> &      entries,
                  const std::function<bool(const noted_entry & entry)> & is_written,
                  std::vector<line> &                                    lines) {
@@ -212,10 +213,10 @@ std::string text_of(const std::vector<line> & lines) {
     return text;
 }
 
-// Puts a file with this text in the place of a path. Returns 0, or an errno.
+// Replaces the file at a path by one with this text. Returns 0, or an errno.
 int replace_file(const std::string & path, const std::string & text) {
     const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
-    unlink(temporary.c_str());  // of a process that had the same number; what comes there now is not written to
+    unlink(temporary.c_str());  // left by a process with the same number; never write to an existing file
     const int fd = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) {
         return errno;
@@ -241,7 +242,7 @@ int replace_file(const std::string & path, const std::string & text) {
     return error;
 }
 
-// Locks a folder among the processes that record into it. Any process can keep it locked forever: so it is not waited for.
+// Locks a folder against other recording processes. It does not wait, because any process can keep the lock forever.
 class folder_lock {
   public:
     explicit folder_lock(const std::string & folder) : fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
@@ -250,13 +251,13 @@ class folder_lock {
 
     ~folder_lock() {
         if (fd >= 0) {
-            close(fd);  // and with it the lock
+            close(fd);  // this also releases the lock
         }
     }
 
     folder_lock(const folder_lock &) = delete;
 
-    int error;  // 0: locked; EWOULDBLOCK: another process has it
+    int error;  // 0: locked; EWOULDBLOCK: another process holds the lock
 
   private:
     int fd;
@@ -267,8 +268,8 @@ struct recorder final : neuron_recording_file {
     std::string                               target = "trn1";
     std::unordered_map<uint64_t, noted_entry> entries;
     bool                                      dirty   = false;
-    bool                                      samples = false;  // whether llama.cpp asked for a sampler
-    std::set<int64_t>                         candidates;       // that samplers choose from
+    bool                                      samples = false;  // whether llama.cpp probed a sampler
+    std::set<int64_t>                         candidates;       // the numbers that samplers choose from
     std::chrono::steady_clock::time_point     last_flush{};
 
     recorder() : neuron_recording_file("GGML_NEURON_RECORD", "ops that were asked for") {
@@ -280,9 +281,9 @@ struct recorder final : neuron_recording_file {
 
     void note_executed(const ggml_tensor * op) {
         std::lock_guard<std::mutex> lock(mutex);
-        for (const bool any_numbers : { samples, false }) {  // noted since a sampler was asked for, or before
+        for (const bool any_numbers : { samples, false }) {  // noted since the probe of a sampler, or before
             const auto found = entries.find(recorded_node(op, any_numbers).fingerprint());
-            if (found != entries.end()) {                    // else it has a kernel, which can't be used this time
+            if (found != entries.end()) {                    // else it has a kernel, which is unusable this time
                 found->second.noted.executed++;
                 dirty = true;
                 return;
@@ -304,14 +305,14 @@ struct recorder final : neuron_recording_file {
         }
         entry.noted.asked++;
         dirty = true;
-        // The caller may hold a core's mutex: what can't be written at once is written later.
+        // The caller may hold a core's mutex: entries that can't be written now are written later.
         if (std::chrono::steady_clock::now() - last_flush > std::chrono::seconds(1)) {
             (void) write();
             last_flush = std::chrono::steady_clock::now();
         }
     }
 
-    // locked. Returns the entry of a node; says so when it is a new one.
+    // locked. Returns the entry of a node, and reports a new one.
     noted_entry & entry_of(const ggml_tensor * op) {
         const recorded_node recorded(op, samples);
         const uint64_t      hash  = recorded.fingerprint();
@@ -327,8 +328,8 @@ struct recorder final : neuron_recording_file {
         return found->second;
     }
 
-    // locked. Has an entry for each node that llama.cpp asks for before it samples, of as many candidates as there are: the node of a
-    // call where there is one, and else one of the fewest.
+    // locked. Adds an entry, with the actual number of candidates, for each node of llama.cpp's probe: the node of a
+    // call if there is one, and else the probe's node with the fewest candidates.
     void answer_probes() {
         std::vector<const noted_entry *> probes;
         for (const auto & item : entries) {
@@ -349,20 +350,20 @@ struct recorder final : neuron_recording_file {
         }
     }
 
-    // locked. Returns whether a node is to be in the file.
+    // locked. Returns whether a node belongs in the file.
     bool is_written(const noted_entry & entry) const {
         return !entry.probe || entry.noted.executed || candidates.count(entry.probed);
     }
 
     std::string locked() const override { return "the folder of " + path; }
 
-    // locked. Merges what this process noted into the file, which other processes do as well. Returns false when one of them
-    // is at it.
+    // locked. Merges this process's notes into the file, as other processes do. Returns false while another process is
+    // writing.
     bool write() override {
         if (path.empty() || !dirty || failed) {
             return true;
         }
-        // The folder is locked, for the file itself is replaced.
+        // This locks the folder, because the file itself is replaced.
         std::string folder = std::filesystem::path(path).parent_path().string();
         folder             = folder.empty() ? "." : folder;
         const folder_lock lock(folder);
@@ -399,7 +400,7 @@ struct recorder final : neuron_recording_file {
             return l.is_entry && l.buildable;
         };
         if (std::none_of(lines.begin(), lines.end(), is_kernel)) {
-            return "";  // a manifest without kernels is none
+            return "";  // a manifest must have kernels
         }
         if (const int error = replace_file(path, text_of(lines))) {
             return path + " can't be written: " + strerror(error);

@@ -7,7 +7,8 @@
 
 namespace {
 
-// How often the lock is tried for before something is lost, and the pause between. Any process can keep it forever.
+// The number of attempts to lock before data is lost, and the pause between them. Any process can keep the lock
+// forever.
 constexpr int                       LOCK_TRIES = 100;
 constexpr std::chrono::milliseconds LOCK_PAUSE{ 50 };
 

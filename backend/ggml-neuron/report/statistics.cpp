@@ -10,10 +10,10 @@
 #include <unordered_set>
 #include <utility>
 
-// Graphs whose scan is kept.
+// The most scans that are kept.
 static constexpr size_t MAX_SCANS = 256;
 
-// Reasons that a line has.
+// The most reasons in a line.
 static constexpr size_t MAX_REASONS = 3;
 
 static std::atomic<bool> g_any_graph{ false };
@@ -32,7 +32,7 @@ template <typename F> static void for_each_tensor(const ggml_cgraph * part, F fu
     }
 }
 
-// Returns whether the whole graph is this one. A part has no leaves of its own.
+// Returns whether this is the whole graph. A part has no leaves of its own.
 static bool is_whole(const ggml_cgraph * cgraph) {
     return cgraph->n_leafs > 0 || cgraph->visited_hash_set.size == 0;
 }
@@ -43,8 +43,8 @@ static size_t count_ops(const ggml_cgraph * cgraph) {
     return (size_t) std::count_if(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_is_work);
 }
 
-// Returns whether the program's own choice keeps a node off the device: a weight of it is elsewhere, and the device never
-// refused this. The embedding of the input tokens is such a weight.
+// Returns whether the program's own choice keeps a node off the device: one of its weights is elsewhere, and the device
+// never refused the weight. The embedding of the input tokens is an example.
 bool neuron_statistics::is_kept_elsewhere(const ggml_tensor * node) const {
     return neuron_is_kept_by_host(node) ||
            std::any_of(std::begin(node->src), std::end(node->src), [this](const ggml_tensor * src) {
@@ -52,7 +52,8 @@ bool neuron_statistics::is_kept_elsewhere(const ggml_tensor * node) const {
            });
 }
 
-// Returns which kernel a node of another backend lacks; "" when it has one, or when the program keeps it elsewhere.
+// Returns the kernel that a node of another backend lacks; "" when there is one, or when the program keeps the node
+// elsewhere.
 std::string neuron_statistics::lack_of(const ggml_tensor * node) const {
     const neuron_group group = kernels.select(node);
     if (group) {
@@ -64,7 +65,7 @@ std::string neuron_statistics::lack_of(const ggml_tensor * node) const {
     return is_kept_elsewhere(node) || !kernels.select_in_attention(node).empty() ? "" : neuron_describe(node);
 }
 
-// Looks at all nodes of the graph whose first part is this one. Only those in other parts need a look at the kernels.
+// Scans all nodes of the graph whose first part this is. It looks up kernels only for nodes in other parts.
 neuron_statistics::scan neuron_statistics::make_scan(const ggml_cgraph * first, neuron_missing_ops & missing) const {
     scan found;
     found.ops = count_ops(first);
@@ -92,7 +93,7 @@ neuron_statistics::scan neuron_statistics::make_scan(const ggml_cgraph * first, 
     return found;
 }
 
-// Graphs that the scheduler shares out have parts with numbers that are never used again.
+// Parts of graphs that the scheduler divides have numbers that are never used again.
 const neuron_statistics::scan & neuron_statistics::scan_of(const ggml_cgraph * first, neuron_missing_ops & missing) {
     if (scans.size() >= MAX_SCANS) {
         scans.clear();
@@ -131,7 +132,8 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
         current.ops        = whole.ops;
         current.reasons    = whole.reasons;
     }
-    // A program that looks at single nodes (ggml_backend_sched_set_eval_callback) cuts parts into pieces without a number.
+    // A program that examines single nodes (ggml_backend_sched_set_eval_callback) cuts parts into pieces without a
+    // number.
     current.splits += first || cgraph->uid || cgraph->nodes != end;
     set = cgraph->visited_hash_set.keys;
     end = cgraph->nodes + cgraph->n_nodes;
@@ -143,7 +145,7 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
             }
             missing.add(member.node);
             if (first) {
-                // nodes of other parts are in the scan; the others of attention lack kernels
+                // the scan has the nodes of other parts; attention's other nodes have no kernels of their own
                 const bool unusable = planned.unusable && member.node == planned.last();
                 current.reasons[neuron_describe(member.node) + (unusable ? UNUSABLE : "")]++;
             }
@@ -153,10 +155,10 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
 }
 
 //
-// the message about them
+// messages about graphs
 //
 
-// Returns the reasons that most ops have.
+// Returns the most frequent reasons.
 static std::string first_of(const std::map<std::string, size_t> & reasons) {
     std::vector<std::pair<std::string, size_t>> sorted(reasons.begin(), reasons.end());
     std::stable_sort(sorted.begin(), sorted.end(), [](const auto & a, const auto & b) { return a.second > b.second; });
@@ -183,7 +185,7 @@ std::string neuron_statistics::summary() {
 }
 
 //
-// programs of which no graph comes to a device
+// programs whose graphs never reach a device
 //
 
 namespace {

@@ -1,8 +1,8 @@
-// The outcome of the graphs that a backend computed a part of: how many of their ops ran on the device, and how many elsewhere
+// Statistics of the graphs that a backend computed a part of: how many ops ran on the device, and how many elsewhere
 // because they have no kernel.
 //
-// ggml's scheduler gives a backend its own parts of a graph alone. But such a part refers to the set of all tensors of the graph
-// (ggml_cgraph::visited_hash_set), so the ops that others compute can be counted, too.
+// ggml's scheduler gives a backend only its own parts of a graph. But such a part refers to the set of all tensors of
+// the graph (ggml_cgraph::visited_hash_set), which allows counting the ops of other backends, too.
 
 #pragma once
 
@@ -19,17 +19,17 @@
 #include <unordered_map>
 #include <vector>
 
-// Ops of one graph: nodes that have to be computed. Views, and nodes without elements, are not among them.
+// Ops of one graph: the nodes to compute. Views, and nodes without elements, do not count.
 struct neuron_graph_statistics {
     size_t ops     = 0;
     size_t device  = 0;                     // computed by kernels of this device
     size_t lacking = 0;                     // computed by the CPU or another backend, because they have no kernel
     size_t splits  = 0;                     // parts of the graph that the scheduler gave this device
 
-    std::map<std::string, size_t> reasons;  // what lacks a kernel, with the number of such ops
+    std::map<std::string, size_t> reasons;  // kinds of ops without a kernel, with their numbers
 };
 
-// Returns whether the core can use a tensor where it is.
+// Returns whether the core can use a tensor in place.
 using neuron_is_on_core_t = bool (*)(const neuron_core & core, const ggml_tensor * t);
 
 class neuron_statistics {
@@ -37,15 +37,14 @@ class neuron_statistics {
     neuron_statistics(neuron_core & core, const neuron_kernel_store & kernels, neuron_is_on_core_t is_on_core) :
         core(core), kernels(kernels), is_on_core(is_on_core) {}
 
-    // locked. Notes that a graph, or a part of one, is computed as planned, and says which ops lack kernels that were not said
-    // before.
+    // locked. Notes that a graph, or a part of one, is computed as planned. Reports its ops without kernels, each once.
     void add(const ggml_cgraph * cgraph, const neuron_plan & plan);
 
-    // Returns one line about the graph that lacked the most kernels; "" when none lacked any.
+    // Returns one line about the graph with the most ops without a kernel, or "" when there is none.
     std::string summary();
 
   private:
-    // What is known of a graph before its parts are computed.
+    // Results of scanning a graph before its parts are computed.
     struct scan {
         size_t                        ops = 0;
         std::map<std::string, size_t> reasons;
@@ -66,15 +65,15 @@ class neuron_statistics {
     neuron_graph_statistics current;
     neuron_graph_statistics worst;
     uint64_t                n_graphs  = 0;
-    uint64_t                n_lacking = 0;  // graphs
+    uint64_t                n_lacking = 0;  // graphs with such ops
 
-    // Of the part that was computed last.
-    const void *          set = nullptr;  // of the graph's tensors
-    ggml_tensor * const * end = nullptr;  // of its nodes
+    // The part that was computed last.
+    const void *          set = nullptr;  // set of the graph's tensors
+    ggml_tensor * const * end = nullptr;  // end of its nodes
 };
 
 // Notes that the device refused an op because it has no kernel for it.
 void neuron_note_refused(const ggml_tensor * op);
 
-// Returns one line about these ops when no graph was ever computed on a device, "" when one was or nothing was refused.
+// Returns one line about these ops if no graph was ever computed on a device, or "" if one was, or nothing was refused.
 std::string neuron_nothing_computed();

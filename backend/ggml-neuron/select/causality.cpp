@@ -79,7 +79,7 @@ bool neuron_can_read_mask(const ggml_tensor * mask) {
     return is_known(mask, { GGML_TYPE_F16, GGML_TYPE_F32 }, 2);
 }
 
-// which sources of FLASH_ATTN_EXT they are
+// numbers of FLASH_ATTN_EXT's sources
 static constexpr size_t Q = 0, K = 1;
 
 bool neuron_may_be_causal(const ggml_tensor * node) {
@@ -118,10 +118,10 @@ bool neuron_are_rows_among(const neuron_row_condition & condition, const uint8_t
     return true;
 }
 
-// Sets the i-th of numbers of a type.
+// Sets element i of an array of numbers of a type.
 static void set_number(std::vector<uint8_t> & numbers, enum ggml_type type, int64_t i, int64_t number) {
     const size_t size = ggml_type_size(type);
-    const auto   half = (int32_t) number;  // of an I32
+    const auto   half = (int32_t) number;  // for I32
     memcpy(&numbers[(size_t) i * size], type == GGML_TYPE_I64 ? (const void *) &number : &half, size);
 }
 
@@ -181,7 +181,8 @@ bool neuron_is_hidden(const neuron_hidden_condition & condition, const uint8_t *
 bool neuron_is_causal(const neuron_causal_condition & condition, const uint8_t * rows, const uint8_t * mask) {
     const int64_t        n         = condition.mask->ne[1];
     const int64_t        per_token = condition.rows->ne[0] / n;
-    std::vector<int64_t> last((size_t) condition.cells.cells.ne, -1);  // token that writes to a cell
+    std::vector<int64_t> last((size_t) condition.cells.cells.ne,
+                              -1);  // for each cell, the last token that writes to it
     for (int64_t token = 0; token < n; token++) {
         for (int64_t i = 0; i < per_token; i++) {
             const int64_t cell = condition.cells.cell_of(row_at(condition.rows, rows, token * per_token + i));
@@ -193,7 +194,7 @@ bool neuron_is_causal(const neuron_causal_condition & condition, const uint8_t *
             }
         }
     }
-    std::vector<std::pair<int64_t, int64_t>> cells;  // that are written, and the tokens
+    std::vector<std::pair<int64_t, int64_t>> cells;  // the written cells, and their tokens
     for (size_t cell = 0; cell < last.size(); cell++) {
         if (last[cell] >= 0) {
             cells.emplace_back((int64_t) cell, last[cell]);

@@ -1,4 +1,5 @@
-// What a launch takes: figures of a target that choose among pieces (tools/kernelgen/dispatch/chips.json, GGML_NEURON_COSTS).
+// The price of a launch: a target's figures for the choice of pieces (tools/kernelgen/dispatch/chips.json,
+// GGML_NEURON_COSTS).
 
 #pragma once
 
@@ -8,33 +9,34 @@
 #include <vector>
 
 struct neuron_costs {
-    double                                  launch_us = 0;  // what every launch takes, whatever it computes
-    double                                  gb_per_s  = 0;  // at which memory is read
-    std::vector<std::pair<int64_t, double>> rows_ms;        // time of a layer by its rows, ascending
+    double                                  launch_us = 0;  // fixed time of a launch
+    double                                  gb_per_s  = 0;  // rate of reading memory
+    std::vector<std::pair<int64_t, double>> rows_ms;        // time of a layer by its number of rows, ascending
 
-    // Returns the figures that `use` took; before that those of the table's first target.
+    // Returns the figures that `use` set, or before that the table's first target's.
     static const neuron_costs & get();
 
-    // Takes the figures of the file that GGML_NEURON_COSTS names, else those of a target; of one that is not in the table those of its
-    // first. A file that can't be read is reported. To be called before devices are used.
+    // Sets the figures from the file that GGML_NEURON_COSTS names, else from a target's row of the table, else from the
+    // first row. Reports an unreadable file. Call it before devices are used.
     //
-    // lnc     physical cores of a logical one
-    // queued  whether launches are queued, or each is waited for
+    // lnc     physical cores per logical core
+    // queued  whether launches are queued; otherwise the host waits for each
     static void use(const std::string & target, uint32_t lnc, bool queued);
 
-    // Returns how many times as long as few rows this many take where memory bounds few.
+    // Returns the time of this many rows, relative to few rows, whose time memory bounds.
     double factor(int64_t rows) const;
 
-    // Returns microseconds for a launch.
+    // Returns the microseconds of a launch.
     //
     // whole  bytes that are read for any number of tokens: weights
-    // row    bytes that are read and written for each token
+    // row    bytes that are read and written per token
     double launch(double whole, double row, int64_t tokens) const {
         return launch_us + (whole * factor(tokens) + row * (double) tokens) / (gb_per_s * 1e3);
     }
 };
 
-// Reads a user's text (docs/reference/kernel-selection.md). Returns "" and sets `costs`, or returns what is wrong with it.
+// Reads a user's text (docs/reference/kernel-selection.md). Sets `costs` and returns "", or returns the mistake.
 //
-// one_launch_us  set to whether it has one `launch_us` for launches that are queued and that are waited for
+// one_launch_us  set to whether the text has a single `launch_us`, for launches that are queued and launches that are
+// not
 std::string neuron_read_costs(const std::string & text, bool queued, neuron_costs & costs, bool & one_launch_us);

@@ -1,4 +1,4 @@
-// What computes nodes that stand one after another, or a node alone: kernels, and what these have of memory.
+// The kernels that compute consecutive nodes, or a single node, and the memory of these kernels.
 
 #pragma once
 
@@ -13,66 +13,69 @@
 #include <cstdint>
 #include <vector>
 
-// Memory that a group is given.
+// Memory that a group reads or changes.
 struct neuron_group_slot {
-    ggml_tensor * tensor  = nullptr;     // the root of what its nodes use; NULL: the node's source below, if it has it
-    size_t        offset  = 0;           // in the tensor, of what the group uses of it
-    size_t        size    = 0;           // bytes
-    bool          written = false;       // it is changed, besides the results
-    bool          summed  = false;       // by a sum over devices, in place
-    size_t        row     = 0;           // bytes of it for each token of a group in pieces; 0: each piece has all of it
-    size_t        source  = 0;           // of a node alone, where the tensor is not known
+    ggml_tensor * tensor =
+        nullptr;  // the root of a tensor that its nodes use; NULL: the node's source number `source`, if it has one
+    size_t offset  = 0;                  // in the tensor, to the group's first byte
+    size_t size    = 0;                  // bytes
+    bool   written = false;              // changed, besides the results
+    bool   summed  = false;              // changed in place by a sum over devices
+    size_t row     = 0;                  // bytes per token for a group in pieces; 0: each piece has the whole slot
+    size_t source  = 0;                  // for a single node, if the tensor is not known
 
-    int64_t             first = 0;       // of numbers of rows: the one that is a kernel's first
+    int64_t             first = 0;       // for row numbers: the kernel's first row
     neuron_group_room   room;            // that kernels have
-    const ggml_tensor * mask = nullptr;  // where columns are added to it; NULL: the tensor
+    const ggml_tensor * mask = nullptr;  // the tensor whose matrix gets more columns; NULL: `tensor`
 
-    std::vector<int> numbers;  // nodes whose numbers it is (select/numbers.h), by their places; it has no tensor then
+    std::vector<int>
+        numbers;  // places of the nodes whose numbers this slot holds (select/numbers.h); it has no tensor then
 
     // Returns whether kernels read on in a cache behind the group's cells.
     bool goes_on() const { return room.kind == neuron_group_room::CELLS; }
 };
 
-// What a group computes that is seen outside.
+// A result of a group that is used outside of it.
 struct neuron_group_result {
     ggml_tensor * tensor = nullptr;  // NULL: the node
-    size_t        size   = 0;        // bytes that kernels have; 0: the tensor's
-    size_t        row    = 0;        // bytes for each token of a group in pieces; 0: each piece has all of it
-    int           alias  = NEURON_KERNELS_NO_ALIAS;  // the slot whose memory it shares, of an op in place
+    size_t        size   = 0;        // the kernels' bytes; 0: the tensor's
+    size_t        row    = 0;        // bytes per token for a group in pieces; 0: each piece has the whole result
+    int           alias  = NEURON_KERNELS_NO_ALIAS;  // the slot whose memory it shares, for an op in place
     size_t        offset = 0;                        // in the tensor
-    size_t        own    = 0;                        // bytes of the tensor; 0: all
-    neuron_blocks blocks;                            // that kernels have more rows of
+    size_t        own    = 0;                        // bytes in the tensor; 0: all
+    neuron_blocks blocks;                            // of which kernels have more rows
 };
 
-// A launch for some tokens of a group, or for all of it.
+// A launch for some tokens of a group, or for the whole group.
 struct neuron_group_piece {
-    static constexpr int PREVIOUS = -1;  // what the launch before has computed
+    static constexpr int PREVIOUS = -1;  // the previous launch's intermediate result
     static constexpr int ABSENT   = -2;
     static constexpr int ALL      = -1;
 
     neuron_kernel    kernel;
     neuron_range     range{};
-    std::vector<int> inputs;         // slots, or one of the above; none: all slots in their order
-    size_t           between = 0;    // bytes that it computes for the launch behind it alone; 0: it computes results
-    int              result  = ALL;  // the one that it computes
+    std::vector<int> inputs;         // slots, PREVIOUS or ABSENT; none: all slots in order
+    size_t           between = 0;    // bytes that it computes for the next launch only; 0: it computes results
+    int              result  = ALL;  // number of the result that it computes
 };
 
-// Nodes that one kernel computes, or several some tokens after the other: what is known as a group, or a node or attention alone.
+// Nodes that one kernel computes at once, or several kernels for some tokens each: a group in the narrow sense, or a
+// single node or attention.
 struct neuron_group {
-    std::vector<int>                 nodes;             // in cgraph->nodes; none: any node like one
+    std::vector<int>                 nodes;        // in cgraph->nodes; none: any node of this kind
     std::vector<neuron_group_slot>   slots;
-    std::vector<neuron_group_result> results;           // in the order of the nodes
-    std::vector<neuron_group_piece>  pieces;            // in turn; none: nothing computes it
-    int64_t                          rows     = 0;      // tokens for which slots and results with rows have room
-    bool                             fused    = false;  // graph kernels compute it
-    bool                             other    = false;  // kernels are for other numbers of tokens, or a longer cache
-    int64_t                          padding  = 0;  // rows of them beyond the group's own, or that are computed twice
+    std::vector<neuron_group_result> results;      // in the order of the nodes
+    std::vector<neuron_group_piece>  pieces;       // in turn; none: no kernel computes it
+    int64_t                          rows    = 0;  // number of tokens that slots and results with `row` have room for
+    bool                             fused   = false;  // graph kernels compute it
+    bool                             other   = false;  // the kernels are for other numbers of tokens, or a longer cache
+    int64_t                          padding = 0;      // rows of the kernels beyond the group's own, or computed twice
     bool                             unusable = false;       // its kernels could not be bound
 
-    std::vector<neuron_causal_condition> causal_conditions;  // without which it can't be computed in pieces
-    std::vector<neuron_row_condition>    row_conditions;     // without which its kernels lack rows that are written
-    std::vector<neuron_hidden_condition> hidden_conditions;  // without which its kernels leave out cells that are seen
-    int64_t                              n_rows = 0;  // the same of a SET_ROWS alone: those that kernels have; 0: all
+    std::vector<neuron_causal_condition> causal_conditions;  // required for computing it in pieces
+    std::vector<neuron_row_condition>    row_conditions;     // required by kernels that have only some rows of a cache
+    std::vector<neuron_hidden_condition> hidden_conditions;  // required by kernels that leave out cells
+    int64_t                              n_rows = 0;  // for a single SET_ROWS, the rows that its kernels have; 0: all
 
     explicit operator bool() const { return !pieces.empty(); }
 
@@ -80,7 +83,7 @@ struct neuron_group {
 
     int last() const { return nodes.back(); }
 
-    // Returns whether the tensors that kernels read on are long enough.
+    // Returns whether the tensors that kernels read beyond the group's end are long enough.
     bool has_room() const;
 
     // Returns the kernels of all pieces.

@@ -15,7 +15,8 @@ const neuron_group_option * neuron_group_choice::option_for(int64_t n) const {
     return found == options.end() ? nullptr : &*found;
 }
 
-// Returns where the first node of a group has more elements than a kernel's: both numbers, or 0s.
+// Compares the first nodes of the group and the kernel. Returns the first pair of extents with a larger one in the
+// group, or 0s.
 static std::pair<int64_t, int64_t> more_than(const neuron_key & group, const uint64_t * kernel) {
     const uint64_t * a = group.nodes.front().tensor;
     const uint64_t * b = nk::read_graph_node(nk::first_graph_node(kernel)).tensor;
@@ -39,7 +40,7 @@ std::optional<neuron_group_option> neuron_try_kernel(const neuron_group_kernel &
     return option;
 }
 
-// Returns the tokens of a kernel that computes all of a group, by what it has more of slots that are cut.
+// Returns the number of tokens of a kernel for the whole group, from its larger slots.
 static int64_t tokens_of(const neuron_group_fit & whole, const neuron_group_fit & pieces, const neuron_key & group) {
     for (size_t i = 0; i < whole.slots.size(); i++) {
         if (whole.slots[i].kind == neuron_group_room::ROWS && pieces.slots[i].row) {
@@ -49,7 +50,7 @@ static int64_t tokens_of(const neuron_group_fit & whole, const neuron_group_fit 
     return pieces.n;
 }
 
-// Returns what a launch of a kernel takes; `pieces` says what is cut.
+// Returns the price of a launch of a kernel; `pieces` states which slots are cut.
 static double launch_of(const neuron_group_fit & fit, const neuron_group_fit & pieces, int64_t n) {
     double whole = 0;
     double row   = 0;
@@ -63,7 +64,8 @@ static double launch_of(const neuron_group_fit & fit, const neuron_group_fit & p
     return neuron_costs::get().launch(whole, row, n);
 }
 
-// Returns whether two kernels may compute pieces of one group: they have the same of it, and of the cache.
+// Returns whether two kernels may compute pieces of one group: they have the same rooms and the same length of the
+// cache.
 static bool go_together(const neuron_group_fit & a, const neuron_group_fit & b) {
     const auto same = [](const neuron_group_room & x, const neuron_group_room & y) {
         return x.kind == y.kind && x.wider.columns == y.wider.columns && x.row == y.row &&
@@ -97,7 +99,7 @@ class piece_choice {
         std::vector<int64_t>   counts;
         std::vector<double>    costs;
         for (const auto & entry : kernels) {
-            if (entry.first * longest.n % more == 0) {  // else they have other rows for each token
+            if (entry.first * longest.n % more == 0) {  // else they have another number of rows per token
                 counts.push_back(entry.first * longest.n / more);
                 costs.push_back(launch_of(longest, longest, counts.back()));
             }
@@ -152,9 +154,9 @@ class piece_choice {
     const neuron_key &           group;
     const neuron_group_attempt & attempt;
     neuron_group_choice &        choice;
-    int64_t                      more = 0;                                // of the group, of what kernels have fewer
+    int64_t                      more = 0;                                // the group's extent where kernels have less
 
-    std::map<int64_t, std::vector<const neuron_group_kernel *>> kernels;  // by what they have of it
+    std::map<int64_t, std::vector<const neuron_group_kernel *>> kernels;  // by their extent there
 };
 
 }  // namespace

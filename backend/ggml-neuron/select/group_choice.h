@@ -1,4 +1,5 @@
-// Which kernels compute a group of other lengths than theirs: one for more tokens or a longer cache, or several after each other.
+// The choice of kernels for a group of other lengths: one for more tokens or a longer cache, or several, one after the
+// other.
 
 #pragma once
 
@@ -11,25 +12,25 @@
 #include <optional>
 #include <vector>
 
-// A kernel that computes a group, or pieces of it.
+// A kernel for a group, or for pieces of it.
 struct neuron_group_option {
     const neuron_group_kernel * kernel = nullptr;
     neuron_group_fit            fit;
 };
 
-// What computes a group.
+// The kernels for a group.
 struct neuron_group_choice {
-    std::optional<neuron_group_option> whole;    // one kernel for all of it
-    std::vector<neuron_group_option>   options;  // of pieces
-    std::vector<neuron_range>          ranges;  // the pieces; none: all of it at once is better, or nothing is possible
+    std::optional<neuron_group_option> whole;    // one kernel for the whole group
+    std::vector<neuron_group_option>   options;  // for pieces
+    std::vector<neuron_range>          ranges;  // the pieces; none: the whole at once is better, or nothing is possible
 
-    // Returns the option for pieces of as many tokens, or NULL.
+    // Returns the option for pieces of this many tokens, or NULL.
     const neuron_group_option * option_for(int64_t n) const;
 };
 
-// Returns how a kernel computes a group, or pieces of it; none when it does not.
+// Returns how a kernel computes a group, or pieces of it; nothing when it can't.
 //
-// whole  whether one that computes all of the group is looked for
+// whole  whether the kernel must compute the whole group
 std::optional<neuron_group_option> neuron_try_kernel(const neuron_group_kernel & kernel,
                                                      const neuron_key &          group,
                                                      bool                        whole);
@@ -37,10 +38,10 @@ std::optional<neuron_group_option> neuron_try_kernel(const neuron_group_kernel &
 using neuron_group_attempt =
     std::function<std::optional<neuron_group_option>(const neuron_group_kernel & kernel, bool whole)>;
 
-// Chooses what takes least time for a group with a key of as many words as the kernels' have.
+// Chooses the fastest kernels for a group. The kernels' keys have as many words as the group's.
 //
 // kernels  ascending in size
-// attempt  neuron_try_kernel, and what else has to be looked at: only for kernels that may be chosen, as it takes longer than all else
+// attempt  neuron_try_kernel with further checks. It is slow, so it is called only for kernels that may be chosen
 neuron_group_choice neuron_choose_kernels(const std::vector<const neuron_group_kernel *> & kernels,
                                           const neuron_key &                               group,
                                           const neuron_group_attempt &                     attempt);

@@ -19,7 +19,7 @@ bool neuron_group_conditions::can_rename(const neuron_group_fit & fit, const neu
     return true;
 }
 
-// Returns which row of what a SET_ROWS writes is the first of its slot, as of a sequence that has a cache of its own.
+// Returns the first row of a SET_ROWS's slot in the written tensor; it is not 0 for a sequence with a cache of its own.
 static int64_t first_row_of(const ggml_tensor * node, const neuron_group & group) {
     const auto   slot  = std::find_if(group.slots.begin(), group.slots.end(), [node](const neuron_group_slot & s) {
         return s.written && s.tensor == neuron_root_of(node);
@@ -49,7 +49,7 @@ bool neuron_group_conditions::find_causal(const neuron_group_fit &          fit,
     return true;
 }
 
-// Calls a function with each node of a group for which a kernel leaves out cells of the mask, until it returns false.
+// Calls a function with each node of a group whose kernel leaves out cells of the mask, until it returns false.
 template <typename F>
 bool neuron_group_conditions::for_each_hidden(const neuron_group_kernel & kernel,
                                               neuron_variant              variant,
@@ -121,8 +121,8 @@ bool neuron_group_conditions::find_rows(const neuron_kernel & kernel, neuron_gro
     return true;
 }
 
-// Lets a kernel have numbers of rows as they count from one on. Returns false where they are not all of a slot, or where another node
-// has them as they are.
+// Makes a slot of row numbers count from row `first`. Returns false when the numbers do not fill a slot, or when
+// another node uses them unchanged.
 bool neuron_group_conditions::count_from(int64_t first, const ggml_tensor * rows, neuron_group & group) const {
     for (const int i : group.nodes) {
         const ggml_tensor * node = cgraph->nodes[i];

@@ -1,4 +1,5 @@
-// A group's nodes beside those of a kernel for longer ones, as the files group_fit_*.cpp follow them for select/group_lengths.h.
+// A group's nodes beside the nodes of a kernel for longer groups, for the files group_fit_*.cpp
+// (select/group_lengths.h).
 
 #pragma once
 
@@ -17,19 +18,19 @@ namespace neuron_fit {
 
 constexpr int N_DIMS = 4;
 
-// What is beyond the group's elements along an axis of a tensor that the kernel has more of.
+// The kernel's elements beyond the group's along an axis of a tensor.
 enum beyond : uint8_t {
-    NOTHING,   // the kernel has as many
-    REPEATED,  // the elements again, from the first on
-    CELLS,     // those of a cache: finite, and to be masked
-    MASKED,    // -inf: of a mask
-    ZERO,      // what a mask hides, behind a SOFT_MAX
+    NOTHING,   // the extents are equal
+    REPEATED,  // the group's elements again, from the first on
+    CELLS,     // cells of a cache: finite, and to be masked
+    MASKED,    // -inf, in a mask
+    ZERO,      // masked values behind a SOFT_MAX
     ANYTHING,
 };
 
 using beyonds = std::array<beyond, N_DIMS>;
 
-// A tensor as the group and as the kernel have it: nk::TENSOR_WORDS each.
+// A tensor of the group and of the kernel: nk::TENSOR_WORDS each.
 struct tensor_pair {
     const uint64_t * group  = nullptr;
     const uint64_t * kernel = nullptr;
@@ -42,7 +43,7 @@ struct tensor_pair {
 
     bool is_longer(int axis) const { return ne(axis) != more(axis); }
 
-    // Returns whether it is longer along other axes than these.
+    // Returns whether the kernel's is longer along any axis but these.
     bool is_longer_beside(int axis, int other = -1) const {
         for (int i = 0; i < N_DIMS; i++) {
             if (is_longer(i) && i != axis && i != other) {
@@ -63,7 +64,7 @@ struct tensor_pair {
                std::equal(kernel + 1, kernel + 1 + N_DIMS, other.kernel + 1);
     }
 
-    // Returns whether an element of the group is at the same place in the kernel's tensor.
+    // Returns whether an element has the same place in the group's and the kernel's tensor.
     bool is_in_place() const {
         for (int i = 0; i < N_DIMS; i++) {
             if (ne(i) != 1 && group[5 + i] != kernel[5 + i]) {
@@ -73,7 +74,7 @@ struct tensor_pair {
         return true;
     }
 
-    // Returns the only axis that is longer, when all beyond it have one element; or -1.
+    // Returns the only longer axis, if all axes behind it have one element; else -1.
     int outermost() const {
         int found = -1;
         for (int i = 0; i < N_DIMS; i++) {
@@ -85,7 +86,7 @@ struct tensor_pair {
         return found;
     }
 
-    // Returns whether the kernel's type and extents are the group's or larger ones.
+    // Returns whether the types are equal and each extent of the kernel is at least the group's.
     bool fits() const {
         bool larger = group[0] == kernel[0];
         for (int i = 0; i < N_DIMS; i++) {
@@ -98,7 +99,7 @@ struct tensor_pair {
 struct input {
     bool                is_there = false;
     nk::graph_reference to{};
-    uint64_t            offset        = 0;  // of the group's
+    uint64_t            offset        = 0;  // in the group
     uint64_t            kernel_offset = 0;
     tensor_pair         tensor;
     beyonds             has{};
@@ -109,12 +110,13 @@ struct input {
 };
 
 struct node {
-    const neuron_key_node & key;    // the group's
+    const neuron_key_node & key;    // the group's node
     tensor_pair             tensor;
-    beyonds                 has{};  // what is in its memory
+    beyonds                 has{};  // what its memory holds beyond the group's elements
     std::vector<input>      inputs;
 
-    // Columns of the matrix that its rows are to others, where the kernel has more columns and rows of it; 0s: they are none.
+    // Columns of the matrix that other nodes read the rows as, in the group and in the kernel, if the kernel has more;
+    // 0: no matrix.
     std::pair<int64_t, int64_t> columns{};
 
     bool is_matrix() const { return columns.first > 0; }
@@ -126,21 +128,21 @@ struct node {
 
 struct slot {
     neuron_group_room room;
-    size_t            size       = 0;      // bytes of the group
-    size_t            added      = 0;      // ROWS: bytes from the end of its rows to that of the kernel's
-    bool              is_fixed   = false;  // some use has no more
+    size_t            size       = 0;      // bytes in the group
+    size_t            added      = 0;      // ROWS: bytes from the end of the group's rows to the end of the kernel's
+    bool              is_fixed   = false;  // some use has no more bytes
     bool              is_used    = false;
     bool              is_written = false;
 };
 
-// The axis of MUL_MAT's sources that is summed over.
+// The summed axis of MUL_MAT's sources.
 constexpr int SUMMED = 0;
 
-// What GET_ROWS looks up, a source, and where its result has rows.
+// GET_ROWS: the source with row numbers, and the axis of the result's rows.
 constexpr size_t LOOKED_UP = 1;
 constexpr int    ROWS_AXIS = 1;
 
-// The axis of tokens in results of attention, along which those of several sequences are put after one another.
+// The axis of tokens in results of attention; CONCAT joins sequences along it.
 constexpr int TOKENS_AXIS = 2;
 
 constexpr size_t MASK = NEURON_SOFT_MAX_MASK;
@@ -149,7 +151,7 @@ inline const neuron_key_ops & ops() {
     return neuron_key_ops::get();
 }
 
-// Axes that have the same extents as the first one of them.
+// Axes with equal extents.
 struct common_axis {
     tensor_pair tensor;
     int         axis = -1;

@@ -8,7 +8,7 @@
 
 namespace neuron_fit {
 
-// Returns along which axis a node puts results of attention after one another: tokens, or rows of all heads. -1: it is none such.
+// Returns the axis along which a node joins results of attention: tokens, or rows of all heads. -1: another node.
 static int joined_axis(const std::vector<node> & nodes, const node & n) {
     if (n.key.op != ops().concat || n.inputs.size() != 2 || !n.inputs[1].is_in_node()) {
         return -1;
@@ -18,7 +18,7 @@ static int joined_axis(const std::vector<node> & nodes, const node & n) {
     return (int32_t) n.key.params[0] == axis ? axis : -1;
 }
 
-// Sets the tokens of a sequence, and how many sequences there are. Returns false where some have other numbers of tokens.
+// Sets the tokens per sequence, and the number of sequences. Returns false when the numbers of tokens differ.
 bool sequence_blocks::find_tokens(const std::vector<node> & nodes) {
     for (const node & n : nodes) {
         const int axis = joined_axis(nodes, n);
@@ -44,7 +44,7 @@ bool sequence_blocks::find(const std::vector<node> & nodes, bool any_rows) {
     if (!n_blocks) {
         return true;
     }
-    // numbers of a sequence's elements are in one block
+    // the row numbers for a sequence's elements must be in one block
     const bool mixed = std::any_of(nodes.begin(), nodes.end(), [this](const node & n) {
         return n.key.op == ops().set_rows && n.inputs[LOOKED_UP].is_there && of(n.inputs[LOOKED_UP].tensor, 0) > 1;
     });
@@ -77,7 +77,7 @@ bool sequence_blocks::refer(const node & whole, input & in) const {
     beyonds has{};
     int     n_longer = 0;
     for (int j = 0; j < N_DIMS; j++) {
-        // all else is within a token, of which the view has all bytes or some
+        // the other axes are within a token, and the view has all or some of its bytes
         if (in.tensor.is_longer(j)) {
             n_longer++;
             has[j]          = REPEATED;

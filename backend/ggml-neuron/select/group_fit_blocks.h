@@ -1,4 +1,5 @@
-// Blocks of rows: the tokens of each sequence, where attention is a node for each of several (select/group_lengths.h).
+// Blocks of rows: the tokens of each sequence, where each of several sequences has its own node of attention
+// (select/group_lengths.h).
 
 #pragma once
 
@@ -14,17 +15,19 @@ namespace neuron_fit {
 
 class sequence_blocks {
   public:
-    // Finds the tokens of a sequence where several have a node of attention each, which CONCAT puts after one another. Returns false where
-    // they have different numbers of tokens, or where something else has rows that are not known to be in such blocks.
+    // Finds the number of tokens per sequence, where several sequences have their own nodes of attention and CONCAT
+    // joins the results. Returns false when the numbers differ, or when other tensors have rows that may not be in such
+    // blocks.
     bool find(const std::vector<node> & nodes, bool any_rows);
 
     // Returns whether rows are in blocks.
     explicit operator bool() const { return n_blocks != 0; }
 
-    // Returns the most blocks that an axis has, as the kernel's numbers of their rows are made.
+    // Returns the largest number of blocks of an axis, with rows per block: the kernel's row numbers count in these.
     neuron_blocks all() const { return { n_blocks, (size_t) block.first, (size_t) block.second }; }
 
-    // Returns how many blocks an axis is that the kernel has more of: extents alone say so. 1: its own elements are the first ones.
+    // Returns the number of blocks of an axis that is longer in the kernel, from its extents alone. 1: the group's
+    // elements are the first ones.
     int64_t of(int64_t ne, int64_t more) const;
 
     int64_t of(const tensor_pair & t, int axis) const { return of(t.ne(axis), t.more(axis)); }
@@ -32,26 +35,26 @@ class sequence_blocks {
     // Returns the blocks of a tensor along an axis, in bytes.
     neuron_blocks bytes_of(const tensor_pair & t, int axis) const;
 
-    // Returns whether a view of a node is one of its blocks, alone or with others behind each other, as its axes are or as a matrix.
-    // Sets what is beyond the view's elements then.
+    // Returns whether a view of a node is one of its blocks, alone or with the blocks behind it, along the node's axes
+    // or as a matrix. If so, sets what is beyond the view's elements.
     bool refer(const node & whole, input & in) const;
 
-    // Returns whether a node is CONCAT of blocks and one behind them, and sets what is beyond its elements then.
+    // Returns whether a node is a CONCAT of blocks and one more block. If so, sets what is beyond its elements.
     bool follow_concat(node & n) const;
 
     // Returns whether a node has rows of several blocks.
     bool has(const node & n) const;
 
-    // Returns whether numbers of rows of blocks are those of a slot, which are made for the kernel.
+    // Returns whether a source holds row numbers of blocks from a slot, which are computed for the kernel.
     bool are_named(const node & n, size_t source) const;
 
   private:
     bool find_tokens(const std::vector<node> & nodes);
 
-    int64_t                     n_blocks = 0;                 // 0: rows are in none
-    std::pair<int64_t, int64_t> block{};                      // rows of one, of the group and of the kernel
+    int64_t                     n_blocks = 0;                 // 0: rows are in no blocks
+    std::pair<int64_t, int64_t> block{};                      // rows per block, in the group and in the kernel
 
-    std::unordered_map<const neuron_key_node *, int> joined;  // nodes that put blocks after one another, with the axis
+    std::unordered_map<const neuron_key_node *, int> joined;  // nodes that join blocks, with the axis
 };
 
 }  // namespace neuron_fit

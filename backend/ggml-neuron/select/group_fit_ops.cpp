@@ -12,7 +12,7 @@ namespace neuron_fit {
 // attention without flash attention
 //
 
-// A copy of several axes as one: rows that follow each other in both.
+// A copy that merges several axes into one: the rows are contiguous in both.
 static bool follow_joined(node & n) {
     const input & in   = n.inputs[0];
     const int     from = in.tensor.outermost();
@@ -30,16 +30,16 @@ static bool follow_joined(node & n) {
     n.has[(size_t) to] = in.has[(size_t) from];
     return row(in.tensor, from) == row(n.tensor, to) && in.tensor.has_same_extents(from, n.tensor, to) &&
            std::none_of(n.inputs.begin() + 1, n.inputs.end(), [](const input & other) {
-               return other.is_there;  // what CPY writes to
+               return other.is_there;  // the destination of CPY
            });
 }
 
-// Returns whether all that is beyond is finite, so that weight 0 makes it 0.
+// Returns whether everything beyond is finite, so that weight 0 gives 0.
 static bool is_finite(beyond has) {
     return has == CELLS || has == REPEATED;
 }
 
-// Rows of a matrix with those of another one, head by head.
+// Products of the rows of two matrices, head by head.
 static bool follow_product(node & n) {
     const tensor_pair & a = n.inputs[0].tensor;
     const tensor_pair & b = n.inputs[1].tensor;
@@ -60,7 +60,7 @@ static bool follow_product(node & n) {
     return (!n.tensor.is_longer(0) || n.has[0] == CELLS) && (!n.tensor.is_longer(1) || n.has[1] == REPEATED);
 }
 
-// Scores and a bias of each.
+// A sum of scores and a bias for each.
 static bool follow_sum(node & n) {
     for (const input & in : n.inputs) {
         if (!in.is_there || !in.tensor.has_same_extents(n.tensor) || !is_finite(in.has[0]) ||
@@ -73,7 +73,7 @@ static bool follow_sum(node & n) {
     return n.tensor.is_longer(0) && !n.tensor.is_longer_beside(0, 1);
 }
 
-// The cells of each row together, of which the mask hides those that the group does not have.
+// SOFT_MAX over the cells of each row. The mask hides the cells that the group does not have.
 static bool follow_soft_max(node & n) {
     const bool masked = n.inputs.size() > MASK && n.inputs[MASK].is_there;
     if (!masked || !n.tensor.is_longer(0) || n.has[0] != CELLS || n.tensor.is_longer_beside(0, 1)) {
@@ -91,8 +91,8 @@ static bool follow_soft_max(node & n) {
                         [](const input & sinks) { return sinks.is_longer(); });
 }
 
-// Attention without flash attention, of which the scores have an axis of cells: what is beyond that is finite, becomes 0 by
-// the mask, and is summed as 0.
+// Attention without flash attention, whose scores have an axis of cells. Values beyond it are finite, become 0 by the
+// mask, and are summed as 0.
 static bool follow_scores(node & n) {
     n.has = {};
     if (ops().copies(n.key.op)) {
@@ -119,7 +119,7 @@ static bool follow_scores(node & n) {
 // rules
 //
 
-// Returns whether a copy has its source's elements where it has them in the group, whatever the shapes.
+// Returns whether a copy keeps the group's elements in place, whatever the shapes.
 static bool is_copied(const tensor_pair & from, const tensor_pair & to, int axis) {
     return from.has_same_extents(to) || (from.outermost() == axis && to.outermost() == axis);
 }
@@ -152,7 +152,7 @@ static bool follow_rows_along(int axis, node & n, const neuron_token_rule & rule
     return true;
 }
 
-// Ops that compute rows, each from those of the sources at the same place.
+// Ops that compute each row from the sources' rows at the same place.
 static bool follow_rows(node & n, const neuron_token_rule & rule) {
     for (int axis = 0; axis < N_DIMS; axis++) {
         if (!follow_rows_along(axis, n, rule)) {
@@ -162,13 +162,13 @@ static bool follow_rows(node & n, const neuron_token_rule & rule) {
     return true;
 }
 
-// Returns whether a source has the tokens of the others, and what is beyond them as well.
+// Returns whether a source has the other sources' tokens, also beyond the group's.
 static bool follow_tokens(const input & in, int axis, common_axis & tokens) {
     const bool same = tokens.has(in.tensor, axis);
     return (!in.tensor.is_longer(axis) && !tokens.is_longer()) || (same && in.has[axis] == REPEATED);
 }
 
-// Returns whether a source has the cells of the others. Sets whether it is a mask that hides those beyond.
+// Returns whether a source has the other sources' cells. Sets `masked` if it is a mask that hides the cells beyond.
 static bool follow_cells(const input & in, int axis, bool is_mask, common_axis & cells, bool & masked) {
     if (!cells.has(in.tensor, axis)) {
         return false;
@@ -180,7 +180,7 @@ static bool follow_cells(const input & in, int axis, bool is_mask, common_axis &
     return !in.tensor.is_longer(axis) || is_finite(in.has[axis]);
 }
 
-// Ops of which the rule names the axes.
+// Ops whose rule names the axes.
 static bool follow_named(node & n, const neuron_token_rule & rule, bool any_rows) {
     const bool writes = n.key.op == ops().set_rows;  // the result is a source
     if (n.tensor.is_longer_beside(writes ? NEURON_SET_ROWS_AXIS : rule.result)) {
@@ -204,7 +204,7 @@ static bool follow_named(node & n, const neuron_token_rule & rule, bool any_rows
             return false;
         }
         if (any_rows && more >= 0 && in.tensor.is_longer(more)) {
-            return false;  // each row sees all of these
+            return false;  // each row depends on all of these
         }
         if (more >= 0 && rule.mask >= 0 && !follow_cells(in, more, (int) i == rule.mask, cells, masked)) {
             return false;

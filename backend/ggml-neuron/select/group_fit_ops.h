@@ -1,5 +1,5 @@
-// What an op's result has beyond a group's elements, by the rules of tools/kernelgen/ggml/ops.py and those for attention without flash
-// attention (select/group_lengths.h).
+// What an op's result holds beyond a group's elements, by the rules of tools/kernelgen/ggml/ops.py and the rules of
+// attention without flash attention (select/group_lengths.h).
 
 #pragma once
 
@@ -8,9 +8,10 @@
 
 namespace neuron_fit {
 
-// Sets what is beyond the elements of a node whose sources are known; returns false when its elements depend on what is beyond theirs.
+// Sets what is beyond the elements of a node from what is beyond its sources'. Returns false when the node's own
+// elements depend on the elements beyond.
 //
-// any_rows  whether the group is to be any rows of the kernel
+// any_rows  whether the group may be any rows of the kernel
 bool follow_op(node & n, const sequence_blocks & blocks, bool any_rows);
 
 }  // namespace neuron_fit

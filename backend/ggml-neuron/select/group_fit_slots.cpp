@@ -10,7 +10,7 @@
 
 namespace neuron_fit {
 
-// Sets the columns of a node's rows where a view of them has more columns and more rows of a matrix in the kernel.
+// Sets the columns of a node's rows if a view of them has more columns and more rows of a matrix in the kernel.
 static void set_matrix(node & of, const tensor_pair & view) {
     for (int column = 0; column < N_DIMS; column++) {
         for (int row = 0; row < N_DIMS; row++) {
@@ -48,7 +48,7 @@ bool is_sum_in_place(const node & n) {
            in.tensor.has_same_extents(n.tensor);
 }
 
-// Returns whether a source is a matrix as neuron_widen takes and makes it.
+// Returns whether a source is a matrix that neuron_widen can take and make.
 static bool is_plain(const input & in) {
     const tensor_pair & t    = in.tensor;
     const auto *        type = nk::find_type((int64_t) t.group[0]);
@@ -57,7 +57,7 @@ static bool is_plain(const input & in) {
            (t.more(1) == 1 || t.nb(1) == type->size * (uint64_t) t.more(0));
 }
 
-// Returns whether a source is numbers of rows as neuron_renamed_rows takes them.
+// Returns whether a source is a list of row numbers that neuron_renamed_rows can take.
 static bool is_list(const input & in) {
     return !in.offset && !in.kernel_offset && in.tensor.group[5] == in.tensor.nb(0) &&
            in.tensor.nb(0) == (uint64_t) nk::find_type((int64_t) in.tensor.group[0])->size;
@@ -91,14 +91,14 @@ class rooms {
     }
 
   private:
-    // Returns whether the kernel's size of a slot is that of its room.
+    // Returns whether the kernel's size of a slot equals its room's.
     static bool has_size(const slot & s) {
         switch (s.room.kind) {
             case neuron_group_room::NONE:
                 return s.room.size == s.size;
             case neuron_group_room::CELLS:
                 return s.room.size >= s.size;
-            case neuron_group_room::ROWS:  // which do not lie among each other
+            case neuron_group_room::ROWS:  // rows that are not interleaved
                 return !s.is_fixed && s.room.size == s.size + s.added && s.size <= s.room.period;
             case neuron_group_room::WIDER:
                 return !s.is_fixed;
@@ -106,7 +106,7 @@ class rooms {
         return false;
     }
 
-    // Notes what a source of a node needs of its slot. Returns false when no slot has it.
+    // Adds the requirements of a node's source to its slot. Returns false when no slot meets them.
     bool use_slot(size_t i, size_t source) {
         const input & in = nodes[i].inputs[source];
         slot &        s  = slots[in.to.index];
@@ -133,8 +133,8 @@ class rooms {
                room.wider == s.room.wider && room.blocks == s.room.blocks;
     }
 
-    // Sets the blocks of the rows that a slot's numbers name. Returns false where another node has them in another way, or where they can't
-    // be made for the kernel.
+    // Sets the blocks that a slot's row numbers refer to. Returns false when another node uses the numbers differently,
+    // or when they can't be made for the kernel.
     bool name_blocks(const node & n, size_t source, slot & s) const {
         const neuron_blocks named = blocks.are_named(n, source) ? blocks.all() : neuron_blocks{};
         if (s.is_used && !(s.room.named == named)) {
@@ -145,7 +145,7 @@ class rooms {
         return named.n <= 1 || is_list(n.inputs[source]);
     }
 
-    // Returns what a slot has to have for a source of a node that the kernel has more of.
+    // Returns the kind of room that a slot needs for a source that is larger in the kernel.
     neuron_group_room::kind_t kind_for(const node & n, size_t source) const {
         const input &       in    = n.inputs[source];
         const tensor_pair & t     = in.tensor;
@@ -169,7 +169,7 @@ class rooms {
         return neuron_group_room::ROWS;
     }
 
-    // Sets where rows come again, and the bytes from the end of the group's to that of the kernel's.
+    // Sets the period of the rows, and the bytes from the end of the group's rows to the end of the kernel's.
     bool set_rows(const input & in, neuron_group_room & room, size_t & added) const {
         const int axis = in.tensor.outermost();
         if (axis < 0 || (axis == 0 && nk::find_type((int64_t) in.tensor.group[0])->block != 1)) {
@@ -181,7 +181,7 @@ class rooms {
         return true;
     }
 
-    // Sets the matrix that the kernel has in place of a node's source.
+    // Sets the kernel's matrix for a node's source.
     bool set_wider(size_t i, size_t source, neuron_group_room & room) const {
         const node &  n  = nodes[i];
         const input & in = n.inputs[source];

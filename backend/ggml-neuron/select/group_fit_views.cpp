@@ -9,7 +9,7 @@
 
 namespace neuron_fit {
 
-// Elements of a row of the group are at the beginning of the kernel's, behind which others of it come again.
+// Each of the group's rows is at the beginning of the kernel's row, where its elements repeat behind it.
 static bool refer_to_matrix(const node & of, input & in) {
     for (int column = 0; column < N_DIMS; column++) {
         for (int row = 0; row < N_DIMS; row++) {
@@ -25,7 +25,7 @@ static bool refer_to_matrix(const node & of, input & in) {
     return false;
 }
 
-// Finds out what is beyond a view whose axes are those of a node, in some order; returns false when they are not.
+// Sets what is beyond a view whose axes are a node's, in some order. Returns false for another view.
 static bool refer_permuted(const node & of, input & in) {
     beyonds has{};
     int     n_axes = 0;

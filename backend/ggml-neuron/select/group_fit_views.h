@@ -1,4 +1,4 @@
-// What a node's sources have beyond a group's elements, in slots or in other nodes (select/group_lengths.h).
+// What a node's sources hold beyond a group's elements, in slots or in other nodes (select/group_lengths.h).
 
 #pragma once
 
@@ -9,13 +9,14 @@
 
 namespace neuron_fit {
 
-// Finds out what is beyond a source's elements; returns false when these are not where the kernel has them.
+// Sets what is beyond a source's elements. Returns false when the kernel has these elements in another place.
 bool refer(const std::vector<node> & nodes,
            const std::vector<slot> & slots,
            const sequence_blocks &   blocks,
            input &                   in);
 
-// The same of a source in a node. The memory of a node is dense. A view of it has the node's axes in some order, or is at the same bytes.
+// The same for a source in a node. A node's memory is dense. A view of it has the node's axes in some order, or the
+// same bytes.
 bool refer_to_node(const node & of, const sequence_blocks & blocks, input & in);
 
 }  // namespace neuron_fit

@@ -34,17 +34,17 @@ static void add_words(nk::word_hash & h, const uint64_t * words, size_t n) {
     }
 }
 
-// Returns how many words of a tensor are in a token: its type alone, or all.
+// Returns how many words of a tensor are in a token: only its type, or all.
 static size_t n_tensor_words(neuron_token_kind kind) {
     return kind == neuron_token_kind::WITHOUT_EXTENTS ? 1 : nk::TENSOR_WORDS;
 }
 
-// Returns how many words are in a token of what a SET_ROWS writes: kernels may have the first rows alone.
+// Returns how many words of a SET_ROWS's destination are in a token: kernels may have only its first rows.
 static size_t n_written_words(neuron_token_kind kind) {
     return std::min<size_t>(n_tensor_words(kind), 1 + NEURON_SET_ROWS_AXIS);
 }
 
-// Returns the parameters of a node's token: as ggml has them, or those that are not open.
+// Returns a node's parameters without the bit of kernels that leave out cells.
 static neuron_params params_of(const neuron_key_node & node) {
     neuron_params params;
     std::copy(node.params, node.params + nk::PARAM_WORDS, params.begin());
@@ -142,7 +142,7 @@ static std::vector<uint64_t> tokens_of(const neuron_key & key, neuron_token_kind
     return tokens;
 }
 
-// Returns the one with these tokens, which is new where there is none, among patterns or families; they are longest first.
+// Returns the element with these tokens among patterns or families, which are longest first. Adds it if there is none.
 template <typename T> static T & find_or_add(std::vector<T> & all, const neuron_token_hashes & hashes) {
     const size_t n  = hashes.size();
     auto         it = std::find_if(all.begin(), all.end(), [&](const T & t) {
@@ -185,7 +185,7 @@ void neuron_group_index::add_to_family(const neuron_key & key, const neuron_grou
     all.insert(at, kernel);
 }
 
-// Returns a node's signature, as neuron_signature_of does of a tensor; its parameters stay where they are.
+// Returns a key node's signature, as neuron_signature_of does for a tensor; its parameters are not copied.
 static neuron_signature signature_of(const neuron_key_node & node) {
     const neuron_key_ops & ops = neuron_key_ops::get();
     neuron_signature       s;
@@ -212,7 +212,7 @@ static neuron_signature signature_of(const neuron_key_node & node) {
 }
 
 bool neuron_group_index::has_member(const ggml_tensor * node) const {
-    // the token of a node whose numbers are open is that of the kernel's
+    // a kernel's open node has the token of the node without numbers
     return members.count(neuron_token_of(node, neuron_token_kind::WITH_NUMBERS)) != 0 ||
            (open && neuron_has_numbers(node) && members.count(neuron_token_of(node)) != 0);
 }
@@ -236,10 +236,10 @@ bool neuron_group_index::may_have_member(const ggml_tensor * node) const {
 
 namespace {
 
-// Lengths of a node that are shorter than a member's: numbers of tokens, cells or sequences, each wherever it stands.
+// Lengths of a node that are shorter than a member's: numbers of tokens, cells or sequences, in any dimension.
 class shorter_lengths {
   public:
-    // Returns whether a node's tensors are a member's except for `most` lengths and their squares.
+    // Returns whether a node's tensors equal a member's except for up to `most` lengths and their squares.
     bool are_all(const neuron_signature & node, const neuron_signature & member, size_t most) {
         for (int i = 0; i <= node.n_src; i++) {
             if (!add(node.tensors[i], member.tensors[i])) {
@@ -258,7 +258,7 @@ class shorter_lengths {
     }
 
   private:
-    // Returns whether a tensor has its axes in a member's order, and none longer.
+    // Returns whether a tensor has its axes in a member's order, and none of them longer.
     bool add(const neuron_kernels_tensor & t, const neuron_kernels_tensor & member) {
         if (t.type == NEURON_KERNELS_ABSENT) {
             return true;
@@ -280,13 +280,13 @@ class shorter_lengths {
         return true;
     }
 
-    std::vector<std::pair<int64_t, int64_t>> pairs;  // the node's and the member's
+    std::vector<std::pair<int64_t, int64_t>> pairs;  // the node's length and the member's
 };
 
 }  // namespace
 
-// Returns how many lengths may differ: attention has its tokens and what they attend to, a mean its tokens and sequences. A product with
-// other weights is none of them.
+// Returns how many lengths may differ: in attention the tokens and the positions that they attend to, in a mean the
+// tokens and sequences. In other nodes, such as a product with other weights, only one may differ.
 static size_t n_lengths(const neuron_signature & node, const neuron_signature & member) {
     const neuron_key_ops & ops     = neuron_key_ops::get();
     const bool             attends = node.op_hash == ops.flash_attn_ext || node.op_hash == ops.soft_max;

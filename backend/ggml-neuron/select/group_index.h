@@ -1,9 +1,9 @@
-// Which groups of nodes the bundles have kernels for, by what their nodes are.
+// The groups of nodes that the bundles have kernels for, indexed by their nodes.
 //
-// A node's token is a hash of what it computes, without where its operands are: op, parameters, tensors. Groups are known by
-// their tokens, so that a graph is searched in time proportional to its nodes; that a group is what a kernel computes, its
-// whole key says (select/groups.h). Groups of other lengths are known by tokens without extents in them; that a kernel computes
-// such a group, select/group_lengths.h finds out.
+// A node's token is a hash of its op, parameters and tensors, without the places of its operands. The index finds
+// groups by their tokens, so searching a graph takes time proportional to its nodes; the whole key then shows whether a
+// kernel computes exactly the group (select/groups.h). Groups of other lengths are found by tokens without extents;
+// select/group_lengths.h then checks whether a kernel computes such a group.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 #include <unordered_set>
 #include <vector>
 
-// Hashes of the beginnings of a sequence of tokens, from which that of any part of it follows.
+// Hashes of the prefixes of a sequence of tokens, from which the hash of any part follows.
 class neuron_token_hashes {
   public:
     neuron_token_hashes() = default;
@@ -25,7 +25,7 @@ class neuron_token_hashes {
 
     size_t size() const { return prefixes.size() - 1; }
 
-    // Returns the hash of n tokens from one on.
+    // Returns the hash of the n tokens from `first` on.
     uint64_t part(size_t first, size_t n) const { return prefixes[first + n] - prefixes[first] * powers[n]; }
 
   private:
@@ -41,17 +41,17 @@ struct neuron_group_kernel {
     size_t                n_words;
     const neuron_bundle * bundle;
     int32_t               number;
-    double                size;  // bytes of all tensors, which grow with each length
+    double                size;  // bytes of all tensors, a measure that grows with each length
 };
 
-// Groups whose nodes have the same tokens. They may differ in their wiring, and in which results are seen outside.
+// Groups with the same tokens. They may differ in their wiring, and in which results are used outside.
 struct neuron_group_pattern {
     neuron_token_hashes              tokens;
-    std::unordered_set<uint64_t>     wirings;  // hashes of their keys without what is seen outside
+    std::unordered_set<uint64_t>     wirings;  // hashes of their keys without the escape flags
     std::vector<neuron_group_kernel> kernels;
 };
 
-// Graph kernels of groups whose tokens are the same except for extents.
+// Graph kernels of groups with the same tokens except for extents.
 struct neuron_group_family {
     neuron_token_hashes              tokens;   // without extents
     std::vector<neuron_group_kernel> kernels;  // ascending in size
@@ -67,18 +67,18 @@ class neuron_group_index {
     // Returns whether attention of some group leaves out cells (neuron_causal_kernel).
     bool has_causal() const { return causal; }
 
-    // Returns whether kernels of some group are for any numbers of its nodes (select/numbers.h).
+    // Returns whether some group has kernels for any numbers of its nodes (select/numbers.h).
     bool has_open() const { return open; }
 
     // Returns whether some group has such a node.
     bool has_member(const ggml_tensor * node) const;
 
-    // Returns whether some group has a node like this one except for the numbers of tokens and cells, and may have one with its numbers: in
-    // pieces, or with padding.
+    // Returns whether some group has a node that differs from this one only in the numbers of tokens and cells, and
+    // could have this node's numbers in pieces or with padding.
     bool may_have_member(const ggml_tensor * node) const;
 
-    // Returns whether some group has a node like this one except for lengths that are shorter here, wherever they stand in its tensors: as
-    // those of attention without a cache, whose keys are as many as its tokens.
+    // Returns whether some group has a node that differs from this one only in lengths that are shorter here, in any of
+    // its tensors. An example is attention without a cache, which has as many keys as tokens.
     bool may_have_shorter_member(const ggml_tensor * node) const;
 
     // Returns the patterns that begin with a token, longest first, or NULL.
@@ -93,20 +93,20 @@ class neuron_group_index {
     std::unordered_map<uint64_t, std::vector<neuron_group_pattern>> patterns;
     std::unordered_map<uint64_t, std::vector<neuron_group_family>>  families;
     std::unordered_set<uint64_t>                                    members;
-    neuron_token_index                                              open_members;  // with the numbers left open
-    std::unordered_map<uint64_t, std::vector<neuron_signature>>     shapes;  // of members, by tokens without extents
-    bool                                                            causal = false;
-    bool                                                            open   = false;
+    neuron_token_index open_members;                                     // without their numbers (select/numbers.h)
+    std::unordered_map<uint64_t, std::vector<neuron_signature>> shapes;  // of members, by tokens without extents
+    bool                                                        causal = false;
+    bool                                                        open   = false;
 };
 
-// What a node's token has of its tensors and numbers, of which there are none where kernels may be for any.
+// What a node's token includes of its tensors and numbers. WHOLE excludes numbers if a kernel may be for any.
 enum class neuron_token_kind { WHOLE, WITHOUT_EXTENTS, WITH_NUMBERS };
 
-// Returns the token of a node; 0 when no kernel computes such a node.
+// Returns the token of a node, or 0 for a node that no kernel computes.
 uint64_t neuron_token_of(const ggml_tensor * node, neuron_token_kind kind = neuron_token_kind::WHOLE);
 
-// Returns the hash of a graph's key without what is seen outside.
+// Returns the hash of a graph's key without the escape flags.
 uint64_t neuron_wiring_hash(const uint64_t * key, size_t n_words);
 
-// Sets `words` to those of a tensor in a key. Returns false when no key has such a tensor.
+// Sets `words` to a tensor's words in a key. Returns false when no key can have such a tensor.
 bool neuron_tensor_words(const ggml_tensor * t, uint64_t * words);

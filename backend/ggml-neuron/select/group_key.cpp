@@ -23,12 +23,12 @@ bool neuron_is_watched(const ggml_cgraph * cgraph) {
 }
 
 //
-// what is seen outside of a group
+// results that are used outside of a group
 //
 
 namespace {
 
-// Where the roots of a group's tensors are.
+// The slots and nodes that hold the roots of a group's tensors.
 class group_roots {
   public:
     group_roots(const ggml_cgraph * cgraph, const std::vector<int> & nodes, const neuron_streams * streams) {
@@ -50,7 +50,7 @@ class group_roots {
         return found == references.end() || found->second.is_slot ? -1 : (int64_t) found->second.index;
     }
 
-    // Returns the reference to a tensor's root, with a new slot when it has none, or the one that it has in a kernel.
+    // Returns the reference to a tensor's root. A root without one gets a new slot, or the kernel's slot.
     nk::graph_reference refer(ggml_tensor *               t,
                               size_t                      begin,
                               size_t                      size,
@@ -83,7 +83,8 @@ class group_roots {
         return where;
     }
 
-    // Returns whether no kernel has these slots: one has several tensors, or what a node writes to has several slots.
+    // Returns whether no kernel can have these slots: a slot has several tensors, or a written tensor has several
+    // slots.
     bool are_wrong(const neuron_group & group) const {
         std::unordered_map<const ggml_tensor *, std::pair<size_t, bool>>
             roots;  // with their slots, and whether one is written
@@ -126,7 +127,7 @@ static std::vector<ggml_tensor *> nodes_between(const ggml_cgraph *      cgraph,
     return all;
 }
 
-// Returns how many sources of some nodes each tensor of the group is.
+// Returns how often some nodes use each tensor of the group as a source.
 static std::unordered_map<const ggml_tensor *, int64_t> count_uses(const std::vector<ggml_tensor *> & nodes,
                                                                    const group_roots &                roots) {
     std::unordered_map<const ggml_tensor *, int64_t> uses;
@@ -140,8 +141,8 @@ static std::unordered_map<const ggml_tensor *, int64_t> count_uses(const std::ve
     return uses;
 }
 
-// Returns which nodes with memory of their own are seen outside: they, or views of them, are used there or not at all, are
-// outputs, or are looked at.
+// Returns which nodes with their own memory escape: they, or views of them, are used outside or not at all, are
+// outputs, or are examined by the program.
 static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
                                       const std::vector<int> & nodes,
                                       const group_roots &      roots,
@@ -178,7 +179,7 @@ static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
 
 namespace {
 
-// Words of a key in which an offset counts from its slot's beginning, which is known when all uses are.
+// A word of a key for an offset from its slot's beginning, which is known only after all uses.
 struct late_offset {
     size_t word;
     size_t slot;
@@ -195,7 +196,7 @@ class group_key {
         cgraph(cgraph), group(group), kernel(kernel ? nk::first_graph_node(kernel) : nullptr), variant(variant),
         roots(cgraph, group.nodes, streams), escapes(find_escapes(cgraph, group.nodes, roots, streams, watched)) {}
 
-    // Returns an empty key when no kernel has such nodes.
+    // Returns an empty key when no kernel can have such nodes.
     std::vector<uint64_t> make() {
         group.slots.clear();
         group.results.clear();
@@ -221,7 +222,8 @@ class group_key {
     }
 
   private:
-    // Sets two words to what a tensor refers to, and where in that. The kernel's own word says which slot it has there.
+    // Sets two words: the slot or node that a tensor refers to, and the offset in it. The kernel's word gives its slot
+    // there.
     void refer(ggml_tensor * t, neuron_range rows, bool writes, const uint64_t * kernels, size_t at) {
         const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
         const size_t              row       = t->nb[NEURON_SET_ROWS_AXIS];
@@ -246,9 +248,10 @@ class group_key {
         return neuron_tensor_words(&rows, &nodes[at]);
     }
 
-    // Returns the rows of what a SET_ROWS writes that the group has: those that its other nodes read, the first ones or those of a sequence
-    // that has a cache of its own. 0 where it has all: also where they step further than a row, as over values without flash attention and
-    // over streams, so that strides have the length of all.
+    // Returns the rows of a SET_ROWS's destination that the group has: the rows that its other nodes read, which are
+    // the first ones or a sequence's own cache. Returns an empty range when the group has all rows. It also has all
+    // when a node steps further than a row, as over values without flash attention and over streams: the strides then
+    // contain the full length.
     neuron_range rows_of(const ggml_tensor * node) const {
         const ggml_tensor * into = node->op == GGML_OP_SET_ROWS ? node->src[NEURON_SET_ROWS_INTO] : nullptr;
         if (!variant.first_rows || !into || into->ne[2] != 1 || into->ne[3] != 1) {
@@ -268,8 +271,8 @@ class group_key {
                                                   : neuron_range{};
     }
 
-    // Returns where what the group's nodes read of a tensor that is written begins and ends. SIZE_MAX: nowhere, or a node steps further
-    // than a row.
+    // Returns the range of bytes of a written tensor that the group's nodes read. SIZE_MAX: they read none, or a node
+    // steps further than a row.
     std::pair<size_t, size_t> bytes_read_of(const ggml_tensor * into) const {
         size_t first = SIZE_MAX;
         size_t end   = neuron_offset_of(into);

@@ -17,7 +17,7 @@ namespace {
 
 class fitting {
   public:
-    // any_rows  whether the group is to be any rows of the kernel, one after the other, and not only its first
+    // any_rows  whether the group may be any consecutive rows of the kernel, and not only its first rows
     fitting(const neuron_key & group, const neuron_key & kernel, bool any_rows) :
         group(group), kernel(kernel), any_rows(any_rows) {}
 
@@ -42,7 +42,7 @@ class fitting {
     }
 
   private:
-    // Returns whether the kernel has all that the group has.
+    // Returns whether the kernel has all of the group's tensors and slots.
     bool read() {
         slots.resize(group.n_slots());
         for (size_t i = 0; i < slots.size(); i++) {
@@ -78,12 +78,12 @@ class fitting {
         return true;
     }
 
-    // Follows a node; returns false when its elements depend on what is beyond those of its sources.
+    // Follows a node. Returns false when its elements depend on elements beyond its sources'.
     bool follow(size_t i) {
         node & n = nodes[i];
         for (input & in : n.inputs) {
             if (in.is_there && !in.to.is_slot && in.to.index == i) {
-                in.is_there = false;  // ggml_cast names its own result
+                in.is_there = false;  // ggml_cast makes its result its own source
             }
             if (!refer(nodes, slots, blocks, in)) {
                 return false;
@@ -95,13 +95,14 @@ class fitting {
         return n.key.is_own || writes_in_place(n);
     }
 
-    // Nothing is written but where the group writes: memory that others see has the same elements, and that of a node has what
-    // belongs there. SET_ROWS leaves cells as they are whose numbers it is not given.
+    // Checks that the kernel writes only where the group writes: shared memory must keep the group's elements, and a
+    // node's memory must hold the expected values beyond. SET_ROWS leaves cells unchanged whose numbers it does not
+    // get.
     bool writes_in_place(const node & n) const {
         input into{ true, n.key.to, n.key.offset, n.key.offset, n.tensor, {} };
         if (into.to.is_slot) {
             if (is_sum_in_place(n) && slots[into.to.index].room.kind == neuron_group_room::ROWS) {
-                return true;  // the kernel has copies of the rows, and the group's own go back
+                return true;  // the kernel has copies of the rows, and only the group's own are copied back
             }
             const int axis = n.key.op == ops().set_rows ? NEURON_SET_ROWS_AXIS : -1;
             return !n.tensor.is_longer_beside(axis) && n.tensor.is_in_place();
@@ -109,9 +110,10 @@ class fitting {
         return refer_to_node(nodes[into.to.index], blocks, into) && into.has == n.has;
     }
 
-    // Returns whether what a node computes of rows depends only on the same rows of all that have rows: first rows would also come
-    // out of the first rows of something whole, which others have to come out of others of. Memory is written row by row or not at
-    // all: several launches would change it several times.
+    // Returns whether each row of a node's result depends only on the same rows of all sources that have rows.
+    // Otherwise the first rows might come from the first rows of a whole tensor, and other rows would require other
+    // rows of it. Memory must be written row by row or not at all: several launches would change the rest several
+    // times.
     bool is_row_by_row(const node & n) const {
         if (n.key.is_in_slot() ? n.key.op != ops().set_rows || !has_rows(n, 0) || !has_rows(n, 1)
                                : !n.tensor.is_longer() && n.has_longer_inputs()) {

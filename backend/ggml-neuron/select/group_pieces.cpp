@@ -14,18 +14,18 @@
 static constexpr int N_DIMS = 4;
 
 //
-// what a kernel is to compute
+// the piece that a kernel computes
 //
 
 namespace {
 
-// Makes the key of a piece: where both have more than one element of it, the group's strides; else the kernel's.
+// Makes the key of a piece. Strides are the group's where both have more than one element, else the kernel's.
 class piece_key {
   public:
     piece_key(const neuron_key & group, const neuron_key & kernel) :
         words(kernel.words, kernel.words + kernel.n_words), group(group), kernel(kernel), sizes(group.n_slots()) {}
 
-    // Returns false when there is none, or when the piece would have all tokens.
+    // Returns false when there is no piece, or when the piece would have all tokens.
     bool make() {
         for (size_t i = 0; i < group.nodes.size(); i++) {
             if (!add_node(group.nodes[i], kernel.nodes[i])) {
@@ -38,13 +38,13 @@ class piece_key {
     }
 
     std::vector<uint64_t>       words;
-    std::pair<int64_t, int64_t> cut{};  // tokens of the group and of the kernel
+    std::pair<int64_t, int64_t> cut{};  // numbers of tokens of the group and of the kernel
 
   private:
-    // Returns where the piece has a tensor of the kernel.
+    // Returns the piece's place for a tensor of the kernel.
     uint64_t * of_piece(const uint64_t * b) { return words.data() + (b - kernel.words); }
 
-    // Notes that the group has more of something; all that it has more of must be as many times as much.
+    // Notes an extent of the group and a smaller one of the kernel. All such pairs must have the same ratio.
     bool note(int64_t more, int64_t fewer) {
         if (cut.first && more * cut.second != fewer * cut.first) {
             return false;
@@ -56,7 +56,7 @@ class piece_key {
         return true;
     }
 
-    // Sets a tensor's extents. Returns NULL when it has other ones than it may have.
+    // Sets a tensor's extents. Returns NULL when an extent is not allowed.
     uint64_t * add_extents(const uint64_t * a, const uint64_t * b) {
         uint64_t * to    = of_piece(b);
         int        n_cut = 0;
@@ -88,7 +88,7 @@ class piece_key {
         }
     }
 
-    // Sets the strides of a tensor that is in another one's memory.
+    // Sets the strides of a tensor in another tensor's memory.
     bool add_strides(const uint64_t * a, const uint64_t * b, uint64_t * to, const nk::graph_reference & reference) {
         if (has_extents(to, b)) {
             return true;
@@ -97,10 +97,10 @@ class piece_key {
             std::copy(a + 5, a + 5 + N_DIMS, to + 5);
             return canonicalize(to);
         }
-        // Results have memory of their own, without gaps.
+        // Results have their own memory, without gaps.
         const uint64_t * its   = kernel.nodes[reference.index].tensor;
         const uint64_t * piece = of_piece(its);
-        for (int i = 0; i < N_DIMS; i++) {  // a view with its axes in some order
+        for (int i = 0; i < N_DIMS; i++) {  // a view with the axes in some order
             int axis = 0;
             while (axis < N_DIMS && (its[1 + axis] == 1 || its[5 + axis] != b[5 + i])) {
                 axis++;
@@ -148,15 +148,15 @@ class piece_key {
     const neuron_key &    group;
     const neuron_key &    kernel;
     std::vector<uint64_t> sizes;    // of slots
-    std::vector<int64_t>  lengths;  // of the group, that are cut
+    std::vector<int64_t>  lengths;  // the group's lengths that are cut
 };
 
 //
-// memory that is written and read
+// memory that the group writes and reads
 //
 
-// Finds where a group writes rows of memory and reads them. Scores without flash attention are followed from the product with a
-// cache of keys to the mask, and from there to the product with a cache of values.
+// Finds where a group writes rows of memory and reads them. Without flash attention it follows the scores from the
+// product with a cache of keys to the mask, and from there to the product with a cache of values.
 class cache_uses {
   public:
     explicit cache_uses(const neuron_key & key) : nodes(key.nodes.begin(), key.nodes.end()), written(key.n_slots()) {
@@ -212,11 +212,11 @@ class cache_uses {
         explicit node(const neuron_key_node & key) : key(key) {}
 
         const neuron_key_node &                  key;
-        std::optional<read>                      scores;  // of these cells, which nothing hides yet
-        std::optional<std::pair<size_t, size_t>> mask;    // whose cells the columns are: a node and its source
+        std::optional<read>                      scores;  // scores of these cells, which no mask has hidden yet
+        std::optional<std::pair<size_t, size_t>> mask;    // a node and its source: the mask whose cells are the columns
     };
 
-    // Returns the node that an input is, all of it as it is; NULL when it is something else.
+    // Returns the node that an input is the whole of, unchanged; else NULL.
     const node * node_of(const neuron_key_input & in) const {
         if (!in.is_in_node() || in.offset != 0) {
             return nullptr;
@@ -254,7 +254,7 @@ class cache_uses {
         return true;
     }
 
-    // Returns whether there are scores of a slot's cells.
+    // Returns whether there are unmasked scores of a slot's cells.
     bool pending_of(uint64_t slot) const {
         return std::any_of(nodes.begin(), nodes.end(),
                            [slot](const node & n) { return n.scores && n.scores->slot == slot; });
@@ -280,7 +280,7 @@ class cache_uses {
             return add_product(i);
         }
         const bool masked = n.op == ops.soft_max && is_mask(i, NEURON_SOFT_MAX_MASK);
-        // scores go on as they are
+        // the scores pass through unchanged
         for (size_t s = 0; s < n.inputs.size(); s++) {
             const neuron_key_input & in = n.inputs[s];
             if (in.to.index == i || !has_scores(in)) {
@@ -304,7 +304,7 @@ class cache_uses {
         return add_attention(i);
     }
 
-    // A product with a cache: of keys, or of values with what a mask has weighed.
+    // A product with a cache of keys, or a product of a cache of values with masked weights.
     bool add_product(size_t i) {
         const neuron_key_node & n = nodes[i].key;
         if (n.inputs.size() != 2 || !n.inputs[0].tensor || !n.inputs[1].tensor || is_written(n.inputs[1]) ||
@@ -323,7 +323,7 @@ class cache_uses {
         return !n.escapes && n.is_own;
     }
 
-    // An op whose rule names the axis of cells of its sources, and the mask.
+    // An op whose rule names the sources' axis of cells, and the mask.
     bool add_attention(size_t i) {
         const neuron_key_node & n     = nodes[i].key;
         const auto              rules = neuron_token_rules(n.op);
@@ -343,14 +343,14 @@ class cache_uses {
     }
 
     std::vector<node>  nodes;
-    std::vector<bool>  written;  // slots
+    std::vector<bool>  written;  // by slot
     std::vector<write> writes;
     std::vector<read>  reads;
 };
 
 }  // namespace
 
-// Returns the bytes of a token in what is cut; 0 when it is whole.
+// Returns the bytes per token of a slot that is cut, or 0 for a whole one.
 static size_t row_of(const neuron_group_room & room, int64_t n) {
     return room.kind == neuron_group_room::ROWS ? room.period / (size_t) n : 0;
 }
@@ -369,7 +369,7 @@ bool neuron_fit_pieces(const neuron_key & group, const neuron_key & kernel, neur
     for (size_t i = 0; i < rows.slots.size(); i++) {
         neuron_group_room & room = fit.slots[i];
         if (room.kind == neuron_group_room::ROWS) {
-            return false;  // the kernel has more of something else
+            return false;  // the kernel has more of another slot
         }
         const bool masked = room.kind == neuron_group_room::WIDER;
         room.row          = masked ? room.size / (size_t) fit.n_kernel : row_of(rows.slots[i], fit.n_kernel);

@@ -1,13 +1,13 @@
-// Which groups can be computed some rows after the other, by a kernel for fewer tokens than they have.
+// Groups that a kernel for fewer tokens computes in pieces.
 //
-// The group's key and the kernel's say the same except for extents: those of the tokens are smaller in the kernel, those of the cache
-// may be larger. Between the two is what the kernel is to compute, a piece: with the kernel's tokens and the group's cache. That
-// any rows of the group are such a piece, and that the kernel computes it, select/group_lengths.h finds out. What is left is memory that the
-// group writes and reads: the rows of a cache that a later piece writes have to be masked for this one (select/causality.h).
+// The group's key and the kernel's are equal except for extents: the kernel has fewer tokens, and maybe a longer cache.
+// A piece is between the two: it has the kernel's tokens and the group's cache. select/group_lengths.h checks that any
+// rows of the group form such a piece, and that the kernel computes it. What remains is memory that the group writes
+// and reads: the mask must hide from each piece the cache rows that a later piece writes (select/causality.h).
 
 #pragma once
 
 #include "select/group_lengths.h"
 
-// Returns whether a kernel computes a group, whose key is wired as the kernel's, in pieces, and sets `fit`.
+// Returns whether a kernel computes a group in pieces and sets `fit`. The keys must be wired alike.
 bool neuron_fit_pieces(const neuron_key & group, const neuron_key & kernel, neuron_group_fit & fit);

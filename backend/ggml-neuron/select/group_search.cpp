@@ -64,7 +64,8 @@ class group_search {
         }
     }
 
-    // Returns whether the nodes from one on have the tokens of a pattern or a family, and notes when only the first of them do.
+    // Returns whether the nodes from `first` on have the tokens of a pattern or a family. Notes when the graph ends
+    // before the tokens do.
     bool begins(size_t first, const neuron_token_hashes & of, const neuron_token_hashes & tokens) {
         const size_t left = work.size() - first;
         const size_t some = std::min(tokens.size(), left);
@@ -77,15 +78,16 @@ class group_search {
         return tokens.size() <= left;
     }
 
-    // Returns the key of n nodes from one on, and makes them the group.
+    // Returns the key of n nodes from `first` on, and makes them the group.
     std::vector<uint64_t> take(size_t first, size_t n, neuron_group & group) {
         const auto begin = work.begin() + (std::ptrdiff_t) first;
         group.nodes.assign(begin, begin + (std::ptrdiff_t) n);
         return neuron_group_words(cgraph, watched, group, nullptr, variant, streams);
     }
 
-    // Finds the group that begins with a node: the longest one that has a kernel of its own lengths, except where a kernel for other
-    // numbers of tokens, or for a longer cache, computes more nodes in one launch; else the longest one that such kernels compute.
+    // Finds the group that begins with a node: the longest one with a kernel of its exact lengths, unless kernels for
+    // other numbers of tokens, or for a longer cache, compute more nodes in one launch. Without an exact kernel, finds
+    // the longest group that such kernels compute.
     bool find_at(size_t first, neuron_group & group) {
         if (!find_exact(first, group)) {
             return !kernels.is_exact_only() && find_longer(first, group, 0);
@@ -100,7 +102,7 @@ class group_search {
         return true;
     }
 
-    // Gives a group whose kernels are for any numbers a slot with those of its nodes.
+    // Adds a slot with the nodes' numbers to a group whose kernels are for any numbers.
     void add_numbers(neuron_group & group) const {
         neuron_group_slot slot;
         for (size_t i = 0; variant.open && i < group.nodes.size(); i++) {
@@ -113,11 +115,11 @@ class group_search {
         }
     }
 
-    // Calls `find` with the keys of n nodes from one on, which become the group, until it returns true: that of the nodes' own numbers
-    // before that of any; that of causal attention, where there is such a kernel, before others; and that of the first rows of caches alone
-    // before or after that of all.
+    // Calls `find` with the keys of n nodes from `first` on, which become the group, until it returns true. The key
+    // with the nodes' own numbers comes before the key for any numbers. The key of causal attention, if there is such a
+    // kernel, comes before the others. The key of the first rows of caches comes before or after the key of all rows.
     //
-    // begin  whether those of first rows are the first ones
+    // begin  whether the key of the first rows comes first
     template <typename F> bool find_either(size_t first, size_t n, neuron_group & group, bool begin, F find) {
         const bool may_be_causal = kernels.groups.has_causal() && !streams &&
                                    std::any_of(work.data() + first, work.data() + first + n,
@@ -135,7 +137,7 @@ class group_search {
         return false;
     }
 
-    // Computes the tokens without extents, when they are first needed.
+    // Computes the tokens without extents on first use.
     void loosen() {
         if (loose.empty()) {
             for (const int i : work) {
@@ -145,7 +147,7 @@ class group_search {
         }
     }
 
-    // least  nodes of groups that are not looked for
+    // least  groups of up to this many nodes are not searched
     bool find_longer(size_t first, neuron_group & group, size_t least) {
         loosen();
         const ggml_tensor * node     = cgraph->nodes[work[first]];
@@ -158,7 +160,7 @@ class group_search {
             if (n <= least || !begins(first, loose_hashes, family.tokens)) {
                 continue;
             }
-            // where no kernel has this length, those for first rows are the shorter ones
+            // without a kernel of this length, the kernels for first rows are the shorter ones
             if (find_either(first, n, group, true, [&](std::vector<uint64_t> words) {
                     return !words.empty() && choose(family, std::move(words), group);
                 })) {
@@ -169,8 +171,8 @@ class group_search {
         return false;
     }
 
-    // Gives the group a slot for each that a kernel has: tensors that are one in the graph may be several in the kernel. Returns
-    // its key, or none when the kernel's slots are other ones.
+    // Gives the group a slot for each of a kernel's slots: a single tensor of the graph may be several tensors in the
+    // kernel. Returns the group's key, or none when the kernel's slots differ.
     std::vector<uint64_t> spread(const neuron_group_kernel &   kernel,
                                  const std::vector<uint64_t> & words,
                                  neuron_group &                group) {
@@ -186,11 +188,11 @@ class group_search {
         return spread;
     }
 
-    // What was chosen last of a family, and for which groups.
+    // The last choice for a family, and its inputs.
     struct choice {
         std::vector<uint64_t>       words;
-        std::vector<size_t>         room;              // from where each slot begins to the end of its tensor
-        const neuron_group_kernel * sample = nullptr;  // whose slots the group gets; NULL: nothing was found
+        std::vector<size_t>         room;              // bytes from the beginning of each slot to the end of its tensor
+        const neuron_group_kernel * sample = nullptr;  // the group gets its slots; NULL: nothing was found
         neuron_group_choice         found;
     };
 
@@ -202,7 +204,7 @@ class group_search {
         for (const neuron_group_slot & slot : group.slots) {
             room.push_back(neuron_room_of(slot.tensor) - slot.offset);
         }
-        if (last.words != words || last.room != room) {  // else a layer like the one before
+        if (last.words != words || last.room != room) {  // else the group is a layer like the last one
             last = { std::move(words), std::move(room), nullptr, {} };
             search(family, group, last);
         }
@@ -213,7 +215,7 @@ class group_search {
         return use(last, group);
     }
 
-    // Searches kernels of as many slots together: those that have a slot for each tensor first.
+    // Searches the kernels with equal numbers of slots together, beginning with those that have a slot for each tensor.
     void search(const neuron_group_family & family, const neuron_group & group, choice & c) {
         for (const neuron_group_kernel & first : family.kernels) {
             const bool   seen  = std::any_of(family.kernels.data(), &first,
@@ -232,11 +234,11 @@ class group_search {
         }
     }
 
-    // Chooses among the kernels of a family that have as many slots as one of them.
+    // Chooses among the kernels of a family that have as many slots as `first`.
     //
-    // own    the group's key with that one's slots
-    // words  its key with its own
-    // other  the group with that one's slots, to which the rooms of kernels are given that are tried
+    // own    the group's key with the slots of `first`
+    // words  the group's key with its own slots
+    // other  the group with the slots of `first`; it receives the rooms of kernels that are tried
     neuron_group_choice choose_like(const neuron_group_family &   family,
                                     const neuron_group_kernel &   first,
                                     const std::vector<uint64_t> & own,
@@ -276,7 +278,7 @@ class group_search {
         return { option.kernel->bundle, option.kernel->number };
     }
 
-    // Gives a group's slots what a kernel has.
+    // Sets the rooms of a group's slots for a kernel.
     void make_room(const neuron_group_fit & fit, neuron_group & group) const {
         for (size_t i = 0; i < group.slots.size(); i++) {
             neuron_group_slot &       slot = group.slots[i];
@@ -287,7 +289,7 @@ class group_search {
         }
     }
 
-    // Computes a group as was chosen: in pieces where that is better and possible, else all of it at once.
+    // Computes a group by the choice: in pieces if that is better and possible, else whole.
     bool use(const choice & c, neuron_group & group) {
         const neuron_group_choice & found = c.found;
         if (!found.ranges.empty()) {
@@ -300,7 +302,7 @@ class group_search {
         return found.whole && use_whole(*found.whole, group);
     }
 
-    // Gives a group what all kernels that compute it have of memory. Returns false where conditions for that are not met.
+    // Sets the memory that all kernels of a group need. Returns false when their conditions are unmet.
     bool take_room(const neuron_group_option & option, neuron_group & group) {
         if (!conditions.find_rows(kernel_of(option), group) || !conditions.can_rename(option.fit, group)) {
             return false;
@@ -364,7 +366,7 @@ class group_search {
                 continue;
             }
             bool same = false;
-            // kernels for all of a cache need no condition
+            // kernels for a whole cache need no condition
             if (find_either(first, n, group, false, [&](const std::vector<uint64_t> & words) {
                     same = same || (!words.empty() &&
                                     pattern.wirings.count(neuron_wiring_hash(words.data(), words.size())) != 0);
@@ -397,7 +399,7 @@ class group_search {
         return true;
     }
 
-    // Finds a kernel of a pattern that has several slots where the group has one tensor.
+    // Finds a kernel of a pattern that has several slots for one tensor of the group.
     neuron_kernel find_spread(const neuron_group_pattern &  pattern,
                               const std::vector<uint64_t> & words,
                               neuron_group &                group) {
@@ -414,9 +416,9 @@ class group_search {
     const neuron_kernel_store &  kernels;
     const bool                   watched;
     const neuron_unmet           unmet;
-    const neuron_streams * const streams;  // whose graph it is; NULL: ggml's
-    neuron_variant               variant;  // of the keys at hand
-    std::vector<int>             work;     // nodes that have to be computed
+    const neuron_streams * const streams;  // the owner of the graph; NULL: the graph is ggml's
+    neuron_variant               variant;  // of the current keys
+    std::vector<int>             work;     // nodes to compute
     std::vector<uint64_t>        tokens;
     neuron_token_hashes          hashes;
     std::vector<uint64_t>        loose;  // tokens without extents

@@ -1,4 +1,4 @@
-// Searching a graph for groups that kernels compute, from its first node to its last one.
+// Searches a graph for groups that kernels compute, from its first node to its last.
 
 #pragma once
 
@@ -8,9 +8,9 @@
 #include "select/kernel_store.h"
 #include "select/streams.h"
 
-// Finds the groups of a graph, as neuron_find_groups does.
+// Finds the groups of a graph for neuron_find_groups.
 //
-// streams  whose graph it is; NULL: ggml's
+// streams  the owner of the graph; NULL: the graph is ggml's
 neuron_groups neuron_search_groups(const ggml_cgraph *         cgraph,
                                    const neuron_kernel_store & kernels,
                                    bool                        watched,

@@ -23,7 +23,8 @@ const char * neuron_ungrouped_name(int reason) {
     return names[reason];
 }
 
-// Adds the nodes of ggml's that are not all in one group of a graph of streams to those that are left whole. Returns whether there are any.
+// Adds ggml's nodes whose parts are not all in one group of a graph of streams to `whole`. Returns whether there are
+// any.
 static bool leave_whole(const neuron_streams & streams, const neuron_groups & groups, std::unordered_set<int> & whole) {
     std::unordered_set<int> together;
     for (const neuron_group & group : groups.groups) {
@@ -47,8 +48,8 @@ static bool leave_whole(const neuron_streams & streams, const neuron_groups & gr
     return whole.size() != before;
 }
 
-// Finds the groups of a graph whose attention is of several sequences with a cache each: those that compute it as it is, and those of
-// which each has the caches apart. Sets `found` to these, or leaves it as it is where there are none.
+// Finds the groups of a graph with attention of several sequences with a cache each: groups for ggml's nodes, and
+// groups for nodes per sequence. Sets `found` to the result, or leaves it unchanged when there are none.
 static void find_with_streams(const ggml_cgraph *         cgraph,
                               const neuron_kernel_store & kernels,
                               neuron_unmet                unmet,
@@ -66,7 +67,7 @@ static void find_with_streams(const ggml_cgraph *         cgraph,
         if (leave_whole(streams, groups, whole)) {
             continue;
         }
-        // a cache of one sequence may as well be the first cells of one that all share
+        // the cache of a single sequence may also be the first cells of a shared cache
         if (!streams.has_several() && groups.outside.size() >= found.outside.size()) {
             return;
         }

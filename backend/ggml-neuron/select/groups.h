@@ -1,6 +1,6 @@
-// Groups of nodes that one kernel computes in one launch: how they are found in a graph.
+// Groups of nodes that one kernel computes in one launch: how the backend finds them in a graph.
 //
-// A group is nodes that have to be computed and stand one after another. What it is known by is its structure (select/group_key.h).
+// A group is consecutive nodes that must be computed. Its structure identifies it (select/group_key.h).
 
 #pragma once
 
@@ -17,13 +17,13 @@
 enum neuron_ungrouped : uint8_t {
     NEURON_UNGROUPED_OP,      // no group has such a node
     NEURON_UNGROUPED_PLACE,   // groups have it, but among other nodes
-    NEURON_UNGROUPED_LENGTH,  // its group has kernels for other lengths, none of which computes this one
-    NEURON_UNGROUPED_ORDER,   // its group would be computed in pieces, but earlier tokens see what later ones write
+    NEURON_UNGROUPED_LENGTH,  // its group has kernels for other lengths, and none computes this one
+    NEURON_UNGROUPED_ORDER,   // its group needs pieces, but earlier tokens read cells that later ones write
     NEURON_UNGROUPED_CUT,     // its part of the graph ends before the group does
     NEURON_UNGROUPED_WIRING,  // its group's nodes use each other, or memory, in another way
-    NEURON_UNGROUPED_RESULT,  // another result of its group is used outside of it, or is an output, or is looked at
+    NEURON_UNGROUPED_RESULT,  // another result of its group is used outside, is an output, or is examined by the program
     NEURON_UNGROUPED_MEMORY,  // its group's tensors overlap in memory
-    NEURON_UNGROUPED_KERNEL,  // its group's kernel can't be used
+    NEURON_UNGROUPED_KERNEL,  // its group's kernel is unusable
     NEURON_UNGROUPED_COUNT,
 };
 
@@ -35,9 +35,9 @@ struct neuron_groups {
     std::vector<std::pair<int, neuron_ungrouped>> outside;  // the other nodes, by their numbers in cgraph->nodes
 };
 
-// Finds the groups of a graph that there are kernels for: from its first node on the longest one that fits, and so on after it.
+// Finds the groups of a graph with kernels: from the first node on the longest group that fits, and so on after it.
 //
-// unmet  conditions that are known not to be met: then groups are not computed so that they depend on them
+// unmet  conditions that are known to be unmet: groups that depend on them are left out
 neuron_groups neuron_find_groups(const ggml_cgraph *         cgraph,
                                  const neuron_kernel_store & kernels,
                                  bool                        watched,

@@ -1,4 +1,4 @@
-// A kernel of a bundle that is open.
+// A kernel of an open bundle.
 
 #pragma once
 
@@ -11,36 +11,36 @@
 #include <unordered_set>
 #include <vector>
 
-// What programs take of a core's memory for themselves, in bytes.
+// Core memory that programs take for themselves, in bytes.
 struct neuron_program_memory {
-    size_t bytes      = 0;  // of code and rings; 0 where their bundle does not say
-    size_t scratchpad = 0;  // that all programs of a core share
+    size_t bytes      = 0;  // code and rings; 0 when the bundle states none
+    size_t scratchpad = 0;  // shared by all programs of a core
 };
 
-// What the programs of all bundles take. Equal NEFFs of a bundle count once.
+// Totals of the programs of all bundles. Equal NEFFs of a bundle count once.
 struct neuron_programs {
     size_t                n          = 0;
-    size_t                n_unstated = 0;  // those of which the bundle does not say it
-    neuron_program_memory memory;          // of the others: all their code and rings, and the largest scratchpad
+    size_t                n_unstated = 0;  // programs whose bundle states no figures
+    neuron_program_memory memory;          // of the others: the sum of code and rings, and the largest scratchpad
 };
 
-// What a program takes at least besides its tensors.
-// Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide: what it gives for a small NEFF.
+// The least memory of a program besides its tensors. Source: AWS Neuron, "Neuron device memory" of the troubleshooting
+// guide, the figure for a small NEFF.
 constexpr size_t NEURON_PROGRAM_MEMORY = (size_t) 250 << 10;
 
-// A bundle that is open for as long as the process lives.
+// A bundle that stays open for the life of the process.
 struct neuron_bundle {
     neuron_kernels * handle = nullptr;
     std::string      origin;        // the path of the pack or tree, or "embedded NAME_TARGET"
     uint32_t         position = 0;  // among all bundles
 
-    // What is in it regardless of shapes: the first words of keys, and hashes of these and the input types.
+    // Its contents regardless of shapes: the first words of keys, and hashes of these with the input types.
     std::unordered_set<uint64_t> ops;
     std::unordered_set<uint64_t> signatures;
 
     std::vector<int32_t> graphs;  // its graph kernels
 
-    // What kernels ask of weights in layouts: hashes of ops and tensors, and the layouts, as bits.
+    // The weights in layouts that kernels take: hashes of ops and tensors, and the layouts as bits.
     std::unordered_set<uint64_t> weights;
     uint32_t                     layouts = 0;
 
@@ -53,11 +53,11 @@ struct neuron_bundle {
 struct neuron_kernel {
     const neuron_bundle * bundle = nullptr;
     int32_t               number = NEURON_KERNELS_NOT_FOUND;
-    int                   alias  = NEURON_KERNELS_NO_ALIAS;  // the source that it writes its result to
+    int                   alias  = NEURON_KERNELS_NO_ALIAS;  // the source whose memory receives the result
 
     explicit operator bool() const { return bundle != nullptr; }
 
-    // Returns what its program takes, as the bundle says.
+    // Returns its program's figures from the bundle.
     neuron_program_memory memory() const {
         const uint64_t * said = neuron_kernels_neff_memory(bundle->handle, number);
         if (!said) {
@@ -69,7 +69,7 @@ struct neuron_kernel {
 
     const char * id() const { return neuron_kernels_id(bundle->handle, number); }
 
-    // Tells the NEFF from the others of all bundles.
+    // Returns a number that identifies the NEFF among all bundles.
     uint64_t neff_number() const {
         return (uint64_t) bundle->position << 32 | (uint32_t) neuron_kernels_neff_index(bundle->handle, number);
     }

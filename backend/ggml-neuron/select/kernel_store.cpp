@@ -44,11 +44,11 @@ bool neuron_is_work(const ggml_tensor * node) {
 }
 
 bool neuron_is_zero(const ggml_tensor * op) {
-    // llama.cpp adds a row to the logits of a call that has none, for samplers that are not asked
+    // llama.cpp adds a row to the logits of a call without any, for samplers that are not used
     if (op->op == GGML_OP_PAD) {
         return !ggml_is_empty(op) && ggml_is_contiguous(op) && ggml_is_empty(op->src[0]);
     }
-    // other ops either have no elements then, or can't be made
+    // other ops have no result elements then, or can't be made
     return (op->op == GGML_OP_CONV_2D || op->op == GGML_OP_CONV_3D) && !ggml_is_empty(op) && ggml_is_contiguous(op) &&
            (ggml_is_empty(op->src[0]) || ggml_is_empty(op->src[1]));
 }
@@ -65,7 +65,7 @@ int neuron_alias_of(const ggml_tensor * op) {
     if (!op->view_src) {
         return NEURON_KERNELS_NO_ALIAS;
     }
-    // made by a ggml_..._inplace function: a view of all of a source
+    // made by a ggml_..._inplace function: a view of a whole source
     for (int i = 0; i < neuron_n_src(op); i++) {
         const ggml_tensor * src = op->src[i];
         if (!src) {
@@ -120,7 +120,7 @@ neuron_signature neuron_signature_of(const ggml_tensor * op) {
 }
 
 //
-// what a bundle holds regardless of shapes
+// contents of a bundle regardless of shapes
 //
 
 static const uint64_t * read_tensor(const uint64_t * words, neuron_kernels_tensor & t) {
@@ -132,7 +132,8 @@ static const uint64_t * read_tensor(const uint64_t * words, neuron_kernels_tenso
     return words + nk::TENSOR_WORDS;
 }
 
-// Returns what a kernel's key says, whose parameters stay where they are. The number of its inputs is at most GGML_MAX_SRC.
+// Returns a signature from a kernel's key; its parameters are not copied. The number of its inputs is at most
+// GGML_MAX_SRC.
 static neuron_signature describe(const uint64_t * words) {
     neuron_signature s;
     s.op_hash = words[0];
@@ -146,7 +147,7 @@ static neuron_signature describe(const uint64_t * words) {
     return s;
 }
 
-// Notes the sizes of a product of several heads, which may be a part of attention.
+// Notes the sizes of a product of several heads, which may belong to attention.
 void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
     const neuron_kernels_tensor & result = kernel.tensors[kernel.n_src];
     if (kernel.op_hash == neuron_key_ops::get().mul_mat && result.ne[2] > 1 && result.ne[3] == 1) {
@@ -154,21 +155,21 @@ void neuron_kernel_store::add_heads(const neuron_signature & kernel) {
     }
 }
 
-// Notes the rows of what a SET_ROWS writes to.
+// Notes the rows of a SET_ROWS's destination.
 void neuron_kernel_store::add_written(const neuron_kernels_tensor & into) {
     if (into.ne[2] == 1 && into.ne[3] == 1) {
         written[{ into.type, into.ne[0] }].insert(into.ne[NEURON_SET_ROWS_AXIS]);
     }
 }
 
-// Notes what a sampler chooses from: llama.cpp adds a row to the logits, before it samples from a row of them.
+// Notes the candidates of a sampler: llama.cpp adds a row to the logits before it samples from a row of them.
 void neuron_kernel_store::add_candidates(uint64_t op, const neuron_kernels_tensor & result) {
     if (op == neuron_key_ops::get().pad || op == neuron_key_ops::get().top_k) {
         sampled.insert(result.ne[0]);
     }
 }
 
-// Notes for how many heads attention has sinks.
+// Notes the number of heads in attention with sinks.
 void neuron_kernel_store::add_sinks(uint64_t op, size_t source, const neuron_kernels_tensor & t) {
     const neuron_key_ops & ops = neuron_key_ops::get();
     if ((op == ops.flash_attn_ext && source == NEURON_FLASH_ATTN_MASK + 1) ||
@@ -177,7 +178,7 @@ void neuron_kernel_store::add_sinks(uint64_t op, size_t source, const neuron_ker
     }
 }
 
-// Returns a number for an op on a weight of one shape in one layout.
+// Returns a hash of an op on a weight of one shape in one layout.
 static uint64_t weight_hash(uint64_t op, const uint64_t * tensor) {
     nk::word_hash h;
     h.add(op);
@@ -187,7 +188,8 @@ static uint64_t weight_hash(uint64_t op, const uint64_t * tensor) {
     return h.value();
 }
 
-// Notes what a kernel asks of its weight, the first input, when that is in a layout. Layouts that are not known here are left out.
+// Notes the layout of a kernel's weight, its first input, if that is in a layout. Skips layouts that this version
+// lacks.
 static void note_weight(neuron_bundle & bundle, uint64_t op, const uint64_t * tensor) {
     const auto layout = (int32_t) (*tensor >> NEURON_KERNELS_FORM_SHIFT);
     if (*tensor != nk::ABSENT_WORD && layout > 0 && layout <= NEURON_KERNELS_LAST_FORM) {
@@ -230,7 +232,7 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         const uint64_t * key   = neuron_kernels_key(bundle.handle, (int32_t) k, &n_words);
         const uint64_t * words = key;
         const uint64_t * end   = words + n_words;
-        if (n_words <= nk::SOURCE_WORDS) {  // found by its name, and no node's
+        if (n_words <= nk::SOURCE_WORDS) {  // it has a name, and computes no node
             continue;
         }
         if (key[0] == nk::hash_op(nk::GRAPH)) {
@@ -284,7 +286,7 @@ neuron_kernel neuron_kernel_store::find(const neuron_signature & node) const {
         return {};
     };
     const neuron_kernel found = search(node.alias);
-    // An in-place node can also be computed by a kernel whose result has memory of its own and is copied over.
+    // A kernel whose result has its own memory can compute an in-place node, too; the result is then copied.
     if (found || node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only) {
         return found;
     }
@@ -397,7 +399,7 @@ uint32_t neuron_kernel_store::lnc() const {
 // opening
 //
 
-// Notes what a bundle's programs take.
+// Sums the memory of a bundle's programs.
 static void read_memory(neuron_bundle & bundle) {
     std::vector<bool> seen(neuron_kernels_neff_count(bundle.handle));
     neuron_programs & programs = bundle.programs;
@@ -516,7 +518,7 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
         open_bundle(nrt, pack, false);
     }
     for (const std::string & tree : trees) {
-        // kernelgen writes both beside each other, and they hold the same
+        // kernelgen writes both side by side, with the same contents
         if (std::find(packs.begin(), packs.end(), tree + ".kernels.gguf") != packs.end()) {
             continue;
         }

@@ -1,4 +1,4 @@
-// The kernel bundles that the backend plays, and which kernel computes a graph node.
+// The kernel bundles of the backend, and the choice of a kernel for a graph node.
 
 #pragma once
 
@@ -25,52 +25,55 @@
 
 struct neuron_attention;  // select/unfused_attention.h
 
-// What is known of a node by its op and its tensors alone.
+// Facts about a node that follow from its op and its tensors alone.
 struct neuron_answer {
-    neuron_group group;           // of any node like it
+    neuron_group group;           // for any node of this kind
     bool         member = false;  // some group has such a node, or may have it with another number of tokens
 };
 
-// All bundles, in the order in which they are searched. They are added before the first search and never removed, so
-// that any number of threads may search.
+// All bundles, in the order of the search. They are added before the first search and never removed, so any number of
+// threads may search.
 class neuron_kernel_store {
   public:
-    // Opens what GGML_NEURON_KERNEL_DIR names and then the embedded tables, as far as they fit the device. What does not
-    // fit, or can't be opened, is reported and left out.
+    // Opens the bundles that GGML_NEURON_KERNEL_DIR names, and then the embedded tables. Reports and leaves out bundles
+    // that do not fit the device or can't be opened.
     void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
 
-    // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches, and for one
-    // stream after the other. A group without pieces when nothing does.
+    // Returns the kernels for a node: the exact one, else kernels for other numbers of tokens and longer caches, or for
+    // one stream after the other. Returns a group without pieces when there are none.
     neuron_group select(const ggml_tensor * op) const;
 
-    // Returns what `select` does, and whether groups may have the node. It is kept, as ggml's scheduler asks for each node of a graph, each
-    // time that it divides one: bundles don't change, so that it stays right. What devices differ in is not part of it.
+    // Returns the result of `select`, and whether groups may have the node. The answer is cached: ggml's scheduler asks
+    // for each node at each division of a graph, and bundles do not change. The answer excludes differences between
+    // devices.
     std::shared_ptr<const neuron_answer> answer(const ggml_tensor * op) const;
 
-    // Finds what computes attention, all of its nodes, and completes its group; returns whether there is something.
+    // Finds the kernels for all nodes of attention and completes its group. Returns whether there are any.
     bool select(neuron_attention & attention) const;
 
-    // Returns the kernels that would compute a node as one of attention, with all those before it; none when it is in no attention that
-    // can be computed so far. What follows the node is not known to those who ask.
+    // Returns the kernels that would compute a node as one of attention, together with all nodes of it before this one.
+    // Returns none when the node is in no attention that can be computed so far. The caller does not have the nodes
+    // behind this one.
     std::vector<neuron_kernel> select_in_attention(const ggml_tensor * op) const;
 
-    // Returns how many rows what kernels write to has, of those that write rows like a tensor's the fewest that are at least `n`; 0 where
-    // there are none.
+    // Returns the smallest number of rows, at least `n`, among the tensors that kernels write rows like this tensor's
+    // to; 0 if there is none.
     int64_t rows_written(const ggml_tensor * t, int64_t n) const;
 
-    // Returns how many candidates samplers of kernels choose from: all of a vocabulary, what a top-k leaves of it, and one.
+    // Returns the numbers of candidates that kernels of samplers have: the whole vocabulary, the results of a top-k,
+    // and 1.
     const std::set<int64_t> & candidates() const { return sampled; }
 
-    // Returns whether some kernel has attention with sinks of so many heads.
+    // Returns whether some kernel has attention with sinks for this many heads.
     bool has_sinks(int64_t n_heads) const { return sinks.count(n_heads) != 0; }
 
-    // Calls a function with every kernel of an op (nk::hash_op), by its id and what its key says.
+    // Calls a function with every kernel of an op (nk::hash_op): its id and its signature from the key.
     void for_each(uint64_t op_hash, const std::function<void(const char * id, const neuron_signature &)> & use) const;
 
-    // Returns the kernel with the key of a graph, or none.
+    // Returns the kernel with the key of a graph, or an empty one.
     neuron_kernel find_graph(const std::vector<uint64_t> & words) const;
 
-    // Which groups of nodes there are graph kernels for.
+    // The groups of nodes that have graph kernels.
     neuron_group_index groups;
 
     // Calls a function with every graph kernel.
@@ -82,7 +85,7 @@ class neuron_kernel_store {
         }
     }
 
-    // Returns whether some kernel computes this op on inputs of these types, whatever their shapes.
+    // Returns whether some kernel computes this op on inputs of these types, of any shape.
     bool has_signature(const ggml_tensor * op) const;
 
     // Returns whether some kernel computes this op on this weight, its first source, in a layout (weights/layouts.h).
@@ -94,16 +97,16 @@ class neuron_kernel_store {
     // Returns whether some kernel computes the op of this name (`mul_mat`).
     bool has_op(const char * name) const;
 
-    // Returns whether the kernels make up a transformer's whole graph, so that its weights and KV cache are best kept in
-    // device memory: there is at least one kernel for a norm, a matrix product, attention (FLASH_ATTN_EXT, or SOFT_MAX
-    // between products) and the write to the KV cache (SET_ROWS or CPY).
+    // Returns whether the kernels cover a transformer's whole graph, so that device memory is best for its weights and
+    // KV cache. This requires at least one kernel each for a norm, a matrix product, attention (FLASH_ATTN_EXT, or
+    // SOFT_MAX between products) and the write to the KV cache (SET_ROWS or CPY).
     bool covers_transformer() const;
 
-    // Returns the target that the first bundle is compiled for, and its LNC; "" and 0 without bundles.
+    // Returns the target of the first bundle, and its LNC; "" and 0 without bundles.
     std::string target() const;
     uint32_t    lnc() const;
 
-    // Returns whether only kernels of a node's own shapes are to be found (GGML_NEURON_EXACT).
+    // Returns whether only kernels of a node's exact shapes count (GGML_NEURON_EXACT).
     bool is_exact_only() const { return exact_only; }
 
     size_t n_bundles() const { return bundles.size(); }
@@ -138,41 +141,41 @@ class neuron_kernel_store {
     neuron_token_index tokens;
     bool               exact_only = false;  // GGML_NEURON_EXACT
 
-    // Rows and columns of what products of several heads have, by the number of heads; ascending in columns.
+    // Rows and columns of the matrices in products of several heads, by the number of heads; ascending in columns.
     std::unordered_map<int64_t, std::vector<neuron_sizes>> heads;
 
-    // Numbers of rows of what SET_ROWS writes to, by type and width.
+    // Numbers of rows of the tensors that SET_ROWS writes to, by type and width.
     std::map<std::pair<int32_t, int64_t>, std::set<int64_t>> written;
 
     std::set<int64_t> sampled{ 1 };
-    std::set<int64_t> sinks;  // heads that attention has them of
+    std::set<int64_t> sinks;  // numbers of heads in attention with sinks
 
     std::vector<std::unique_ptr<neuron_bundle>> bundles;
 
-    // By all that they depend on.
+    // By a vector of all inputs of the answer.
     mutable std::mutex                                                                                   answers_mutex;
     mutable std::unordered_map<std::vector<uint64_t>, std::shared_ptr<const neuron_answer>, answer_hash> answers;
 };
 
-// Returns a tensor as the bundle library has it; absent for NULL.
+// Returns a tensor in the bundle library's form; absent for NULL.
 neuron_kernels_tensor neuron_tensor_of(const ggml_tensor * t);
 
-// Returns what a node is known by: its op, its tensors and their aliasing.
+// Returns a node's signature: its op, its tensors and their aliasing.
 neuron_signature neuron_signature_of(const ggml_tensor * op);
 
-// Returns it without the op's hash, which a search for the kernel of a node as it is does not need.
+// Returns the signature without the op's hash, which the search for an exact kernel does not need.
 neuron_signature neuron_unhashed_signature_of(const ggml_tensor * op);
 
-// Returns which source's memory a node writes its result to, or NEURON_KERNELS_NO_ALIAS.
+// Returns the number of the source whose memory receives a node's result, or NEURON_KERNELS_NO_ALIAS.
 int neuron_alias_of(const ggml_tensor * op);
 
-// Returns the sources that a node changes besides the one whose memory its result shares, as bits: AdamW's momenta.
+// Returns the sources that a node changes, besides the one that its result aliases, as bits: AdamW's momenta.
 uint32_t neuron_updates_of(const ggml_tensor * op);
 
-// Returns the number of sources, absent ones before the last one counted.
+// Returns the number of sources, including absent ones before the last.
 int neuron_n_src(const ggml_tensor * op);
 
-// Returns whether nodes of an op only give another tensor's memory a shape.
+// Returns whether nodes of an op only reshape another tensor's memory.
 bool neuron_is_view_op(enum ggml_op op);
 
 // Returns whether a node has nothing to compute: no elements, or none to write to its destination.
@@ -181,6 +184,6 @@ bool neuron_is_noop(const ggml_tensor * op);
 // Returns whether a node of a graph has to be computed at all.
 bool neuron_is_work(const ggml_tensor * node);
 
-// Returns whether a node's result is 0 in all its elements, because each sums products over a source without elements, or
-// stands beside one. A kernel has no such inputs.
+// Returns whether a node's result is 0 in all its elements, because each sums products over a source without elements,
+// or stands beside one. A kernel has no such inputs.
 bool neuron_is_zero(const ggml_tensor * op);

@@ -1,4 +1,5 @@
-// The nodes of a graph's key (docs/reference/bundle-keys.md, "Key of a graph"), as all read them that compare groups with kernels.
+// The nodes of a graph's key (docs/reference/bundle-keys.md, "Key of a graph"), for all code that compares groups with
+// kernels.
 
 #pragma once
 
@@ -12,7 +13,7 @@
 struct neuron_key_input {
     const uint64_t *    tensor = nullptr;  // nk::TENSOR_WORDS; NULL: absent
     nk::graph_reference to{};
-    uint64_t            offset = 0;        // in what it refers to
+    uint64_t            offset = 0;        // in the slot or node that it refers to
 
     bool is_in_slot() const { return tensor && to.is_slot; }
 
@@ -22,9 +23,9 @@ struct neuron_key_input {
 struct neuron_key_node {
     uint64_t                      op;
     bool                          escapes;
-    bool                          is_own;  // the result has memory of its own
-    nk::graph_reference           to;      // else what it is written to
-    uint64_t                      offset;  // in that
+    bool                          is_own;  // the result has its own memory
+    nk::graph_reference           to;      // else the slot or node that receives it
+    uint64_t                      offset;  // in that slot or node
     const uint64_t *              tensor;
     const uint64_t *              params;
     std::vector<neuron_key_input> inputs;
@@ -32,7 +33,7 @@ struct neuron_key_node {
     bool is_in_slot() const { return !is_own && to.is_slot; }
 };
 
-// A key without mistakes; its words stay where they are.
+// A valid key; the caller keeps its words alive.
 struct neuron_key {
     neuron_key(const uint64_t * words, size_t n_words);
 
@@ -40,7 +41,7 @@ struct neuron_key {
 
     size_t slot_size(size_t i) const { return (size_t) words[2 + i]; }
 
-    // Returns whether a key says the same except for extents of slots, tensors, and where inputs are in what they refer to.
+    // Returns whether two keys are equal except for the extents of slots and tensors, and the offsets of inputs.
     bool is_wired_as(const neuron_key & other) const;
 
     const uint64_t *             words;
@@ -48,7 +49,7 @@ struct neuron_key {
     std::vector<neuron_key_node> nodes;
 };
 
-// Hashes of ops that have rules of their own in keys: those of attention without flash attention, of writes, and of copies.
+// Hashes of ops with special rules in keys: for attention without flash attention, for writes, and for copies.
 struct neuron_key_ops {
     const uint64_t mul_mat  = nk::hash_op("mul_mat");
     const uint64_t soft_max = nk::hash_op("soft_max");
@@ -72,7 +73,7 @@ struct neuron_key_ops {
     bool copies(uint64_t op) const { return op == cont || op == cpy || op == dup; }
 };
 
-constexpr size_t NEURON_SET_ROWS_INTO = 2;  // which source of SET_ROWS is written, along which axis
+constexpr size_t NEURON_SET_ROWS_INTO = 2;  // number of the source that SET_ROWS writes to, and the written axis
 constexpr int    NEURON_SET_ROWS_AXIS = 1;
 
-constexpr size_t NEURON_SOFT_MAX_MASK = 1;  // which source of SOFT_MAX hides cells
+constexpr size_t NEURON_SOFT_MAX_MASK = 1;  // number of the source of SOFT_MAX that hides cells

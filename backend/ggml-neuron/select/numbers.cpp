@@ -2,9 +2,9 @@
 
 #include <cstring>
 
-// SCALE has what it multiplies by, and what it adds: the first word of a key's parameters.
+// SCALE has two: the factor and the summand, in the first word of a key's parameters.
 static constexpr size_t   N_NUMBERS = 2;
-static constexpr size_t   LAST      = NEURON_OPEN_WORD / 2;  // in its high half is the word that says so
+static constexpr size_t   LAST      = NEURON_OPEN_WORD / 2;  // the word whose high half marks open parameters
 static constexpr uint64_t OPEN      = ((uint64_t) 1 << N_NUMBERS) - 1;
 
 static neuron_params opened(neuron_params params) {

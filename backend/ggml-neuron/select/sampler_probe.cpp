@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstring>
 
-// What versions of llama.cpp have.
+// The numbers of candidates in versions of llama.cpp.
 static constexpr int64_t PROBED[] = { 1 << 17, 1 << 20 };
 
-// Nodes of a sampler's graph that follow one another, at most; others are in no such graph.
+// The longest chain of nodes in a sampler's graph; nodes in longer chains are in no such graph.
 static constexpr int MAX_DEPTH = 64;
 
 static bool is_row_of(const ggml_tensor * t, int64_t n) {
@@ -17,7 +17,7 @@ static bool is_row_of(const ggml_tensor * t, int64_t n) {
 }
 
 int64_t neuron_probed_candidates(const ggml_tensor * op) {
-    // Nothing of it has memory, and all that has one element per candidate goes back to tensors that are given.
+    // No tensor of it has memory, and all tensors with an element per candidate derive from inputs.
     for (const int64_t n : PROBED) {
         bool has_row = is_row_of(op, n);
         for (const ggml_tensor * src : op->src) {
@@ -51,7 +51,7 @@ static void resize(ggml_tensor & t, int64_t from, int64_t to) {
     }
 }
 
-// Numbers of candidates are in parameters too: bounds of an index, and the entropy of candidates that are equally likely.
+// Parameters contain numbers of candidates, too: bounds of an index, and the entropy of equally likely candidates.
 static void resize_parameters(ggml_tensor & t, int64_t from, int64_t to) {
     if (t.op != GGML_OP_CLAMP && t.op != GGML_OP_SCALE) {
         return;

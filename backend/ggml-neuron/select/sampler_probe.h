@@ -1,8 +1,9 @@
-// What llama.cpp asks a device for before it samples there (--backend-sampling).
+// llama.cpp's probe of a device before it samples there (--backend-sampling).
 //
-// For each sampler llama.cpp makes a graph of as many candidates as most vocabularies have tokens, whatever the model's has, and asks
-// supports_op for each node (llama_sampler_backend_support). If the device refuses one, the CPU computes this sampler and all after it.
-// A bundle has kernels for the vocabulary, and for what a top-k leaves of it. So the answer is that for the node of as many candidates.
+// For each sampler llama.cpp makes a graph with as many candidates as a typical vocabulary has tokens, whatever the
+// model's size, and calls supports_op for each node (llama_sampler_backend_support). If the device refuses one, the CPU
+// computes this sampler and all after it. A bundle has kernels for the model's vocabulary, and for the results of a
+// top-k. So the answer is the one for the node with that number of candidates.
 
 #pragma once
 
@@ -11,11 +12,11 @@
 #include <array>
 #include <cstdint>
 
-// Returns how many candidates such a graph has that a node is in, or 0: the node is in none.
+// Returns the number of candidates of the probe's graph that a node is in, or 0 for a node in none.
 int64_t neuron_probed_candidates(const ggml_tensor * op);
 
-// Returns whether the result of a node of a call has as many elements as there are candidates: llama.cpp adds a row to the logits before
-// it samples from a row of them, and a top-k leaves some.
+// Returns whether a node's result has as many elements as a kernel has candidates: llama.cpp adds a row to the logits
+// before it samples from a row of them, and a top-k reduces their number.
 bool neuron_has_candidates(const ggml_tensor * op);
 
 // A node of such a graph with another number of candidates; its sources have no sources.

@@ -1,4 +1,4 @@
-// Choosing the kernels that compute a node of any number of tokens and any length of the cache.
+// Chooses the kernels that compute a node with any number of tokens and any length of the cache.
 
 #include "../../bundle/src/hash.h"
 #include "../../bundle/src/key.h"
@@ -31,11 +31,12 @@ std::vector<neuron_kernel> neuron_group::kernels() const {
     return found;
 }
 
-// Gives a group what kernels of a length, those of its pieces, have of a node's sources and result, or of attention's.
+// Sets the rooms of a group for the kernels of its pieces, whose cache has length n_more: for a node's sources and
+// result, or attention's.
 static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n_more, neuron_group & group) {
     group.other   = true;
     group.n_rows  = cut.rule->written >= 0 && n_more < cut.n_more ? n_more : 0;
-    group.rows    = cut.n;  // more when the only piece is for more
+    group.rows    = cut.n;  // more when the only piece has more
     group.padding = -cut.n;
     for (const neuron_group_piece & piece : group.pieces) {
         group.rows = std::max(group.rows, piece.range.n);
@@ -67,10 +68,10 @@ static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n
     }
 }
 
-// Returns the bytes that a launch reads for any number of tokens, and those of the rows of all tokens at hand.
+// Returns the bytes that a launch reads for any number of tokens, and the bytes of all tokens' rows.
 //
 // tokens  the tokens' axis of each source and then the result, or -1
-// bytes   returns those of one of them
+// bytes   returns the bytes of one of these tensors
 template <typename F>
 static std::pair<double, double> traffic(const neuron_signature & node, const int8_t * tokens, F bytes) {
     double whole = 0;
@@ -81,20 +82,20 @@ static std::pair<double, double> traffic(const neuron_signature & node, const in
         }
         if (tokens[i] >= 0) {
             rows += (double) bytes(i);
-        } else if (i < node.n_src && i != node.alias) {  // what is written is not read
+        } else if (i < node.n_src && i != node.alias) {  // a written tensor is not read
             whole += (double) bytes(i);
         }
     }
     return { whole, rows };
 }
 
-// Chooses what computes a node or attention: kernels of its length, else of the next one that there are some of and room for. Returns
-// whether there are any.
+// Chooses the kernels for a node or attention: of its exact length, else of the next longer one that exists and has
+// room. Returns whether there are any.
 //
-// longer  whether a longer one will do
+// longer  whether a longer cache is allowed
 // again   whether rows may be computed twice
-// cost    returns what the launches for some sizes take
-// find    returns their kernels, as pieces; none when one is lacking
+// cost    returns the price of a launch for each of some sizes
+// find    returns their kernels, as pieces; none when one is missing
 template <typename C, typename F>
 static bool choose(const neuron_signature &          node,
                    const neuron_cut &                cut,
@@ -142,7 +143,7 @@ static bool choose(const neuron_signature &          node,
     return false;
 }
 
-// Returns whether a kernel's tensor is a node's: strides of one element mean nothing.
+// Returns whether a kernel's tensor equals a node's; strides of one element mean nothing.
 static bool is_same(const uint64_t * words, const neuron_kernels_tensor & t) {
     if ((int32_t) words[0] != t.type) {
         return false;
@@ -155,7 +156,8 @@ static bool is_same(const uint64_t * words, const neuron_kernels_tensor & t) {
     return true;
 }
 
-// Returns whether numbers are those of a kernel for a piece of the node. Other strides of the tokens' axis have the same hash.
+// Returns whether a kernel's sizes are for a piece of the node. Kernels with other strides of the tokens' axis have the
+// same hash.
 static bool is_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) {
     size_t           n_words;
     const uint64_t * words = neuron_kernels_key(s.bundle->handle, s.number, &n_words);
@@ -173,7 +175,7 @@ static bool is_piece(const neuron_sizes & s, const neuron_signature & node, cons
     return memcmp(words, node.op_params, nk::PARAM_WORDS * sizeof(uint64_t)) == 0;
 }
 
-// Returns the kernel for a piece of a node, or none.
+// Returns the kernel for a piece of a node, or an empty one.
 neuron_kernel neuron_kernel_store::find_piece(const neuron_sizes &     s,
                                               const neuron_signature & node,
                                               const neuron_cut &       cut) const {
@@ -187,7 +189,8 @@ neuron_kernel neuron_kernel_store::find_piece(const neuron_sizes &     s,
     return find(piece);
 }
 
-// Returns what computes the streams of a node one after the other, by what computes the first one; nothing where another one has no room.
+// Returns the kernels for all streams of a node, one after the other, from the kernels for the first one. Returns
+// nothing when another stream has no room.
 static neuron_group each_stream(const neuron_signature & node,
                                 const neuron_signature & one,
                                 int64_t                  n_streams,
@@ -223,7 +226,7 @@ static neuron_group each_stream(const neuron_signature & node,
     return group.has_room() ? group : neuron_group{};
 }
 
-// Gives a node that kernels for any numbers compute a slot with its own.
+// Adds a slot with the node's numbers to its group if its kernels are for any numbers.
 static neuron_group with_numbers(neuron_group group) {
     if (group) {
         group.slots.emplace_back();
@@ -261,7 +264,7 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
     return group;
 }
 
-// Gives a group of a node alone its slots.
+// Sets the slots of a single node's group.
 static void take_sources(const ggml_tensor * op, const neuron_signature & node, neuron_group & group) {
     group.slots.reserve((size_t) node.n_src + 1);
     for (int i = 0; i < node.n_src; i++) {
@@ -270,7 +273,7 @@ static void take_sources(const ggml_tensor * op, const neuron_signature & node, 
     }
 }
 
-// Returns the kernel that computes a node as it is.
+// Returns the kernel for exactly this node.
 neuron_group neuron_kernel_store::select_exact(const ggml_tensor * op, const neuron_signature & node) const {
     neuron_group group;
     if (const neuron_kernel exact = find(node)) {
@@ -284,7 +287,7 @@ neuron_group neuron_kernel_store::select_exact(const ggml_tensor * op, const neu
     return group;
 }
 
-// Returns kernels for other numbers of tokens that compute a node, and sets its op_hash.
+// Returns the kernels for a node in pieces, and sets its op_hash.
 neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_signature & node) const {
     neuron_group group;
     node.op_hash = nk::hash_op(node.op);
@@ -301,7 +304,8 @@ neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_s
             of    = s.n_more;
             bytes = traffic(node, cut.axis, [&](int i) {
                 const bool table = cut.axis[i] < 0 && cut.more(i) >= 0 && cut.rule->mask < 0;
-                return table ? 0 : neuron_nbytes(cut.piece(node, i, 1, of));  // of a table some rows are read
+                return table ? 0
+                             : neuron_nbytes(cut.piece(node, i, 1, of));  // a kernel reads only some rows of a table
             });
         }
         return neuron_costs::get().launch(bytes.first, bytes.second, s.n);
@@ -323,7 +327,7 @@ neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_s
     if (choose(node, cut, { end, sizes->end() }, true, again, cost, find_it, group)) {
         return group;
     }
-    // of fewer rows than are written to the most: others may be among those
+    // else kernels with fewer rows, the most first: the written rows may be among those
     while (end != sizes->begin()) {
         const int64_t n_more = std::prev(end)->n_more;
         const auto    begin  = std::find_if(sizes->begin(), end, [&](const auto & s) { return s.n_more == n_more; });
@@ -336,10 +340,10 @@ neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_s
     return {};
 }
 
-// Answers that are kept: nodes of some graphs of a model with several hundred different ones.
+// The most cached answers: the nodes of some graphs of a model with several hundred different ones.
 static constexpr size_t MAX_ANSWERS = 1 << 13;
 
-// Sets `key` to all that what is known of a node depends on: its op and tensors, and how far those that are views may be read on.
+// Sets `key` to all inputs of an answer: the node's op and tensors, and how far kernels may read on behind views.
 static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) {
     const int  n_src      = neuron_n_src(op);
     const auto add_tensor = [&key](const ggml_tensor * t) {
@@ -397,7 +401,8 @@ std::shared_ptr<const neuron_answer> neuron_kernel_store::answer(const ggml_tens
     return answer;
 }
 
-// Makes what computes the first stream of attention compute all, one after the other. Returns false where another one has no room.
+// Extends the kernels for the first stream of attention to all streams, one after the other. Returns false when another
+// stream has no room.
 static bool repeat_for_streams(neuron_attention & attention) {
     const neuron_group first = attention.group;
     neuron_group &     group = attention.group;

@@ -8,20 +8,20 @@
 
 #include <algorithm>
 
-// the sources of FLASH_ATTN_EXT
+// numbers of FLASH_ATTN_EXT's sources
 static constexpr int ATTN_Q = 0, ATTN_K = 1, ATTN_V = 2, ATTN_MASK = 3;
-// those of SET_ROWS
+// numbers of SET_ROWS's sources
 static constexpr int SET_ROWS_VALUES = 0, SET_ROWS_NUMBERS = 1;
-static constexpr int SEQUENCE_AXIS     = 3;  // the axis of all of these
+static constexpr int SEQUENCE_AXIS     = 3;  // the sequences' axis of all of these
 static constexpr int RESULT_TOKEN_AXIS = 2;  // the axis of tokens in the result of attention
 static constexpr int ROW_AXIS          = 1;  // the same without flash attention
 
-// Returns whether a tensor is given to its graph, all of it.
+// Returns whether a tensor is a whole input of its graph.
 static bool is_given(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE && !t->view_src;
 }
 
-// Returns whether a tensor is of the cache of one of several sequences, or of several of them.
+// Returns whether a tensor is in the cache of one of several sequences, or in the caches of several.
 static bool is_of_several(const ggml_tensor * t) {
     const ggml_tensor * root   = neuron_root_of(const_cast<ggml_tensor *>(t));
     const size_t        stride = t->nb[SEQUENCE_AXIS];
@@ -63,7 +63,7 @@ neuron_streams::neuron_streams(const ggml_cgraph * cgraph, const std::unordered_
     split.n_nodes = (int) nodes.size();
 }
 
-// Notes that attention reads a tensor of the caches of sequences.
+// Notes that attention reads a tensor of the sequences' caches.
 void neuron_streams::note_cache(ggml_tensor * t) {
     const size_t  stride = t->nb[SEQUENCE_AXIS];
     const caches  here   = { stride, (int64_t) (neuron_offset_of(t) / stride), t->ne[SEQUENCE_AXIS] };
@@ -74,8 +74,8 @@ void neuron_streams::note_cache(ggml_tensor * t) {
     }
 }
 
-// Notes the nodes of attention without flash attention that a node ends, if it does: of sequences with a cache each, and nothing else reads
-// what is between them.
+// Notes the nodes of the attention without flash attention that a node ends, if it is one of sequences with a cache
+// each, and no other node reads the intermediate results.
 void neuron_streams::find_attention(int last) {
     ggml_tensor * end       = whole->nodes[last];
     const auto    attention = neuron_attention_to(end, false);
@@ -83,7 +83,7 @@ void neuron_streams::find_attention(int last) {
     if (!n || attention->rule.result != ROW_AXIS || attention->rule.mask < 0 || n > last + 1) {
         return;
     }
-    std::vector<std::pair<int, int>> members;  // with the source that is caches
+    std::vector<std::pair<int, int>> members;  // with the number of the source that is caches
     for (int node = last, k = n; k > 0; node--) {
         const ggml_tensor * t = attention->nodes[(size_t) (k - 1)].node;
         if (node < 0 || (whole->nodes[node] != t && neuron_is_work(whole->nodes[node]))) {
@@ -156,7 +156,7 @@ ggml_tensor * neuron_streams::make(const ggml_tensor & like) {
     return &t;
 }
 
-// Returns the i-th of parts of a tensor with `n` elements of an axis each.
+// Returns part i of a tensor, with `n` elements along an axis.
 ggml_tensor * neuron_streams::view_of(const ggml_tensor * t, int axis, int64_t n, int64_t i) {
     ggml_tensor * view = make(*t);
     view->view_src     = neuron_root_of(const_cast<ggml_tensor *>(t));
@@ -165,7 +165,7 @@ ggml_tensor * neuron_streams::view_of(const ggml_tensor * t, int axis, int64_t n
     return view;
 }
 
-// Returns a tensor like another one that is a part of what is given to the graph.
+// Returns a tensor in the shape of another one that is a part of an input of the graph.
 ggml_tensor * neuron_streams::give(ggml_tensor * whole, size_t offset, const ggml_tensor & like) {
     ggml_tensor *& t = made[{ whole, offset }];
     if (!t) {
@@ -179,7 +179,7 @@ ggml_tensor * neuron_streams::give(ggml_tensor * whole, size_t offset, const ggm
     return t;
 }
 
-// Returns the cache of a call's i-th sequence, of rows like another tensor's.
+// Returns the cache of a call's sequence i, with rows like another tensor's.
 ggml_tensor * neuron_streams::cache_of(ggml_tensor * root, int64_t i, const ggml_tensor & row) {
     const caches & c  = found.at(root);
     ggml_tensor    of = row;
@@ -188,7 +188,7 @@ ggml_tensor * neuron_streams::cache_of(ggml_tensor * root, int64_t i, const ggml
     return give(root, (size_t) (c.first + i) * c.stride, of);
 }
 
-// Adds a write for each sequence. Returns false where it is not one to the caches of several.
+// Adds a write for each sequence. Returns false for a node that does not write to several caches.
 bool neuron_streams::add_writes(const ggml_tensor * node) {
     ggml_tensor *       root    = neuron_root_of(const_cast<ggml_tensor *>(node));
     const auto          caches  = found.find(root);
@@ -223,7 +223,7 @@ bool neuron_streams::add_writes(const ggml_tensor * node) {
     return true;
 }
 
-// Puts results of the sequences after one another along an axis, as a node's.
+// Joins results of the sequences along an axis, as a node's result.
 void neuron_streams::join(ggml_tensor * node, const std::vector<ggml_tensor *> & results_of_each, int axis) {
     ggml_tensor * joined = results_of_each.front();
     for (size_t i = 1; i < results_of_each.size(); i++) {
@@ -244,7 +244,7 @@ void neuron_streams::join(ggml_tensor * node, const std::vector<ggml_tensor *> &
     results[joined] = node;
 }
 
-// Adds attention of each sequence, and what puts the results after one another. Returns false where it is of one.
+// Adds attention for each sequence, and a join of the results. Returns false for attention of one sequence.
 bool neuron_streams::add_attention(ggml_tensor * node) {
     if (!is_flash_attention(node) || !found.count(neuron_root_of(node->src[ATTN_K])) ||
         !found.count(neuron_root_of(node->src[ATTN_V]))) {
@@ -272,7 +272,7 @@ bool neuron_streams::add_attention(ggml_tensor * node) {
     return true;
 }
 
-// Returns what the i-th sequence has of a source of attention.
+// Returns sequence i's part of a source of attention.
 ggml_tensor * neuron_streams::source_of(ggml_tensor * t, int64_t i, int64_t n, bool is_cache) {
     ggml_tensor * root = neuron_root_of(t);
     if (is_cache) {
@@ -294,8 +294,8 @@ ggml_tensor * neuron_streams::source_of(ggml_tensor * t, int64_t i, int64_t n, b
     return t->ne[SEQUENCE_AXIS] == n ? view_of(t, SEQUENCE_AXIS, 1, i) : t;
 }
 
-// Adds a node of attention without flash attention for each sequence, and behind the last node what puts the results after one another.
-// Returns false where it is none of several.
+// Adds a node of attention without flash attention for each sequence, and behind the last node a join of the results.
+// Returns false for a node outside attention of several sequences.
 bool neuron_streams::add_member(ggml_tensor * node) {
     const auto where = attentions.find(current);
     if (where == attentions.end()) {

@@ -1,9 +1,11 @@
-// Calls of one or several sequences with a cache each, as kernels for groups have them: attention and writes to the caches are a node for each
-// sequence, and CONCAT puts the results after one another. Without flash attention the same goes for each node of it.
+// Calls of one or several sequences with a cache each, in the form that kernels for groups have: each sequence has its
+// own nodes for attention and for writes to the cache, and CONCAT joins the results. The same holds for each node of
+// attention without flash attention.
 //
-// ggml's node for attention of such a call has strides with the length of a cache. Here each sequence's part of its cache, of the
-// numbers of rows and of the mask is a tensor of its own, as in a call of one sequence, so that kernels are for caches of any length
-// (tools/kernelgen/model/streams.py). Groups are found in this graph, and are then those of ggml's.
+// ggml has one node of attention for such a call, whose strides contain the length of a cache. Here each sequence's
+// part of its cache, of the row numbers and of the mask is a tensor of its own, as in a call of one sequence, so that
+// kernels serve caches of any length (tools/kernelgen/model/streams.py). The search finds groups in this graph, and
+// `restore` converts them to groups of ggml's.
 
 #pragma once
 
@@ -20,21 +22,21 @@
 #include <utility>
 #include <vector>
 
-// A part of a tensor that is given to a graph.
+// A part of an input tensor of the graph.
 struct neuron_stream_part {
     ggml_tensor * whole  = nullptr;
     size_t        offset = 0;
-    int64_t       first  = 0;  // of numbers of rows: the first one of the sequence's cache
-    int64_t       begin  = 0;  // of these numbers, in the tensor
+    int64_t       first  = 0;  // for row numbers: the first row of the sequence's cache
+    int64_t       begin  = 0;  // for row numbers: the first number's place in the tensor
     int64_t       n      = 0;
 };
 
 class neuron_streams {
   public:
-    // left  nodes that stay as they are
+    // left  nodes that stay unchanged
     neuron_streams(const ggml_cgraph * cgraph, const std::unordered_set<int> & left);
 
-    // Returns whether the graph is another than ggml's.
+    // Returns whether the graph equals ggml's, so that this object is not needed.
     bool empty() const { return parts_of.empty(); }
 
     // Returns whether some attention is of several sequences.
@@ -44,18 +46,19 @@ class neuron_streams {
 
     const ggml_cgraph * graph() const { return &split; }
 
-    // Returns the number of ggml's node of which one of the graph is all or a part.
+    // Returns the number of ggml's node for a node of the graph that is equal to it or a part of it.
     int original(int i) const { return originals[(size_t) i]; }
 
     ggml_tensor * node(int i) const { return whole->nodes[original(i)]; }
 
-    // Returns the number of the node that ends attention of which ggml's node is one; other nodes are alone.
+    // Returns the number of the last node of the attention that ggml's node is in; the node's own number outside
+    // attention.
     int unit(int original) const {
         const auto found = attentions.find(original);
         return found == attentions.end() ? original : found->second.last;
     }
 
-    // Returns how many nodes of the graph a unit is.
+    // Returns the number of nodes of the graph for a unit.
     int n_parts(int unit) const {
         const auto found = parts_of.find(unit);
         return found == parts_of.end() ? 1 : found->second;
@@ -67,20 +70,20 @@ class neuron_streams {
         return found == given.end() ? nullptr : &found->second;
     }
 
-    // Returns ggml's node in place of the one that has all of its result, any other as it is.
+    // Returns ggml's node for a node of the graph with its whole result; any other node unchanged.
     ggml_tensor * result_of(ggml_tensor * node) const {
         const auto found = results.find(node);
         return found == results.end() ? node : found->second;
     }
 
-    // Makes a group of the graph one of ggml's.
+    // Converts a group of the graph to a group of ggml's.
     void restore(neuron_group & group) const;
 
   private:
     struct caches {
         size_t  stride = 0;
         int64_t first  = 0;
-        int64_t n      = 0;  // 0: they can't be told apart
+        int64_t n      = 0;  // 0: the sequences' caches can't be told apart
 
         bool operator==(const caches & other) const {
             return stride == other.stride && first == other.first && n == other.n;
@@ -91,7 +94,7 @@ class neuron_streams {
     struct member {
         int first  = 0;
         int last   = 0;
-        int source = -1;  // which one is caches, or -1
+        int source = -1;  // number of the source with caches, or -1
     };
 
     void          find_attention(int last);
@@ -113,15 +116,15 @@ class neuron_streams {
     std::deque<ggml_tensor>                                             tensors;
     std::vector<ggml_tensor *>                                          nodes;
     std::vector<int>                                                    originals;
-    int                                                                 current = 0;  // node of ggml's
-    std::unordered_map<int, int>                                        parts_of;     // of units
+    int                                                                 current = 0;  // node of ggml's graph
+    std::unordered_map<int, int>                                        parts_of;     // by unit
     std::unordered_map<int, member>                                     attentions;   // by ggml's nodes
-    std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> split_nodes;  // whose results are in between
-    std::unordered_map<const ggml_tensor *, caches>                     found;        // by roots
+    std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> split_nodes;  // nodes with intermediate results
+    std::unordered_map<const ggml_tensor *, caches>                     found;        // by root
     std::map<std::pair<const ggml_tensor *, size_t>, ggml_tensor *>     made;
     std::unordered_map<const ggml_tensor *, neuron_stream_part>         given;
     std::unordered_map<const ggml_tensor *, ggml_tensor *>              results;
 };
 
-// Returns whether a node is attention of some of several sequences with a cache each, or may end it.
+// Returns whether a node is attention of several sequences with a cache each, or may be the last node of one.
 bool neuron_has_streams(const ggml_tensor * node);

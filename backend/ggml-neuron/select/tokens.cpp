@@ -33,19 +33,19 @@ static bool is_absent(const neuron_kernels_tensor & t) {
     return t.type == NEURON_KERNELS_ABSENT;
 }
 
-// Returns whether a tensor has one element along all axes from `axis` on.
+// Returns whether a tensor has one element along each axis from `axis` on.
 static bool ends_before(const neuron_kernels_tensor & t, int axis) {
     return std::all_of(t.ne + axis, t.ne + 4, [](int64_t n) { return n == 1; });
 }
 
-// Returns whether the tokens of a tensor follow each other in memory: then some of them are a part of its bytes.
+// Returns whether the tokens of a tensor are contiguous: then consecutive tokens are a range of its bytes.
 static bool is_outermost(const neuron_kernels_tensor & t, int axis) {
     neuron_kernels_tensor one = t;
     one.ne[axis]              = 1;
     return t.ne[axis] == 1 || t.nb[axis] >= neuron_nbytes(one);
 }
 
-// Cuts along the result's axis; sources whose bits are in `whole` are whole where they have one element there.
+// Cuts along the result's axis. Sources with a bit in `whole` stay whole if they have one element there.
 static bool cut_outermost(const neuron_signature & node, int axis, uint32_t whole, neuron_cut & cut) {
     const neuron_kernels_tensor & result = node.tensors[node.n_src];
     cut.n                                = result.ne[axis];
@@ -91,7 +91,7 @@ static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
         if (cut.axis[i] >= 0 && !set(cut.n, t.ne[cut.axis[i]])) {
             return false;
         }
-        // the result has the axis that the tokens have in its sources, and then nothing
+        // the result has the sources' axis of tokens, and no longer axis behind it
         if (rule.result < 0 && cut.axis[i] >= 0 && !ends_before(t, cut.axis[i] + 1)) {
             return false;
         }
@@ -100,7 +100,7 @@ static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
         }
     }
     if (rule.mask >= 0 && (rule.mask >= node.n_src || is_absent(node.tensors[rule.mask]))) {
-        cut.n_more = -1;  // nothing hides what is beyond
+        cut.n_more = -1;  // nothing hides the elements beyond
     }
     return cut.n > 0;
 }
@@ -142,7 +142,7 @@ size_t neuron_nbytes(const neuron_kernels_tensor & t) {
     if (!type) {
         return 0;
     }
-    // as ggml_nbytes: from the first element to the end of the last block
+    // as in ggml_nbytes: from the first element to the end of the last block
     size_t n =
         type->block == 1 ? type->size + (size_t) (t.ne[0] - 1) * t.nb[0] : (size_t) t.ne[0] * t.nb[0] / type->block;
     for (int i = 1; i < 4; i++) {
@@ -167,7 +167,7 @@ size_t neuron_nbytes_of_words(const uint64_t * words) {
 // the index
 //
 
-// Adds what a tensor is without the numbers that may differ, and without strides that depend on them or mean nothing.
+// Adds a tensor without the numbers that may differ, and without strides that depend on them or mean nothing.
 static void add_tensor(nk::word_hash & h, const neuron_kernels_tensor & t, int axis, int more) {
     h.add((uint64_t) t.type);
     if (is_absent(t)) {
@@ -196,8 +196,8 @@ static uint64_t family(const neuron_signature & s, const neuron_cut & cut) {
     return h.value();
 }
 
-// Calls `use` for each way in which a signature can be cut, until it returns true: first along an axis of several elements. One token
-// leaves open which axis is the tokens', and whether a source with one row is whole.
+// Calls `use` for each way to cut a signature, until it returns true; an axis of several elements comes first. With one
+// token it is open which axis is the tokens', and whether a source with one row is whole.
 template <typename F> static void for_each_cut(const neuron_signature & s, F use) {
     const auto rules = neuron_token_rules(s.op_hash);
     for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
@@ -256,7 +256,7 @@ const std::vector<neuron_sizes> * neuron_token_index::find(const neuron_signatur
     return found;
 }
 
-// Returns how many streams a node has: sequences that are computed side by side, in dimension 3.
+// Returns a node's number of streams: sequences that are computed together, in dimension 3.
 static int64_t n_streams(const neuron_signature & node) {
     int64_t n = node.tensors[node.n_src].ne[3];
     for (int i = 0; i < node.n_src; i++) {
@@ -317,14 +317,14 @@ std::string neuron_why_not_cut(const neuron_signature & node) {
 
 namespace {
 
-// A number of tokens several times.
+// Several pieces with the same number of tokens.
 struct run_of_pieces {
     int64_t n     = 0;
     int64_t count = 0;
     double  cost  = std::numeric_limits<double>::infinity();
 };
 
-// What n tokens may end with: equal pieces behind others.
+// The possible ends of n tokens: equal pieces behind others.
 class last_pieces {
   public:
     last_pieces(int64_t n, const std::vector<int64_t> & counts, const std::vector<double> & costs, bool again) :
@@ -336,8 +336,9 @@ class last_pieces {
         }
     }
 
-    // Returns the best pieces for the last r tokens, of which the last one begins early where rows may be computed twice. It is enough
-    // to look at the cheapest of the numbers that as many pieces can have: one of fewer pieces is found with these, too.
+    // Returns the best pieces for the last r tokens. The last piece begins early if rows may be computed twice. For
+    // each number of pieces it examines only the cheapest size that is large enough: if fewer pieces of that size
+    // suffice, the loop finds those, too.
     run_of_pieces best(int64_t r) const {
         run_of_pieces found;
         for (int64_t count = NEURON_MAX_PIECES; count > 0; count--) {
@@ -359,12 +360,12 @@ class last_pieces {
     const std::vector<int64_t> & counts;
     const std::vector<double> &  costs;
     const bool                   again;
-    std::vector<size_t>          cheapest;  // of numbers up to n, by where these begin
+    std::vector<size_t>          cheapest;  // cheapest of counts[i..], for counts up to n
 };
 
 }  // namespace
 
-// Returns pieces of all numbers, the largest first, as many of each as there is room for; none where that leaves tokens over.
+// Returns pieces of all sizes, largest first, as many of each as fit; none if tokens are left over.
 static std::vector<neuron_range> descending_pieces(int64_t n, const std::vector<int64_t> & counts) {
     std::vector<neuron_range> pieces;
     int64_t                   begin = 0;
@@ -425,7 +426,7 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                          
     while (true) {
         std::vector<neuron_range> pieces  = neuron_choose_pieces(n, counts, costs, again);
         int64_t                   lacking = 0;
-        int64_t                   known   = 0;  // equal ones are behind each other
+        int64_t                   known   = 0;  // equal ones are adjacent
         for (auto piece = pieces.begin(); piece != pieces.end() && !lacking; ++piece) {
             lacking = piece->n != known && !has(piece->n) ? piece->n : 0;
             known   = piece->n;

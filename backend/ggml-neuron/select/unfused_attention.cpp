@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
-// Nodes of attention at most: the two products, a soft cap of the scores, SOFT_MAX, a product that decompresses values, CONT.
+// The most nodes of attention: the two products, a soft cap of the scores, SOFT_MAX, a product that decompresses
+// values, CONT.
 static constexpr size_t MAX_NODES = 12;
 
 static constexpr int STREAM_AXIS = 3;
@@ -33,7 +34,7 @@ static bool is_swapped(const ggml_tensor * t, const ggml_tensor * of) {
            t->nb[1] == of->nb[2] && t->nb[2] == of->nb[1];
 }
 
-// Returns the source that another node of it computes: its index, or -1 when attention begins here.
+// Returns the index of the source that another node of attention computes, or -1 when attention begins here.
 static int previous_of(const ggml_tensor * node) {
     switch (node->op) {
         case GGML_OP_MUL_MAT:
@@ -49,7 +50,7 @@ static const ggml_tensor * computed(const ggml_tensor * node, int src) {
     return neuron_ends_attention(node) ? t->src[0] : t;
 }
 
-// Sets `nodes` to those from the first to this one; returns whether they are attention.
+// Sets `nodes` to the nodes from the first to this one. Returns whether they are attention.
 static bool walk(const ggml_tensor * last, std::vector<const ggml_tensor *> & nodes) {
     for (const ggml_tensor * node = last; nodes.size() < MAX_NODES;) {
         const bool ends = neuron_ends_attention(node);
@@ -74,13 +75,14 @@ static bool is_dense_f32(const ggml_tensor * t) {
     return t->type == GGML_TYPE_F32 && ggml_is_contiguous(t);
 }
 
-// Returns whether a node that puts heads side by side has each token's as a row.
+// Returns whether a node that joins heads gives each token a row.
 static bool has_rows_of_heads(const ggml_tensor * node) {
     const ggml_tensor * heads = node->src[0];
     return node->ne[0] == heads->ne[0] * heads->ne[1] && node->ne[1] == heads->ne[2] * heads->ne[3];
 }
 
-// Returns whether all nodes are of equally many tokens, heads and streams, and the scores of one query become weights only once.
+// Returns whether all nodes have equal numbers of tokens, heads and streams, and the scores of a query become weights
+// exactly once.
 static bool fit_together(const std::vector<const ggml_tensor *> & nodes) {
     const ggml_tensor * first      = nodes.front();
     size_t              n_soft_max = 0;
@@ -97,7 +99,7 @@ static bool fit_together(const std::vector<const ggml_tensor *> & nodes) {
 
 namespace {
 
-// Puts attention together, node by node.
+// Builds attention node by node.
 class attention_builder {
   public:
     attention_builder(neuron_attention & attention, bool scores) : attention(attention), scores(scores) {}
@@ -112,16 +114,16 @@ class attention_builder {
     bool add_soft_max(neuron_attention_node & n);
 
     neuron_attention & attention;
-    bool               scores;           // whether the nodes at hand have a column for each cell
-    bool               weights = false;  // whether these are those of SOFT_MAX
+    bool               scores;           // whether the current nodes have a column per cell
+    bool               weights = false;  // whether these columns are SOFT_MAX's weights
 };
 
-// Returns whether all streams have a tensor, or each has a part of it.
+// Returns whether all streams share a tensor, or each has a part of it.
 bool attention_builder::has_streams(const ggml_tensor * t) const {
     return t->ne[STREAM_AXIS] == 1 || t->ne[STREAM_AXIS] == attention.n_streams;
 }
 
-// Returns the source's index among those of the whole.
+// Adds a source of attention. Returns its number.
 int attention_builder::add_source(ggml_tensor * t, int tokens, int cells) {
     const int i = attention.signature.n_src;
     if (!t || i == NEURON_TOKEN_SOURCES) {
@@ -136,7 +138,7 @@ int attention_builder::add_source(ggml_tensor * t, int tokens, int cells) {
     return attention.signature.n_src++;
 }
 
-// Adds a product: of the cache's keys and the query, of values and weights, or of a matrix for each head and anything.
+// Adds a product: of the cache's keys and the query, of values and weights, or of a matrix per head and any tensor.
 bool attention_builder::add_product(neuron_attention_node & n) {
     ggml_tensor * matrix = n.node->src[0];
     ggml_tensor * b      = n.node->src[1];
@@ -205,7 +207,7 @@ bool attention_builder::add(const ggml_tensor * node) {
         fits                         = !scores || !neuron_ends_attention(node);
     }
     if (neuron_ends_attention(node)) {
-        // a token's heads are one row, or side by side
+        // a token's heads are one row, or adjacent
         const ggml_tensor * heads = node->src[0];
         const bool          rows  = has_rows_of_heads(node);
         fits                      = fits && (rows || ggml_are_same_shape(node, heads));
@@ -220,7 +222,7 @@ bool attention_builder::add(const ggml_tensor * node) {
 
 }  // namespace
 
-// Returns whether the tokens of a tensor follow each other in memory.
+// Returns whether the tokens of a tensor are contiguous.
 static bool follow(const ggml_tensor * t) {
     size_t others = ggml_type_size(t->type) + (size_t) (t->ne[0] - 1) * t->nb[0] + (size_t) (t->ne[2] - 1) * t->nb[2];
     return t->ne[1] == 1 || t->nb[1] >= others;

@@ -1,12 +1,12 @@
-// Attention without flash attention, for any number of tokens and any length of the cache: nodes that are computed
-// together, for some tokens after the other.
+// Attention without flash attention, for any number of tokens and any length of the cache: several nodes that are
+// computed together, for some tokens at a time.
 //
-// The scores of all heads (MUL_MAT of K and the query, SOFT_MAX, MUL_MAT of V and these) lie such that the rows of a token are
-// apart from each other, at distances with the number of tokens in them. So none of these nodes can be cut for itself. But
-// no other node uses what is between them: it is in scratch memory, as kernels for other numbers of tokens and a longer cache
-// have it, and only the last node's result (CONT, which puts a token's heads side by side) is written where ggml has it.
+// The scores of all heads (MUL_MAT of K and the query, SOFT_MAX, MUL_MAT of V and these) are arranged so that a token's
+// rows are apart, at distances that contain the number of tokens. So none of these nodes can be cut alone. But no other
+// node uses the intermediate results: they are in scratch memory, in the form of kernels for other numbers of tokens
+// and a longer cache. Only the last node's result (CONT, which joins a token's heads) is written to ggml's place.
 //
-// Sequences with a cache each are streams in dimension 3: kernels for one compute one after the other.
+// Sequences with a cache each are streams in dimension 3: kernels for one compute them one after the other.
 
 #pragma once
 
@@ -29,26 +29,27 @@ struct neuron_attention_node {
 };
 
 struct neuron_attention {
-    std::vector<neuron_attention_node> nodes;  // in their order
+    std::vector<neuron_attention_node> nodes;  // in order
 
-    // What its nodes read besides each other's results, and what it computes, as if it were one node. Where SOFT_MAX is yet to come, with
-    // a mask or without, rule.mask is behind all sources.
+    // The tensors that its nodes read, besides each other's results, and the result, as if attention were one node.
+    // While SOFT_MAX, with or without a mask, is still missing, rule.mask is behind all sources.
     neuron_signature  signature;
     neuron_token_rule rule;
     neuron_cut        cut;
 
-    // Streams, of which all signatures have the first one; bytes from one to the next in each source and then in the result, 0 in what all have.
+    // Streams; all signatures have the first one. Bytes from one stream to the next in each source and then in the
+    // result; 0 if shared.
     int64_t n_streams                 = 1;
     size_t  strides[GGML_MAX_SRC + 1] = {};
 
-    neuron_group group;  // its slots are there from the beginning, the rest by neuron_kernel_store::select
+    neuron_group group;  // has its slots from the beginning; neuron_kernel_store::select adds the rest
 
-    // Returns a tensor of a node as a kernel for other numbers has it: source i, or the result.
+    // Returns a tensor of a node of a kernel for other numbers: source i, or the result.
     neuron_kernels_tensor piece(const neuron_attention_node & node, int i, int64_t n_tokens, int64_t n_cells) const;
 };
 
-// Returns the attention that ends with a node, or the beginning of it; NULL when it is in none. Where SOFT_MAX is yet to come,
-// `scores` says whether it will.
+// Returns the attention that ends with a node, or its beginning up to there; NULL for a node outside attention. If
+// SOFT_MAX is still missing, `scores` states whether it will follow.
 std::shared_ptr<neuron_attention> neuron_attention_to(const ggml_tensor * last, bool scores);
 
 // Returns whether a node is the last of attention.

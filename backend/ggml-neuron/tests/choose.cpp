@@ -1,16 +1,17 @@
-// Prints how the backend cuts nodes along their tokens and which pieces it makes, for tests/ggml_neuron to compare with
+// Prints how the backend cuts nodes along their tokens, and its pieces. tests/ggml_neuron compares this with
 // kernelgen.dispatch.lengths and kernelgen.ggml.tokens.
 //
 //     choose pieces TARGET LNC queued|waited < cases
 //     choose cuts < cases
 //
-// A case of pieces is a line of numbers: tokens, 1 when rows may be computed twice, bytes that are read for any number of tokens,
-// bytes of a token, and for which numbers of tokens there are kernels. Printed is a line of `first:n` for each piece.
+// A case of pieces is a line of numbers: tokens, 1 if rows may be computed twice, bytes that are read for any number of
+// tokens, bytes per token, and the numbers of tokens that kernels exist for. The output is a line with `first:n` for
+// each piece.
 //
-// A case of cuts is an op, the number of sources, and the tensors of a kernel and then of a node, each the sources and then the
-// result: a type's number, extents and strides, or -1 where it is absent. Printed is a line of the node's tokens, its cells (0: no
-// kernel for more is looked for) and the axis of each tensor, or `none` where the kernel is not for such nodes; and why it can't be
-// cut at all.
+// A case of cuts is an op, the number of sources, and the tensors of a kernel and then of a node, each the sources and
+// then the result: a type's number, extents and strides, or -1 for an absent tensor. The output is a line with the
+// node's tokens, its cells (0: the backend searches for no kernel for more) and the axis of each tensor, or `none` if
+// the kernel can't compute the node; and the reason if the node can't be cut at all.
 
 #include "select/costs.h"
 #include "select/tokens.h"

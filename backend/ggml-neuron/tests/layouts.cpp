@@ -1,11 +1,11 @@
-// Weights in layouts: what is written to buffers of their types, what is read back, and what is computed with them.
+// Weights in layouts: writes to buffers of their types, reads, and computation.
 //
 //     layouts <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>:<type>[:<layout>]...
 //
-// Quantized types have the layout planes when none is given, others the layout transposed.
+// Without a layout, quantized types have the layout planes, and others the layout transposed.
 //
-// Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>"; `bytes` prints a tensor's bytes, as ggml has
-// them and as they are in device memory, for tests/ggml_neuron to compare with kernelgen's own.
+// The output is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>". `bytes` prints a tensor's
+// bytes in ggml's order and in device memory; tests/ggml_neuron compares them with kernelgen's own.
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -37,7 +37,7 @@
 static ggml_backend_dev_t neuron;
 static ggml_backend_dev_t cpu;
 
-// The layout that a scenario is about.
+// The scenario's layout.
 static std::string layout;
 
 static std::mt19937 generator(7);
@@ -46,7 +46,7 @@ static uint32_t below(size_t n) {
     return (uint32_t) (generator() % n);
 }
 
-// Returns the buffer type for weights in the layout, or NULL when the device offers none.
+// Returns the buffer type for weights in the layout, or NULL when the device has none.
 static ggml_backend_buffer_type_t extra_buft() {
     const auto get_extra_bufts = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(neuron), "ggml_backend_dev_get_extra_bufts");
@@ -87,12 +87,12 @@ static ggml_tensor * weight(const tensors & t, ggml_type type, int64_t rows = 5)
     return ggml_new_tensor_3d(t.get(), type, std::max<int64_t>(2 * ggml_blck_size(type), 96), rows, 2);
 }
 
-// Returns whether the layout is of tiles that have a scale, of 8 bits each.
+// Returns whether the layout has tiles with a scale each and elements of 8 bits.
 static bool in_tiles() {
     return layout == "f8_e4m3_128x128";
 }
 
-// Returns whether the buffer keeps the original apart.
+// Returns whether the buffer keeps the original separately.
 static bool is_apart() {
     return layout == "bf16" || in_tiles();
 }
@@ -111,7 +111,7 @@ static std::vector<uint8_t> contents(const ggml_tensor * t) {
     return bytes;
 }
 
-// Returns what is in the device memory of a tensor: I8 has no layout.
+// Returns a tensor's bytes in device memory, read through an I8 tensor, which has no layout.
 static std::vector<uint8_t> stored(const ggml_tensor * t) {
     tensors       other;
     ggml_tensor * raw =
@@ -121,7 +121,7 @@ static std::vector<uint8_t> stored(const ggml_tensor * t) {
     return contents(raw);
 }
 
-// Writes numbers of which each row is larger than the one before over the first matrix of a weight's bytes.
+// Replaces the first matrix of a weight's bytes by numbers that grow from row to row.
 static void quantize_first(const ggml_tensor * w, std::vector<uint8_t> & data) {
     const auto               columns = (size_t) w->ne[0];
     const std::vector<float> importance(columns, 1.0f);
@@ -134,11 +134,11 @@ static void quantize_first(const ggml_tensor * w, std::vector<uint8_t> & data) {
 
 static void bytes(ggml_type type) {
     tensors       t;
-    ggml_tensor * w = in_tiles() ? weight(t, type, 131) : weight(t, type);  // more rows than a tile has
+    ggml_tensor * w = in_tiles() ? weight(t, type, 131) : weight(t, type);  // more rows than in a tile
     t.allocate(extra_buft());
     std::vector<uint8_t> given = noise(ggml_nbytes(w));
     if (in_tiles()) {
-        quantize_first(w, given);  // of noise all scales are not numbers
+        quantize_first(w, given);  // with noise all scales are NaN
     }
     ggml_backend_tensor_set(w, given.data(), 0, given.size());
     check(contents(w) == given, "what is read back is not what was written");
@@ -152,7 +152,7 @@ static void bytes(ggml_type type) {
     }
 }
 
-// Sets and reads ranges that begin and end anywhere, rows by rows too, beside a copy in host memory.
+// Sets and reads ranges with any beginning and end, also row by row, and compares with a copy in host memory.
 static void parts(ggml_type type) {
     tensors       t;
     ggml_tensor * w      = weight(t, type);
@@ -161,7 +161,7 @@ static void parts(ggml_type type) {
     t.allocate(extra_buft());
     std::vector<uint8_t>       copy = noise(ggml_nbytes(w));
     const std::vector<uint8_t> rest = noise(ggml_nbytes(after));
-    const uint8_t clear = is_apart() ? 0 : 0x5a;  // where the original is apart, a buffer is cleared with 0 alone
+    const uint8_t clear = is_apart() ? 0 : 0x5a;  // a buffer with separate originals can be cleared only with 0
     ggml_backend_tensor_set(w, copy.data(), 0, copy.size());
     ggml_backend_buffer_clear(t.buffer.get(), clear);
     check(contents(w) == std::vector<uint8_t>(copy.size(), clear), "clear");
@@ -200,7 +200,7 @@ static void parts(ggml_type type) {
     check(stored(w) == stored(after), "what was written in parts is not stored as what is written whole");
 }
 
-// Ends the program where the original is apart.
+// Ends the program if the original is kept separately.
 static void clear(ggml_type type) {
     tensors t;
     weight(t, type);
@@ -235,7 +235,7 @@ static void copies(ggml_type type) {
     check(contents(v) == std::vector<uint8_t>(begin, begin + (std::ptrdiff_t) ggml_nbytes(v)), "a view");
 }
 
-// Prints a number that tells what is in device memory of a weight that is large enough for several threads.
+// Prints a hash of the device memory of a weight that is large enough for several threads.
 static void digest(ggml_type type) {
     tensors       t;
     ggml_tensor * w = ggml_new_tensor_3d(t.get(), type, 1024, 1131, 2);
@@ -254,10 +254,10 @@ static void digest(ggml_type type) {
 // weights in files
 //
 
-// A file that is mapped, as a program maps a model.
+// A file that is mapped as a program maps a model.
 class mapped_file {
   public:
-    static constexpr size_t OFFSET = 4096 + 96;  // of the weight: off the begin of a page, as most are
+    static constexpr size_t OFFSET = 4096 + 96;  // of the weight: not at the beginning of a page, as most are
 
     mapped_file(const std::vector<uint8_t> & weight,
                 const char *                 magic  = "GGUF",
@@ -281,7 +281,7 @@ class mapped_file {
 
     const uint8_t * weight() const { return begin + OFFSET; }
 
-    // Writes other bytes to the weight, some seconds later by the file's own time.
+    // Overwrites the weight, some seconds later by the file's own time.
     void change() const {
         const int                  file = open(path, O_WRONLY);
         const std::vector<uint8_t> other(100, 1);
@@ -295,7 +295,7 @@ class mapped_file {
         close(file);
     }
 
-    // Puts another file in its place.
+    // Replaces the file by another one.
     void replace() const {
         const mapped_file other(std::vector<uint8_t>(size - OFFSET, 7));
         check(rename(other.path, path) == 0, "the file is not replaced");
@@ -307,7 +307,7 @@ class mapped_file {
     uint8_t * begin;
 };
 
-// What is set from a mapping is kept when the file is gone, and can be changed as any other weight.
+// A weight that was set from a mapping outlives the file, and can be changed like any other weight.
 static void mapped(ggml_type type) {
     tensors       t;
     ggml_tensor * w     = weight(t, type);
@@ -348,7 +348,7 @@ static void mapped(ggml_type type) {
     check(contents(w) == std::vector<uint8_t>(copy.size()) && contents(other) == contents(w), "clear");
 }
 
-// KiB of the process's memory that are not in a file. What is free is given back first.
+// Returns the KiB of the process's memory that are not in a file. Returns free memory to the system first.
 static long memory_used() {
     malloc_trim(0);
     FILE * status = fopen("/proc/self/status", "r");
@@ -363,7 +363,7 @@ static long memory_used() {
     return kib;
 }
 
-// KiB that a weight in a layout takes, with the simulator's device memory.
+// Returns the KiB that a weight in a layout takes, including the simulator's device memory.
 static long memory_taken(ggml_type type, const uint8_t * data, size_t size) {
     const long    before = memory_used();
     tensors       t;
@@ -376,12 +376,12 @@ static long memory_taken(ggml_type type, const uint8_t * data, size_t size) {
     return memory_used() - before;
 }
 
-// A weight that is in a file is not copied; one that can be changed unseen is.
+// A weight in a file is not copied, unless it can change unnoticed.
 static void memory(ggml_type type) {
     const std::vector<uint8_t> data  = noise(ggml_row_size(type, 4096) * 4096);
     const auto                 size  = (long) (data.size() >> 10);
     const long                 slack = size / 10;
-    memory_taken(type, data.data(), data.size());  // stacks of threads, which stay
+    memory_taken(type, data.data(), data.size());  // the stacks of threads stay allocated
     const long copied  = memory_taken(type, data.data(), data.size());
     const long in_file = memory_taken(type, mapped_file(data).weight(), data.size());
     fprintf(stderr, "KiB of a weight of %ld: %ld from memory, %ld from a model's file\n", size, copied, in_file);
@@ -412,7 +412,7 @@ static void changed(ggml_type type) {
 // weights of models
 //
 
-// A model in the file that LAYOUTS_MODEL names, as llama.cpp maps it.
+// A model in the file that LAYOUTS_MODEL names, mapped as llama.cpp maps it.
 class mapped_model {
   public:
     mapped_model() {
@@ -434,7 +434,7 @@ class mapped_model {
 
     mapped_model(const mapped_model &) = delete;
 
-    // Returns tensors as the model has those of a type, which have no memory.
+    // Returns tensors, without memory, in the shapes of the model's tensors of a type.
     std::vector<ggml_tensor *> tensors_of(ggml_type type, ggml_context * ctx) const {
         std::vector<ggml_tensor *> found;
         for (ggml_tensor * t = ggml_get_first_tensor(described.get()); t;
@@ -459,7 +459,7 @@ class mapped_model {
     uint8_t *        begin;
 };
 
-// Loads a model's tensors of a type, and prints what is in device memory of them, a line each.
+// Loads a model's tensors of a type, and prints a line for each with its device memory.
 static void model(ggml_type type) {
     const mapped_model               file;
     tensors                          t;
@@ -477,8 +477,8 @@ static void model(ggml_type type) {
     }
 }
 
-// Prints how many ms it takes to load a model's tensors of a type that a file of GGML_NEURON_REPACKED has, and the same by names that no
-// file has: the least of some turns.
+// Prints the ms to load a model's tensors of a type that a file of GGML_NEURON_REPACKED has, and the ms under names
+// that no file has: each is the least of several runs.
 static void timed(ggml_type type) {
     const mapped_model file;
     double             least[2] = { INFINITY, INFINITY };
@@ -544,7 +544,7 @@ struct product {
     }
 };
 
-// Returns the product, computed by a device with the weight in a buffer of some type.
+// Returns the product, computed by a device with the weight in a buffer of a type.
 static std::vector<float> computed(ggml_backend_dev_t         dev,
                                    ggml_backend_buffer_type_t buft,
                                    ggml_type                  type,
@@ -574,7 +574,7 @@ static double error_of(const std::vector<float> & have, const std::vector<float>
     return error / size;
 }
 
-// The same numbers with and without the layout, as far as it keeps them, near the CPU's.
+// The product is the same with and without the layout, up to the layout's rounding, and near the CPU's.
 static void product_of(ggml_type type, bool experts, bool grouped) {
     const std::vector<float> plain     = computed(neuron, own_buft(), type, experts, grouped);
     const std::vector<float> in_layout = computed(neuron, extra_buft(), type, experts, grouped);
@@ -592,7 +592,7 @@ static void product_of(ggml_type type, bool experts, bool grouped) {
     }
 }
 
-// The product by some rows of a weight, a view that begins within it, is a part of the product by all of it.
+// The product with some rows of a weight (a view that begins within it) is a part of the product with the whole weight.
 static void rows(ggml_type type) {
     product p(type, false, false);
     p.weights.allocate(extra_buft());
@@ -615,8 +615,8 @@ static void rows(ggml_type type) {
     }
 }
 
-// What a weight is asked for before it has memory, as llama.cpp asks: the device's own buffer type refuses what a kernel wants in
-// a layout, and that layout's takes it; weights of other shapes need the reverse.
+// Requests for a weight before it has memory, as llama.cpp makes them. The device's own buffer type refuses a weight
+// that a kernel requires in a layout, and the layout's type takes it; for weights of other shapes it is the reverse.
 static void probes(ggml_type type) {
     for (const bool known : { true, false }) {
         tensors                 t;
@@ -659,8 +659,8 @@ static void other_layout(ggml_type type) {
     }
 }
 
-// Ops without a kernel for the layout are refused, views of parts of rows and of rows among them, and what the CPU computes instead is
-// right: by ggml's scheduler, which copies the weight, and by the backend itself, which is made to.
+// The device refuses ops without a kernel for the layout, also on views of rows and of parts of rows. The CPU computes
+// them right, both with ggml's scheduler, which copies the weight, and in the backend, which is forced to.
 static void refused(ggml_type type) {
     tensors       weights;
     tensors       others;
@@ -700,7 +700,7 @@ static void refused(ggml_type type) {
         ggml_build_forward_expand(graph, node);
         check(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS, what + ": graph_compute failed");
     }
-    // the same of host memory
+    // the same in host memory
     tensors       host;
     ggml_tensor * w2     = ggml_new_tensor_2d(host.get(), type, 512, 24);
     ggml_tensor * rows2  = ggml_new_tensor_1d(host.get(), GGML_TYPE_I32, 3);

@@ -1,4 +1,4 @@
-// Preloaded by tests: ggml says that it is the version OTHER_GGML_VERSION.
+// Tests preload this: ggml then reports the version OTHER_GGML_VERSION.
 
 #include <stdlib.h>
 

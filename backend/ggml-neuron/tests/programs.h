@@ -1,4 +1,4 @@
-// What most files of the test programs include, compiled once for each program.
+// Headers that most files of the test programs include, compiled once per program.
 
 #pragma once
 

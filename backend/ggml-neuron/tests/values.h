@@ -1,4 +1,4 @@
-// What programs that compute graphs share: how they fail, and how they read results.
+// Code that programs which compute graphs share: failing, and reading results.
 
 #pragma once
 

@@ -17,8 +17,8 @@ namespace {
 
 constexpr size_t MAX_FIELDS = 5;
 
-// Bytes of the fields of a type's blocks; 0 after the last. The same table as in tools/kernelgen/ggml/weight_layouts.py; a test
-// compares the two.
+// Bytes of the fields of a type's blocks; 0 after the last. tools/kernelgen/ggml/weight_layouts.py has the same table;
+// a test compares the two.
 struct block_fields {
     enum ggml_type type;
     uint8_t        bytes[MAX_FIELDS];
@@ -58,7 +58,7 @@ const block_fields * fields_of(enum ggml_type type) {
     return found == std::end(FIELDS) ? nullptr : found;
 }
 
-// Returns the layout of a tensor that is not a view in buffers of a type.
+// Returns the layout of a tensor that is not a view, in buffers of a type.
 int32_t layout_in(ggml_backend_buffer_type_t buft, const ggml_tensor * root) {
     const int32_t layout = neuron_layout_of_buft(buft);
     return neuron_has_layout(root->type, layout) && ggml_is_contiguous(root) ? layout : 0;
@@ -69,34 +69,35 @@ int32_t layout_of_root(const ggml_tensor * root) {
     return root->buffer ? layout_in(root->buffer->buft, root) : 0;
 }
 
-// Returns whether a layout stores each matrix by itself, where others store each row.
+// Returns whether a layout stores each matrix separately; others store each row separately.
 bool stores_matrices(int32_t layout) {
     return layout == NEURON_KERNELS_FORM_TRANSPOSED || layout == NEURON_KERNELS_FORM_F8_E4M3_128X128;
 }
 
-// Bytes of what is stored by itself, as ggml has it.
+// Returns the bytes of a unit in ggml's order.
 size_t unit_of(const ggml_tensor * root, int32_t layout) {
     return stores_matrices(layout) ? root->nb[2] : root->nb[1];
 }
 
-// Bytes of a row in the layout bf16.
+// Returns the bytes of a row in the layout bf16.
 size_t bf16_row(const ggml_tensor * root) {
     return ggml_row_size(GGML_TYPE_BF16, root->ne[0]);
 }
 
-constexpr size_t F8_TILE = 128;  // rows and columns that have one scale
-constexpr float  F8_MAX  = 240;  // the largest e4m3 that every target has
+constexpr size_t F8_TILE = 128;  // rows and columns per scale
+constexpr float  F8_MAX  = 240;  // the largest e4m3 number of every target
 
 size_t n_tiles(int64_t n) {
     return ((size_t) n + F8_TILE - 1) / F8_TILE;
 }
 
-// Bytes of the codes of a matrix in the layout f8_e4m3_128x128: whole tiles of columns, each column of ne1 codes.
+// Returns the bytes of the codes of a matrix in the layout f8_e4m3_128x128: whole tiles of columns, each column of ne1
+// codes.
 size_t f8_codes(const ggml_tensor * root) {
     return n_tiles(root->ne[0]) * F8_TILE * (size_t) root->ne[1];
 }
 
-// Bytes of a unit as it is stored, in a layout.
+// Returns the bytes of a unit in a layout.
 size_t stored_unit_of(const ggml_tensor * root, int32_t layout) {
     switch (layout) {
         case NEURON_KERNELS_FORM_BF16:
@@ -108,14 +109,14 @@ size_t stored_unit_of(const ggml_tensor * root, int32_t layout) {
     }
 }
 
-// Returns the e4m3 nearest to a number of at most F8_MAX, of two the even one.
+// Returns the e4m3 code nearest to a number of at most F8_MAX; a tie goes to the even code.
 uint8_t e4m3_of(float x) {
-    constexpr uint32_t MANTISSA = 20;  // bits of a float's mantissa that e4m3 does not have
+    constexpr uint32_t MANTISSA = 20;  // bits of a float's mantissa that e4m3 lacks
     uint32_t           bits;
     memcpy(&bits, &x, sizeof(bits));
     const auto sign = (uint8_t) (bits >> 24 & 0x80);
     x               = std::fabs(x);
-    if (x < 0x1p-6f) {  // below the normal numbers, which are steps of 2^-9 apart there
+    if (x < 0x1p-6f) {  // subnormal: steps of 2^-9
         return (uint8_t) (sign | (uint8_t) std::lrint(x * 0x1p9f));
     }
     bits &= 0x7fffffff;
@@ -123,8 +124,8 @@ uint8_t e4m3_of(float x) {
     return (uint8_t) (sign | (uint8_t) ((bits >> MANTISSA) - ((127 - 7) << 3)));
 }
 
-// Writes the codes of a tile column by column, `step` apart, and returns its scale. A tile with an element that is not finite has a
-// scale that is not a number.
+// Writes the codes of a tile column by column, `step` apart, and returns its scale. The scale of a tile with a
+// non-finite element is NaN.
 float pack_tile(const float * from, size_t row_step, size_t n_rows, size_t n_columns, uint8_t * to, size_t step) {
     float largest = 0;
     bool  finite  = true;
@@ -136,7 +137,7 @@ float pack_tile(const float * from, size_t row_step, size_t n_rows, size_t n_col
         }
     }
     const float scale = finite ? largest / F8_MAX : std::numeric_limits<float>::quiet_NaN();
-    const bool  codes = scale > 0;  // where the scale is 0, or not a number, all codes are 0
+    const bool  codes = scale > 0;  // with a scale of 0 or NaN all codes are 0
     for (size_t c = 0; c < n_columns; c++) {
         for (size_t r = 0; r < n_rows; r++) {
             const float x    = codes ? from[r * row_step + c] / scale : 0.0f;
@@ -146,8 +147,8 @@ float pack_tile(const float * from, size_t row_step, size_t n_rows, size_t n_col
     return scale;
 }
 
-// Stores a row of tiles of a matrix in the layout f8_e4m3_128x128, which begins with row `r`; with the first one the columns that fill up the
-// last tile. `some` is room for the elements.
+// Packs the row of tiles that begins with row `r` of a matrix in the layout f8_e4m3_128x128. The first one also packs
+// the columns that pad the last tile. `some` is work memory for the elements.
 void pack_f8(const ggml_tensor * root, const uint8_t * from, uint8_t * to, size_t r, std::vector<float> & some) {
     const auto   columns  = (size_t) root->ne[0];
     const auto   rows     = (size_t) root->ne[1];
@@ -169,7 +170,7 @@ void pack_f8(const ggml_tensor * root, const uint8_t * from, uint8_t * to, size_
     }
 }
 
-// Returns whether a view is of whole units, each as it is: then it has its root's layout.
+// Returns whether a view consists of whole, unchanged units: then it has its root's layout.
 bool has_whole_units(const ggml_tensor * view, const ggml_tensor * root, int32_t layout) {
     const size_t unit  = unit_of(root, layout);
     const int    outer = stores_matrices(layout) ? 2 : 1;
@@ -188,7 +189,7 @@ bool has_whole_units(const ggml_tensor * view, const ggml_tensor * root, int32_t
     return true;
 }
 
-// Copies a field of all blocks of a row: `from` and `to` have it at distances of their own.
+// Copies a field of all blocks of a row. `from_step` and `to_step` are the distances of its elements.
 void copy_field(const uint8_t * from, size_t from_step, uint8_t * to, size_t to_step, size_t bytes, size_t n_blocks) {
     for (size_t i = 0; i < n_blocks; i++) {
         memcpy(to + i * to_step, from + i * from_step, bytes);
@@ -198,7 +199,8 @@ void copy_field(const uint8_t * from, size_t from_step, uint8_t * to, size_t to_
 // Rows of a matrix that are transposed at once.
 constexpr size_t BAND = 128;
 
-// Writes the transpose of a band of a matrix of `rows` by `columns`, which begins with row `r`, in tiles that a cache holds.
+// Writes the transpose of the band that begins with row `r` of a matrix of `rows` by `columns`, in tiles that fit a CPU
+// cache.
 template <typename T> void transpose(const uint8_t * from, uint8_t * to, size_t rows, size_t columns, size_t r) {
     constexpr size_t TILE = 32;
     const size_t     end  = std::min(r + BAND, rows);

@@ -19,7 +19,8 @@ static std::string state_of_file(const std::string & path) {
            std::to_string(s.st_mtim.tv_sec) + "." + std::to_string(s.st_mtim.tv_nsec);
 }
 
-// Returns the path of the GGUF file of which bytes are a mapping, from its begin, that is shared and read-only; else "".
+// Returns the path of the GGUF file whose shared, read-only mapping holds the bytes and starts at the file's beginning;
+// else "".
 static std::string mapped_gguf(const uint8_t * data, size_t n) {
     FILE * maps = fopen("/proc/self/maps", "re");
     if (!maps) {
@@ -71,7 +72,7 @@ bool neuron_originals::keep_pages(size_t at, const uint8_t * data, size_t n) {
     p.first      = (uintptr_t) data % (size_t) sysconf(_SC_PAGESIZE);
     p.n          = n;
     p.size       = p.first + n;
-    // of a shared mapping, a size of 0 leaves it as it is and makes another one of the same pages
+    // for a shared mapping, size 0 keeps it and makes another mapping of the same pages
     void * begin = mremap((void *) (data - p.first), 0, p.size, MREMAP_MAYMOVE);
     if (begin == MAP_FAILED) {
         return false;
@@ -86,7 +87,7 @@ bool neuron_originals::keep_pages(size_t at, const uint8_t * data, size_t n) {
     return true;
 }
 
-// Returns "", or that the file was changed. Another file in its place changes nothing: the pages are still those of the one that was there.
+// Returns "", or that the file was changed. Replacing the file is harmless: the pages are still the old file's.
 std::string neuron_originals::pages::failure() const {
     const std::string now  = state_of_file(path);
     const size_t      file = state.find(' ');
@@ -99,7 +100,7 @@ std::string neuron_originals::pages::failure() const {
            "leave the file as it is while a program has it loaded, rename another one to it, or load without mmap";
 }
 
-// Copies the tensors of which bytes are in files, and forgets their pages. Needs the mutex.
+// Copies the tensors that have bytes in files in a range, and drops their pages. Needs the mutex.
 std::string neuron_originals::copy_pages(size_t at, size_t n) {
     for (auto i = files.begin(); i != files.end() && i->first < at + n;) {
         const pages & p = i->second;

@@ -1,4 +1,5 @@
-// Weights as ggml has them, of layouts from which they can't be restored: pages of the model's file where a program mapped it, else copies.
+// Originals of weights in layouts that lose information: pages of the model's file if the program mapped it, else
+// copies.
 
 #pragma once
 
@@ -8,26 +9,28 @@
 #include <mutex>
 #include <string>
 
-// The originals of what is in one buffer, known by where in the buffer ggml has them.
+// The originals of one buffer's contents, by their offset in ggml's order.
 class neuron_originals {
   public:
     neuron_originals() = default;
     ~neuron_originals();
     neuron_originals(const neuron_originals &) = delete;
 
-    // Reserves addresses for the originals of a buffer. They take no memory until they are written to. Returns whether there are some.
+    // Reserves addresses for the originals of a buffer. They take no memory until written to. Returns whether it
+    // succeeded.
     bool reserve(size_t n_bytes);
 
     explicit operator bool() const { return memory != nullptr; }
 
-    // Keeps a tensor as pages of a GGUF file, when `data` is in a mapping of one that is shared and that nothing writes through (as llama.cpp's
-    // are), and the file system tells when it is changed. Else returns false.
+    // Keeps a tensor as pages of a GGUF file. Returns false unless `data` is in a shared mapping of one that nothing
+    // writes through (as llama.cpp's are), and the file system reports changes of the file.
     bool keep_pages(size_t at, const uint8_t * data, size_t n);
 
-    // Copies bytes; of a tensor in pages of a file the others, too. Returns "", or why these can't be read any more.
+    // Copies bytes. If the tensor is in pages of a file, copies its other bytes, too. Returns "", or why these can't be
+    // read any more.
     std::string write(size_t at, const uint8_t * data, size_t n);
 
-    // Returns where bytes are that are not in a file.
+    // Returns the address of bytes that are not in a file.
     const uint8_t * copy_of(size_t at) const { return memory + at; }
 
     // Reads bytes. Returns "", or why they can't be read any more.
@@ -36,18 +39,18 @@ class neuron_originals {
     // Sets all bytes to 0.
     void clear();
 
-    // Bytes that are in files.
+    // Returns the number of bytes that are in files.
     size_t in_files();
 
   private:
-    // A second mapping of the pages of a file that have a tensor.
+    // A second mapping of the pages of a file that hold a tensor.
     struct pages {
         uint8_t *   begin = nullptr;
         size_t      size  = 0;
-        size_t      first = 0;  // byte of the tensor
-        size_t      n     = 0;  // bytes of it
+        size_t      first = 0;  // first byte of the tensor
+        size_t      n     = 0;  // number of its bytes
         std::string path;
-        std::string state;      // of the file, when they were mapped
+        std::string state;      // state of the file when the pages were mapped
 
         const uint8_t * data() const { return begin + first; }
 
@@ -58,6 +61,6 @@ class neuron_originals {
 
     uint8_t *               memory   = nullptr;
     size_t                  reserved = 0;
-    std::mutex              mutex;  // held while files are looked at
-    std::map<size_t, pages> files;  // by where the tensor begins
+    std::mutex              mutex;  // locked while files are examined
+    std::map<size_t, pages> files;  // by the beginning of the tensor
 };

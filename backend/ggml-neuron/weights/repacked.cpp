@@ -16,12 +16,12 @@
 #include <utility>
 #include <vector>
 
-// The same as in tools/kernelgen/model/repacked.py; tests load what it writes.
+// The same as in tools/kernelgen/model/repacked.py; tests load its files.
 static constexpr uint64_t     STEP         = 0x9E3779B97F4A7C15;
 static constexpr uint32_t     FORMAT       = 1;
 static constexpr const char * ARCHITECTURE = "neuron-repacked";
 
-// Bytes that a thread reads and digests at once: what a cache holds.
+// Bytes that a thread reads and digests at once: they fit a CPU cache.
 static constexpr size_t PIECE = (size_t) 256 << 10;
 
 static uint64_t term(uint64_t word, uint64_t key) {
@@ -29,7 +29,7 @@ static uint64_t term(uint64_t word, uint64_t key) {
     return x + (x & 0xFFFFFFFF) * (x >> 32);
 }
 
-// Returns the sum of the terms of words; what lacks of the last one is 0.
+// Returns the sum of the words' terms; the last word is padded with 0.
 static uint64_t sum_of(const uint8_t * data, size_t n_bytes, uint64_t first_word) {
     uint64_t sum  = 0;
     uint64_t key  = first_word * STEP;
@@ -150,7 +150,7 @@ static neuron_repacked_weights open_files() {
 }
 
 const neuron_repacked_weights & neuron_repacked_files() {
-    // Never destroyed: buffers may be filled by destructors.
+    // Never destroyed: destructors may still fill buffers.
     static const auto * all = new neuron_repacked_weights(open_files());
     return *all;
 }

@@ -1,4 +1,5 @@
-// Weights that `kernelgen repack` brought into a layout, in files that GGML_NEURON_REPACKED names: docs/reference/repacked-weights.md.
+// Weights that `kernelgen repack` packed into a layout, in files that GGML_NEURON_REPACKED names:
+// docs/reference/repacked-weights.md.
 
 #pragma once
 
@@ -11,13 +12,13 @@
 #include <memory>
 #include <string>
 
-// Words of a file's `kernelgen.weights.words` for each weight.
+// Words per weight in a file's `kernelgen.weights.words`.
 constexpr size_t NEURON_REPACKED_WORDS = 8;
 
 // A file of such weights.
 struct neuron_repacked_file {
     std::string path;
-    std::string model;  // that it was made of
+    std::string model;  // the model that it was made from
     nk::mapping bytes;
 };
 
@@ -28,27 +29,28 @@ struct neuron_repacked_weight {
     size_t                                      offset = 0;
     size_t                                      size   = 0;
 
-    // Returns whether it is of a type, in a layout, and of a shape.
+    // Returns whether its type, layout and shape are a tensor's.
     bool is_like(const ggml_tensor * t) const;
 
-    // The digest of the bytes as ggml has them, and of those that the file has.
+    // The digest of the bytes in ggml's order, and of the bytes in the file.
     uint64_t original() const { return words[5]; }
 
     uint64_t stored() const { return words[6]; }
 
-    // Copies bytes from one of a multiple of 8 on, and adds what they are to a sum for neuron_digest_of. Returns false when the file has
-    // them no more.
+    // Copies bytes from `at`, a multiple of 8, on, and adds them to a sum for neuron_digest_of. Returns false when the
+    // file has become shorter.
     bool read(size_t at, uint8_t * to, size_t n, uint64_t & sum) const;
 };
 
 // The weights of all files, by name.
 using neuron_repacked_weights = std::multimap<std::string, neuron_repacked_weight>;
 
-// Returns them; opens the files when it is called first, and warns of those that can't be used.
+// Returns the weights of all files. The first call opens the files and warns of unusable ones.
 const neuron_repacked_weights & neuron_repacked_files();
 
-// Returns the weight that was made of a tensor's bytes, for the layout of its buffer. Where there is none, returns NULL and why.
+// Returns the weight that was made from a tensor's bytes, for the layout of its buffer. Otherwise returns NULL and sets
+// `why`.
 const neuron_repacked_weight * neuron_find_repacked(const ggml_tensor * t, const uint8_t * data, std::string & why);
 
-// Returns a digest from the sum of what the words of all bytes are.
+// Returns a digest from the sum over the words of all bytes.
 uint64_t neuron_digest_of(uint64_t sum, size_t n_bytes);

@@ -1,4 +1,4 @@
-// Threads that share what is done with a weight when it is loaded.
+// Threads that share the work on a weight when it is loaded.
 
 #pragma once
 
@@ -10,10 +10,11 @@
 #include <thread>
 #include <vector>
 
-// Bytes for which a thread is worth its start, of some 20 us.
+// The least bytes per thread: starting a thread takes some 20 us.
 constexpr size_t NEURON_BYTES_PER_THREAD = (size_t) 256 << 10;
 
-// Calls use(first, last) for ranges of `n` parts of `bytes` bytes in all, each in a thread. Parts take the same time.
+// Calls use(first, last), each in a thread, for ranges of `n` parts with `bytes` bytes in all. Parts should take the
+// same time.
 template <typename F> void neuron_in_threads(size_t n, size_t bytes, F use) {
     const size_t             n_threads = std::min({ neuron_repack_threads(), bytes / NEURON_BYTES_PER_THREAD, n });
     std::vector<std::thread> threads;
@@ -24,7 +25,7 @@ template <typename F> void neuron_in_threads(size_t n, size_t bytes, F use) {
         try {
             threads.emplace_back([use, first, last] { use(first, last); });
         } catch (const std::system_error &) {
-            break;  // the process has all threads that it may have: this one does the rest
+            break;  // the process is at its limit of threads: this one does the rest
         }
         first = last;
     }

@@ -16,7 +16,7 @@ struct answers {
     std::set<std::string>                    refused;
 };
 
-// Never destroyed: graphs may be computed by destructors.
+// Never destroyed: destructors may still compute graphs.
 answers & all() {
     static auto * instance = new answers;
     return *instance;
@@ -66,7 +66,7 @@ bool neuron_is_kept_by_host(const ggml_tensor * op) {
     }
     const std::lock_guard<std::mutex> lock(all().mutex);
     if (all().offered.empty()) {
-        return false;  // the program asks nothing of its weights
+        return false;  // the program never asks about its weights
     }
     const auto found = all().offered.find(key_of(op->src[0]));
     return found == all().offered.end() || found->second.count(GGML_OP_GET_ROWS) == 0;

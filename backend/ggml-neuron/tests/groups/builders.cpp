@@ -1,4 +1,4 @@
-// Every scenario by its name.
+// All scenarios, by name.
 
 #include "graph.h"
 #include "random.h"

@@ -22,7 +22,7 @@ ggml_backend_reg_t neurons;
 ggml_backend_dev_t neuron;
 ggml_backend_dev_t cpu;
 
-// llama.cpp's test-fusion asks for these by name.
+// llama.cpp's test-fusion looks these functions up by name.
 static void enable(bool groups) {
     const auto get =
         (void * (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(neurons, "ggml_backend_fusion_get");
@@ -60,7 +60,7 @@ static void fill(ggml_tensor * t, float seed) {
         ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) n);
         ggml_backend_tensor_set(t, halves.data(), 0, ggml_nbytes(t));
     } else if (t->type == GGML_TYPE_I32) {
-        std::vector<int32_t> rows(n);  // backwards
+        std::vector<int32_t> rows(n);  // in reverse order
         for (size_t i = 0; i < n; i++) {
             rows[i] = (int32_t) (n - 1 - i);
         }
@@ -99,7 +99,7 @@ static outcome read_all(const graph & g) {
     return out;
 }
 
-// Hides from each token of a mask every cell, or every second one, from a number on that grows with the token's.
+// Hides every cell, or every second one, from each token of a mask, from a cell on whose number grows with the token's.
 static void hide(ggml_tensor * mask, int64_t from, int64_t more, int64_t step) {
     std::vector<float> values = read(mask);
     for (int64_t t = 0; t < mask->ne[1]; t++) {
@@ -113,7 +113,7 @@ static void hide(ggml_tensor * mask, int64_t from, int64_t more, int64_t step) {
     ggml_backend_tensor_set(mask, half ? (const void *) halves.data() : values.data(), 0, ggml_nbytes(mask));
 }
 
-// Hides what later tokens write in the cells that `fill` gives them: token t writes cell 2 t + 1.
+// Hides later tokens' writes, in the cells that `fill` gives them: token t writes cell 2 t + 1.
 static void hide_later(ggml_tensor * mask) {
     hide(mask, 3, 2, 2);
 }
@@ -122,7 +122,7 @@ static void hide_behind(ggml_tensor * mask, int64_t before) {
     hide(mask, before + 1, 1, 1);
 }
 
-// causal  whether masks that are to be causal are, and rows are written where they are to be; else elsewhere
+// causal  whether masks in `causal` are causal and rows are written in their normal place; otherwise they are not
 static void fill_all(const graph & g, bool causal = true) {
     float seed = 1;
     for (ggml_tensor * t : g.inputs) {
@@ -176,9 +176,9 @@ outcome compute(ggml_backend_dev_t dev, const builder & build, memory how) {
     return read_all(g);
 }
 
-// What a program that looks at nodes sees of them.
+// The results that a program reads when it examines nodes.
 struct watcher {
-    std::string wanted;  // which nodes: "all", or an op's name; of it also what it reads
+    std::string wanted;  // nodes to examine: "all", or an op's name; for an op its sources, too
     outcome     seen;
 };
 
@@ -187,7 +187,7 @@ static bool watch(ggml_tensor * t, bool ask, void * data) {
     const bool wanted = w->wanted == "all" || w->wanted == ggml_op_name(t->op);
     if (!ask && wanted && t->type == GGML_TYPE_F32 && ggml_is_contiguous(t)) {
         w->seen.push_back(read(t));
-        // other ops' results may take a source's memory
+        // results of other ops may reuse a source's memory
         for (const ggml_tensor * src : t->src) {
             if (t->op == GGML_OP_MUL_MAT && w->wanted != "all" && src && src->type == GGML_TYPE_F32 &&
                 ggml_is_contiguous(src)) {
@@ -198,7 +198,7 @@ static bool watch(ggml_tensor * t, bool ask, void * data) {
     return ask ? wanted : true;
 }
 
-// Computes a graph that ggml's scheduler gives memory.
+// Computes a graph that ggml's scheduler allocates.
 static outcome compute_scheduled(const std::vector<ggml_backend_dev_t> & devices,
                                  const builder &                         build,
                                  watcher *                               w = nullptr) {
@@ -238,7 +238,7 @@ void compare(const outcome & got, const outcome & wanted, double limit, const st
     }
 }
 
-// Computes with groups, without, and by the CPU; `times` is how often groups are launched for each computation.
+// Computes with groups, without, and by the CPU; `times` is the number of launches of groups per computation.
 static void against(const std::function<outcome(bool)> & compute, int expected, int times, double limit = 1e-6) {
     const outcome wanted = compute(false);
     launches();
@@ -316,7 +316,7 @@ void run_changing(const builder & build, int expected) {
     check(counts == std::vector<int>{ expected, 0, expected, expected, 0, 0, expected }, "other launches");
 }
 
-// Ways to write to a tensor on a device. `data` is as large as it is.
+// A way to write to a tensor on a device. `data` has the tensor's size.
 using writer = std::function<void(ggml_backend_t backend, ggml_tensor * t, const std::vector<uint8_t> & data)>;
 
 static ggml_backend_buffer_ptr allocate(const ggml_context_ptr & ctx, ggml_backend_t backend) {
@@ -325,7 +325,7 @@ static ggml_backend_buffer_ptr allocate(const ggml_context_ptr & ctx, ggml_backe
     return buffer;
 }
 
-// Copies from a tensor of another device, or of the same one, as ggml does between buffers or between backends.
+// Copies from a tensor of another device or of the same one, between buffers or between backends.
 static void write_from(ggml_backend_dev_t           dev,
                        bool                         async,
                        ggml_backend_t               backend,
@@ -345,7 +345,7 @@ static void write_from(ggml_backend_dev_t           dev,
     }
 }
 
-// Computes the copy.
+// A launch computes the copy.
 static void write_by_launch(ggml_backend_t backend, ggml_tensor * t, const std::vector<uint8_t> & data) {
     graph g;
     find_builder("copied-mask")(g);
@@ -415,7 +415,7 @@ void run_written(const builder & build, int expected) {
         build(g);
         const ggml_backend_buffer_ptr buffer = allocate(g.ctx, backend.get());
         ggml_tensor *                 mask   = g.causal.front();
-        std::vector<uint8_t>          data[2];  // causal or not
+        std::vector<uint8_t>          data[2];  // causal and not causal
         for (const bool causal : { false, true }) {
             fill_all(g, causal);
             data[causal].resize(ggml_nbytes(mask));

@@ -1,4 +1,4 @@
-// How graphs are computed, with groups and without, and compared.
+// Computes graphs with groups and without, and compares the results.
 
 #pragma once
 
@@ -15,12 +15,12 @@ extern ggml_backend_dev_t cpu;
 
 int launches();
 
-// What a graph leaves behind: outputs, in the order of the nodes, and the inputs that it changes.
+// The results of a graph: its outputs, in the order of the nodes, and the inputs that it changes.
 using outcome = std::vector<std::vector<float>>;
 
 enum class memory { OWN, REUSED };
 
-// Computes a graph three times, the last time under the number of the one before.
+// Computes a graph three times; the last time has the number of the one before.
 outcome compute(ggml_backend_dev_t dev, const builder & build, memory how);
 
 void compare(const outcome & got, const outcome & wanted, double limit, const std::string & what);
@@ -33,14 +33,14 @@ void run_reused(const builder & build);
 
 void run_scheduled(const builder & build, double limit = 1e-6);
 
-// A program looks at nodes, and at what they read: what it sees is what it sees without groups.
+// A program examines nodes and their sources. It must read the same values as without groups.
 void run_watched(const builder & build, const std::string & wanted, int expected);
 
-// The mask of a graph, which is computed again under its number, is causal or not.
+// A graph is computed again under its number, with a mask that is causal or not.
 void run_changing(const builder & build, int expected);
 
-// The same, with each way in which memory is written.
+// The same, with each way to write to memory.
 void run_written(const builder & build, int expected);
 
-// Threads compute a graph, each with a backend of its own, while groups are turned off and on.
+// Threads compute a graph, each with its own backend, while groups are turned off and on.
 void run_threads(const builder & build);

@@ -1,4 +1,4 @@
-// Graphs with groups in them, by name: what scenarios are made of. main.cpp says what a scenario is.
+// Graphs with groups, by name: the parts of scenarios. main.cpp describes scenarios.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-// A graph, and which of its computed nodes are groups.
+// A graph, and its groups of computed nodes.
 struct graph {
     ggml_context_ptr ctx;
     ggml_cgraph *    cgraph = nullptr;
@@ -22,15 +22,15 @@ struct graph {
 
     std::vector<ggml_tensor *>       inputs;
     std::vector<ggml_tensor *>       written;           // inputs that the graph changes
-    std::vector<ggml_tensor *>       causal;            // masks that hide from tokens what later ones write
-    ggml_tensor *                    mask   = nullptr;  // that hides from token t all cells behind before + t
+    std::vector<ggml_tensor *>       causal;            // masks that hide later tokens' writes
+    ggml_tensor *                    mask   = nullptr;  // a mask that hides from token t all cells from before + t on
     int64_t                          before = 0;
-    ggml_tensor *                    places = nullptr;  // where values are written to a transposed cache
-    int64_t                          n_cell = 0;        // that it has
-    ggml_tensor *                    rows   = nullptr;  // where a cache is written, which may be elsewhere
-    int64_t                          far    = 0;        // by so many rows
-    std::vector<std::pair<int, int>> groups;            // each the first and the last of its computed nodes
-    int                              launches;          // of groups, that there are to be
+    ggml_tensor *                    places = nullptr;  // row numbers of writes to a transposed cache
+    int64_t                          n_cell = 0;        // number of the cache's cells
+    ggml_tensor *                    rows   = nullptr;  // row numbers of writes to a cache, which may be moved
+    int64_t                          far    = 0;        // rows to move them by
+    std::vector<std::pair<int, int>> groups;            // the first and the last computed node of each
+    int                              launches;          // expected launches of groups
 
     graph() {
         ggml_init_params params = { ggml_tensor_overhead() * 256 + ggml_graph_overhead(), nullptr, true };
@@ -47,13 +47,13 @@ struct graph {
         return t;
     }
 
-    // A tensor that a program keeps from one graph to the next.
+    // Makes a tensor that a program keeps from one graph to the next.
     ggml_tensor * cache(ggml_type type, int64_t ne0, int64_t ne1) {
         inputs.push_back(ggml_new_tensor_2d(get(), type, ne0, ne1));
         return inputs.back();
     }
 
-    // Adds what is made up to a node to the graph, in this order.
+    // Adds a node and its sources to the graph, in this order.
     ggml_tensor * add(ggml_tensor * node) {
         ggml_build_forward_expand(cgraph, node);
         return node;
@@ -70,12 +70,12 @@ struct graph {
         return nodes;
     }
 
-    // Ends the graph with a result. Groups are the nodes from `first` on, as many as `sizes` say.
+    // Ends the graph with a result. The groups are the nodes from `first` on, with these sizes.
     void end(ggml_tensor * t, int first, const std::vector<int> & sizes) {
         result = add(t);
         ggml_set_output(result);
         for (ggml_tensor * changed : written) {
-            ggml_set_output(changed);  // no other tensor shares its memory
+            ggml_set_output(changed);  // so that it shares memory with no other tensor
         }
         for (const int n : sizes) {
             groups.emplace_back(first, first + n - 1);
@@ -87,14 +87,14 @@ struct graph {
 
 using builder = std::function<void(graph &)>;
 
-// A norm, its weights and a product, of `n` tokens: what nearly every layer begins with.
+// A norm, its weights and a product, for `n` tokens: the beginning of nearly every layer.
 struct norm_options {
     int64_t   n       = 4;
     ggml_type type    = GGML_TYPE_F16;
     float     eps     = 1e-5f;
     bool      gaps    = false;  // between the rows of x
     bool      swapped = false;  // the other order of a product's sources
-    bool      add     = false;  // in place of the product
+    bool      add     = false;  // a sum in place of the product
     bool      same    = false;  // x is the weight, too
     bool      inplace = false;
     bool      shared  = false;  // x and the weight are parts of one tensor
@@ -113,10 +113,10 @@ void twice_of(graph & g, int64_t n);
 
 void twice(graph & g);
 
-// Nothing of it is a group: what is between two groups is computed by itself.
+// Two groups, and a node between them that is computed by itself.
 void between(graph & g);
 
-// A cache is written, and read through its own tensor and at an offset.
+// A write to a cache, and reads through the cache's tensor and at an offset.
 void cache_of(graph & g, int64_t n, int64_t n_seen);
 
 void cache(graph & g);
@@ -129,9 +129,9 @@ struct attention_options {
     bool    writes   = true;   // to the cache
     bool    causal   = false;  // the mask
     bool    computed = false;  // the mask is the result of a node before the group
-    int64_t before   = 0;      // cells that the first token sees, with which kernels leave out cells; 0: they do not
-    bool    kept     = false;  // the cache, from one graph to the next
-    int64_t far      = 0;      // rows from where the cache is written to where it is when that changes
+    int64_t before   = 0;  // cells that the first token attends to, for kernels that leave out cells; 0: other kernels
+    bool    kept     = false;  // the cache is kept from one graph to the next
+    int64_t far      = 0;      // distance in rows of the moved writes to the cache
 };
 
 // A layer's attention: the KV cache is written and read.
@@ -142,7 +142,7 @@ void attention(graph & g);
 // The same without flash attention: the cache of values is transposed, and scores are capped.
 void scores_of(graph & g, const attention_options & o);
 
-// Writes the mask of attention of 5 tokens and 32 cells: its second input, whose new content is the first.
+// Writes the mask of attention of 5 tokens and 32 cells: its second input receives the content of its first.
 void copied_mask(graph & g);
 
 attention_options unmasked(int64_t n, int64_t n_seen);
@@ -159,12 +159,12 @@ void views_of(graph & g, int64_t n);
 
 void views(graph & g);
 
-// Three results are seen outside: one is read after the group, one is an output, one the last.
+// Three results are used outside: one is read after the group, one is an output, one is the last.
 void several_results_of(graph & g, int64_t n);
 
 void several_results(graph & g);
 
-// Temporary results become the group's inputs, each read by one node of it: without care the allocator gives their memory to
+// Temporary results become the group's inputs, each read by one node: without care the allocator gives their memory to
 // results of the group.
 void kept(graph & g);
 
@@ -172,41 +172,41 @@ void shorter(std::map<std::string, builder> & b);
 
 attention_options causal(int64_t n, int64_t n_seen);
 
-// Caches of other lengths than the one that kernels have.
+// Caches of other lengths than the kernels'.
 void lengths_of_caches(std::map<std::string, builder> & b);
 
-// Attention whose kernels leave out cells that the mask hides.
+// Attention with kernels that leave out cells that the mask hides.
 void hidden_cells(std::map<std::string, builder> & b);
 
-// What is launched in pieces, with how many launches, and what is not.
+// Groups that are launched in pieces, with the number of launches, and groups that are not.
 void pieces(std::map<std::string, builder> & b);
 
 const std::map<std::string, norm_options> & mutations();
 
-// Where an order of sources or a wiring is to matter all are of the same shape.
+// All tensors have the same shape, for tests where the order of sources or the wiring must matter.
 void square(graph & g, const norm_options & o);
 
 void square_group(graph & g);
 
-// One tensor that is several slots of a kernel, or its parts are: where nothing is written to it, that is the same.
+// One tensor, or its parts, fills several slots of a kernel: this is equivalent if no node writes to it.
 norm_options one_tensor(bool shared);
 
 void tied_wiring(graph & g);
 
 void tied_roots(graph & g);
 
-// One slot of a kernel, which is not the same as several tensors.
+// A kernel with one slot, which is not equivalent to several tensors.
 void tied(graph & g);
 
 void mutated(graph & g, const norm_options & o);
 
-// A slot that is written is also read as another one.
+// A slot that is written is also read through another slot.
 void mutated_written(graph & g);
 
-// The result in the middle is used after the group.
+// The middle result is used after the group.
 void escapes(graph & g);
 
-// So is a part of it.
+// A part of it is used.
 void part_escapes(graph & g);
 
 void middle_is_output(graph & g);
@@ -216,10 +216,12 @@ void ends_early(graph & g);
 
 constexpr int ANY = -1;  // number of launches
 
-// Returns what makes a graph: `lengths-<seed>`, or `lengths-<seed>-<tokens>x<cells>`, is a random one of these lengths.
+// Returns a graph's builder. `lengths-<seed>`, or `lengths-<seed>-<tokens>x<cells>`, is a random graph of these
+// lengths.
 builder find_builder(const std::string & name);
 
-// Reads a group and prints its words. A group is a line of numbers and names: how many nodes, and for each its op, whether it is
-// seen outside, its 16 parameters, how many inputs it has, these, and its result. A tensor is a reference, an offset, type, ne and
-// nb: a reference is `s<i>`, `n<i>` or, of a result in memory of its own, `own`; an input that is absent is `-`.
+// Reads a group and prints its key's words. A group is a line of numbers and names: the number of nodes; then for each
+// node its op, whether it escapes, its 16 parameters, the number of its inputs, the inputs, and its result. A tensor is
+// a reference, an offset, type, ne and nb. A reference is `s<i>`, `n<i>` or, for a result with its own memory, `own`;
+// an absent input is `-`.
 void print_words(const std::string & line);

@@ -1,4 +1,4 @@
-// Graphs whose groups there are kernels for.
+// Graphs whose groups have kernels.
 
 #include "ggml.h"
 #include "graph.h"

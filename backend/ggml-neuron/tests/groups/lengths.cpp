@@ -1,4 +1,4 @@
-// Groups of other numbers of tokens, or of a shorter cache, than there are kernels for.
+// Groups with other numbers of tokens, or with a shorter cache, than the kernels have.
 
 #include "ggml.h"
 #include "graph.h"
@@ -19,7 +19,7 @@ void shorter(std::map<std::string, builder> & b) {
     b["shorter-several-results"] = [](graph & g) {
         several_results_of(g, 1);
     };
-    // rows of padding write what the group writes, and nothing else
+    // padding rows repeat the group's writes, and write nothing else
     b["shorter-cache"] = [](graph & g) {
         cache_of(g, 2, 8);
     };
@@ -53,15 +53,15 @@ void shorter(std::map<std::string, builder> & b) {
     b["shorter-reading"] = [](graph & g) {
         attention_of(g, reading(40, 80));
     };
-    // and those that no such kernel computes
+    // and groups that no such kernel computes
     const std::map<std::string, builder> refused = {
-        { "in-place",         [](graph & g) { in_place_of(g, 3); }                }, // would write beyond
+        { "in-place",         [](graph & g) { in_place_of(g, 3); }                }, // it would write beyond
         { "scores",           [](graph & g) { cache_of(g, 3, 7); }                }, // a result of other columns
         { "columns",          [](graph & g) { views_of(g, 2); }                   }, // the same, transposed
         { "unmasked-scores",  [](graph & g) { scores_of(g, unmasked(2, 32)); }    }, // the same
-        { "unmasked-cells",   [](graph & g) { attention_of(g, unmasked(2, 32)); } }, // nothing hides what is beyond
+        { "unmasked-cells",   [](graph & g) { attention_of(g, unmasked(2, 32)); } }, // nothing hides the cells beyond
         { "cache-of-its-own", [](graph & g) { attention_of(g, { 2, 32, 80 }); }   }, // it writes to another cache
-        { "end-of-cache",     [](graph & g) { attention_of(g, reading(40, 48)); } }, // which goes on nowhere
+        { "end-of-cache",     [](graph & g) { attention_of(g, reading(40, 48)); } }, // no cells follow
     };
     for (const auto & r : refused) {
         const int norms         = r.first == "end-of-cache";  // groups of its first nodes
@@ -73,7 +73,7 @@ void shorter(std::map<std::string, builder> & b) {
     }
 }
 
-// A token's row goes through all of it, but where a row of all is taken, or a sum made of them.
+// Each token's row passes through all nodes, except where a row of all tokens is taken or tokens are summed.
 static void mixed_of(graph & g, int64_t n, const std::string & how) {
     ggml_tensor * x = g.input(GGML_TYPE_F32, 64, n);
     ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, 1e-5f));
@@ -96,7 +96,7 @@ static void mixed_of(graph & g, int64_t n, const std::string & how) {
     g.end(g.add(ggml_silu(g.get(), g.add(u))), 0, { how == "sum" || how == "state" ? 4 : 3 });
 }
 
-// Several rows for each token at first, and then one.
+// Several rows per token, and then one.
 static void heads_of(graph & g, int64_t n_heads, int64_t n) {
     ggml_tensor * t = g.add(ggml_rms_norm(g.get(), g.input(GGML_TYPE_F32, 16, n_heads * n), 1e-5f));
     g.end(ggml_silu(g.get(), ggml_reshape_2d(g.get(), t, 16 * n_heads, n)), 0, { 2 });
@@ -113,14 +113,14 @@ void lengths_of_caches(std::map<std::string, builder> & b) {
         const std::string of = "cells-" + std::to_string(n_cell);
         attention_options o  = { 2, std::min<int64_t>(n_cell, 64), n_cell };
         o.kept               = true;
-        o.far                = n_cell - 10;  // beyond the rows that attention reads, of longer caches
+        o.far                = n_cell - 10;  // beyond the rows that attention reads, for longer caches
         const auto add       = [&b](const std::string & name, int n_launches, const attention_options & options) {
             b[name] = [n_launches, options](graph & g) {
                 attention_of(g, options);
                 g.launches = n_launches;
             };
         };
-        const bool has = 2 * n_cell >= 64;  // memory behind it for kernels' 64 cells
+        const bool has = 2 * n_cell >= 64;  // there is memory behind it for the kernels' 64 cells
         add(of, has, o);
         if (n_cell < 32) {
             continue;
@@ -149,7 +149,7 @@ void hidden_cells(std::map<std::string, builder> & b) {
     add("-all", 1, 160, 32);
     add("-fewer", 1, 140, 150);
     add("-pieces", 2, 300, 10);
-    // The kernel leaves out cells from 288 on for the first 128 tokens, of which the last one sees this one.
+    // The kernel leaves out cells from 288 on for the first 128 tokens; the last of them attends to cell 288.
     add("-seen", 0, 160, 161);
     add("-computed", 0, 160, 160, true);
 }
@@ -165,7 +165,7 @@ void pieces(std::map<std::string, builder> & b) {
         b[std::string("mixed-") + how] = [how](graph & g) {
             mixed_of(g, 4, how);
         };
-        // as 4 and 4 and, of which the first are computed twice, 4 more
+        // in pieces of 4, 4 and 4: some rows of the last are computed twice
         add(std::string("mixed-") + how, how == std::string("plain") ? 3 : 0,
             [how](graph & g) { mixed_of(g, 9, how); });
     }
@@ -174,7 +174,7 @@ void pieces(std::map<std::string, builder> & b) {
             heads_of(g, n_heads, 1);
         };
     }
-    // a kernel for fewer heads is none for fewer tokens
+    // fewer heads must not count as fewer tokens
     add("heads-3", 2, [](graph & g) { heads_of(g, 3, 2); });
     add("twice", 6, [](graph & g) { twice_of(g, 9); });
     add("twice-8", 4, [](graph & g) { twice_of(g, 8); });
@@ -183,11 +183,11 @@ void pieces(std::map<std::string, builder> & b) {
         const std::string cells = "x" + std::to_string(n_seen);
         add("attention-5" + cells, 3, [n_seen](graph & g) { attention_of(g, causal(5, n_seen)); });
         add("softmax-6" + cells, 3, [n_seen](graph & g) { scores_of(g, causal(6, n_seen)); });
-        // earlier tokens see what later ones write
+        // earlier tokens attend to cells that later ones write
         add("open-attention-5" + cells, 0, [n_seen](graph & g) { attention_of(g, { 5, n_seen }); });
         add("open-softmax-6" + cells, 0, [n_seen](graph & g) { scores_of(g, { 6, n_seen }); });
     }
-    // its cache has cells that no node writes
+    // a cache with cells that no node writes
     add("reading", 3, [](graph & g) {
         attention_options o = reading(40, 80);
         o.n                 = 5;

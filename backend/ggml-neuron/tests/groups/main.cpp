@@ -1,20 +1,20 @@
-// Groups of nodes that one kernel computes: graphs with groups in them, as a manifest and as a computation.
+// Groups of nodes that one kernel computes: graphs with groups, as a manifest and as a computation.
 //
-//     groups words                                      reads groups, prints the words that the backend finds them by
+//     groups words                                      reads groups, prints the words of their keys
 //     groups manifest <scenario>...                     prints a manifest of the scenarios' groups
 //     groups run <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...
 //
-// tests/ggml_neuron builds the manifest and then runs the scenarios. Each graph is computed with groups and without, and by the
-// CPU. Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>". `random-<n>` is any of a number of
-// graphs of random ops. Before a scenario may stand how it is computed:
+// tests/ggml_neuron builds the manifest and then runs the scenarios. Each graph is computed with groups, without, and
+// by the CPU. The output is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>". `random-<n>` is
+// one of many graphs of random ops. A prefix of a scenario selects how it is computed:
 //
 //     scheduled:   by ggml's scheduler
-//     alone:       the same, where the CPU computes what is in no group
-//     reused:      in memory that ggml's allocator gives out again
-//     apart:       where groups are expected to be computed node by node
-//     off:         where the variable has turned groups off
+//     alone:       the same, with the CPU for nodes outside of groups
+//     reused:      in memory that ggml's allocator reuses
+//     apart:       groups are expected to be computed node by node
+//     off:         with groups turned off by the variable
 //     changing:    with a mask that is causal in some computations
-//     written:     the same, where the mask is written in all ways in which memory is
+//     written:     the same, with each way to write the mask
 //     threads:     by several threads, while groups are turned off and on
 
 #include "../values.h"
@@ -36,9 +36,10 @@
 static void run(const std::string & name) {
     const std::map<std::string, std::function<void()>> special = {
         { "watched",           [] { run_watched(twice, "all", 0); }     },
-        // A group that ends where the program looks is not computed as one: the product's source is looked at, too.
+        // A group that ends at an examined node is not computed as one: the program examines the product's source, too.
         { "watched-products",  [] { run_watched(twice, "MUL_MAT", 0); } },
-        // The second group ends where the scheduler ends the piece, and the backend can't tell whether the program looks there.
+        // The second group ends where the scheduler ends the piece: the backend can't detect whether the program
+        // examines that node.
         { "watched-elsewhere", [] { run_watched(between, "UNARY", 1); } },
     };
     const auto found = special.find(name);

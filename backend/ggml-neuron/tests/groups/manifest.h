@@ -1,4 +1,4 @@
-// Groups of graphs as a manifest has them.
+// Groups of graphs as entries of a manifest.
 
 #pragma once
 
@@ -54,7 +54,7 @@ class manifest {
         return name;
     }
 
-    // Of the ops that there are here.
+    // Parameters of the ops in these graphs.
     static std::string params(const ggml_tensor * t, const char * more = "") {
         char  text[96] = "";
         float f[2];
@@ -88,7 +88,7 @@ class manifest {
                    const std::vector<ggml_tensor *> & work,
                    std::pair<int, int>                range,
                    const std::string &                name) {
-        std::map<const ggml_tensor *, std::string> names;  // of roots
+        std::map<const ggml_tensor *, std::string> names;  // by root
         std::string                                inputs;
         std::string                                nodes;
         std::string                                outputs;
@@ -124,7 +124,7 @@ class manifest {
         }
     }
 
-    // Returns whether a node's result is used by others than the group's, or is an output.
+    // Returns whether nodes outside of the group use a node's result, or it is an output.
     static bool is_seen(const graph &                      g,
                         const std::vector<ggml_tensor *> & work,
                         std::pair<int, int>                range,

@@ -1,4 +1,4 @@
-// What is not a group that there is a kernel for.
+// Groups of nodes without a kernel.
 
 #include "ggml.h"
 #include "graph.h"
@@ -9,7 +9,7 @@
 const std::map<std::string, norm_options> & mutations() {
     static const std::map<std::string, norm_options> all = [] {
         std::map<std::string, norm_options> m;
-        m["shape"].n        = 65;  // more than pieces would be launched for
+        m["shape"].n        = 65;  // needs more pieces than the limit
         m["type"].type      = GGML_TYPE_F32;
         m["parameters"].eps = 2e-5f;
         m["strides"].gaps   = true;

@@ -13,7 +13,8 @@
 
 void random_graph(graph & g, unsigned seed);
 
-// What kernels for more tokens and cells compute right, or refuse: rows, attention of both kinds, and what mixes rows.
+// Graphs that kernels for more tokens and cells must compute right, or refuse: rows, attention of both kinds, and ops
+// that mix rows.
 class lengths_graph {
   public:
     lengths_graph(graph & g, unsigned seed, int64_t n, int64_t n_seen) :
@@ -77,18 +78,18 @@ class lengths_graph {
         return ggml_cont_2d(ctx(), ggml_permute(ctx(), t, 0, 2, 1, 3), 64, n);
     }
 
-    // A product that sums over the tokens, multiplied.
+    // Returns a product that sums over the tokens, multiplied.
     ggml_tensor * mixed(ggml_tensor * t) {
         return ggml_mul_mat(ctx(), g.add(ggml_mul_mat(ctx(), transposed(t), transposed(any()))), any());
     }
 
-    // Returns a row of a result, or a part of what is written, for all tokens.
+    // Returns a row of a result, or a part of a written tensor, for all tokens.
     ggml_tensor * row() {
         return below(2) ? ggml_view_2d(ctx(), any(), 64, 1, 256, (size_t) below((size_t) n) * 256)
                         : ggml_view_2d(ctx(), state, 64, 1, 256, (size_t) below(9) * 256);
     }
 
-    // Returns the next result, or NULL when something was written.
+    // Returns the next result, or NULL after a write.
     ggml_tensor * next() {
         ggml_tensor * t = any();
         switch (below(15)) {
@@ -112,7 +113,7 @@ class lengths_graph {
             case 9:
                 return ggml_swiglu_split(ctx(), t, any());
             case 10:
-                // as layers do, with numbers that F16 has
+                // as in layers, with values that F16 can hold
                 g.add(ggml_set_rows(ctx(), k, g.add(ggml_rms_norm(ctx(), t, 1e-5f)), index));
                 return below(4) ? flash_attention() : nullptr;
             case 11:
@@ -132,7 +133,7 @@ class lengths_graph {
 
     graph &                    g;
     std::mt19937               random;
-    const bool                 causal;  // the masks
+    const bool                 causal;  // for the masks
     const int64_t              n;
     const int64_t              n_seen;
     std::vector<ggml_tensor *> rows;  // of 64 by n

@@ -1,4 +1,4 @@
-// Groups as words.
+// Groups as words of keys.
 
 #include "../values.h"
 #include "ggml-impl.h"
@@ -56,7 +56,8 @@ void print_words(const std::string & line) {
             ggml_tensor *& slot = roots[name];
             slot                = slot ? slot : ggml_new_tensor_1d(g.get(), GGML_TYPE_I8, 1 << 20);
             root                = slot;
-            offset += 4096 * (std::stoul(name.substr(1)) + 1);  // that its use does not begin with it must not matter
+            offset +=
+                4096 * (std::stoul(name.substr(1)) + 1);  // the first use is not at offset 0, which must not matter
         }
         t->view_src  = root;
         t->view_offs = offset;

@@ -1,4 +1,4 @@
-// What a device says of itself and what its memory takes.
+// A device's properties and its memory.
 
 #include "../values.h"
 #include "ggml-alloc.h"
@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-// The made-up ops by which llama.cpp places weights: 512 tokens, whatever the kernels are for.
+// The artificial ops that decide where llama.cpp puts weights: 512 tokens, for any kernels.
 static void probes() {
     context       ctx;
     ggml_tensor * weight = f32(ctx.get(), 32, 6);
@@ -33,8 +33,8 @@ static void probes() {
     weight->buffer = other->buffer = nullptr;
 }
 
-// What llama.cpp asks before it samples on a device: of 2^17 candidates, or 2^20 in other versions. The kernels are for 500, of which a
-// top-k leaves 5, and a temperature of 0.5.
+// llama.cpp's probe before it samples on a device: 2^17 candidates, or 2^20 in other versions. The kernels are for 500,
+// for the 5 results of a top-k, and for a temperature of 0.5.
 static void sampler_probe() {
     for (const int64_t n : { (int64_t) 1 << 17, (int64_t) 1 << 20 }) {
         context                         ctx;
@@ -63,8 +63,8 @@ static void sampler_probe() {
     }
 }
 
-// What a program asks for that samples on a device, while ops are recorded: first of 2^17 candidates and of 2^20, which no call has, then
-// in calls with two temperatures.
+// The requests of a program that samples on a device, while ops are recorded: first for 2^17 and 2^20 candidates, which
+// no call has, then in calls with two temperatures.
 static void recorded_samplers() {
     context ctx;
     for (const int64_t n : { (int64_t) 1 << 17, (int64_t) 1 << 20 }) {
@@ -86,7 +86,7 @@ static void recorded_samplers() {
     }
 }
 
-// The same with as many candidates as llama.cpp asks for.
+// The same with as many candidates as in llama.cpp's probe.
 static void recorded_large_vocabulary() {
     context       ctx;
     const int64_t n    = 1 << 17;
@@ -97,7 +97,8 @@ static void recorded_large_vocabulary() {
     }
 }
 
-// Two models whose embeddings have the same name: the program offers one for gathering rows, and the other for the output alone.
+// Two models whose embeddings have the same name: the program offers one for gathering rows, and the other only for the
+// output.
 static void same_names() {
     context                 ctx;
     ggml_backend_ptr        host(ggml_backend_dev_init(cpu, nullptr));
@@ -132,7 +133,7 @@ static void same_names() {
     check(!ggml_backend_dev_supports_op(neuron, gather(of_draft)), "a weight that was not offered is taken");
 }
 
-// Data in, out, copied and set, at offsets.
+// Writes, reads, copies and sets data, at offsets.
 static void memory() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
@@ -160,7 +161,7 @@ static void memory() {
     compare(read(a), values);
 }
 
-// Tensors that together have more than older runtimes take as one: 4.5 GiB.
+// Tensors that together exceed the limit of older runtimes for one tensor: 4.5 GiB.
 static void large_buffers() {
     context ctx;
     for (int i = 0; i < 3; i++) {
@@ -171,7 +172,7 @@ static void large_buffers() {
     check(buffer != nullptr, "no memory");
 }
 
-// Says how much of a core's memory is free, and how much it has.
+// Reports how much of a core's memory is free, and its total.
 static void free_memory() {
     size_t free  = 0;
     size_t total = 0;
@@ -179,15 +180,15 @@ static void free_memory() {
     fail(std::to_string(free) + " of " + std::to_string(total) + " bytes");
 }
 
-// More memory than there is.
+// Requests more memory than there is.
 static void too_much() {
     ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
     ggml_backend_buffer_ptr    buffer(ggml_backend_buft_alloc_buffer(buft, (size_t) 1 << 46));
     check(buffer == nullptr, "64 TiB were allocated");
-    against_cpu(add);  // and all is well
+    against_cpu(add);  // the device still works
 }
 
-// A buffer that has room on the device, and is larger than what the runtime takes as one; and a weight that is.
+// A buffer that fits the device, and exceeds the runtime's limit for one tensor; and a weight that exceeds it.
 static void too_large_as_one() {
     ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
     const size_t               most = ggml_backend_buft_get_max_size(buft);
@@ -206,7 +207,7 @@ static void too_large_as_one() {
     }
 }
 
-// A program is loaded, and more memory is asked for than there is beside the tensors.
+// Loads a program, and requests more memory than there is beside the tensors.
 static void too_much_beside_programs(size_t size) {
     against_cpu(add);
     ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
@@ -214,7 +215,7 @@ static void too_much_beside_programs(size_t size) {
     against_cpu(add);
 }
 
-// What a program is told that pipelines NeuronCores.
+// The properties that matter to a program that pipelines NeuronCores.
 static void capabilities(bool async) {
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(neuron, &props);
@@ -229,7 +230,7 @@ static void capabilities(bool async) {
     check((event != nullptr) == async, "events are not as they should be");
 }
 
-// What the C library makes of a number, in the locale that the environment asks for.
+// Prints a number as the C library formats it in the environment's locale.
 static void locale() {
     setlocale(LC_ALL, "");
     char text[16];

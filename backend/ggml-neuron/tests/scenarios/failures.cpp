@@ -23,12 +23,12 @@
 #include <utility>
 #include <vector>
 
-// Returns state and parent of a process or thread, whose `stat` in /proc is given; parent 0 when there is none.
+// Returns state and parent of a process or thread from its `stat` file in /proc; parent 0 when there is none.
 static std::pair<char, pid_t> status_of(const std::string & path) {
     std::ifstream file(path);
     std::string   text;
     std::getline(file, text);
-    // after the program's name, which is in parentheses
+    // behind the program's name, which is in parentheses
     const size_t end    = text.rfind(')');
     char         state  = 0;
     int          parent = 0;
@@ -38,7 +38,7 @@ static std::pair<char, pid_t> status_of(const std::string & path) {
     return { state, (pid_t) parent };
 }
 
-// The numbers that a folder of /proc has entries for.
+// Returns the numbers among the names in a folder of /proc.
 static std::vector<pid_t> numbers_in(const std::string & folder) {
     std::vector<pid_t> found;
     DIR *              dir = opendir(folder.c_str());
@@ -53,7 +53,7 @@ static std::vector<pid_t> numbers_in(const std::string & folder) {
     return found;
 }
 
-// The processes that this one started.
+// Returns the child processes of this one.
 static std::vector<pid_t> children() {
     std::vector<pid_t> found;
     for (const pid_t pid : numbers_in("/proc")) {
@@ -64,7 +64,7 @@ static std::vector<pid_t> children() {
     return found;
 }
 
-// Stops a process and waits until all its threads stand still.
+// Stops a process and waits until all its threads have stopped.
 static void stop(pid_t pid) {
     kill(pid, SIGSTOP);
     const std::string tasks = "/proc/" + std::to_string(pid) + "/task";
@@ -81,7 +81,7 @@ static void stop(pid_t pid) {
     fail("the helper does not stop");
 }
 
-// An execution that `spoil` makes fail, or may, and one after it.
+// An execution that fails, or may fail, because of `spoil`, and one after it.
 static void fails_once(const std::function<void()> & spoil, bool computes, bool surely = true) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, add);
@@ -108,7 +108,7 @@ static built two_kernels(ggml_context * ctx) {
     };
 }
 
-// Two kernels in turn; what they compute is not looked at.
+// Runs two kernels in turn, without checking their results.
 static void in_turn(int times) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, two_kernels);
@@ -117,7 +117,7 @@ static void in_turn(int times) {
     }
 }
 
-// As many times two kernels in turn, with a buffer in memory that is freed before the last time.
+// The same, with a buffer that is freed before the last time.
 static void freed_before_the_last(int times) {
     ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
     ggml_backend_buffer_ptr other(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 1 << 20));
@@ -130,14 +130,14 @@ static void freed_before_the_last(int times) {
     }
 }
 
-// The pack is written to, or cut short, when the first of two programs was unloaded for the second.
+// The pack is overwritten or truncated after the first of two programs was unloaded for the second.
 static void rewritten(bool cut) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, two_kernels);
     graph.set(0);
     graph.compute_at_once();
     const std::string pack = getenv("GGML_NEURON_KERNEL_DIR");
-    const auto        half = std::filesystem::file_size(pack) / 4;  // the index is read
+    const auto        half = std::filesystem::file_size(pack) / 4;  // the index was read before
     if (cut) {
         std::filesystem::resize_file(pack, half);
     } else {
@@ -150,7 +150,8 @@ static void rewritten(bool cut) {
     compare(graph.get(), run(cpu, two_kernels));
 }
 
-// The simulator's helper process is killed with an execution: another one does that if the first has not read it yet.
+// The simulator's helper process is killed during an execution: another one takes the execution over if the first has
+// not read it yet.
 static void killed() {
     struct joined {
         std::thread thread;
@@ -167,10 +168,10 @@ static void killed() {
             const std::vector<pid_t> helpers = children();
             check(!helpers.empty(), "the simulator runs no helper that could be killed");
             for (const pid_t pid : helpers) {
-                stop(pid);  // so that it does not finish before
+                stop(pid);  // so that it does not finish before the kill
             }
             killer.thread = std::thread([helpers] {
-                std::this_thread::sleep_for(std::chrono::seconds(1));  // by then it was asked
+                std::this_thread::sleep_for(std::chrono::seconds(1));  // by then it has the request
                 for (const pid_t pid : helpers) {
                     kill(pid, SIGKILL);
                 }

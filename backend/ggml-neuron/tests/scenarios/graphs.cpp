@@ -1,4 +1,4 @@
-// Graphs on one NeuronCore: kernels one after another, in place, over views, and nodes that compute nothing.
+// Graphs on one NeuronCore: consecutive kernels, in-place nodes, views, and nodes that compute nothing.
 
 #include "../values.h"
 #include "ggml-backend.h"
@@ -97,11 +97,11 @@ static void copied_destination() {
     compare(read(cells), wanted);
 }
 
-// Memory that a plan copies from, and that no kernel is bound to, is freed. What is planned for it must not be used again.
+// Memory is freed that a plan copies from and that no kernel is bound to. The plan must not be used again.
 static void freed_copy() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
-    context          other;  // whose memory comes and goes
+    context          other;  // its memory is freed and allocated again
     ggml_tensor *    cells  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, 32, 16);
     ggml_tensor *    copy   = ggml_new_tensor_2d(other.get(), GGML_TYPE_F16, 32, 16);
     ggml_tensor *    rows   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 3);
@@ -117,7 +117,7 @@ static void freed_copy() {
     fill(fresh, 2);
     const std::vector<float> values = numbers(32 * 3, 2);
     for (int round = 0; round < 3; round++) {
-        // takes what was freed in the round before
+        // takes the memory that the last round freed
         ggml_backend_buffer_ptr taken(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 1 << 16));
         ggml_backend_buffer_clear(taken.get(), 0);
         copy->data                   = nullptr;
@@ -159,7 +159,7 @@ static built same_twice(ggml_context * ctx) {
     return { ggml_mul(ctx, a, a), { a } };
 }
 
-// AdamW changes the momenta besides the weights; the sum shows all three.
+// AdamW changes the momenta besides the weights; the sum depends on all three.
 static built optimizer(ggml_context * ctx) {
     ggml_tensor * w      = f32(ctx, 64, 4);
     ggml_tensor * grad   = f32(ctx, 64, 4);
@@ -182,7 +182,7 @@ built unused(ggml_context * ctx) {
     return unused_kernel(ctx, ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 3, 3, 2, 1));
 }
 
-// A NaN goes through kernels as it does through ggml's ops; what is computed after it is right, though a core goes on reporting it.
+// A NaN passes through kernels as through ggml's ops. Later results are right, though a core continues to report it.
 static void not_a_number() {
     ggml_backend_ptr   backend(ggml_backend_dev_init(neuron, nullptr));
     placed             graph(backend, add);
@@ -198,7 +198,7 @@ static void not_a_number() {
     }
 }
 
-// One graph after another under the same number, and memory that was freed and given again.
+// Different graphs under the same number, and memory that is freed and allocated again.
 static void reuse() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     for (int round = 0; round < 3; round++) {
@@ -221,7 +221,7 @@ static void reuse() {
     }
 }
 
-// Nodes that are not flagged as work are left alone.
+// Nodes without the compute flag are skipped.
 static void skip() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, add);
@@ -234,7 +234,7 @@ static void skip() {
     compare(read(graph.b.result), numbers(256, 1));
 }
 
-// Nodes without elements, writes of no rows, sums over nothing, and rows beside none.
+// Nodes without elements, writes of no rows, sums over nothing, and a concatenation with no rows.
 static void empty() {
     context       ctx;
     ggml_tensor * nothing = ggml_add(ctx.get(), f32(ctx.get(), 0), f32(ctx.get(), 0));
@@ -249,7 +249,7 @@ static void empty() {
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     ggml_cgraph *           graph  = ggml_new_graph(ctx.get());
     for (ggml_tensor * node : { nothing, none, zero, added }) {
-        // In host memory those that write into no other tensor are left to the CPU.
+        // In host memory the CPU gets such nodes, unless they write to another tensor.
         const bool taken = node != nothing || !ggml_backend_buffer_is_host(buffer.get());
         check(ggml_backend_dev_supports_op(neuron, node) == taken,
               taken ? "refused, though there is nothing to compute" : "taken");

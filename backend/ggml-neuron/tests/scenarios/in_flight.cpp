@@ -1,4 +1,4 @@
-// Launches in flight on one NeuronCore, and those that fail late.
+// Launches in flight on one NeuronCore, and launches that fail late.
 
 #include "../values.h"
 #include "ggml-backend-impl.h"
@@ -28,14 +28,14 @@ static void in_flight(ggml_backend_dev_t dev, int rounds) {
             compare(graphs[(i - 1) % 2].get(), run(cpu, chain, i));
         }
     }
-    // memory and a backend that go while launches use them
+    // memory and a backend that are freed while launches use them
     graphs[0].compute();
     graphs[0].buffer.reset();
     graphs[1].compute();
     backend.reset();
 }
 
-// Two numbers of SCALE, and one between that follows from them.
+// Two SCALE nodes with numbers from `s`, and a RELU between them.
 static builder scaled(float s) {
     return [s](ggml_context * ctx) {
         ggml_tensor * x = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 64, 4);
@@ -44,8 +44,8 @@ static builder scaled(float s) {
     };
 }
 
-// Graphs that differ in their numbers alone are in flight together. Then one is computed again with the numbers of another, which a
-// program wrote into it.
+// Graphs that differ only in their numbers are in flight together. Then one is computed again with the numbers of
+// another, which the program wrote into it.
 static void numbers_in_flight() {
     const ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     const float            scales[3] = { 0.5f, -2.0f, 3.0f };
@@ -72,7 +72,7 @@ static void numbers_in_flight() {
     compare(graphs[0].get(), run(cpu, scaled(scales[2]), 2));
 }
 
-// The memory of a source goes that a launch in flight is bound to and does not read.
+// Frees the memory of a source that a launch in flight is bound to and does not read.
 static void freed_unused() {
     const ggml_backend_ptr  backend(ggml_backend_dev_init(neuron, nullptr));
     const context           own;
@@ -91,7 +91,8 @@ static void freed_unused() {
     compare(read(b.result), run(cpu, unused));
 }
 
-// The second launch fails when it was long queued, and with it the graph, which has an output: the program reads it next.
+// The second launch fails long after it was queued, and its graph fails with it: the graph has an output, which the
+// program reads next.
 static void fails_late() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, add);
@@ -106,7 +107,8 @@ static void fails_late() {
     compare(graph.get(), wanted);
 }
 
-// The second launch fails when its graph, which has no output, was given back. Then the next graph fails, unless the result is read.
+// The second launch fails after graph_compute returned for its graph, which has no output. The next graph fails, unless
+// the result is read before.
 static void fails_later(bool and_read) {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, add);
@@ -125,7 +127,8 @@ static void fails_later(bool and_read) {
     compare(graph.get(), wanted);
 }
 
-// What was to change a KV cache fails when its graph was given back: whatever reads the cache fails until it is set again.
+// A write to a KV cache fails after graph_compute returned for its graph: reads of the cache fail until it is set
+// again.
 static void poisons_a_cache() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     placed           graph(backend, cache);
@@ -139,7 +142,7 @@ static void poisons_a_cache() {
     graph.compute();
     ggml_backend_synchronize(backend.get());
     for (int i = 0; i < 3; i++) {
-        fill_from(1);  // the cells are the first
+        fill_from(1);  // the cells are the first ones
         graph.compute(GGML_STATUS_FAILED);
     }
     fill_from(0);
@@ -147,7 +150,8 @@ static void poisons_a_cache() {
     compare(graph.get(), wanted);
 }
 
-// A launch on one NeuronCore fails late. The graph of another that computes with its result fails, and the first one's next.
+// A launch on one NeuronCore fails late. Another core's graph that uses its result fails, and so does the first core's
+// next graph.
 static void poisons_for_another() {
     const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
     const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));

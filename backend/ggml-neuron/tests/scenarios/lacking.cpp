@@ -1,4 +1,4 @@
-// Nodes without a kernel in memory of the device, which the CPU computes there.
+// Nodes without a kernel, in device memory, which the CPU computes.
 
 #include "../values.h"
 #include "ggml-alloc.h"
@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <vector>
 
-// Views of a cache that the scheduler copies for attention on the CPU: 256 of its 32,768 cells, whose values are one after another, as
-// keys are, or far from each other, as values are without flash attention.
+// Views of a cache that the scheduler copies for attention on the CPU: 256 of its 32,768 cells. The values are
+// contiguous, as keys are, or far apart, as values are without flash attention.
 static void copied_views() {
     const int64_t n_ctx = 32768;
     const int64_t n_kv  = 256;
@@ -73,7 +73,8 @@ void stranded(ggml_backend_dev_t dev) {
     compare(read(cells), wanted);
 }
 
-// Rows that go to a large cache without a kernel: some to one place, the last of which counts, for several planes, and from a view.
+// Rows that are written to a large cache without a kernel: several to one place (the last one counts), for several
+// planes, and from a view.
 static void stranded_rows() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
@@ -118,7 +119,8 @@ static void stranded_rows() {
     check(got == halves, "a row is wrong");
 }
 
-// Rows of a large tensor on the device, which the CPU picks, and a copy to parts of it that are far apart. What is between stays.
+// Rows of a large device tensor that the CPU gathers, and a copy to parts of it that are far apart. The bytes between
+// them stay unchanged.
 static void stranded_gather() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
@@ -154,7 +156,7 @@ static void stranded_gather() {
     compare(read(picked), wanted);
 }
 
-// A weight on the device that is read again and again, as ggml's scheduler does for the CPU, and what writes to it.
+// A device weight that is read repeatedly, as ggml's scheduler does for the CPU, and writes to it.
 static void recalled_weights() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
@@ -217,7 +219,7 @@ static void stranded_optimizer() {
     compare(read(v), second);
 }
 
-// Parameters that are infinite: of masks, and as no graph has them.
+// Infinite parameters: in masks, and in nodes that no real graph has.
 static void infinite_parameters() {
     context       ctx;
     ggml_tensor * x = f32(ctx.get(), 64, 4);

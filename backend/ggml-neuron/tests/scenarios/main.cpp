@@ -1,13 +1,14 @@
-// Scenarios for the backend's tests: each does something with the first NeuronCore and says whether it came out right.
+// Scenarios for the backend's tests: each uses the first NeuronCore and prints whether the result is right.
 //
 //     scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...
 //
-// Those with "two-cores" in their names need a second NeuronCore.
+// Scenarios with "two-cores" in their names need a second NeuronCore.
 //
-// Nothing here knows which kernels there are: tests/ggml_neuron runs the scenarios once to record what they ask for, builds
-// that, and runs them again, under all kinds of circumstances. Results are compared with those of the CPU.
+// The scenarios do not depend on which kernels there are: tests/ggml_neuron runs them once to record the kernels that
+// they need, builds those, and runs the scenarios again, in many configurations. Results are compared with the CPU's.
 //
-// Printed is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>"; a node without a kernel is wrong, too.
+// The output is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>"; a node without a kernel is
+// wrong, too.
 
 #include "ggml-backend.h"
 #include "ggml.h"

@@ -1,4 +1,4 @@
-// A graph on a NeuronCore, with its memory there.
+// A graph in the memory of a NeuronCore.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-// A graph on a NeuronCore, with its memory there, which is computed while the program goes on, or at once.
+// A graph in the memory of a NeuronCore. It is computed while the program continues, or at once.
 struct placed {
     ggml_backend_t          backend;
     context                 ctx;
@@ -28,7 +28,7 @@ struct placed {
         buffer = allocate(ctx, backend);
     }
 
-    // Writes what `run` fills inputs with in its round `i`.
+    // Sets the inputs to their values in round `i` of `run`.
     void set(int i) {
         float seed = 1;
         for (ggml_tensor * t : b.inputs) {

@@ -96,7 +96,7 @@ std::vector<float> run(ggml_backend_dev_t dev, const builder & build, int times)
     const built      b     = build(ctx.get());
     ggml_cgraph *    graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, b.result);
-    ggml_set_output(b.result);  // a launch that fails is then the graph's own status
+    ggml_set_output(b.result);  // a failed launch then gives the graph's own status
     require_kernels(dev, graph);
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     for (int i = 0; i < times; i++) {
@@ -205,7 +205,7 @@ std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & devices
         ggml_set_input(t);
     }
     ggml_set_output(b.result);
-    // where one node is, its neighbours go
+    // the scheduler puts neighbors on the backend of a placed node
     ggml_backend_sched_set_tensor_backend(scheduler.get(), b.result, backends[0]);
     check(ggml_backend_sched_alloc_graph(scheduler.get(), graph), "no memory");
     float seed = 1;

@@ -1,4 +1,4 @@
-// What scenarios share: devices, graphs to compute, and how they are computed and compared. main.cpp says what a scenario is.
+// Code that scenarios share: devices, graphs, computing and comparing. main.cpp describes scenarios.
 
 #pragma once
 
@@ -17,7 +17,7 @@ extern ggml_backend_reg_t neurons;  // all NeuronCores
 extern ggml_backend_dev_t neuron;   // the first
 extern ggml_backend_dev_t cpu;
 
-// What to do by the scenario's name. It throws what is wrong.
+// The functions of scenarios, by name. A function throws the mistake.
 using scenario_table = std::map<std::string, std::function<void()>>;
 
 scenario_table graphs_scenarios();
@@ -31,7 +31,7 @@ scenario_table two_cores_scenarios();
 scenario_table weights_scenarios();
 scenario_table tokens_scenarios();
 
-// A context whose tensors are made first and get memory later. Where `memory` is given, the tensors themselves are there.
+// A context for tensors that get memory later. The tensor objects are in `memory`, if it is given.
 struct context {
     static size_t size() { return ggml_tensor_overhead() * 64 + ggml_graph_overhead(); }
 
@@ -45,7 +45,7 @@ struct context {
     ggml_context * get() const { return ctx.get(); }
 };
 
-// What a scenario builds: a graph's result, and the tensors to fill before it is computed.
+// A scenario's graph: its result, and the tensors to fill before it is computed.
 struct built {
     ggml_tensor *              result;
     std::vector<ggml_tensor *> inputs;
@@ -53,14 +53,14 @@ struct built {
 
 using builder = std::function<built(ggml_context *)>;
 
-// Where a scheduler had a graph's nodes computed: how many on the first backend, and in how many of the splits.
+// The distribution of a graph by a scheduler: the number of nodes on the first backend, and the number of splits there.
 struct share {
     int nodes  = 0;
     int of     = 0;
     int splits = 0;
 };
 
-// Numbers that are the same everywhere.
+// Returns numbers that are the same in each run.
 std::vector<float> numbers(size_t n, float seed);
 
 ggml_backend_buffer_ptr allocate(const context & ctx, const ggml_backend_ptr & backend);
@@ -69,33 +69,33 @@ void fill(ggml_tensor * t, float seed);
 
 void compare(const std::vector<float> & got, const std::vector<float> & wanted);
 
-// Computes a node in a graph of its own.
+// Computes a node in its own graph.
 void compute(ggml_tensor * node, ggml_backend_t by);
 
-// Writes three rows over those that `fill` numbers: see there.
+// Overwrites the three rows whose numbers `fill` sets.
 void put_rows(std::vector<float> & cells, int64_t size, const std::vector<float> & values);
 
-// Asks for every node, so that all that lack a kernel are recorded.
+// Calls supports_op for every node, so that all nodes without a kernel are recorded.
 void require_kernels(ggml_backend_dev_t dev, const ggml_cgraph * graph);
 
-// Computes a graph whose tensors all have memory of their own.
+// Computes a graph whose tensors all have their own memory.
 std::vector<float> run(ggml_backend_dev_t dev, const builder & build, int times = 1);
 
 void against_cpu(const builder & build, int times = 1);
 
-// Computes a graph whose nodes' memory is given by ggml's allocator, which reuses that of sources.
+// Computes a graph that ggml's allocator allocates, which reuses the memory of sources.
 std::vector<float> run_allocated(ggml_backend_dev_t dev, const builder & build);
 
 // Returns a NeuronCore by its number.
 ggml_backend_dev_t core(int n);
 
-// Runs a function in as many threads, each of which it gets the number of, and fails as they do.
+// Runs a function in `n` threads, with the thread's number, and rethrows a failure.
 void in_threads(int n, const std::function<void(int)> & function);
 
 share share_of(ggml_backend_sched_t scheduler, ggml_backend_t backend, ggml_cgraph * graph);
 
-// Computes a graph that ggml's scheduler shares out. Where `watched`, it asks after each node whether to go on. Where `memory` is
-// given, the graph's tensors are there.
+// Computes a graph that ggml's scheduler divides. With `watched`, the scheduler calls a callback after each node. The
+// graph's tensor objects are in `memory`, if it is given.
 std::vector<float> run_scheduled(const std::vector<ggml_backend_dev_t> & devices,
                                  const builder &                         build,
                                  share *                                 shared  = nullptr,
@@ -110,18 +110,18 @@ ggml_tensor * f32(ggml_context * ctx, int64_t ne0, int64_t ne1 = 1);
 
 built add(ggml_context * ctx);
 
-// Three rows, where kernels are for four.
+// Three rows, with kernels for four.
 built add_three(ggml_context * ctx);
 
 built chain(ggml_context * ctx);
 
-// A KV cache's write and the read after it.
+// A write to a KV cache, and a read after it.
 built cache(ggml_context * ctx);
 
-// Of its kernel IM2COL reads the shape only, so that a compiler may leave it out of the program's inputs.
+// IM2COL reads only the shape of its kernel, so a compiler may remove it from the program's inputs.
 built unused_kernel(ggml_context * ctx, ggml_tensor * kernel);
 
 built unused(ggml_context * ctx);
 
-// Computes nodes without a kernel that write to memory of the device, which no other backend can write to.
+// Computes nodes without a kernel that write to device memory, which no other backend can write to.
 void stranded(ggml_backend_dev_t dev);

@@ -1,4 +1,4 @@
-// Graphs that ggml's scheduler shares out between a NeuronCore and the CPU.
+// Graphs that ggml's scheduler divides between a NeuronCore and the CPU.
 
 #include "../values.h"
 #include "ggml-alloc.h"
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-// The device writes rows into a tensor, and reads them, that the CPU computed: no kernel computes FILL.
+// The device writes rows into a tensor that the CPU computed, and reads them: no kernel computes FILL.
 static built write_to_other(ggml_context * ctx) {
     ggml_tensor * cells = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, 32, 16);
     ggml_tensor * rows  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 3);
@@ -25,7 +25,7 @@ static built write_to_other(ggml_context * ctx) {
     };
 }
 
-// A node without a kernel, in the memory of one that the device computed.
+// A node without a kernel, in the memory of a node that the device computed.
 static built write_to_device(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     ggml_tensor * b = f32(ctx, 64, 4);
@@ -35,7 +35,7 @@ static built write_to_device(ggml_context * ctx) {
     };
 }
 
-// Three nodes with kernels, and three without, the last of which must be computed on the device.
+// Three nodes with kernels and three without; the last of these must be computed on the device.
 static built partly(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     ggml_tensor * b = f32(ctx, 64, 4);
@@ -47,7 +47,7 @@ static built partly(ggml_context * ctx) {
     };
 }
 
-// Nine nodes without a kernel, which differ from those with one in all kinds of things, and one with a kernel.
+// Nine nodes without a kernel, each with another difference from nodes with one, and one node with a kernel.
 static built far_off(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     ggml_tensor * b = f32(ctx, 64, 4);
@@ -66,7 +66,7 @@ static built far_off(ggml_context * ctx) {
     };
 }
 
-// Says how the scheduler shares out such a graph.
+// Reports how the scheduler divides such a graph.
 static void shared_out(bool watched) {
     share found;
     compare(run_scheduled({ neuron, cpu }, partly, &found, watched), run_scheduled({ cpu }, partly));
@@ -74,7 +74,7 @@ static void shared_out(bool watched) {
          " splits");
 }
 
-// Computes such a graph whose set of tensors, which is in the order of their addresses, has the last node first.
+// Computes such a graph with the last node first in its set of tensors, which is in the order of their addresses.
 static void last_node_first() {
     const size_t      period = 16 * ggml_hash_size(2 * GGML_DEFAULT_GRAPH_SIZE);  // of ggml_hash
     std::vector<char> memory(period + 16 + context::size());
@@ -93,7 +93,8 @@ static void scheduled() {
     }
 }
 
-// Inputs in the memory of a graph, which are written when that is used: written twice, in part over what waits, and read before.
+// Inputs in a graph's memory, whose writes wait until it is used: written twice, partly over waiting writes, and read
+// before.
 static void inputs_in_parts() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_dev_buffer_type(neuron)));

@@ -1,4 +1,4 @@
-// Threads: with one NeuronCore, and with one each; and mistakes that sanitizers must report.
+// Threads that share one NeuronCore, threads with one each, and mistakes that sanitizers must report.
 
 #include "../values.h"
 #include "ggml-backend-impl.h"
@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-// Threads that ask for many ops, each for its own and all for some.
+// Threads that call supports_op for many ops, some different and some the same.
 static void threads() {
     in_threads(8, [](int n) {
         for (int i = 1; i <= 40; i++) {
@@ -26,7 +26,7 @@ static void threads() {
     });
 }
 
-// Threads that compute on one NeuronCore, each with a backend of its own.
+// Threads that compute on one NeuronCore, each with its own backend.
 static void parallel() {
     const std::vector<float> wanted = run(cpu, chain);
     in_threads(4, [&wanted](int) {
@@ -36,7 +36,7 @@ static void parallel() {
     });
 }
 
-// A NeuronCore for each of several threads: kernels, nodes without one, memory that comes and goes, and questions.
+// One NeuronCore per thread: kernels, nodes without one, memory that is allocated and freed, and supports_op.
 static void several_cores(int n_cores, int rounds) {
     const std::vector<float> wanted = run(cpu, chain);
     in_threads(n_cores, [&wanted, rounds](int n) {
@@ -49,7 +49,7 @@ static void several_cores(int n_cores, int rounds) {
     });
 }
 
-// Stands before a backend's graph_compute, and notices when two threads are in it at once.
+// Wraps a backend's graph_compute, and detects two threads in it at once.
 static struct {
     ggml_backend_t (*init)(ggml_backend_dev_t, const char *);
     ggml_status (*compute)(ggml_backend_t, ggml_cgraph *);
@@ -65,7 +65,7 @@ static ggml_status compute_watched(ggml_backend_t backend, ggml_cgraph * graph) 
         watched.twice = watched.twice || watched.inside[backend] > 1;
     };
     count(1);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that another one comes meanwhile
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that another thread enters meanwhile
     const ggml_status status = watched.compute(backend, graph);
     count(-1);
     return status;
@@ -78,7 +78,8 @@ static ggml_backend_t init_watched(ggml_backend_dev_t dev, const char * params) 
     return backend;
 }
 
-// Two NeuronCores whose threads have nodes for the CPU at the same time. A backend of ggml's is not for two threads at once.
+// Two NeuronCores whose threads have nodes for the CPU at the same time. Two threads must not use one backend of ggml
+// at once.
 static void two_cores_and_the_cpu() {
     watched.init            = cpu->iface.init_backend;
     cpu->iface.init_backend = init_watched;
@@ -92,7 +93,7 @@ static void two_cores_and_the_cpu() {
     check(!watched.twice, "two threads computed on one backend of the CPU at once");
 }
 
-// Mistakes that a sanitizer must report, or it reports none of others either.
+// Mistakes that a sanitizer must report: otherwise its silence about other code means nothing.
 
 static void planted_race() {
     int count = 0;

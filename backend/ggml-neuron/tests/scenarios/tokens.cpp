@@ -1,4 +1,4 @@
-// A layer of a transformer with any number of tokens, by kernels for other numbers.
+// A layer of a transformer with any number of tokens, computed by kernels for other numbers.
 
 #include "../values.h"
 #include "ggml-alloc.h"
@@ -28,17 +28,18 @@ constexpr int64_t CELLS  = 256;
 constexpr int64_t VOCAB  = 40;
 constexpr int64_t EXPERT = 3;
 
-// A call: `n` tokens that follow `past` ones, in a cache of which `n_kv` cells are looked at; logits of the last `n_out`.
+// A call: `n` tokens behind `past` earlier ones. It reads `n_kv` cells of the cache and gives logits of the last
+// `n_out`.
 struct call {
     int64_t n;
     int64_t past;
     int64_t n_kv;
     int64_t n_out;
-    bool    quantized = false;  // the cache is Q8_0; without flash attention that of keys, and scores are capped
+    bool    quantized = false;  // the cache is Q8_0; without flash attention only that of keys, and scores are capped
     bool    flash     = true;   // with flash attention; without it values are in rows of cells
-    int64_t n_seqs    = 1;      // sequences, whose tokens take turns
-    int64_t window    = CELLS;  // positions back from its own that a token looks at
-    bool    blind     = false;  // the last token looks at nothing
+    int64_t n_seqs    = 1;      // sequences, whose tokens alternate
+    int64_t window    = CELLS;  // the number of positions, back from its own, that a token attends to
+    bool    blind     = false;  // the last token attends to nothing
 
     bool is_cell_quantized(int i) const { return quantized && (flash || i == 0); }
 
@@ -51,8 +52,8 @@ struct layer {
     ggml_tensor *              ids;
     ggml_tensor *              positions;
     ggml_tensor *              rows;
-    ggml_tensor *              value_rows = nullptr;  // elements of transposed values
-    ggml_tensor *              scores     = nullptr;  // what SOFT_MAX has made of them
+    ggml_tensor *              value_rows = nullptr;  // element numbers of writes to transposed values
+    ggml_tensor *              scores     = nullptr;  // the results of SOFT_MAX
     ggml_tensor *              mask;
     ggml_tensor *              out_ids;
     ggml_tensor *              experts;
@@ -97,7 +98,7 @@ static ggml_tensor * without_flash_attention(ggml_context * ctx,
     return ggml_cont_2d(ctx, t, EMBD, c.n);
 }
 
-// A transformer's layer with what surrounds it, and with experts.
+// A transformer's layer with embedding and output, and with experts.
 static layer build(ggml_context * ctx, const call & c) {
     layer      l;
     const auto weight = [&](int64_t ne0, int64_t ne1, int64_t ne2 = 1, ggml_type type = GGML_TYPE_F16) {
@@ -140,7 +141,7 @@ static layer build(ggml_context * ctx, const call & c) {
     return l;
 }
 
-// Sets a tensor to numbers that its type holds.
+// Sets a tensor to numbers that its type can hold.
 static void set(ggml_tensor * t, float seed) {
     if (t->type != GGML_TYPE_Q8_0) {
         fill(t, seed);
@@ -152,7 +153,7 @@ static void set(ggml_tensor * t, float seed) {
     ggml_backend_tensor_set(t, blocks.data(), 0, blocks.size());
 }
 
-// Sets the cells that a call does not look at to numbers that show in its result when it does.
+// Sets the cells that a call must not read to numbers that change its result if it does.
 static void set_beyond(ggml_tensor * cells, int64_t n_kv, bool transposed) {
     const int64_t n = CELLS - n_kv;
     if (n == 0) {
@@ -191,7 +192,7 @@ static void set_inputs(const layer & l, const call & c) {
     set_each<int32_t>(l.positions, [&](int64_t i) { return c.past + i; });
     set_each<int32_t>(l.experts, [](int64_t i) { return (i / 2 + i % 2) % EXPERT; });
     set_each<int32_t>(l.out_ids, [&](int64_t i) { return c.n - c.n_out + i; });
-    // cells in no order, as a cache has that several sequences used
+    // cells in a mixed order, as in a cache that several sequences used
     const auto cell_of = [&](int64_t i) {
         return (c.past + i) * 3 % c.n_kv;
     };
@@ -200,7 +201,7 @@ static void set_inputs(const layer & l, const call & c) {
         set_each<int64_t>(l.value_rows, [&](int64_t i) { return i % KV * CELLS + cell_of(i / KV); });
     }
     const auto is_hidden = [&](int64_t i) {
-        // cell `at` holds the token of that position whose third multiple it is
+        // cell `at` holds the token at the position whose triple is `at`, modulo n_kv
         const int64_t at   = i % c.n_kv;
         const int64_t last = c.past + i / c.n_kv;
         for (int64_t p = std::max<int64_t>(last - c.window + 1, 0); p <= last; p++) {
@@ -223,7 +224,7 @@ static std::vector<uint8_t> bytes(const ggml_tensor * t) {
     return data;
 }
 
-// Everything that a call leaves behind: its logits, and the two caches.
+// All results of a call: its logits, and the two caches.
 struct outcome {
     std::vector<float>   logits;
     std::vector<uint8_t> cells[2];
@@ -236,7 +237,7 @@ static outcome compute(ggml_backend_dev_t dev, const call & c) {
     ggml_cgraph *    graph = ggml_new_graph(ctx.get());
     ggml_build_forward_expand(graph, l.result);
     require_kernels(dev, graph);
-    // everything in one buffer, so that what is written beyond a tensor is in its neighbour
+    // all in one buffer, so that a write beyond a tensor changes its neighbor
     ggml_backend_buffer_ptr buffer = allocate(ctx, backend);
     set_inputs(l, c);
     std::vector<std::pair<ggml_tensor *, std::vector<uint8_t>>> before;
@@ -245,7 +246,7 @@ static outcome compute(ggml_backend_dev_t dev, const call & c) {
             before.emplace_back(t, bytes(t));
         }
     }
-    for (int round = 0; round < 2; round++) {  // the second finds what the first planned
+    for (int round = 0; round < 2; round++) {  // the second round uses the first one's plan
         const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
         check(status == GGML_STATUS_SUCCESS, std::string("graph_compute: ") + ggml_status_to_string(status));
     }
@@ -257,7 +258,7 @@ static outcome compute(ggml_backend_dev_t dev, const call & c) {
     };
 }
 
-// Bit for bit: cells that no token was written to.
+// Compares, bit for bit, the cells that no token was written to.
 static void compare_cells(const call & c, const outcome & got, const outcome & wanted) {
     std::vector<bool> written((size_t) CELLS);
     for (int64_t i = 0; i < c.n; i++) {
@@ -278,7 +279,7 @@ static void compare_cells(const call & c, const outcome & got, const outcome & w
     }
 }
 
-// Adds logits to the file that SCENARIO_LOGITS names, for who compares runs.
+// Appends logits to the file that SCENARIO_LOGITS names, to compare runs.
 static void write_logits(const std::vector<float> & logits) {
     if (const char * path = getenv("SCENARIO_LOGITS")) {
         std::ofstream file(path, std::ios::binary | std::ios::app);
@@ -294,7 +295,7 @@ static void compare_logits(const call & c, const outcome & got, const outcome & 
         error += std::pow((double) got.logits[i] - (double) wanted.logits[i], 2.0);
         size += std::pow((double) wanted.logits[i], 2.0);
     }
-    // the CPU's products with a quantized cache have a quantized query, too
+    // the CPU's products with a quantized cache also quantize the query
     check(error <= (c.quantized ? 1e-2 : 1e-3) * size, "n " + std::to_string(c.n) + ", past " + std::to_string(c.past) +
                                                            ", n_kv " + std::to_string(c.n_kv) + ": error " +
                                                            std::to_string(error / size));
@@ -308,7 +309,7 @@ static void against_cpu(const call & c) {
     compare_logits(c, got, wanted);
 }
 
-// A call whose nodes' memory is given by the scheduler, which reuses that of nodes that were read for the last time.
+// A call whose nodes the scheduler allocates, which reuses the memory of nodes after their last use.
 static void scheduled(const call & c, bool watched, bool output = false) {
     ggml_backend_ptr       device(ggml_backend_dev_init(neuron, nullptr));
     ggml_backend_ptr       host(ggml_backend_dev_init(cpu, nullptr));
@@ -349,7 +350,8 @@ static void scheduled(const call & c, bool watched, bool output = false) {
     }
 }
 
-// Calls for which kernels are recorded: each number of tokens with each length of the cache, and logits of all or one.
+// The calls to record kernels for: each number of tokens with each length of the cache, and logits of all tokens or
+// one.
 static void few(bool flash) {
     std::string missing;
     for (const bool quantized : { false, true }) {
@@ -368,7 +370,7 @@ static void few(bool flash) {
     check(missing.empty(), missing);
 }
 
-// Calls of any kind.
+// Random calls.
 static void any(bool flash) {
     uint64_t   state = 1;
     const auto below = [&](int64_t n) {
@@ -379,7 +381,7 @@ static void any(bool flash) {
         call c{};
         c.n    = 1 + (round < 9 ? round : below(60));
         c.n_kv = std::min<int64_t>(c.n + 1 + below(CELLS - c.n), CELLS);
-        c.n_kv += c.n_kv % 3 == 0 ? 1 : 0;  // 3 and n_kv have no common divisor: each token has a cell of its own
+        c.n_kv += c.n_kv % 3 == 0 ? 1 : 0;  // 3 and n_kv have no common divisor: each token has its own cell
         c.n_kv  = std::min<int64_t>(c.n_kv, CELLS);
         c.past  = below(c.n_kv - c.n + 1);
         c.n_out = 1 + below(c.n);
@@ -388,12 +390,12 @@ static void any(bool flash) {
         c.flash     = flash;
         c.n_seqs    = 1 + below(3);
         c.window    = below(2) ? CELLS : 1 + below(40);
-        c.blind     = flash && below(4) == 0;  // SOFT_MAX of nothing is not a number, by ggml, too
+        c.blind     = flash && below(4) == 0;  // SOFT_MAX of nothing is NaN, in ggml, too
         against_cpu(c);
     }
 }
 
-// Attention of several streams: each has a cache of its own, its own tokens and its own mask, or all have one mask.
+// Attention of several streams: each has its own cache, tokens and mask, or all share a mask.
 static std::vector<float> attend(ggml_backend_dev_t dev,
                                  const call &       c,
                                  int64_t            n_streams,

@@ -1,4 +1,4 @@
-// Two NeuronCores with launches in flight that wait for each other.
+// Two NeuronCores whose launches in flight wait for each other.
 
 #include "../values.h"
 #include "ggml-backend.h"
@@ -12,7 +12,7 @@
 #include <functional>
 #include <vector>
 
-// One NeuronCore computes what another one has computed, and both are given the next round before that is done.
+// One NeuronCore uses another core's result, and both get the next round before that is done.
 static void two_cores_in_flight() {
     const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
     const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
@@ -38,7 +38,7 @@ static void two_cores_in_flight() {
     }
 }
 
-// Two NeuronCores, and graphs for each: what the second one's adds to, the first one's computes.
+// Two NeuronCores with graphs: the second core's graph adds to the first core's result.
 struct pair_of_cores {
     const ggml_backend_ptr first{ ggml_backend_dev_init(core(0), nullptr) };
     const ggml_backend_ptr second{ ggml_backend_dev_init(core(1), nullptr) };
@@ -64,7 +64,7 @@ struct pair_of_cores {
         to[i].compute();
     }
 
-    // What `to` comes to when both were set in a round.
+    // Returns the expected value of `to` when both were set in round `i`.
     static std::vector<float> wanted(int i) {
         std::vector<float>       sum  = run(cpu, add, i + 1);
         const std::vector<float> more = numbers(64, 2 + (float) i);
@@ -75,7 +75,7 @@ struct pair_of_cores {
     }
 };
 
-// Everything is given to both cores before the first one has computed anything, then again, and memory goes that jobs use.
+// Both cores get all work before the first one has computed anything, then again, and memory that jobs use is freed.
 static void two_cores_ahead() {
     pair_of_cores t(3);
     for (size_t i = 0; i < 3; i++) {
@@ -89,7 +89,7 @@ static void two_cores_ahead() {
     }
 }
 
-// A graph with copies around its kernel is behind an event of the other core.
+// A graph with copies around its kernel, behind an event of the other core.
 static void two_cores_behind() {
     pair_of_cores                t(1);
     placed                       cut(t.second, add_three);
@@ -102,7 +102,7 @@ static void two_cores_behind() {
     compare(cut.get(), run(cpu, add_three, 5));
 }
 
-// A tensor is set, computed again and then freed, when a copy of it waits for the core that it is copied to.
+// A tensor is set, computed again and then freed while a copy of it waits for the destination's core.
 static void two_cores_fenced() {
     pair_of_cores               t(2);
     placed &                    from        = t.from[0];
@@ -119,7 +119,7 @@ static void two_cores_fenced() {
         from.compute();
         ggml_backend_synchronize(t.first.get());
         t.to[1].compute();
-        t.copy(0, 1);  // over what that reads
+        t.copy(0, 1);  // overwrites the source of that
         t.copy(0, 0);
         next();
         t.to[0].compute();
@@ -127,7 +127,7 @@ static void two_cores_fenced() {
     }
 }
 
-// Two threads copy between the same tensors, each to another core, and each has its core wait for the other one's.
+// Two threads copy between the same tensors, each to another core, and each makes its core wait for the other one's.
 static void two_cores_crossing() {
     pair_of_cores                t(1);
     const ggml_backend_t         backends[] = { t.first.get(), t.second.get() };
@@ -153,7 +153,7 @@ static void two_cores_crossing() {
     }
 }
 
-// The first core's launch fails late. The second one, which waits for it, is done when that has failed.
+// The first core's launch fails late. The second core, which waits for it, completes afterwards.
 static void two_cores_waiting() {
     pair_of_cores                t(1);
     const ggml_backend_event_ptr computed(ggml_backend_event_new(core(0)));
@@ -168,7 +168,7 @@ static void two_cores_waiting() {
     compare(t.to[0].get(), t.wanted(0));
 }
 
-// The first core's launch fails late, when a graph that reads its copy was given back by the second one.
+// The first core's launch fails late, after graph_compute returned for the second core's graph that reads its copy.
 static void two_cores_late() {
     pair_of_cores t(1);
     t.compute(0);
@@ -180,7 +180,7 @@ static void two_cores_late() {
     compare(t.to[0].get(), t.wanted(0));
 }
 
-// What ggml's meta backend asks a backend for by name, over both cores.
+// The functions that ggml's meta backend looks up by name, for both cores.
 struct reducing_pair : pair_of_cores {
     template <typename F> static F named(const char * name) {
         void * address = ggml_backend_reg_get_proc_address(neurons, name);
@@ -218,7 +218,7 @@ static std::vector<float> sum_of(std::vector<float> a, const std::vector<float> 
     return a;
 }
 
-// Both cores have the sum of what each computes, time after time; a result that is not to be computed counts as zeros.
+// Both cores receive the sum of their results, repeatedly; a result without the compute flag counts as zeros.
 static void two_cores_reduced() {
     reducing_pair t;
     placed &      a = t.from[0];
@@ -239,7 +239,7 @@ static void two_cores_reduced() {
     compare(a.get(), run(cpu, add, 20));
 }
 
-// The meta backend copies and adds where tensors are of another core, type or shape, and nothing happened to them.
+// The meta backend itself copies and adds tensors of another core, type or shape; the backend leaves them unchanged.
 static void two_cores_not_reduced() {
     reducing_pair t;
     placed &      a = t.from[0];
@@ -261,7 +261,7 @@ static void two_cores_not_reduced() {
     check(!t.named<ggml_backend_comm_init_t>("ggml_backend_comm_init")(mixed, 2), "a comm with the CPU");
 }
 
-// A launch of the second core fails, and with it the reduction: the first core's next graph fails, and no other one.
+// A launch of the second core fails, and with it the reduction: only the first core's next graph fails.
 static void two_cores_unreduced() {
     reducing_pair t;
     t.to[0].compute();

@@ -1,4 +1,4 @@
-// Weights in host memory, which a NeuronCore keeps copies of.
+// Weights in host memory, with copies on a NeuronCore.
 
 #include "../values.h"
 #include "ggml-backend.h"
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-// A weight in host memory, of which a NeuronCore may keep a copy, and a product with it.
+// A weight in host memory that a NeuronCore may copy, and a product with it.
 struct weighted {
     ggml_backend_ptr        backend{ ggml_backend_dev_init(neuron, nullptr) };
     context                 weights;
@@ -21,7 +21,7 @@ struct weighted {
     ggml_tensor *           product;
     ggml_tensor *           write;  // rows of the weight
     ggml_tensor *           whole = ggml_new_tensor_2d(rest.get(), GGML_TYPE_F16, 32, 16);
-    ggml_tensor *           copy;   // over the weight, for which there is no kernel
+    ggml_tensor *           copy;   // over the weight; no kernel computes it
     ggml_backend_buffer_ptr weights_buffer;
     ggml_backend_buffer_ptr rest_buffer;
 
@@ -38,7 +38,7 @@ struct weighted {
         fill(q, 4);
     }
 
-    // Compares the product with that of the weight as it is in host memory now.
+    // Compares the product with the product of the weight's current values in host memory.
     void is_right() {
         check(ggml_backend_dev_supports_op(neuron, product), "no kernel for MUL_MAT");
         compute(product, backend.get());
@@ -49,7 +49,7 @@ struct weighted {
     }
 };
 
-// The same weight again and again.
+// The same weight, repeatedly.
 static void kept_weights() {
     weighted t;
     for (int i = 0; i < 50; i++) {
@@ -58,7 +58,7 @@ static void kept_weights() {
     }
 }
 
-// Whatever writes to a weight, the product is that of what is written.
+// After any write to a weight, the product uses the new values.
 static void written_weights() {
     weighted t;
     t.is_right();
@@ -70,7 +70,7 @@ static void written_weights() {
     t.is_right();
     fill(t.w, 6);
     t.is_right();
-    // by an op, of the CPU: ggml's scheduler asks all backends before
+    // by an op of the CPU: ggml's scheduler calls supports_op of all backends before
     check(ggml_backend_dev_supports_op(neuron, t.write), "no kernel for SET_ROWS");
     ggml_backend_ptr host(ggml_backend_dev_init(cpu, nullptr));
     compute(t.write, host.get());
@@ -78,7 +78,7 @@ static void written_weights() {
     fill(t.fresh, 7);
     compute(t.write, host.get());
     t.is_right();
-    // by an op of the device, and by one that the CPU computes instead
+    // by an op of the device, and by an op that the CPU computes instead
     weighted u;
     u.is_right();
     compute(u.write, u.backend.get());
@@ -88,7 +88,7 @@ static void written_weights() {
     x.is_right();
     compute(x.copy, x.backend.get());
     x.is_right();
-    // by training, of which the device sees nothing
+    // by training, which the device does not observe
     weighted v;
     ggml_set_param(v.w);
     v.is_right();
