@@ -1,7 +1,7 @@
 """The rules, for BUILD files: `load("@neuron_kernelgen//rules:defs.bzl", …)`.
 
-Most users write none of these by hand: `neuron.kernels(...)` in MODULE.bazel makes them from a manifest. Users who keep kernels by
-hand write the three steps as targets:
+Most users write none of these by hand: `neuron.kernels(...)` in MODULE.bazel makes them from a manifest. To write
+kernels by hand, declare the three steps as targets:
 
     neuron_hlo(
         name = "my_norm.hlo",
@@ -52,7 +52,7 @@ neuron_toolchain = _neuron_toolchain
 # The values of neuronx-cc's `--target` that AWS documents, which are those that `kernelgen model` writes without one.
 NEURON_TARGETS = [name for name, target in _TARGETS.items() if not target.experimental]
 
-# What a bundle's name is followed by to name one of its forms: those of CMake's FORM.
+# The suffixes of a bundle's name that name its forms, as in CMake's FORM.
 BUNDLE_FORMS = ["", ".embed", ".pack", ".tree"]
 
 def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
@@ -60,10 +60,10 @@ def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
 
     Args:
         name: the bundle; building it makes the pack. `<name>.embed` is a C++ library with the kernels embedded, `<name>.pack` the pack
-            alone, `<name>.tree` the folder that GGML_NEURON_KERNEL_DIR takes, and `<name>.report` a page about the kernels.
-        visibility: of all of them.
-        tags: of all of them.
-        **kwargs: as of the rule.
+            alone, `<name>.tree` the folder that GGML_NEURON_KERNEL_DIR takes, and `<name>.report` an HTML report on the kernels.
+        visibility: the visibility of all these targets.
+        tags: the tags of all these targets.
+        **kwargs: the rule's other attributes.
     """
     neuron_kernel_bundle_rule(name = name, tags = tags, visibility = visibility, **kwargs)
     neuron_bundle_cc(name = name + ".embed", bundle = name, tags = tags, visibility = visibility)
@@ -73,13 +73,13 @@ def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):
         native.filegroup(name = "{}.{}".format(name, form), srcs = [name], output_group = form, tags = tags, visibility = visibility)
 
 def neuron_bundle_aliases(name, bundles, visibility = None, tags = []):
-    """Gives bundles of another package names here, in all their forms.
+    """Declares aliases of another package's bundles, in all their forms.
 
     Args:
         name: the manifest's name; bundles are `<name>_<target>`.
-        bundles: label of each bundle by its target.
-        visibility: of all of them.
-        tags: of all of them.
+        bundles: the label of each bundle, by target.
+        visibility: the visibility of all these targets.
+        tags: the tags of all these targets.
     """
     for target, label in bundles.items():
         for form in BUNDLE_FORMS:

@@ -26,22 +26,22 @@ load("//rules/private/rules:compiler_flag.bzl", "CHOICES")
 _REPOSITORY = "neuron_kernels"
 
 _kernels = tag_class(
-    doc = "Asks for the kernels of manifests. The arguments are those of CMake's add_neuron_kernels().",
+    doc = "Declares the kernels of manifests. The attributes are the arguments of CMake's add_neuron_kernels().",
     attrs = {
-        "build_file": attr.label(doc = "The earlier name of `kernels`, for one folder, whose emitters all repositories have."),
-        "compiler": attr.string(values = [""] + CHOICES, doc = "As the flag //rules:compiler, for these manifests alone."),
-        "data": attr.label_list(allow_files = True, doc = "Files that the emitters of `kernels` open, and targets that make such files; each visible everywhere."),
-        "emit_timeout": attr.int(default = -1, doc = "As the flag //rules:emit_timeout, for these manifests alone."),
-        "kernels": attr.label_list(doc = "Folders of emitters of your own, which are packages that export their .py files; they win over kernelgen's."),
+        "build_file": attr.label(doc = "Deprecated: use `kernels`. It names one folder, whose emitters all repositories get."),
+        "compiler": attr.string(values = [""] + CHOICES, doc = "Overrides the flag //rules:compiler for these manifests."),
+        "data": attr.label_list(allow_files = True, doc = "Files that the emitters of `kernels` read, and targets that generate such files. They must be public."),
+        "emit_timeout": attr.int(default = -1, doc = "Overrides the flag //rules:emit_timeout for these manifests."),
+        "kernels": attr.label_list(doc = "Your own folders of emitters: packages that export their .py files. They override kernelgen's emitters."),
         "manifest": attr.label_list(allow_files = [".yaml", ".yml"], doc = "The YAML files."),
-        "memory_per_compile": attr.string(doc = "What one compile is counted for: 8G, 6144M. By default what the manifest or the table of targets says."),
-        "name": attr.string(default = _REPOSITORY, doc = "The repository with the kernels; manifests of one share them, and its `kernels`."),
-        "targets": attr.string_list(doc = "Only these targets of the manifests; all by default."),
+        "memory_per_compile": attr.string(doc = "The memory to reserve for one compile, such as 8G or 6144M. The default is in the manifest or in the table of targets."),
+        "name": attr.string(default = _REPOSITORY, doc = "The repository of the kernels. Manifests in one repository share kernels and the folders in `kernels`."),
+        "targets": attr.string_list(doc = "The targets to build; all targets of the manifests by default."),
     },
 )
 
 _manifest = tag_class(
-    doc = "The earlier name of `kernels`, for one manifest.",
+    doc = "Deprecated: use the tag class `kernels`. This one declares one manifest.",
     attrs = {
         "file": attr.label(mandatory = True, doc = "`manifest`."),
         "repository": attr.string(default = _REPOSITORY, doc = "`name`."),
@@ -49,11 +49,11 @@ _manifest = tag_class(
 )
 
 def _reproducible(mctx):
-    # The repositories follow from the tags alone, so a MODULE.bazel.lock has nothing to hold of them, nor of what they read.
+    # The repositories depend on the tags alone, so MODULE.bazel.lock needs no entry for them or for the files that they read.
     return mctx.extension_metadata(reproducible = True)
 
 def _repositories(module):
-    """Returns what one module asks for, as structs that have the attributes of `_kernels`, and warns of earlier names."""
+    """Returns the tags of one module as structs with the attributes of `_kernels`; warns of deprecated tags."""
     asked = list(module.tags.kernels)
     for tag in module.tags.manifest:
         # buildifier: disable=print
@@ -110,7 +110,7 @@ def _once(labels):
     return {label: None for label in labels}.keys()
 
 neuron = module_extension(
-    doc = "Plans the kernels of all named manifests into one repository, so that manifests share them, or into several.",
+    doc = "Plans the kernels of all named manifests into one repository, so that manifests share kernels, or into several repositories.",
     implementation = _neuron_impl,
     tag_classes = {"kernels": _kernels, "manifest": _manifest},
 )

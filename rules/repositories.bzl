@@ -30,13 +30,13 @@ def neuron_kernels(
     Args:
         name: the repository's name.
         manifest: labels of the YAML files.
-        targets: only these targets of the manifests; all by default.
-        compiler: as the flag //rules:compiler, for these manifests alone.
-        memory_per_compile: what one compile is counted for: 8G, 6144M.
-        emit_timeout: as the flag //rules:emit_timeout, for these manifests alone.
-        kernels: labels of your own folders of emitters, which are packages.
-        data: labels of files that the emitters of `kernels` open.
-        manifests: the earlier name of `manifest`.
+        targets: the targets to build; all targets of the manifests by default.
+        compiler: overrides the flag //rules:compiler for these manifests.
+        memory_per_compile: the memory to reserve for one compile, such as 8G or 6144M.
+        emit_timeout: overrides the flag //rules:emit_timeout for these manifests.
+        kernels: the labels of your own folders of emitters. Each folder is a package.
+        data: the labels of files that the emitters of `kernels` read.
+        manifests: deprecated, use `manifest`.
     """
     if manifests:
         # buildifier: disable=print
@@ -60,7 +60,7 @@ def neuron_kernels(
     )
 
 def _canonical(label):
-    # A label without a repository is of the WORKSPACE that it stands in, not of this file's.
+    # A label without a repository belongs to the caller's WORKSPACE, not to this file's.
     return str(Label("@" + label if label.startswith("//") else label))
 
 def neuron_kernelgen_development_dependencies():

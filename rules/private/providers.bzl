@@ -1,4 +1,4 @@
-"""What the rules tell each other."""
+"""The providers of the rules."""
 
 NeuronHloInfo = provider(
     doc = "One kernel's canonical HLO.",

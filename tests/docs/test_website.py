@@ -64,7 +64,7 @@ def test_rules_have_their_attributes_and_macros_their_arguments(tmp_path: Path) 
     text = website.starlark(ROOT / "rules/private/rules/neuron_neff.bzl")
     assert "\n## neuron_neff\n\n*rule*\n\nCompiles one kernel's HLO.\n" in text
     assert "| `target` | string | `required` | neuronx-cc's `--target`. |" in text
-    assert "\n## neuron_neff()\n" in text and "| `**kwargs` | as of the rule. |" in text
+    assert "\n## neuron_neff()\n" in text and "| `**kwargs` | the rule's other attributes. |" in text
     (tmp_path / "a.bzl").write_text("def _f():\n    pass\n")
     assert website.starlark(tmp_path / "a.bzl") == ""
 

@@ -1,4 +1,4 @@
-"""The action that compiles: its inputs and arguments are the identity of a NEFF, and nothing else is among them."""
+"""The compile action. Its inputs and arguments are exactly the identity of a NEFF."""
 
 load("//rules/private:targets.bzl", "SIMULATOR_MEMORY_MB")
 load("//rules/private/actions:resources.bzl", "resource_set")
@@ -36,7 +36,7 @@ def compile(ctx, toolchain, kernel, flags, neff, log):
             ctx,
             toolchain.simulator,
             args,
-            # Only the simulator gains from a process that stays: it keeps XLA loaded.
+            # Only the simulator profits from a persistent worker, which keeps XLA loaded.
             worker = True,
             inputs = [hlo],
             mnemonic = _MNEMONIC,
@@ -59,7 +59,7 @@ def compile(ctx, toolchain, kernel, flags, neff, log):
         ctx.actions.run(
             arguments = [args],
             executable = toolchain.python,
-            # The driver gives the compiler a scratch folder and an environment of its own; a sandbox would hide the log of a failure.
+            # The driver isolates the compiler with its own scratch folder and environment. A sandbox would hide the log of a failure.
             execution_requirements = {"no-sandbox": "1"},
             inputs = [hlo],
             mnemonic = _MNEMONIC,

@@ -1,4 +1,4 @@
-"""Where a cluster runs what needs the SDK."""
+"""Execution properties of actions that require the SDK."""
 
 load("@neuron_sdk//:identity.bzl", "IDENTITY")
 
@@ -6,7 +6,7 @@ def _properties(compiler, target):
     return {"neuron-compiler": compiler, "neuron-target": target}
 
 def routed_to(target):
-    """Returns the execution properties by which a cluster gives an action to a worker that has the compiler.
+    """Returns the execution properties with which a cluster chooses a worker that has the compiler.
 
     Args:
         target: neuronx-cc's `--target`.

@@ -1,4 +1,4 @@
-"""A bundle as a C++ library: apart from the bundle's own rule, so that a pack is built without looking for a C++ compiler."""
+"""A bundle as a C++ library. It is a rule of its own, so that building a pack requires no C++ toolchain."""
 
 load("@rules_cc//cc:find_cc_toolchain.bzl", "find_cc_toolchain", "use_cc_toolchain")
 load("@rules_cc//cc/common:cc_common.bzl", "cc_common")
@@ -37,7 +37,7 @@ def _neuron_bundle_cc_impl(ctx):
     compilation, objects = cc_common.compile(
         name = name,
         actions = ctx.actions,
-        # The assembly takes the NEFFs and the tables out of the pack.
+        # The assembly includes the NEFFs and the tables from the pack.
         additional_inputs = [pack],
         cc_toolchain = cc_toolchain,
         compilation_contexts = [library.compilation_context],
@@ -63,7 +63,7 @@ def _neuron_bundle_cc_impl(ctx):
     ]
 
 neuron_bundle_cc = rule(
-    doc = "Building it makes the archive with the kernels embedded; a cc rule that depends on it links them.",
+    doc = "A library with the kernels embedded. cc rules that depend on it link the kernels.",
     implementation = _neuron_bundle_cc_impl,
     attrs = {
         "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo]),

@@ -14,12 +14,12 @@ def _emit(ctx, spec, emitters, language = DEFAULT_LANGUAGE, targets = [], native
         ctx: the rule's context.
         spec: the kernel as JSON.
         emitters: (name of the library, module) of each emitter.
-        language: what they are written in.
-        targets: the targets that the kernel is for, where its language asks.
-        native: File of what NKI's own compiler made of the kernel, or None.
-        prebuilt: File of what it made before, or None.
-        missing: why that can't be used; nothing can be emitted then.
-        module: the emitter's name in its package of Python; empty where it is in none.
+        language: the language of the emitters.
+        targets: the targets of the kernel, if its language requires them.
+        native: the File with the output of NKI's own compiler, or None.
+        prebuilt: the File with an earlier output of that compiler, or None.
+        missing: why there is no such file; the action then fails.
+        module: the emitter's module name in its Python package; empty without a package.
 
     Returns:
         the rule's providers.
@@ -37,7 +37,7 @@ def _emit(ctx, spec, emitters, language = DEFAULT_LANGUAGE, targets = [], native
     args.add(hlo, format = "--output=%s")
     args.add(ctx.attr._timeout[TimeoutFlagInfo].seconds, format = "--timeout=%s")
 
-    # A worker that is not sandboxed sees every file: what is not declared is refused, as it would not be there in a sandbox.
+    # A worker without a sandbox can read every file. It refuses undeclared files, which a sandbox would not have.
     args.add("--undeclared=refuse")
     args.add_all(ctx.files.data, expand_directories = False, format_each = "--data=%s")
     args.add_all(targets, format_each = "--target=%s")
@@ -106,9 +106,9 @@ def _neuron_source_hlo_impl(ctx):
     return _emit(ctx, json.encode(spec), emitters, attr.language, attr.targets, ctx.file.native, ctx.file.prebuilt, attr.missing, attr.module)
 
 _COMMON = {
-    "data": attr.label_list(allow_files = True, doc = "Files that the emitter opens."),
-    "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own library."),
-    "jax_alone": attr.bool(doc = "Whether emitter and helpers are in JAX alone: then an edit of what other languages are made of emits nothing again."),
+    "data": attr.label_list(allow_files = True, doc = "Files that the emitter reads."),
+    "helpers": attr.label_list(allow_files = [".py"], doc = "Modules that the emitter imports from its library."),
+    "jax_alone": attr.bool(doc = "Whether the emitter and its helpers use JAX only. Then changes to the implementation of other languages do not re-emit the kernel."),
     "_jax_tool": attr.label(default = "//tools/kernelgen:emit_jax", providers = [KernelgenToolInfo]),
     "_timeout": attr.label(default = "//rules:emit_timeout"),
     "_tool": attr.label(default = "//tools/kernelgen:emit", providers = [KernelgenToolInfo]),
@@ -117,46 +117,46 @@ _COMMON = {
 neuron_hlo = rule(
     doc = """Emits one kernel: an op on tensors of exact shape and type (docs/reference/manifest.md).
 
-The emitter's own module, the helpers it imports and the data it reads are the action's only sources. Reading another file is an error.""",
+The action's inputs are the emitter's module, the helpers and the data. Reading any other file is an error.""",
     implementation = _neuron_hlo_impl,
     attrs = _COMMON | {
-        "alias": attr.int(default = -1, doc = "The input whose memory the result is written to; -1 as the op has it."),
+        "alias": attr.int(default = -1, doc = "The input that shares its memory with the result; -1 for the op's default."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The module that registers the op."),
         "inputs": attr.string_list(doc = "The inputs, each `(ne0,ne1,ne2,ne3)/dtype[/(nb0,nb1,nb2,nb3)]`; an empty one is absent."),
-        "language": attr.string(default = DEFAULT_LANGUAGE, values = LANGUAGES, doc = "What the emitter is written in."),
-        "library": attr.string(default = "kernelgen", doc = "Name of the emitter's library: `kernelgen` is this project's own, another is its folder's name."),
+        "language": attr.string(default = DEFAULT_LANGUAGE, values = LANGUAGES, doc = "The language of the emitter."),
+        "library": attr.string(default = "kernelgen", doc = "The emitter's library: `kernelgen` for this project's own emitters, otherwise the folder's name."),
         "op": attr.string(mandatory = True, doc = "ggml's name of the op, in lower case."),
         "output": attr.string(mandatory = True, doc = "The result, in the same form."),
         "params": attr.string_dict(doc = "The op's parameters by ggml's names: `1` is a whole number, `1.0` a float, `true` a bool."),
-        "targets": attr.string_list(doc = "The targets that the kernel is for, where its language asks."),
+        "targets": attr.string_list(doc = "The targets of the kernel, if its language requires them."),
     },
     provides = [NeuronHloInfo],
 )
 
 neuron_source_hlo = rule(
-    doc = """Emits one kernel that is named by its source, a function of a file (docs/reference/source-kernels.md).
+    doc = """Emits one kernel from a function in a file (docs/reference/source-kernels.md).
 
-The file, what it imports from its folder or its package, and the data it reads are the action's only sources. Reading another file is an error.""",
+The action's inputs are the file, its imports from its folder or package, and the data. Reading any other file is an error.""",
     implementation = _neuron_source_hlo_impl,
     attrs = _COMMON | {
-        "alias": attr.string_dict(doc = "The number of the input whose memory a result is written to, by the result's number."),
-        "arguments": attr.string_list(doc = "The names of the arguments that the inputs are; empty where they are the first ones."),
+        "alias": attr.string_dict(doc = "The input that shares its memory with a result, by the result's number."),
+        "arguments": attr.string_list(doc = "The arguments that receive the inputs; by default the first ones."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The file."),
-        "env": attr.string_dict(doc = "The environment variables that the file sees."),
+        "env": attr.string_dict(doc = "The environment variables of the emitter's process."),
         "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),
         "inputs": attr.string_list(doc = "The array arguments: `f32[128,512]`."),
-        "kernel": attr.string(mandatory = True, doc = "What a program finds it by."),
-        "language": attr.string(default = DEFAULT_LANGUAGE, values = LANGUAGES, doc = "What the function is written in."),
+        "kernel": attr.string(mandatory = True, doc = "The name by which programs find the kernel."),
+        "language": attr.string(default = DEFAULT_LANGUAGE, values = LANGUAGES, doc = "The language of the function."),
         "library": attr.string(mandatory = True, doc = "A name for the file's folder."),
-        "lowering": attr.string(default = "interpreted", values = ["interpreted", "native"], doc = "How the function becomes HLO."),
-        "missing": attr.string(doc = "Why there is no `prebuilt`: building the kernel fails with it."),
-        "module": attr.string(doc = "The file's name in the package of Python that it is in: of `core.norm` that is the folder that core/norm.py is in."),
-        "native": attr.label(allow_single_file = [".json"], doc = "What NKI's own compiler made of the kernel: a `neuron_native_kernel`."),
+        "lowering": attr.string(default = "interpreted", values = ["interpreted", "native"], doc = "How to lower the function to HLO."),
+        "missing": attr.string(doc = "Why there is no `prebuilt` file. The build of the kernel fails with this message."),
+        "module": attr.string(doc = "The file's module name in its Python package, such as `core.norm` for core/norm.py."),
+        "native": attr.label(allow_single_file = [".json"], doc = "The output of NKI's own compiler: a `neuron_native_kernel`."),
         "outputs": attr.string_list(mandatory = True, doc = "The results, in the same form."),
         "params": attr.string_dict(doc = "The static arguments by name, each as JSON: `1`, `0.5`, `true`, `[1,2]`, `\"text\"`."),
-        "prebuilt": attr.label(allow_single_file = [".json"], doc = "What `kernelgen prebuild` wrote, in place of `native`."),
+        "prebuilt": attr.label(allow_single_file = [".json"], doc = "The output of `kernelgen prebuild`, in place of `native`."),
         "source": attr.string(mandatory = True, doc = "The function, `FILE.py:FUNCTION`, from the manifest's folder."),
-        "targets": attr.string_list(doc = "The targets that the kernel is for, where its language asks."),
+        "targets": attr.string_list(doc = "The targets of the kernel, if its language requires them."),
     },
     provides = [NeuronHloInfo],
 )
@@ -164,15 +164,15 @@ The file, what it imports from its folder or its package, and the data it reads 
 neuron_graph_hlo = rule(
     doc = """Emits one graph kernel: a group of nodes of a graph (docs/reference/graph-kernels.md).
 
-The emitters' modules, the helpers they import and the data they read are the action's only sources. Reading another file is an error.""",
+The action's inputs are the emitters' modules, the helpers and the data. Reading any other file is an error.""",
     implementation = _neuron_graph_hlo_impl,
     attrs = _COMMON | {
         "emitters": attr.label_keyed_string_dict(
             mandatory = True,
             allow_files = [".py"],
-            doc = "The modules that register the ops, each with its library's name. An op is computed by the first that has it.",
+            doc = "The modules that register the ops, each with its library's name. The first module that registers an op emits it.",
         ),
-        "spec": attr.string(mandatory = True, doc = "The group as `kernelgen plan --format json` has it."),
+        "spec": attr.string(mandatory = True, doc = "The group, as `kernelgen plan --format json` prints it."),
     },
     provides = [NeuronHloInfo],
 )

@@ -5,7 +5,7 @@ load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo", "run_kernelgen")
 load(":compiler_flag.bzl", "CHOICES")
 
 def _flags(ctx, neffs):
-    """Returns the flags of a bundle without a plan; fails when a NEFF was compiled with others and the bundle's are not named."""
+    """Returns the flags of a bundle without a plan. Fails if NEFFs have different flags and `flags` is not set."""
     if not ctx.attr.manifest:
         fail("{}: `entries` or `manifest` is needed".format(ctx.label))
     if ctx.attr.flags:
@@ -58,7 +58,7 @@ def _bundle(ctx, neffs, output, form, what):
     )
 
 def _lint(ctx, neffs, stamp):
-    """Registers the action that refuses what neuronx-cc is known to refuse.
+    """Registers the action that checks HLO against the known limits of neuronx-cc.
 
     A kernel that was compiled before the lint knew is refused, too; and no compile depends on this action. Each kernel is checked for
     the flags that it is compiled with.
@@ -118,16 +118,16 @@ _own_settings = transition(
 )
 
 neuron_kernel_bundle_rule = rule(
-    doc = "A bundle. Building it makes the pack, for which no C++ compiler is needed.",
+    doc = "A bundle of kernels. Its default output is the pack, which requires no C++ compiler.",
     implementation = _neuron_kernel_bundle_impl,
     cfg = _own_settings,
     attrs = {
-        "compiler": attr.string(values = [""] + CHOICES, doc = "As the flag //rules:compiler, for this bundle alone."),
-        "emit_timeout": attr.int(default = -1, doc = "As the flag //rules:emit_timeout, for this bundle alone."),
-        "entries": attr.label(allow_single_file = [".json"], doc = "What a plan has of the bundle, with a kernel for each of `neffs`. Without it, the other attributes say it."),
-        "flags": attr.string_list(doc = "The flags that the bundle records; needed where some of its kernels are compiled with others."),
-        "manifest": attr.string(doc = "The manifest's name; needed without `entries`."),
-        "neffs": attr.label_list(allow_empty = False, mandatory = True, providers = [NeuronNeffInfo], doc = "Its kernels, compiled for one target."),
+        "compiler": attr.string(values = [""] + CHOICES, doc = "Overrides the flag //rules:compiler for this bundle."),
+        "emit_timeout": attr.int(default = -1, doc = "Overrides the flag //rules:emit_timeout for this bundle."),
+        "entries": attr.label(allow_single_file = [".json"], doc = "The plan of the bundle, with a kernel for each of `neffs`. Without a plan, the other attributes describe the bundle."),
+        "flags": attr.string_list(doc = "The flags that the bundle records. Required if its kernels have different flags."),
+        "manifest": attr.string(doc = "The manifest's name; required without `entries`."),
+        "neffs": attr.label_list(allow_empty = False, mandatory = True, providers = [NeuronNeffInfo], doc = "The kernels, compiled for one target."),
         "_allowlist_function_transition": attr.label(default = "@bazel_tools//tools/allowlists/function_transition_allowlist"),
         "_lint": attr.label(default = "//tools/kernelgen:lint", providers = [KernelgenToolInfo]),
         "_tool": attr.label(default = "//tools/kernelgen:bundle", providers = [KernelgenToolInfo]),

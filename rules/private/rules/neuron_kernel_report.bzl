@@ -1,4 +1,4 @@
-"""A page about the kernels of a bundle."""
+"""An HTML report on the kernels of a bundle."""
 
 load("//rules/private:providers.bzl", "NeuronBundleInfo")
 
@@ -24,7 +24,7 @@ def _neuron_kernel_report_impl(ctx):
     ctx.actions.run(
         executable = ctx.executable._kernelgen,
         arguments = [args],
-        # A user's cache is not among the inputs: what it knows must not be in the page.
+        # A user's cache is not an input, so the report must not contain data from it.
         env = {"NEURON_KERNELGEN_CACHE": ".no-cache", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
         inputs = depset([bundle.tree] + ctx.files.model + ctx.files.baseline + ctx.files.measured, transitive = [bundle.logs]),
         mnemonic = "NeuronReport",
@@ -34,7 +34,7 @@ def _neuron_kernel_report_impl(ctx):
     return [DefaultInfo(files = depset([page, numbers, table, kernels]))]
 
 neuron_kernel_report = rule(
-    doc = """Writes a page about a bundle's kernels, the same numbers as JSON and CSV, and a folder with a page for each kernel (docs/reference/report.md).
+    doc = """Writes an HTML report on a bundle's kernels, the same numbers as JSON and CSV, and a folder with a page for each kernel (docs/reference/report.md).
 
 Each bundle has one, `<name>.report`. A target of your own adds what a call takes, measured times, or a baseline: then a time that is above the
 baseline's by more than `threshold` fails the build.""",
@@ -43,8 +43,8 @@ baseline's by more than `threshold` fails the build.""",
         "baseline": attr.label(allow_single_file = [".json"], doc = "The JSON of an earlier report."),
         "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo]),
         "measured": attr.label_list(allow_files = True, doc = "Measured times, in the files that `kernelgen report --measured` reads."),
-        "model": attr.label(allow_single_file = True, doc = "An export of graphs: how often calls launch each kernel (docs/reference/models.md)."),
-        "threshold": attr.string(default = "5", doc = "Percent by which a time may be above the baseline's."),
+        "model": attr.label(allow_single_file = True, doc = "An export of the model's graphs, from which the report counts launches (docs/reference/models.md)."),
+        "threshold": attr.string(default = "5", doc = "The allowed increase of a time over the baseline, in percent."),
         "_kernelgen": attr.label(default = "//tools/kernelgen", cfg = "exec", executable = True),
     },
 )

@@ -1,4 +1,4 @@
-"""What NKI's own compiler makes of one kernel for one target, by the Python that has it."""
+"""The output of NKI's own compiler for one kernel and target, made with the Python that has that compiler."""
 
 load("//rules/private/actions:routes.bzl", "routed_to")
 
@@ -35,8 +35,8 @@ def _neuron_native_kernel_impl(ctx):
         ctx.actions.run(
             arguments = [args],
             executable = toolchain.nki,
-            # As the compile's: the SDK may be in a folder that a sandbox hides. What the file reads when it is imported, the step that
-            # emits the HLO refuses.
+            # Without a sandbox, like compiles: a sandbox may hide the SDK's folder. The step that emits the HLO refuses undeclared files
+            # that the module reads during import.
             execution_requirements = {"no-sandbox": "1"},
             inputs = [ctx.file.emitter] + ctx.files.data + ctx.files.helpers,
             mnemonic = mnemonic,
@@ -47,19 +47,19 @@ def _neuron_native_kernel_impl(ctx):
     return [DefaultInfo(files = depset([made]))]
 
 _neuron_native_kernel = rule(
-    doc = """Has NKI's own compiler compile one kernel (docs/reference/native-kernels.md).
+    doc = """Compiles one kernel with NKI's own compiler (docs/reference/native-kernels.md).
 
-The kernel's file, what it imports from its folder and that compiler's name and version are all that the action depends on.""",
+The action depends on the kernel's file, its imports from its folder, and the compiler's name and version.""",
     implementation = _neuron_native_kernel_impl,
     attrs = {
         "arrays": attr.string_list(doc = "The array arguments by NumPy's names: `float32[128,512]`."),
-        "data": attr.label_list(allow_files = True, doc = "Files that the kernel's file opens."),
+        "data": attr.label_list(allow_files = True, doc = "Files that the kernel's module reads."),
         "emitter": attr.label(mandatory = True, allow_single_file = [".py"], doc = "The kernel's file."),
-        "env": attr.string_dict(doc = "The environment variables that the file sees."),
+        "env": attr.string_dict(doc = "The environment variables of the emitter's process."),
         "function": attr.string(mandatory = True, doc = "The function's name."),
         "grid": attr.int_list(doc = "The programs in each dimension; empty for a launch without a grid."),
-        "helpers": attr.label_list(allow_files = [".py"], doc = "Modules it imports from its own folder."),
-        "module": attr.string(doc = "The file's name in the package of Python that it is in; empty where it is in none."),
+        "helpers": attr.label_list(allow_files = [".py"], doc = "Modules that the file imports from its folder."),
+        "module": attr.string(doc = "The file's module name in its Python package; empty without a package."),
         "params": attr.string_dict(doc = "The static arguments by name, each as JSON."),
         "target": attr.string(mandatory = True, doc = "neuronx-cc's `--target`."),
     },
@@ -67,13 +67,13 @@ The kernel's file, what it imports from its folder and that compiler's name and 
 )
 
 def neuron_native_kernel(name, target, exec_properties = {}, **kwargs):
-    """Has NKI's own compiler compile one kernel; see the rule.
+    """Compiles one kernel with NKI's own compiler.
 
     Args:
         name: the kernel.
         target: neuronx-cc's `--target`.
-        exec_properties: as of every rule. With `--@neuron_kernelgen//rules:route_compiles` the compiler and the target are added.
-        **kwargs: as of the rule.
+        exec_properties: the common attribute. `--@neuron_kernelgen//rules:route_compiles` adds the compiler and the target.
+        **kwargs: the rule's other attributes.
     """
     _neuron_native_kernel(
         name = name,

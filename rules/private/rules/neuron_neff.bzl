@@ -29,7 +29,7 @@ def _neuron_neff_impl(ctx):
         ),
     ]
 
-# A kernel does not depend on how C++ is compiled, and the folder that Bazel puts it in must not either: `-c opt` builds no kernel again.
+# Kernels do not depend on C++ options, so their output folder must not either: `-c opt` must not rebuild kernels.
 def _any_compilation_mode_impl(_settings, _attr):
     return {"//command_line_option:compilation_mode": "fastbuild"}
 
@@ -42,15 +42,14 @@ _any_compilation_mode = transition(
 _neuron_neff = rule(
     doc = """Compiles one kernel's HLO.
 
-The HLO, the compiler, its flags and the driver that runs it are all that the action depends on: what leaves these as they were compiles
-nothing. How much memory and how many CPUs a compile is counted for is known to the scheduler alone.""",
+The action depends on the HLO, the compiler, its flags and the driver that runs it, and on nothing else. Only the scheduler uses `memory_mb` and `cpus`.""",
     implementation = _neuron_neff_impl,
     cfg = _any_compilation_mode,
     attrs = {
-        "cpus": attr.int(default = 1, doc = "CPUs that one compile is counted for."),
-        "flags": attr.string_list(doc = "neuronx-cc's arguments, all of them but those for files; by default the target's."),
+        "cpus": attr.int(default = 1, doc = "The CPUs to reserve for the compile."),
+        "flags": attr.string_list(doc = "The arguments of neuronx-cc without file arguments; by default the target's."),
         "hlo": attr.label(mandatory = True, providers = [NeuronHloInfo]),
-        "memory_mb": attr.int(default = 4096, doc = "Memory that one compile is counted for, in MiB."),
+        "memory_mb": attr.int(default = 4096, doc = "The memory to reserve for the compile, in MiB."),
         "target": attr.string(mandatory = True, values = TARGETS.keys(), doc = "neuronx-cc's `--target`."),
         "_allowlist_function_transition": attr.label(default = "@bazel_tools//tools/allowlists/function_transition_allowlist"),
     },
@@ -59,13 +58,13 @@ nothing. How much memory and how many CPUs a compile is counted for is known to 
 )
 
 def neuron_neff(name, target, exec_properties = {}, **kwargs):
-    """Compiles one kernel's HLO; see the rule.
+    """Compiles one kernel's HLO.
 
     Args:
         name: the NEFF.
         target: neuronx-cc's `--target`.
-        exec_properties: as of every rule. With `--@neuron_kernelgen//rules:route_compiles` the compiler and the target are added.
-        **kwargs: as of the rule.
+        exec_properties: the common attribute. `--@neuron_kernelgen//rules:route_compiles` adds the compiler and the target.
+        **kwargs: the rule's other attributes.
     """
     _neuron_neff(
         name = name,

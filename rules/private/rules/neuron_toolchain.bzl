@@ -1,4 +1,4 @@
-"""The toolchain: a compiler from HLO to NEFF, known by what it calls itself."""
+"""The toolchain: a compiler from HLO to NEFF, identified by its name and version."""
 
 load("//rules/private:providers.bzl", "NeuronToolchainInfo")
 load("//tools/bazel:kernelgen_tool.bzl", "KernelgenToolInfo")
@@ -67,17 +67,17 @@ def _neuron_toolchain_impl(ctx):
     return [platform_common.ToolchainInfo(neuron = info)]
 
 neuron_toolchain = rule(
-    doc = "A compiler for `toolchain_type`. One that is disabled lets analysis go on and fails a build with its reason.",
+    doc = "A compiler for `toolchain_type`. With `disabled`, analysis succeeds and the build fails with the reason.",
     implementation = _neuron_toolchain_impl,
     attrs = {
         "compiler": attr.string(mandatory = True, values = ["neuronx-cc", "simulator"]),
         "disabled": attr.string(doc = "Why this compiler can't be used."),
         "executable": attr.label(allow_single_file = True, doc = "neuronx-cc."),
-        "identity": attr.string(doc = "Name and version; every NEFF's key has it. The simulator's own comes from its sources and jaxlib's version."),
-        "nki": attr.label(allow_single_file = True, doc = "Runs the Python that has NKI's own compiler; its bytes are part of every native kernel's key."),
-        "nki_absence": attr.string(doc = "Why there is no NKI."),
-        "nki_identity": attr.string(doc = "Name and version of NKI's own compiler."),
-        "python": attr.label(allow_single_file = True, doc = "Runs Python 3.8 or later for neuronx-cc's driver; its bytes are part of every NEFF's key, so they should not name a version."),
+        "identity": attr.string(doc = "The compiler's name and version, a part of every NEFF's key. The simulator's comes from its sources and jaxlib's version."),
+        "nki": attr.label(allow_single_file = True, doc = "A launcher of the Python that has NKI's own compiler. Its content is a part of every native kernel's key."),
+        "nki_absence": attr.string(doc = "Why NKI is not available."),
+        "nki_identity": attr.string(doc = "The name and version of NKI's own compiler."),
+        "python": attr.label(allow_single_file = True, doc = "A launcher of Python 3.8 or later for neuronx-cc's driver. Its content is a part of every NEFF's key, so it should not name a version."),
         "_driver": attr.label(default = "//tools/kernelgen:neuronx_cc_driver", allow_single_file = True),
         "_flag": attr.label(default = "//rules:compiler"),
         "_native": attr.label(default = "//tools/kernelgen:native", providers = [KernelgenToolInfo]),

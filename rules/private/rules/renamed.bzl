@@ -1,4 +1,4 @@
-"""A target under the name that it had before."""
+"""A deprecated name of a target."""
 
 load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
 
@@ -10,7 +10,7 @@ def _renamed_impl(ctx):
     return [actual[DefaultInfo], actual[CcInfo]]
 
 renamed = rule(
-    doc = "A C++ library that has another name now; it says so when it is analysed.",
+    doc = "A deprecated name of a C++ library. Analysis prints the new name.",
     implementation = _renamed_impl,
     attrs = {"actual": attr.label(mandatory = True, providers = [CcInfo])},
     provides = [CcInfo],

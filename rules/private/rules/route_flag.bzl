@@ -1,7 +1,7 @@
-"""The build setting that names compilers and targets to a cluster."""
+"""The build setting that adds execution properties to compiles."""
 
 route_flag = rule(
-    doc = "Whether compiles carry execution properties. A cluster that knows no such properties would refuse them, so it is asked for.",
+    doc = "Whether compiles have execution properties for the compiler and the target. Off by default: a cluster refuses properties that it does not define.",
     implementation = lambda ctx: [],
     build_setting = config.bool(flag = True),
 )
