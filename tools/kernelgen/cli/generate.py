@@ -185,7 +185,7 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 @used_option
 @kernels_option
 @_output
-@click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this target of the manifests.")
+@click.option("--target", "targets", multiple=True, metavar="NAME", help="Only for this target.")
 @compiler_option
 @click.option("--memory-per-compile", metavar="SIZE", help="Memory of one compile, as in a manifest: 8G, 6144M.")
 @emit_timeout_option

@@ -1,4 +1,4 @@
-"""Options that say how a model is run, by llama.cpp's names, and where the program is that asks llama.cpp."""
+"""Options for how a model is run, by llama.cpp's names, and for the program that makes its graphs."""
 
 from __future__ import annotations
 
