@@ -28,7 +28,7 @@ SIZE = random_llama.Size(n_embd=768, n_head=12, n_head_kv=12, n_ff=2048, n_layer
 QUICK = random_llama.Size(n_embd=256, n_ff=512, n_layer=2, n_vocab=1000)
 TYPES = (
     "F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
-    " IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4 Q1_0"
+    " IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4"
 ).split()
 QUICK_TYPES = ("F16", "Q8_0", "Q4_K")
 FLOATS = ("F16", "BF16")

@@ -57,8 +57,7 @@ def write(
     Args:
         path: the file.
         seed: of the weights.
-        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0; the
-            norms are F32 as in real files.
+        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4; the norms are F32 as in real files.
         architecture: `llama`, which a Mixtral is, too; `qwen3`, which normalizes the heads of queries and keys; or `gemma3`, which also
             normalizes what a layer adds.
         size: its sizes.
@@ -565,7 +564,6 @@ _RANDOM_BLOCKS = {
     gguf.GGMLQuantizationType.IQ3_XXS: (0,),
     gguf.GGMLQuantizationType.IQ3_S: (0,),
     gguf.GGMLQuantizationType.NVFP4: (0,),
-    gguf.GGMLQuantizationType.Q1_0: (0,),
 }
 """Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h).
 
@@ -598,9 +596,7 @@ def _random_blocks(random: np.random.Generator, kind: gguf.GGMLQuantizationType,
         return gguf.quants.dequantize(sample, kind)
 
     factors = [1.0, values(1, 0).mean() / -values(0, 1).mean()] if len(places) == 2 else [1.0]
-    # gguf does not dequantize Q1_0, whose values are the factor or its opposite.
-    deviation = 1.0 if kind == gguf.GGMLQuantizationType.Q1_0 else values(*factors).std()
-    scale = 1 / (np.sqrt(np.float32(columns)) * deviation)
+    scale = 1 / (np.sqrt(np.float32(columns)) * values(*factors).std())
     for at, factor in zip(places, factors, strict=True):
         _set_factor(data, kind, at, factor * scale)
     return data.reshape(rows, -1)
