@@ -56,6 +56,7 @@ set(GGML_NEURON_SOURCES
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/groups.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/kernel_store.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/key_nodes.cpp
+    ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/laid_out.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/numbers.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/sampler_probe.cpp
     ${GGML_NEURON_BACKEND_DIR}/ggml-neuron/select/selection.cpp

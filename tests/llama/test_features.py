@@ -77,7 +77,7 @@ class Device:
         print(*found, *re.findall(r"^ggml-neuron: .*ran.*$", self.log, re.MULTILINE), sep="\n")
         assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
         assert all(set(call.cpu) <= any_tokens.ON_THE_CPU | set(reserved) for call in found)
-        assert "0 ops ran on the CPU instead of a NeuronCore" in self.log
+        assert " 0 ops ran on the CPU instead of a NeuronCore" in self.log
         return found
 
     @property
@@ -241,6 +241,41 @@ def test_attention_of_an_encoder_is_a_group_where_layers_are_none(
     assert grouped < ran
     attention, mean = SIZE.n_layer, kind in ("mean", "T5")
     assert launches == len(found) * (attention + mean)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flash"),
+    [
+        ("T5", 0),
+        *(pytest.param(kind, flash, marks=pytest.mark.long) for kind in ENCODERS for flash in (0, 1) if kind != "T5"),
+    ],
+)
+def test_an_encoder_whose_nodes_are_read_one_by_one(
+    programs: harness.Programs, tmp_path: Path, kind: str, flash: int
+) -> None:
+    """By a program like llama-eval-callback: no group computes them, and yet nodes of attention have kernels for other numbers of tokens."""
+    device = Device(programs, tmp_path)
+    ENCODERS[kind](device.file, SIZE)
+    device.derive("--embeddings", "--flash-attn", "both", n_ctx=(256,), n_tokens=(8, 16), fuse="none")
+    alone = [f"decode 0:0:{n}:all" for n in (3, 8, 13)]
+    together = ["decode 0:0:7:all 1:0:1:all 2:0:4:all"]
+    more = f"embeddings=1 n_seq_max=4 kv_unified=1 watched=1 flash_attn={flash}"
+    device.calls(*alone, *together, more=more)
+    assert "ran in groups" not in device.log
+
+
+@pytest.mark.parametrize(
+    ("flash", "flash_attn"), [("off", 0), pytest.param("on", 1, marks=pytest.mark.long)], ids=["off", "on"]
+)
+def test_a_model_whose_nodes_are_read_one_by_one(
+    programs: harness.Programs, tmp_path: Path, flash: str, flash_attn: int
+) -> None:
+    """With a cache, where scores of several heads lie between its keys and its values."""
+    device = Device(programs, tmp_path)
+    device.derive("--flash-attn", flash, "--n-kv", "256", n_ctx=(256,), fuse="none")
+    device.calls(
+        "decode 0:0:5:all", "decode 0:5:8:all", "decode 0:13:3:last", more=f"watched=1 flash_attn={flash_attn}"
+    )
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ static bool is_whole_attention(const ggml_cgraph *                   cgraph,
            ggml_bitset_get(cgraph->visited_hash_set.used, at) && cgraph->use_counts[at] == 1;
 }
 
-// Lets attention that the last candidate ends be computed as one, where a node of it has no kernel for itself.
+// Lets attention that the last candidate ends be computed as one, where a node of it has no kernel for itself, or is to be laid out for it.
 static void find_attention(const neuron_kernel_store &     kernels,
                            const ggml_cgraph *             cgraph,
                            std::vector<neuron_candidate> & candidates) {
@@ -46,8 +46,8 @@ static void find_attention(const neuron_kernel_store &     kernels,
         return;
     }
     const auto begin = candidates.end() - (std::ptrdiff_t) attention->nodes.size();
-    const bool alone =
-        std::all_of(begin, candidates.end(), [](const neuron_candidate & c) { return (bool) c.group(); });
+    const bool alone = std::all_of(begin, candidates.end(),
+                                   [](const neuron_candidate & c) { return c.group() && !c.group().laid_out; });
     if (alone || !kernels.select(*attention)) {
         return;
     }

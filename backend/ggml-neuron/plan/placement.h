@@ -37,17 +37,24 @@ class neuron_placement {
 
   private:
     struct operand {
-        neuron_operand            where;             // memory NULL: scratch memory; as large as kernels have it
-        neuron_operand            home;              // memory NULL: host memory
-        ggml_tensor *             tensor = nullptr;  // NULL: an absent source
-        size_t                    offset = 0;        // in the tensor
-        const neuron_group_slot * slot   = nullptr;  // NULL of a result
-        neuron_blocks             blocks{};          // that kernels have more rows of
-        bool                      lost = false;      // what is written there, since it is a result's memory later
+        neuron_operand                     where;  // memory NULL: scratch memory; as large as kernels have it
+        neuron_operand                     home;   // memory NULL: host memory
+        ggml_tensor *                      tensor = nullptr;  // NULL: an absent source
+        size_t                             offset = 0;        // in the tensor
+        const neuron_group_slot *          slot   = nullptr;  // NULL of a result
+        neuron_blocks                      blocks{};          // that kernels have more rows of
+        std::shared_ptr<const neuron_laid> laid{};            // how the kernel has it, where it is laid out
+        bool                               lost = false;  // what is written there, since it is a result's memory later
 
         // Returns whether the host makes it from what the tensor has.
         bool is_made() const {
             return slot && (slot->first || slot->room.named.n > 1 || slot->room.kind == neuron_group_room::WIDER);
+        }
+
+        // Has the kernel's tensor in scratch memory.
+        void lay_out(const std::shared_ptr<const neuron_laid> & how) {
+            laid  = how;
+            where = { nullptr, 0, neuron_nbytes(how->kernel) };
         }
 
         // Returns an address, whatever the memory.

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -33,6 +34,14 @@ struct neuron_transfer {
 struct neuron_move {
     neuron_operand from;
     neuron_operand to;
+};
+
+// A tensor that is laid out for a kernel, or is taken back from there.
+struct neuron_laid_copy {
+    ggml_tensor *                      tensor;
+    neuron_operand                     home;  // memory NULL: in host memory
+    neuron_operand                     core;  // as the kernel has it
+    std::shared_ptr<const neuron_laid> laid;
 };
 
 // A matrix as kernels for more columns want it, such as a mask that hides what is beyond the node's cache; or numbers of rows that count
@@ -83,10 +92,12 @@ struct neuron_planned {
     std::vector<neuron_planned_numbers> numbers;
 
     std::vector<neuron_long_mask> masks;
+    std::vector<neuron_laid_copy> laid_out;
     std::vector<neuron_transfer>  uploads;
     std::vector<neuron_move>     before;  // of operands that are not where the kernel needs them, or of more rows there
     std::vector<neuron_move>     after;   // of results, for the same reasons
     std::vector<neuron_transfer> downloads;
+    std::vector<neuron_laid_copy> taken_back;
 
     ggml_tensor * last() const { return members.back().node; }
 };

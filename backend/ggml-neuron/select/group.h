@@ -7,10 +7,12 @@
 #include "select/causality.h"
 #include "select/group_lengths.h"
 #include "select/kernel.h"
+#include "select/laid_out.h"
 #include "select/tokens.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 // Memory that a group is given.
@@ -27,6 +29,8 @@ struct neuron_group_slot {
     neuron_group_room   room;            // that kernels have
     const ggml_tensor * mask = nullptr;  // where columns are added to it; NULL: the tensor
 
+    std::shared_ptr<const neuron_laid> laid;  // how the kernel of a node alone has it, where it is laid out
+
     std::vector<int> numbers;  // nodes whose numbers it is (select/numbers.h), by their places; it has no tensor then
 
     // Returns whether kernels read on in a cache behind the group's cells.
@@ -42,6 +46,8 @@ struct neuron_group_result {
     size_t        offset = 0;                        // in the tensor
     size_t        own    = 0;                        // bytes of the tensor; 0: all
     neuron_blocks blocks;                            // that kernels have more rows of
+
+    std::shared_ptr<const neuron_laid> laid;         // as that of a slot
 };
 
 // A launch for some tokens of a group, or for all of it.
@@ -66,6 +72,7 @@ struct neuron_group {
     int64_t                          rows     = 0;      // tokens for which slots and results with rows have room
     bool                             fused    = false;  // graph kernels compute it
     bool                             other    = false;  // kernels are for other numbers of tokens, or a longer cache
+    bool                             laid_out = false;  // the host puts where the kernel of a node alone has it
     int64_t                          padding  = 0;  // rows of them beyond the group's own, or that are computed twice
     bool                             unusable = false;       // its kernels could not be bound
 

@@ -9,6 +9,7 @@
 #include "select/group.h"
 #include "select/group_index.h"
 #include "select/kernel.h"
+#include "select/laid_out.h"
 #include "select/tokens.h"
 
 #include <cstdint>
@@ -40,7 +41,7 @@ class neuron_kernel_store {
     void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
 
     // Returns what computes a node: the kernel for it as it is, else kernels for other numbers of tokens and longer caches, and for one
-    // stream after the other. A group without pieces when nothing does.
+    // stream after the other, else one that the node is laid out for. A group without pieces when nothing does.
     neuron_group select(const ggml_tensor * op) const;
 
     // Returns what `select` does, and whether groups may have the node. It is kept, as ggml's scheduler asks for each node of a graph, each
@@ -120,6 +121,7 @@ class neuron_kernel_store {
     neuron_kernel find(const neuron_signature & node) const;
     neuron_group  select_exact(const ggml_tensor * op, const neuron_signature & node) const;
     neuron_group  select_pieces(const ggml_tensor * op, neuron_signature & node) const;
+    neuron_group  select_laid_out(const ggml_tensor * op, const neuron_signature & node) const;
     neuron_kernel find_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) const;
 
     void read_signatures(neuron_bundle & bundle);
@@ -135,8 +137,9 @@ class neuron_kernel_store {
         }
     };
 
-    neuron_token_index tokens;
-    bool               exact_only = false;  // GGML_NEURON_EXACT
+    neuron_token_index    tokens;
+    neuron_laid_out_index laid_out;
+    bool                  exact_only = false;  // GGML_NEURON_EXACT
 
     // Rows and columns of what products of several heads have, by the number of heads; ascending in columns.
     std::unordered_map<int64_t, std::vector<neuron_sizes>> heads;
