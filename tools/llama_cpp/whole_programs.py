@@ -255,12 +255,14 @@ def check_all(
             random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
             write_beside(path, name)
 
-        def derive(cache: str, flash: str, more: Sequence[str], file: Path = path, name: str = name) -> Path:
+        def derive(
+            cache: str, flash: str, more: Sequence[str], file: Path = path, name: str = name, fuse: str = "layer"
+        ) -> Path:
             folder = file.parent / f"kernels-{len(list(file.parent.glob('kernels-*')))}"
             options = ("--flash-attn", flash, *(named(word, file) for word in more))
             kind = call_models.RandomModel(name, cache)
             n_ctx = ENCODER_N_CTX if name in ENCODERS else N_CTX
-            call_models.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
+            call_models.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse=fuse, more=options)
             return folder
 
         embeds: tuple[str, ...] = ("--embeddings",) if name in ENCODERS and name != "t5" else ()
@@ -270,8 +272,10 @@ def check_all(
         for case in cases:
             if (name in case.of) != (name in ENCODERS):
                 continue
-            own = [derive("f32", "off", case.derived, Path(named(case.model, path)))] if case.derived else []
-            device["GGML_NEURON_KERNEL_DIR"] = ":".join(map(str, [*own, *folders]))
+            apart = case.fuse != "layer"
+            of_case = Path(named(case.model, path))
+            own = [derive("f32", "off", case.derived, of_case, fuse=case.fuse)] if case.derived or apart else []
+            device["GGML_NEURON_KERNEL_DIR"] = ":".join(map(str, own if apart else [*own, *folders]))
             environments = {"groups": device, "nodes": device | {"GGML_NEURON_FUSION": "0"}, "cpu": cpu}
             ways = {
                 way: run(case, programs, path, path.parent / f"{case.name}-{way}", environment)
