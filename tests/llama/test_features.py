@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,12 +30,14 @@ class Device:
         folder: for all files.
         cache: type of the cache.
         options: of the program.
+        buffers: where tensors are, as GGML_NEURON_BUFFERS says.
     """
 
     programs: harness.Programs
     folder: Path
     cache: str = "f16"
     options: Sequence[str] = ()
+    buffers: str = "device"
     kernels: list[Path] = field(default_factory=list)
     log: str = ""
 
@@ -70,6 +72,7 @@ class Device:
         environment = self.programs.environment() | {
             "GGML_NEURON_KERNEL_DIR": ":".join(map(str, self.kernels)),
             "NEURON_RT_NUM_CORES": str(cores),
+            "GGML_NEURON_BUFFERS": self.buffers,
         }
         found, self.log = any_tokens.run(
             self.programs, self.file, self.folder, [script], environment, options=self.options
@@ -265,13 +268,19 @@ def test_an_encoder_whose_nodes_are_read_one_by_one(
 
 
 @pytest.mark.parametrize(
-    ("flash", "flash_attn"), [("off", 0), pytest.param("on", 1, marks=pytest.mark.long)], ids=["off", "on"]
+    ("flash", "flash_attn", "buffers"),
+    [
+        ("off", 0, "device"),
+        pytest.param("off", 0, "host", marks=pytest.mark.long),
+        pytest.param("on", 1, "device", marks=pytest.mark.long),
+    ],
 )
 def test_a_model_whose_nodes_are_read_one_by_one(
-    programs: harness.Programs, tmp_path: Path, flash: str, flash_attn: int
+    programs: harness.Programs, tmp_path: Path, flash: str, flash_attn: int, buffers: str
 ) -> None:
     """With a cache, where scores of several heads lie between its keys and its values."""
-    device = Device(programs, tmp_path)
+    device = Device(programs, tmp_path, buffers=buffers)
+    random_llama.write(device.file, size=replace(SIZE, n_head_kv=1))
     device.derive("--flash-attn", flash, "--n-kv", "256", n_ctx=(256,), fuse="none")
     device.calls(
         "decode 0:0:5:all", "decode 0:5:8:all", "decode 0:13:3:last", more=f"watched=1 flash_attn={flash_attn}"

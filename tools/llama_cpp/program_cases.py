@@ -121,7 +121,7 @@ CASES = (
     WholeProgram(
         "eval-callback",
         "llama-eval-callback",
-        (("-p", "abcdef", "-c", 256, "-ub", 32, *F32),),
+        (("-p", "abcde", "-c", 256, "-ub", 32, *F32),),
         tensors,
         "every tensor",
         groups=False,
