@@ -187,8 +187,12 @@ static uint64_t laid_out_family(const neuron_signature & s, const open_axes & op
 }
 
 bool neuron_is_of_call(const ggml_tensor * t) {
-    const ggml_backend_buffer_t buffer = neuron_root_of(t)->buffer;  // tensors of a call may have none yet
-    return !buffer || ggml_backend_buffer_get_usage(buffer) == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+    const ggml_tensor *         root   = neuron_root_of(t);
+    const ggml_backend_buffer_t buffer = root->buffer;
+    if (!buffer) {  // it is yet to be given memory
+        return root->op != GGML_OP_NONE || (root->flags & GGML_TENSOR_FLAG_INPUT) != 0;
+    }
+    return ggml_backend_buffer_get_usage(buffer) == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
 }
 
 // Returns whether the source of a node is its result: what ggml_cast makes.
