@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,10 @@ import any_tokens
 import gguf
 import harness
 import numpy as np
+import program_cases
 import pytest
 import random_llama
+import whole_programs
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=128, n_layer=4, n_ctx=1024)
 """Heads of 64: llama.cpp shifts the keys of a quantized cache only where heads are multiples of it."""
@@ -319,3 +321,18 @@ def test_a_saved_state_is_put_back(programs: harness.Programs, tmp_path: Path) -
     filled = ("decode 0:0:8:all", "decode 0:8:8:all")
     found = device.calls(*filled, "save 0", "decode 0:16:5:all", "restore 0", "decode 0:16:5:all")
     assert found[-1].nll == found[-2].nll
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "name"), [("llama", "save-load-state"), ("bert", "encoder-nodes"), ("t5", "encoder-decoder-none")]
+)
+def test_programs_leave_no_op_to_the_cpu(
+    programs: harness.Programs, there: Callable[[Path, str], Path], tmp_path: Path, model: str, name: str
+) -> None:
+    """Contexts of all kinds, nodes that are read one by one, and layers that are no groups; results are those of the CPU."""
+    (case,) = (case for case in program_cases.CASES if case.name == name)
+    there(whole_programs.folder_of(case.program, programs.llama_cpp) / case.program, whole_programs.VARIABLE)
+    ((row, wrong),) = whole_programs.check_all(programs, [model], [case], tmp_path)
+    print(whole_programs.HEAD, row, sep="\n")
+    assert not wrong

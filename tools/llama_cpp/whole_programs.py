@@ -10,7 +10,8 @@ runs on the device with groups, on the device without (GGML_NEURON_FUSION=0), wh
 number, and on llama.cpp's CPU backend. Compared are texts, perplexities, and the tensors that llama-eval-callback prints from the
 middle of groups.
 
-Exit status 1 when a program fails, when results differ by more than a limit, or when no group ran in a program that has one.
+Exit status 1 when a program fails, when results differ by more than a limit, when no group ran in a program that has one, or when the
+CPU computed an op that the device was given.
 """
 
 from __future__ import annotations
@@ -203,6 +204,7 @@ def check(model: str, case: WholeProgram, ways: dict[str, Run]) -> tuple[str, li
     """Returns the table's row of a case, and what is wrong."""
     groups = ways["groups"]
     wrong = [f"{model} {case.name}: {way}: {done.failure}" for way, done in ways.items() if done.failure]
+    elsewhere = ", ".join(f"{count} {op}" for op, count in sorted(groups.cpu.items())) or "0"
     cells = []
     for one, other, limit in (
         ("groups", "nodes", FUSION_LIMIT),
@@ -216,11 +218,12 @@ def check(model: str, case: WholeProgram, ways: dict[str, Run]) -> tuple[str, li
         cells.append(str(found))
         if found.size > limit:
             wrong.append(f"{model} {case.name}: {one} or {other}: {found.size:.1e} at {found.where}, more than {limit}")
+    if groups.cpu:
+        wrong.append(f"{model} {case.name}: the CPU computed {elsewhere}")
     if case.groups and not groups.launches and not groups.failure:
         wrong.append(f"{model} {case.name}: no group ran")
     if ways["nodes"].launches:
         wrong.append(f"{model} {case.name}: groups ran with GGML_NEURON_FUSION=0")
-    elsewhere = ", ".join(f"{count} {op}" for op, count in sorted(groups.cpu.items())) or "0"
     figures = (groups.grouped, groups.launches, groups.device, elsewhere)
     return f"| {' | '.join(map(str, (model, case.name, case.what, *cells, *figures)))} |", wrong
 
