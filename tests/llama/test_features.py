@@ -330,7 +330,7 @@ def test_a_saved_state_is_put_back(programs: harness.Programs, tmp_path: Path) -
 def test_programs_leave_no_op_to_the_cpu(
     programs: harness.Programs, there: Callable[[Path, str], Path], tmp_path: Path, model: str, name: str
 ) -> None:
-    """Contexts of all kinds, nodes that are read one by one, and layers that are no groups; results are those of the CPU."""
+    """Contexts of all kinds, nodes that are read one by one, and layers of which none is a group; results are those of the CPU."""
     (case,) = (case for case in program_cases.CASES if case.name == name)
     there(whole_programs.folder_of(case.program, programs.llama_cpp) / case.program, whole_programs.VARIABLE)
     ((row, wrong),) = whole_programs.check_all(programs, [model], [case], tmp_path)
