@@ -94,7 +94,7 @@ def test_layers_on_several_cores(programs: Programs, model: Model, cores: int, s
     assert len(set(devices.values())) == used, devices
     if split == "3,1":
         assert list(devices.values()).count("NEURON0") == 12
-    assert "0 ops ran on the CPU instead of a NeuronCore" in log
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in log
     assert np.array_equal(logits, model.logits)
 
 
