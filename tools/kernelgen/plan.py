@@ -39,7 +39,7 @@ class Kernel:
         more: (library, module) of the other ops of a group. The first of all modules that has an op computes it.
         language: the emitter's language; a group's emitters are in JAX.
         targets: the targets that select this kernel; in a plan, the targets that it is built for. Empty means all targets, and
-        in a plan also a language whose emitters do not depend on the target.
+            in a plan also a language whose emitters do not depend on the target.
         prebuilt: name of the folder, one of `Catalog.sources`, with the output of NKI's compiler for it; else empty.
     """
 

@@ -28,7 +28,7 @@ class Target:
         cpus_per_compile: CPUs of the build machine that the scheduler reserves per compile.
         experimental: whether AWS does not document it as a target.
         runs: other targets whose NEFFs its machines run. trn1n is trn1 with more network bandwidth. inf2 has the same cores, but
-        neuronx-cc treats it as another target. A NEFF for trn1 runs on inf2: AWS's PyTorch plugin compiles for trn1 there.
+            neuronx-cc treats it as another target. A NEFF for trn1 runs on inf2: AWS's PyTorch plugin compiles for trn1 there.
         sbuf_bytes: bytes of SBUF that a kernel may use in each partition.
         state_buffer_mib: SBUF of a physical core, in MiB.
         memory_gib: HBM of a physical core, in GiB: its share of the chip's HBM.

@@ -37,7 +37,7 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
         path: the file, or the folder of a tree.
         check: also read all of a bundle, compare digests, and recompute the index from the specs; otherwise only the index is read.
         cost: also return the kernels' costs by the model of their language: `cost` of an HLO file or of each kernel of a bundle,
-        and a bundle's `total_cost`.
+            and a bundle's `total_cost`.
 
     Raises:
         KernelgenError: the file is of no such kind, is damaged, or has no recorded cost.

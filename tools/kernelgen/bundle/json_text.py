@@ -18,7 +18,7 @@ def read_json(data: bytes | str, depth: int = 0) -> Any:
 
     Raises:
         ValueError: not JSON or not UTF-8, an object has two members of one name, a string has a NUL or a lone surrogate, or arrays
-        and objects are nested deeper than `MAX_DEPTH`.
+            and objects are nested deeper than `MAX_DEPTH`.
     """
     try:
         value = json.loads(

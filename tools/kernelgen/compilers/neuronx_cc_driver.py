@@ -112,7 +112,7 @@ def compile_hlo(
         memory_mb: MiB that the compiler may use; None for no limit.
         log: output file for the log of a successful compile; None for none. It is not part of the NEFF, and differs from run to
             run:
-        the compiler may print times. It does not contain the paths of the compiler and the scratch folder.
+            the compiler may print times. It does not contain the paths of the compiler and the scratch folder.
 
     Raises:
         CompileFailure: the compiler failed, or a limit was reached.

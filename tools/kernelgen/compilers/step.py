@@ -59,13 +59,12 @@ def compile_file(
         timeout: time limit in seconds.
         memory_mb: MiB the compiler may use.
         cache: the cache to read first and to add a new NEFF to. `timeout` also limits, separately, the time spent waiting for
-            another
-        process that compiles the same NEFF.
+            another process that compiles the same NEFF.
         log: file for the compiler's output; not written for a NEFF from the cache.
 
     Raises:
         KernelgenError: `hlo` can't be read, is also the output, or is refused; or the compiler failed or gave a NEFF that does not
-        match.
+            match.
         OSError: the output cannot be written.
     """
     hlo, output = Path(hlo), Path(output)
