@@ -21,7 +21,7 @@ MANY_INDICES = 10_000
 
 
 def integer_division(m: LintedModule, target: Target | None) -> Violations:
-    """Integer division by a constant that is neither a power of two nor above all dividends: a product with a float32 reciprocal."""
+    """Integer division by a constant that is neither a power of two nor above all dividends: it uses a float32 reciprocal."""
     for computation, i in m.with_computation("divide", "remainder"):
         if element_type(i.shape)[0] not in _INTEGERS:
             continue
