@@ -33,8 +33,8 @@ _AGAIN = 0.5
 def limited(seconds: float | None) -> Iterator[None]:
     """Ends a block that exceeds a time limit, or the process if the block does not end. Only for the main thread.
 
+    Args:
         seconds: the time limit, or None.
-        seconds: how long the block may take, or None.
 
     Raises:
         TookTooLong: anywhere in the block; also after it if the block caught the exception.

@@ -109,7 +109,7 @@ class WeightLayouts:
         return tuple(dict.fromkeys(wish.layout for _, wishes in self.by_targets for wish in wishes))
 
     def check_used(self) -> None:
-        """Reports tensors that are named but are no entry's weight."""
+        """Reports named tensors that are not a weight of any entry."""
         for wish, tensor, node in self._named:
             if (wish, tensor) not in self._used and id(node) not in self._report.wrong:
                 hint = "a weight is named by its shape and type, as entries have it"

@@ -88,7 +88,7 @@ class TracedArray:
         self.iterations: tuple[str, tuple[int, ...]] | None = None
         self._body = scope.body()
 
-    # --- what is known ------------------------------------------------------------------------------------------------
+    # --- known values -----------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ class TracedArray:
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype.name})"
 
-    # --- what is not known --------------------------------------------------------------------------------------------
+    # --- unknown values ---------------------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
         raise refused(
