@@ -121,7 +121,7 @@ def _place() -> tuple[Any, Any]:
     device = client().devices()[0]
     from jaxlib import _jax, xla_client
 
-    class OnOneDevice(_jax.SingleDeviceSharding):  # jaxlib has no types
+    class OnOneDevice(_jax.SingleDeviceSharding):  # type: ignore[misc]  # jaxlib has no types
         memory_kind = None
         _internal_device_list = _jax.DeviceList((device,))
 
