@@ -131,7 +131,8 @@ def keep_workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], conte
                 nonlocal key
                 # The build's own folder of temporary files goes with the build.
                 super().__init__(size, Path(tempfile.mkdtemp(dir=folder)), {**environment, "TMPDIR": str(folder)})
-                own = (Path.cwd(), {**self._environment, "PYTEST_CURRENT_TEST": ""})
+                # Which SDK there is, the build's own process finds out.
+                own = (Path.cwd(), {**self._environment, "PYTEST_CURRENT_TEST": "", "NEURON_SDK": ""})
                 if own != key:
                     end()
                     key = own
