@@ -31,6 +31,8 @@ os.environ.pop("NEURON_KERNELGEN_SHARED_CACHE", None)
 # LLVM rather than XLA's own passes on MLIR lowers what is fused.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
+# NumPy's threads for products of matrices spin for a tenth of a second in each process that imports it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Processes that tests start find kernelgen as the tests do, with no environment of Bazel's.
 os.environ["PYTHONPATH"] = os.pathsep.join(
