@@ -6,7 +6,6 @@ docs/reference/architecture.md has the levels, which say what imports what.
 """
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import warnings
@@ -24,13 +23,16 @@ _FORMER = {
 """Modules that the files of users import by the names that they had."""
 
 
-class _Former(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports such a module by its present name, with a warning at the line that imports it."""
+class _Former:
+    """Finder and loader that imports such a module by its present name, with a warning at the line that imports it.
+
+    The base classes of both are in `importlib.abc`, whose import takes as long as Python takes to start.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None
+        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None
