@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ def builds_share_workers(keep_workers: Callable[[], AbstractContextManager[None]
 
 
 @pytest.fixture(scope="session")
-def programs(there: Callable[[Path, str], Path], neuron_target: str) -> harness.Programs:
+def programs(
+    there: Callable[[Path, str], Path], neuron_target: str, tmp_path_factory: pytest.TempPathFactory
+) -> harness.Programs:
     """Returns the programs; `harness.target()` is the target of the tests that use them."""
-    return harness.Programs.find(there)
+    return replace(harness.Programs.find(there), compiled=tmp_path_factory.mktemp("compiled"))
