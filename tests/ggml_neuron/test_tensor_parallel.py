@@ -263,7 +263,9 @@ def test_graphs_that_are_recorded_have_reductions_between_parts(
     assert got.reductions == (2 * 2 * LAYERS if fuse == "parts" else 0)
 
 
-@pytest.mark.parametrize("fault", [pytest.param("execute@9", marks=pytest.mark.long), "execute@31", "lost@31", "load/5"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param("execute@9", marks=pytest.mark.long), "execute@31", "lost@31", "load/5"]
+)
 def test_what_fails_on_one_core_is_an_error(
     programs: Programs, model: Path, kernels: Path, right: Run, fault: str
 ) -> None:
