@@ -1,6 +1,6 @@
 """What all tests share: no cache of NEFFs, NEFFs in the real form, quick compiles, and Bazel's sharding protocol for pytest (each shard
-runs every n-th test; tests that `pytest.mark.together` gives the same name count as one, as `OF_ONE_SHARD` says of folders). Tests that `pytest.mark.long` marks run only
-when KERNELGEN_LONG_TESTS is set, as `./bazelw test --config=long //...` does.
+runs every n-th test; tests that `pytest.mark.together` gives the same name count as one, as `OF_ONE_SHARD` says of folders). Tests that
+`pytest.mark.long` marks run only when KERNELGEN_LONG_TESTS is set, as `./bazelw test --config=long //...` does.
 
 Tests that run kernels on simulated NeuronCores do so for one of `INSTANCES`: each file of tests for one that follows from its name, or
 all of them for what `--neuron-target` or KERNELGEN_TEST_TARGET says, as `./bazelw test --config=trn2 //...` does.
