@@ -228,7 +228,7 @@ def test_a_file_that_was_changed_is_not_read(run_layouts: RunLayouts, both: Path
     )
 
 
-@pytest.mark.parametrize("buffers", ["device", "host"])
+@pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_products_are_the_same_with_and_without_layouts(run_layouts: RunLayouts, both: Path, buffers: str) -> None:
     types = (*PRODUCTS, *(f"{t}:bf16" for t in ROUNDED), *(f"{t}:{F8}" for t in TILED))
     asked = [f"{what}:{t}" for what in ("product", "experts") for t in types]

@@ -6,7 +6,6 @@ levels, which define the allowed imports.
 """
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import warnings
@@ -24,13 +23,16 @@ _FORMER = {
 """Modules that users' files may still import by their former names."""
 
 
-class _Former(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports such a module under its current name, with a warning at the importing line."""
+class _Former:
+    """Imports such a module under its current name, with a warning at the importing line.
+
+    It is a finder and a loader without their base classes: importing `importlib.abc` takes as long as Python's start.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None
+        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None

@@ -170,6 +170,7 @@ def serve(descriptor: int, name: str) -> None:
         descriptor: the socket to listen on.
         name: the socket's file name in this folder, without `.sock`; it begins with the slot's number.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `worker.main`
     from kernelgen.steps import worker
 
     with socket.socket(fileno=descriptor) as listener:

@@ -62,7 +62,8 @@ class Pool:
     """
 
     def __init__(self, size: int, logs: Path, environment: Mapping[str, str] | None = None) -> None:
-        package = Path(__file__).resolve().parent.parent.parent
+        # Not the file that a link leads to: bytecode is beside the link.
+        package = Path(__file__).absolute().parent.parent.parent
         path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._size = size

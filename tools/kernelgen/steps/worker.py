@@ -14,6 +14,7 @@ nothing. This is the narrow interface between the rules and kernelgen; people us
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,6 +43,8 @@ def run(words: Sequence[str]) -> tuple[int, str]:
 
 
 def main(argv: Sequence[str]) -> int:
+    # Steps multiply no matrices with NumPy, whose threads for that spin for a while wherever it is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return protocol.main(STEPS, __doc__, argv)
 
 
