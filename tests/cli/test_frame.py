@@ -33,7 +33,7 @@ def test_help_lists_every_command(kernelgen: Run) -> None:
         "Run programs": ["simulate", "doctor"],
         "Write manifests": ["validate", "plan", "list"],
         "Write kernels": ["run", "check"],
-        "Look into files": ["inspect", "cache"],
+        "Inspect files": ["inspect", "cache"],
         "Single steps of a build, for scripts": "generate emit prebuild compile bundle".split(),
     }
     assert [name for names in groups.values() for name in names] == list(frame.COMMANDS)

@@ -113,7 +113,9 @@ def test_a_device_is_used_where_there_is_one(tmp_path: Path, monkeypatch: pytest
     assert chat.Machine.find(None) == chat.Machine("inf2", device=True)
     assert chat.Machine.find("trn1") == chat.Machine("trn1", device=True)
     product.write_text("some board\n")
-    with pytest.raises(KernelgenError, match=r"some board does not say which(.|\n)*--target: trn1"):
+    with pytest.raises(
+        KernelgenError, match=r"its kind is unknown: the instance type is some board(.|\n)*--target: trn1"
+    ):
         chat.Machine.find(None)
 
 

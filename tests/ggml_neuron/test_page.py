@@ -137,7 +137,7 @@ def test_the_simulator_is_where_kernelgen_looks(checkout: Path) -> None:
 
 
 def test_the_exporter_is_configured(checkout: Path, programs: Programs, llama_cpp: Path) -> None:
-    (command,) = (c for c in commands("derive-a-manifest", "1. Build the program that asks llama.cpp") if " -S " in c)
+    (command,) = (c for c in commands("derive-a-manifest", "1. Build export-graphs") if " -S " in c)
     folder = shlex.quote(str(programs.llama_cpp))
     shell(f"{command.replace('/path/to/llama.cpp', str(llama_cpp))} -DGGML_NEURON_GGML_DIR={folder}", checkout)
     assert "libllama.so" in (checkout / "build" / "exporter" / "CMakeCache.txt").read_text()

@@ -47,7 +47,7 @@ def _neuron_toolchain_impl(ctx):
     simulated = ctx.attr.compiler == "simulator"
     if simulated and ctx.attr._flag[CompilerFlagInfo].value == "auto":
         # buildifier: disable=print
-        print("no neuronx-cc here: NEFFs are made for the simulator and run on no device (--@neuron_kernelgen//rules:compiler=neuronx-cc demands real ones)")
+        print("neuronx-cc is not installed: the kernels are compiled for the simulator, and no device can run them (to fail instead: --@neuron_kernelgen//rules:compiler=neuronx-cc)")
     native, native_tools = _native(ctx) if ctx.file.executable else (None, depset())
     info = NeuronToolchainInfo(
         compiler = ctx.attr.compiler,

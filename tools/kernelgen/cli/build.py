@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kernelgen.build.preview import Preview
 
 
-@click.command(short_help="Do the whole job, from manifests to bundles.")
+@click.command(short_help="Compile the kernels of manifests and pack them into bundles.")
 @options.manifests_argument
 @options.target_option
 @click.option(

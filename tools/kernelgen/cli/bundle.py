@@ -13,7 +13,7 @@ from kernelgen.plan import Bundle, Plan
 from kernelgen.spec.filenames import NEFF, hlo_file
 
 
-@click.command(short_help="Put compiled kernels together into a bundle.")
+@click.command(short_help="Pack compiled kernels into bundles.")
 @click.argument("bundles", nargs=-1, metavar="[BUNDLE...]")
 @click.option(
     "--plan",
@@ -42,9 +42,16 @@ from kernelgen.spec.filenames import NEFF, hlo_file
 )
 @bundle_forms.option
 @click.option(
-    "--compiler-identity", metavar="TEXT", help="What compiled the NEFFs; by default what they say themselves."
+    "--compiler-identity",
+    metavar="TEXT",
+    help="The compiler that made the NEFFs; by default what they record themselves.",
 )
-@click.option("--jax-version", metavar="TEXT", default="unknown", help="What emitted the HLO, to be recorded.")
+@click.option(
+    "--jax-version",
+    metavar="TEXT",
+    default="unknown",
+    help="The version of JAX that emitted the HLO, for the bundle's metadata.",
+)
 def command(
     bundles: tuple[str, ...],
     plan_path: Path,
@@ -55,7 +62,7 @@ def command(
     compiler_identity: str | None,
     jax_version: str,
 ) -> None:
-    """Put compiled kernels together into the plan's bundles, or only into those named (`llama3_trn1`).
+    """Pack compiled kernels into all bundles of the plan, or only into those named (`llama3_trn1`).
 
     Writes NAME_TARGET.kernels.gguf (the pack), NAME_TARGET/ (the tree), and NAME_TARGET.S, .c and .h, which embed the pack.
     """

@@ -34,11 +34,12 @@ _format = click.option(
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-@click.group(short_help="Look into the cache of NEFFs, and keep it in order.")
+@click.group(short_help="Show, prune, verify, export or import the cache of NEFFs.")
 def command() -> None:
-    """Look into the cache of NEFFs, and keep it in order.
+    """Show, prune, verify, export or import the cache of NEFFs.
 
-    Builds find there what was compiled before: by another build, in another folder or, with a shared cache, on another machine.
+    Builds take from the cache what was compiled before: by another build, in another folder or, with a shared cache, on another
+    machine.
     """
 
 
@@ -56,7 +57,7 @@ def _folder_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "--cache",
         "cache_folder",
         metavar="DIR",
-        help=f"Its folder; {caches_of.FOLDER_VARIABLE}, or a folder in ~/.cache, by default.",
+        help=f"The cache's folder; {caches_of.FOLDER_VARIABLE}, or a folder in ~/.cache, by default.",
     )(wrapper)
 
 
@@ -80,10 +81,10 @@ def explain(
     caches: CacheSettings,
     output_format: str,
 ) -> int:
-    """Say whether a build would find a kernel in the cache, and why not.
+    """Show whether a build would find a kernel in the cache, and if not, why.
 
     KERNEL is an id, an op or a glob of either, looked up in the manifests; or an HLO file, with the manifests' settings or with the
-    defaults for a target. Of a miss, the nearest entry is shown with each part of its key that differs.
+    defaults for a target. If it is not there, the nearest entry is shown, with each part of its key that differs.
 
     Exits with 1 when a kernel is not there.
     """
@@ -258,10 +259,12 @@ def _shared(caches: CacheSettings) -> dict[str, Any] | None:
 
 
 @command.command()
-@click.option("--max-size", required=True, metavar="SIZE", help="What may be left: 500M, 20G, or 0 for nothing.")
+@click.option(
+    "--max-size", required=True, metavar="SIZE", help="The size that the cache may keep: 500M, 20G, or 0 for nothing."
+)
 @_folder_option
 def prune(max_size: str, folder: Folder) -> int:
-    """Remove the entries that were not used for longest, until the rest is small enough."""
+    """Remove the least recently used entries, until the cache is small enough."""
     match = re.fullmatch(r"(\d{1,15})([KMGT]?)(i?B)?", max_size)
     if not match:
         raise KernelgenError(f"--max-size {max_size}: expected a size such as 500M or 20G")
@@ -285,12 +288,12 @@ def prune(max_size: str, folder: Folder) -> int:
 
 
 @command.command()
-@click.option("--keep", is_flag=True, help="Only name damaged entries.")
+@click.option("--keep", is_flag=True, help="Print damaged entries and remove none.")
 @_folder_option
 def verify(keep: bool, folder: Folder) -> int:
     """Read every entry, and remove those that are damaged.
 
-    Builds check what they read, so this is only for who wants to know. Exits with 1 when an entry was damaged.
+    Builds check each entry that they read, so no build depends on this command. Exits with 1 when an entry was damaged.
     """
     from kernelgen.cache import entry
     from kernelgen.cache.entry import DamagedEntry
@@ -315,7 +318,7 @@ def verify(keep: bool, folder: Folder) -> int:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @_folder_option
 def export(file: Path, folder: Folder) -> None:
-    """Write all entries to a tar, for a machine that reaches no shared cache.
+    """Write all entries to a tar file, for a machine without a network.
 
     The same entries give the same bytes.
     """
@@ -333,7 +336,7 @@ def export(file: Path, folder: Folder) -> None:
 def import_(file: Path, folder: Folder) -> None:
     """Add the entries of an exported cache.
 
-    Every member of the tar is checked before the first is added; one that is not a whole entry makes it an error.
+    Every member of the tar file is checked before the first is added. If one is not a whole entry, nothing is added.
     """
     from kernelgen.cache import archive
 

@@ -24,7 +24,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 
-@click.command(short_help="Say which nodes of a model's graphs have a kernel.")
+@click.command(short_help="Show which nodes of a model's graphs have a kernel.")
 @options.kernels_argument
 @click.option(
     "--graph-ops",
@@ -32,7 +32,7 @@ from kernelgen.targets import TARGETS
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help=f"What llama.cpp's test-export-graph-ops or {exporter.PROGRAM} writes for a model. May be given several times.",
+    help=f"A file that llama.cpp's test-export-graph-ops or {exporter.PROGRAM} wrote for a model. May be given several times.",
 )
 @click.option(
     "--model",
@@ -40,7 +40,7 @@ from kernelgen.targets import TARGETS
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A model's GGUF file: its graphs, as `kernelgen model` asks llama.cpp for them. May be given several times.",
+    help="A model's GGUF file; llama.cpp computes its graphs, as for `kernelgen model`. May be given several times.",
 )
 @run_options.settings_options
 @run_options.exporter_options
@@ -48,7 +48,7 @@ from kernelgen.targets import TARGETS
     "--target",
     type=click.Choice(list(TARGETS)),
     metavar="NAME",
-    help="Count bundles for this target alone, and of manifests only what neuronx-cc is not known to refuse for it.",
+    help="Count the bundles for this target alone; leave out kernels of manifests that neuronx-cc is known to refuse for it.",
 )
 @options.kernels_option
 @click.option(

@@ -64,7 +64,7 @@ class DoctorLine:
         return "ok" if self.found is not None else "MISSING" if self.needed else "absent"
 
 
-@click.command(short_help="Say what is installed, what is missing and how to get it.")
+@click.command(short_help="Show what is installed, what is missing and how to get it.")
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--device", is_flag=True, help="Check the first NeuronCore, or the simulated one, instead.")
 @click.option(
@@ -80,12 +80,12 @@ class DoctorLine:
     help="With --device: the kernels, as --device built them before or elsewhere; by default they are built now.",
 )
 def command(output_format: str, device: bool, libnrt: Path | None, bundle: Path | None) -> int:
-    """Say what is installed, what is missing and how to get it.
+    """Show what is installed, what is missing and how to get it.
 
-    Exits with 1 when something is MISSING that building kernels needs; what is only absent is needed for one way of working.
+    Exits with 1 when something is MISSING: kernels can't be built without it. Only some uses need what is absent.
 
-    With --device it builds a small kernel of each family, runs them on the first core that this process gets, and says what works
-    (docs/reference/device-checks.md); it exits with 1 when a check FAILED.
+    With --device it builds a small kernel of each family, runs them on the first core that this process gets, and reports what
+    works (docs/reference/device-checks.md); it exits with 1 when a check FAILED.
     """
     if device:
         from kernelgen.cli import doctor_device

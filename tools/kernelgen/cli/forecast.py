@@ -23,7 +23,7 @@ from kernelgen.model.sizes import DecodeCall, Settings, pad
 from kernelgen.model.sources import Kind
 
 
-@click.command(short_help="Say how long a token and a prompt take, by a model.")
+@click.command(short_help="Estimate the time of a token and of a prompt on a device.")
 @options.kernels_argument
 @click.option(
     "--model",
@@ -62,9 +62,9 @@ def command(
     catalog: Catalog,
     as_json: bool,
 ) -> int:
-    """Print how long a call takes on a device, of one token and of a prompt, and of what that consists.
+    """Estimate how long a token and a prompt take on a device, and what the time is spent on.
 
-    It is a model, not a measurement: docs/results/forecast-judged.md says how far published measurements are from it.
+    The times are computed, not measured: docs/results/forecast-judged.md compares them with published measurements.
 
     KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. --n-tokens and --n-kv say which calls; by
     default one token and as many as --n-ubatch, with 1,024 cells of the cache.

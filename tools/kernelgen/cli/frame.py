@@ -25,36 +25,36 @@ EXIT_INTERRUPTED = 130
 GROUPS = MappingProxyType(
     {
         "From a model to its kernels": {
-            "model": "Write the manifest of a model, from its file.",
-            "build": "Do the whole job, from manifests to bundles.",
-            "repack": "Write a model's weights in the layouts that kernels want.",
-            "coverage": "Say which nodes of a model's graphs have a kernel.",
-            "forecast": "Say how long a token and a prompt take, by a model.",
-            "report": "Write a page about a model's kernels.",
+            "model": "Write the manifest of a model: which kernels it needs.",
+            "build": "Compile the kernels of manifests and pack them into bundles.",
+            "repack": "Write a model's weights in the layouts that its kernels read.",
+            "coverage": "Show which nodes of a model's graphs have a kernel.",
+            "forecast": "Estimate the time of a token and of a prompt on a device.",
+            "report": "Write an HTML report of a model's kernels: times, bytes, coverage.",
         },
         "Run programs": {
             "simulate": "Run a program with simulated NeuronCores.",
-            "doctor": "Say what is installed, what is missing and how to get it.",
+            "doctor": "Show what is installed, what is missing and how to get it.",
         },
         "Write manifests": {
             "validate": "Check manifests and report every mistake.",
-            "plan": "Print the kernels, compiles and bundles that manifests ask for.",
+            "plan": "Print the kernels, compiles and bundles that manifests need.",
             "list": "Print the ops, targets and dtypes that kernelgen knows.",
         },
         "Write kernels": {
-            "run": "Run a kernel on the CPU, and compare what it computes.",
+            "run": "Run a kernel on the CPU and print what it computes.",
             "check": "Compare kernels with their references.",
         },
-        "Look into files": {
+        "Inspect files": {
             "inspect": "Print what is in a bundle, a NEFF or an HLO file.",
-            "cache": "Look into the cache of NEFFs, and keep it in order.",
+            "cache": "Show, prune, verify, export or import the cache of NEFFs.",
         },
         "Single steps of a build, for scripts": {
             "generate": "Write build files for Bazel or CMake.",
             "emit": "Write the HLO of kernels.",
-            "prebuild": "Make what NKI's own compiler makes of kernels.",
+            "prebuild": "Compile kernels with NKI's own compiler, ahead of a build.",
             "compile": "Compile HLO to NEFF.",
-            "bundle": "Put compiled kernels together into a bundle.",
+            "bundle": "Pack compiled kernels into bundles.",
         },
     }
 )
@@ -124,7 +124,7 @@ def _version(context: click.Context, parameter: click.Parameter, value: bool) ->
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version and exit."
 )
 def cli() -> None:
-    """From a manifest of GGML kernels to NEFF bundles for AWS Neuron.
+    """Build the kernels of GGML models for AWS Neuron devices: from a model to a manifest, from a manifest to bundles of NEFFs.
 
     Exit status: 0 done, 1 a kernel failed or is missing, 2 wrong usage or bad input.
     """

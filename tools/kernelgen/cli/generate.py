@@ -41,7 +41,7 @@ _output = click.option(
 def command() -> None:
     """Write build files for Bazel or CMake.
 
-    Both read the same plan. Bazel and CMake builds call this themselves; by hand it shows what they see.
+    Both read the same plan. Bazel and CMake builds call this command. Call it yourself to see the files that they read.
     """
 
 
@@ -90,7 +90,7 @@ def bazel(
     workspaces: tuple[str, ...],
     options: tuple[tuple[str, str], ...],
 ) -> None:
-    """Write the packages of a repository of kernel targets; print on which files of kernels they depend."""
+    """Write the packages of a repository of kernel targets; print the kernels' source files on which they depend."""
     from kernelgen.render import bazel as renderer
 
     labels = {BUILTIN: f"{rules}//kernels"} | dict(_labels("--package", packages, catalog))
@@ -185,7 +185,7 @@ def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tu
 @used_option
 @kernels_option
 @_output
-@click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this target of the manifests.")
+@click.option("--target", "targets", multiple=True, metavar="NAME", help="Only for this target.")
 @compiler_option
 @click.option("--memory-per-compile", metavar="SIZE", help="Memory of one compile, as in a manifest: 8G, 6144M.")
 @emit_timeout_option
@@ -201,7 +201,7 @@ def cmake(
     emit_timeout: float | None,
     caches: CacheSettings,
 ) -> None:
-    """Write what add_neuron_kernels() builds from."""
+    """Write the file from which CMake's add_neuron_kernels() builds."""
     import importlib.metadata
     import os
 

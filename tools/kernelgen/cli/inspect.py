@@ -22,8 +22,8 @@ from kernelgen.errors import Diagnostic, KernelgenError, printable
 def command(paths: tuple[Path, ...], check: bool, cost: bool, output_format: str) -> None:
     """Print what is in a bundle (its pack, or its tree's folder), a NEFF, an HLO file, or a file of repacked weights.
 
-    What it is, for which target, made by which compiler, inputs and outputs, sizes. Files are told by their content. JSON is one
-    object for each path, in a list.
+    Prints the kind, the target, the compiler, inputs and outputs, and sizes. The kind follows from a file's content, not its name.
+    JSON is a list with an object for each path.
     """
     from kernelgen.bundle import describe
 

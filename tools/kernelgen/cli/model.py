@@ -63,28 +63,30 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
     return value
 
 
-@click.command(short_help="Write the manifest of a model, from its file.")
+@click.command(short_help="Write the manifest of a model: which kernels it needs.")
 @click.argument("paths", metavar="SOURCE...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The manifest to write."
 )
-@click.option("--name", metavar="NAME", help="The manifest's name; that of its file by default.")
+@click.option("--name", metavar="NAME", help="The manifest's name.  [default: its file's]")
 @options.target_option
-@click.option("--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the targets' by default.")
+@click.option(
+    "--lnc", type=click.Choice(["1", "2"]), help="Physical cores per logical NeuronCore.  [default: the target's]"
+)
 @run_options.settings_options
 @run_options.exporter_options
 @click.option(
     "--context-shift",
     "shift",
     is_flag=True,
-    help="llama.cpp's --context-shift: kernels that shift the positions of the keys in the cache as well, in pieces.",
+    help="llama.cpp's --context-shift: adds the kernels that shift the positions of the keys in the cache.",
 )
 @click.option(
     "--model-draft",
     "draft",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="llama.cpp's --model-draft: the GGUF file of a second model, whose kernels the manifest has as well.",
+    help="llama.cpp's --model-draft: the GGUF file of a second model; its kernels are added to the manifest.",
 )
 @run_options.projector_options
 @click.option(
@@ -104,28 +106,28 @@ def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--python",
     metavar="PROGRAM",
-    help="A Python that has what llama.cpp's convert_hf_to_gguf.py needs, for Hugging Face models.  [default: python3]",
+    help="For Hugging Face models: a Python with the packages that llama.cpp's convert_hf_to_gguf.py needs.  [default: python3]",
 )
 @click.option(
     "--fuse",
     callback=_checked_fuse,
     metavar=f"[{'|'.join((*groups.FUSE, AUTO))}]",
-    help="Which parts of a graph are one kernel each, beside the kernels of its ops: each layer, N layers, all of it, or none; "
-    "with --split-mode tensor also parts between two sums over devices, or such a part and the sum before it. "
-    f"{AUTO}: for each target what a token is quickest with, by the forecast, of what can be compiled.  "
+    help="Which parts of a graph become one kernel each, beside the kernels of its ops: each layer, N layers, the whole graph, "
+    "or none; with --split-mode tensor also parts between two sums over devices, or such a part and the sum before it. "
+    f"{AUTO}: for each target the choice with the shortest forecast of a token that can be compiled.  "
     f"[default: {FUSE}; of files that list kernels none]",
 )
 @click.option(
     "--causal",
     is_flag=True,
-    help="Let attention of graph kernels leave out keys that a causal mask hides. Calls whose masks hide less have other kernels.",
+    help="Attention of graph kernels leaves out the keys that a causal mask hides. Calls whose masks hide less get other kernels.",
 )
 @click.option(
     "--weights",
     multiple=True,
     type=click.Choice([*weight_layouts.LAYOUTS, *WORDS]),
-    help="A layout that the kernels want weights in, where their types have it; may be given several times. "
-    f"{AUTO}: for each target and each weight the one that a token is quickest with on one core, by the forecast, of those that "
+    help="A layout in which the kernels read weights, where a weight's type has it; may be given several times. "
+    f"{AUTO}: for each target and each weight the layout with the shortest forecast of a token on one core, of those that "
     f"fit; {NONE}: {AS_GGML}.  [default: {AUTO}; of files that list kernels {NONE}]",
 )
 @options.kernels_option
@@ -153,16 +155,16 @@ def command(
 ) -> None:
     """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
 
-    The weights may be missing: the file's header is enough. Of a split model the first file is named. llama.cpp itself says what it
-    computes; the program that asks it is built once (docs/reference/models.md).
+    SOURCE is a GGUF file, the first one of a split model. Its header is enough; the weights may be missing. llama.cpp itself makes
+    the graphs, in the program export-graphs, which you build once (docs/reference/models.md).
 
-    Or from a Hugging Face folder, its config.json or a safetensors file: llama.cpp's converter, of the tree that --llama-cpp
-    names, makes the header.
+    SOURCE may also be a Hugging Face folder, its config.json or a safetensors file. Then the converter in the llama.cpp source tree
+    that --llama-cpp names makes the header.
 
-    With --mmproj the projector's kernels are in the manifest, too; without a SOURCE they are all of it.
+    With --mmproj the manifest also has the projector's kernels; without a SOURCE it has only these.
 
-    Or of the kernels that files list: what test-export-graph-ops or export-graphs writes, what the backend records, and
-    configurations of ggml-hsa-gen-kernels. What a file is, its content tells.
+    Or SOURCE is a file that lists kernels: what test-export-graph-ops or export-graphs writes, what the backend records, or a
+    configuration of ggml-hsa-gen-kernels. kernelgen recognises each kind of file by its content.
     """
     for word, what in WORDS.items():
         if word in weights and len(weights) > 1:

@@ -44,7 +44,7 @@ def kernels_option(function: F) -> F:
         metavar="DIR",
         type=click.Path(path_type=Path),
         callback=lambda context, parameter, value: Catalog(libraries(value)),
-        help="A folder with emitters of your own; they win over kernelgen's. May be given several times.",
+        help="A folder with emitters of your own; they replace kernelgen's. May be given several times.",
     )(function)
 
 
@@ -71,17 +71,20 @@ def target_option(function: F) -> F:
         metavar="NAME",
         callback=_check_targets,
         shell_complete=_complete_target,
-        help=f"Only this target of the manifests ({', '.join(TARGETS)}). May be given several times.",
+        help=f"Only for this target ({', '.join(TARGETS)}). May be given several times.",
     )(function)
 
 
 def chip_options(function: F) -> F:
     """Adds `--target NAME` and `--lnc N` as `target: str | None` and `lnc: str | None`, for `kernel_files`."""
     function = click.option(
-        "--lnc", type=click.Choice(["1", "2"]), help="Physical cores of a logical one; the target's by default."
+        "--lnc", type=click.Choice(["1", "2"]), help="Physical cores per logical NeuronCore.  [default: the target's]"
     )(function)
     return click.option(
-        "--target", type=click.Choice(list(TARGETS)), metavar="NAME", help="The target; that of bundles, or trn1."
+        "--target",
+        type=click.Choice(list(TARGETS)),
+        metavar="NAME",
+        help="The target.  [default: the bundles' target, or trn1]",
     )(function)
 
 
@@ -134,7 +137,8 @@ def cache_options(function: F) -> F:
             "--cache",
             "cache_folder",
             metavar="DIR",
-            help=f"Where this machine's builds keep NEFFs, or 'off'; {cache.FOLDER_VARIABLE}, or a folder in ~/.cache, by default.",
+            help="The folder in which builds on this machine keep NEFFs, or 'off'; "
+            f"{cache.FOLDER_VARIABLE}, or a folder in ~/.cache, by default.",
         ),
     ):
         wrapped = option(wrapped)

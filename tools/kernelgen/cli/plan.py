@@ -17,7 +17,7 @@ from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.targets import MAX_INSTRUCTIONS
 
 
-@click.command(short_help="Print the kernels, compiles and bundles that manifests ask for.")
+@click.command(short_help="Print the kernels, compiles and bundles that manifests need.")
 @options.manifests_argument
 @options.target_option
 @options.used_option
@@ -39,7 +39,7 @@ def command(
     estimated: bool,
     only: str | None,
 ) -> None:
-    """Print the kernels, compiles and bundles that manifests ask for, each once.
+    """Print the kernels, compiles and bundles that manifests need, each once.
 
     The JSON is what the build files are made from; its bytes depend on the manifests' meaning alone.
 

@@ -16,16 +16,16 @@ from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.plan import Kernel, Plan
 
 
-@click.command(short_help="Make what NKI's own compiler makes of kernels.")
+@click.command(short_help="Compile kernels with NKI's own compiler, ahead of a build.")
 @options.manifests_argument
 @options.kernels_option
 @options.target_option
 @click.option("--only", metavar="GLOB", help="Only kernels whose id or name matches.")
 def command(manifests: tuple[Path, ...], catalog: Catalog, targets: tuple[str, ...], only: str | None) -> None:
-    """Have NKI's own compiler make the kernels that manifests name with `prebuilt`; print the path of each file.
+    """Compile the kernels that have `prebuilt` in the manifests with NKI's own compiler; print the path of each file.
 
-    Each kernel has a file in that folder for each target, <id>.json. Bazel, CMake and `kernelgen build` take these files,
-    also on machines that don't have the compiler. Run it again when a kernel changed.
+    The key `prebuilt` names a folder; each kernel gets a file in it for each target, <id>.json. Bazel, CMake and `kernelgen build`
+    take these files, also on machines that don't have the compiler. Run this command again after you change a kernel.
     """
     requests = options.only_targets(manifest.load(manifests, catalog), targets)
     kernels = {kernel.id: kernel for kernel in Plan.merge(requests).kernels if kernel.prebuilt}

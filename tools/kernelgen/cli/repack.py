@@ -1,4 +1,4 @@
-"""`kernelgen repack`: writes a model's weights in the layouts that kernels request, before a program loads the model."""
+"""`kernelgen repack`: a model's weights in the layouts that its kernels read, before a program loads the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kernelgen.targets import TARGETS
 VARIABLE = "GGML_NEURON_REPACKED"
 
 
-@click.command(short_help="Write a model's weights in the layouts that kernels want.")
+@click.command(short_help="Write a model's weights in the layouts that its kernels read.")
 @click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))
 @click.argument("paths", nargs=-1, required=True, metavar="KERNELS...", type=click.Path(path_type=Path))
 @click.option(
@@ -41,7 +41,7 @@ VARIABLE = "GGML_NEURON_REPACKED"
 def command(
     model: Path, paths: tuple[Path, ...], target: str | None, output: Path | None, jobs: int | None, catalog: Catalog
 ) -> int:
-    """Write a model's weights in the layouts that kernels want, for the backend to read in place of repacking them at load.
+    """Write a model's weights in the layouts that its kernels read, so that the backend need not repack them at each load.
 
     MODEL is the model's GGUF file, the first where it was split. KERNELS are manifests, bundles (a pack, or a tree's folder) and
     folders of bundles. The same model and kernels give the same file. Programs find it by the variable GGML_NEURON_REPACKED.
@@ -76,7 +76,7 @@ def command(
 
 
 def _layouts(paths: Sequence[Path], target: str | None, catalog: Catalog) -> repacked.Layouts:
-    """Returns the layouts that kernels request.
+    """Returns the layouts in which kernels read weights.
 
     Raises:
         KernelgenError: a path is neither a manifest nor a bundle, no kernel is for the target, none requests a layout, or those

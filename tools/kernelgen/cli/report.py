@@ -44,7 +44,7 @@ CELLS = 1024
 CORES = (1, 2, 4)
 
 
-@click.command(short_help="Write a page about a model's kernels.")
+@click.command(short_help="Write an HTML report of a model's kernels: times, bytes, coverage.")
 @options.kernels_argument
 @click.option(
     "--model",
@@ -120,7 +120,7 @@ def command(
     catalog: Catalog,
     output: Path,
 ) -> int:
-    """Write a page with what kernels compute and move, and how long calls of a model take by the forecast.
+    """Write an HTML page: what each kernel computes and moves, and the forecast of how long calls of a model take.
 
     KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The page needs no network.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-@click.command(short_help="Run a kernel on the CPU, and compare what it computes.")
+@click.command(short_help="Run a kernel on the CPU and print what it computes.")
 @click.argument("kernel", metavar="KERNEL|FILE:FUNCTION")
 @click.option(
     "--manifest",

@@ -121,28 +121,30 @@ _SETTINGS = (
         "--n-ctx",
         type=Contexts(),
         metavar="N,…",
-        help="llama.cpp's -c; several for programs that make several contexts. With any, kernels have the cells in use alone, "
-        f"up to the longest --n-kv ({_N_CTX} by default), and serve every -c.  [default: any; {_N_CTX} without flash attention]",
+        help="llama.cpp's -c; several numbers for programs with several contexts. With any, the kernels depend only on the "
+        f"cells in use, up to the longest --n-kv ({_N_CTX} by default), and serve every -c.  [default: any; {_N_CTX} without flash "
+        "attention]",
     ),
     click.option(
         "--n-tokens",
         type=Counts(),
         metavar="N,…",
-        help="Tokens per call to have kernels for; other numbers are computed by these.  "
+        help="Numbers of tokens per call to build kernels for; these kernels compute other numbers, too.  "
         f"[default: {','.join(map(str, FEW))}, up to --n-ubatch]",
     ),
     click.option(
         "--n-outputs",
         type=Counts(least=0),
         metavar="N,…",
-        help="Tokens whose logits are asked for; 1 and all by default, with --split-mode tensor also none of --n-ubatch.",
+        help="Numbers of tokens per call whose logits a program reads.  "
+        "[default: 1 and all; with --split-mode tensor also none of --n-ubatch]",
     ),
     click.option(
         "--n-kv",
         type=Counts(),
         metavar="N,…",
-        help="Lengths of the cache; by default powers of two from 256, and with an --n-ctx for sequences with a cache each all "
-        "multiples of 256.",
+        help="Lengths of the KV cache in use.  [default: powers of two from 256; all multiples of 256 with an --n-ctx and "
+        "a cache for each sequence]",
     ),
     click.option(
         "--n-ubatch", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="llama.cpp's -ub."
@@ -159,70 +161,72 @@ _SETTINGS = (
         type=click.Choice([*_FLASH_ATTN]),
         default="auto",
         show_default=True,
-        help="llama.cpp's -fa; both for programs that are run with -fa on and with -fa off.",
+        help="llama.cpp's -fa; both is for programs that run with -fa on and with -fa off.",
     ),
     click.option("--kv-unified", is_flag=True, help="llama.cpp's --kv-unified: sequences share one cache."),
     click.option("--swa-full", is_flag=True, help="llama.cpp's --swa-full."),
     click.option(
         "--control-vector",
         is_flag=True,
-        help="llama.cpp's --control-vector: the layers add one, whatever its values, from the second to the last.",
+        help="llama.cpp's --control-vector: the layers from the second to the last add a vector of any values.",
     ),
     click.option(
         "--encoder",
         is_flag=True,
-        help="Kernels of the encoder of a model that has a decoder, too, in place of the decoder's.",
+        help="For a model with an encoder and a decoder: the kernels of its encoder instead of its decoder.",
     ),
     click.option(
         "--n-encoded",
         type=Counts(),
         metavar="N,…",
-        help="Tokens that the encoder of a model with a decoder computes, and its decoder attends to; other numbers are computed "
-        "by these.  "
+        help="For a model with an encoder and a decoder: numbers of tokens that the encoder computes and the decoder attends to; "
+        "the kernels compute other numbers, too.  "
         f"[default: {','.join(map(str, FEW[1:]))}, up to --n-ubatch]",
     ),
     click.option(
         "--embeddings",
         is_flag=True,
-        help="llama.cpp's --embeddings, --rerank and llama-embedding: calls want the embeddings of all their tokens.",
+        help="llama.cpp's --embeddings, --rerank and llama-embedding: each call computes the embeddings of all its tokens.",
     ),
     click.option(
         "--pooling",
         type=click.Choice(_POOLINGS),
-        help="llama.cpp's --pooling: how embeddings are pooled; as the file says by default. For --rerank it is rank.",
+        help="llama.cpp's --pooling: how embeddings are pooled; rank for --rerank.  [default: the model file's]",
     ),
     click.option(
         "--ftype",
         metavar="NAME",
-        help="Types of a quantization that was not made yet, by llama-quantize's name: Q4_K_M. Those of the file by default.",
+        help="Derive for the types of another quantization, such as Q4_K_M, before llama-quantize has made it.  "
+        "[default: the file's types]",
     ),
     click.option(
         "--lora",
         multiple=True,
         type=Adapter(),
         metavar="FILE[:SCALE]",
-        help="llama.cpp's --lora and --lora-scaled: an adapter whose products the kernels add; may be given several times, in "
-        "llama.cpp's order. Its header is enough.",
+        help="llama.cpp's --lora and --lora-scaled: an adapter that the kernels apply; the header of its file is enough. May be "
+        "given several times, in llama.cpp's order.",
     ),
     click.option(
         "--split-mode",
         type=click.Choice(["none", _TENSOR]),
         default="none",
         show_default=True,
-        help="llama.cpp's -sm: with tensor each device has slices of weights and cache, and computes its part.",
+        help="llama.cpp's -sm: with tensor each device holds slices of the weights and the cache, and computes "
+        "a part of each layer.",
     ),
     click.option(
         "--devices",
         type=Counts(),
         metavar="N,…",
-        help=f"Over how many devices --split-mode {_TENSOR} splits; several for several runs, and 1 is without a split.",
+        help=f"Numbers of devices over which --split-mode {_TENSOR} splits; 1 is without a split.",
     ),
     click.option(
         "--samplers",
         multiple=True,
         metavar=f"[{'|'.join(_CHAINS)}|CHAIN]",
-        help="What llama.cpp samples with on the device (its -bs), such as top_k=40,temperature=0.8,dist; may be given "
-        f"several times. default is what llama.cpp's programs sample with unless told otherwise: {_DEFAULT_CHAIN}; none: the "
+        help="The samplers that llama.cpp runs on the device (its -bs), such as top_k=40,temperature=0.8,dist; may be given "
+        f"several times. default is the chain that llama.cpp's programs use by default: {_DEFAULT_CHAIN}; with none, the "
         "CPU samples.  [default: none]",
     ),
 )
@@ -233,13 +237,13 @@ _EXPORTER = (
         "program",
         metavar="PROGRAM",
         type=click.Path(path_type=Path),
-        help=f"Where {exporter.PROGRAM} is; {exporter.VARIABLE} by default.",
+        help=f"The program {exporter.PROGRAM}.  [default: {exporter.VARIABLE}]",
     ),
     click.option(
         "--llama-cpp",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help=f"A build of llama.cpp: its libraries, and {exporter.PROGRAM} if it is among its programs; or its source tree.",
+        help=f"A build of llama.cpp, for its libraries and the {exporter.PROGRAM} in it; or llama.cpp's source tree.",
     ),
 )
 
@@ -249,33 +253,33 @@ _PROJECTOR = (
         "--mmproj",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="llama.cpp's --mmproj: the GGUF file of a projector of images or sound, whose kernels the manifest has as well; or, "
-        "without a SOURCE, alone. They are for the sizes of llama.cpp's warm-up, the only ones of many projectors. Its header is "
-        "enough.",
+        help="llama.cpp's --mmproj: the GGUF file of a projector of images or sound; its header is enough. The manifest gets its "
+        "kernels, for the sizes of llama.cpp's warm-up. (Many projectors have no others.) Without a SOURCE, it has only these.",
     ),
     click.option(
         "--image-size",
         "images",
         type=ImageSizes(),
         metavar="WxH,…",
-        help="Sizes of images in pixels to have kernels of the projector for, too: of what llama.cpp scales and cuts them to.",
+        help="More sizes of images, in pixels, to build kernels of the projector for: the sizes "
+        "after llama.cpp scales and cuts them.",
     ),
     click.option(
         "--image-min-tokens",
         type=click.IntRange(1, 1 << 20),
-        help="llama.cpp's option of that name: tokens that an image of any size has.",
+        help="llama.cpp's option of that name: the fewest tokens of an image.",
     ),
     click.option(
         "--image-max-tokens",
         type=click.IntRange(1, 1 << 20),
-        help="llama.cpp's option of that name.",
+        help="llama.cpp's option of that name: the most tokens of an image.",
     ),
     click.option(
         "--audio-seconds",
         "seconds",
         type=Counts(),
         metavar="N,…",
-        help="Lengths of sound to have kernels of the projector for, too.",
+        help="More lengths of sound to build kernels of the projector for.",
     ),
 )
 

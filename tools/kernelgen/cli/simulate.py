@@ -52,10 +52,10 @@ _HOW_TO_GET_IT = (
 )
 @click.argument("program", nargs=-1, metavar="[-- PROGRAM ARGUMENT...]", type=click.UNPROCESSED)
 def command(env: bool, libnrt: Path | None, program: tuple[str, ...]) -> None:
-    """Run a program with simulated NeuronCores: its libnrt is the simulator's, which computes on the CPU.
+    """Run a program with simulated NeuronCores: it loads the simulator's libnrt, which computes on the CPU.
 
-    Kernels in GGML_NEURON_KERNEL_DIR that this simulator can't run are an error before the program starts. The exit status is the
-    program's. Variables of the simulator that are set already stay as they are (docs/guides/use-the-simulator.md).
+    If this simulator can run none of the kernels in GGML_NEURON_KERNEL_DIR, that is an error before the program starts. The exit
+    status is the program's. Variables of the simulator that are set already stay as they are (docs/guides/use-the-simulator.md).
     """
     if env is bool(program):
         raise click.UsageError("name a program after --, or give --env" if not env else "--env takes no program")

@@ -20,7 +20,7 @@ from kernelgen.plan import Plan
 def command(manifests: tuple[Path, ...], catalog: Catalog, linted: bool) -> None:
     """Check manifests and report every mistake with its file, line and column.
 
-    For right ones, print the number of distinct kernels of each target. With --lint, what neuronx-cc is known to refuse in a
+    If there is none, print the number of distinct kernels of each target. With --lint, what neuronx-cc is known to refuse in a
     kernel's HLO is a mistake, too, for each target and its settings, and what it may not do as meant is a warning.
     """
     requests = manifest.load(manifests, catalog)
