@@ -335,10 +335,6 @@ static bool wait_for(pollfd * fds, nfds_t count, std::chrono::steady_clock::time
 // processor takes longer to wake up.
 static constexpr int LOOKS = 60;
 
-// What an answer takes at most for the next one to be looked for. Longer kernels, such as layers, would give the time of looking
-// away, once for each launch.
-static constexpr std::chrono::microseconds SOON(300);
-
 // Returns when a descriptor is ready, or after that.
 static void look_for(int descriptor) {
     pollfd fds[] = {
@@ -385,13 +381,10 @@ bool lane::send(const std::vector<uint8_t> & message) {
 
 outcome lane::receive(std::vector<uint8_t> & message, double timeout) {
     using clock         = std::chrono::steady_clock;
-    const auto asked    = clock::now();
-    const auto deadline = asked + std::chrono::nanoseconds(static_cast<int64_t>(timeout * 1e9));
+    const auto deadline = clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(timeout * 1e9));
     size_t     have     = 0;
     uint32_t   size     = 0;
-    if (soon_) {
-        look_for(answer_.get());
-    }
+    look_for(answer_.get());
     for (;;) {
         if (timeout > 0) {
             pollfd fds[] = {
@@ -418,7 +411,6 @@ outcome lane::receive(std::vector<uint8_t> & message, double timeout) {
             }
             if (have >= sizeof(size) + size) {
                 message.assign(room_.begin() + sizeof(size), room_.begin() + sizeof(size) + size);
-                soon_ = clock::now() - asked < SOON;
                 return outcome::answered;
             }
         }

@@ -54,7 +54,6 @@ class lane {
     unique_fd other_;                                                                             // the helper's
 
     std::vector<uint8_t> room_ = std::vector<uint8_t>(sizeof(uint32_t) + protocol::MAX_MESSAGE);  // for an answer
-    bool                 soon_ = true;  // whether the last answer came so soon that the next one is looked for
 };
 
 // A running helper process. Any number of threads may make requests at once.

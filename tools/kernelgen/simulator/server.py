@@ -11,7 +11,6 @@ import select
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,10 +29,6 @@ _MOST = 448
 _LOOKS = 40
 """How often a lane looks for the next request before it sleeps: some 30 µs. A client whose kernels are small asks again within
 that, and an idle processor takes longer to wake up than such a kernel takes."""
-
-_SOON = 3e-4
-"""Seconds within which a request comes for the lane to look for the next one. Where a client does more between two requests, the
-time of looking would be given away."""
 
 MAX_DESCRIPTORS = 253
 """Linux passes no more in one message; one per core and one for the host."""
@@ -142,17 +137,9 @@ def _serve_lane(requests: Requests, source: int, sink: int) -> None:
     """Answers what comes from one pipe into another, until the client closes them."""
     head = protocol.MESSAGE.size
     read, write, find = os.read, os.write, requests.find
-    look, now = _looker(source), time.monotonic
-    soon = True
+    look = _looker(source)
     try:
-        while True:
-            waiting = now()
-            if soon:
-                look()
-            message = read(source, _MOST)
-            if not message:
-                return
-            soon = now() - waiting < _SOON
+        while message := (look(), read(source, _MOST))[1]:
             # What came before is found by its bytes, so it is whole: the common case, and no parsing.
             launch = find(message[head:])
             if launch is not None:
