@@ -4,6 +4,8 @@
 // and none has to be made 32 bits wide before. The elements then lie in another order, as `PLACES` says. The row is
 // brought into this order once, and partial sums are those of weights_loops.h, so that the bits are the same.
 
+#include "weights_loops.h"
+
 // The order of 32 elements in four vectors: element 4 i of this order, and the three behind it, is element PLACES[i].
 static constexpr int PLACES[] = { 0, 16, 4, 20, 8, 24, 12, 28 };
 
