@@ -178,7 +178,7 @@ class Conversation:
                     self._turns.clear()
                     raise
                 del self._turns[:2]
-                print("(the oldest question and its answer are forgotten: the context is full)", file=sys.stderr)
+                print("(the context is full: the oldest question and its answer were dropped)", file=sys.stderr)
             else:
                 self._turns.append({"role": "assistant", "content": words})
                 return
@@ -204,7 +204,7 @@ def converse(conversation: Conversation) -> None:
     """Reads questions from the terminal and prints the answers, until `/exit` or the end of the input."""
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # input() then has the arrow keys
-    print("Ask something; /exit ends.", file=sys.stderr)
+    print("Type a question and press Enter; /exit ends the chat.", file=sys.stderr)
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "").strip()

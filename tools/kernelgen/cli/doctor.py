@@ -152,7 +152,7 @@ def _neuronx_cc() -> DoctorLine:
         where = "looked for once the packages above are installed"
     except KernelgenError as error:
         where = error.diagnostics[0].message
-    remedy = f"{where}; builds use the simulator. AWS's documentation says how to install it; see docs/reference/compilers.md"
+    remedy = f"{where}; builds use the simulator. AWS's documentation explains how to install it; see docs/reference/compilers.md"
     return DoctorLine("neuronx-cc", version, False, remedy)
 
 
@@ -216,7 +216,7 @@ def _simulator() -> DoctorLine:
     except ImportError:
         remedy = "looked for once the packages above are installed"
     except KernelgenError as error:
-        remedy += f": {error.diagnostics[0].message}; docs/guides/use-the-simulator.md says how to build it"
+        remedy += f": {error.diagnostics[0].message}; docs/guides/use-the-simulator.md explains how to build it"
     return DoctorLine("simulator's libnrt", found, False, remedy)
 
 

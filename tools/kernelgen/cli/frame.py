@@ -39,7 +39,7 @@ GROUPS = MappingProxyType(
         "Write manifests": {
             "validate": "Check manifests and report every mistake.",
             "plan": "Print the kernels, compiles and bundles that manifests need.",
-            "list": "Print the ops, targets and dtypes that kernelgen knows.",
+            "list": "Print the ops, targets and dtypes that kernelgen supports.",
         },
         "Write kernels": {
             "run": "Run a kernel on the CPU and print what it computes.",

@@ -18,7 +18,7 @@ from kernelgen.targets import TARGETS
 ARCHITECTURES = Path(ggml_ops.__file__).with_name("architectures.json")
 
 
-@click.command("list", short_help="Print the ops, targets and dtypes that kernelgen knows.")
+@click.command("list", short_help="Print the ops, targets and dtypes that kernelgen supports.")
 @click.option(
     "--ops", is_flag=True, help="The ops: inputs, types, parameters, emitter, and the model families that need them."
 )
@@ -28,7 +28,7 @@ ARCHITECTURES = Path(ggml_ops.__file__).with_name("architectures.json")
 @click.option("--json", "output_format", flag_value="json", help="The same as --format json.")
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(ops: bool, targets: bool, dtypes: bool, catalog: Catalog, output_format: str) -> None:
-    """Print the ops, targets and dtypes that kernelgen knows; all three unless one is asked for."""
+    """Print the ops, targets and dtypes that kernelgen supports. Without an option, print all three."""
     everything = not (ops or targets or dtypes)
     parts: dict[str, list[dict[str, Any]]] = {}
     if ops or everything:

@@ -29,7 +29,7 @@ VARIABLE = "GGML_NEURON_REPACKED"
     "--target",
     type=click.Choice(list(TARGETS)),
     metavar="NAME",
-    help="The target, where kernels of several want weights in different layouts.",
+    help="The target, if the kernels of several targets read weights in different layouts.",
 )
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="The file.  [default: MODEL.repacked.gguf]"
