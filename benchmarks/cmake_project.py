@@ -5,7 +5,9 @@ Used by benchmarks/incremental_cmake.py and by the tests of `add_neuron_kernels(
 
 from __future__ import annotations
 
+import compileall
 import os
+import py_compile
 import re
 import shutil
 import subprocess
@@ -53,6 +55,10 @@ def copy(destination: Path) -> Path:
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
+    # Steps write no bytecode, and each would compile what it imports. Bytecode of a module that was changed is not taken.
+    compileall.compile_dir(
+        destination / "tools", quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
+    )
     return destination
 
 

@@ -28,7 +28,7 @@ SIZE = random_llama.Size(n_embd=768, n_head=12, n_head_kv=12, n_ff=2048, n_layer
 QUICK = random_llama.Size(n_embd=256, n_ff=512, n_layer=2, n_vocab=1000)
 TYPES = (
     "F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
-    " IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4 Q1_0"
+    " IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S TQ1_0 TQ2_0 NVFP4 Q1_0 Q2_0"
 ).split()
 QUICK_TYPES = ("F16", "Q8_0", "Q4_K")
 FLOATS = ("F16", "BF16")
@@ -48,7 +48,7 @@ def measure(quick: bool, types: Sequence[str] = (), *, without: bool = False) ->
     # What is started later keeps to the same processor.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for weights in types or (QUICK_TYPES if quick else TYPES):
-        kind = np.float16 if weights == "F16" else gguf.GGMLQuantizationType[weights]
+        kind = np.float16 if weights == "F16" else _type_of(weights)
         with tempfile.TemporaryDirectory() as folder:
             model = SimulatedModel(Path(folder) / weights, size=QUICK if quick else SIZE, weights=kind, n_tokens="1")
             yield from _token(weights, model, quick, per_node=weights in PER_NODE, without=without)
@@ -57,6 +57,11 @@ def measure(quick: bool, types: Sequence[str] = (), *, without: bool = False) ->
         with tempfile.TemporaryDirectory() as folder:
             model = SimulatedModel(Path(folder) / "model", file=Path(real), n_tokens="1")
             yield from _token(Path(real).stem, model, quick, without=without)
+
+
+def _type_of(weights: str) -> gguf.GGMLQuantizationType | random_llama.ByGgml:
+    by_ggml = random_llama.ByGgml.__members__.get(weights)
+    return gguf.GGMLQuantizationType[weights] if by_ggml is None else by_ggml
 
 
 def _token(

@@ -1,6 +1,6 @@
 """What all tests share: no cache of NEFFs, NEFFs in the real form, quick compiles, and Bazel's sharding protocol for pytest (each shard
-runs every n-th test; tests that `pytest.mark.together` gives the same name count as one). Tests that `pytest.mark.long` marks run only
-when KERNELGEN_LONG_TESTS is set, as `./bazelw test --config=long //...` does.
+runs every n-th test; tests that `pytest.mark.together` gives the same name count as one, as `OF_ONE_SHARD` says of folders). Tests that
+`pytest.mark.long` marks run only when KERNELGEN_LONG_TESTS is set, as `./bazelw test --config=long //...` does.
 
 Tests that run kernels on simulated NeuronCores do so for one of `INSTANCES`: each file of tests for one that follows from its name, or
 all of them for what `--neuron-target` or KERNELGEN_TEST_TARGET says, as `./bazelw test --config=trn2 //...` does.
@@ -31,6 +31,8 @@ os.environ.pop("NEURON_KERNELGEN_SHARED_CACHE", None)
 # LLVM rather than XLA's own passes on MLIR lowers what is fused.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
+# NumPy's threads for products of matrices spin for a tenth of a second in each process that imports it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Processes that tests start find kernelgen as the tests do, with no environment of Bazel's.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -46,6 +48,10 @@ TARGETS = ("trn1", "trn2", "inf2")
 """Those that tests run for; trn1n is trn1 with more network, and AWS does not document trn3 as one."""
 TARGET = "KERNELGEN_TEST_TARGET"
 
+OF_ONE_SHARD = {"ggml_neuron": ("inf2",), "simulator": ("trn2",)}
+"""Folders whose tests share much that is built for a target, and targets: one of two shards has the files of these, the other has the rest and
+takes about as long."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = f"run all tests for this target; by default each file of tests has one of them (or {TARGET} names one)"
@@ -58,11 +64,15 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"{TARGET}={chosen}: expected one of {', '.join(TARGETS)}")
 
 
+def turn(file: Path) -> str:
+    """Returns the target that a file's tests are for when none is chosen."""
+    return TARGETS[zlib.crc32(file.name.encode()) % len(TARGETS)]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives each test that depends on `neuron_target` one target, so that a run for all of them takes no longer than for one."""
     if "neuron_target" in metafunc.fixturenames:
-        turn = TARGETS[zlib.crc32(Path(metafunc.module.__file__).name.encode()) % len(TARGETS)]
-        chosen = metafunc.config.getoption("--neuron-target") or turn
+        chosen = metafunc.config.getoption("--neuron-target") or turn(Path(metafunc.module.__file__))
         # Of the whole session: pytest runs the tests of one target after the other, and makes what they share once for each.
         metafunc.parametrize("neuron_target", [chosen], indirect=True, scope="session")
 
@@ -131,7 +141,8 @@ def keep_workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], conte
                 nonlocal key
                 # The build's own folder of temporary files goes with the build.
                 super().__init__(size, Path(tempfile.mkdtemp(dir=folder)), {**environment, "TMPDIR": str(folder)})
-                own = (Path.cwd(), {**self._environment, "PYTEST_CURRENT_TEST": ""})
+                # Which SDK there is, the build's own process finds out.
+                own = (Path.cwd(), {**self._environment, "PYTEST_CURRENT_TEST": "", "NEURON_SDK": ""})
                 if own != key:
                     end()
                     key = own
@@ -165,6 +176,15 @@ def keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.It
     items[:] = chosen
 
 
+def unit(item: pytest.Item) -> str:
+    """Returns a name for what is in one shard with a test."""
+    if mark := item.get_closest_marker("together"):
+        return str(mark.args)
+    if targets := OF_ONE_SHARD.get(item.path.parent.name):
+        return str(turn(item.path) in targets)
+    return item.nodeid
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
@@ -176,7 +196,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     Path(os.environ["TEST_SHARD_STATUS_FILE"]).touch()
     total, index = int(os.environ["TEST_TOTAL_SHARDS"]), int(os.environ["TEST_SHARD_INDEX"])
-    names = [str(mark.args) if (mark := item.get_closest_marker("together")) else item.nodeid for item in items]
+    names = [unit(item) for item in items]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     chosen = [item for item, name in zip(items, names, strict=True) if numbers[name] % total == index]
     keep(config, items, chosen)

@@ -111,7 +111,7 @@ def test_a_kernel_that_is_not_in_the_pack_is_noticed(run: Run, bundle: Bundle, t
 
 
 def test_survives_damaged_packs(run: Run, bundle: Bundle) -> None:
-    rounds = 500 if os.environ.get("KERNELGEN_LONG_TESTS") else 150
+    rounds = 500 if os.environ.get("KERNELGEN_LONG_TESTS") else 60
     result = run("mutation_test", f"--rounds={rounds}", "--seed=20", bundle.pack)
     assert result.returncode == 0, result.stderr
 

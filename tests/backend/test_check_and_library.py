@@ -184,7 +184,7 @@ def mutated(right: Path, folder: Path, chance: random.Random, count: int) -> Ite
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [(1, 600), *(pytest.param(seed, 3000, marks=pytest.mark.long) for seed in range(2, 6))]
+    ("seed", "count"), [(1, 300), *(pytest.param(seed, 3000, marks=pytest.mark.long) for seed in range(2, 6))]
 )
 def test_what_check_takes_the_library_opens_and_the_reverse(
     run: Run, right: Path, tmp_path: Path, seed: int, count: int

@@ -26,6 +26,9 @@ from kernelgen.spec.op_kernel import KernelSpec
 from .store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOLS = Path(__file__).absolute().parents[2] / "tools"
+"""Not where links lead: Bazel puts bytecode beside them."""
+
 TRN1 = CompileConfig.make("trn1")
 
 
@@ -99,7 +102,7 @@ def manifest(folder: Path, *ops: str, name: str = "small", targets: str = "trn1"
 def environment(**more: object) -> dict[str, str]:
     """For a process of its own: the same modules as here, with only the caches that are named."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_", "AWS_")) and "proxy" not in k.lower()}
-    path = os.pathsep.join([str(ROOT / "tools"), *filter(None, sys.path)])
+    path = os.pathsep.join([str(TOOLS), *filter(None, sys.path)])
     return {**kept, "PYTHONPATH": path, **{k: str(v) for k, v in more.items()}}
 
 

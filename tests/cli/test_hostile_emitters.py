@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -27,9 +28,12 @@ from .conftest import Done
 
 Run = Callable[..., Done]
 
-HLO = lowering.emit(
-    KernelSpec.make("toy", [TensorDesc.parse("(4,1,1,1)/f32")], TensorDesc.parse("(4,1,1,1)/f32")), lambda x: x
-)
+
+@functools.cache
+def hlo() -> bytes:
+    tensor = TensorDesc.parse("(4,1,1,1)/f32")
+    return lowering.emit(KernelSpec.make("toy", [tensor], tensor), lambda x: x)
+
 
 EMITTERS = """
 import os, pathlib, signal, sys, threading, time
@@ -300,7 +304,7 @@ def test_what_a_step_leaves_is_looked_at(
     # A step that succeeds and does something else.
     flags = json.dumps(CompileConfig.make("trn1").flags())
     other = ["lint", f"--flags={flags}", f"--hlo={folder}/hlo", f"--stamp={folder}/stamp"]
-    (folder / "hlo").write_bytes(HLO)
+    (folder / "hlo").write_bytes(hlo())
     monkeypatch.setattr(f"kernelgen.build.executor.Executor._{name}_arguments", lambda self, task: other)
     done = build(kernelgen, folder, "sees")
     assert done.code == 1 and re.search(rf"error: (the )?{name} left no {folder}/out/\.kernelgen/", done.err), done.err

@@ -241,7 +241,8 @@ def test_an_edit_of_data_that_an_emitter_reads_builds_its_kernels(
     assert len(made.make().compiles) == 3
     assert made.make().compiles == ()
     for change in ((library / "factor.txt").write_text, lambda text: (library / "tables" / text).touch()):
-        time.sleep(1.1)  # make compares seconds on some file systems
+        if generator != "Ninja":
+            time.sleep(1.1)  # make compares seconds on some file systems
         change("3")
         assert [id_.partition("-")[0] for id_ in made.make().compiles] == ["relu"]
         assert made.make().compiles == ()

@@ -13,6 +13,8 @@ import pytest
 
 from .conftest import ROOT, SMALL, cmake_project
 
+pytestmark = pytest.mark.together("ways in")
+
 
 @pytest.fixture(scope="module")
 def installed(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

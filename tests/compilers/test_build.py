@@ -19,6 +19,8 @@ from kernelgen.emitters.library import builtin_library
 from kernelgen.neff import container
 from kernelgen.spec.graph_kernel import GraphSpec
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 Install = Callable[..., Path]
 Build = Callable[..., tuple[int, str, str]]
 

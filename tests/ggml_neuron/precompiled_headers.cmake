@@ -1,7 +1,9 @@
 # Within llama.cpp, when all of its targets are there: compile once the headers that most of the backend's files read.
 
 function(precompile)
-    foreach(header algorithm atomic chrono functional map memory mutex string unordered_map unordered_set vector)
+    set(headers algorithm array atomic chrono cmath cstdio cstdlib cstring functional limits map memory mutex optional string
+        string_view unordered_map unordered_set vector)
+    foreach(header IN LISTS headers)
         target_precompile_headers(ggml-neuron PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:<${header}$<ANGLE-R>>")
     endforeach()
 endfunction()

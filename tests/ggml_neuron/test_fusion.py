@@ -71,4 +71,4 @@ def test_each_layer_is_one_launch(programs: Programs, model: Path) -> None:
     # the layers and the head, in each of two modes
     assert sum(expected.values()) == 2 * (random_llama.Size().n_layer + 1)
     assert "ops were in no group" not in said
-    assert "0 ops ran on the CPU instead of a NeuronCore" in said
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in said

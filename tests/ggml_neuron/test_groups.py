@@ -188,7 +188,7 @@ def test_groups_compute_what_their_nodes_do(
     found = [Groups(groups_of(manifest)).find(graph) for graph in read_graphs(graphs)]
     launches = sum(len(one.groups) for one in found)
     assert launches and int(grouped[1]) * launches == int(grouped[2]) * sum(one.nodes for one in found)
-    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
@@ -197,7 +197,7 @@ def test_groups_of_fewer_tokens_and_cells_than_their_kernels(compute: Compute, k
     names = (*SHORTER, "scheduled:shorter-twice", "scheduled:shorter-attention-1x32", "reused:shorter-attention-1x32")
     result = compute(kernels, *names, GGML_NEURON_BUFFERS=buffers)
     expect_ok(result, *names)
-    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in result.stderr
     assert re.search(r"kernels for other numbers of tokens were launched \d+ times", result.stderr), result.stderr
 
 
@@ -208,7 +208,7 @@ def test_kernels_for_the_first_cells_serve_caches_of_any_length(
     """In groups of their own lengths, of fewer tokens and cells, and in pieces; and node by node. A shorter cache has memory behind it."""
     result = compute(first_cells, *CACHES, GGML_NEURON_BUFFERS=buffers)
     expect_ok(result, *CACHES)
-    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
 def test_a_cache_of_less_than_half_of_the_cells_of_kernels_has_no_memory_behind_it(
@@ -232,7 +232,7 @@ def test_a_kernel_for_all_of_a_cache_serves_longer_and_shorter_ones(compute: Com
     names = [name for name in CACHES if name.startswith(("cells-64", "cells-80", "cells-256"))]
     result = compute(kernels, *names)
     expect_ok(result, *names)
-    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
 def test_groups_that_no_longer_kernel_computes(compute: Compute, kernels: Path) -> None:
@@ -249,7 +249,7 @@ def test_groups_of_more_tokens_than_their_kernels(compute: Compute, kernels: Pat
     changing = ("changing:pieces-attention-5x32", "changing:pieces-softmax-6x64")
     result = compute(kernels, *names, *changing, GGML_NEURON_BUFFERS=buffers)
     expect_ok(result, *names, *changing)
-    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in result.stderr
 
 
 def test_rows_that_pad_or_come_again_write_what_the_groups_own_rows_do(compute: Compute, kernels: Path) -> None:
@@ -448,7 +448,7 @@ def test_a_bundle_of_groups_alone(compute: Compute, programs: Programs, manifest
     for name in ("twice", "shorter-twice", "pieces-twice"):
         result = compute(manifest.parent / "alone", f"alone:{name}")
         expect_ok(result, f"alone:{name}")
-        assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+        assert " 0 ops ran on the CPU instead of a NeuronCore" in result.stderr
     result = compute(manifest.parent / "alone", "scheduled:shorter-twice", GGML_NEURON_EXACT="1")
     assert result.stdout.splitlines() == ["scheduled:shorter-twice: 0 groups were launched, not 4"]
 

@@ -56,7 +56,7 @@ def test_a_token_is_a_number_where_its_table_is_on_the_device(
     moved = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in (token, position, row, row, CELLS * 2)) + output
     to, _, logits, reads = last_call(result.stderr)
     assert (to, logits, reads) == (moved, Size().n_vocab * 4, 1), result.stderr
-    assert "0 ops ran on the CPU instead of a NeuronCore" in result.stderr
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in result.stderr
     assert "read from the device" not in result.stderr
 
 

@@ -20,7 +20,7 @@ def launches(path: Path) -> list[dict[str, Any]]:
     return [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
 
 
-@pytest.mark.parametrize("depth", ["1", "3"])
+@pytest.mark.parametrize("depth", [pytest.param("1", marks=pytest.mark.long), "3"])
 def test_each_launch_of_a_model_is_in_the_profile(
     programs: Programs, benched: Benched, tmp_path: Path, depth: str
 ) -> None:

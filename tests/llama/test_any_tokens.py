@@ -73,7 +73,7 @@ def grouped(
     calls = sweep.run(script, options=options)
     assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU
     assert all(set(call.cpu) <= any_tokens.ON_THE_CPU and not call.changed for call in calls)
-    assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
+    assert " 0 ops ran on the CPU instead of a NeuronCore" in sweep.log
     found = re.search(r"(\d+) ops ran in groups, in (\d+) launches", sweep.log)
     assert found, sweep.log
     assert int(found[1]) > least * sum(call.device for call in calls)
@@ -259,7 +259,7 @@ def test_sequences_with_a_cache_each_have_layers_as_groups_for_one_context(
         found = sweep.run(script)
         assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
         assert all(set(call.cpu) <= any_tokens.ON_THE_CPU for call in found)
-        assert "0 ops ran on the CPU instead of a NeuronCore" in sweep.log
+        assert " 0 ops ran on the CPU instead of a NeuronCore" in sweep.log
     else:
         _, _, launches = grouped(sweep, script, 0.95)
         assert launches == (len(IN_TURN) + len(ONE_AFTER_ANOTHER)) * (model.layers + 1)

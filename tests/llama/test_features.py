@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +12,10 @@ import any_tokens
 import gguf
 import harness
 import numpy as np
+import program_cases
 import pytest
 import random_llama
+import whole_programs
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=128, n_layer=4, n_ctx=1024)
 """Heads of 64: llama.cpp shifts the keys of a quantized cache only where heads are multiples of it."""
@@ -30,12 +32,14 @@ class Device:
         folder: for all files.
         cache: type of the cache.
         options: of the program.
+        buffers: where tensors are, as GGML_NEURON_BUFFERS says.
     """
 
     programs: harness.Programs
     folder: Path
     cache: str = "f16"
     options: Sequence[str] = ()
+    buffers: str = "device"
     kernels: list[Path] = field(default_factory=list)
     log: str = ""
 
@@ -70,6 +74,7 @@ class Device:
         environment = self.programs.environment() | {
             "GGML_NEURON_KERNEL_DIR": ":".join(map(str, self.kernels)),
             "NEURON_RT_NUM_CORES": str(cores),
+            "GGML_NEURON_BUFFERS": self.buffers,
         }
         found, self.log = any_tokens.run(
             self.programs, self.file, self.folder, [script], environment, options=self.options
@@ -77,7 +82,7 @@ class Device:
         print(*found, *re.findall(r"^ggml-neuron: .*ran.*$", self.log, re.MULTILINE), sep="\n")
         assert max(call.nmse for call in found) < any_tokens.LIMIT_CPU
         assert all(set(call.cpu) <= any_tokens.ON_THE_CPU | set(reserved) for call in found)
-        assert "0 ops ran on the CPU instead of a NeuronCore" in self.log
+        assert " 0 ops ran on the CPU instead of a NeuronCore" in self.log
         return found
 
     @property
@@ -243,6 +248,47 @@ def test_attention_of_an_encoder_is_a_group_where_layers_are_none(
     assert launches == len(found) * (attention + mean)
 
 
+@pytest.mark.parametrize(
+    ("kind", "flash"),
+    [
+        ("T5", 0),
+        *(pytest.param(kind, flash, marks=pytest.mark.long) for kind in ENCODERS for flash in (0, 1) if kind != "T5"),
+    ],
+)
+def test_an_encoder_whose_nodes_are_read_one_by_one(
+    programs: harness.Programs, tmp_path: Path, kind: str, flash: int
+) -> None:
+    """By a program like llama-eval-callback: no group computes them, and yet nodes of attention have kernels for other numbers of tokens."""
+    device = Device(programs, tmp_path)
+    ENCODERS[kind](device.file, SIZE)
+    device.derive("--embeddings", "--flash-attn", "both", n_ctx=(256,), n_tokens=(8, 16), fuse="none")
+    alone = [f"decode 0:0:{n}:all" for n in (3, 8, 13)]
+    together = ["decode 0:0:7:all 1:0:1:all 2:0:4:all"]
+    more = f"embeddings=1 n_seq_max=4 kv_unified=1 watched=1 flash_attn={flash}"
+    device.calls(*alone, *together, more=more)
+    assert "ran in groups" not in device.log
+
+
+@pytest.mark.parametrize(
+    ("flash", "flash_attn", "buffers"),
+    [
+        ("off", 0, "device"),
+        pytest.param("off", 0, "host", marks=pytest.mark.long),
+        pytest.param("on", 1, "device", marks=pytest.mark.long),
+    ],
+)
+def test_a_model_whose_nodes_are_read_one_by_one(
+    programs: harness.Programs, tmp_path: Path, flash: str, flash_attn: int, buffers: str
+) -> None:
+    """With a cache, where scores of several heads lie between its keys and its values."""
+    device = Device(programs, tmp_path, buffers=buffers)
+    random_llama.write(device.file, size=replace(SIZE, n_head_kv=1))
+    device.derive("--flash-attn", flash, "--n-kv", "256", n_ctx=(256,), fuse="none")
+    device.calls(
+        "decode 0:0:5:all", "decode 0:5:8:all", "decode 0:13:3:last", more=f"watched=1 flash_attn={flash_attn}"
+    )
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", list(ENCODERS))
 def test_an_encoder_is_computed_for_1_to_512_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
@@ -275,3 +321,18 @@ def test_a_saved_state_is_put_back(programs: harness.Programs, tmp_path: Path) -
     filled = ("decode 0:0:8:all", "decode 0:8:8:all")
     found = device.calls(*filled, "save 0", "decode 0:16:5:all", "restore 0", "decode 0:16:5:all")
     assert found[-1].nll == found[-2].nll
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "name"), [("llama", "save-load-state"), ("bert", "encoder-nodes"), ("t5", "encoder-decoder-none")]
+)
+def test_programs_leave_no_op_to_the_cpu(
+    programs: harness.Programs, there: Callable[[Path, str], Path], tmp_path: Path, model: str, name: str
+) -> None:
+    """Contexts of all kinds, nodes that are read one by one, and layers of which none is a group; results are those of the CPU."""
+    (case,) = (case for case in program_cases.CASES if case.name == name)
+    there(whole_programs.folder_of(case.program, programs.llama_cpp) / case.program, whole_programs.VARIABLE)
+    ((row, wrong),) = whole_programs.check_all(programs, [model], [case], tmp_path)
+    print(whole_programs.HEAD, row, sep="\n")
+    assert not wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import subprocess
@@ -385,11 +386,13 @@ def test_a_row_says_what_is_wrong() -> None:
         whole_programs.Run({"text 0": "abc"}),
         whole_programs.Run(failure="status -6"),
     )
+    elsewhere = dataclasses.replace(good, cpu=Counter(SET_ROWS=20))
     for ways, said in (
         ({"groups": good, "nodes": plain, "cpu": other}, "inf at text 0, more than"),
         ({"groups": none, "nodes": plain, "cpu": plain}, "no group ran"),
         ({"groups": good, "nodes": good, "cpu": plain}, "groups ran with GGML_NEURON_FUSION=0"),
         ({"groups": broken, "nodes": plain, "cpu": plain}, "groups: status -6"),
+        ({"groups": elsewhere, "nodes": plain, "cpu": plain}, "the CPU computed 20 SET_ROWS"),
     ):
         _, wrong = whole_programs.check("llama", case, ways)
         assert wrong and all(line.startswith("llama completion: ") for line in wrong) and said in " ".join(wrong)

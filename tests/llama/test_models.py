@@ -18,7 +18,7 @@ import random_llama
 
 from kernelgen.cli.list import architectures
 
-ARCHITECTURES = ("llama", "gemma2", *(("qwen2", "qwen3") if os.environ.get("KERNELGEN_LONG_TESTS") else ()))
+ARCHITECTURES = ("gemma2", *(("llama", "qwen2", "qwen3") if os.environ.get("KERNELGEN_LONG_TESTS") else ()))
 
 ALL_LAYERS = 99
 

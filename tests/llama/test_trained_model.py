@@ -40,7 +40,9 @@ def model(there: Callable[[Path, str], Path]) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["completion", "context-shift", "saved-state", "parallel", "perplexity", "embedding"])
+@pytest.mark.parametrize(
+    "name", ["completion", "context-shift", "saved-state", "save-load-state", "parallel", "perplexity", "embedding"]
+)
 def test_programs_have_the_cpu_s_results(
     programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
 ) -> None:

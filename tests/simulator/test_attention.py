@@ -82,9 +82,20 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+# Each case for one type, and each type for one case.
+EACH = [
+    pytest.param(
+        *(name, dtype),
+        id=f"{name}-{np.dtype(dtype).name}",
+        marks=() if dtype is TYPES[0] or name == "one row" else pytest.mark.long,
+    )
+    for name in CASES
+    for dtype in TYPES
+]
+
+
 @pytest.mark.parametrize("write", [False, True], ids=["read", "written"])
-@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: np.dtype(t).name)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype"), EACH)
 def test_products_with_a_cache_are_those_of_the_hlo(name: str, dtype: Any, write: bool) -> None:
     function, arrays = decode(**CASES[name], dtype=dtype, write=write)
     hlo, _ = traced_hlo(function, [(x.shape, x.dtype.name) for x in arrays])

@@ -17,6 +17,8 @@ from kernelgen.device.bench import CheckError, MissingKernel
 from kernelgen.dispatch import costs
 from kernelgen.targets import TARGETS
 
+pytestmark = pytest.mark.usefixtures("kept_workers")
+
 ROOT = Path(__file__).parents[2]
 
 FAULTS = {

@@ -245,7 +245,10 @@ def change_neffs(kernels: Path, change: Callable[[bytearray], None]) -> None:
         file.write_bytes(data[:at] + header + data[at + 1024 :])
 
 
-@pytest.mark.parametrize("form", ["", "m_trn1.kernels.gguf", "m_trn1", "m_trn1:none"])
+@pytest.mark.parametrize(
+    "form",
+    [*(pytest.param(form, marks=pytest.mark.long) for form in ("", "m_trn1")), "m_trn1.kernels.gguf", "m_trn1:none"],
+)
 def test_kernels_that_the_simulator_can_not_run_are_an_error_before_the_program_starts(
     kernelgen: Run, library: Path, kernels: Path, form: str
 ) -> None:

@@ -1,12 +1,11 @@
-"""kernelgen: from a manifest of GGML kernels to NEFF bundles for AWS Neuron.
+"""kernelgen: builds NEFF bundles for AWS Neuron from manifests of GGML kernels.
 
-The package is layered one way: `manifest` and `plan` describe kernels and never import JAX; `render` turns a plan into build
-files; `hlo`, `compilers` and `bundle` are the three build steps; `cli` is the only place that reads arguments and prints.
-docs/reference/architecture.md has the levels, which say what imports what.
+The package has layers: `manifest` and `plan` describe kernels and never import JAX; `render` turns a plan into build files; `hlo`,
+`compilers` and `bundle` are the three build steps; only `cli` reads arguments and prints. docs/reference/architecture.md has the
+levels, which define the allowed imports.
 """
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import warnings
@@ -21,16 +20,19 @@ _FORMER = {
     "kernelgen.kernel": "kernelgen.spec.op_kernel",
     "kernelgen.numpy": "kernelgen.languages.numpy",
 }
-"""Modules that the files of users import by the names that they had."""
+"""Modules that users' files may still import by their former names."""
 
 
-class _Former(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports such a module by its present name, with a warning at the line that imports it."""
+class _Former:
+    """Imports such a module under its current name, with a warning at the importing line.
+
+    It is a finder and a loader without their base classes: importing `importlib.abc` takes as long as Python's start.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None
+        return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None

@@ -1,6 +1,6 @@
-"""Errors that a user can mend, and the exit codes of every command.
+"""Errors that a user can correct, and the exit codes of every command.
 
-A mistake in the input is raised as `KernelgenError` and printed without a traceback; anything else that escapes is a bug.
+A mistake in the input raises `KernelgenError`, which is printed without a traceback; any other exception that escapes is a bug.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_SHOWN = 100
-"""How many mistakes are shown at most: a report is to be read."""
+"""Maximum number of mistakes shown, so that a report stays readable."""
 MAX_TEXT = 1 << 16
-"""How many characters of what a step says are shown at most."""
+"""Maximum number of characters shown of a step's output."""
 _MAX_ERROR = 1 << 12
-"""How many characters of what an exception says are shown at most."""
+"""Maximum number of characters shown of an exception's message."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-"""A kernel failed to build, or one is missing."""
+"""A kernel failed to build, or is missing."""
 EXIT_USAGE = 2
 """Wrong usage or bad input."""
 
@@ -38,7 +38,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One mistake: where, what, and how to mend it."""
+    """One mistake: its place, its description, and how to correct it."""
 
     message: str
     location: Location | None = None
@@ -68,14 +68,14 @@ class KernelgenError(Exception):
         super().__init__("\n".join(self.report()))
 
     def report(self) -> list[str]:
-        """Returns the mistakes as text; of very many the first, and how many more there are."""
+        """Returns the mistakes as text; of a long list, the first ones and the number of the others."""
         shown = [str(diagnostic) for diagnostic in self.diagnostics[:MAX_SHOWN]]
         more = len(self.diagnostics) - len(shown)
         return [*shown, f"and {more} more"] if more else shown
 
 
 class TookTooLong(BaseException):
-    """Something was stopped at its time limit. It is not an `Exception`, so code that catches those does not catch it.
+    """A time limit expired. It is not an `Exception`, so code that catches those does not catch it.
 
     Args:
         seconds: the limit.
@@ -86,18 +86,18 @@ class TookTooLong(BaseException):
 
 
 def printable(text: str) -> str:
-    """Returns text with its control characters written out, except for line ends and tabs: a file must not steer a terminal."""
+    """Returns text with its control characters escaped, except line ends and tabs: a file must not control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def shortened(text: str, limit: int = MAX_TEXT) -> str:
-    """Returns a text of at most about `limit` characters: the beginning of a longer one, and how much more there is."""
+    """Returns the text, cut to about `limit` characters, with the number of characters that were cut."""
     more = len(text) - limit
     return f"{text[:limit]}\n… and {more} characters more" if more > 0 else text
 
 
 def described(error: BaseException) -> str:
-    """Returns the type of an exception and what it says, which may be long and may raise itself."""
+    """Returns an exception's type and its message, which is shortened; the message's own code may raise."""
     if isinstance(error, TookTooLong):
         return str(error)
     name = type(error).__name__
@@ -111,7 +111,7 @@ def described(error: BaseException) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Returns what a signal is called; real-time signals have numbers only."""
+    """Returns a signal's name; real-time signals have numbers only."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Outputs that appear whole or not at all: written beside their destination, then renamed."""
+"""Outputs that appear whole or not at all: each is written beside its destination, then renamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPECIAL = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a
 
 
 def check_replaceable(path: str | Path) -> None:
-    """Refuses an output that is there and is not a file: a rename would put a file in the place of `/dev/null`.
+    """Refuses an existing output that is not a regular file: a rename would replace `/dev/null` by a file.
 
     Raises:
         KernelgenError: `path` is a device, a FIFO or a socket, or is not the name of a file.
@@ -28,17 +28,17 @@ def check_replaceable(path: str | Path) -> None:
     try:
         kind = _SPECIAL.get(stat.S_IFMT(Path(path).lstat().st_mode))
     except OSError:
-        return  # what is not there can be made, or the attempt says why not
+        return  # a path that does not exist can be created, or the attempt reports the reason
     if kind:
         raise KernelgenError(f"{path} is {kind}: expected the path of a file to write")
 
 
 @contextlib.contextmanager
 def open_input(path: str | Path) -> Iterator[BinaryIO]:
-    """Yields a file that a user names, open for reading; never waits for the other end of a FIFO.
+    """Yields a file named by a user, open for reading; never waits for the other end of a FIFO.
 
     Raises:
-        OSError: it can't be read, or is a pipe or a device, which may have no end; `strerror` says so.
+        OSError: it can't be read, or is a pipe or a device, which may have no end; `strerror` gives the reason.
     """
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -55,14 +55,14 @@ def open_input(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def read_input(path: str | Path, limit: int | None = None) -> bytes:
-    """Returns what a file holds.
+    """Returns the bytes of a file.
 
     Args:
         path: a file, not a pipe or a device, which may have no end.
         limit: bytes, or None for a file of any size.
 
     Raises:
-        OSError: it can't be read, is not a file, or is larger than `limit`; `strerror` says so.
+        OSError: it can't be read, is not a file, or is larger than `limit`; `strerror` gives the reason.
     """
     with open_input(path) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -83,7 +83,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path, "tmp")
-    # Not tempfile: its files are private, and the mode of a result must be the one that a plain open gives.
+    # Not tempfile: it creates private files, and a result must have the mode that a plain open gives.
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
@@ -95,7 +95,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """Yields an empty folder to fill; it becomes `path` when the block ends, in place of what was there.
+    """Yields an empty folder to fill; it replaces `path` when the block ends.
 
     Raises:
         OSError: the parent folder cannot be written to, or `path` is a file.
@@ -107,7 +107,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         if path.is_dir() and not path.is_symlink() and any(path.iterdir()):
-            # A folder that is not empty cannot be renamed over: move the old one aside first.
+            # rename cannot replace a folder that is not empty: move the old one aside first.
             old = _beside(path, "old")
             path.replace(old)
             try:
@@ -130,7 +130,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def write_if_changed(path: str | Path, data: bytes) -> None:
-    """Writes `data` to `path` by rename; a file that holds it already keeps its time, so that nothing is rebuilt for it."""
+    """Writes `data` to `path` by rename; a file with equal bytes keeps its time, so that nothing is rebuilt for it."""
     path = Path(path)
     if not path.is_file() or path.read_bytes() != data:
         write_bytes(path, data)

@@ -1,7 +1,7 @@
 """The plan: every distinct kernel, how it is compiled for which target, and which bundle holds it.
 
-A plan is a value. It is made from manifests (`kernelgen.manifest`), read by the renderers and by `kernelgen build`, and written
-as JSON whose bytes depend on the manifests' meaning alone. Nothing here imports JAX or reads files.
+A plan is a value. Manifests (`kernelgen.manifest`) produce it; the renderers and `kernelgen build` read it. It is written as JSON
+whose bytes depend only on the manifests' meaning. This module neither imports JAX nor reads files.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A spec and the emitter that computes it, or the emitters of a group's ops.
+    """A spec with the emitter that computes it, or with the emitters of a group's ops.
 
-    What is computed has the spec's id, whatever computes it; HLO and NEFF have this one's.
+    The spec's id names the computation, independent of the emitter. `Kernel.id` names this kernel's HLO and NEFF.
 
     Attributes:
-        spec: what is computed.
+        spec: the computation.
         emitter: the emitter's module inside its library (`rope` for rope.py).
-        library: the kernel library's name; `kernelgen` is this project's own.
-        more: (library, module) of the other ops of a group. An op is computed by the first of all modules that has it.
-        language: what the emitter is written in; a group's are in JAX.
-        targets: the targets that it is chosen for, or, in a plan, built for; empty for all, and in a plan for a language whose
-            emitters know nothing of targets.
-        prebuilt: name of the folder, one of `Catalog.sources`, that has what NKI's own compiler made of it; else empty.
+        library: the kernel library's name; `kernelgen` is this project's library.
+        more: (library, module) of the other ops of a group. The first of all modules that has an op computes it.
+        language: the emitter's language; a group's emitters are in JAX.
+        targets: the targets that select this kernel; in a plan, the targets that it is built for. Empty means all targets, and
+            in a plan also a language whose emitters do not depend on the target.
+        prebuilt: name of the folder, one of `Catalog.sources`, with the output of NKI's compiler for it; else empty.
     """
 
     spec: Spec
@@ -62,24 +62,24 @@ class Kernel:
 
     @property
     def interpreted(self) -> Kernel:
-        """The same kernel as a CPU can run it (`SourceSpec.interpreted`)."""
+        """The same kernel in the form that a CPU can run (`SourceSpec.interpreted`)."""
         return replace(self, spec=self.spec.interpreted) if isinstance(self.spec, SourceSpec) else self
 
     @property
     def noted(self) -> bool:
-        """Whether its emit step leaves notes about it (`filenames.notes_file`) beside the HLO."""
+        """Whether its emit step writes a notes file (`filenames.notes_file`) beside the HLO."""
         return self.language != DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
 class Neff:
-    """One compile: a kernel, its settings, and what the build machine must have free for it.
+    """One compile: a kernel, its settings, and the resources that the build machine must have free.
 
     Attributes:
         kernel: `Kernel.id`.
         config: the settings' key.
-        memory_mb: memory in MiB; the largest that any manifest asks for.
-        cpus: CPUs.
+        memory_mb: memory in MiB; the maximum over all manifests.
+        cpus: number of CPUs.
     """
 
     kernel: str
@@ -92,7 +92,7 @@ class Neff:
         return f"{self.kernel}.{self.config}"
 
     def needs(self, compiler: str) -> tuple[int, int]:
-        """Returns the memory in MiB and the CPUs that a compile with `neuronx-cc` or the `simulator` is counted for."""
+        """Returns the memory in MiB and the CPUs that the scheduler reserves for a compile with `neuronx-cc` or the `simulator`."""
         if compiler == "simulator":
             return min(self.memory_mb, SIMULATOR_MEMORY_MB), 1
         return self.memory_mb, self.cpus
@@ -107,7 +107,7 @@ class Bundle:
         target: the target.
         config: key of the compile settings.
         kernels: `Kernel.id` of each, sorted.
-        special: (kernel, key of its settings) of those that are compiled with others, sorted.
+        special: (kernel, key of its settings) of each kernel that has its own settings, sorted.
     """
 
     name: str
@@ -131,12 +131,12 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a bundle says of one kernel, except for the files that a build makes of it.
+    """A bundle's record of one kernel, without the files that a build produces.
 
     Attributes:
-        kernel: `Kernel.id`, which the HLO and the notes are named after.
-        spec: what it computes.
-        config: the settings that it is compiled with.
+        kernel: `Kernel.id`; it names the HLO and the notes.
+        spec: the computation.
+        config: the compile settings.
         noted: `Kernel.noted`.
     """
 
@@ -148,9 +148,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class BundleEntries:
-    """All of a bundle that a plan decides: what the step that writes it is given, whatever builds it.
+    """The input of the step that writes a bundle, as the plan decides it; it does not depend on the build tool.
 
-    Bazel, CMake and `kernelgen build` add the paths of each entry's HLO and NEFF, and nothing else.
+    Bazel, CMake and `kernelgen build` add only the paths of each entry's HLO and NEFF.
 
     Attributes:
         name: the manifest's name.
@@ -167,7 +167,7 @@ class BundleEntries:
         return f"{self.name}_{self.config.target}"
 
     def to_json(self) -> str:
-        """Returns the entries as JSON, one a line, ending in a newline; settings are named where they are not the bundle's."""
+        """Returns the entries as JSON, one per line, ending in a newline; an entry has flags only where the bundle's differ."""
         entries = [
             canonical_json(
                 {"kernel": e.kernel, "spec": e.spec.to_json()}
@@ -184,7 +184,7 @@ class BundleEntries:
         """Returns the entries that `to_json` wrote.
 
         Raises:
-            ValueError, KeyError: `text` is not such entries.
+            ValueError, KeyError: `text` does not hold such entries.
         """
         value = json.loads(text)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -207,16 +207,16 @@ class BundleEntries:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one manifest asks for, before manifests are merged.
+    """The request of one manifest, before manifests are merged.
 
     Attributes:
         name: the manifest's name.
         kernels: its kernels, duplicates allowed.
         configs: one per target.
-        memory_mb, cpus: what one compile needs; None for the target's own figure.
-        checks: what `kernelgen check` compares kernels with (`kernelgen.manifest.sources.Check`).
-        special: (`Kernel.id`, its settings, one per target) of kernels that are compiled with settings of their own.
-        file: the manifest's file, as it was named.
+        memory_mb, cpus: resources of one compile; None for the target's figure.
+        checks: the references that `kernelgen check` compares kernels with (`kernelgen.manifest.sources.Check`).
+        special: (`Kernel.id`, its settings, one per target) of each kernel that has its own settings.
+        file: the manifest's file, as the user named it.
     """
 
     name: str
@@ -233,7 +233,7 @@ class Request:
         return tuple(kernel for kernel in self.kernels if not kernel.targets or target in kernel.targets)
 
     def special_for(self, target: str) -> dict[str, CompileConfig]:
-        """Returns the settings of a target's kernels that are not compiled as the others, by `Kernel.id`."""
+        """Returns the settings of a target's kernels that have their own settings, by `Kernel.id`."""
         return {kernel: config for kernel, several in self.special for config in several if config.target == target}
 
 
@@ -248,7 +248,7 @@ def _chosen_for(target: str, request: Request) -> tuple[str, ...]:
     """Returns the ids of a request's kernels for a target, sorted.
 
     Raises:
-        KernelgenError: two languages are to compute one of them.
+        KernelgenError: the manifest requests one of them in two languages.
     """
     found: dict[str, Kernel] = {}
     for kernel in request.kernels_for(target):
@@ -262,7 +262,7 @@ def _chosen_for(target: str, request: Request) -> tuple[str, ...]:
 
 
 def instructions(spec: Spec) -> int:
-    """Returns about how many instructions a group's program has on one physical core, from its products; 0 of another kernel."""
+    """Returns the estimated instructions of a group's products on one physical core; 0 for any other kernel."""
     return sum(
         products.instructions(node.op, weights.tensor.ne, TYPES[weights.tensor.dtype].quantized, node.output.ne)
         for node in (spec.nodes if isinstance(spec, GraphSpec) else ())
@@ -271,9 +271,9 @@ def instructions(spec: Spec) -> int:
 
 
 def _memory_mb(spec: Spec, config: CompileConfig, target: Target) -> int:
-    """Returns what a compile is counted for where its manifest does not say it, in MiB.
+    """Returns the memory that the scheduler reserves for a compile whose manifest sets none, in MiB.
 
-    That is the target's figure, and more where a group has the products of many layers or of many experts.
+    That is the target's figure, or more for a group with the products of many layers or of many experts.
     """
     kilobytes = COMPILE_KB.get(config.model_type, COMPILE_KB["generic"])
     return max(target.memory_per_compile_mb, COMPILE_MB + instructions(spec) * kilobytes // 1024)
@@ -301,10 +301,10 @@ class Plan:
 
     @staticmethod
     def merge(requests: Iterable[Request]) -> Plan:
-        """Returns the union of what manifests ask for; equal kernels and equal compiles appear once.
+        """Returns the union of the manifests' requests; equal kernels and equal compiles appear once.
 
         Raises:
-            KernelgenError: two things that are not equal have the same id, which is a digest of a part of them.
+            KernelgenError: two unequal things have the same id, which is a digest of a part of each.
         """
         kernels: dict[str, Kernel] = {}
         configs: dict[str, CompileConfig] = {}
@@ -321,7 +321,7 @@ class Plan:
                 own = request.special_for(config.target)
                 for settings in (config, *own.values()):
                     _only_equal("settings", settings.key, configs.setdefault(settings.key, settings), settings)
-                # Settings that say what the manifest says are none of the kernel's own: bundles that are equal have equal plans.
+                # Settings equal to the manifest's do not count as the kernel's own: equal bundles must have equal plans.
                 special = tuple((id, own[id].key) for id in order if id in own and own[id] != config)
                 bundle = Bundle(request.name, config.target, config.key, order, special)
                 bundles[bundle.id] = bundle
@@ -330,7 +330,7 @@ class Plan:
                     memory = request.memory_mb or _memory_mb(kernels[id].spec, configs[key], target)
                     neff = Neff(id, key, memory, cpus)
                     known = neffs.get(neff.id)
-                    # One compile for all manifests that ask for it, so with the memory of the one that asks for most.
+                    # All manifests share this compile, so it reserves the largest memory that any of them requests.
                     if known:
                         neff = replace(neff, memory_mb=max(memory, known.memory_mb), cpus=max(cpus, known.cpus))
                     neffs[neff.id] = neff
@@ -342,7 +342,7 @@ class Plan:
         )
 
     def entries(self, bundle: Bundle) -> BundleEntries:
-        """Returns what the step that writes one of the plan's bundles is given."""
+        """Returns the input of the step that writes one of the plan's bundles."""
         kernels = {k.id: k for k in self.kernels}
         configs = {c.key: c for c in self.configs}
         return BundleEntries(
@@ -352,7 +352,7 @@ class Plan:
         )
 
     def to_json(self) -> str:
-        """Returns the plan as JSON, one kernel a line, ending in a newline."""
+        """Returns the plan as JSON, one kernel per line, ending in a newline."""
         kernels = [
             f'{{"emitter":{canonical_json(k.emitter)},"id":"{k.spec.id}","library":{canonical_json(k.library)},'
             + (f'"more":{canonical_json(k.more)},' if k.more else "")

@@ -59,12 +59,14 @@ class Programs:
         plugin: the dynamically loaded backend.
         libnrt: the simulator.
         load_backends: the library that, preloaded, makes a program load backends that would not by itself.
+        compiled: a folder for what XLA compiles, so that no program waits for what another did; None for none.
     """
 
     llama_cpp: Path
     plugin: Path
     libnrt: Path
     load_backends: Path
+    compiled: Path | None = None
 
     @staticmethod
     def find(there: Callable[[Path, str], Path] | None = None) -> Programs:
@@ -109,6 +111,8 @@ class Programs:
             "NEURON_SIMULATOR_INSTANCE": {one.target: one.name for one in INSTANCES}[target()],
             "NEURON_RT_NUM_CORES": "1",
         }
+        if self.compiled:
+            environment["NEURON_SIMULATOR_CACHE"] = str(self.compiled)
         if kernels:
             environment["GGML_NEURON_KERNEL_DIR"] = str(kernels)
         if record:

@@ -61,6 +61,7 @@ class WholeProgram:
         groups: whether some of its calls have as many tokens as a group's kernel.
         limit: of the difference from the CPU.
         derived: arguments of `kernelgen model` for kernels that it has besides those of the model alone.
+        fuse: whether its kernels have layers as groups (`--fuse`); with none it has no others.
         model: the file of the model that it runs; the random one by default.
         of: the models of `ENCODERS` that it is run with; none: those of `MODELS`.
         remote: whether the device is that of another process, as of another machine: llama.cpp's --rpc.
@@ -74,6 +75,7 @@ class WholeProgram:
     groups: bool = True
     limit: float = CPU_LIMIT
     derived: tuple[str, ...] = ()
+    fuse: str = "layer"
     model: str = "{models}/model.gguf"
     of: tuple[str, ...] = ()
     remote: bool = False
@@ -131,7 +133,7 @@ CASES = (
     WholeProgram(
         "eval-callback",
         "llama-eval-callback",
-        (("-p", "abcdef", "-c", 256, "-ub", 32, *F32),),
+        (("-p", "abcde", "-c", 256, "-ub", 32, *F32),),
         tensors,
         "every tensor",
         groups=False,
@@ -171,6 +173,8 @@ CASES = (
         (("-c", 256, "-ub", 32, *FLASH),),
         texts(r"(All tests passed)"),
         "its own checks",
+        # one of its contexts has no flash attention
+        derived=("--type-k", "f16", "--type-v", "f16"),
     ),
     WholeProgram(
         "adapters",
@@ -292,6 +296,37 @@ CASES = (
         texts(_TEXT),
         "a text of more than 256 tokens",
         of=("t5",),
+    ),
+    WholeProgram(
+        "encoder-decoder-none", "llama-completion", (_SHORT,), texts(_TEXT), "a text", fuse="none", of=("t5",)
+    ),
+    WholeProgram(
+        "encoder-decoder-long-none",
+        "llama-completion",
+        (("-p", "abcdef", "-n", 280, "-c", 512, *_COMPLETE),),
+        texts(_TEXT),
+        "a text of more than 256 tokens",
+        fuse="none",
+        of=("t5",),
+    ),
+    WholeProgram(
+        "encoder-nodes",
+        "llama-eval-callback",
+        (("-p", "abc", "-c", 256, "-ub", 32, *F32),),
+        tensors,
+        "every tensor",
+        groups=False,
+        of=("bert",),
+    ),
+    WholeProgram(
+        "encoder-nodes-flash",
+        "llama-eval-callback",
+        (("-p", "abc", "-c", 256, "-ub", 32, *FLASH),),
+        tensors,
+        "every tensor, -fa on",
+        groups=False,
+        limit=FLASH_LIMIT,
+        of=("bert",),
     ),
     *(
         WholeProgram(name, "llama-completion", ((*options, *_SHORT),), texts(_TEXT), "a text", groups=groups)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import enum
 import math
 import os
 import re
@@ -33,6 +35,16 @@ class Size:
     """Tokens that a Gemma 3 sees in every other layer."""
 
 
+class ByGgml(enum.IntEnum):
+    """Types that ggml quantizes to and gguf can't, by ggml's numbers."""
+
+    Q1_0 = 41
+    Q2_0 = 42
+
+
+Weights = type[np.floating] | gguf.GGMLQuantizationType | ByGgml
+"""The type of matrices."""
+
 _ALIGNMENT = 32
 """Of tensors in a GGUF file, in bytes."""
 
@@ -43,7 +55,7 @@ def write(
     path: Path,
     *,
     seed: int = 1,
-    weights: type[np.floating] | gguf.GGMLQuantizationType = np.float16,
+    weights: Weights = np.float16,
     architecture: str = "llama",
     size: Size = Size(),
     tied: bool = False,
@@ -57,8 +69,8 @@ def write(
     Args:
         path: the file.
         seed: of the weights.
-        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0; the
-            norms are F32 as in real files.
+        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4, or one of
+            `ByGgml`, which needs llama.cpp's libraries; the norms are F32 as in real files.
         architecture: `llama`, which a Mixtral is, too; `qwen3`, which normalizes the heads of queries and keys; or `gemma3`, which also
             normalizes what a layer adds.
         size: its sizes.
@@ -513,7 +525,7 @@ class _Tensors:
 
     writer: gguf.GGUFWriter
     random: np.random.Generator
-    weights: type[np.floating] | gguf.GGMLQuantizationType
+    weights: Weights
     sparse: bool
 
     def matrix(self, name: str, *shape: int, scale: float = 1.0, plus: np.ndarray | float = 0.0) -> None:
@@ -522,7 +534,7 @@ class _Tensors:
         Values are multiplied by `scale`, and `plus` is added.
         """
         columns = shape[-1]
-        quantized = isinstance(self.weights, gguf.GGMLQuantizationType)
+        quantized = isinstance(self.weights, gguf.GGMLQuantizationType | ByGgml)
         if self.sparse:
             assert not quantized
             dtype = np.dtype(self.weights)
@@ -537,7 +549,11 @@ class _Tensors:
         values = self.random.standard_normal(shape, dtype=np.float32) / np.sqrt(np.float32(columns))
         if scale != 1 or np.any(plus):
             values = values * np.float32(scale) + np.asarray(plus, np.float32)
-        if quantized:
+        if isinstance(self.weights, ByGgml):
+            # As numbers of two bytes: gguf would ask for the type's blocks to tell a shape from bytes.
+            data = _quantized_by_ggml(values, self.weights).view(np.int16)
+            self.writer.add_tensor(name, data, raw_shape=shape, raw_dtype=self.weights)
+        elif quantized:
             self.writer.add_tensor(name, gguf.quants.quantize(values, self.weights), raw_dtype=self.weights)
         else:
             self.writer.add_tensor(name, values.astype(self.weights))
@@ -547,6 +563,27 @@ class _Tensors:
             self.writer.add_tensor_info(name, (n,), np.dtype(np.float32), 4 * n)
             return
         self.writer.add_tensor(name, 1 + 0.1 * self.random.standard_normal(n, dtype=np.float32))
+
+
+def _quantized_by_ggml(values: np.ndarray, kind: ByGgml) -> np.ndarray:
+    """Returns a matrix's blocks, a row of bytes for each of its rows.
+
+    Raises:
+        FileNotFoundError: llama.cpp's libraries are not there.
+    """
+    import harness
+
+    library = ctypes.CDLL(str(harness.Programs.find().llama_cpp / "libggml-base.so"))
+    quantize, row_size = library.ggml_quantize_chunk, library.ggml_row_size
+    quantize.restype = row_size.restype = ctypes.c_size_t
+    rows, columns = values.shape
+    values = np.ascontiguousarray(values, np.float32)
+    data = np.empty((rows, row_size(ctypes.c_int(kind), ctypes.c_int64(columns))), np.uint8)
+    numbers = (ctypes.c_int64(n) for n in (0, rows, columns))
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (values, data))
+    written = quantize(ctypes.c_int(kind), *pointers, *numbers, None)
+    assert written == data.nbytes
+    return data
 
 
 _RANDOM_BLOCKS = {
@@ -565,7 +602,6 @@ _RANDOM_BLOCKS = {
     gguf.GGMLQuantizationType.IQ3_XXS: (0,),
     gguf.GGMLQuantizationType.IQ3_S: (0,),
     gguf.GGMLQuantizationType.NVFP4: (0,),
-    gguf.GGMLQuantizationType.Q1_0: (0,),
 }
 """Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h).
 
@@ -598,9 +634,7 @@ def _random_blocks(random: np.random.Generator, kind: gguf.GGMLQuantizationType,
         return gguf.quants.dequantize(sample, kind)
 
     factors = [1.0, values(1, 0).mean() / -values(0, 1).mean()] if len(places) == 2 else [1.0]
-    # gguf does not dequantize Q1_0, whose values are the factor or its opposite.
-    deviation = 1.0 if kind == gguf.GGMLQuantizationType.Q1_0 else values(*factors).std()
-    scale = 1 / (np.sqrt(np.float32(columns)) * deviation)
+    scale = 1 / (np.sqrt(np.float32(columns)) * values(*factors).std())
     for at, factor in zip(places, factors, strict=True):
         _set_factor(data, kind, at, factor * scale)
     return data.reshape(rows, -1)

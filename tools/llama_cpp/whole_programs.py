@@ -10,7 +10,8 @@ runs on the device with groups, on the device without (GGML_NEURON_FUSION=0), wh
 number, and on llama.cpp's CPU backend. Compared are texts, perplexities, and the tensors that llama-eval-callback prints from the
 middle of groups.
 
-Exit status 1 when a program fails, when results differ by more than a limit, or when no group ran in a program that has one.
+Exit status 1 when a program fails, when results differ by more than a limit, when no group ran in a program that has one, or when the
+CPU computed an op that the device was given.
 """
 
 from __future__ import annotations
@@ -203,6 +204,7 @@ def check(model: str, case: WholeProgram, ways: dict[str, Run]) -> tuple[str, li
     """Returns the table's row of a case, and what is wrong."""
     groups = ways["groups"]
     wrong = [f"{model} {case.name}: {way}: {done.failure}" for way, done in ways.items() if done.failure]
+    elsewhere = ", ".join(f"{count} {op}" for op, count in sorted(groups.cpu.items())) or "0"
     cells = []
     for one, other, limit in (
         ("groups", "nodes", FUSION_LIMIT),
@@ -216,11 +218,12 @@ def check(model: str, case: WholeProgram, ways: dict[str, Run]) -> tuple[str, li
         cells.append(str(found))
         if found.size > limit:
             wrong.append(f"{model} {case.name}: {one} or {other}: {found.size:.1e} at {found.where}, more than {limit}")
+    if groups.cpu:
+        wrong.append(f"{model} {case.name}: the CPU computed {elsewhere}")
     if case.groups and not groups.launches and not groups.failure:
         wrong.append(f"{model} {case.name}: no group ran")
     if ways["nodes"].launches:
         wrong.append(f"{model} {case.name}: groups ran with GGML_NEURON_FUSION=0")
-    elsewhere = ", ".join(f"{count} {op}" for op, count in sorted(groups.cpu.items())) or "0"
     figures = (groups.grouped, groups.launches, groups.device, elsewhere)
     return f"| {' | '.join(map(str, (model, case.name, case.what, *cells, *figures)))} |", wrong
 
@@ -255,12 +258,14 @@ def check_all(
             random_llama.write(path, weights=np.float32, size=SIZE, architecture=name, tied=MODELS[name])
             write_beside(path, name)
 
-        def derive(cache: str, flash: str, more: Sequence[str], file: Path = path, name: str = name) -> Path:
+        def derive(
+            cache: str, flash: str, more: Sequence[str], file: Path = path, name: str = name, fuse: str = "layer"
+        ) -> Path:
             folder = file.parent / f"kernels-{len(list(file.parent.glob('kernels-*')))}"
             options = ("--flash-attn", flash, *(named(word, file) for word in more))
             kind = call_models.RandomModel(name, cache)
             n_ctx = ENCODER_N_CTX if name in ENCODERS else N_CTX
-            call_models.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse="layer", more=options)
+            call_models.derive(programs, kind, file, folder, n_tokens=N_TOKENS, n_ctx=n_ctx, fuse=fuse, more=options)
             return folder
 
         embeds: tuple[str, ...] = ("--embeddings",) if name in ENCODERS and name != "t5" else ()
@@ -270,8 +275,10 @@ def check_all(
         for case in cases:
             if (name in case.of) != (name in ENCODERS):
                 continue
-            own = [derive("f32", "off", case.derived, Path(named(case.model, path)))] if case.derived else []
-            device["GGML_NEURON_KERNEL_DIR"] = ":".join(map(str, [*own, *folders]))
+            apart = case.fuse != "layer"
+            of_case = Path(named(case.model, path))
+            own = [derive("f32", "off", case.derived, of_case, fuse=case.fuse)] if case.derived or apart else []
+            device["GGML_NEURON_KERNEL_DIR"] = ":".join(map(str, own if apart else [*own, *folders]))
             environments = {"groups": device, "nodes": device | {"GGML_NEURON_FUSION": "0"}, "cpu": cpu}
             ways = {
                 way: run(case, programs, path, path.parent / f"{case.name}-{way}", environment)

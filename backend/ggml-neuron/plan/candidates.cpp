@@ -37,7 +37,7 @@ static bool is_whole_attention(const ggml_cgraph *                   cgraph,
 }
 
 // Replaces the last candidates by attention as a whole, if the last one ends attention and a node of it has no kernel
-// of its own.
+// of its own, or only a kernel that its tensors must be laid out for.
 static void find_attention(const neuron_kernel_store &     kernels,
                            const ggml_cgraph *             cgraph,
                            std::vector<neuron_candidate> & candidates) {
@@ -47,8 +47,8 @@ static void find_attention(const neuron_kernel_store &     kernels,
         return;
     }
     const auto begin = candidates.end() - (std::ptrdiff_t) attention->nodes.size();
-    const bool alone =
-        std::all_of(begin, candidates.end(), [](const neuron_candidate & c) { return (bool) c.group(); });
+    const bool alone = std::all_of(begin, candidates.end(),
+                                   [](const neuron_candidate & c) { return c.group() && !c.group().laid_out; });
     if (alone || !kernels.select(*attention)) {
         return;
     }

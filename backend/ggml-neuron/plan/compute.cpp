@@ -102,6 +102,50 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
     });
 }
 
+// Requires the lock. Copies a tensor into the layout of a kernel.
+static NRT_STATUS neuron_lay_out(neuron_core & core, neuron_stream & stream, const neuron_laid_copy & c) {
+    if (!c.home.memory) {
+        return core.write(stream, c.core, c.laid->lay_out((const uint8_t *) c.tensor->data).data());
+    }
+    const std::vector<neuron_use> uses = {
+        { c.home.memory, c.home.offset, c.home.size, false },
+        { c.core.memory, c.core.offset, c.core.size, true  },
+    };
+    return core.in_order(stream, uses, [c](uint64_t number) {
+        std::vector<uint8_t> data(c.home.size);
+        const NRT_STATUS     status = c.home.memory->read_locked(data.data(), c.home.offset, c.home.size, number);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        return c.core.memory->write_locked(c.laid->lay_out(data.data()).data(), c.core.offset, c.core.size, number);
+    });
+}
+
+// Requires the lock. Copies a kernel's result into the layout of the node's result.
+static NRT_STATUS neuron_take_back(neuron_core & core, neuron_stream & stream, const neuron_laid_copy & c) {
+    std::vector<uint8_t> data(c.core.size);
+    if (!c.home.memory) {
+        const NRT_STATUS status = c.core.memory->read_locked(data.data(), c.core.offset, c.core.size);
+        if (status == NRT_SUCCESS) {
+            c.laid->take_back(data.data(), (uint8_t *) c.tensor->data);
+        }
+        return status;
+    }
+    const std::vector<neuron_use> uses = {
+        { c.core.memory, c.core.offset, c.core.size, false },
+        { c.home.memory, c.home.offset, c.home.size, true  },
+    };
+    return core.in_order(stream, uses, [c, data](uint64_t number) mutable {
+        const NRT_STATUS status = c.core.memory->read_locked(data.data(), c.core.offset, c.core.size, number);
+        if (status != NRT_SUCCESS) {
+            return status;
+        }
+        std::vector<uint8_t> own(c.home.size);
+        c.laid->take_back(data.data(), own.data());
+        return c.home.memory->write_locked(own.data(), c.home.offset, own.size(), number);
+    });
+}
+
 // Calls a function with each item until one fails.
 template <typename T, typename F> static NRT_STATUS neuron_for_each(const T & items, NRT_STATUS status, F function) {
     for (auto it = items.begin(); it != items.end() && status == NRT_SUCCESS; ++it) {
@@ -119,6 +163,8 @@ static NRT_STATUS neuron_prepare(neuron_core & core, neuron_stream & stream, con
         g_metrics.uploaded.fetch_add(u.core.size, std::memory_order_relaxed);
         return core.write(stream, u.core, u.host());
     });
+    status            = neuron_for_each(planned.laid_out, status,
+                                        [&](const neuron_laid_copy & c) { return neuron_lay_out(core, stream, c); });
     return neuron_for_each(planned.before, status,
                            [&](const neuron_move & m) { return core.copy(stream, m.from, m.to); });
 }
@@ -130,6 +176,8 @@ static NRT_STATUS neuron_complete(neuron_core & core, neuron_stream & stream, co
     status            = neuron_for_each(planned.downloads, status, [](const neuron_transfer & d) {
         return d.core.memory->read_locked(d.host(), d.core.offset, d.core.size);
     });
+    status            = neuron_for_each(planned.taken_back, status,
+                                        [&](const neuron_laid_copy & c) { return neuron_take_back(core, stream, c); });
     if (status == NRT_SUCCESS) {
         g_metrics.moves.fetch_add(planned.before.size() + planned.after.size(), std::memory_order_relaxed);
     }

@@ -51,6 +51,10 @@ bool neuron_placement::add_slot(const neuron_core &       core,
     if (!ends || !add(core, locate, &slot, t, slot.offset, size, rows)) {
         return false;
     }
+    if (slot.laid) {
+        operands.back().lay_out(slot.laid);
+        return true;
+    }
     if (!operands.back().is_made()) {
         return true;
     }
@@ -129,7 +133,7 @@ const neuron_placement::operand * neuron_placement::shared_with(const neuron_gro
     }
     const auto may_share = [&](size_t slot) {
         const operand & o = operands[slot];
-        return !o.home.memory && !o.where.written && !o.is_made() &&
+        return !o.home.memory && !o.laid && !o.where.written && !o.is_made() &&
                std::none_of(group.results.begin(), group.results.end(),
                             [slot](const neuron_group_result & result) { return result.alias == (int) slot; });
     };
@@ -195,6 +199,9 @@ std::string neuron_placement::place(const neuron_core &  core,
             return missing(t);
         }
         operands.back().blocks = result.blocks;
+        if (result.laid) {
+            operands.back().lay_out(result.laid);
+        }
     }
     const ggml_tensor * changed = nullptr;
     if (!keep_apart(group, changed)) {
@@ -242,6 +249,13 @@ static void repeat_rows(const neuron_operand & operand, size_t own, size_t perio
 // Adds the copies around launches for an operand.
 void neuron_placement::add_copies(const operand & o, neuron_memory * scratch, neuron_planned & planned) const {
     if (!o.tensor || o.where.memory || o.is_made()) {
+        return;
+    }
+    if (o.laid) {
+        const neuron_operand core = { scratch, o.where.offset, o.where.size };
+        if (!o.slot || o.laid->is_read) {
+            (o.slot ? planned.laid_out : planned.taken_back).push_back({ o.tensor, o.home, core, o.laid });
+        }
         return;
     }
     const bool known =

@@ -40,17 +40,25 @@ class neuron_placement {
 
   private:
     struct operand {
-        neuron_operand            where;             // memory NULL: scratch memory; has the kernel's size
-        neuron_operand            home;              // memory NULL: host memory
-        ggml_tensor *             tensor = nullptr;  // NULL: an absent source
-        size_t                    offset = 0;        // in the tensor
-        const neuron_group_slot * slot   = nullptr;  // NULL for a result
-        neuron_blocks             blocks{};          // of which kernels have more rows
-        bool                      lost = false;      // data written here is lost, because it is a result's memory later
+        neuron_operand                     where;             // memory NULL: scratch memory; has the kernel's size
+        neuron_operand                     home;              // memory NULL: host memory
+        ggml_tensor *                      tensor = nullptr;  // NULL: an absent source
+        size_t                             offset = 0;        // in the tensor
+        const neuron_group_slot *          slot   = nullptr;  // NULL for a result
+        neuron_blocks                      blocks{};          // of which kernels have more rows
+        // The kernel's layout, if the tensor is laid out for it.
+        std::shared_ptr<const neuron_laid> laid{};
+        bool lost = false;  // data written here is lost, because it is a result's memory later
 
         // Returns whether the host makes the operand's data from the tensor's.
         bool is_made() const {
             return slot && (slot->first || slot->room.named.n > 1 || slot->room.kind == neuron_group_room::WIDER);
+        }
+
+        // Gives the operand scratch memory of the kernel's size and layout.
+        void lay_out(const std::shared_ptr<const neuron_laid> & how) {
+            laid  = how;
+            where = { nullptr, 0, neuron_nbytes(how->kernel) };
         }
 
         // Returns the tensor's address, in any memory.

@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -35,7 +36,15 @@ struct neuron_move {
     neuron_operand to;
 };
 
-// A mask as kernels with more columns require it, with columns that hide the cells beyond the node's cache, or row
+// A tensor that is laid out for a kernel, or a result that is copied back from the kernel's layout.
+struct neuron_laid_copy {
+    ggml_tensor *                      tensor;
+    neuron_operand                     home;  // memory NULL: in host memory
+    neuron_operand                     core;  // in the kernel's layout
+    std::shared_ptr<const neuron_laid> laid;
+};
+
+// A matrix as kernels with more columns require it, such as a mask with columns that hide the cells beyond the node's cache, or row
 // numbers that count from another row. Nodes with the same one share it.
 struct neuron_long_mask {
     const ggml_tensor * mask;
@@ -84,10 +93,12 @@ struct neuron_planned {
     std::vector<neuron_planned_numbers> numbers;
 
     std::vector<neuron_long_mask> masks;
+    std::vector<neuron_laid_copy> laid_out;
     std::vector<neuron_transfer>  uploads;
     std::vector<neuron_move>      before;  // of operands that are in another place, or need more rows
     std::vector<neuron_move>      after;   // of results, for the same reasons
     std::vector<neuron_transfer>  downloads;
+    std::vector<neuron_laid_copy> taken_back;
 
     ggml_tensor * last() const { return members.back().node; }
 };

@@ -7,26 +7,30 @@
 #include "select/causality.h"
 #include "select/group_lengths.h"
 #include "select/kernel.h"
+#include "select/laid_out.h"
 #include "select/tokens.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 // Memory that a group reads or changes.
 struct neuron_group_slot {
     ggml_tensor * tensor =
         nullptr;  // the root of a tensor that its nodes use; NULL: the node's source number `source`, if it has one
-    size_t offset  = 0;                  // in the tensor, to the group's first byte
-    size_t size    = 0;                  // bytes
-    bool   written = false;              // changed, besides the results
-    bool   summed  = false;              // changed in place by a sum over devices
-    size_t row     = 0;                  // bytes per token for a group in pieces; 0: each piece has the whole slot
-    size_t source  = 0;                  // for a single node, if the tensor is not known
+    size_t offset  = 0;                       // in the tensor, to the group's first byte
+    size_t size    = 0;                       // bytes
+    bool   written = false;                   // changed, besides the results
+    bool   summed  = false;                   // changed in place by a sum over devices
+    size_t row     = 0;                       // bytes per token for a group in pieces; 0: each piece has the whole slot
+    size_t source  = 0;                       // for a single node, if the tensor is not known
 
-    int64_t             first = 0;       // for row numbers: the kernel's first row
-    neuron_group_room   room;            // that kernels have
-    const ggml_tensor * mask = nullptr;  // the tensor whose matrix gets more columns; NULL: `tensor`
+    int64_t             first = 0;            // for row numbers: the kernel's first row
+    neuron_group_room   room;                 // that kernels have
+    const ggml_tensor * mask = nullptr;       // the tensor whose matrix gets more columns; NULL: `tensor`
+
+    std::shared_ptr<const neuron_laid> laid;  // the layout of a single node's kernel, if the tensor is laid out for it
 
     std::vector<int>
         numbers;  // places of the nodes whose numbers this slot holds (select/numbers.h); it has no tensor then
@@ -44,6 +48,8 @@ struct neuron_group_result {
     size_t        offset = 0;                        // in the tensor
     size_t        own    = 0;                        // bytes in the tensor; 0: all
     neuron_blocks blocks;                            // of which kernels have more rows
+
+    std::shared_ptr<const neuron_laid> laid;         // as for a slot
 };
 
 // A launch for some tokens of a group, or for the whole group.
@@ -62,15 +68,16 @@ struct neuron_group_piece {
 // Nodes that one kernel computes at once, or several kernels for some tokens each: a group in the narrow sense, or a
 // single node or attention.
 struct neuron_group {
-    std::vector<int>                 nodes;        // in cgraph->nodes; none: any node of this kind
+    std::vector<int>                 nodes;          // in cgraph->nodes; none: any node of this kind
     std::vector<neuron_group_slot>   slots;
-    std::vector<neuron_group_result> results;      // in the order of the nodes
-    std::vector<neuron_group_piece>  pieces;       // in turn; none: no kernel computes it
-    int64_t                          rows    = 0;  // number of tokens that slots and results with `row` have room for
-    bool                             fused   = false;  // graph kernels compute it
-    bool                             other   = false;  // the kernels are for other numbers of tokens, or a longer cache
-    int64_t                          padding = 0;      // rows of the kernels beyond the group's own, or computed twice
-    bool                             unusable = false;       // its kernels could not be bound
+    std::vector<neuron_group_result> results;        // in the order of the nodes
+    std::vector<neuron_group_piece>  pieces;         // in turn; none: no kernel computes it
+    int64_t                          rows  = 0;      // number of tokens that slots and results with `row` have room for
+    bool                             fused = false;  // graph kernels compute it
+    bool                             other = false;  // the kernels are for other numbers of tokens, or a longer cache
+    bool                             laid_out = false;  // the host lays out the tensors of a single node for the kernel
+    int64_t                          padding  = 0;      // rows of the kernels beyond the group's own, or computed twice
+    bool                             unusable = false;  // its kernels could not be bound
 
     std::vector<neuron_causal_condition> causal_conditions;  // required for computing it in pieces
     std::vector<neuron_row_condition>    row_conditions;     // required by kernels that have only some rows of a cache

@@ -256,6 +256,7 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         if (n_inputs <= GGML_MAX_SRC) {
             const neuron_signature kernel = describe(key);
             tokens.add(kernel, &bundle, (int32_t) k);
+            laid_out.add(kernel, &bundle, (int32_t) k);
             add_heads(kernel);
             if (key[0] == neuron_key_ops::get().set_rows) {
                 add_written(kernel.tensors[kernel.n_src]);

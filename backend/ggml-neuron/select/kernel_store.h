@@ -9,6 +9,7 @@
 #include "select/group.h"
 #include "select/group_index.h"
 #include "select/kernel.h"
+#include "select/laid_out.h"
 #include "select/tokens.h"
 
 #include <cstdint>
@@ -40,7 +41,8 @@ class neuron_kernel_store {
     void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
 
     // Returns the kernels for a node: the exact one, else kernels for other numbers of tokens and longer caches, or for
-    // one stream after the other. Returns a group without pieces when there are none.
+    // one stream after the other, else a kernel that the node's tensors are laid out for. Returns a group without pieces
+    // when there are none.
     neuron_group select(const ggml_tensor * op) const;
 
     // Returns the result of `select`, and whether groups may have the node. The answer is cached: ggml's scheduler asks
@@ -123,6 +125,7 @@ class neuron_kernel_store {
     neuron_kernel find(const neuron_signature & node) const;
     neuron_group  select_exact(const ggml_tensor * op, const neuron_signature & node) const;
     neuron_group  select_pieces(const ggml_tensor * op, neuron_signature & node) const;
+    neuron_group  select_laid_out(const ggml_tensor * op, const neuron_signature & node) const;
     neuron_kernel find_piece(const neuron_sizes & s, const neuron_signature & node, const neuron_cut & cut) const;
 
     void read_signatures(neuron_bundle & bundle);
@@ -138,8 +141,9 @@ class neuron_kernel_store {
         }
     };
 
-    neuron_token_index tokens;
-    bool               exact_only = false;  // GGML_NEURON_EXACT
+    neuron_token_index    tokens;
+    neuron_laid_out_index laid_out;
+    bool                  exact_only = false;  // GGML_NEURON_EXACT
 
     // Rows and columns of the matrices in products of several heads, by the number of heads; ascending in columns.
     std::unordered_map<int64_t, std::vector<neuron_sizes>> heads;

@@ -261,7 +261,7 @@ neuron_group neuron_kernel_store::select(const ggml_tensor * op) const {
         group = group ? group : select_pieces(op, one);
         group = group ? each_stream(node, one, n_streams, group) : group;
     }
-    return group;
+    return group || exact_only ? group : select_laid_out(op, node);
 }
 
 // Sets the slots of a single node's group.
@@ -287,7 +287,34 @@ neuron_group neuron_kernel_store::select_exact(const ggml_tensor * op, const neu
     return group;
 }
 
-// Returns the kernels for a node in pieces, and sets its op_hash.
+// Returns the kernel for more that a node, whose op_hash is set, is laid out for.
+neuron_group neuron_kernel_store::select_laid_out(const ggml_tensor * op, const neuron_signature & node) const {
+    neuron_group          group;
+    neuron_layout_of_node layout;
+    const neuron_kernel   kernel = laid_out.find(op, node, layout);
+    if (!kernel) {
+        return group;
+    }
+    const auto made = [&](int i) {
+        const neuron_laid & laid = layout[(size_t) i];
+        return laid.kernel.type == NEURON_KERNELS_ABSENT ? nullptr : std::make_shared<const neuron_laid>(laid);
+    };
+    take_sources(op, node, group);
+    for (int i = 0; i < node.n_src; i++) {
+        group.slots[(size_t) i].laid = made(i);
+    }
+    group.results.push_back({ nullptr, 0, 0, kernel.alias });
+    group.results.back().laid = made(node.n_src);
+    group.pieces.push_back({ kernel });
+    group.other = group.laid_out = true;
+    if (group.results.back().laid) {
+        const neuron_kernels_tensor & t = group.results.back().laid->kernel;
+        group.padding                   = t.ne[1] * t.ne[2] * t.ne[3] - ggml_nrows(op);
+    }
+    return group;
+}
+
+// Returns kernels for other numbers of tokens that compute a node, and sets its op_hash.
 neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_signature & node) const {
     neuron_group group;
     node.op_hash = nk::hash_op(node.op);
@@ -352,7 +379,7 @@ static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) 
             key.push_back((uint64_t) t->ne[i]);
             key.push_back(t->nb[i]);
         }
-        key.push_back(neuron_offset_of(t));
+        key.push_back(neuron_offset_of(t) << 1 | (uint64_t) neuron_is_of_call(t));
         key.push_back(neuron_room_of(t));
     };
     key.clear();

@@ -158,8 +158,6 @@ INLINE floats each_8_times(const float * at) {
     return all(at[0]);
 }
 
-#    include "weights_loops.h"
-//
 #    include "weights_bytes.h"
 #    include "weights_quarters.h"
 

@@ -166,8 +166,6 @@ INLINE floats each_8_times(const float * at) {
     return _mm512_mask_broadcastss_ps(all(at[0]), 0xff00, _mm_load_ss(at + 1));
 }
 
-#    include "weights_loops.h"
-//
 #    include "weights_quarters.h"
 
 }  // namespace simulator::avx512

@@ -4,6 +4,8 @@
 // and none has to be made 32 bits wide before. The elements then lie in another order, as `PLACES` says. The row is
 // brought into this order once, and partial sums are those of weights_loops.h, so that the bits are the same.
 
+#include "weights_loops.h"
+
 // The order of 32 elements in four vectors: element 4 i of this order, and the three behind it, is element PLACES[i].
 static constexpr int PLACES[] = { 0, 16, 4, 20, 8, 24, 12, 28 };
 
@@ -19,17 +21,13 @@ INLINE __m256i rounded_above(floats x) {
     return _mm256_add_epi32(_mm256_add_epi32(number, all(0x7fff)), odd);
 }
 
-// Of bfloat16s: those of `a` and `b` in turn, as `table_of` has them.
-INLINE byte_table table_of_words(__m256i words) {
-    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10,
-                                           14, 1, 5, 9, 13, 3, 7, 11, 15);
-    const __m256i eight = _mm256_shuffle_epi8(words, order);  // the lower bytes of eight numbers, their upper ones, ...
-    return { _mm256_permute4x64_epi64(eight, 0x88), _mm256_permute4x64_epi64(eight, 0xdd) };
-}
-
 // Of numbers that are rounded to bfloat16. Their order in the table: those of `a` and `b` in turn, four at a time.
 INLINE byte_table table_of(floats a, floats b) {
-    return table_of_words(_mm256_blend_epi16(shifted_right<16>(rounded_above(a)), rounded_above(b), 0xaa));
+    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10,
+                                           14, 1, 5, 9, 13, 3, 7, 11, 15);
+    const __m256i words = _mm256_blend_epi16(shifted_right<16>(rounded_above(a)), rounded_above(b), 0xaa);
+    const __m256i eight = _mm256_shuffle_epi8(words, order);  // the lower bytes of eight numbers, their upper ones, ...
+    return { _mm256_permute4x64_epi64(eight, 0x88), _mm256_permute4x64_epi64(eight, 0xdd) };
 }
 
 // Numbers 0 to 3 and 8 to 11 of 16, and the others.
@@ -71,8 +69,24 @@ struct bytes_multiplied {
         x += 32;
     }
 
+    // Adds products of elements of a table times `d`, which have to be bfloat16 without rounding.
+    INLINE void add(const byte_table & table, __m256i code, floats d) {
+        const __m256i zero = _mm256_setzero_si256();
+        const __m256i low = _mm256_shuffle_epi8(table.low, code), high = _mm256_shuffle_epi8(table.high, code);
+        const __m256i first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
+        add(0, _mm256_unpacklo_epi16(zero, first), d);
+        add(1, _mm256_unpackhi_epi16(zero, first), d);
+        add(2, _mm256_unpacklo_epi16(zero, second), d);
+        add(3, _mm256_unpackhi_epi16(zero, second), d);
+        x += 32;
+    }
+
     INLINE void add(int i, __m256i w) {
         part[i] = multiplied_added(_mm256_castsi256_ps(w), loaded(x + 8 * i), part[i]);
+    }
+
+    INLINE void add(int i, __m256i w, floats d) {
+        part[i] = multiplied_added(multiplied(_mm256_castsi256_ps(w), d), loaded(x + 8 * i), part[i]);
     }
 
     // In the order of `sums::sum`.
@@ -138,25 +152,22 @@ INLINE void multiply_4_xs(const uint8_t * x, bytes_multiplied & total) {
     }
 }
 
-// The bytes of 16 numbers that are exact in bfloat16, times a scale: so are those of E2M1 with a scale of four bits.
-INLINE byte_table exact_table_of(const float * values, floats d) {
-    floats a, b;
-    in_turn(values, a, b);
-    return table_of_words(
-        _mm256_blend_epi16(shifted_right<16>(_mm256_castps_si256(multiplied(a, d))), _mm256_castps_si256(multiplied(b, d)), 0xaa));
-}
-
+// The four scales are computed together, as by `half_ue4m3`.
 INLINE void multiply_nvfp4(const uint8_t * x, bytes_multiplied & total) {
-    const __m256i q = bytes_32(x + 4), low = both(q, 15), high = both(_mm256_srli_epi16(q, 4), 15);
-    const __m256i even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
-    for (int i = 0; i < 2; i++) {
-        // Of each half of a vector, the values of a run of 16 elements.
-        const byte_table first  = exact_table_of(E2M1, all(half_ue4m3(x[2 * i])));
-        const byte_table second = exact_table_of(E2M1, all(half_ue4m3(x[2 * i + 1])));
-        const byte_table two    = { _mm256_blend_epi32(first.low, second.low, 0xf0),
-                                    _mm256_blend_epi32(first.high, second.high, 0xf0) };
-        total.add(two, i == 0 ? _mm256_permute2x128_si256(even, odd, 0x20) : _mm256_permute2x128_si256(even, odd, 0x31));
-    }
+    const __m256i    packed = _mm256_cvtepu8_epi32(_mm_cvtsi32_si128(number_at<int32_t>(x)));
+    const __m256i    wide   = masked(packed, 127);
+    const floats     small  = multiplied(to_floats(wide), all(0x1p-10f));
+    const floats     large  = _mm256_castsi256_ps(added(shifted_left<20>(wide), all(119 << 23)));
+    const floats     found  = _mm256_blendv_ps(large, small, _mm256_castsi256_ps(_mm256_cmpgt_epi32(all(8), wide)));
+    const floats     scales = _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(packed, all(127))), found);
+    // The product of an E2M1 and an E4M3 number is a bfloat16, without rounding.
+    const byte_table table  = table_of(E2M1, all(1.0f));
+    const __m256i    q = bytes_32(x + 4), low = both(q, 15), high = both(_mm256_srli_epi16(q, 4), 15);
+    const __m256i    even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
+    total.add(table, _mm256_permute2x128_si256(even, odd, 0x20),
+              chosen(scales, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1)));
+    total.add(table, _mm256_permute2x128_si256(even, odd, 0x31),
+              chosen(scales, _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3)));
 }
 
 template <weight_type Type> INLINE void multiply_bytes(const uint8_t * x, bytes_multiplied & total) {

@@ -6,6 +6,8 @@
 // float32 by the same operations, and rounded to bfloat16 where the HLO does that. Only the order of sums is free. The
 // compiler must not fuse a multiplication and an addition: the element would be another one.
 
+#pragma once
+
 alignas(64) static const float NUMBERS[] = { -16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1,
                                              0,   1,   2,   3,   4,   5,   6,   7,  8,  9,  10, 11, 12, 13, 14, 15,
                                              16,  17,  18,  19,  20,  21,  22,  23, 24, 25, 26, 27, 28, 29, 30, 31 };

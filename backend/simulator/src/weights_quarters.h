@@ -5,6 +5,8 @@
 // codes of bytes N, N + 4, ... of 32 only have to be moved there. A vector then has the elements 4 i + N of 32. The row is
 // brought into this order once, and partial sums are those of weights_loops.h, so that the bits are the same.
 
+#include "weights_loops.h"
+
 // Sums up products of a row of the matrix and one of x.
 struct quarters_multiplied {
     static constexpr int PARTS = 32 / WIDTH;
@@ -136,8 +138,8 @@ struct alignas(64) thirty_two_numbers {
 
 template <weight_type Type> TARGET static void product_by_quarters(const weight_product & t, size_t begin, size_t end) {
     constexpr weight_block BLOCK = block_of(Type);
-    constexpr int          AT[]  = { 0, WIDTH == 16 ? 2 : 1, WIDTH == 16 ? 1 : 2, 3 };  // of eights, by an element's number
-    const size_t           blocks = t.k / BLOCK.elements, bytes_of_row = blocks * BLOCK.bytes;
+    constexpr int AT[]   = { 0, WIDTH == 16 ? 2 : 1, WIDTH == 16 ? 1 : 2, 3 };  // of eights, by an element's number
+    const size_t  blocks = t.k / BLOCK.elements, bytes_of_row = blocks * BLOCK.bytes;
     if (t.n != 1) {
         product<Type>(t, begin, end);
         return;

@@ -1,5 +1,5 @@
-"""The whole job on one machine without Bazel or CMake: what `kernelgen build` runs.
+"""A complete build on one machine without Bazel or CMake: `kernelgen build` runs it.
 
-`pool` keeps worker processes; `job` decides which step runs when, and what is up to date. The steps themselves are
-`kernelgen.steps.worker`'s, the same that Bazel runs.
+`pool` keeps worker processes; `executor` decides when each step runs and what is up to date. The steps are those of
+`kernelgen.steps.worker`, which Bazel runs too.
 """

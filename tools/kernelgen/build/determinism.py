@@ -1,7 +1,7 @@
-"""Whether emitters give the same HLO every time: two processes that share nothing emit each kernel.
+"""Checks that emitters give the same HLO every time: two processes that share nothing emit each kernel.
 
-The processes have different seeds of Python's hashes, which order its sets, and emit the kernels in opposite orders, so that what
-an emitter keeps from one kernel to the next shows, too.
+The processes have different hash seeds, which order Python's sets, and emit the kernels in opposite orders. So the check also
+finds state that an emitter keeps from one kernel to the next.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ HINT = (
 
 @dataclass(frozen=True, slots=True)
 class EmittedTwice:
-    """What emitting kernels twice gave.
+    """The result of emitting kernels twice.
 
     Attributes:
-        differences: what is wrong with those that came out differently, by kernel id.
-        hlos: the HLO of the others, by kernel id; a kernel that can't be emitted at all is in neither.
+        differences: a description of each difference, by kernel id.
+        hlos: the HLO of each kernel without one, by kernel id; a kernel that can't be emitted is in neither.
     """
 
     differences: dict[str, Diagnostic]
@@ -48,11 +48,11 @@ def check(
     """Emits kernels twice and compares.
 
     Args:
-        kernels: which.
+        kernels: the kernels.
         libraries: every kernel library that they name.
-        scratch: an empty folder, where `EmittedTwice.hlos` are.
-        jobs: processes at once.
-        timeout: seconds that one kernel may take.
+        scratch: an empty folder; it receives `EmittedTwice.hlos`.
+        jobs: number of processes.
+        timeout: time limit of one kernel, in seconds.
 
     Raises:
         OSError: the folder can't be written.
@@ -82,7 +82,7 @@ def check(
 
 
 def place(kernel: Kernel, libraries: Mapping[str, Library]) -> Location | None:
-    """Returns where the emitter of a kernel is in its module; None for a graph kernel, which has several."""
+    """Returns the place of a kernel's emitter in its module; None for a graph kernel, which has several."""
     if isinstance(kernel.spec, GraphSpec):
         return None
     file = libraries[kernel.library].file(kernel.emitter)
@@ -99,7 +99,7 @@ def _emit(
     timeout: float | None,
     seed: str,
 ) -> dict[str, Path | str]:
-    """Returns the HLO of each kernel, or why there is none."""
+    """Returns the HLO of each kernel, or the reason why it has none."""
     (folder / "tmp").mkdir(parents=True)
     done: dict[str, Path | str] = {}
     waiting = list(reversed(kernels))

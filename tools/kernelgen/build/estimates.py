@@ -1,7 +1,7 @@
-"""Estimates how long compiles take, from the times of earlier ones.
+"""Estimates the time of compiles from the times of earlier ones.
 
-A guess, and no more: a kernel counts as long as the recorded ones of the same op that are nearest in size (the elements of
-the result); where its op was never compiled, for as long as a recorded kernel takes usually. Machines differ, and so do compilers.
+The estimate is rough. A kernel's time is that of the recorded kernels of the same op that are nearest in size (elements of the
+result); for an op without records it is the typical time of a recorded kernel. Machines and compilers differ.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 _ID = re.compile(r"(?P<op>\w+)-(?P<shape>[0-9]+(?:x[0-9]+)*)-.*")
 _NEAREST = 5
-"""How many records of an op decide."""
+"""Number of records of an op that an estimate uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One compile that was done.
+    """One finished compile.
 
     Attributes:
         kernel: the kernel's id.
-        seconds: how long it took.
+        seconds: its duration.
     """
 
     kernel: str
@@ -33,13 +33,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What compiles may take.
+    """Estimated time of some compiles.
 
     Attributes:
-        compiles: how many there are.
-        seconds: all of them, some at once; None without records.
-        records: how many compiles this is known from.
-        guessed: how many are of ops without a record.
+        compiles: number of compiles.
+        seconds: time for all of them, some in parallel; None without records.
+        records: number of records that the estimate uses.
+        guessed: number of compiles of ops without a record.
     """
 
     compiles: int
@@ -49,12 +49,12 @@ class Forecast:
 
 
 def forecast(kernels: Sequence[str], records: Sequence[Record], at_once: int) -> Forecast:
-    """Returns how long it may take to compile some kernels.
+    """Returns the estimated time to compile some kernels.
 
     Args:
         kernels: the ids of the kernels, one for each compile.
-        records: compiles that were done.
-        at_once: how many run at once.
+        records: finished compiles.
+        at_once: number of parallel compiles.
     """
     by_op: dict[str, list[tuple[float, float]]] = {}
     for record in records:
@@ -74,7 +74,7 @@ def forecast(kernels: Sequence[str], records: Sequence[Record], at_once: int) ->
 
 
 def _op_and_size(kernel: str) -> tuple[str, float]:
-    """Returns the op of a kernel's id, and the logarithm of how many elements its result has."""
+    """Returns the op in a kernel's id, and the logarithm of the number of elements of its result."""
     match = _ID.fullmatch(kernel)
     if match is None:
         return kernel.partition("-")[0], 0.0
@@ -82,7 +82,7 @@ def _op_and_size(kernel: str) -> tuple[str, float]:
 
 
 def _makespan(seconds: Sequence[float], at_once: int) -> float:
-    """Returns when the last of some jobs ends that are started one after another, some at once."""
+    """Returns the end time of the last job if jobs start in order and `at_once` of them run in parallel."""
     ends = [0.0] * min(max(at_once, 1), max(len(seconds), 1))
     for one in seconds:
         heapq.heapreplace(ends, ends[0] + one)
@@ -90,12 +90,12 @@ def _makespan(seconds: Sequence[float], at_once: int) -> float:
 
 
 def described(found: Forecast, at_most: bool, jobs: int) -> str:
-    """Returns a forecast in words, and what it is based on.
+    """Returns a forecast as text, with its basis.
 
     Args:
         found: the forecast.
-        at_most: whether some of the compiles may turn out not to be needed.
-        jobs: what `-j` is.
+        at_most: whether some of the compiles may turn out to be unnecessary.
+        jobs: the value of `-j`.
     """
     count = f"{'at most ' if at_most else ''}{found.compiles} {'compile' if found.compiles == 1 else 'compiles'} ahead"
     if found.seconds is None:
@@ -107,7 +107,7 @@ def described(found: Forecast, at_most: bool, jobs: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Returns a time, no more exact than a guess is: "40 s", "25 min", "3.5 h"."""
+    """Returns a time with as few digits as an estimate deserves: "40 s", "25 min", "3.5 h"."""
     if seconds < 90:
         return f"{max(round(seconds), 1)} s"
     if seconds < 90 * 60:

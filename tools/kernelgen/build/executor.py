@@ -1,4 +1,4 @@
-"""The order of a build: emit every kernel, compile what changed, as many at once as the machine has CPUs and memory for."""
+"""The order of a build: emits every kernel, then compiles changed ones, as many in parallel as the CPUs and memory allow."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from kernelgen.neff import provenance
 from kernelgen.plan import Kernel, Neff, Plan
 
 TIMEOUT_GRACE = 30.0
-"""Seconds that a step may take beyond its time limit before its worker is killed: the compiler's driver stops it first."""
+"""Seconds beyond a step's time limit before its worker is killed; normally the compiler's driver stops the step first."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildStep:
-    """One compile, with the emit before it, as a user sees it: how it went.
+    """The outcome of one compile and the emit before it, for reports to the user.
 
     Attributes:
-        neff: which kernel, with which settings.
-        failure: why there is no NEFF, or None.
-        fresh: whether it was compiled now; else it was up to date, or shares its bytes with one that was.
-        cached: whether it came from a cache now.
-        seconds: how long the compile took.
+        neff: the kernel and its settings.
+        failure: the reason why there is no NEFF, or None.
+        fresh: whether this build compiled it; else it was up to date, or has the same bytes as one that was.
+        cached: whether this build took it from a cache.
+        seconds: duration of the compile.
     """
 
     neff: Neff
@@ -45,24 +45,24 @@ class BuildStep:
 
 
 class Reporter(Protocol):
-    """Is told about a build while it runs."""
+    """Receives the events of a build while it runs."""
 
     def step(self, step: BuildStep) -> None:
         """A kernel is done for one target: built, or failed."""
 
     def warn(self, text: str) -> None:
-        """Reports a problem for which no kernel fails."""
+        """Reports a problem that fails no kernel."""
 
 
 @dataclass(slots=True)
 class BuildResult:
-    """What a build did.
+    """The results of a build.
 
     Attributes:
         hlos: path of each kernel's HLO, by kernel id.
         neffs: path of each NEFF, by `Neff.id`.
-        steps: how each went, in the order in which they ended.
-        emitted: how many kernels were emitted now.
+        steps: the outcome of each, in the order in which they ended.
+        emitted: number of kernels that this build emitted.
     """
 
     hlos: dict[str, Path] = field(default_factory=dict)
@@ -78,16 +78,16 @@ def run(
     reporter: Reporter,
     checked: EmittedTwice | None = None,
 ) -> BuildResult:
-    """Emits and compiles everything in a plan; a kernel that fails does not stop the others.
+    """Emits and compiles everything in a plan; a failed kernel does not stop the others.
 
     Call it inside `locked`.
 
     Args:
-        plan: what to build.
+        plan: the plan.
         libraries: every kernel library that the plan names.
-        settings: how to build.
-        reporter: is told how it goes.
-        checked: what emitting the kernels twice gave (`check_determinism`); a kernel whose HLO is another fails.
+        settings: settings of the build.
+        reporter: receives the events.
+        checked: result of emitting the kernels twice (`check_determinism`); a kernel whose HLO differs from it fails.
     """
     scratch = settings.state / "tmp"
     for folder in (settings.state / "hlo", settings.state / "neff", scratch):
@@ -115,7 +115,7 @@ class _Compile:
 
 
 class _Capacity:
-    """What of the machine's memory and CPUs the compiles that run have taken."""
+    """Memory and CPUs of the machine that running compiles occupy."""
 
     def __init__(self, settings: BuildSettings) -> None:
         self._settings = settings
@@ -123,7 +123,7 @@ class _Capacity:
         self._cpus = 0
 
     def take(self, neff: Neff, alone: bool) -> bool:
-        """Takes what a compile needs, and returns whether it was free. A compile that needs more than there is starts alone."""
+        """Reserves a compile's resources; returns whether they were free. A compile that exceeds the machine may run alone."""
         memory_mb, cpus = neff.needs(self._settings.compiler)
         fits = self._memory_mb + memory_mb <= self._settings.memory_mb and self._cpus + cpus <= self._settings.jobs
         if not fits and not alone:
@@ -139,7 +139,7 @@ class _Capacity:
 
 
 class _Warnings:
-    """Tells each warning once: the lint says the same of one kernel for several settings."""
+    """Reports each warning once: lint gives the same warning for a kernel under several settings."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -152,15 +152,15 @@ class _Warnings:
 
 
 class Executor:
-    """Runs a plan's steps in a pool of workers: an emit for each kernel, then its compiles, in the order that capacity allows.
+    """Runs a plan's steps in a pool of workers: emits each kernel, then compiles it, in the order that capacity allows.
 
     Args:
-        plan: what to build.
+        plan: the plan.
         libraries: every kernel library that the plan names.
-        settings: how to build.
-        reporter: is told how it goes.
+        settings: settings of the build.
+        reporter: receives the events.
         pool: the workers.
-        checked: as of `run`.
+        checked: see `run`.
     """
 
     def __init__(
@@ -184,14 +184,14 @@ class Executor:
         self.emits = deque(plan.kernels)
         self.made = Emits(settings.state / "hlo", libraries)
         self.compiles: deque[_Compile] = deque()
-        self.waiting: dict[Path, list[Neff]] = {}  # by the NEFF's file: who else needs what is being compiled
-        self.ended: dict[Path, str | None] = {}  # why a NEFF was not made, or None where it was
+        self.waiting: dict[Path, list[Neff]] = {}  # by the NEFF's file: other compiles that need the NEFF in progress
+        self.ended: dict[Path, str | None] = {}  # the reason why a NEFF was not made, or None for one that was
         self.capacity = _Capacity(settings)
         self.warnings = _Warnings(reporter)
 
     def run(self) -> BuildResult:
         while True:
-            # Everything that can start does, before anything is waited for.
+            # Start every step that can start before waiting for any.
             while self.pool.idle and self._start_one():
                 pass
             answers = self.pool.wait()
@@ -204,13 +204,13 @@ class Executor:
                     self._compiled(answer.task, answer)
 
     def _start_one(self) -> bool:
-        """Starts a compile that there is memory for, else an emit; False when nothing can start now."""
-        # Compiles before emits, since they take longest. The first that fits and not the first, so that a large one holds up no
-        # small one; one that never fits starts when nothing else runs.
+        """Starts a compile for which memory is free, else an emit; returns False if nothing can start now."""
+        # Compiles go before emits, since they take longest. The first that fits starts, so that a large one does not block small
+        # ones; one that never fits starts when nothing else runs.
         for compile_ in self.compiles:
             if self.capacity.take(compile_.neff, alone=self.pool.idle == self.settings.jobs):
                 self.compiles.remove(compile_)
-                # It may first have to wait for another build that compiles the same.
+                # The compile may first have to wait for another build that compiles the same.
                 limit = self._limit(1 if self.settings.cache == cache.OFF else 2)
                 self.pool.start(compile_, self._compile_arguments(compile_), limit)
                 return True
@@ -223,7 +223,7 @@ class Executor:
             if self.made.is_current(kernel, emit.inputs):
                 self._ready(kernel, linted=True)
             else:
-                # If this emit is killed, no HLO of an earlier one passes for what it made.
+                # If this emit is killed, an earlier HLO must not pass for its result.
                 self.made.forget(kernel)
                 limits = [s for s in (self._limit(), self.settings.emit_timeout) if s is not None]
                 self.pool.start(emit, self._emit_arguments(kernel), min(limits, default=None))
@@ -274,7 +274,7 @@ class Executor:
             self._not_emitted(kernel, f"error: emit left no {self.made.hlo(kernel)}\n{answer.output}".rstrip())
             return
         self.result.emitted += 1
-        # An emitter may be edited while it runs: this HLO may be of either.
+        # A user may edit an emitter while it runs: then this HLO may come from either version.
         if emit.inputs is not None and self.made.inputs(kernel) == emit.inputs:
             self.made.note(kernel, emit.inputs, self._reads(kernel))
         self._ready(kernel, linted=False)
@@ -284,17 +284,17 @@ class Executor:
             self._report(BuildStep(neff, failure))
 
     def _ready(self, kernel: Kernel, linted: bool) -> None:
-        """Goes on with the compiles of a kernel whose HLO is there.
+        """Starts the compiles of a kernel whose HLO exists.
 
         Args:
             kernel: the kernel.
-            linted: whether this version of kernelgen has checked the HLO before. Compile steps check it, too.
+            linted: whether this version of kernelgen already checked the HLO. Compile steps check it, too.
         """
         path = self.made.hlo(kernel)
         hlo = path.read_bytes()
         other = self.checked.hlos.get(kernel.id)
         if other is not None and hlo != other.read_bytes():
-            # Whatever the emitter depends on, it is not among what kernelgen looks at.
+            # The emitter depends on something that kernelgen does not track.
             self.made.forget(kernel)
             message = f"kernel {kernel.id}: emitting it again gives another HLO than there is"
             message += f": {first_difference(hlo, other.read_bytes())}"
@@ -304,7 +304,7 @@ class Executor:
         self.result.hlos[kernel.id] = path
         for neff in self.neffs_of[kernel.id]:
             target = neff_file(self.settings, hlo, self.configs[neff.config])
-            # Kernels of several names may have one HLO, and so one NEFF: it is compiled once, for all of them.
+            # Kernels with different names may share an HLO, and so a NEFF: one compile serves all of them.
             if target in self.waiting:
                 self.waiting[target].append(neff)
             elif target in self.ended:
@@ -337,8 +337,8 @@ class Executor:
             self._report(BuildStep(neff, failure), compile_.path)
 
     def _refusal(self, hlo: bytes, config: CompileConfig, kernel: str) -> str | None:
-        """Returns what the lint refuses in a kernel whose NEFF is there, or None; warnings are reported."""
-        # Imported where it is needed: most builds lint nothing in this process.
+        """Returns the lint's error for a kernel whose NEFF exists, or None; reports warnings."""
+        # A lazy import: most builds lint nothing in this process.
         from kernelgen.compilers.base import refuse_unsupported
 
         try:

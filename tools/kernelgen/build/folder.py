@@ -1,15 +1,15 @@
-"""The folder of a build: its files, and its lock.
+"""The build folder: its files and its lock.
 
-Everything between the manifests and the bundles lives in one folder, `<output>/.kernelgen`:
+All intermediate files between the manifests and the bundles are in one folder, `<output>/.kernelgen`:
 
-    hlo/<kernel>.hlo.pb     what was emitted last; <kernel>.inputs beside it says from what, so that it is not emitted again
+    hlo/<kernel>.hlo.pb     the last emitted HLO; <kernel>.inputs beside it lists its inputs, so that an unchanged kernel is kept
     neff/<key>.neff         key: digest of the HLO's bytes, the compiler's identity and its flags, and of nothing else;
                             <key>.origin beside it has the digest of the NEFF (`kernelgen.neff.provenance`), <key>.log
                             what the compiler printed
-    logs/  tmp/             of the workers
+    logs/  tmp/             files of the workers
 
-So a NEFF that is there with its digest is up to date, whichever kernel, manifest or earlier build it was made for. What is not
-there may be in a cache that other builds share (`kernelgen.cache`); a compile step looks there first.
+So a NEFF with a matching digest is up to date, independent of the kernel, manifest or build that made it. A compile step first
+looks for a missing NEFF in a cache that builds share (`kernelgen.cache`).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from kernelgen.spec.filenames import STATE, keyed_neff_file
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
-    """How to build.
+    """The settings of a build.
 
     Attributes:
         output: the output folder.
         compiler: `neuronx-cc` or `simulator`, as resolved.
         identity: the compiler's identity.
-        executable: the compiler's program, when it is one.
-        jobs: workers.
-        memory_mb: MiB that all compiles may need together.
-        timeout: seconds one step may take, or None.
-        emit_timeout: seconds emitting one kernel may take, or None.
+        executable: the compiler's program, if it is one.
+        jobs: number of workers.
+        memory_mb: MiB that all compiles may use together.
+        timeout: time limit of one step in seconds, or None.
+        emit_timeout: time limit of emitting one kernel in seconds, or None.
         cache: the caches that builds share.
     """
 
@@ -66,13 +66,13 @@ class BuildSettings:
 
 @contextlib.contextmanager
 def locked(settings: BuildSettings) -> Iterator[None]:
-    """Locks the output folder for this build; leftovers of one that was killed are removed.
+    """Locks the output folder for this build and removes leftovers of a killed build.
 
     Raises:
-        KernelgenError: another build is at work there, or what should be kernelgen's own there is a link or no file.
+        KernelgenError: another build holds the lock, or one of kernelgen's own paths there is a link or not a file.
         OSError: the folder can't be written.
     """
-    # The whole of it may be a link: who put it there keeps it elsewhere.
+    # The whole folder may be a link: its owner keeps it elsewhere.
     settings.state.mkdir(parents=True, exist_ok=True)
     for folder in (settings.state / name for name in ("hlo", "neff", "logs", "tmp")):
         folder.mkdir(exist_ok=True)
@@ -92,7 +92,7 @@ def locked(settings: BuildSettings) -> Iterator[None]:
 
 
 def _open_lock(path: Path) -> IO[bytes]:
-    """Opens a file of no content; a link is not followed, and a FIFO does not block."""
+    """Opens a file without content; does not follow a link or block on a FIFO."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:

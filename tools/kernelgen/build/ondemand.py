@@ -1,16 +1,16 @@
-"""Build steps for Ninja and Make, in processes that stay for a moment and no more at once than the machine has memory for.
+"""Runs build steps for Ninja and Make, in short-lived processes, as many in parallel as the machine has memory for.
 
     python -P -S ondemand.py FOLDER SLOTS warm|fresh STEP --name=value…
 
-runs one step of `kernelgen.steps.worker` and ends as it does. Of all that share FOLDER, SLOTS run at once: each holds the lock of a
-slot. (Ninja has pools for that, and Make has none.)
+runs one step of `kernelgen.steps.worker` and exits with its status. Among all processes that share FOLDER, SLOTS run at once: each
+holds the lock of a slot. (Ninja has pools for that; Make has none.)
 
-`warm` asks the slot's server to run the step. The server imports JAX once, is started by the first who needs it, runs one step at a
-time and ends after some seconds without one, or when FOLDER is removed. It is named after the state of kernelgen's sources, so one
-that is still there from before an edit is not asked. Bazel has persistent workers for this; it is what makes a build of many small
-kernels fast. `fresh` runs the step in this process. A file system without locks or sockets makes `warm` `fresh`, and slower.
+`warm` sends the step to the slot's server. The first step that needs a server starts it. The server imports JAX once and runs one
+step at a time. It ends after some seconds without a step, or when FOLDER is removed. Its name has a digest of kernelgen's sources,
+so no step uses a server that started before an edit. Bazel has persistent workers for this; they make a build of many small kernels
+fast. `fresh` runs the step in this process. On a file system without locks or sockets, `warm` falls back to the slower `fresh`.
 
-Only the standard library is imported here, and `-S` skips site-packages: starting this is all that a small step costs.
+This module imports only the standard library, and `-S` skips site-packages: a small step costs only this start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 IDLE_SECONDS = 10.0
-"""How long a server waits for its next step."""
+"""Seconds that a server waits for its next step."""
 
 _TAIL_BYTES = 4096
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         step.append(f"--build={_build()}")
     with _slot(Path(folder), int(slots)) as slot:
         if mode == "warm" and slot is not None:
-            # A socket's address holds 108 bytes, less than many a build folder's path.
+            # A socket's address holds 108 bytes, fewer than many build folders' paths have.
             os.chdir(folder)
             with contextlib.suppress(OSError):
                 code, output = _ask(slot, step)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _build() -> str:
-    """Returns a word for the build that this step is of, the same for all of its steps: its build tool is the same process."""
+    """Returns an identifier of the build that this step belongs to; all its steps share the build tool's process."""
     found = "none"
     process = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -61,7 +61,7 @@ def _build() -> str:
             stat = Path(f"/proc/{process}/stat").read_text()
             name = stat[stat.index("(") + 1 : stat.rindex(")")]
             fields = stat[stat.rindex(")") + 1 :].split()
-            # make runs make: the outermost is the build.
+            # make may run make: the outermost process is the build.
             if name in ("ninja", "ninja-build", "samu", "make", "gmake"):
                 found = f"{process}-{fields[19]}"
             process = int(fields[1])
@@ -72,7 +72,7 @@ def _build() -> str:
 
 @contextlib.contextmanager
 def _slot(folder: Path, slots: int) -> Iterator[int | None]:
-    """Yields the number of a slot that is held, waiting for one if need be; None where files can't be locked."""
+    """Yields the number of a locked slot, after waiting if necessary; None where files can't be locked."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = [os.open(folder / f"{slot}.lock", os.O_RDWR | os.O_CREAT, 0o666) for slot in range(slots)]
@@ -108,7 +108,7 @@ def _ask(slot: int, step: Sequence[str]) -> tuple[int, str]:
     """Returns the exit status and the output of a step that the slot's server ran.
 
     Raises:
-        OSError: there can be no server here.
+        OSError: a server can't run here.
     """
     name = f"{slot}-{_state()}"
     with socket.socket(socket.AF_UNIX) as client:
@@ -132,7 +132,7 @@ def _ask(slot: int, step: Sequence[str]) -> tuple[int, str]:
 
 
 def _state() -> str:
-    """Returns a name for the sources of kernelgen as they are now."""
+    """Returns a name for the current state of kernelgen's sources."""
     digest = hashlib.sha256(sys.executable.encode())
     for folder, folders, files in os.walk(_PACKAGE):
         folders.sort()
@@ -144,14 +144,14 @@ def _state() -> str:
 
 
 def _start(name: str) -> None:
-    """Starts a server. The socket is made here, so that it can be connected to at once."""
+    """Starts a server. This process creates the socket, so that a client can connect at once."""
     Path(f"{name}.sock").unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener, Path(f"{name}.log").open("wb") as log:
         listener.bind(f"{name}.sock")
         listener.listen()
         subprocess.Popen(
             [sys.executable, "-P", "-m", "kernelgen.build.ondemand", "--serve", str(listener.fileno()), name],
-            # A build tool waits until all that hold its output have closed it.
+            # A build tool waits until all processes that hold its output have closed it.
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -164,12 +164,13 @@ def _start(name: str) -> None:
 
 
 def serve(descriptor: int, name: str) -> None:
-    """Runs steps, one at a time, until none has come for a while.
+    """Runs steps, one at a time, until none arrives for `IDLE_SECONDS`.
 
     Args:
-        descriptor: of the socket to listen on.
-        name: of the socket's file in this folder, without `.sock`; it begins with the slot's number.
+        descriptor: the socket to listen on.
+        name: the socket's file name in this folder, without `.sock`; it begins with the slot's number.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `worker.main`
     from kernelgen.steps import worker
 
     with socket.socket(fileno=descriptor) as listener:
@@ -181,7 +182,7 @@ def serve(descriptor: int, name: str) -> None:
                 if _leave(name):
                     return
                 continue
-            # The client may be gone by now, and the answer is not read.
+            # The client may have ended; then nothing reads the answer.
             with connection, contextlib.suppress(ConnectionError), connection.makefile("rb") as stream:
                 connection.settimeout(None)
                 if request := stream.read():
@@ -189,7 +190,7 @@ def serve(descriptor: int, name: str) -> None:
 
 
 def _leave(name: str) -> bool:
-    """Removes the socket, unless a step holds the slot and is about to connect to it; returns whether that was done."""
+    """Removes the socket, unless a step holds the slot and may connect; returns whether it removed the socket."""
     try:
         lock = os.open(f"{name.partition('-')[0]}.lock", os.O_RDWR)
     except FileNotFoundError:

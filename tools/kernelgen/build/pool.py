@@ -1,7 +1,7 @@
-"""Worker processes that run build steps: each imports JAX once, and one that dies takes only its own step with it.
+"""Worker processes that run build steps: each imports JAX once, and a worker that dies fails only its own step.
 
-A worker is `kernelgen.steps.worker` with the protocol that Bazel speaks to it. It leads a process group of its own, so that Ctrl-C
-reaches this process alone, and stopping it stops the compiler it may have started.
+A worker is `kernelgen.steps.worker` with Bazel's worker protocol. It leads its own process group: Ctrl-C reaches only this
+process, and stopping the worker stops the compiler that it started.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from typing import IO, Any
 from kernelgen.errors import TookTooLong, signal_name
 
 GRACE = 2.0
-"""Seconds between asking a worker to stop and killing it."""
+"""Seconds between the request to stop a worker and the kill."""
 
 MAX_ANSWER = 1 << 24
-"""Bytes of an answer at most; steps keep what they say far shorter."""
+"""Maximum bytes of an answer; steps keep their output far shorter."""
 
 _CHUNK = 1 << 16
 _TAIL = 20
 _TAIL_BYTES = 8192
-"""Lines, and bytes at most, of a dead worker's log that are shown."""
+"""Maximum lines, and bytes, shown of a dead worker's log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a step ended.
+    """The outcome of a step.
 
     Attributes:
-        task: what `Pool.start` was given.
-        exit_code: 0 when it succeeded.
-        output: what it had to say.
-        seconds: how long it took.
+        task: the task that `Pool.start` received.
+        exit_code: 0 on success.
+        output: the step's text for the user.
+        seconds: its duration.
     """
 
     task: Any
@@ -53,16 +53,17 @@ class Answer:
 
 
 class Pool:
-    """Some workers, started when they are first needed. Use it as a context manager: leaving it stops them all.
+    """A pool of workers that start on first use. Use it as a context manager: leaving it stops them all.
 
     Args:
-        size: how many workers there may be.
-        logs: a folder for what workers print beside their answers (XLA does, before it aborts).
-        environment: variables to set for the workers.
+        size: maximum number of workers.
+        logs: a folder for the workers' other output (XLA prints before it aborts).
+        environment: environment variables to set for the workers.
     """
 
     def __init__(self, size: int, logs: Path, environment: Mapping[str, str] | None = None) -> None:
-        package = Path(__file__).resolve().parent.parent.parent
+        # Not the file that a link leads to: bytecode is beside the link.
+        package = Path(__file__).absolute().parent.parent.parent
         path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._environment = {**os.environ, "PYTHONPATH": path, **(environment or {})}
         self._size = size
@@ -80,16 +81,16 @@ class Pool:
 
     @property
     def idle(self) -> int:
-        """How many steps can be started now."""
+        """The number of steps that can start now."""
         return self._size - sum(worker.busy for worker in self._workers)
 
     def start(self, task: Any, arguments: Sequence[str], timeout: float | None = None) -> None:
         """Starts a step in an idle worker.
 
         Args:
-            task: whatever names the step to the caller; it comes back in the `Answer`.
-            arguments: as `kernelgen.steps.worker` takes them.
-            timeout: seconds after which the worker is killed.
+            task: any value that names the step to the caller; the `Answer` returns it.
+            arguments: arguments of `kernelgen.steps.worker`.
+            timeout: seconds until the worker is killed.
 
         Raises:
             ValueError: no worker is idle.
@@ -106,7 +107,7 @@ class Pool:
         worker.begin(task, arguments, timeout)
 
     def wait(self) -> list[Answer]:
-        """Returns the answers of the next steps that end; at least one, unless no step is running."""
+        """Waits for steps to end and returns their answers: at least one, unless no step is running."""
         while any(worker.busy for worker in self._workers):
             deadlines = [w.deadline for w in self._workers if w.busy and w.deadline is not None]
             pause = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
@@ -121,7 +122,7 @@ class Pool:
         return []
 
     def stop(self) -> None:
-        """Stops every worker and what it started; steps that were running leave no answer."""
+        """Stops every worker and its child processes; running steps give no answer."""
         for worker in self._workers:
             worker.ask_to_stop()
         for worker in self._workers:
@@ -138,12 +139,12 @@ class Pool:
             self._forget(worker)
             return []
         if not worker.busy:
-            self._forget(worker)  # it answers what was not asked
+            self._forget(worker)  # an answer without a request
             return []
         worker.buffer += chunk
         if len(worker.buffer) > MAX_ANSWER:
             return [self._bury(worker, f"its worker answered more than {MAX_ANSWER >> 20} MiB")]
-        # A worker is asked one thing at a time, so an end of a line is the end of the answer.
+        # A worker has one request at a time, so a line end is the end of the answer.
         if not worker.buffer.endswith(b"\n"):
             return []
         line, worker.buffer = worker.buffer, b""
@@ -157,13 +158,13 @@ class Pool:
         return [worker.end(code, output)]
 
     def _forget(self, worker: _Worker) -> None:
-        """Drops a worker that ended between two steps; the next step gets a new one."""
+        """Drops a worker that ended between two steps; the next step starts a new one."""
         self._selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
         worker.kill(0)
         self._workers.remove(worker)
 
     def _bury(self, worker: _Worker, reason: str) -> Answer:
-        """Removes a worker that died or must die, and answers for the step that it was at."""
+        """Removes a worker that died or must die, and returns the answer of its step."""
         reason = reason or worker.fate()
         self._forget(worker)
         log = _end(worker.log).decode(errors="replace").splitlines()[-_TAIL:]
@@ -171,7 +172,7 @@ class Pool:
 
 
 def _oom_kills() -> int | None:
-    """Returns how many processes Linux has killed because memory ran out, in any control group; None where it does not tell."""
+    """Returns the number of processes that Linux killed for lack of memory, over all control groups; None if unavailable."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -219,13 +220,13 @@ class _Worker:
         self.busy, self.task, self.begun = True, task, time.monotonic()
         self.deadline = None if timeout is None else self.begun + timeout
         self.limit = timeout or 0.0
-        self.oom_kills = _oom_kills()  # to tell afterwards whether the system killed one meanwhile
+        self.oom_kills = _oom_kills()  # to find out later whether the system killed a process meanwhile
         self.request += 1
         if self.log_file:
             self.log_file.seek(0)
             self.log_file.truncate()  # so that its last lines are about this step
         request = json.dumps({"arguments": list(arguments), "requestId": self.request}) + "\n"
-        # When a worker's output ends, the worker is gone.
+        # A closed pipe means that the worker ended.
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(request.encode())  # type: ignore[union-attr]
             self.process.stdin.flush()  # type: ignore[union-attr]
@@ -235,7 +236,7 @@ class _Worker:
         return Answer(self.task, code, output.strip(), time.monotonic() - self.begun)
 
     def fate(self) -> str:
-        """Returns how the worker ended. Its output has ended, which happens a moment before it ends."""
+        """Returns how the worker ended. Its output closes a moment before it ends."""
         try:
             status = self.process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -253,17 +254,17 @@ class _Worker:
         return f"{reason}, and not because memory ran out: what it ran killed it, or another process did"
 
     def ask_to_stop(self) -> None:
-        """Ends its input, which an idle worker takes as the end; a busy one gets a signal."""
+        """Closes its input, which ends an idle worker; a busy one gets a signal."""
         with contextlib.suppress(OSError):
             self.process.stdin.close()  # type: ignore[union-attr]
         if self.busy:
             self._signal(signal.SIGTERM)
 
     def kill(self, deadline: float) -> None:
-        """Waits for its end until `deadline` (monotonic), then kills it with everything in its process group."""
+        """Waits until `deadline` (monotonic) for its end, then kills its whole process group."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, deadline - time.monotonic()))
-        # Also when it has ended: its group may have others, such as a compiler.
+        # Also after a normal end: its group may have other processes, such as a compiler.
         self._signal(signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.log_file):

@@ -1,4 +1,4 @@
-"""What a build would do now, and how long that may take: `kernelgen build --dry-run` prints it."""
+"""Previews a build: its steps and their estimated time. `kernelgen build --dry-run` prints it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from kernelgen.plan import Neff, Plan
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a build would do now.
+    """The steps that a build would run now.
 
     Attributes:
-        emits: how many kernels it would emit.
-        compiles: which NEFFs it would make at most: a kernel that is emitted may have the HLO that it had, and a cache may have its
-            NEFF.
-        lacking: those of `compiles` that this machine's cache does not have, as far as the HLO is known.
-        forecast: how long compiling `lacking` may take.
-        exact: whether all of `lacking` are certain to be compiled, if every kernel can be.
+        emits: number of kernels that it would emit.
+        compiles: NEFFs that it would make at most: a new emit may give the old HLO, and a cache may have the NEFF.
+        lacking: those of `compiles` that are not in this machine's cache, where the HLO is available.
+        forecast: estimated time to compile `lacking`.
+        exact: whether the build certainly compiles all of `lacking`, if every kernel compiles.
     """
 
     emits: int
@@ -35,7 +34,7 @@ class Preview:
 
 
 def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> Preview:
-    """Returns what a build would do now. Nothing is emitted, and no shared cache is asked."""
+    """Returns the steps that a build would run now. It emits nothing and reads no shared cache."""
     configs = {config.key: config for config in plan.configs}
     made = Emits(settings.state / "hlo", libraries)
     current = {
@@ -63,7 +62,7 @@ def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -
 
 
 def _records(folder: cache.Folder | None, identity: str) -> list[Record]:
-    """Returns the compiles that a cache has a record of: of this version of the compiler, or where it has none, of all of it."""
+    """Returns a cache's records of compiles: those of this compiler version, or of all its versions if there are none."""
     found: dict[str, list[Record]] = {}
     with contextlib.suppress(OSError):
         for stored in folder.entries() if folder else ():
@@ -77,7 +76,7 @@ def _records(folder: cache.Folder | None, identity: str) -> list[Record]:
 
 
 def _at_once(neffs: Sequence[Neff], settings: BuildSettings) -> int:
-    """Returns how many compiles run at once, as `Executor` starts them."""
+    """Returns the number of compiles that `Executor` runs in parallel."""
     needs = [neff.needs(settings.compiler) for neff in neffs]
     memory, cpus = (max((need[i] for need in needs), default=1) for i in (0, 1))
     return max(1, min(settings.memory_mb // memory, settings.jobs // cpus))

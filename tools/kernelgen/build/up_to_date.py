@@ -1,10 +1,10 @@
-"""Which HLO files of a build folder are what an emit would write now, so that only the others are emitted.
+"""Finds the HLO files of a build folder that an emit would reproduce, so that only the others are emitted.
 
-Beside a kernel's HLO lies `<kernel>.inputs`, with digests: of all that is known beforehand to go into the HLO (the kernel, its
-emitter and the modules that this imports, kernelgen without the languages that none of these is in, Python, the packages that
-emitting uses and the environment variables that they read), of each file that the emitter read while it ran, and of the HLO. All
-must be as they are now; times of files say nothing. What imports anything else, runs a program or reads what is not a file is
-emitted by every build.
+Beside a kernel's HLO lies `<kernel>.inputs` with digests of three things. The first is the inputs that are available before the
+emit: the kernel, its emitter and the modules that it imports, kernelgen without languages that none of these uses, Python, the
+packages that emitting uses, and the environment variables that they read. The second is each file that the emitter read while it
+ran. The third is the HLO. All must match; file times do not count. Every build emits a kernel whose emitter imports anything else,
+runs a program, or reads something that is not a file.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _KNOWN = frozenset(
         "torch_neuronx",
     }
 )
-"""What may be imported: the digest covers it."""
+"""Modules that an emitter may import: the digest covers them."""
 
-# What JAX is told by these may be in the HLO.
+# JAX's settings in these variables may affect the HLO.
 _VARIABLES = ("JAX_", "XLA_")
 _KERNELGEN = Path(__file__).resolve().parent.parent
 
 
 class Emits:
-    """What is there, and what it was made from.
+    """The HLO files of a build folder and their recorded inputs.
 
     Args:
-        folder: where the HLO files are.
+        folder: the folder of the HLO files.
         libraries: every kernel library that the plan names.
     """
 
@@ -73,11 +73,11 @@ class Emits:
         }
 
     def hlo(self, kernel: Kernel) -> Path:
-        """Returns where a kernel's HLO is, or will be."""
+        """Returns the path of a kernel's HLO."""
         return self._folder / hlo_file(kernel.id)
 
     def notes(self, kernel: Kernel) -> Path:
-        """Returns where what is noted about a kernel is, or will be."""
+        """Returns the path of a kernel's notes."""
         return self._folder / notes_file(kernel.id)
 
     def modules(self, kernel: Kernel) -> list[tuple[Library, Path]]:
@@ -85,9 +85,9 @@ class Emits:
         return modules(kernel, self.libraries)
 
     def inputs(self, kernel: Kernel) -> str | None:
-        """Returns a digest of what the kernel's HLO is made from.
+        """Returns a digest of the inputs of the kernel's HLO.
 
-        None when that is not known: a source imports what is none of the library's own, or it is broken, which the emit will say.
+        Returns None if it can't be computed: a source imports a module outside the library, or is broken, which the emit reports.
         """
         emitters = []
         languages = {kernel.language}
@@ -108,7 +108,7 @@ class Emits:
         return hashlib.sha256(canonical_json(self._common | own).encode()).hexdigest()
 
     def is_current(self, kernel: Kernel, inputs: str | None) -> bool:
-        """Returns whether the HLO was made from these inputs and from data that is as it was, and is as it was made."""
+        """Returns whether the HLO is intact, was made from these inputs, and the data that its emitter read is unchanged."""
         if inputs is None:
             return False
         try:
@@ -119,33 +119,33 @@ class Emits:
                 and (not kernel.noted or self.notes(kernel).is_file())
                 and all(self._digest_of_data(path) == digest for path, digest in note["data"].items())
             )
-        # Anybody may have written the note; whatever is in it, the worst that comes of it is one more emit.
+        # The note is untrusted input; a bad one costs at most one more emit.
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False
 
     def _digest_of_data(self, path: str) -> str | None:
-        # Once in a build: kernels share their data, which may be large.
+        # Once per build: kernels share their data, which may be large.
         if path not in self._data:
             self._data[path] = foreign.digest(path)
         return self._data[path]
 
     def forget(self, kernel: Kernel) -> None:
-        """Removes a kernel's HLO, so that what is there later was made later.
+        """Removes a kernel's HLO, so that a later file is certainly new.
 
         Raises:
             OSError: the folder can't be written.
         """
-        # The note goes first: killed between the two, this leaves an HLO that no build takes for current.
+        # The note goes first: if the process is killed in between, no build takes the remaining HLO for current.
         self._note_file(kernel).unlink(missing_ok=True)
         self.hlo(kernel).unlink(missing_ok=True)
 
     def note(self, kernel: Kernel, inputs: str, reads: Path) -> None:
-        """Remembers what the HLO that was just written was made from, if that can be told.
+        """Records the inputs of the HLO that was just written, if they are all available.
 
         Args:
-            kernel: whose HLO it is.
-            inputs: what was known beforehand (`inputs`).
-            reads: what the emit step wrote about what its emitter read.
+            kernel: the kernel of the HLO.
+            inputs: the digest from before the emit (`inputs`).
+            reads: the emit step's list of files that its emitter read.
 
         Raises:
             OSError: the folder can't be written.
@@ -163,7 +163,7 @@ class Emits:
 
 
 def modules(kernel: Kernel, libraries: Mapping[str, Library]) -> list[tuple[Library, Path]]:
-    """Returns the modules that a plan names for a kernel, with their libraries, which are given by name."""
+    """Returns the modules that a plan names for a kernel, with their libraries; `libraries` is by name."""
     return [(libraries[name], libraries[name].file(module)) for name, module in kernel.emitters]
 
 
@@ -190,10 +190,10 @@ def _module_arguments(library: Library, file: Path) -> list[str]:
     return [f"--library={library.name}", f"--emitter={file.absolute()}", *module]
 
 
-# Remembered by the text: hundreds of kernels are of the same few modules.
+# Cached by text: hundreds of kernels share a few modules.
 @lru_cache(maxsize=1024)
 def _imports_others(source: bytes, folder: Path, package: str) -> bool:
-    """Returns whether a module imports what is neither one of `_KNOWN` nor a module beside it, nor of the package that it is in."""
+    """Returns whether a module imports anything but `_KNOWN`, modules beside it, and modules of its own package."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -201,8 +201,8 @@ def _imports_others(source: bytes, folder: Path, package: str) -> bool:
             names = [node.module or ""]
         elif isinstance(node, ast.ImportFrom):
             if package:
-                continue  # `dependencies` follows what is in it, and nothing else can be imported so
-            # `from . import x` and `from .x import …`: a folder's files, or those above this one, are not looked at.
+                continue  # `dependencies` follows its imports, and no other module can be imported this way
+            # `from . import x` and `from .x import …`: not folders, nor files of parent packages.
             beside = [node.module] if node.module else [alias.name for alias in node.names]
             if node.level > 1 or any("." in name or (folder / name).is_dir() for name in beside):
                 return True
@@ -217,7 +217,7 @@ def _imports_others(source: bytes, folder: Path, package: str) -> bool:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # the emit will say so
+    except PackageNotFoundError:  # the emit reports it
         return "none"
 
 

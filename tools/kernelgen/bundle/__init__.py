@@ -1,4 +1,4 @@
-"""Bundles: the NEFFs of one manifest for one target, with an index that finds a kernel by what it computes.
+"""Bundles: the NEFFs of one manifest for one target, with an index from a kernel's spec to its NEFF.
 
-`build` writes them, `reader` reads them; `contents` is what is in common to their forms `pack`, `tree` and `embed`.
+`build` writes bundles and `reader` reads them; `contents` is the common content of the forms `pack`, `tree` and `embed`.
 """

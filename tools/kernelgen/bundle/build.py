@@ -1,6 +1,6 @@
-"""From the files of kernels to a bundle: all of them read and checked, and the forms that are asked for written.
+"""Builds a bundle from the files of kernels: reads and checks all of them, and writes the requested forms.
 
-The three forms of docs/reference/bundle-format.md follow from the same `Contents`: a tree, a pack, and an embedded form.
+The three forms of docs/reference/bundle-format.md (a tree, a pack, an embedded form) are written from the same `Contents`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from kernelgen.spec.op_kernel import spec_json
 def build_planned(
     planned: BundleEntries, hlos: Sequence[Path | None], neffs: Sequence[Path | None], **options: Any
 ) -> Contents:
-    """Writes the asked-for forms of a bundle as a plan has it, from the files that a build made of its entries.
+    """Writes the requested forms of a planned bundle from the built files of its entries.
 
     Args:
         planned: the bundle.
-        hlos: the HLO of each entry; what is noted about the kernel is beside it. None for one that is not there.
+        hlos: the HLO of each entry, with the kernel's notes beside it. None for a missing one.
         neffs: the NEFF of each entry, or None.
-        **options: as of `build`: `compiler`, `jax_version`, and what to write.
+        **options: see `build`: `compiler`, `jax_version`, and the outputs.
 
     Raises:
-        KernelgenError: as of `build`.
+        KernelgenError: see `build`.
     """
     files = list(zip(planned.entries, hlos, neffs, strict=True))
-    # A bundle knows a kernel by what it computes, a plan also by the language that it is written in.
+    # A bundle identifies a kernel by its spec; a plan's id also has the language.
     return build(
         Bundle(planned.name, planned.config.target, planned.config.key, tuple(e.spec.id for e in planned.entries)),
         {entry.spec.id: entry.spec for entry in planned.entries},
@@ -73,29 +73,29 @@ def build(
     include: str = "neuron_kernels.h",
     incbin: str | None = None,
 ) -> Contents:
-    """Writes the asked-for forms of a bundle; each file, and the tree as a whole, appears by rename.
+    """Writes the requested forms of a bundle; each file, and the tree as a whole, appears by rename.
 
     Args:
-        bundle: which kernels, for which target.
-        specs: what each kernel computes, by id; more than the bundle's are allowed, here and below.
+        bundle: the kernels and the target.
+        specs: each kernel's spec, by id; more than the bundle's are allowed, here and below.
         hlos: each kernel's HLO, by id.
         neffs: each kernel's NEFF, by id.
         config: the settings the NEFFs were compiled with.
-        own_configs: those of kernels that were compiled with others, by id.
+        own_configs: the settings of kernels that have their own, by id.
         compiler: the compiler's identity; None takes it from the NEFFs.
         jax_version: version of the jax that emitted the HLO.
-        notes: what the emit step noted about kernels, by id; not all have it.
+        notes: notes that the emit step wrote about kernels, by id; some kernels have none.
         tree_path: the folder to write the tree to, or None.
         pack_path: the file to write the pack to, or None.
         embed_folder: the folder for the embedded form's `.S`, `.c` and `.h`, or None; needs `pack_path`.
-        include: how the embedded form's header includes the backend's.
-        incbin: how the embedded form's assembly names the pack; by default its file name.
+        include: the path by which the embedded form's header includes the backend's.
+        incbin: the path by which the embedded form's assembly includes the pack; by default its file name.
 
     Returns:
-        what was written.
+        the written contents.
 
     Raises:
-        KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
+        KernelgenError: kernels' files are missing, damaged or do not match each other; it lists all such mistakes.
         OSError: an output cannot be written.
     """
     contents = gather(
@@ -132,15 +132,15 @@ def gather(
     jax_version: str = "unknown",
     notes: Mapping[str, Path] | None = None,
 ) -> Contents:
-    """Returns what a bundle will hold, after reading and checking every file once; see `build` for the arguments.
+    """Returns the contents of a bundle, after reading and checking every file once; see `build` for the arguments.
 
-    Identical NEFFs are found by their digest. The files' bytes are not kept.
+    Finds identical NEFFs by their digest. Does not keep the files' bytes.
 
     Raises:
-        KernelgenError: a kernel's files are missing, damaged or do not belong together; all such mistakes at once.
+        KernelgenError: kernels' files are missing, damaged or do not match each other; it lists all such mistakes.
     """
     own = own_configs or {}
-    # Files are named after it.
+    # The id becomes part of file names.
     file_name(bundle.id)
     _check_settings(bundle, config, own.values())
     kernels = sorted(set(bundle.kernels), key=str.encode)
@@ -193,7 +193,7 @@ def gather(
 
 
 def _not_given(kernel: str, specs: Mapping[str, Spec], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> str:
-    """Returns what is not given of a kernel, or belongs to another one; nothing where all is there."""
+    """Returns a description of a kernel's missing or mismatched inputs; empty if all are present."""
     missing = [what for what, given in (("spec", specs), ("HLO", hlos), ("NEFF", neffs)) if kernel not in given]
     if missing:
         return f"kernel {kernel} has no {' and no '.join(missing)}"
@@ -201,7 +201,7 @@ def _not_given(kernel: str, specs: Mapping[str, Spec], hlos: Mapping[str, Path],
 
 
 def _makers(found: Mapping[str, _KernelFiles]) -> dict[tuple[bool, str], str]:
-    """Returns a kernel of each compiler, by whether that is the simulator and its identity."""
+    """Returns one kernel of each compiler, by (is it the simulator, compiler identity)."""
     made_by: dict[tuple[bool, str], str] = {}
     for kernel, files in found.items():
         made_by.setdefault((files.neff.simulated, files.neff.made_by), kernel)
@@ -224,9 +224,9 @@ class _Neff:
     made_by: str
     memory: NeffMemory
     hlo_sha256: str | None
-    """None for a real NEFF, which does not tell what it was compiled from."""
+    """None for a real NEFF, which does not record its HLO."""
     said: description.NeffDescription | None = None
-    """Of a real NEFF, what is to be compared with the HLO instead."""
+    """The description in a real NEFF, to compare with the HLO instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +239,10 @@ class _KernelFiles:
 def _kernel_files(
     hlo_path: Path, neff_path: Path, notes: Path | None, known: dict[str, _Neff], config: CompileConfig
 ) -> _KernelFiles:
-    """Returns what a kernel's files hold, which belong together; `known` and `config` as of `_neff`.
+    """Returns a kernel's files, after checking that they match; `known` and `config` as in `_neff`.
 
     Raises:
-        KernelgenError: one is damaged, or they are of different kernels.
+        KernelgenError: one is damaged, or they belong to different kernels.
         OSError: one can't be read.
     """
     hlo = _stored(Path(hlo_path))
@@ -257,10 +257,10 @@ def _kernel_files(
 
 
 def _neff(path: Path, hlo_path: Path, known: dict[str, _Neff], config: CompileConfig) -> _Neff:
-    """Returns the NEFF in `path`: one of `known` when its bytes are equal, else a new one, which is added to `known`.
+    """Returns the NEFF in `path`: the one of `known` with equal bytes, else a new one, which is added to `known`.
 
-    Of a simulated NEFF everything is checked, its settings too. A real one is read to its end. What its program takes is told by
-    `hlo_path`, which it was compiled from, where the NEFF does not.
+    Checks everything in a simulated NEFF, its settings too. Reads a real one to its end. If the NEFF does not record its program's
+    memory, `hlo_path`, the HLO that it was compiled from, supplies it.
     """
     data = path.read_bytes()
     sha = hashlib.sha256(data).hexdigest()
@@ -295,7 +295,7 @@ def _check_spec(spec: Spec) -> None:
 
 
 def _notes(path: Path | None) -> str:
-    """Returns what was noted about a kernel as canonical JSON; nothing when there is nothing."""
+    """Returns a kernel's notes as canonical JSON; empty if there are none."""
     if path is None:
         return ""
     try:

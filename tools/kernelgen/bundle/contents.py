@@ -1,4 +1,4 @@
-"""What a bundle holds, as a value: the one thing that all of its forms are written from."""
+"""The contents of a bundle as a value: the single source of all its forms."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from kernelgen.spec.op_kernel import MAX_ID
 from kernelgen.spec.source_kernel import SourceSpec
 
 FORMATS = (1, 2, 3)
-"""Versions of the bundle format that are read (docs/reference/bundle-format.md).
+"""Versions of the bundle format that this reader supports (docs/reference/bundle-format.md).
 
-A bundle with kernels that are named by their source has the third, else one with graph kernels the second.
+A bundle with kernels named by their source has version 3; else one with graph kernels has version 2.
 """
 
 SPEC_DEPTH = 3
-"""The arrays and objects of a tree's index that a spec and notes are in."""
+"""Nesting depth of specs and notes in a tree's index: the arrays and objects around them."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
 def file_name(text: str) -> str:
-    """Returns `text` if it can be one component of a path: nothing is written outside a folder, whatever an id or a name says.
+    """Returns `text` if it can be one component of a path, so that no id or name can cause a write outside a folder.
 
     Raises:
-        KernelgenError: it can't.
+        KernelgenError: `text` can't be one component of a path.
     """
     if not _NAME.fullmatch(text) or len(text) > 200:
         raise KernelgenError(f"{text!r} cannot be the name of a file in a bundle")
@@ -54,17 +54,17 @@ def is_sha256(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BundleOrigin:
-    """What a bundle is and what made it.
+    """The identity of a bundle and the tools that made it.
 
     Attributes:
         name: the manifest's name.
         target: the target.
-        lnc: physical cores per logical one that the NEFFs are compiled for.
-        simulated: whether the NEFFs are the simulator's.
+        lnc: physical cores per logical core that the NEFFs are compiled for.
+        simulated: whether the simulator compiled the NEFFs.
         compiler: the compiler's identity.
         flags: its flags.
         version: version of kernelgen.
-        jax_version: version of the jax that emitted the HLO; `unknown` when it was not told.
+        jax_version: version of the jax that emitted the HLO, or `unknown`.
     """
 
     name: str
@@ -81,10 +81,10 @@ class BundleOrigin:
         return f"{self.name}_{self.target}"
 
     def problem(self) -> str | None:
-        """Returns the problem with this kernel in a bundle that was read, or None."""
+        """Returns the problem with these values in a bundle that was read, or None."""
         for name in ("name", "target"):
             try:
-                file_name(getattr(self, name))  # an embedded bundle's files are named after them
+                file_name(getattr(self, name))  # these values name an embedded bundle's files
             except KernelgenError as error:
                 return f"{name}: {error.diagnostics[0].message}"
         for name in ("compiler", "flags", "version", "jax_version"):
@@ -95,10 +95,10 @@ class BundleOrigin:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file to be stored.
+    """A file that the bundle stores.
 
     Attributes:
-        path: where it is now.
+        path: its current path.
         sha256: 64 hexadecimal digits.
         size: bytes.
     """
@@ -113,16 +113,15 @@ class Contents:
     """A bundle before it is written.
 
     Attributes:
-        origin: what it is.
+        origin: its identity.
         index: the lookup tables; a kernel's number is its position in `index.ids`.
         specs: each kernel's spec, by number.
         hlos: each kernel's HLO, by number.
         neffs: the distinct NEFFs, in the order in which kernels first use them.
         kernel_neff: for each kernel, the position of its NEFF in `neffs`.
-        notes: what is noted about each kernel, as JSON; a text is empty where there is nothing, and there is none at
-            all where nothing is noted.
-        special_flags: (number, the compiler's flags) of kernels that were compiled with others than the bundle's.
-        neff_memory: what the program of each NEFF takes, as `neffs`.
+        notes: each kernel's notes as JSON, empty for a kernel without any; an empty tuple if no kernel has notes.
+        special_flags: (number, the compiler's flags) of kernels whose flags differ from the bundle's.
+        neff_memory: memory of each NEFF's program, in the order of `neffs`.
     """
 
     origin: BundleOrigin
@@ -142,10 +141,10 @@ class Contents:
 
 
 def format_of(specs: Iterable[Spec]) -> int:
-    """Returns the first version of the bundle format that has such kernels."""
+    """Returns the first version of the bundle format that supports such kernels."""
     return max((3 if isinstance(s, SourceSpec) else 2 if isinstance(s, GraphSpec) else 1 for s in specs), default=1)
 
 
 def readable() -> str:
-    """Returns the formats that are read, for messages."""
+    """Returns the supported formats, for messages."""
     return f"formats {FORMATS[0]} to {FORMATS[-1]}"

@@ -1,6 +1,6 @@
-"""Recognizes a built file by its content: a bundle as tree or pack, a NEFF, an HLO, or repacked weights.
+"""Identifies a built file by its content: a bundle as tree or pack, a NEFF, an HLO, or repacked weights.
 
-`describe` gives plain values, which are what `kernelgen inspect --format json` prints; `text` lays them out for people.
+`describe` returns plain values, which `kernelgen inspect --format json` prints; `text` formats them for people.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ from kernelgen.spec.source_kernel import SourceSpec
 
 
 def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> dict[str, Any]:
-    """Returns what a file or folder is; `kind` is `tree`, `pack`, `neff`, `hlo` or `repacked`.
+    """Returns a description of a file or folder; `kind` is `tree`, `pack`, `neff`, `hlo` or `repacked`.
 
     Args:
         path: the file, or the folder of a tree.
-        check: also read everything that a bundle holds, compare digests, and compute from the specs what the index says; otherwise
-            only the index is read.
-        cost: also tell what kernels take by the model of their language: `cost` of an HLO file or of each kernel of a bundle, and
-            a bundle's `total_cost`.
+        check: also read all of a bundle, compare digests, and recompute the index from the specs; otherwise only the index is read.
+        cost: also return the kernels' costs by the model of their language: `cost` of an HLO file or of each kernel of a bundle,
+            and a bundle's `total_cost`.
 
     Raises:
-        KernelgenError: nothing of the kind, or damaged; or its cost is not known.
+        KernelgenError: the file is of no such kind, is damaged, or has no recorded cost.
     """
     path = Path(path)
     if cost:
@@ -56,7 +55,7 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
             return _bundle(of_tree(path.parent), check)
         with fileio.open_input(path) as file:
             head = file.read(16)
-        # By content; a file that is too short or damaged to tell is what its name says, so that the error is about that.
+        # The kind follows from the content; for a file too short or damaged, from the name, so that the error fits.
         if head[:4] == gguf_reader.MAGIC and model_files.is_repacked(path):
             return repacked_file.describe(path, check=check)
         if head[:4] == gguf_reader.MAGIC or path.name.endswith(".gguf"):
@@ -70,10 +69,10 @@ def describe(path: str | Path, *, check: bool = False, cost: bool = False) -> di
 
 
 def _with_cost(path: Path, made: dict[str, Any]) -> dict[str, Any]:
-    """Returns a description with what is noted of costs.
+    """Returns a description with the recorded costs.
 
     Raises:
-        KernelgenError: nothing is.
+        KernelgenError: no cost is recorded.
     """
     if made["kind"] in ("tree", "pack"):
         try:
@@ -92,7 +91,7 @@ def _with_cost(path: Path, made: dict[str, Any]) -> dict[str, Any]:
 
 
 def _notes(hlo: Path) -> dict[str, Any]:
-    """Returns what the emit step noted beside an HLO file, as `notes`; nothing when it noted nothing."""
+    """Returns the emit step's notes beside an HLO file, as `notes`; empty if there are none."""
     file = hlo.with_name(notes_file(kernel_of(hlo)))
     try:
         notes = json.loads(fileio.read_input(file))
@@ -104,7 +103,7 @@ def _notes(hlo: Path) -> dict[str, Any]:
 
 
 def _notes_text(notes: Mapping[str, Any]) -> list[str]:
-    """Returns notes as lines: a line for each entry of a list, else one for each value; `--cost` shows the costs."""
+    """Returns notes as lines: a line for each entry of a list, else one for each value; only `--cost` shows the costs."""
     lines = []
     for name, value in notes.items():
         if name == "costs":
@@ -116,7 +115,7 @@ def _notes_text(notes: Mapping[str, Any]) -> list[str]:
 
 
 def text(what: dict[str, Any]) -> str:
-    """Returns what `describe` gave as lines for people."""
+    """Formats a result of `describe` as lines for people."""
     lines = [f"{what['path']}: {_TITLES[what['kind']]}"]
     for name, value in what.items():
         if name in ("path", "kind", "tensors", "kernels", "weights", "members", "notes", "cost", "total_cost"):
@@ -273,11 +272,11 @@ def _packed_neffs(made: Pack, check: bool) -> list[Diagnostic]:
 
 
 def _tree_files(made: Stored, check: bool) -> tuple[int, list[Diagnostic]]:
-    """Returns the bytes of the index and of the HLO, and what is wrong with the files."""
+    """Returns the bytes of the index and of the HLO, and the problems of the files."""
     mistakes: list[Diagnostic] = []
     size = made.index.stat().st_size
     for kernel in made.kernels:
-        assert kernel.files is not None  # of a tree
+        assert kernel.files is not None  # only a tree calls this
         hlo, file = (made.path / name for name in kernel.files)
         wrong = [_unusable(made.path, name) for name in kernel.files]
         mistakes += [mistake for mistake in wrong if mistake]
@@ -303,7 +302,7 @@ def _unusable(folder: Path, name: str) -> Diagnostic | None:
 
 
 def _tensors_of(hlo: Path) -> tuple[container.NeffTensor, ...] | None:
-    """Returns the tensors of a kernel; None when its HLO can't be read, which another message says."""
+    """Returns the tensors of a kernel; None if its HLO can't be read, which another message reports."""
     try:
         return container.tensors_of(fileio.read_input(hlo))
     except (OSError, KernelgenError):
@@ -319,7 +318,7 @@ def _judge(
     whole: bool,
     tensors: tuple[container.NeffTensor, ...] | None = None,
 ) -> list[Diagnostic]:
-    """Returns what is wrong with a NEFF of a bundle; `data` is all of it, or its header. A pack has no HLO to compare it with."""
+    """Returns the problems of a NEFF in a bundle; `data` is all of it, or its header. A pack has no HLO to compare it with."""
     try:
         header = container.read_header(data, total=size, source=source)
     except KernelgenError as error:
@@ -352,7 +351,7 @@ def _neff(data: bytes, source: str) -> dict[str, Any]:
     try:
         said = description.describe(data, source=source)
     except KernelgenError as error:
-        # It is whole, and of a form that no public NEFF had.
+        # The NEFF is whole, but its form differs from every public NEFF.
         said = None
         what["not_read"] = error.diagnostics[0].message.removeprefix(f"{source}: ")
     if said is not None:
@@ -371,7 +370,7 @@ def _neff(data: bytes, source: str) -> dict[str, Any]:
         "build": header.build_version,
         "cores": f"{header.num_tpb}, {header.requested_tpb} requested, {sum(header.tpb_per_node)} on all nodes",
         "hash": header.hash.hex(),
-        # How neuronx-cc makes it from 2.18 on is not known: a hash that is not a digest gets a remark, not an error.
+        # How neuronx-cc computes the hash from 2.18 on is not documented: a hash that is not a digest gets a remark, not an error.
         "digest": container.payload_digest(data, header) or "the hash is not a known digest of the payload",
         "uuid": header.uuid.hex(),
         "size": len(data),

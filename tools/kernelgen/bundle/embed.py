@@ -1,7 +1,7 @@
 """The embedded form: a pack as assembly, C and a header that link it into a program.
 
-The assembly takes everything from the pack with `.incbin`, so the tables are the pack's own arrays and the C compiler never
-sees the data. The layout is docs/reference/bundle-format.md's.
+The assembly includes the pack with `.incbin`, so the tables are the pack's own arrays and the C compiler never reads the data.
+The layout is in docs/reference/bundle-format.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROLOGUE = """\
     .section .rodata.{symbol}, "a", %progbits
 """
 
-_EPILOGUE = '    .section .note.GNU-stack, "", %progbits\n'  # or the linker asks for an executable stack
+_EPILOGUE = '    .section .note.GNU-stack, "", %progbits\n'  # without it the linker requests an executable stack
 
 _TABLES = (
     # member, metadata key, bytes per element
@@ -49,7 +49,7 @@ def assembly(pack: Pack, incbin: str | None = None) -> str:
 
     Args:
         pack: the pack, as read.
-        incbin: how the assembler finds the pack; by default its file name, to be found through the include path.
+        incbin: the path by which the assembler finds the pack; by default its file name, found through the include path.
     """
     path = _c_string(incbin or pack.path.name)
     name = symbol(pack.origin.id)
@@ -170,10 +170,10 @@ def write(
     """Writes `<name>_<target>.S`, `.c` and `.h` into `folder` and returns their paths.
 
     Args:
-        folder: where to; made when it is not there.
-        pack: the pack they embed; it must be on the assembler's include path when they are compiled.
-        include: how the generated header includes the backend's.
-        incbin: how the assembly names the pack; by default its file name.
+        folder: the output folder; created if missing.
+        pack: the embedded pack; it must be on the assembler's include path when they are compiled.
+        include: the path by which the generated header includes the backend's.
+        incbin: the path by which the assembly includes the pack; by default its file name.
 
     Raises:
         OSError: a file cannot be written.
@@ -189,6 +189,6 @@ def write(
 
 
 def _c_string(text: str) -> str:
-    """Returns a C string literal that assemblers read in the same way: ASCII, octal escapes of three digits."""
+    """Returns a C string literal that all assemblers read alike: ASCII, octal escapes of three digits."""
     out = "".join(chr(b) if 32 <= b < 127 and b not in b'"\\?' else f"\\{b:03o}" for b in text.encode())
     return f'"{out}"'

@@ -1,6 +1,6 @@
-"""The index of a bundle: every kernel's key, and an open-addressing table over the keys' hashes.
+"""The index of a bundle: every kernel's key, and an open-addressing hash table of the keys.
 
-It is built once, when the bundle is written; readers use it as it is. The layout is docs/reference/bundle-format.md's.
+The writer builds it once; readers use it unchanged. The layout is in docs/reference/bundle-format.md.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def make_slots(words: Sequence[int], offsets: Sequence[int]) -> tuple[int, ...]:
     """Returns the hash table of some keys; see `KernelIndex`.
 
     Raises:
-        KernelgenError: so many keys have one hash that it can't be by chance, and searches would take long.
+        KernelgenError: too many keys share a hash for chance, so searches would be slow.
     """
     count = len(offsets) - 1
     size = MIN_SLOTS
     while size < 2 * count:
         size *= 2
     slots = [0] * size
-    steps = 64 * count + 4096  # taken slots that all searches may pass, as in the C++ library
+    steps = 64 * count + 4096  # occupied slots that all searches may probe, as in the C++ library
     for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
         slot = key_hash(words[begin:end]) & (size - 1)
         while slots[slot]:
@@ -45,9 +45,9 @@ class KernelIndex:
 
     Attributes:
         ids: kernel ids, ascending; a kernel's position here is its number.
-        words: the keys of all kernels, one after another.
-        offsets: where each kernel's key starts in `words`, and the end of the last: one more than there are kernels.
-        slots: the hash table: kernel number + 1, or 0; a power of two long.
+        words: the keys of all kernels, concatenated.
+        offsets: start of each kernel's key in `words`, and the end of the last; length: number of kernels + 1.
+        slots: the hash table: kernel number + 1, or 0 for a free slot; its length is a power of two.
     """
 
     ids: tuple[str, ...]
@@ -60,8 +60,7 @@ class KernelIndex:
         """Returns the index of some kernels, given in any order.
 
         Raises:
-            KernelgenError: there are none, two of them have the same key or the same id, or so many have one hash that it can't be
-                by chance.
+            KernelgenError: there are no kernels, two have the same key or the same id, or too many share a hash for chance.
         """
         ordered = sorted(specs, key=lambda spec: spec.id.encode())
         if not ordered:

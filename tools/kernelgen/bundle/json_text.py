@@ -1,4 +1,4 @@
-"""The JSON of bundles, read so that every reader reads the same of it."""
+"""Reads the JSON of bundles, so that every reader gets the same values."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 from typing import Any, NoReturn
 
 MAX_DEPTH = 16
-"""How deep arrays and objects of a bundle are nested at most; backend/bundle/src/json.cpp has the same number."""
+"""Maximum nesting depth of arrays and objects in a bundle; backend/bundle/src/json.cpp has the same number."""
 
 
 def read_json(data: bytes | str, depth: int = 0) -> Any:
-    """Returns the value of a JSON text, as the C++ library of bundles takes it (backend/bundle/src/json.h).
+    """Returns the value of a JSON text, under the rules of the C++ bundle library (backend/bundle/src/json.h).
 
     Args:
         data: the text.
-        depth: how many arrays and objects the text will be in.
+        depth: nesting depth of the text in its document.
 
     Raises:
-        ValueError: not JSON, not UTF-8, two members of an object have one name, a text holds a NUL or half a character, or arrays
+        ValueError: not JSON or not UTF-8, an object has two members of one name, a string has a NUL or a lone surrogate, or arrays
             and objects are nested deeper than `MAX_DEPTH`.
     """
     try:
@@ -25,7 +25,7 @@ def read_json(data: bytes | str, depth: int = 0) -> Any:
             data.decode() if isinstance(data, bytes) else data,
             object_pairs_hook=_members,
             parse_constant=_no_number,
-            # The count -0 is not one of the library's.
+            # The C++ library does not read -0 as an integer.
             parse_int=lambda text: -0.0 if text == "-0" else int(text),
         )
     except RecursionError:

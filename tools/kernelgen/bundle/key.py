@@ -1,7 +1,7 @@
-"""The key a kernel is looked up by: what a backend can read off a graph node, as 64-bit words, and its hash.
+"""The lookup key of a kernel: the properties that a backend reads from a graph node, as 64-bit words, and its hash.
 
-The layout is docs/reference/bundle-keys.md's; the C++ library computes the same words from a `ggml_tensor`, and both are tested
-against `tests/data/bundle-keys.json` and `tests/data/bundle-graph-keys.json`.
+The layout is in docs/reference/bundle-keys.md. The C++ library computes the same words from a `ggml_tensor`. Tests compare both
+with `tests/data/bundle-keys.json` and `tests/data/bundle-graph-keys.json`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kernelgen.spec.source_kernel import KEY, SourceSpec
 
 MASK = 2**64 - 1
 ABSENT = MASK
-"""The word that stands for an input that is not there."""
+"""The word for an absent input."""
 LAYOUT_SHIFT = 16
-"""The bit at which a tensor's layout begins in the word that has its type."""
+"""The first bit of a tensor's layout in the word of its type."""
 
 
 def fnv1a(data: bytes) -> int:
@@ -75,14 +75,14 @@ def key_hash(words: Iterable[int]) -> int:
 
 
 def tensor_words(tensor: TensorDesc) -> list[int]:
-    """Returns a tensor's words: its type with its layout, the elements and the strides in bytes of its four dimensions."""
+    """Returns a tensor's words: its type and layout, then elements and strides in bytes of its four dimensions."""
     layout = LAYOUTS[tensor.layout] if tensor.layout else 0
     return [TYPES[tensor.dtype].number | layout << LAYOUT_SHIFT, *tensor.ne, *tensor.nb]
 
 
 def _params(spec: KernelSpec | GraphNode) -> list[int]:
     if ggml_ops.op(spec.op).custom:
-        # ggml has no op_params for it: a digest of the parameters takes their place.
+        # ggml has no op_params for it: a digest of the parameters replaces them.
         digest = hashlib.sha512(canonical_json(params_to_json(spec.params)).encode()).digest()
         return [int.from_bytes(digest[i : i + 8], "little") for i in range(0, 64, 8)]
     words = [word & 0xFFFFFFFF for word in spec.op_params]

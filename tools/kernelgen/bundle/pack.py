@@ -1,8 +1,8 @@
-"""The pack: a bundle as one GGUF file, a tensor of bytes per distinct NEFF and the index in the metadata.
+"""The pack: a bundle as one GGUF file, with a tensor of bytes per distinct NEFF and the index in the metadata.
 
-Written with the `gguf` package, so that it is GGUF by another's judgement. Read by a small reader of our own (gguf_reader.py),
-because an embedded bundle needs the places of the arrays in the file, and because a broken file must give a clear error whatever is
-broken in it. The layout is docs/reference/bundle-format.md's.
+The `gguf` package writes it, so that an independent implementation defines the GGUF. A small reader (gguf_reader.py) reads it: an
+embedded bundle needs the arrays' offsets in the file, and every kind of broken file must give a clear error. The layout is in
+docs/reference/bundle-format.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _I8_TENSOR = 24
 
 
 def write(path: str | Path, contents: Contents) -> None:
-    """Writes a pack; the file appears by rename. Needs memory for one NEFF at a time beside the index.
+    """Writes a pack; the file appears by rename. Holds one NEFF at a time in memory, beside the index.
 
     Raises:
         KernelgenError: a NEFF changed while it was being packed.
@@ -43,7 +43,7 @@ def write(path: str | Path, contents: Contents) -> None:
         writer.add_custom_alignment(ALIGNMENT)
 
         def add(name: str, what: Any, kind: Any, items: Any = None) -> None:
-            # Not add_string and add_array: they leave out what is empty.
+            # Not add_string and add_array: they omit empty values.
             writer.add_key_value(name, what, kind, items)
 
         origin, index = contents.origin, contents.index
@@ -94,10 +94,10 @@ class PackedNeff:
     """A NEFF in a pack.
 
     Attributes:
-        sha256: 64 hexadecimal digits, as the metadata has them.
-        offset: from the start of the tensor data.
+        sha256: 64 hexadecimal digits, as in the metadata.
+        offset: bytes from the start of the tensor data.
         size: bytes.
-        memory: what its program takes, where the pack says it.
+        memory: memory of its program, if the pack records it.
     """
 
     sha256: str
@@ -108,21 +108,21 @@ class PackedNeff:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack that was read and checked.
+    """A pack after reading and checking.
 
     Attributes:
         path: the file.
-        origin: what it is and what made it.
+        origin: its identity and the tools that made it.
         index: the lookup tables.
         specs: each kernel's spec as JSON, by number.
         hlo_sha256: each kernel's HLO digest, by number.
         kernel_neff: each kernel's NEFF, by number.
         neffs: the distinct NEFFs.
-        data_offset: from the start of the file to the tensor data.
+        data_offset: bytes from the start of the file to the tensor data.
         size: bytes of the file.
         metadata: every metadata value by name, as stored.
-        notes: what is noted about each kernel, as JSON, by number; none when the pack has no notes.
-        special_flags: the compiler's flags, by id, of kernels that were compiled with others than the bundle's.
+        notes: each kernel's notes as JSON, by number; empty if the pack has no notes.
+        special_flags: the compiler's flags, by id, of kernels whose flags differ from the bundle's.
     """
 
     path: Path
@@ -147,10 +147,10 @@ class Pack:
 
 
 def read(path: str | Path) -> Pack:
-    """Returns a pack's index and where its NEFFs are, everything checked but the NEFFs' digests.
+    """Returns a pack's index and the offsets of its NEFFs, after checking all but the NEFFs' digests.
 
     Raises:
-        KernelgenError: the file is not a pack, is damaged, or has another format; names what is wrong and where.
+        KernelgenError: the file is not a pack, is damaged, or has another format; the message gives the problem and its place.
         OSError: it cannot be read.
     """
     path = Path(path)
@@ -166,7 +166,7 @@ def read(path: str | Path) -> Pack:
 
 
 def _header(path: Path, reader: GgufReader) -> tuple[dict[str, Value], list[tuple[str, int, int]], int]:
-    """Returns the metadata, (name, offset, size) of the tensors, and where their data starts."""
+    """Returns the metadata, (name, offset, size) of the tensors, and the offset of their data."""
     if reader.take(4, "the magic") != MAGIC:
         raise KernelgenError(f"{path}: not a kernel pack: it does not begin with GGUF")
     version = reader.number("I", "the GGUF version")
@@ -206,7 +206,7 @@ def _header(path: Path, reader: GgufReader) -> tuple[dict[str, Value], list[tupl
 
 @dataclass(frozen=True, slots=True)
 class _Metadata:
-    """A pack's metadata, of which a value that is absent or of another type is an error."""
+    """A pack's metadata; an absent value or one of another type is an error."""
 
     path: Path
     values: dict[str, Value]
@@ -226,7 +226,7 @@ class _Metadata:
         return value.value
 
     def array(self, name: str, kind: int, count: int) -> list[Any]:
-        """Returns an array of so many elements."""
+        """Returns an array of exactly `count` elements."""
         found: list[Any] = self.get(name, kind, is_array=True)
         if len(found) != count:
             self.damaged(f"{name} has {len(found)} elements, expected {count}")
@@ -253,7 +253,7 @@ def _check(
     notes, flags = [], [""] * n
     if "kernelgen.kernel.notes" in values:
         notes = metadata.array("kernelgen.kernel.notes", STRING, n)
-    if "kernelgen.kernel.flags" in values:  # where some are compiled with others
+    if "kernelgen.kernel.flags" in values:  # present if some kernels have their own flags
         flags = metadata.array("kernelgen.kernel.flags", STRING, n)
     if not n or not m:
         metadata.damaged("it holds no kernel")
@@ -281,7 +281,7 @@ def _check(
 
 
 def _memory(metadata: _Metadata, count: int) -> list[NeffMemory | None]:
-    """Returns what the program of each NEFF takes, where the pack says it."""
+    """Returns the memory of each NEFF's program, where the pack records it."""
     if MEMORY_KEY not in metadata.values:
         return [None] * count
     figures = metadata.array(MEMORY_KEY, U64, 3 * count)
@@ -291,7 +291,7 @@ def _memory(metadata: _Metadata, count: int) -> list[NeffMemory | None]:
 
 
 def _index(metadata: _Metadata, ids: list[str], offsets: list[int]) -> KernelIndex:
-    """Returns the index of a pack's kernels, whose ids ascend and whose table of slots is that of their keys."""
+    """Returns the index of a pack's kernels, after checking that ids ascend and the slots match the keys."""
     words = metadata.get("kernelgen.key.words", U64, is_array=True)
     slots = metadata.get("kernelgen.key.slots", U32, is_array=True)
     for number, id in enumerate(ids):
@@ -309,7 +309,7 @@ def _index(metadata: _Metadata, ids: list[str], offsets: list[int]) -> KernelInd
 
 
 def _check_digests(metadata: _Metadata, hlos: list[str], neffs: list[str], tensors: list[str]) -> None:
-    """Looks whether digests are some, and whether the tensors are named after the NEFFs' and each is there once."""
+    """Checks that digests are well formed, and that exactly one tensor is named after each NEFF's digest."""
     for name, digests in (("kernelgen.kernel.hlo_sha256", hlos), ("kernelgen.neff.sha256", neffs)):
         if not all(map(is_sha256, digests)):
             metadata.damaged(f"{name} is not a list of SHA-256 digests")

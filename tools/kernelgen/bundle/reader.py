@@ -1,7 +1,7 @@
-"""Reads bundles: one value for a pack and a tree, and every bundle of a folder, as GGML_NEURON_KERNEL_DIR takes one.
+"""Reads bundles: one value type for packs and trees, and all bundles of a folder, as GGML_NEURON_KERNEL_DIR accepts one.
 
-Reading one refuses an index of the wrong shape. Whether the index is the one that its kernels make is for `Stored.mistakes` to say:
-that needs every kernel's spec to be one that this kernelgen knows.
+Reading refuses an index of the wrong shape. `Stored.mistakes` checks whether the index matches its kernels: that requires specs
+that this version of kernelgen supports.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class StoredKernel:
         id: its id.
         spec: its spec as plain values.
         key: its key's words.
-        hlo_sha256: of its HLO.
-        neff_sha256: of its NEFF.
+        hlo_sha256: digest of its HLO.
+        neff_sha256: digest of its NEFF.
         neff_size: bytes.
-        notes: what is noted about it.
-        flags: the compiler's flags, when they are not the bundle's.
-        files: of a tree, its HLO and its NEFF.
-        memory: what its NEFF's program takes, where the bundle says it.
+        notes: its notes.
+        flags: the compiler's flags, if they differ from the bundle's.
+        files: its HLO and its NEFF, in a tree.
+        memory: memory of its NEFF's program, if the bundle records it.
     """
 
     id: str
@@ -63,9 +63,9 @@ class Stored:
     Attributes:
         path: the pack, or the tree's folder.
         format: the version of the bundle format.
-        origin: what it is and what made it.
-        kernels: in the order of their ids.
-        pack: of a pack, what was read.
+        origin: its identity and the tools that made it.
+        kernels: its kernels, in the order of their ids.
+        pack: the pack that was read; None for a tree.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class Stored:
         """Returns the kernels' specs, in their order.
 
         Raises:
-            KernelgenError: one is none that this kernelgen knows.
+            KernelgenError: this version of kernelgen does not support one of them.
         """
         return tuple(_spec(self, kernel) for kernel in self.kernels)
 
@@ -95,7 +95,7 @@ class Stored:
         """Returns a kernel's HLO.
 
         Raises:
-            KernelgenError: the bundle is a pack, which has none, or the file is damaged.
+            KernelgenError: the bundle is a pack, which holds no HLO, or the file is damaged.
             OSError: it can't be read.
         """
         if kernel.files is None:
@@ -109,9 +109,9 @@ class Stored:
         return data
 
     def mistakes(self) -> list[Diagnostic]:
-        """Returns where the index differs from what its kernels give (ids, keys, format), or names a machine that does not exist.
+        """Returns the differences between the index and its kernels (ids, keys, format), and an unknown target or LNC.
 
-        All but the last follows from the specs as where a bundle is written, so what the C++ library refuses of it is found, too.
+        It recomputes all but the last from the specs, as the writer does, so it also finds everything that the C++ library refuses.
         """
         found: list[Diagnostic] = []
         target = TARGETS.get(self.origin.target)
@@ -151,7 +151,7 @@ def of_pack(path: Path) -> Stored:
     """Returns the bundle in a pack.
 
     Raises:
-        KernelgenError: it is none, is damaged, or has another format.
+        KernelgenError: the file is not a bundle, is damaged, or has another format.
         OSError: it cannot be read.
     """
     made = pack.read(path)
@@ -189,14 +189,14 @@ def of_tree(path: Path) -> Stored:
     """Returns the bundle in the folder of a tree.
 
     Raises:
-        KernelgenError: it is none, is damaged, or has another format.
+        KernelgenError: the folder is not a bundle, is damaged, or has another format.
         OSError: it cannot be read.
     """
     index = tree.read_index(path)
     stored = sorted(index["kernels"], key=lambda kernel: kernel["id"].encode())
     keys = [tuple(int(k["key"][at : at + 16], 16) for at in range(0, len(k["key"]), 16)) for k in stored]
     try:
-        # A tree has no table of slots: its reader makes one, and refuses what gives none. This finds the same.
+        # A tree stores no hash table: its reader builds one, and refuses keys that give none. This does the same.
         make_slots(list(itertools.chain(*keys)), list(itertools.accumulate(map(len, keys), initial=0)))
     except KernelgenError as error:
         raise KernelgenError(f"{path / tree.INDEX}: {error.diagnostics[0].message}") from None
@@ -221,7 +221,7 @@ def of_tree(path: Path) -> Stored:
 
 
 def is_bundle(path: Path) -> bool:
-    """Returns whether `path` is a folder, a tree's index, or begins as a pack does."""
+    """Returns whether `path` is a folder, a tree's index, or starts with a pack's magic."""
     if path.is_dir() or path.name == tree.INDEX:
         return True
     try:
@@ -232,10 +232,10 @@ def is_bundle(path: Path) -> bool:
 
 
 def read(path: Path) -> list[Stored]:
-    """Returns the bundle at `path`, or those in a folder. If a bundle is there as pack and as tree, it returns the pack.
+    """Returns the bundle at `path`, or all in a folder. For a bundle that is there as pack and as tree, it returns the pack.
 
     Raises:
-        KernelgenError: there is none, or one is damaged.
+        KernelgenError: there is no bundle, or one is damaged.
     """
     try:
         if path.name == tree.INDEX and path.is_file():
@@ -246,7 +246,7 @@ def read(path: Path) -> list[Stored]:
             return [of_tree(path)]
         packs = sorted(path.glob(pack_name("*")))
         trees = sorted(index.parent for index in path.glob(f"*/{tree.INDEX}"))
-        # A build writes both beside each other: they are one bundle.
+        # A build writes pack and tree beside each other: they are one bundle.
         there = {file.name for file in packs}
         found = [of_pack(file) for file in packs]
         found += [of_tree(folder) for folder in trees if pack_name(folder.name) not in there]

@@ -1,6 +1,6 @@
-"""The tree: a bundle as a folder that people can look into, and that a backend can be pointed at.
+"""The tree: a bundle as a folder, for inspection by people and for use by a backend.
 
-The layout is docs/reference/bundle-format.md's.
+The layout is in docs/reference/bundle-format.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INDEX = "index.json"
 
 
 def hlo_path(kernel: str) -> str:
-    """Returns a kernel's HLO's path inside a tree.
+    """Returns the path of a kernel's HLO inside a tree.
 
     Raises:
         KernelgenError: the id is not a file name.
@@ -34,7 +34,7 @@ def hlo_path(kernel: str) -> str:
 
 
 def neff_path(kernel: str, target: str) -> str:
-    """Returns a kernel's NEFF's path inside a tree.
+    """Returns the path of a kernel's NEFF inside a tree.
 
     Raises:
         KernelgenError: the id or the target is not a file name.
@@ -43,7 +43,7 @@ def neff_path(kernel: str, target: str) -> str:
 
 
 def write(path: str | Path, contents: Contents) -> None:
-    """Writes a tree in place of the folder `path`, which is replaced as a whole.
+    """Writes a tree and replaces the folder `path` as a whole.
 
     Raises:
         KernelgenError: an id cannot be a file name.
@@ -101,7 +101,7 @@ def write(path: str | Path, contents: Contents) -> None:
 
 
 def read_index(path: str | Path) -> dict[str, Any]:
-    """Returns a tree's index.json, its shape and its paths checked.
+    """Returns a tree's index.json, after checking its shape and its paths.
 
     Args:
         path: the tree's folder.
@@ -171,15 +171,15 @@ def read_index(path: str | Path) -> dict[str, Any]:
 
 
 def origin(index: dict[str, Any]) -> BundleOrigin:
-    """Returns what an index says that the bundle is."""
+    """Returns the bundle's identity from a tree's index."""
     names = ("name", "target", "lnc", "simulated", "compiler", "version", "jax_version")
     return BundleOrigin(**{name: index[name] for name in names}, flags=tuple(index["flags"]))
 
 
 def leads_out(path: Path, file: str) -> bool:
-    """Returns whether a file of a tree is a link that leads out of it.
+    """Returns whether a file of a tree is a link to a place outside it.
 
-    A tree is where its index really is: in a folder of links to a tree's files, as sandboxes make them, all lead to one place.
+    The index's real folder is the tree: in a folder of links to a tree's files, as sandboxes make them, all links lead there.
     """
     return (path / INDEX).resolve().parent not in (path / file).resolve().parents
 
@@ -198,6 +198,6 @@ def _is_memory(value: Any) -> bool:
 def _link(source: Path, destination: Path) -> bool:
     try:
         os.link(source, destination)
-    except OSError:  # the file system has no hard links, or no more for this file
+    except OSError:  # the file system supports no hard links, or no more for this file
         return False
     return True

@@ -1,11 +1,11 @@
-"""The cache of NEFFs, for the ways without Bazel (which has caches of its own): what was compiled once is not compiled again.
+"""The cache of NEFFs for builds without Bazel, which has its own caches: no NEFF is compiled twice.
 
-A NEFF is found by what it depends on (`Key`) and by nothing else. There are two levels: a folder of this machine's, and a store
-that machines share, which may be left out. What is read is checked to the last byte. Nothing that is wrong with a cache makes a
-build fail: it compiles then, and says once what is wrong (`Notices`).
+A NEFF's name depends only on its `Key`. There are two levels: a folder on this machine, and an optional store that machines share.
+The cache checks every byte that it reads. A failing cache never fails a build: the build compiles instead, and reports the problem
+once (`Notices`).
 
-`cache.Cache.neff` is what builds call. `folder` and `shared` are the levels, `entry` is the format, `archive` exports and imports.
-docs/reference/caching.md is for users.
+Builds call `cache.Cache.neff`. `folder` and `shared` are the levels, `entry` is the format, `archive` exports and imports.
+docs/reference/caching.md is the user documentation.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ TIMEOUT_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT"
 
 MODES = ("read-write", "read-only")
 TIMEOUT = 60.0
-"""Seconds that one entry of a shared cache may take, unless the user says otherwise."""
+"""Default time limit for one entry of a shared cache, in seconds."""
 
 PATIENCE = 3600.0
-"""Seconds to wait for another process that makes the same NEFF: it may be suspended, and this build should not hang with it."""
+"""Seconds to wait for another process that makes the same NEFF: it may be suspended, and must not block this build forever."""
 
 COMPILED, LOCAL, SHARED = "compiled", "local", "shared"
-"""Where a NEFF came from."""
+"""The source of a NEFF."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Which caches a build uses.
+    """The caches that a build uses.
 
     Attributes:
-        folder: this machine's, or None.
+        folder: this machine's cache folder, or None.
         shared: a URL or a folder that machines share, or None.
-        writable: whether NEFFs are added to the shared one.
-        timeout: seconds that one entry of the shared one may take.
+        writable: whether the build adds NEFFs to the shared cache.
+        timeout: time limit for one entry of the shared cache, in seconds.
     """
 
     folder: Path | None = None
@@ -65,16 +65,16 @@ class CacheSettings:
         mode: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> CacheSettings:
-        """Returns the user's settings, with those of the environment for the rest.
+        """Returns the settings from the arguments; the environment supplies the rest.
 
         Args:
-            folder: a folder, or `off`; by default where kernelgen keeps things.
+            folder: a folder, or `off`; by default kernelgen's own folder.
             shared_at: a URL, a folder, or `off`, which is the default.
             mode: one of `MODES`.
             env: the environment; this process's by default.
 
         Raises:
-            KernelgenError: a value makes no sense, or a package that the URL needs is not installed.
+            KernelgenError: a value is invalid, or a package that the URL needs is not installed.
         """
         env = os.environ if env is None else env
         folder = folder or env.get(FOLDER_VARIABLE)
@@ -124,7 +124,7 @@ def default_folder(env: Mapping[str, str]) -> Path | None:
 
 
 def own_folder(env: Mapping[str, str]) -> Path | None:
-    """Returns the folder of all that kernelgen keeps for a user on this machine; None if the user has no home folder."""
+    """Returns the folder of kernelgen's files for a user on this machine; None if the user has no home folder."""
     if own := env.get("NEURON_KERNELGEN_CACHE"):
         return Path(own).absolute()
     if base := env.get("XDG_CACHE_HOME"):
@@ -159,11 +159,11 @@ def _timeout(text: str | None) -> float:
 
 
 class Cache:
-    """The levels that some settings name.
+    """The cache levels of some settings.
 
     Args:
-        settings: which caches there are.
-        notices: is told what is wrong with them.
+        settings: the caches.
+        notices: receives the problems with them.
     """
 
     def __init__(self, settings: CacheSettings, notices: Notices) -> None:
@@ -180,43 +180,43 @@ class Cache:
     def neff(
         self, key: Key, kernel: str, make: Callable[[], bytes], patience: float | None = None, timed: bool = False
     ) -> tuple[bytes, str]:
-        """Returns a NEFF, and where it came from: `LOCAL`, `SHARED` or `COMPILED`.
+        """Returns a NEFF, and its source: `LOCAL`, `SHARED` or `COMPILED`.
 
-        Of the processes of this machine that want a NEFF that is in neither level, one makes it and the others wait.
+        If several processes of this machine need a NEFF that is in neither level, one makes it and the others wait.
 
         Args:
-            key: what it depends on.
+            key: the inputs that it depends on.
             kernel: the kernel's name, for people.
-            make: compiles it; what it raises is passed on, and nothing is stored.
+            make: compiles it; its exceptions propagate, and then nothing is stored.
             patience: seconds to wait for another process; `PATIENCE` by default.
-            timed: whether to record how long `make` takes, from which later builds are estimated.
+            timed: whether to record the duration of `make`, for estimates of later builds.
         """
         name = key.name
-        # Without the lock first: an entry appears whole, and most builds find all of theirs.
+        # First without the lock: an entry appears whole, and most builds find all of theirs.
         found = self._local(name)
         if found is not None:
             return found, LOCAL
         with self._held(name, PATIENCE if patience is None else patience):
-            # Who held the right to make it may have made it.
+            # The previous lock holder may have made it.
             found = self._local(name)
             if found is not None:
                 return found, LOCAL
             fetched = self._fetch(name)
             if fetched is not None:
                 head, shared_neff = fetched
-                # With the time that the compile took where it ran: estimates of later builds use it.
+                # Keep the recorded compile time: estimates of later builds use it.
                 self._keep(key, kernel, shared_neff, head.seconds)
                 return shared_neff, SHARED
             begun = time.monotonic()
             made = make()
             seconds = round(time.monotonic() - begun) if timed else None
-            # This machine's first: whatever the shared one does, what was compiled is not lost.
+            # This machine's cache first: a failing shared cache must not lose a compiled NEFF.
             self._keep(key, kernel, made, seconds)
             self._publish(key, kernel, made, seconds)
             return made, COMPILED
 
     def _held(self, name: str, patience: float) -> contextlib.AbstractContextManager[None]:
-        # A lock is the system's, on a file. A store at a URL has none: machines that share it may compile the same at once.
+        # A lock is a system lock on a file. A store at a URL has none: machines that share it may compile the same NEFF at once.
         for level in (self.folder, self.shared):
             if isinstance(level, Folder):
                 return level.locked(name, patience)
@@ -226,7 +226,7 @@ class Cache:
         found = self._read_folder(self.folder, name, "local") if self.folder else None
         if found is None or self.folder is None:
             return None
-        # `prune` takes what was not used for longest.
+        # `prune` removes the least recently used entries.
         self.folder.used(name)
         return found[1]
 
@@ -236,7 +236,7 @@ class Cache:
             data = folder.read(name)
             return None if data is None else entry.unpack(data, name)
         except DamagedEntry as problem:
-            # Else every build would read it and compile. Where this build may not write, it stays for those who may.
+            # Otherwise every build would read it and compile. Where this build may not write, the entry stays for builds that may.
             gone = folder.drop(name) if level == "local" or self._settings.writable else False
             what = "was removed and is compiled again" if gone else "is left alone"
             self._notices.once(
@@ -252,7 +252,7 @@ class Cache:
             return None
         if isinstance(self.shared, Folder):
             return self._read_folder(self.shared, name, "shared")
-        # Each kernel would wait for the time limit again.
+        # Otherwise each kernel would wait for the time limit again.
         if self._notices.down("shared-read"):
             return None
         try:
@@ -289,7 +289,7 @@ class Cache:
         if isinstance(self.shared, Folder):
             self._write_folder(self.shared, key, kernel, neff, seconds, "shared")
             return
-        # What can't be read is not written to either: each NEFF would wait for the time limit again.
+        # Nor write to a store that can't be read: each NEFF would wait for the time limit again.
         if self._notices.down("shared-read") or self._notices.down("shared-write"):
             return
         try:

@@ -1,7 +1,7 @@
-"""Entries as a tar, for a machine without a network. The same entries give the same bytes; reading trusts no byte.
+"""Cache entries as a tar, for a machine without a network. Equal entries give equal bytes; reading verifies every byte.
 
-The members are the entries' files, in the order of their names, with no time, owner or mode of their own. Reading looks at every
-member first, and takes all of them or none.
+The members are the entries' files, sorted by name, without times, owners or modes. Reading checks every member first, and then
+imports all of them or none.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from kernelgen.errors import Diagnostic, KernelgenError
 _END = bytes(2 * tarfile.BLOCKSIZE)
 _CHUNK = 1 << 20
 _MAX_MISTAKES = 1000
-"""After so many, no more are named."""
+"""Maximum number of mistakes in a report."""
 
-# What tarfile raises for bytes that are not a header.
+# Exceptions that tarfile raises for bytes that are not a header.
 _TAR_ERRORS = (tarfile.TarError, ValueError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
-        entries: how many.
-        left_out: names of damaged ones, which were not.
+        entries: number of exported entries.
+        left_out: names of damaged entries, which were skipped.
     """
 
     entries: int
@@ -42,11 +42,11 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What was read.
+    """The result of an import.
 
     Attributes:
-        added: entries that were not there, or not whole.
-        known: entries that were there already.
+        added: number of entries that were missing or damaged before.
+        known: number of entries that were already there.
     """
 
     added: int
@@ -86,8 +86,8 @@ def read(path: str | Path, folder: Folder) -> Imported:
     """Adds the entries in a tar to a folder, after checking every byte of all of them.
 
     Raises:
-        KernelgenError: the file is not a tar, is cut off, or has a member that is not a whole entry; nothing was added then.
-        OSError: the file can't be read, or the folder can't be written; the entries that were added before are whole.
+        KernelgenError: the file is not a tar, is cut off, or has a member that is not a whole entry; then nothing was added.
+        OSError: the file can't be read, or the folder can't be written; entries added before that are whole.
     """
     path = Path(path)
     with fileio.open_input(path) as file:
@@ -116,7 +116,7 @@ def _there(folder: Folder, name: str) -> bool:
 
 
 def _members(path: Path, file: IO[bytes], mistakes: list[Diagnostic]) -> Iterator[tuple[str, bytes]]:
-    """Yields name and bytes of the members that are whole entries; what is wrong with others is added to `mistakes`."""
+    """Yields name and bytes of each member that is a whole entry; adds the problems of others to `mistakes`."""
 
     def wrong(what: str) -> None:
         mistakes.append(Diagnostic(f"{path}: {what}"))
@@ -130,7 +130,7 @@ def _members(path: Path, file: IO[bytes], mistakes: list[Diagnostic]) -> Iterato
         if len(block) == tarfile.BLOCKSIZE and not block.strip(b"\0"):
             break
         try:
-            # One header by itself: what tarfile makes of headers that speak of the next one has no bounds.
+            # Parse one header at a time: tarfile's handling of extension headers has no bounds.
             member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except _TAR_ERRORS as error:
             wrong(

@@ -4,8 +4,8 @@
     {"kernel":…,"key":{"compiler":…,"flags":[…],"hlo_sha256":…,"target":…},"neff":{"sha256":…,"size":…},"seconds":…}
     <the NEFF>
 
-Two lines of text (`head -2` shows them) and the NEFF. It is one file, or one object of a store, so that a NEFF and what it was made
-from can't be torn apart. Its name is the key's: an entry under another name than its own key's is as bad as a damaged one.
+An entry is two lines of text (`head -2` shows them) and the NEFF, in one file or one object of a store, so a NEFF can't be
+separated from its key. Its name is its key's name: an entry under another name counts as damaged.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from kernelgen.neff.identity import FORMAT, Key
 from kernelgen.spec.canonical import canonical_json
 
 SUFFIX = ".entry"
-"""What files of entries end with, after the key's name."""
+"""Suffix of an entry's file name, after the key's name."""
 
 MAX_HEAD = 1 << 16
-"""Bytes that hold the two lines of any entry."""
+"""Maximum bytes of an entry's two lines."""
 
 MAX_SIZE = 1 << 31
-"""Bytes of an entry at most: far more than any NEFF has, and a file that claims more is not read."""
+"""Maximum bytes of an entry: far larger than any NEFF. A file that claims more is not read."""
 
 MAX_SECONDS = 10**7
-"""No compile takes so long."""
+"""Upper bound of a compile's duration."""
 
 _FIRST = re.compile(rb"kernelgen-neff-cache (\d{1,9}) ([0-9a-f]{64})\n")
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class DamagedEntry(Exception):
-    """An entry that must not be used; the message says why."""
+    """An unusable entry; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryHead:
-    """What an entry says about itself.
+    """The header of an entry.
 
     Attributes:
-        kernel: the kernel that it was made for first; others with the same HLO use it too.
-        key: what the NEFF depends on.
+        kernel: the first kernel that it was made for; others with the same HLO use it too.
+        key: the inputs of the NEFF.
         sha256: digest of the NEFF, in hex.
         size: bytes of the NEFF.
-        seconds: how long the compile took, to the second; None where that is not recorded, as in entries of earlier versions.
+        seconds: duration of the compile in whole seconds; None if not recorded, as in entries of earlier versions.
     """
 
     kernel: str
@@ -74,13 +74,13 @@ def pack(key: Key, kernel: str, neff: bytes, seconds: int | None = None) -> byte
     """Returns an entry; the same arguments give the same bytes.
 
     Args:
-        key: what the NEFF depends on.
+        key: the inputs of the NEFF.
         kernel: the kernel's name, for people.
         neff: the NEFF.
-        seconds: how long the compile took, None for not known.
+        seconds: duration of the compile, or None if unavailable.
 
     Raises:
-        ValueError: the parts of the key, or the NEFF, are too long to be kept.
+        ValueError: the key's parts or the NEFF exceed the size limits.
     """
     about: dict[str, Any] = {
         "kernel": kernel,
@@ -90,7 +90,7 @@ def pack(key: Key, kernel: str, neff: bytes, seconds: int | None = None) -> byte
     if seconds is not None and 0 <= seconds < MAX_SECONDS:
         about["seconds"] = seconds
     line = canonical_json(about).encode() + b"\n"
-    # Over the key, too: a changed key must not make a good NEFF look like another's.
+    # The digest covers the key, too: a changed key must not make a valid NEFF look like another's.
     digest = hashlib.sha256(line)
     digest.update(neff)
     head = f"kernelgen-neff-cache {FORMAT} {digest.hexdigest()}\n".encode() + line
@@ -102,14 +102,14 @@ def pack(key: Key, kernel: str, neff: bytes, seconds: int | None = None) -> byte
 
 
 def read_head(data: bytes, name: str) -> tuple[EntryHead, int]:
-    """Returns what an entry says about itself, and how many bytes say it. The NEFF is not looked at.
+    """Returns an entry's header, and its size in bytes. Does not check the NEFF.
 
     Args:
         data: the entry, or its first `MAX_HEAD` bytes.
         name: its name.
 
     Raises:
-        Damaged: this is not an entry of that name.
+        DamagedEntry: this is not an entry of that name.
     """
     match = _FIRST.match(data)
     if not match:
@@ -136,15 +136,15 @@ def read_head(data: bytes, name: str) -> tuple[EntryHead, int]:
 
 
 def check_size(start: bytes, size: int, name: str) -> None:
-    """Raises when a file can't be an entry because of its size, so that it need not be read.
+    """Raises if a file's size rules it out as an entry, so that it need not be read.
 
     Args:
-        start: its first `MAX_HEAD` bytes.
-        size: how many bytes it has.
+        start: the file's first `MAX_HEAD` bytes.
+        size: its size in bytes.
         name: its name.
 
     Raises:
-        Damaged: it is not an entry of that name, or is longer or shorter than it says.
+        DamagedEntry: it is not an entry of that name, or its size differs from its header.
     """
     head, end = read_head(start, name)
     if size > MAX_SIZE:
@@ -154,16 +154,16 @@ def check_size(start: bytes, size: int, name: str) -> None:
 
 
 def unpack(data: bytes, name: str) -> tuple[EntryHead, bytes]:
-    """Returns an entry's head and NEFF, after checking every byte.
+    """Returns an entry's header and NEFF, after checking every byte.
 
     Args:
         data: the entry.
         name: its name.
 
     Raises:
-        Damaged: it is cut off, a byte is not as it was written, or it belongs under another name.
+        DamagedEntry: it is cut off, a byte differs from what was written, or it belongs under another name.
     """
-    from kernelgen.neff import container as neff_format  # imports protobuf, which plans have no use for
+    from kernelgen.neff import container as neff_format  # imports protobuf, which plans do not need
 
     head, end = read_head(data, name)
     first = data.index(b"\n") + 1
@@ -171,12 +171,12 @@ def unpack(data: bytes, name: str) -> tuple[EntryHead, bytes]:
     if hashlib.sha256(memoryview(data)[first:]).hexdigest() != stated:
         raise DamagedEntry("its digest differs")
     neff = data[end:]
-    # Its writer may have been wrong, or mean: what has the right digest can still be no NEFF.
+    # The writer may have been faulty or malicious: bytes with a matching digest may still not be a NEFF.
     if len(neff) != head.size or hashlib.sha256(neff).hexdigest() != head.sha256:
         raise DamagedEntry("its NEFF does not have the digest that its header gives")
     try:
         if neff_format.read_header(neff).simulated:
-            # It says which HLO it is of; a real one does not.
+            # A simulated NEFF records its HLO; a real one does not.
             made_of = neff_format.read_simulated(neff).info["hlo_sha256"]
             if made_of != head.key.hlo_sha256:
                 raise DamagedEntry(f"its NEFF was compiled from another HLO, {made_of}")

@@ -1,4 +1,4 @@
-"""Why a NEFF is in a cache or not."""
+"""Explains why a NEFF is in a cache or not."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kernelgen.cache.key import Difference, differences, nearest
 from kernelgen.cache.shared import Shared, Unavailable
 
 MAX_HEADS = 10_000
-"""Entries of a shared cache that are looked at for the nearest one."""
+"""Maximum number of entries of a shared cache that the search for the nearest one reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A NEFF that a build would ask for.
+    """A NEFF that a build would look up.
 
     Attributes:
-        kernel: whose it is.
+        kernel: its kernel.
         config: key of its settings.
-        key: what it depends on.
+        key: its inputs.
     """
 
     kernel: str
@@ -34,13 +34,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a build would find.
+    """The result of a lookup.
 
     Attributes:
-        wanted: what was looked for.
+        wanted: the NEFF.
         found: `local`, `shared`, or None for a miss.
-        damaged: why an entry of that name can't be used, or None.
-        nearest: kernel and key of the nearest entry, when it is a miss and there is one.
+        damaged: the reason why the entry of that name is unusable, or None.
+        nearest: kernel and key of the nearest entry, if the lookup misses and there is one.
     """
 
     wanted: Wanted
@@ -50,7 +50,7 @@ class Explanation:
 
     @property
     def differences(self) -> list[Difference]:
-        """In what the nearest entry differs."""
+        """The differences between the key and the nearest entry's key."""
         return differences(self.nearest[1], self.wanted.key) if self.nearest else []
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Explanation:
 
 
 def explain(wanted: Sequence[Wanted], cache: Cache) -> tuple[list[Explanation], list[str]]:
-    """Returns what a build would find, and remarks on what could not be looked at. Nothing is changed."""
+    """Returns the results of the lookups, and remarks on failed reads. Changes nothing."""
     remarks: dict[str, None] = {}
     looked = [(one, *_look(one, cache, remarks)) for one in wanted]
     heads: list[tuple[str, Key]] = []
@@ -119,7 +119,7 @@ def _folder_heads(folder: Folder, remarks: dict[str, None]) -> Iterator[tuple[st
         for stored in folder.entries():
             with contextlib.suppress(DamagedEntry, OSError):
                 if head := folder.head(stored.name):
-                    # Of a damaged entry nothing is believed but that it is none.
+                    # A damaged entry counts only as damaged; its header is not used.
                     yield head.kernel, head.key
     except OSError as problem:
         remarks[f"{folder} can't be read: {problem}"] = None

@@ -1,11 +1,11 @@
-"""A folder of entries that the builds of a machine share, and of several machines if it is on a network file system.
+"""A folder of cache entries that the builds of a machine share, or several machines on a network file system.
 
-    <name>.entry     an entry; whole from the moment it has the name
-    tmp/             what is being written
-    lock             of no content: a process that makes a NEFF holds the lock of a byte of it, the one that the NEFF's name says
+    <name>.entry     an entry; complete from the moment it has the name
+    tmp/             files in progress
+    lock             an empty file: a process that makes a NEFF locks one byte of it, selected by the NEFF's name
 
-Nothing here must be cleaned up after a process that was killed: locks end with their holder, and what it was writing has no name
-yet and is removed by the next writer. Only which entries were used last depends on the clock.
+A killed process leaves nothing to clean up by hand: its locks end with it, and the next writer removes its unfinished files, which
+have no entry's name yet. Only the order of last use depends on the clock.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from kernelgen.cache.entry import DamagedEntry, EntryHead
 _TMP = "tmp"
 _LOCK = "lock"
 _TEMPORARY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{12}")
-"""What files in `tmp` are called (`_temporary`)."""
+"""Names of files in `tmp` (`_temporary`)."""
 
 _POLL = 0.25
-"""Seconds between two looks at a lock, at most. Waiting in the system has no time limit."""
+"""Maximum seconds between two attempts to lock. A blocking system call would have no time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class StoredEntry:
     Attributes:
         name: the key's.
         size: bytes of the file.
-        used: when it was last written or read, in nanoseconds since the epoch by the clock of that time.
+        used: time of the last write or read, in nanoseconds since the epoch by the clock at that time.
     """
 
     name: str
@@ -52,10 +52,10 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """See the module. Nothing is made before the first entry is written.
+    """A cache folder; see the module. It is created with the first entry.
 
     Attributes:
-        root: where it is.
+        root: its path.
     """
 
     root: Path
@@ -64,30 +64,30 @@ class Folder:
         return str(self.root)
 
     def path(self, name: str) -> Path:
-        """Returns the file of an entry."""
+        """Returns the path of an entry."""
         return self.root / entry.file_name(name)
 
     def read(self, name: str) -> bytes | None:
-        """Returns an entry's bytes as they are, None where the cache has none; `entry.unpack` checks them.
+        """Returns an entry's unchecked bytes, or None if there is none; `entry.unpack` checks them.
 
         Raises:
             OSError: it can't be read.
-            Damaged: it is not a regular file, or has not the size that it says; the caller should `drop` it.
+            DamagedEntry: it is not a regular file, or its size differs from its header; the caller should `drop` it.
         """
         return self._read(name, None)
 
     def head(self, name: str) -> EntryHead | None:
-        """Returns what an entry says about itself, None where the cache has none.
+        """Returns an entry's header, or None if there is no entry.
 
         Raises:
-            OSError, Damaged: as `read`; it is not an entry of that name.
+            OSError, DamagedEntry: as `read`, or it is not an entry of that name.
         """
         data = self._read(name, entry.MAX_HEAD)
         return None if data is None else entry.read_head(data, name)[0]
 
     def _read(self, name: str, count: int | None) -> bytes | None:
         try:
-            # No other file, and no waiting for a pipe's writer: a folder that others write to may hold anything.
+            # Open only a regular file, and never wait for a pipe's writer: other users may write to the folder.
             file = os.open(self.path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -100,19 +100,19 @@ class Folder:
                 raise DamagedEntry("it is not a regular file")
             if count is not None:
                 return stream.read(count)
-            # Looked at before it is read: a file of no content may be larger than the machine's memory.
+            # Check the size before reading: a sparse file may be larger than the machine's memory.
             size = os.fstat(stream.fileno()).st_size
             entry.check_size(stream.read(entry.MAX_HEAD), size, name)
             stream.seek(0)
             return stream.read(size)
 
     def used(self, name: str) -> None:
-        """Remembers that an entry was used now; `prune` removes others first."""
+        """Records a use of an entry now; `prune` removes least recently used entries first."""
         with contextlib.suppress(OSError):
             os.utime(self.path(name))
 
     def write(self, name: str, data: bytes) -> None:
-        """Publishes an entry by rename, in place of one that may be there.
+        """Publishes an entry by rename; replaces an existing one.
 
         Raises:
             OSError: the folder can't be written, or its disk is full.
@@ -121,7 +121,7 @@ class Folder:
         folder.mkdir(parents=True, exist_ok=True)
         if folder.is_symlink():
             raise OSError(errno.ELOOP, "it is a link, and kernelgen keeps its own files there", str(folder))
-        # Here, so that nobody needs to clean up: the next writer removes what a killed build left.
+        # Each writer removes the files of killed writers, so nobody needs to clean up.
         self._sweep(folder)
         file, temporary = _temporary(folder, name)
         try:
@@ -163,12 +163,12 @@ class Folder:
                     yield StoredEntry(name, status.st_size, status.st_mtime_ns)
 
     def sweep(self) -> None:
-        """Removes what writers that were killed left behind."""
+        """Removes files of killed writers."""
         self._sweep(self.root / _TMP)
 
     @staticmethod
     def _sweep(folder: Path) -> None:
-        """Removes files that this module made and whose writers are dead. Links are not followed: not to the folder, not in it."""
+        """Removes temporary files whose writers are dead. Does not follow links: neither to the folder nor in it."""
         with contextlib.suppress(OSError):
             own = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -179,7 +179,7 @@ class Folder:
                         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                         file = os.open(name, flags, dir_fd=own)
                         try:
-                            # A living writer has the lock: then this raises, and the file stays.
+                            # A living writer holds the lock: then this raises, and the file stays.
                             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                             os.unlink(name, dir_fd=own)
                         finally:
@@ -189,9 +189,9 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self, name: str, patience: float) -> Iterator[None]:
-        """Locks an entry for the process that makes it, and waits for another process of this machine that does.
+        """Locks an entry for the process that makes it; waits for another process of this machine that holds the lock.
 
-        Where files can't be locked, and when patience is at its end, the block runs without: then work may be done twice.
+        If files can't be locked, or after `patience`, the block runs without the lock: then work may be done twice.
 
         Args:
             name: the entry's.
@@ -199,16 +199,16 @@ class Folder:
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            # A FIFO would have no end, and a link may lead anywhere.
+            # Reading a FIFO would block, and a link may lead anywhere.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(self.root / _LOCK, flags, 0o666)
         except OSError:
-            # What can't be written to has no use for the lock either: the entry could not be published.
+            # An unwritable folder needs no lock: the entry could not be published.
             yield
             return
         try:
             with contextlib.suppress(OSError):
-                # 60 bits of the name: an offset is a signed number of 64. Two NEFFs that share a byte wait for each other, no more.
+                # 60 bits of the name: an offset is a signed 64-bit number. Two NEFFs that share a byte only wait for each other.
                 _lock_byte(file, int(name[:15], 16), patience)
             yield
         finally:
@@ -216,7 +216,7 @@ class Folder:
 
 
 def _temporary(folder: Path, name: str) -> tuple[int, Path]:
-    """Returns a new file, open and locked: who gets the lock of such a file knows that its writer is dead, and removes it."""
+    """Returns a new file, open and locked. A process that gets the lock of such a file removes it: its writer is dead."""
     while True:
         path = folder / f"{name}.{secrets.token_hex(6)}"
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
@@ -224,16 +224,16 @@ def _temporary(folder: Path, name: str) -> tuple[int, Path]:
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file).st_nlink:
             return file, path
-        os.close(file)  # another's sweep came before the lock
+        os.close(file)  # another process's sweep locked it first
 
 
 def _lock_byte(file: int, byte: int, patience: float) -> None:
-    """Locks one byte of a file for this descriptor; the system unlocks it when the descriptor is closed or its process dies.
+    """Locks one byte of a file for this descriptor; the system unlocks it when the descriptor closes or its process dies.
 
     Raises:
-        OSError: the file system has no locks, or patience is at its end.
+        OSError: the file system has no locks, or `patience` expired.
     """
-    # struct flock of Linux on 64-bit machines. A lock of the descriptor and not of the process: threads exclude each other, too.
+    # struct flock of Linux on 64-bit machines. The lock belongs to the descriptor, not the process: threads exclude each other.
     request = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     deadline, pause = time.monotonic() + patience, 0.01
     while True:

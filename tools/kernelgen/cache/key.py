@@ -1,4 +1,4 @@
-"""In what two keys of NEFFs differ, to explain why a cache lacks one."""
+"""Differences between two keys of NEFFs, to explain a cache miss."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Difference:
 
     Attributes:
         part: `HLO`, `compiler`, `target`, or a flag's name.
-        there: its value in the one key; None when it lacks the flag.
-        wanted: its value in the other.
+        there: its value in the existing key; None if the flag is absent.
+        wanted: its value in the requested key.
     """
 
     part: str
@@ -24,7 +24,7 @@ class Difference:
 
 
 def differences(there: Key, wanted: Key) -> list[Difference]:
-    """Returns the parts in which an entry's key differs from the one that is wanted, flag by flag."""
+    """Returns the differences between an entry's key and the requested key, flag by flag."""
     found = []
     for part, one, other in (
         ("HLO", there.hlo_sha256, wanted.hlo_sha256),
@@ -35,32 +35,32 @@ def differences(there: Key, wanted: Key) -> list[Difference]:
             found.append(Difference(part, one, other))
     ours, theirs = _flags(there.flags), _flags(wanted.flags)
     for name in dict.fromkeys([*ours, *theirs]):
-        # The target is a part of its own.
+        # The target is compared separately.
         if name != "--target" and ours.get(name) != theirs.get(name):
             found.append(Difference(name, ours.get(name), theirs.get(name)))
-    # The same flags in another order are other arguments.
+    # The same flags in another order are different arguments.
     if not found and there != wanted:
         found.append(Difference("flags", " ".join(there.flags), " ".join(wanted.flags)))
     return found
 
 
 def nearest(wanted: Key, kernel: str, entries: Iterable[tuple[str, Key]]) -> tuple[str, Key] | None:
-    """Returns the entry that was most likely meant: of the same kernel or the same HLO, with the fewest other parts.
+    """Returns the entry that is most likely meant: of the same kernel or the same HLO, with the fewest differences.
 
     Args:
-        wanted: the key that was not found.
-        kernel: whose it is.
-        entries: (kernel, key) of what there is.
+        wanted: the missing key.
+        kernel: its kernel.
+        entries: (kernel, key) of each existing entry.
     """
     candidates = [(id, key) for id, key in entries if id == kernel or key.hlo_sha256 == wanted.hlo_sha256]
     if not candidates:
         return None
-    # Of equally near ones the first by name, so that the answer is the same again.
+    # Among equally near entries the first by name, so that the answer is reproducible.
     return min(candidates, key=lambda c: (len(differences(c[1], wanted)), c[0] != kernel, c[1].name))
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:
-    """Returns a command line's flags by name, with their values; what has none has an empty one."""
+    """Returns a command line's flags and their values, by name; a flag without a value has an empty one."""
     found: dict[str, str] = {}
     name = ""
     for word in words:

@@ -1,7 +1,7 @@
-"""Messages about a cache: each is printed once per build, though a build has many processes.
+"""Messages about a cache: a build prints each once, though it has many processes.
 
-The processes of a build share a folder; a file in it says that a message was printed, or that something does not work. It is the
-build's own folder, so no message comes twice and nothing of an earlier build passes for this one's.
+The processes of a build share a folder. A file in it records that a message was printed, or that something fails. The folder
+belongs to this build, so no message repeats and no record of an earlier build counts.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 RETRY_SECONDS = 60.0
-"""How long what does not work is left alone."""
+"""Seconds before a failed operation is tried again."""
 
 
 class Notices:
-    """See the module.
+    """Prints each message once; see the module.
 
     Args:
-        say: is given each text.
+        say: function that prints a text.
         folder: the folder that the build's processes share; None when there is only this one.
-        build: tells builds that use the same folder one after the other apart.
+        build: identifies the build among builds that use the same folder one after the other.
     """
 
     def __init__(self, say: Callable[[str], None], folder: Path | None = None, build: str = "") -> None:
@@ -32,14 +32,14 @@ class Notices:
         self._down: dict[str, float] = {}
 
     def once(self, kind: str, text: str) -> None:
-        """Says something, unless this build has printed something of this kind."""
+        """Prints a text, unless this build has already printed one of this kind."""
         if kind not in self._said:
             self._said.add(kind)
             if self._first(kind):
                 self._say(text)
 
     def fail(self, kind: str, text: str) -> None:
-        """Notes that something does not work: for a while it counts as `down`, for every process of the build."""
+        """Records a failure: until `RETRY_SECONDS` have passed it counts as `down`, for every process of the build."""
         self._down[kind] = time.monotonic()
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ class Notices:
             age = time.time() - self._file(f"{kind}-down").stat().st_mtime
         except OSError:
             return False
-        return abs(age) < RETRY_SECONDS  # a clock that was set back must not make it down for long
+        return abs(age) < RETRY_SECONDS  # a clock that was set back must not keep it down for long
 
     def _file(self, kind: str) -> Path:
         assert self._folder is not None
@@ -71,7 +71,7 @@ class Notices:
             self._file(kind).touch(exist_ok=False)
         except FileExistsError:
             return False
-        except OSError:  # better twice than never
+        except OSError:  # printing twice is better than never
             return True
         with contextlib.suppress(OSError):
             for old in self._folder.iterdir():

@@ -1,7 +1,7 @@
-"""A store of entries that machines share, at a URL that fsspec knows: `s3://`, `gs://`, `http(s)://` and others.
+"""A store of entries that machines share, at a URL that fsspec supports: `s3://`, `gs://`, `http(s)://` and others.
 
-fsspec, and what it needs for the protocol, is imported when a store is opened and not before. No call takes longer than the time
-limit, whatever the store does, and everything that goes wrong is an `Unavailable`.
+fsspec and its packages for the protocol are imported when a store is opened, not before. Every call respects the time limit,
+and every failure raises `Unavailable`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernelgen.errors import Diagnostic, KernelgenError
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
-"""How long a store may take to answer at all."""
+"""Seconds that a store may take to answer at all."""
 
 PACKAGES = {
     "s3": "s3fs",
@@ -36,27 +36,27 @@ PACKAGES = {
     "http": "aiohttp",
     "https": "aiohttp",
 }
-"""The package that fsspec needs for a protocol."""
+"""The package that fsspec needs for each protocol."""
 
 _WHOLE = frozenset(PACKAGES) | {"memory", "oci", "oss", "r2"}
-"""Protocols whose objects appear whole; elsewhere they are written under another name and renamed."""
+"""Protocols whose objects appear whole; for others, entries are written under a temporary name and renamed."""
 
 
 class Unavailable(Exception):
-    """The store failed; the message says why, without secrets."""
+    """The store failed; the message gives the reason, without secrets."""
 
 
 class _Enough(Exception):
-    """More is not wanted."""
+    """Stops a transfer that needs no more data."""
 
 
 class _Limit:
-    """Ends the reading of an entry that is longer than it says, or says nothing sensible.
+    """Stops reading an entry that exceeds its stated size or has no valid header.
 
     Args:
         name: the entry's.
-        file: what it is written to.
-        over: set when no build waits for it any more.
+        file: the file that receives it.
+        over: an event that is set when no build waits for the entry any more.
     """
 
     def __init__(self, name: str, file: IO[bytes], over: threading.Event) -> None:
@@ -70,7 +70,7 @@ class _Limit:
             raise _Enough
         if max(size or 0, count) > entry.MAX_SIZE:
             raise DamagedEntry(f"it has {max(size or 0, count)} bytes, more than any entry")
-        # What was written may not be in the file yet, except for a buffer's worth it is.
+        # Up to a buffer's worth of the written bytes may not be in the file yet.
         if self._stated is None and count >= entry.MAX_HEAD + io.DEFAULT_BUFFER_SIZE:
             head, end = entry.read_head(os.pread(self._file.fileno(), entry.MAX_HEAD, 0), self._name)
             self._stated = end + head.size
@@ -92,7 +92,7 @@ class Shared:
     def __init__(self, url: str, timeout: float) -> None:
         self.url = redacted(url)
         self._timeout = timeout
-        # fsspec nests protocols by `::`: in `filecache::s3://…` the objects are where the last one says.
+        # fsspec nests protocols with `::`: in `filecache::s3://…` the last one holds the objects.
         self._protocol = url.partition("://")[0].rpartition("::")[2]
         self._root = url.rstrip("/")
         self._open: Any = None
@@ -102,13 +102,13 @@ class Shared:
         return self.url
 
     def read(self, name: str) -> bytes | None:
-        """Returns an entry's bytes as they are, None where the cache has none; `entry.unpack` checks them.
+        """Returns an entry's unchecked bytes, or None if there is none; `entry.unpack` checks them.
 
-        The bytes go to a file without a name first, and reading ends where the entry is to end: a store may send anything.
+        The bytes go to an unnamed file first, and reading stops where the entry should end: a store may send anything.
 
         Raises:
-            Unavailable: it can't be told.
-            Damaged: it is not an entry of that name, or has not the size that it says.
+            Unavailable: the store failed.
+            DamagedEntry: it is not an entry of that name, or its size differs from its header.
         """
         over = threading.Event()
 
@@ -126,13 +126,13 @@ class Shared:
         try:
             return self._limited(read)
         finally:
-            over.set()  # who goes on reading after the time limit stops
+            over.set()  # stops a thread that still reads after the time limit
 
     def write(self, name: str, data: bytes) -> None:
-        """Publishes an entry, in place of one that may be there. It appears whole.
+        """Publishes an entry; replaces an existing one. It appears whole.
 
         Raises:
-            Unavailable: the store does not take it.
+            Unavailable: the store does not accept it.
         """
 
         def write() -> None:
@@ -142,7 +142,7 @@ class Shared:
                 fs.pipe_file(path, data)
                 return
             fs.makedirs(root, exist_ok=True)
-            # The name is none of an entry's, so `names` passes over what a killed writer left.
+            # This is not an entry's name, so `names` skips what a killed writer left.
             temporary = f"{root}/.{name}.{secrets.token_hex(6)}"
             try:
                 fs.pipe_file(temporary, data)
@@ -158,7 +158,7 @@ class Shared:
         """Returns the names of the entries, sorted.
 
         Raises:
-            Unavailable: the store does not list what it has, as most HTTP servers do not.
+            Unavailable: the store can't list its entries, as most HTTP servers can't.
         """
 
         def names() -> list[str]:
@@ -167,7 +167,7 @@ class Shared:
                 paths = fs.ls(root, detail=False)
             except FileNotFoundError:
                 if self._protocol in ("http", "https"):
-                    raise  # a server that shows no folders says the same
+                    raise  # a server that lists no folders gives the same answer
                 return []
             found = (entry.name_of(str(path).rstrip("/").rpartition("/")[2]) for path in paths)
             return sorted({name for name in found if name})
@@ -175,7 +175,7 @@ class Shared:
         return self._limited(names)
 
     def heads(self, names: list[str]) -> Iterator[EntryHead]:
-        """Yields what entries say about themselves, except entries that can't be read.
+        """Yields the headers of entries; skips entries that can't be read.
 
         Raises:
             Unavailable: the store does not answer.
@@ -184,7 +184,7 @@ class Shared:
         def starts() -> list[Any]:
             fs, root = self._filesystem()
             if self._protocol in ("http", "https"):
-                # A server may not know ranges, and then sends all.
+                # A server without support for ranges sends the whole entry.
                 return [self._start(name) for name in names]
             paths = [f"{root}/{entry.file_name(name)}" for name in names]
             got: list[Any] = fs.cat_ranges(paths, [0] * len(paths), [entry.MAX_HEAD] * len(paths), on_error="return")
@@ -192,16 +192,16 @@ class Shared:
 
         for name, start in zip(names, self._limited(starts), strict=True):
             with contextlib.suppress(DamagedEntry):
-                # An exception stands in the place of an entry that went away meanwhile.
+                # The result for an entry that was removed meanwhile is an exception.
                 if isinstance(start, bytes):
                     yield entry.read_head(start, name)[0]
 
     def _get(self, name: str, file: IO[bytes], hook: Callable[[int | None, int], None]) -> None:
-        """Writes an entry to a file; `hook` is told of its size, if that is known, and of how much of it there is."""
+        """Writes an entry to a file; calls `hook` with its size, if available, and the bytes written so far."""
         from fsspec.callbacks import Callback
 
         fs, root = self._filesystem()
-        # fsspec writes to a path, and a file without a name has this one.
+        # fsspec writes to a path; this is the path of an unnamed file.
         path = f"/proc/self/fd/{file.fileno()}"
         fs.get_file(f"{root}/{entry.file_name(name)}", path, callback=Callback(hooks={"limit": hook}))
 
@@ -216,7 +216,7 @@ class Shared:
             return os.pread(file.fileno(), entry.MAX_HEAD, 0)
 
     def _filesystem(self) -> tuple[Any, str]:
-        # Once: what it opens has the credentials and connections of all later calls.
+        # Open once: later calls use its credentials and connections.
         if self._open is None:
             import fsspec.core
 
@@ -225,17 +225,17 @@ class Shared:
         return fs, str(root).rstrip("/")
 
     def _limited(self, work: Callable[[], T]) -> T:
-        """Runs something in a thread of its own and waits no longer than the time limit."""
+        """Runs a function in its own thread and waits at most the time limit."""
         answer: list[T] = []
         problem: list[BaseException] = []
 
         def run() -> None:
             try:
                 answer.append(work())
-            except BaseException as error:  # whatever an implementation raises
+            except BaseException as error:  # an implementation may raise anything
                 problem.append(error)
 
-        # A store's code can't be interrupted. A daemon at least does not keep the process when the build is done.
+        # A store's code can't be interrupted. A daemon thread at least does not keep the process alive after the build.
         thread = threading.Thread(target=run, name="shared cache", daemon=True)
         thread.start()
         thread.join(self._timeout)
@@ -244,24 +244,24 @@ class Shared:
         if problem and isinstance(problem[0], DamagedEntry):
             raise problem[0]
         if problem:
-            # Without the cause: its text may have the URL, with a password in it.
+            # Without the cause: its text may contain the URL with a password.
             raise Unavailable(_reason(problem[0])) from None
         raise Unavailable(f"it did not answer in {self._timeout:g} s")
 
 
 def is_url(text: str) -> bool:
-    """Returns whether a shared cache is at a URL, and not in a folder."""
+    """Returns whether a shared cache is at a URL rather than in a folder."""
     return "://" in text
 
 
 def redacted(url: str) -> str:
-    """Returns a URL that can be shown: without user, password and query."""
+    """Returns a printable URL: without user, password and query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def check(url: str) -> None:
-    """Raises when a URL can't be used on this machine, whether its store is there or not.
+    """Raises if this machine can't use a URL, whether or not its store is reachable.
 
     Raises:
         KernelgenError: the protocol is unknown, or a package for it is not installed.
@@ -294,16 +294,16 @@ def _lacks(url: str, package: str) -> KernelgenError:
 
 
 def _options(protocol: str, timeout: float) -> dict[str, Any]:
-    """Returns what to tell a file system so that it gives up in time; the user's own settings are fsspec's (FSSPEC_…)."""
+    """Returns options that make a file system respect the time limit; users configure fsspec themselves (FSSPEC_…)."""
     connect = min(CONNECT_SECONDS, timeout)
     if protocol in ("http", "https"):
         import aiohttp
 
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=connect)
-        # Proxies, and a password from ~/.netrc.
+        # trust_env enables proxies, and a password from ~/.netrc.
         return {"client_kwargs": {"timeout": limits, "trust_env": True}}
     if protocol in ("s3", "s3a"):
-        # One try may take all of the limit, so there is no second.
+        # One try may use the whole time limit, so there is no second.
         retries = {"max_attempts": 1}
         return {"config_kwargs": {"connect_timeout": connect, "read_timeout": timeout, "retries": retries}}
     if protocol in ("gs", "gcs"):
@@ -312,7 +312,7 @@ def _options(protocol: str, timeout: float) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns why something failed, in a line without the URL, which may hold a password."""
+    """Returns the reason of a failure in one line, without the URL, which may hold a password."""
     status = getattr(error, "status", None)
     if isinstance(status, int) and status >= 400:
         return f"it answered {status} {getattr(error, 'message', '')}".rstrip()

@@ -1,6 +1,6 @@
-"""The command line. One module per subcommand, each with a `command`; a module is imported only when its command is called.
+"""The command line. Each subcommand has a module with a `command`, which is imported only when the command is called.
 
-So `kernelgen --help` is instant and `kernelgen plan` never imports JAX. The frame around them is in `frame`, not here: a submodule
+So `kernelgen --help` is fast and `kernelgen plan` never imports JAX. The code around them is in `frame`, not here: a submodule
 becomes an attribute of its package, and `list` and `compile` would hide Python's own.
 """
 

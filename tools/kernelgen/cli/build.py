@@ -1,4 +1,4 @@
-"""`kernelgen build`: the whole job, from manifests to bundles, without Bazel or CMake."""
+"""`kernelgen build`: a complete build, from manifests to bundles, without Bazel or CMake."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _only(plan: Plan, only: str | None) -> Plan:
 
 
 def _forecast(preview: Preview, settings: BuildSettings) -> str:
-    """Returns how many compiles are ahead and how long they may take; nothing for the simulator, which takes seconds."""
+    """Returns the number of compiles ahead and their estimated time as text; empty for the simulator, which takes seconds."""
     if settings.compiler == "simulator" or not preview.lacking:
         return ""
     from kernelgen.build.estimates import described
@@ -166,7 +166,7 @@ def _print_plan(plan: Plan, whole: Plan, work: Preview, output: Path) -> None:
 def _write_bundles(
     plan: Plan, result: BuildResult, settings: BuildSettings, forms: Sequence[str]
 ) -> list[tuple[Path, int]]:
-    """Writes the bundles whose kernels are all there; returns (path, bytes) of what was written."""
+    """Writes the bundles whose kernels are all built; returns (path, bytes) of each output."""
     whole = [b for b in plan.bundles if all(neff in result.neffs for neff in b.neffs().values())]
     written = bundle_forms.write(
         plan,
@@ -184,7 +184,7 @@ def _write_bundles(
 def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
-    # Equal NEFFs of a tree are one file under several names.
+    # Equal NEFFs of a tree are hard links to one file.
     return sum({(s.st_dev, s.st_ino): s.st_size for s in (f.stat() for f in path.rglob("*") if f.is_file())}.values())
 
 
@@ -220,7 +220,7 @@ def _summarize(
 
 
 class _Plain:
-    """A line to stderr for every kernel that is done."""
+    """Prints a line to stderr for every finished kernel."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -241,7 +241,7 @@ class _Plain:
 
 
 class _Bar:
-    """A progress bar on stderr; of the kernels, only failures stay on the screen."""
+    """A progress bar on stderr; only kernels that fail stay on the screen."""
 
     def __init__(self, progress: Any, task: Any) -> None:
         self.progress = progress
@@ -288,7 +288,7 @@ def _reporter(total: int) -> Iterator[_Plain | _Bar]:
 
 @contextlib.contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
-    """Lets SIGTERM end a build as Ctrl-C does: workers stopped, nothing half-written."""
+    """Makes SIGTERM end a build as Ctrl-C does: stops workers, and leaves no half-written file."""
 
     def stop(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)

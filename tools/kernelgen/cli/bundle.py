@@ -1,4 +1,4 @@
-"""`kernelgen bundle`: kernels that were compiled before, put together as a plan says."""
+"""`kernelgen bundle`: assembles compiled kernels into a plan's bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bundles in a folder, in the forms that are asked for: the option that asks, and the loop that writes."""
+"""Bundles in a folder, in the requested forms: the option for the forms, and the loop that writes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT = ("pack", "tree")
 
 
 def option(function: F) -> F:
-    """Adds `--form FORM…` as `forms: tuple[str, ...]`; pack and tree when none is given."""
+    """Adds `--form FORM…` as `forms: tuple[str, ...]`; pack and tree by default."""
     return click.option(
         "--form",
         "forms",
@@ -40,20 +40,20 @@ def write(
     compiler: str | None,
     jax_version: str,
 ) -> Iterator[Path]:
-    """Writes bundles one after another, and yields each pack and each tree when it is there.
+    """Writes bundles one after another, and yields each pack and each tree when it is written.
 
     Args:
-        plan: has the bundles' kernels and settings.
-        bundles: which of its bundles.
-        folder: where to.
-        forms: which of `FORMS`; an embedded bundle takes its data from a pack, which is written beside it.
+        plan: the plan, with the bundles' kernels and settings.
+        bundles: the bundles to write.
+        folder: the output folder.
+        forms: some of `FORMS`; an embedded bundle takes its data from a pack, which is written beside it.
         hlos: each kernel's HLO, by id.
         neffs: each NEFF, by `Neff.id`.
         compiler: the compiler's identity; None takes it from the NEFFs.
         jax_version: version of the jax that emitted the HLO.
 
     Raises:
-        KernelgenError: at the end, with all that is wrong with the bundles that could not be written.
+        KernelgenError: at the end, with all problems of the bundles that could not be written.
         OSError: an output cannot be written.
     """
     from kernelgen.bundle.build import build_planned

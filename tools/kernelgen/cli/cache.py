@@ -1,4 +1,4 @@
-"""`kernelgen cache`: what is in the cache of NEFFs, why a kernel is not, and keeping it in order."""
+"""`kernelgen cache`: lists the cache of NEFFs, explains misses, and maintains it."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _of_manifests(
     wanted = []
     for kernel in plan.kernels:
         if kernel.id in ids:
-            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints is not part of the answer
+            with contextlib.redirect_stdout(sys.stderr):  # an emitter's output is not part of the answer
                 data = emission.emit(
                     catalog.emitters(kernel),
                     kernel.spec,

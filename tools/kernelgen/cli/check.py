@@ -1,4 +1,4 @@
-"""`kernelgen check`: kernels, run on the CPU from the HLO that a compiler is given, against the references that manifests name."""
+"""`kernelgen check`: runs kernels on the CPU, from the compiler's HLO, and compares them with the manifests' references."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = "biufV"
-"""Kinds of NumPy dtypes that can be compared; those of ml_dtypes, such as bfloat16, are V."""
+"""Kinds of comparable NumPy dtypes; those of ml_dtypes, such as bfloat16, are V."""
 
 
 @click.command(short_help="Compare kernels with their references.")
@@ -49,7 +49,7 @@ def command(manifests: tuple[Path, ...], catalog: Catalog, only: str | None) -> 
     failed = 0
     chosen = select(ids, [kernels[id].spec.op for id in ids], only)
     for id in chosen:
-        with contextlib.redirect_stdout(sys.stderr):  # what a kernel prints is not a result
+        with contextlib.redirect_stdout(sys.stderr):  # a kernel's output is not a result
             wrong = _compare(kernels[id], checks[id], kernels, catalog)
         failed += bool(wrong)
         click.echo(f"{id}: {'differs' if wrong else 'ok'}")
@@ -62,7 +62,7 @@ def command(manifests: tuple[Path, ...], catalog: Catalog, only: str | None) -> 
 
 
 def _compare(kernel: Kernel, check: ReferenceCheck, kernels: dict[str, Kernel], catalog: Catalog) -> list[str]:
-    """Returns how a kernel differs from its reference, a line for each result that does."""
+    """Returns the differences between a kernel and its reference, a line for each result that differs."""
     from kernelgen.hlo import execute, judge
     from kernelgen.lowering import emission
     from kernelgen.neff.container import tensors_of
@@ -105,7 +105,7 @@ def _called(function: Callable[..., Any], name: str, arrays: Sequence[Array], ke
         results = [np.asarray(r) for r in (returned if isinstance(returned, tuple | list) else (returned,))]
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, too: without an answer there is no success
+    except BaseException as error:  # SystemExit, too: a missing answer is not a success
         raise KernelgenError(f"{name}: {described(error)}", exit_code=EXIT_FAILED) from error
     for number, result in enumerate(results):
         if result.dtype.kind not in _NUMBERS:
@@ -115,7 +115,7 @@ def _called(function: Callable[..., Any], name: str, arrays: Sequence[Array], ke
 
 
 def _gradients(forward: Kernel, arrays: Sequence[Array], catalog: Catalog) -> list[Array]:
-    """Returns the gradients of a kernel's inputs as JAX makes them of what the kernel does."""
+    """Returns the gradients of a kernel's inputs, as JAX derives them from the kernel's operations."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -1,4 +1,4 @@
-"""`kernelgen coverage`: which nodes of a model's graphs have a kernel."""
+"""`kernelgen coverage`: the nodes of a model's graphs that have a kernel."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def command(
 
 
 def _available(paths: Sequence[Path], target: str | None, catalog: Catalog) -> AvailableKernels:
-    """Returns the kernels of manifests and bundles, of one target where one is known."""
+    """Returns the kernels of manifests and bundles, for one target if there is one."""
     manifests, found = kernel_files.manifests_and_bundles(paths)
     bundles = [(bundle.origin.target, bundle.specs()) for bundle in found]
     targets = list(dict.fromkeys(of for of, _ in bundles))
@@ -112,7 +112,7 @@ def _available(paths: Sequence[Path], target: str | None, catalog: Catalog) -> A
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
     built = [spec for of, specs in bundles if target in (None, of) for spec in specs]
     asked = [kernel.spec for request in requests for kernel in request.kernels]
-    # Graphs have weights as ggml has them; which layout a kernel wants them in, the backend sees to.
+    # Graphs have weights in ggml's form; the backend handles kernels' layouts.
     compiled = frozenset(spec.without_layouts for spec in built if isinstance(spec, KernelSpec))
     planned = frozenset(spec.without_layouts for spec in asked if isinstance(spec, KernelSpec))
     groups = frozenset(spec.without_layouts for spec in (*built, *asked) if isinstance(spec, GraphSpec))
@@ -120,7 +120,7 @@ def _available(paths: Sequence[Path], target: str | None, catalog: Catalog) -> A
 
 
 def _of_model(path: Path, settings: Settings, asked: exporter.Exporter, groups: Groups) -> GraphExport:
-    """Returns every graph that a run with these settings can meet."""
+    """Returns every graph that a run with these settings can encounter."""
     collector = graph_ops.Collector(str(path), groups)
     calls = [
         call

@@ -1,4 +1,4 @@
-"""What `kernelgen coverage` prints of a report: text, Markdown and JSON."""
+"""The output of `kernelgen coverage`: text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _describe(spec: KernelSpec) -> str:
 
 
 def _nodes(graph: GraphExport) -> Counter[KernelSpec]:
-    """Returns how many nodes of all graphs of an export each kernel computes."""
+    """Returns the number of nodes, over all graphs of an export, that each kernel computes."""
     found: Counter[KernelSpec] = Counter()
     for call in graph.calls:
         found.update(call.nodes)
@@ -33,12 +33,12 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _lengths(row: Row) -> str:
-    """Returns the lengths of the cache in words: `256`, `256 to 4096`."""
+    """Returns the lengths of the cache as text: `256`, `256 to 4096`."""
     return "" if not row.lengths else " to ".join(str(n) for n in dict.fromkeys((row.lengths[0], row.lengths[-1])))
 
 
 def text(report: CoverageReport, verbose: bool) -> list[str]:
-    """Returns the lines for a terminal; `verbose` lists the kernels beyond the graphs, too."""
+    """Returns the lines for a terminal; `verbose` also lists the kernels that no graph needs."""
     lines = []
     for graph, result in report.results:
         nodes, grouped = _nodes(graph), grouped_ops(graph)
@@ -93,7 +93,7 @@ _COLUMNS = ("n_tokens", "n_outputs", "n_seqs", "n_ctx", "flash_attn")
 
 
 def markdown(report: CoverageReport) -> list[str]:
-    """Returns the lines of tables for a page."""
+    """Returns the lines of tables in Markdown."""
     lines = [
         "| graphs of | n_tokens | n_outputs | n_seqs | n_ctx | flash_attn | n_kv | graphs | nodes of each | with a kernel "
         "| without | launches | rows of padding |",

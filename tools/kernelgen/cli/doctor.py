@@ -1,4 +1,4 @@
-"""`kernelgen doctor`: what this machine has of what kernelgen uses, and how to get the rest. It changes nothing."""
+"""`kernelgen doctor`: reports the installed requirements of kernelgen, and how to install missing ones. It changes nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEPENDENCIES = MappingProxyType(
         "rich": "13",
     }
 )
-"""Each Python dependency and the oldest version that will do: requirements.in, which is not there once kernelgen is installed."""
+"""Each Python dependency and its oldest supported version, as in requirements.in, which an installed kernelgen lacks."""
 
 NEURON_DRIVER = Path("/sys/module/neuron/version")
 
@@ -48,10 +48,10 @@ class DoctorLine:
     """One line of the report.
 
     Attributes:
-        name: what was looked for.
-        found: what is there (a version, a path), or None when nothing usable is.
+        name: the requirement.
+        found: its version or path, or None if it is missing or unusable.
         needed: whether `kernelgen build` fails without it.
-        remedy: how to get it.
+        remedy: how to install it.
     """
 
     name: str
@@ -132,7 +132,7 @@ def _python() -> Iterator[DoctorLine]:
 
 
 def _xla() -> str | None:
-    # In a process of its own: a broken jaxlib may abort, and a doctor must survive that.
+    # In a separate process: a broken jaxlib may abort, and the doctor must survive that.
     code = "import jax; d = jax.devices('cpu'); print(len(d), d[0].device_kind)"
     text = _output([sys.executable, "-c", code], {"JAX_PLATFORMS": "cpu"})
     return f"{text.split(maxsplit=1)[0]} device ({text.split(maxsplit=1)[1]})" if text and " " in text else None
@@ -142,7 +142,7 @@ def _neuronx_cc() -> DoctorLine:
     where = "not on PATH and NEURON_SDK is not set"
     version = None
     try:
-        # Needs packages that may be what is missing here.
+        # Needs packages that may be missing.
         from kernelgen.compilers import choice
         from kernelgen.compilers.neuronx_cc import NeuronxCC
 
@@ -235,7 +235,7 @@ def _first_line(command: list[str]) -> str | None:
 
 
 def _output(command: list[str], environment: dict[str, str] | None = None) -> str | None:
-    """Returns what a command prints, or None when it fails or hangs."""
+    """Returns a command's output, or None if it fails or hangs."""
     try:
         done = subprocess.run(
             command,

@@ -20,15 +20,15 @@ from kernelgen.errors import EXIT_FAILED, EXIT_OK, KernelgenError
 
 
 def run(output_format: str, libnrt: Path | None, bundle: Path | None) -> int:
-    """Checks the device, prints what was found, and returns the exit status.
+    """Checks the device, prints the results, and returns the exit status.
 
     Args:
         output_format: `text` or `json`.
-        libnrt: the runtime that the user named.
-        bundle: the folder of kernels that the user named; None to build them.
+        libnrt: the runtime's path from the user.
+        bundle: the folder of kernels from the user; None to build them.
 
     Raises:
-        KernelgenError: there is no runtime, or there are no kernels.
+        KernelgenError: the runtime or the kernels are missing.
     """
     library = _find(libnrt)
     if simulate._is_simulator(library):

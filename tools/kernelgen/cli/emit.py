@@ -1,4 +1,4 @@
-"""`kernelgen emit`: the HLO of kernels, to look at or to compile by hand."""
+"""`kernelgen emit`: the HLO of kernels, for inspection or for compiling by hand."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def command(
 
 
 def select(ids: Sequence[str], ops: Sequence[str], only: str | None, asked_by: str = "--only") -> list[str]:
-    """Returns the ids that match the glob, or whose op does; all when there is none.
+    """Returns the ids that match the glob, or whose op matches; all ids if there is no glob.
 
     Raises:
         KernelgenError: nothing matches.
@@ -145,7 +145,7 @@ def _stage(kernel: Kernel, catalog: Catalog, output: Path, stage: str) -> Path:
 
 
 def emitted(kernel: Kernel, catalog: Catalog) -> Emission:
-    """Returns a kernel's HLO. What its emitter prints goes to standard error: a command's own output is on the other stream.
+    """Returns a kernel's HLO. Its emitter's output goes to standard error: standard output is for the command's own.
 
     Raises:
         KernelgenError: the emitter refuses it.

@@ -1,4 +1,4 @@
-"""What programs will take, by kernel and settings: `kernelgen plan --estimate` prints it, and refuses what exceeds a limit."""
+"""Estimates of programs, by kernel and settings: `kernelgen plan --estimate` prints them, and refuses programs above a limit."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LIMITS = (
     ("instructions", "total", MAX_INSTRUCTIONS, "neuronx-cc takes"),
     ("DMA descriptors", "dma_descriptors", MAX_DESCRIPTORS, "the runtime loads"),
 )
-"""What a program has, as an attribute of `Estimate`, the most of it, and who says so."""
+"""Attributes of `Estimate`, their limits, and the sources of the limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatedKernel:
-    """A kernel with settings, and what its program will take."""
+    """A kernel with settings, and the estimate of its program."""
 
     kernel: Kernel
     config: CompileConfig
@@ -42,7 +42,7 @@ class EstimatedKernel:
         return text + (f"; not counted: {', '.join(e.uncounted)}" if e.uncounted else "")
 
     def above(self, part: float) -> Iterator[tuple[str, str]]:
-        """Gives what is above a part of its limit: in words, and a hint."""
+        """Yields each figure above a fraction of its limit: its description, and a hint."""
         for what, name, limit, taker in LIMITS:
             value = getattr(self.estimate, name)
             if value > part * limit:
@@ -51,10 +51,10 @@ class EstimatedKernel:
 
 
 def estimates(plan: Plan, catalog: Catalog) -> Iterator[EstimatedKernel]:
-    """Gives an estimate for each compile of a plan; every kernel is emitted.
+    """Yields an estimate for each compile of a plan; every kernel is emitted.
 
     Raises:
-        KernelgenError: a kernel is refused by its emitter, or what it emits is not HLO.
+        KernelgenError: an emitter refuses its kernel, or does not emit HLO.
     """
     configs = {config.key: config for config in plan.configs}
     for kernel in plan.kernels:
@@ -79,7 +79,7 @@ def refuse(found: Sequence[EstimatedKernel]) -> list[str]:
 
 
 def _would_do(spec: Spec, factor: float) -> str:
-    """Returns how a kernel that has `factor` times too much is made smaller."""
+    """Returns advice for a kernel that exceeds a limit by `factor`: how to make it smaller."""
     tokens = max((tensor.ne[1] for tensor in _results(spec)), default=1)
     fewer = 1 << max(int(tokens / factor).bit_length() - 1, 0)
     if tokens > 1 and tokens / factor >= 1:

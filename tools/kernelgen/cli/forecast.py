@@ -1,4 +1,4 @@
-"""`kernelgen forecast`: how long a token and a prompt take on a device, by a model."""
+"""`kernelgen forecast`: the modelled time of a token and of a prompt on a device."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def command(
 def _graphs(
     model: Path, settings: Settings, calls: Sequence[DecodeCall], program: Path | None, llama_cpp: Path | None
 ) -> Iterator[tuple[int, object, Graph]]:
-    """Yields how many layers the model has, the call and what it computes; of an export of graphs, what is in it."""
+    """Yields the model's number of layers, each call, and its graph; for an export of graphs, its contents."""
     if sources.recognize(model).kind is not Kind.GRAPHS:
         for header, call, graph in exporter.find(program, llama_cpp).graphs(model, settings, calls):
             yield header.layers, call, graph
@@ -119,7 +119,7 @@ def _graphs(
 
 
 def _print_kernels(kernels: Kernels, chip: chips.Chip, queued: bool, as_json: bool) -> None:
-    """Prints what a launch of each kernel takes, the longest first."""
+    """Prints the time of each kernel's launch, the longest first."""
     found, without = [], []
     for spec, kernel in kernels.by_graph.items():
         work = kernels.work(spec, chip)

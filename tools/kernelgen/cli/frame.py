@@ -1,4 +1,4 @@
-"""The frame of the command line: the group that loads subcommands when they are called, and how every kind of error ends."""
+"""The frame of the command line: the group that loads subcommands when they are called, and the handling of all errors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import kernelgen
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, KernelgenError, did_you_mean, printable
 
 EXIT_BUG = 70
-"""An exception that is not a mistake of the user's (EX_SOFTWARE of sysexits.h)."""
+"""Exit status for an exception that is not a user's mistake (EX_SOFTWARE of sysexits.h)."""
 EXIT_INTERRUPTED = 130
-"""Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Exit status after Ctrl-C: 128 + SIGINT, as in shells."""
 
 GROUPS = MappingProxyType(
     {
@@ -58,9 +58,9 @@ GROUPS = MappingProxyType(
         },
     }
 )
-"""Every command and its one-line description, by what a user wants; the module of a command has its name, or one of `_MODULES`.
+"""Every command and its one-line description, by purpose; a command's module has its name, or is in `_MODULES`.
 
-The descriptions stand here so that help needs none of the modules; a test compares them with the commands' own.
+The descriptions are here so that help imports no command module; a test compares them with the commands' own.
 """
 
 COMMANDS = MappingProxyType({name: text for group in GROUPS.values() for name, text in group.items()})
@@ -69,7 +69,7 @@ COMMANDS = MappingProxyType({name: text for group in GROUPS.values() for name, t
 _WIDTH = max(map(len, COMMANDS))
 
 _MODULES = {"run": "run_kernel"}
-"""Where a command is whose name is that of something else in the package."""
+"""The modules of commands whose names are taken in the package."""
 
 
 def module_of(command: str) -> str:
@@ -78,7 +78,7 @@ def module_of(command: str) -> str:
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called."""
+    """A group that imports commands when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -96,7 +96,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(f"{name:{_WIDTH}}", text) for name, text in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Returns the commands that begin so, without the import of any; and the options of kernelgen itself."""
+        """Returns the commands with this prefix, without importing any, and the options of kernelgen itself."""
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
 
 
 def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    """Prints what this kernelgen is and ends, for `--version`."""
+    """Prints the version for `--version` and exits."""
     if value and not context.resilient_parsing:
         from kernelgen.cli import version
 
@@ -131,10 +131,10 @@ def cli() -> None:
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit status; every error is printed to stderr, a traceback only for a bug.
+    """Runs a command line and returns its exit status; prints every error to stderr, with a traceback only for a bug.
 
     Args:
-        args: the arguments; `sys.argv[1:]` when None.
+        args: the arguments; None for `sys.argv[1:]`.
     """
     argv = list(sys.argv[1:] if args is None else args)
     try:
@@ -156,11 +156,11 @@ def run(args: Sequence[str] | None = None) -> int:
         _say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has seen enough. Python would complain once more when it flushes at exit.
+        # The reader (`| head`) has closed the pipe. Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
-        # A full disk or a folder that can't be written is not a bug of ours.
+        # A full disk or an unwritable folder is not a bug of kernelgen.
         _say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
         return EXIT_FAILED
     except Exception:
@@ -184,7 +184,7 @@ def _say(text: str) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens an empty file for each standard stream that is closed, or the next file that is opened would be taken for it."""
+    """Opens /dev/null for each closed standard stream, since the next opened file would take its number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -134,7 +134,7 @@ def bazel(
 def _settings_of(
     options: Sequence[tuple[str, str]], requests: Sequence[Request]
 ) -> tuple[list[Request], dict[str, dict[str, str | int]]]:
-    """Returns what manifests ask for with the options of `--of`, and the settings of their bundles' rules, by manifest."""
+    """Returns the manifests' requests with the options of `--of`, and the settings of their bundles' rules, by manifest."""
     given: dict[str, dict[str, list[str]]] = {}
     for file, option in options:
         name, _, value = option.partition("=")
@@ -156,7 +156,7 @@ def _settings_of(
 
 
 def _narrowed(requests: Sequence[Request], targets: Sequence[str], memory_per_compile: str | None) -> list[Request]:
-    """Returns what manifests ask for on these targets, all when none is named, with another figure of memory if one is given."""
+    """Returns the manifests' requests for these targets (all if none is given), with the given memory per compile, if any."""
     for target in targets:
         if target not in TARGETS:
             raise KernelgenError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}")
@@ -172,7 +172,7 @@ def _narrowed(requests: Sequence[Request], targets: Sequence[str], memory_per_co
 
 
 def _labels(option: str, values: Sequence[str], catalog: Catalog) -> Iterator[tuple[str, str]]:
-    """Yields (name of a kernel library, label) of an option's values."""
+    """Yields (name of a kernel library, label) for each value of an option."""
     for value in values:
         name, equals, label = value.partition("=")
         if not equals or name not in {library.name for library in catalog.libraries}:
@@ -223,14 +223,14 @@ def cmake(
         emit_timeout=emit_timeout,
     )
     _write(output, renderer.generate(plan, catalog.folders, build))
-    # CMake shows it.
+    # CMake prints it.
     if chosen.note:
         click.echo(chosen.note)
     click.echo(f"{len(plan.kernels)} kernels, {len(plan.neffs)} compiles with {chosen.identity}")
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes files that changed; one that is there with the same content keeps its time, so that nothing is rebuilt for it."""
+    """Writes files that changed; an existing file with equal content keeps its time, so that nothing is rebuilt for it."""
     for name, text in files.items():
         try:
             data = text.encode()

@@ -1,4 +1,4 @@
-"""`kernelgen inspect`: what is in a bundle, a NEFF, an HLO file or a file of repacked weights."""
+"""`kernelgen inspect`: describes a bundle, a NEFF, an HLO file or a file of repacked weights."""
 
 from __future__ import annotations
 

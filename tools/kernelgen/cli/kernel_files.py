@@ -1,4 +1,4 @@
-"""The files that commands take kernels from: manifests and bundles, in any order; and the target that they are for."""
+"""Kernel files of commands: manifests and bundles in any order, and their target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kernelgen.targets import TARGETS
 
 
 def manifests_and_bundles(paths: Sequence[Path]) -> tuple[list[Path], list[reader.Stored]]:
-    """Returns which paths are manifests, and the bundles that the other paths hold.
+    """Returns the paths that are manifests, and the bundles in the other paths.
 
     Raises:
         KernelgenError: a path is a model's file, or a bundle is damaged.
@@ -40,7 +40,7 @@ def manifests_and_bundles(paths: Sequence[Path]) -> tuple[list[Path], list[reade
 
 
 def of_one_target(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[Kernels, str]:
-    """Returns the kernels of manifests and bundles, and the target: that of the bundles, or trn1, when none is given.
+    """Returns the kernels of manifests and bundles, and the target: by default that of the bundles, or trn1.
 
     Raises:
         KernelgenError: a path is neither a manifest nor a bundle, or bundles are for another target.
@@ -70,10 +70,10 @@ def chip_of(target: str, lnc: str | None) -> chips.Chip:
 
     Args:
         target: its name.
-        lnc: physical cores of a logical one; the target's own when None.
+        lnc: physical cores of a logical core; None for the target's default.
 
     Raises:
-        KernelgenError: the target has no such LNC.
+        KernelgenError: the target does not support the LNC.
     """
     try:
         return chips.of(target, int(lnc) if lnc else None)
@@ -83,6 +83,6 @@ def chip_of(target: str, lnc: str | None) -> chips.Chip:
 
 
 def print_refusals(kernels: Kernels) -> None:
-    """Prints which kernels the forecast leaves out, and why."""
+    """Prints the kernels that the forecast omits, with the reasons."""
     for reason in kernels.refusals.values():
         click.echo(f"warning: the forecast leaves out a kernel whose HLO can't be emitted: {reason}", err=True)

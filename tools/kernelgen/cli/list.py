@@ -1,4 +1,4 @@
-"""`kernelgen list`: the ops, targets and dtypes that a manifest can name."""
+"""`kernelgen list`: the valid ops, targets and dtypes of a manifest."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def _ops(catalog: Catalog) -> list[dict[str, Any]]:
 def architectures() -> dict[str, list[str]]:
     """Returns llama.cpp's model architectures that need an op, by op.
 
-    They are recorded by running them (`tools/llama_cpp/models.py --write-table`).
+    The table is recorded by running them (`tools/llama_cpp/models.py --write-table`).
     """
     found: dict[str, list[str]] = json.loads(ARCHITECTURES.read_text(encoding="utf-8"))
     return found
 
 
 def _types(rows: Sequence[Sequence[Sequence[str]]]) -> str:
-    """Returns what each input may be, in all rows together: groups of types by their name."""
+    """Returns the types of each input over all rows, with groups of types by name."""
     columns: list[dict[str, None]] = []
     for row in rows:
         for i, names in enumerate(row):

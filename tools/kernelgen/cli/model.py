@@ -1,4 +1,4 @@
-"""`kernelgen model`: the manifest of a model, from its file, or of kernels that a file lists."""
+"""`kernelgen model`: writes the manifest of a model, from its file, or of kernels listed in a file."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from kernelgen.model.sources import Kind
 _SIMPLE, _MTP, _EAGLE3 = _SPEC_TYPES = ("draft-simple", "draft-mtp", "draft-eagle3")
 
 _DRAFT_CHAIN = "top_k=10"
-"""What llama.cpp samples with on the device, of a draft that reads hidden states (`--spec-draft-backend-sampling`)."""
+"""llama.cpp's samplers on the device for a draft that reads hidden states (`--spec-draft-backend-sampling`)."""
 
 
 def _checked_fuse(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuses what cuts no graph, before a program is asked for one."""
+    """Refuses an invalid value before any program is run."""
     try:
         if value != AUTO:
             groups.cut_of(value or FUSE)
@@ -256,10 +256,10 @@ def command(
 
 
 def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -> tuple[Settings, list[Settings]]:
-    """Returns how the model is run, and how its draft is: none, one, or two where it has an encoder.
+    """Returns the settings of the model, and those of its draft: none, one, or two if it has an encoder.
 
     Raises:
-        KernelgenError: the options do not go together.
+        KernelgenError: the options contradict each other.
     """
     plain = replace(settings, lora=(), control_vector=False)
     if spec_type in (None, _SIMPLE):
@@ -321,12 +321,12 @@ def _call_graphs(
 
 
 class _SeenCalls:
-    """The graphs of calls, by which layouts and kernels of groups are chosen.
+    """The graphs of calls from which layouts and graph kernels are chosen.
 
     Args:
         settings: how the model is run.
-        chips: of the targets.
-        weights: as `--weights` has them.
+        chips: figures of the targets.
+        weights: the value of `--weights`.
     """
 
     def __init__(self, settings: Settings, chips: Sequence[Chip], weights: tuple[str, ...]) -> None:
@@ -336,16 +336,16 @@ class _SeenCalls:
         self._all = BF16 in weights
         self._calls: list[tuple[DecodeCall, Graph]] = []
         self.fusions: Sequence[Fusion] = ()
-        """What `--fuse auto` chose."""
+        """The choice of `--fuse auto`."""
 
     def see(self, call: DecodeCall, graph: Graph) -> None:
-        """Keeps the graph of a call that is asked for."""
+        """Keeps the graph of a requested call."""
         if call.n_tokens in self._tokens:
             self._calls.append((call, graph))
 
     @cached_property
     def _shortest(self) -> Graph:
-        """The graph of one of the fewest tokens and most cells, over the most devices."""
+        """The graph with the fewest tokens and most cells, over the most devices."""
 
         def rank(seen: tuple[DecodeCall, Graph]) -> tuple[int, ...]:
             call, graph = seen
@@ -363,11 +363,11 @@ class _SeenCalls:
 
     @cached_property
     def layouts(self) -> list[Choice]:
-        """What `--weights auto` chooses; nothing where layouts are named."""
+        """The choice of `--weights auto`; empty if layouts are named."""
         return choose(self._shortest, self._chips) if self._auto and self._calls else []
 
     def cuts(self, fuse: str) -> Cuts:
-        """Returns how graphs are cut, by targets."""
+        """Returns the cuts of graphs, by targets."""
         if fuse != AUTO or not self._calls:
             return {(): _cut(FUSE if fuse == AUTO else fuse)}
         widened = {choice.chip.target: choice.chosen.widened for choice in self.layouts}
@@ -382,12 +382,12 @@ class _SeenCalls:
 
 
 def _cut(fuse: str) -> groups.Cut:
-    """Returns what cuts graphs: without groups, attention that only groups compute at other numbers of tokens."""
+    """Returns the function that cuts graphs: without groups, it cuts only attention that needs groups at other token counts."""
     return groups.cut_of(fuse) or own_attention.segments
 
 
 def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
-    """Returns an error of a converted model as one of what it was converted from."""
+    """Converts an error about a converted model to one about its source."""
     return KernelgenError(
         [replace(d, message=d.message.replace(str(file), f"{path}, converted")) for d in error.diagnostics]
     )

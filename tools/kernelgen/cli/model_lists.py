@@ -1,4 +1,4 @@
-"""`kernelgen model FILE…`: the manifest of the kernels that files list."""
+"""`kernelgen model FILE…`: writes the manifest of the kernels that files list."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kernelgen.model import groups, listed, writing
 from kernelgen.model.sources import Source
 
 _OF_LISTS = ("paths", "output", "name", "targets", "catalog", "fuse", "weights")
-"""Parameters that mean something for kernels that are listed."""
+"""Parameters that apply to listed kernels."""
 
 
 def write_list(

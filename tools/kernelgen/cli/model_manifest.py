@@ -1,4 +1,4 @@
-"""What `kernelgen model` writes, and what it says of it."""
+"""The manifest of `kernelgen model`, and the messages about it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from kernelgen.model.sizes import Settings, few_encoded
 from kernelgen.targets import TARGETS
 
 FUSE = "layer"
-"""What `--fuse` is of a model by default; of lists of kernels it is `none`."""
+"""The default of `--fuse` for a model; for lists of kernels it is `none`."""
 
 AUTO, NONE = "auto", "none"
 
 WORDS = {AUTO: "what the forecast chooses", NONE: f"weights {AS_GGML}"}
-"""What `--weights` may be instead of layouts."""
+"""Values of `--weights` other than layouts."""
 
 ALL_TARGETS = tuple(t.name for t in TARGETS.values() if not t.experimental)
 
 _HEADER_WIDTH = 150
-"""Characters of a line of the command that a manifest begins with."""
+"""Characters per line of the command at the start of a manifest."""
 
 
 def write(output: Path, head: writing.ManifestHead, derived: Derived, catalog: Catalog) -> int:
-    """Writes a manifest, and returns how many kernels a target has."""
+    """Writes a manifest, and returns the number of kernels per target."""
     fileio.check_replaceable(output)
     fileio.write_bytes(output, writing.text(head, derived).encode())
     (request,) = manifest.load([output], catalog)
@@ -62,7 +62,7 @@ def title(model: ModelHeader, path: Path, settings: Settings) -> str:
 
 
 def fixed_ctx(context: click.Context, settings: Settings) -> Iterator[str]:
-    """Yields what a program has to be run with, where no `--n-ctx` is given and some kernels are for one length of the cache."""
+    """Yields the settings that a program needs if there is no `--n-ctx` and some kernels are for one length of the cache."""
     given = not settings.any_ctx and context.get_parameter_source("n_ctx") is ParameterSource.COMMANDLINE
     if False in settings.flash_attn and not given:
         yield f"{run_options.FIXED_CTX}: such kernels are for -c {settings.n_ctx[0]} alone (--n-ctx)"
@@ -88,7 +88,7 @@ def made_by(
     draft: Path | None,
     projector: Projector | None,
 ) -> list[str]:
-    """The command that writes the manifest again, except for where files and programs are."""
+    """The command that writes the manifest again, without paths of files and programs."""
     parts = [
         "kernelgen",
         "model",
@@ -145,7 +145,7 @@ def flash_attn_options(settings: Settings) -> list[str]:
 
 
 def command_lines(parts: Sequence[str]) -> list[str]:
-    """Returns the lines that a manifest begins with, which say what command wrote it."""
+    """Returns the first lines of a manifest, with the command that wrote it."""
     # A shell reads the lines as one.
     *lines, last = textwrap.wrap(
         shlex.join(parts),
@@ -170,7 +170,7 @@ def count(number: int) -> str:
 
 
 def summary_of(model: ModelHeader, derived: Derived, settings: Settings) -> list[str]:
-    """Returns what a model is, and how many nodes of its calls have no kernel."""
+    """Returns a description of the model, and the number of nodes of its calls without a kernel."""
     lines = [
         f"{model.architecture}: {count(model.parameters)} parameters, {binary_size(model.size)} of weights, {model.layers} layers"
     ]
@@ -201,14 +201,14 @@ def listed_lines(derived: Derived) -> list[str]:
 
 
 def group_lines(derived: Derived) -> list[str]:
-    """Returns how many graph kernels there are, and of how many nodes each."""
+    """Returns the number of graph kernels, and the number of nodes of each."""
     made = [entry for entry in derived.graphs if entry.reason is None]
     nodes = ", ".join(counted(len(entry.kernel.nodes), "node") for entry in made)
     return [f"{counted(len(made), 'group')} of nodes as one kernel each: {nodes}"] if made else []
 
 
 def refused_lines(derived: Derived) -> list[str]:
-    """Returns what has no kernel, and why."""
+    """Returns the ops without a kernel, with the reasons."""
     refused = Counter(entry.reason for entry in derived.entries if entry.reason is not None)
     return [
         f"no kernel: {reason}{f' ({count} times)' if count > 1 else ''}" for reason, count in sorted(refused.items())
@@ -230,7 +230,7 @@ def projector_options(projector: Projector) -> list[str]:
 
 
 def refuse_others(context: click.Context, known: Sequence[str], why: str) -> None:
-    """Refuses options that are given and mean nothing here."""
+    """Refuses given options that have no effect here."""
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         if given and parameter.name not in known:

@@ -1,4 +1,4 @@
-"""`kernelgen model --mmproj`: the kernels of a projector of images or sound."""
+"""`kernelgen model --mmproj`: writes the kernels of a projector of images or sound."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _OF_PROJECTORS = (
     "llama_cpp",
     "catalog",
 )
-"""Parameters that mean something for a projector alone."""
+"""Parameters that apply to a projector alone."""
 
 
 def derive_projector(
@@ -56,7 +56,7 @@ def derive_projector(
 
 
 def said_of_projector(projector: Projector, derived: DerivedProjector) -> list[str]:
-    """Returns what a projector is, and how many nodes of what it computes have no kernel."""
+    """Returns a description of the projector, and the number of its nodes without a kernel."""
     model = derived.model
     return [
         f"{projector.file}: {model.description}, {count(model.parameters)} parameters, {binary_size(model.size)} of weights, "

@@ -1,4 +1,4 @@
-"""Options and arguments that several subcommands share, so that each reads and means the same everywhere."""
+"""Options and arguments that several subcommands share, with the same meaning everywhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def manifests_argument(function: F) -> F:
-    """Adds the argument `MANIFEST…` as `manifests: tuple[Path, ...]`; `kernelgen.manifest` reports files that can't be read."""
+    """Adds the argument `MANIFEST…` as `manifests: tuple[Path, ...]`; `kernelgen.manifest` reports unreadable files."""
     return click.argument("manifests", nargs=-1, required=True, metavar="MANIFEST...", type=click.Path(path_type=Path))(
         function
     )
@@ -36,7 +36,7 @@ def kernels_argument(function: F) -> F:
 
 
 def kernels_option(function: F) -> F:
-    """Adds `--kernels DIR…` as `catalog: Catalog`, of the user's libraries in the order given, and the built-in one last."""
+    """Adds `--kernels DIR…` as `catalog: Catalog`, with the user's libraries in the order given, and the built-in one last."""
     return click.option(
         "--kernels",
         "catalog",
@@ -58,7 +58,7 @@ def used_option(function: F) -> F:
 
 
 def _complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Returns the targets that begin so, for a shell."""
+    """Returns the targets with this prefix, for a shell."""
     return [name for name in TARGETS if name.startswith(incomplete)]
 
 
@@ -113,7 +113,7 @@ def emit_timeout_option(function: F) -> F:
 
 
 def cache_options(function: F) -> F:
-    """Adds `--cache`, `--shared-cache` and `--shared-cache-mode`, in one parameter `caches: kernelgen.cache.CacheSettings`."""
+    """Adds `--cache`, `--shared-cache` and `--shared-cache-mode` as one parameter `caches: kernelgen.cache.CacheSettings`."""
 
     @functools.wraps(function)
     def wrapper(
@@ -148,7 +148,7 @@ def cache_options(function: F) -> F:
 def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
     """Returns the libraries in the folders, in their order, and the built-in one last.
 
-    A library is named after its folder, so that a plan does not depend on where the folder is.
+    A library's name is that of its folder, so that a plan does not depend on the folder's path.
 
     Raises:
         KernelgenError: a folder does not exist, or two have the same name.
@@ -160,7 +160,7 @@ def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
         if not root.is_dir():
             raise KernelgenError(f"--kernels {folder}: the folder does not exist")
         if root == builtin.root.resolve() or (root.name in found and found[root.name].root == root):
-            continue  # named twice, or the one that is always there
+            continue  # named twice, or the built-in library
         if root.name in found or root.name == builtin.name:
             other = found.get(root.name, builtin).root
             raise KernelgenError(
@@ -171,10 +171,10 @@ def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
 
 
 def only_targets(requests: Sequence[Request], targets: Sequence[str]) -> list[Request]:
-    """Returns what manifests ask for on these targets; everything when none is named.
+    """Returns the manifests' requests for these targets; everything if none is named.
 
     Raises:
-        KernelgenError: a manifest is not for one of them.
+        KernelgenError: a manifest does not have one of them.
     """
     if not targets:
         return list(requests)

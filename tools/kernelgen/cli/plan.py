@@ -1,4 +1,4 @@
-"""`kernelgen plan`: the kernels, compiles and bundles that manifests ask for."""
+"""`kernelgen plan`: prints the kernels, compiles and bundles of manifests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def command(
 
 
 def _too_long(plan: Plan) -> list[str]:
-    """Returns a line for each group whose products alone may be more than half of what neuronx-cc takes."""
+    """Returns a line for each group whose products alone may exceed half of neuronx-cc's limit."""
     cores = {config.key: config.lnc for config in plan.configs}
     specs = {kernel.id: kernel.spec for kernel in plan.kernels}
     found = [(n, instructions(specs[n.kernel]) // cores[n.config]) for n in plan.neffs]
@@ -84,7 +84,7 @@ def _print_estimates(plan: Plan, catalog: Catalog, only: str | None) -> None:
 
 
 def modules(kernel: Kernel) -> str:
-    """Returns what computes a kernel, for people: `kernelgen/matmul.py`, of a graph kernel all modules."""
+    """Returns the modules of a kernel, for people: `kernelgen/matmul.py`; all modules of a graph kernel."""
     return ",".join(f"{library}/{module}.py" for library, module in kernel.emitters)
 
 

@@ -1,4 +1,4 @@
-"""`kernelgen prebuild`: what NKI's own compiler makes of kernels, for machines that don't have it."""
+"""`kernelgen prebuild`: writes kernels' output of NKI's compiler, for machines without that compiler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(manifests: tuple[Path, ...], catalog: Catalog, targets: tuple[str, .
     mistakes: list[Diagnostic] = []
     for id in select([*kernels], [kernel.spec.op for kernel in kernels.values()], only):
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # the paths are what this command prints
+            with contextlib.redirect_stdout(sys.stderr):  # standard output is for the paths
                 made = _make(kernels[id], catalog)
             click.echo(str(made))
         except KernelgenError as error:

@@ -79,8 +79,8 @@ def _layouts(paths: Sequence[Path], target: str | None, catalog: Catalog) -> rep
     """Returns the layouts in which kernels read weights.
 
     Raises:
-        KernelgenError: a path is neither a manifest nor a bundle, no kernel is for the target, none wants a layout, or those of
-            several targets want different ones.
+        KernelgenError: a path is neither a manifest nor a bundle, no kernel is for the target, none requests a layout, or those
+            for several targets request different ones.
     """
     by_target: dict[str, list[Spec]] = {}
     manifests, bundles = kernel_files.manifests_and_bundles(paths)
@@ -111,7 +111,7 @@ def _layouts(paths: Sequence[Path], target: str | None, catalog: Catalog) -> rep
 
 @contextlib.contextmanager
 def _progress(size: int) -> Iterator[Callable[[int], None]]:
-    """Yields what is told of bytes that are done: on a terminal a bar says how far it is."""
+    """Yields a function that receives the number of finished bytes: on a terminal it shows a progress bar."""
     if not sys.stderr.isatty():
         yield lambda n: None
         return

@@ -1,4 +1,4 @@
-"""`kernelgen report`: one page about a model's kernels, and the same numbers as JSON and CSV."""
+"""`kernelgen report`: writes one page about a model's kernels, and the same numbers as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 N_KV = (256, 1024, 4096, 16384)
-"""Cells of the cache that a token is forecast with, as far as the context has them."""
+"""Cells of the cache in the forecasts of a token, up to the context's length."""
 CELLS = 1024
-"""Cells of the cache that the token and the prompt have which the table counts."""
+"""Cells of the cache for the token and the prompt in the table."""
 CORES = (1, 2, 4)
 
 
@@ -180,7 +180,7 @@ def command(
 
 
 def _measured(files: Sequence[Path], kernels: Kernels) -> dict[str, float]:
-    """Returns measured microseconds by kernel, and warns of files that name none of the kernels."""
+    """Returns measured microseconds by kernel, and warns about files that name none of the kernels."""
     known = {kernel.id for kernel in kernels.by_graph.values()}
     ops = [kernel for kernel in kernels.by_graph.values() if isinstance(kernel, KernelSpec)]
     found: dict[str, float] = {}
@@ -195,7 +195,7 @@ def _measured(files: Sequence[Path], kernels: Kernels) -> dict[str, float]:
 
 
 def _compile_seconds(bundles: Sequence[Stored]) -> dict[str, int]:
-    """Returns how long the compiles of kernels took, of those that this machine's cache of NEFFs has."""
+    """Returns the compile times of the kernels in this machine's cache of NEFFs."""
     folder = cache.default_folder(os.environ)
     found: dict[str, int] = {}
     if folder is None:
@@ -210,7 +210,7 @@ def _compile_seconds(bundles: Sequence[Stored]) -> dict[str, int]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses to replace a folder that has more than pages of kernels in it."""
+    """Refuses to replace a folder that holds anything but pages of kernels."""
     others = [path.name for path in folder.glob("*") if path.suffix != ".html"] if folder.is_dir() else []
     if others:
         raise KernelgenError(
@@ -234,7 +234,7 @@ def _write_kernel_pages(
         for row in numbers["kernels"]:
             id = row["id"]
             hlo = kernels.hlo(by_id[id])
-            assert hlo is not None  # else it has no row
+            assert hlo is not None  # otherwise it has no row
             read = id in stored and stored[id][1].files is not None
             emitters = [] if read else _emitters(kernels.kernel(kernels.by_graph[by_id[id]]), catalog)
             text = of_kernel(row, Made(hlo, emitters, stored.get(id), logs_of.get(id)), report)
@@ -247,7 +247,7 @@ def _emitters(kernel: Kernel, catalog: Catalog) -> list[str]:
 
 
 class _Calls:
-    """The calls of a model that a report is about; empty until `ask`."""
+    """The calls of a model in a report; empty until `ask`."""
 
     def __init__(self, settings: Settings, kernels: Kernels, chip: chips.Chip, catalog: Catalog) -> None:
         self._settings = settings
@@ -262,7 +262,7 @@ class _Calls:
         self.coverage: Any = None
 
     def ask(self, model: Path, asked: exporter.Exporter) -> None:
-        """Forecasts one token and a prompt, one token with more cells of the cache, and over more cores."""
+        """Forecasts one token and a prompt, one token with more cells of the cache, and one token over more cores."""
         n_ctx, prompt = self._settings.n_ctx[0], self._settings.most_tokens
         cells = sorted({n for n in N_KV if n <= n_ctx} | {min(CELLS, n_ctx)})
         wanted = [(1, n) for n in cells] + [(prompt, max(pad(prompt), min(CELLS, n_ctx)))]
@@ -293,10 +293,10 @@ class _Calls:
         self._cover(collector, groups)
 
     def read(self, path: Path) -> None:
-        """Forecasts the calls of an export of graphs: those with the fewest and the most tokens, the former by cells of the cache.
+        """Forecasts an export's calls with the fewest and the most tokens, the former by cells of the cache.
 
         Raises:
-            KernelgenError: the file has no whole graphs, or does not say the sizes of their calls.
+            KernelgenError: the file has no complete graphs, or lacks the sizes of their calls.
         """
         graphs = graph_ops.read_graphs(path)
         sized = {(one.sizes.get("n_tokens", 0), one.sizes.get("n_kv", 0)): one for one in graphs}

@@ -1,4 +1,4 @@
-"""`kernelgen run`: one kernel, executed on the CPU from the HLO that a compiler would be given."""
+"""`kernelgen run`: executes one kernel on the CPU, from the compiler's HLO."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def command(
     KERNEL is the id or op of a kernel that a --manifest names; its inputs are the parameters of its HLO. FILE:FUNCTION is a
     function in JAX, NumPy or NKI. Without --inputs all inputs are random: floats normal, integers 0 or 1.
     """
-    with contextlib.redirect_stdout(sys.stderr):  # what a kernel prints is not a result
+    with contextlib.redirect_stdout(sys.stderr):  # a kernel's output is not a result
         made = (
             _of_file(kernel, inputs, params, targets, seed)
             if _is_file(kernel)
@@ -94,13 +94,13 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A kernel to be executed.
+    """A kernel to execute.
 
     Attributes:
         hlo: its canonical HLO.
         parameters: shape and NumPy dtype name of each parameter.
         results: the results' names.
-        kernel: the plan's kernel, or None for a function of a file.
+        kernel: the plan's kernel, or None for a function in a file.
     """
 
     hlo: bytes
@@ -165,7 +165,7 @@ def _of_source(kernel: Kernel, catalog: Catalog) -> _Made:
 
     spec = kernel.spec
     assert isinstance(spec, SourceSpec)
-    # A native call runs on no CPU: what the interpreter makes of the kernel stands in for it.
+    # A native call runs on no CPU: the interpreter's lowering of the kernel replaces it.
     hlo = emit(catalog.emitters(kernel.interpreted), spec.interpreted, targets=kernel.targets).hlo
     results = tuple(tensor.name for tensor in tensors_of(hlo) if tensor.usage == "out")
     return _Made(hlo, tuple(a.numpy for a in spec.inputs), results)
@@ -201,7 +201,7 @@ def _keywords(params: Sequence[str]) -> dict[str, Any]:
 
 
 def _described(text: str) -> tuple[tuple[int, ...], str]:
-    """Returns shape and dtype of an input that is a file or a description."""
+    """Returns shape and dtype of an input, given as a file or a description."""
     if text.endswith(".npy"):
         array = _load(text)
         return array.shape, array.dtype.name
@@ -247,10 +247,10 @@ def _arrays(inputs: Sequence[str], parameters: Sequence[tuple[tuple[int, ...], s
 
 
 def _check_memory(parameters: Sequence[tuple[tuple[int, ...], str]]) -> None:
-    """Raises when inputs do not fit into this machine's memory.
+    """Raises if the inputs do not fit into this machine's memory.
 
     Raises:
-        KernelgenError: they do not; says what they need and what there is, in MiB.
+        KernelgenError: they do not; the message has the required and the available MiB.
     """
     from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
     from kernelgen.hlo import judge
@@ -341,7 +341,7 @@ def _save(folder: Path, names: Sequence[str], results: Sequence[Array]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in zip(names, results, strict=True):
-        # NumPy's files know nothing of bfloat16 and FP8.
+        # NumPy's file format does not support bfloat16 and FP8.
         plain = array if array.dtype.kind in "fiub" else array.astype(np.float32)
         data = io.BytesIO()
         np.save(data, plain)

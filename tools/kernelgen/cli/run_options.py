@@ -1,4 +1,4 @@
-"""Options for how a model is run, by llama.cpp's names, and for the program that makes its graphs."""
+"""Options for how a model is run, under llama.cpp's names, and for the program that exports llama.cpp's graphs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from kernelgen.model.projector import Projector
 from kernelgen.model.sizes import FEW, Settings, few, few_encoded, pad
 
 _FLASH_ATTN = {"auto": (True,), "on": (True,), "off": (False,), "both": (True, False)}
-"""llama.cpp's `auto` is flash attention where the device computes it, and it does with these kernels."""
+"""llama.cpp's `auto` enables flash attention if the device computes it, which it does with these kernels."""
 
 MAX_CTX = 1 << 24
-"""Cells that a context has at most: of any model's training length there are fewer."""
+"""Maximum cells of a context: above any model's training length."""
 
 _TENSOR = "tensor"
 
 MAX_DEVICES = 16
-"""Devices over which llama.cpp splits tensors at most (`GGML_BACKEND_META_MAX_DEVICES`)."""
+"""Maximum devices over which llama.cpp splits tensors (`GGML_BACKEND_META_MAX_DEVICES`)."""
 
 MAX_SIDE = 1 << 14
-"""Pixels of each side of an image."""
+"""Maximum pixels per side of an image."""
 
 MAX_SECONDS = 3600
-"""Of sound."""
+"""Maximum seconds of sound."""
 
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -42,21 +42,21 @@ _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", 
 _POOLINGS = ("none", "mean", "cls", "last", "rank")
 
 _ANY = "any"
-"""What --n-ctx says of kernels that are for caches of any length."""
+"""The value of --n-ctx for kernels that work with caches of any length."""
 
 _N_CTX = 4096
-"""Cells in use at most without --n-kv, and the length of a cache that has to be in kernels."""
+"""Default maximum of cells in use without --n-kv, and default length of a cache that kernels depend on."""
 
 _DEFAULT_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0.8,dist"
 _CHAINS = {"none": "", "default": _DEFAULT_CHAIN}
-"""Words for chains of samplers."""
+"""Names of chains of samplers."""
 
 
 class Counts(click.ParamType[tuple[int, ...]]):
     """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order.
 
     Args:
-        least: that a number is.
+        least: minimum of each number.
     """
 
     name = "numbers"
@@ -73,14 +73,14 @@ class Counts(click.ParamType[tuple[int, ...]]):
 
 
 class Contexts(Counts):
-    """As `Counts`, and `any` as none."""
+    """Like `Counts`, with `any` as an empty value."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         return () if value == _ANY else super().convert(value, param, ctx)
 
 
 class Adapter(click.ParamType[tuple[Path, float]]):
-    """The file of an adapter, with what it is multiplied by behind a colon: `FILE` or `FILE:SCALE`, as `tuple[Path, float]`."""
+    """An adapter's file, with its scale after a colon: `FILE` or `FILE:SCALE`, as `tuple[Path, float]`."""
 
     name = "adapter"
 
@@ -288,10 +288,10 @@ NAMES = frozenset((*Settings.__dataclass_fields__, "split_mode", "program", "lla
 
 
 def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of how a model is run, in one parameter `settings: Settings`.
+    """Adds the options for how a model is run, as one parameter `settings: Settings`.
 
     Raises:
-        KernelgenError: when the command runs: no context of llama.cpp has such settings.
+        KernelgenError: when the command runs: no context of llama.cpp can have such settings.
     """
 
     @functools.wraps(function)
@@ -331,10 +331,10 @@ def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def projector_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a projector, in one parameter `projector: Projector | None`.
+    """Adds the options of a projector, as one parameter `projector: Projector | None`.
 
     Raises:
-        KernelgenError: when the command runs: there are sizes for no projector, or longer sound than it takes.
+        KernelgenError: when the command runs: there are sizes but no projector, or sound beyond its limit.
     """
 
     @functools.wraps(function)
@@ -366,10 +366,10 @@ def exporter_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse(context: click.Context, reason: str, *more: str) -> None:
-    """Refuses options that need a model, if a command is run without one: those of this module, and parameters named `more`.
+    """Refuses options that need a model, if a command runs without one: those of this module, and the parameters `more`.
 
     Raises:
-        click.UsageError: one was given; the message is its name and the reason.
+        click.UsageError: such an option was given; the message has its name and the reason.
     """
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE

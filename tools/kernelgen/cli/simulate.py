@@ -1,4 +1,4 @@
-"""`kernelgen simulate`: runs a program with simulated NeuronCores, or says how a shell is set up for that."""
+"""`kernelgen simulate`: runs a program with simulated NeuronCores, or prints the environment for a shell."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIBRARY = "libnrt.so.1"
 
 _LIBNRT = "GGML_NEURON_LIBNRT"
 _MARK = b"NEURON_SIMULATOR_PYTHON"
-"""A text that the simulator's libnrt holds and AWS's does not."""
+"""A text that the simulator's libnrt contains and AWS's does not."""
 
 _VERSIONS = re.compile(rb"neuron-kernelgen simulator of NEFF (\d{1,9}), protocol (\d{1,9})")
 _KERNELS = "GGML_NEURON_KERNEL_DIR"
@@ -70,7 +70,7 @@ def command(env: bool, libnrt: Path | None, program: tuple[str, ...]) -> None:
     if found is None:
         raise KernelgenError(f"there is no program {program[0]}: expected a path, or a name that is on PATH")
     sys.stdout.flush()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program inherits that
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores the signal, and a program would inherit that
     try:
         os.execve(found, program, {**os.environ, **changed})
     except OSError as error:
@@ -78,16 +78,16 @@ def command(env: bool, libnrt: Path | None, program: tuple[str, ...]) -> None:
 
 
 def variables(libnrt: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables with which programs load a simulator's libnrt, and it finds its helper.
+    """Returns the environment variables that make programs load a simulator's libnrt, and libnrt find its helper.
 
     Args:
         libnrt: the library's absolute path.
-        environment: what is set now. The simulator's own variables stay as they are.
+        environment: the current variables. Existing variables of the simulator stay.
     """
     found = {_LIBNRT: str(libnrt), "LD_LIBRARY_PATH": _in_front(str(libnrt.parent), environment.get("LD_LIBRARY_PATH"))}
     if not environment.get("NEURON_SIMULATOR_PYTHON"):
         found["NEURON_SIMULATOR_PYTHON"] = sys.executable
-        # Another Python gets none of this one's packages.
+        # Another Python must not get the packages of this one.
         if not environment.get("NEURON_SIMULATOR_PATH"):
             found["NEURON_SIMULATOR_PATH"] = str(_package().parent)
     own = cache.own_folder(environment)
@@ -98,11 +98,11 @@ def variables(libnrt: Path, environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What a libnrt of the simulator reads and speaks.
+    """The formats that a simulator's libnrt supports.
 
     Attributes:
         neff: the format of simulated NEFFs.
-        protocol: the version in which it speaks to its helper, which is kernelgen.
+        protocol: version of the protocol between it and its helper, which is kernelgen.
     """
 
     neff: int
@@ -113,7 +113,7 @@ OURS = Versions(container.SIMULATED_FORMAT, protocol.VERSION)
 
 
 def versions(libnrt: Path) -> Versions | None:
-    """Returns what a libnrt of the simulator says of itself; None for one of an earlier kernelgen, which says nothing."""
+    """Returns the versions that a simulator's libnrt reports; None for an earlier version of kernelgen, which reports none."""
     with libnrt.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         match = _VERSIONS.search(data)
         return Versions(int(match[1]), int(match[2])) if match else None
@@ -124,10 +124,10 @@ def check_versions(libnrt: Path, environment: Mapping[str, str]) -> None:
 
     Args:
         libnrt: the library.
-        environment: names another kernelgen, perhaps, of which nothing is known here.
+        environment: may name another kernelgen, whose version is not available here.
 
     Raises:
-        KernelgenError: it is.
+        KernelgenError: it belongs to another version.
     """
     if environment.get("NEURON_SIMULATOR_PYTHON"):
         return
@@ -137,7 +137,7 @@ def check_versions(libnrt: Path, environment: Mapping[str, str]) -> None:
 
 
 def difference(theirs: Versions | None) -> str:
-    """Returns what differs between a libnrt and this kernelgen, in words."""
+    """Returns the differences between a libnrt and this kernelgen as text."""
     if theirs is None:
         return "it does not say which NEFFs it reads, as this kernelgen's does"
     return (
@@ -147,17 +147,17 @@ def difference(theirs: Versions | None) -> str:
 
 
 def check_kernels(libnrt: Path, environment: Mapping[str, str]) -> None:
-    """Raises if the simulator runs none of the kernels that a program would open.
+    """Raises if the simulator can run none of the bundles that a program would open.
 
-    A program would not end for it: each kernel would be refused, and the CPU compute. Kernels that are part of a program are not
-    seen here, and what can't be read is for the program to say.
+    A program would continue without them: each kernel would be refused, and the CPU would compute. The check does not cover
+    kernels embedded in a program, and leaves errors of unreadable files to the program.
 
     Args:
         libnrt: the simulator's libnrt.
         environment: GGML_NEURON_KERNEL_DIR names the kernels.
 
     Raises:
-        KernelgenError: one mistake for each bundle.
+        KernelgenError: lists one mistake for each bundle.
     """
     theirs = versions(libnrt)
     mistakes = []
@@ -188,7 +188,7 @@ def check_kernels(libnrt: Path, environment: Mapping[str, str]) -> None:
 
 
 def _bundles(paths: str) -> list[Path]:
-    """Returns the packs and trees that the backend finds in folders; of a pack and a tree that are the same, the pack."""
+    """Returns the packs and trees that the backend finds in folders; of a pack and a tree of the same bundle, the pack."""
     found: list[Path] = []
     for path in (Path(part) for part in paths.split(":") if part):
         if path.is_file() or (path / "index.json").is_file():
@@ -201,7 +201,7 @@ def _bundles(paths: str) -> list[Path]:
 
 
 def _first_neff(bundle: Path) -> container.Header:
-    """Returns the header of a bundle's first NEFF: all are of one compiler.
+    """Returns the header of a bundle's first NEFF: one compiler made all of them.
 
     Raises:
         OSError, KernelgenError, LookupError: the bundle can't be read.
@@ -220,11 +220,11 @@ def find(named: Path | None, environment: Mapping[str, str]) -> Path:
     """Returns the absolute path of the simulator's libnrt.
 
     Args:
-        named: its path, as the user gave it.
-        environment: names it when the user does not; otherwise it is looked for beside kernelgen.
+        named: its path from the user.
+        environment: may name it, if the user does not; otherwise kernelgen's own places are searched.
 
     Raises:
-        KernelgenError: it is not there, or is another libnrt; the message says how to get it.
+        KernelgenError: it is missing, or is another libnrt; the message has the remedy.
     """
     variable = environment.get(_LIBNRT)
     if named is not None or variable:
@@ -241,16 +241,16 @@ def find(named: Path | None, environment: Mapping[str, str]) -> Path:
 
 
 def places() -> Iterator[Path]:
-    """Yields where the simulator's libnrt is looked for: beside an installed kernelgen, and in a checkout's builds."""
+    """Yields the places to search for the simulator's libnrt: beside an installed kernelgen, and in a checkout's builds."""
     package = _package()
-    # As CMake installs them, kernelgen and libnrt have one prefix: <prefix>/share/neuron-kernelgen/tools/kernelgen.
+    # CMake installs kernelgen and libnrt under one prefix: <prefix>/share/neuron-kernelgen/tools/kernelgen.
     prefixes = [Path(sys.prefix)]
     if package.parent.parent.name == "neuron-kernelgen" and package.parents[2].name == "share":
         prefixes.insert(0, package.parents[3])
     for prefix in prefixes:
         for folder in (prefix / "lib", prefix / "lib64", *sorted((prefix / "lib").glob("*-linux-gnu*"))):
             yield folder / "neuron-simulator" / LIBRARY
-    # Bazel's tests have it in the second; with Bazel the package is a link into the checkout.
+    # For Bazel's tests it is in the second; under Bazel the package is a link into the checkout.
     for root in dict.fromkeys((package.parents[1], package.resolve().parents[1])):
         for build in ("build/simulator", "backend/simulator", "bazel-bin/backend/simulator"):
             yield root / build / LIBRARY
@@ -273,5 +273,5 @@ def _missing(message: str) -> KernelgenError:
 
 
 def _in_front(folder: str, path: str | None) -> str:
-    """Returns a search path that begins with a folder, which is in it once."""
+    """Returns a search path with a folder in front, without duplicates of it."""
     return ":".join([folder, *(part for part in (path or "").split(":") if part and part != folder)])

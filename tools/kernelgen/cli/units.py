@@ -1,10 +1,10 @@
-"""How the command line writes amounts."""
+"""Formats amounts for the command line."""
 
 from __future__ import annotations
 
 
 def binary_size(count: int) -> str:
-    """Returns a number of bytes in the largest unit that leaves at least 1: `17 B`, `1.5 MiB`."""
+    """Returns a number of bytes in the largest unit in which it is at least 1: `17 B`, `1.5 MiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

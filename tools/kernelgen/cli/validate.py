@@ -1,4 +1,4 @@
-"""`kernelgen validate`: every mistake of manifests, or what they hold."""
+"""`kernelgen validate`: reports every mistake of manifests, or their contents."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What `kernelgen --version` prints: the version, the commit that it was built from, and what it runs with.
+"""The output of `kernelgen --version`: the version, its commit, and the versions of Python and JAX.
 
-tools/packaging runs this file by itself, where no kernelgen can be imported.
+tools/packaging runs this file as a script, without kernelgen on its path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def text() -> str:
 
 
 def describe(checkout: Path) -> str | None:
-    """Returns the first twelve digits of a checkout's commit, with `-dirty` where files differ from it; None without git."""
+    """Returns the first twelve digits of a checkout's commit, with `-dirty` if files differ from it; None without git."""
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
@@ -40,7 +40,7 @@ def describe(checkout: Path) -> str | None:
 
 
 def _of_checkout(root: Path) -> str | None:
-    """Returns the commit of the checkout that the package is in; None when it is in none."""
+    """Returns the commit of the checkout that contains the package; None if there is none."""
     return describe(root) if (root / ".git").exists() and (root / "pyproject.toml").is_file() else None
 
 

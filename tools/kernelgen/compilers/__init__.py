@@ -1,4 +1,4 @@
-"""Compilers of HLO to NEFF: one module each, one protocol between (`base.Compiler`), and the choice among them (`choice`).
+"""Compilers from HLO to NEFF: one module each, the common protocol (`base.Compiler`), and the choice among them (`choice`).
 
-Nothing is imported here: planning needs `settings` alone.
+This file imports nothing: planning needs only `settings`.
 """

@@ -1,4 +1,4 @@
-"""The protocol of all compilers, and what they share."""
+"""The protocol of all compilers, and their common checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelgen.targets import TARGETS
 
 
 class Compiler(Protocol):
-    """A compiler of HLO to NEFF. One object serves any number of threads."""
+    """A compiler from HLO to NEFF. One object serves any number of threads."""
 
     @property
     def name(self) -> str:
@@ -20,7 +20,7 @@ class Compiler(Protocol):
 
     @property
     def identity(self) -> str:
-        """Name and version: with the HLO and the settings, all that a NEFF depends on."""
+        """Name and version. A NEFF depends only on this, the HLO and the settings."""
 
     @property
     def note(self) -> str:
@@ -40,13 +40,13 @@ class Compiler(Protocol):
         """Returns the NEFF.
 
         Args:
-            hlo: serialized HloModuleProto.
+            hlo: a serialized HloModuleProto.
             config: target and settings.
-            kernel: the kernel's name, for errors and for the files kept of a failure.
-            log_dir: where those are kept; nothing is written there when all goes well.
+            kernel: the kernel's name, for errors and for the files kept after a failure.
+            log_dir: folder for the files kept after a failure; a successful compile writes nothing there.
             timeout: seconds; None for no limit.
             memory_mb: MiB of memory that the compiler may use; None for no limit.
-            log: the file for what the compiler prints, written when all goes well; a compiler that prints nothing writes none.
+            log: file for the compiler's output, written on success if the compiler prints anything.
 
         Raises:
             KernelgenError: the compiler failed (exit code 1).
@@ -54,11 +54,11 @@ class Compiler(Protocol):
 
 
 def refuse_unsupported(hlo: bytes, config: CompileConfig, kernel: str) -> list[str]:
-    """Raises what neuronx-cc is known to refuse with these settings, without an SDK and before minutes of compiling.
+    """Raises for HLO that neuronx-cc is known to refuse with these settings: without an SDK, and without minutes of compiling.
 
-    Everything that checks HLO before a compile, or in its place, asks here: with some flags the compiler takes more.
+    Every check of HLO before a compile, or instead of one, calls this: the flags decide what the compiler accepts.
 
-    Returns the lint's warnings, a line of text each: what the compiler takes and may not do what was meant.
+    Returns the lint's warnings, one line each: code that compiles but may not do what its author meant.
 
     Raises:
         KernelgenError: one diagnostic for each error, with the rule's name; or `hlo` is not HLO.

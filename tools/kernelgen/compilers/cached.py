@@ -1,10 +1,10 @@
-"""Takes a NEFF from the caches, or makes it: what Bazel's compile actions call where a cache is configured.
+"""Takes a NEFF from the caches, or makes it: Bazel's compile actions call this where a cache is configured.
 
     python -m kernelgen.compilers.cached KEY OUTPUT COMMAND...
 
-KEY is the NEFF's key as JSON (`compilers.identity.Key`), OUTPUT the file to write, COMMAND what compiles it to OUTPUT. The
-environment says which caches there are (docs/reference/caching.md). The exit status is COMMAND's when it ran and failed, and 75
-(`EX_TEMPFAIL`) when the caches can't be used at all: then the caller compiles by itself.
+KEY is the NEFF's key as JSON (`neff.identity.Key`), OUTPUT the file to write, COMMAND the command that compiles to OUTPUT. The
+environment selects the caches (docs/reference/caching.md). The exit status is COMMAND's if it ran and failed, or 75 (`EX_TEMPFAIL`)
+if the caches are unusable: then the caller compiles by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The choice of a compiler: neuronx-cc where it is installed, or the simulator."""
+"""The choice of a compiler: neuronx-cc where it is installed, otherwise the simulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
 CHOICES = ("auto", NAME, "simulator")
 
 SDK_VARIABLE = "NEURON_SDK"
-"""Names the virtual environment that the Neuron SDK's Python packages are installed in."""
+"""Environment variable with the path of the virtual environment that holds the Neuron SDK's Python packages."""
 
 HOW_TO_INSTALL = (
     "install neuronx-cc from AWS's package index (see the Neuron SDK's installation guide) and have it on PATH, "
@@ -25,15 +25,15 @@ HOW_TO_INSTALL = (
 
 
 def resolve(choice: str = "auto", *, path: str | Path | None = None, env: Mapping[str, str] | None = None) -> Compiler:
-    """Returns the compiler of choice.
+    """Returns the selected compiler.
 
     Args:
-        choice: `auto` takes neuronx-cc where it is installed and the simulator elsewhere; the compiler's `note` says so.
-        path: neuronx-cc itself, when it is not to be searched for; not for the simulator.
-        env: where NEURON_SDK and PATH are looked up; this process's environment by default.
+        choice: `auto` selects neuronx-cc where it is installed and the simulator elsewhere; the compiler's `note` reports which.
+        path: path of neuronx-cc, to skip the search; not for the simulator.
+        env: environment with NEURON_SDK and PATH; this process's by default.
 
     Raises:
-        KernelgenError: the choice is unknown, neuronx-cc is asked for and not there, or what is there is not neuronx-cc.
+        KernelgenError: the choice is unknown, neuronx-cc is required but missing, or the program is not neuronx-cc.
     """
     if choice not in CHOICES:
         raise KernelgenError(f"unknown compiler '{choice}'{did_you_mean(choice.replace('-', '_'), CHOICES)}")
@@ -55,10 +55,10 @@ def resolve(choice: str = "auto", *, path: str | Path | None = None, env: Mappin
 
 
 def find_sdk(env: Mapping[str, str] | None = None) -> Path | None:
-    """Returns the neuronx-cc of the virtual environment that NEURON_SDK names, else the one on PATH, else None.
+    """Returns neuronx-cc of the virtual environment that NEURON_SDK names, else the one on PATH, else None.
 
     Raises:
-        KernelgenError: NEURON_SDK is set and no neuronx-cc is there: who sets it does not mean another one, or none.
+        KernelgenError: NEURON_SDK is set and has no neuronx-cc: a fallback would not be what the user meant.
     """
     env = os.environ if env is None else env
     sdk = env.get(SDK_VARIABLE)
@@ -76,7 +76,7 @@ def find_sdk(env: Mapping[str, str] | None = None) -> Path | None:
 
 
 def _placeholder(prefix: Path) -> str:
-    """Returns a remark when a Python environment has the package neuronx-cc but not the program.
+    """Returns a remark if a Python environment has the package neuronx-cc but not the program.
 
     The public Python index has an empty package of that name, so `pip install neuronx-cc` succeeds and installs nothing.
     """

@@ -1,8 +1,8 @@
-"""neuronx-cc as a `Compiler`: the settings and the errors around its driver (`neuronx_cc_driver`).
+"""neuronx-cc as a `Compiler`: settings and errors around its driver (`neuronx_cc_driver`).
 
-Settings are `CompileConfig.flags`, every one explicit. `--native-int64` and `--implicit-integer-downcast` are not among them:
-releases that do not know them refuse them, and they change nothing, because the HLO that kernelgen emits holds no 64-bit integers
-(I64 tensors arrive as pairs of i32). A manifest whose own emitters need them has `extra_flags`, which are part of the NEFF's key.
+`CompileConfig.flags` passes every setting explicitly. It omits `--native-int64` and `--implicit-integer-downcast`: releases without
+them refuse them, and they change nothing, because the HLO that kernelgen emits has no 64-bit integers (I64 tensors arrive as pairs
+of i32). A manifest whose own emitters need them sets `extra_flags`, which are part of the NEFF's key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NAME = driver.NAME
 
 @dataclass(frozen=True, slots=True)
 class NeuronxCC:
-    """A `Compiler`; see there. Made by `open`.
+    """A `Compiler` that `open` returns.
 
     Attributes:
-        executable: the program, absolute.
-        version: what it calls itself.
-        note: what to tell the user once.
+        executable: absolute path of the program.
+        version: its version as it prints it.
+        note: a message to print once.
     """
 
     executable: Path
@@ -35,10 +35,10 @@ class NeuronxCC:
 
     @staticmethod
     def open(executable: str | Path) -> NeuronxCC:
-        """Returns the compiler that a program is, after asking for its version.
+        """Returns the compiler at a path, after reading its version.
 
         Raises:
-            KernelgenError: it cannot be run, or does not say which version of the NeuronX Compiler it is.
+            KernelgenError: it cannot be run, or does not print a version of the NeuronX Compiler.
         """
         path = Path(executable).absolute()  # not resolved: a virtual environment's program may be a link
         try:
@@ -65,7 +65,7 @@ class NeuronxCC:
         memory_mb: int | None = None,
         log: Path | None = None,
     ) -> bytes:
-        """Returns the NEFF; see `Compiler.compile`, and the driver's `compile_hlo` for what a failure leaves."""
+        """Returns the NEFF; see `Compiler.compile`, and the driver's `compile_hlo` for the files kept after a failure."""
         try:
             with tempfile.TemporaryDirectory(prefix="kernelgen-native-") as folder:
                 return driver.compile_hlo(

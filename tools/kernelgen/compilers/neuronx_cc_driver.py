@@ -1,16 +1,16 @@
-"""Runs neuronx-cc, AWS's compiler, as a program that is not trusted to behave.
+"""Runs neuronx-cc, AWS's compiler, as an untrusted program.
 
     python3 neuronx_cc_driver.py --compiler=PROGRAM --hlo=FILE --output=FILE [options] -- FLAGS...
 
-This file is an input of every compile in Bazel, and a change of it (except in comments) compiles every kernel again. So it needs
-Python 3.8 or later and nothing else, it takes the flags as text, and the lint, reports and planning have other homes.
+This file is an input of every compile in Bazel: a change other than to comments recompiles every kernel. So it needs only Python
+3.8 or later, takes the flags as text, and leaves lint, reports and planning to other modules.
 
-neuronx-cc runs in a scratch folder that is removed afterwards, because it leaves files wherever it runs; with an environment of our
-own, so that nothing of the caller's (`NEURON_CC_FLAGS`, `PYTHONPATH`, …) is in a NEFF; in a session of its own, which is killed
-as a whole when the time or the memory is used up, when the compiler ends, and when this process dies, however it dies. Its exit
-status *and* its output are checked: public reports have it exit with an error beside a good file.
+neuronx-cc runs in a scratch folder that is removed afterwards, because it leaves files in its working folder. It has a fixed
+environment, so that no variable of the caller (`NEURON_CC_FLAGS`, `PYTHONPATH`, …) affects a NEFF. It leads its own session. The
+driver kills the whole session when the time or memory limit is reached, when the compiler ends, and when the driver itself dies for
+any reason. The driver checks exit status *and* output: public reports show an error status beside a good file.
 
-Nothing here has been run against a real neuronx-cc; the tests run it against a double that behaves as AWS documents the program.
+This code has never run with a real neuronx-cc; the tests use a test double that behaves as AWS documents the program.
 """
 
 from __future__ import annotations
@@ -39,38 +39,38 @@ INPUT = "hlo_module.pb"
 OUTPUT = "kernel.neff"
 LOG = "log.txt"
 OWN_LOG = "log-neuron-cc.txt"
-"""neuronx-cc's own log, by its default name."""
+"""The default name of neuronx-cc's own log."""
 
 CACHE = "neff-cache"
-"""A program beside the compiler's launcher: it looks for a NEFF in kernelgen's cache, where one is configured."""
+"""A program beside the compiler's launcher that looks up a NEFF in kernelgen's cache, if one is configured."""
 
 NO_CACHE = 75
-"""The exit status of that program when the cache can't be used (`EX_TEMPFAIL`)."""
+"""The exit status of that program if the cache is unusable (`EX_TEMPFAIL`)."""
 
 LOG_HEAD, LOG_TAIL = 16 * 1024, 48 * 1024
-"""Bytes of the log of a compile that went well which are kept: from its beginning and from its end."""
+"""Bytes kept of a successful compile's log: from its beginning and from its end."""
 
 TAIL_LINES = 20
 TAIL_BYTES = 64 * 1024
 VERSION_TIMEOUT = 120.0
-"""Seconds for `--version`; the program is slow to start on a cold disk."""
+"""Time limit of `--version` in seconds; the program is slow to start from a cold disk."""
 
 POLL_SECONDS = 0.1
-"""How often memory is looked at; less often where looking takes long, because the machine runs very many processes."""
+"""Seconds between two memory checks; longer where a check takes long because the machine runs very many processes."""
 
 _BANNER = re.compile(r"NeuronX Compiler version (\S+)")
 
-# The compiler is started through a shell that first leaves a watchman in the session: it waits on a pipe whose other end only this
-# process holds, and kills the session's process group when that end closes. `exec` keeps the process id and the exit status.
+# A shell starts the compiler and first leaves a watchman in the session: it waits on a pipe whose other end only this process
+# holds, and kills the session's process group when that end closes. `exec` keeps the process id and the exit status.
 _START = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
 
 
 class CompileFailure(Exception):
-    """A compile, or a question for the version, that failed.
+    """A failed compile, or a failed `--version`.
 
     Args:
-        message: what went wrong.
-        hint: what to do about it, and where to read more; several lines.
+        message: the problem.
+        hint: the remedy, and where to read more; several lines.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -80,7 +80,7 @@ class CompileFailure(Exception):
 
 
 def command(executable: Path, flags: Sequence[str]) -> list[str]:
-    """Returns the command line, to be run in a folder that holds the HLO as `hlo_module.pb`."""
+    """Returns the command line, to run in a folder that holds the HLO as `hlo_module.pb`."""
     return [str(executable), "compile", INPUT, *flags, "--output", OUTPUT, "--logfile", OWN_LOG]
 
 
@@ -95,30 +95,31 @@ def compile_hlo(
     memory_mb: int | None = None,
     log: Path | None = None,
 ) -> bytes:
-    """Returns the NEFF.
+    """Compiles HLO and returns the NEFF.
 
-    Of a failure, the HLO and the log are kept in `<log_dir>/<neff>.failed`; the error names them and has the command that repeats
-    it. Memory is what the session's processes occupy together, looked at ten times a second: shared pages count once (where the
-    kernel tells), and a short peak can be missed. A process that starts a session of its own is not counted, and nothing is where
-    there is no /proc.
+    After a failure, the HLO and the log stay in `<log_dir>/<neff>.failed`; the error names them and the command to repeat the
+    compile. The memory limit applies to the sum over the session's processes, checked ten times a second. Shared pages count once
+    if the kernel reports them, and a check can miss a short peak. A process that starts its own session does not count, and
+    without /proc there is no memory limit.
 
     Args:
         hlo: a serialized HloModuleProto.
-        executable: neuronx-cc, absolute.
-        flags: its arguments, all of them but those for files.
+        executable: absolute path of neuronx-cc.
+        flags: its arguments, except those for files.
         neff: the NEFF's name, `<kernel>.<settings>`.
-        log_dir: where what explains a failure is kept.
+        log_dir: folder for the files kept after a failure.
         timeout: seconds; None for no limit.
         memory_mb: MiB that the compiler may use; None for no limit.
-        log: the file to which the log of a compile that goes well is written; None for no such file. It is not a part of the NEFF,
-            and differs from run to run: the compiler may print times. Where the compiler and the scratch folder are is not in it.
+        log: output file for the log of a successful compile; None for none. It is not part of the NEFF, and differs from run to
+            run:
+            the compiler may print times. It does not contain the paths of the compiler and the scratch folder.
 
     Raises:
-        Failure: the compiler failed, or a limit was reached.
+        CompileFailure: the compiler failed, or a limit was reached.
     """
     words = command(executable, flags)
     kept = Path(log_dir).absolute() / f"{neff}.failed"
-    # A log of an earlier failure must not be taken for one of this run.
+    # A log of an earlier failure must not pass for one of this run.
     shutil.rmtree(kept, ignore_errors=True)
     with _scratch() as scratch:
         (scratch / INPUT).write_bytes(hlo)
@@ -142,10 +143,10 @@ def compile_hlo(
 
 
 def version(executable: Path) -> str:
-    """Returns the version from the first line that `--version` prints; later lines are not for machines.
+    """Returns the version from the first line that `--version` prints; later lines have no fixed format.
 
     Raises:
-        Failure: it can't be run, or does not say which version of the NeuronX Compiler it is.
+        CompileFailure: it can't be run, or does not print a version of the NeuronX Compiler.
     """
     if not os.access(executable, os.X_OK) or not executable.is_file():
         raise CompileFailure(f"{executable} is not a program that can be run")
@@ -174,7 +175,7 @@ def version(executable: Path) -> str:
 
 
 def machine_memory_mb() -> int:
-    """Returns the memory that compiles may use together, in MiB: four fifths of the machine's or the container's."""
+    """Returns the memory that all compiles may use together, in MiB: four fifths of the machine's or the container's."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
@@ -187,12 +188,12 @@ def machine_memory_mb() -> int:
 
 @dataclass(frozen=True)
 class _End:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
         status: exit status, or minus the signal that killed it.
-        killed: why it was killed by us: `time`, `memory`, or nothing.
-        memory_mb: MiB in use when it was killed for it.
+        killed: the limit for which this process killed it: `time`, `memory`, or empty.
+        memory_mb: MiB in use when the memory limit was reached.
     """
 
     status: int
@@ -209,8 +210,8 @@ def _run(
     memory_mb: int | None = None,
     errors: int = subprocess.STDOUT,
 ) -> _End:
-    """Runs a command in a session of its own until it ends or a limit is reached, and leaves none of the session behind."""
-    lifeline, held = os.pipe()  # neither is inherited by other processes that are started meanwhile
+    """Runs a command in its own session until it ends or reaches a limit, and leaves no process of the session behind."""
+    lifeline, held = os.pipe()  # other processes that start meanwhile inherit neither
     try:
         process = subprocess.Popen(
             ["/bin/sh", "-c", _START, "sh", *command],
@@ -225,7 +226,7 @@ def _run(
         os.close(held)
         raise
     finally:
-        os.close(lifeline)  # the watchman has it
+        os.close(lifeline)  # the watchman holds it
     deadline = None if timeout is None else time.monotonic() + timeout
     killed, used, poll = "", 0, POLL_SECONDS
     try:
@@ -243,13 +244,14 @@ def _run(
                 if memory_mb is not None:
                     begun = time.monotonic()
                     used = _memory(process.pid, memory_mb)
-                    # With many processes a look takes long: then about a twentieth of the time, but one look each second.
+                    # With many processes a check takes long: limit checks to about a twentieth of the time, but at least one a
+                    # second.
                     poll = min(1.0, max(POLL_SECONDS, 20 * (time.monotonic() - begun)))
                     if used > memory_mb:
                         killed = "memory"
                         break
     finally:
-        # Also what the compiler left running, and the watchman.
+        # Also kill processes that the compiler left running, and the watchman.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -258,10 +260,10 @@ def _run(
 
 
 def _memory(session: int, budget: int) -> int:
-    """Returns the MiB of memory in use by the processes of a session.
+    """Returns the memory in MiB that the processes of a session use.
 
-    The resident sizes are summed first, which is quick and counts shared pages more than once; only when that is more than the
-    budget is the kernel asked for proportional sizes.
+    Sums the resident sizes first, which is fast but counts shared pages more than once. Only if that exceeds the budget, it
+    reads the proportional sizes.
     """
     pids, pages = [], 0
     for entry in _processes():
@@ -269,7 +271,7 @@ def _memory(session: int, budget: int) -> int:
             stat = (entry / "stat").read_text()
         except OSError:  # ended meanwhile
             continue
-        fields = stat.rpartition(")")[2].split()  # the name before may hold anything
+        fields = stat.rpartition(")")[2].split()  # the process name before ")" may contain anything
         if int(fields[3]) == session:
             pids.append(entry)
             pages += int(fields[21])
@@ -284,7 +286,7 @@ def _memory(session: int, budget: int) -> int:
             continue
         match = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
         if not match:
-            return resident  # a kernel that does not tell: rather too much than a machine without memory
+            return resident  # without proportional sizes, an overestimate is better than exhausted memory
         proportional += int(match[1])
     return proportional >> 10
 
@@ -299,7 +301,7 @@ def _processes() -> list[Path]:
 def _judge(
     end: _End, output: Path, tail: list[str], timeout: float | None, memory_mb: int | None
 ) -> tuple[str | None, str]:
-    """Returns what went wrong, None for nothing, and what to do about it."""
+    """Returns the problem, None for none, and its remedy."""
     if end.killed == "time":
         return (
             f"still running after {timeout:g} s, and was stopped",
@@ -328,7 +330,7 @@ def _judge(
 
 
 def _signal_name(number: int) -> str:
-    """Returns what a signal is called; real-time signals have numbers only."""
+    """Returns a signal's name; real-time signals have numbers only."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -336,7 +338,7 @@ def _signal_name(number: int) -> str:
 
 
 def _damage(neff: Path) -> str:
-    """Returns what is wrong with the frame of a NEFF, nothing if its header fits its size. What is inside is not looked at."""
+    """Returns the problem with a NEFF's outer structure; empty if its header fits its size. Does not check the payload."""
     size = neff.stat().st_size
     with neff.open("rb") as file:
         head = file.read(1024)
@@ -353,7 +355,7 @@ def _damage(neff: Path) -> str:
 
 
 def _explanation(advice: str, words: Sequence[str], kept: Path) -> str:
-    """Returns what a user should read of a failure, and how it is repeated."""
+    """Returns the explanation of a failure for the user, with the command to repeat it."""
     lines = [advice] if advice else []
     tail = _tail(kept / LOG)
     if len(tail) > 1:  # the first line is the command
@@ -366,7 +368,7 @@ def _explanation(advice: str, words: Sequence[str], kept: Path) -> str:
 
 
 def _tail(log: Path) -> list[str]:
-    """Returns the last lines of a log of any size, each cut to a width that can be read."""
+    """Returns the last lines of a log of any size, each cut to a readable width."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -375,12 +377,12 @@ def _tail(log: Path) -> list[str]:
     except OSError:
         return []
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    # Control characters (colours, a terminal's title) are the compiler's, not the user's.
+    # Strip control characters (colours, a terminal's title): they must not reach the user's terminal.
     return [re.sub(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f]", "", line)[:400] for line in lines[-TAIL_LINES:]]
 
 
 def _bounded(log: Path) -> bytes:
-    """Returns a log; of a long one whole lines from its beginning and its end, and between them how many bytes are left out."""
+    """Returns a log; of a long one, whole lines of its beginning and end, with the number of omitted bytes between them."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -394,7 +396,7 @@ def _bounded(log: Path) -> bytes:
 
 
 def _keep(scratch: Path, kept: Path) -> None:
-    """Moves what explains a failure from the scratch folder to where it stays."""
+    """Moves the files that explain a failure out of the scratch folder."""
     try:
         kept.mkdir(parents=True, exist_ok=True)
         for name in (INPUT, LOG, OWN_LOG):
@@ -405,7 +407,7 @@ def _keep(scratch: Path, kept: Path) -> None:
 
 
 def _environment(executable: Path, scratch: Path) -> Mapping[str, str]:
-    """Returns the whole environment of a compile: the same on every machine except for the folders."""
+    """Returns the whole environment of a compile: equal on every machine except for the folders."""
     return {
         "PATH": f"{executable.parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(scratch / "home"),
@@ -450,7 +452,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         if not args.no_cache:
             if args.log:
-                args.log.write_bytes(b"")  # a build that declares the file needs it, also when nothing is compiled
+                args.log.write_bytes(b"")  # a build that declares the log needs the file, even if nothing is compiled
             status = _from_cache(args, argv)
             if status is not None:
                 return status
@@ -466,12 +468,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _compile_file(args: argparse.Namespace) -> None:
-    """Compiles one file to another, which appears by rename."""
+    """Compiles one file to another; the output appears by rename."""
     # Not resolved: a virtual environment's program may be a link.
     executable = args.compiler.absolute()
     found = f"{NAME} {version(executable)}"
     if found != args.identity:
-        # The NEFF would be stored under the name of a compiler that did not make it.
+        # Otherwise the NEFF would be stored under the name of another compiler.
         raise CompileFailure(f"the build is for {args.identity}, and this machine has {found} ({executable})")
     name = args.output.name[: -len(".neff")] if args.output.name.endswith(".neff") else args.output.name
     try:
@@ -496,10 +498,10 @@ def _compile_file(args: argparse.Namespace) -> None:
 
 
 def _from_cache(args: argparse.Namespace, argv: Sequence[str]) -> int | None:
-    """Has kernelgen's cache find the NEFF, or compile it by a call of this program; returns the exit status.
+    """Runs kernelgen's cache program, which returns a cached NEFF or calls this program to compile; returns the exit status.
 
-    None when there is no cache, or it can't be used. The cache is found by its place beside the launcher's real file, so that it is
-    not a part of what a compile depends on: whether a NEFF is taken from it or compiled makes no difference.
+    Returns None if there is no cache, or it is unusable. The cache program is found beside the launcher's real file, so it is not
+    an input of a compile: a cached NEFF equals a compiled one.
     """
     cache = Path(os.path.realpath(args.compiler)).with_name(CACHE)
     if not os.access(cache, os.X_OK):

@@ -1,7 +1,8 @@
-"""Calls of what NKI's own compiler made of a kernel: the part of HLO that names files, and how these are named by their content.
+"""Calls to the output of NKI's compiler in HLO: files that the calls reference, named by their content.
 
-In a canonical module a call's configuration names its file as `sha256:<digest>`, and the file's bytes are an attribute of the call,
-in base64. So the module's bytes say all that the NEFF depends on, and no path. `materialized` makes of it what neuronx-cc is given.
+In a canonical module a call's configuration names its file as `sha256:<digest>`, and an attribute of the call holds the file's
+bytes in base64. So the module's bytes determine the NEFF, and contain no path. `materialized` turns the module into neuronx-cc's
+input.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from kernelgen.hlo.custom_calls import ARTIFACT
 
 
 def materialized(hlo: bytes, folder: Path) -> bytes:
-    """Returns a module as neuronx-cc is given it: the files that it needs are in a folder, and its calls name them there.
+    """Returns a module as input for neuronx-cc: writes its files to a folder and points its calls to them.
 
     Args:
         hlo: a canonical module; one without such calls is returned as it is.
-        folder: where the files are written.
+        folder: the output folder of the files.
 
     Raises:
         KernelgenError: a call's configuration does not name its file.

@@ -1,14 +1,13 @@
-"""Runs NKI's own compiler on one kernel, and writes what it made of it.
+"""Runs NKI's compiler on one kernel and writes a record of its output.
 
     python3 nki_driver.py --identity=NAME --emitter=FILE.py --call=JSON --target=TARGET --output=FILE
 
-In Bazel this file is an input of every native kernel, and is run by the Python that has NKI, not by kernelgen's own: it needs
-Python 3.8, NumPy and NKI, and nothing of kernelgen. `kernelgen build` and CMake call `record` in their own process.
+In Bazel this file is an input of every native kernel. The Python that has NKI runs it, not kernelgen's Python: it requires Python
+3.8, NumPy and NKI, and nothing of kernelgen. `kernelgen build` and CMake call `record` in their own process.
 
-What is written is JSON (`record`): it holds the file that the compiler leaves by its content, and no path.
+The output is JSON (`record`): it holds the compiler's output file by content, and no path.
 
-Neither form of the compiler was ever run here: they are called as public sources have it. `Toolchain` is the seam; tests stand a
-double in.
+Neither form of the compiler has been run here: the calls follow public sources. Tests replace `Toolchain` by a test double.
 """
 
 from __future__ import annotations
@@ -40,27 +39,27 @@ GENERATIONS: Mapping[str, str] = {
     "trn3": "gen4",
 }
 # Until here.
-"""What NKI calls the devices, by neuronx-cc's name of the target."""
+"""NKI's name of each device, by neuronx-cc's name of the target."""
 
 FORMS = (("nki.framework.compiled", "compiled"), ("nki.compile", "dumped"), ("neuronxcc.nki.compile", "dumped"))
-"""The modules that NKI's compiler is in, the newest first, and which of its forms each has."""
+"""The modules that may hold NKI's compiler, newest first, and the form that each has."""
 
 
 class NkiFailure(Exception):
-    """The compiler is absent, refuses the kernel, or leaves what can't be used."""
+    """The compiler is missing, refuses the kernel, or gives unusable output."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What a toolchain makes of one kernel.
+    """A toolchain's output for one kernel.
 
     Attributes:
         text: the call's configuration.
         results: shape and NumPy dtype name of each result.
-        aliases: result number by the number of the tensor argument whose memory it is written to.
-        constants: arrays that the call is given after the kernel's arguments.
-        collectives: whether the kernel communicates with others.
-        file: the file that the configuration names, if it does.
+        aliases: number of each result that is written into an argument's memory, by the number of that tensor argument.
+        constants: arrays that the call passes after the kernel's arguments.
+        collectives: whether the kernel communicates with other cores.
+        file: the file that the configuration names, or None.
     """
 
     text: str
@@ -72,11 +71,11 @@ class Config:
 
 
 class Toolchain(Protocol):
-    """NKI's own compiler."""
+    """NKI's compiler."""
 
     @property
     def name(self) -> str:
-        """What it is, with its version."""
+        """Its name with its version."""
 
     def config(
         self,
@@ -90,17 +89,17 @@ class Toolchain(Protocol):
         """Compiles a kernel.
 
         Args:
-            function: it.
-            arrays: NumPy arrays of the shapes and dtypes of its tensor arguments; their content means nothing.
+            function: the kernel.
+            arrays: NumPy arrays with the shapes and dtypes of its tensor arguments; their values are ignored.
             keywords: its other arguments.
-            grid: the programs in each dimension; empty for none.
+            grid: number of programs in each dimension; empty for none.
             target: neuronx-cc's name of the device.
-            folder: where files may be left until the call returns.
+            folder: a folder for files that are needed until the call returns.
         """
 
 
 def installed() -> Toolchain | None:
-    """Returns the toolchain of this Python, the newest form first; None when there is none."""
+    """Returns the toolchain of this Python, the newest form first; None if there is none."""
     for module, form in FORMS:
         try:
             found = importlib.import_module(module)
@@ -111,12 +110,12 @@ def installed() -> Toolchain | None:
 
 
 def asked(arrays: Sequence[Any], keywords: Mapping[str, Any], grid: Sequence[int], target: str) -> dict[str, Any]:
-    """Returns what a compiler is asked for, as JSON has it.
+    """Returns a compiler's request as JSON values.
 
     Args:
-        arrays: the kernel's tensor arguments, of which shape and dtype count.
+        arrays: the kernel's tensor arguments; only shape and dtype matter.
         keywords: its other arguments.
-        grid: the programs in each dimension.
+        grid: number of programs in each dimension.
         target: neuronx-cc's name of the device.
     """
     made: dict[str, Any] = json.loads(
@@ -140,22 +139,23 @@ def record(
     grid: tuple[int, ...],
     target: str,
 ) -> dict[str, Any]:
-    """Returns what a toolchain makes of a kernel: values that JSON has, without a path in them.
+    """Returns a toolchain's output for a kernel as JSON values without paths.
 
     Args:
-        toolchain: it.
+        toolchain: the toolchain.
         function: the kernel.
-        arrays: NumPy arrays of the shapes and dtypes of its tensor arguments.
+        arrays: NumPy arrays with the shapes and dtypes of its tensor arguments.
         keywords: its other arguments.
-        grid: the programs in each dimension; empty for none.
+        grid: number of programs in each dimension; empty for none.
         target: neuronx-cc's name of the device.
 
     Returns:
-        `asked`, the `toolchain`'s name, and the fields of `Config`: `text` names its file as `sha256:<digest>`, and `file` is that
-        file's bytes in base64, empty where there is none; an array of `constants` is its dtype, shape, and bytes in base64.
+        the values of `asked`, the `toolchain`'s name, and the fields of `Config`: `text` names its file as `sha256:<digest>`;
+        `file` is that file's bytes in base64, empty without a file; an array of `constants` is its dtype, shape, and bytes in
+        base64.
 
     Raises:
-        Failure: the toolchain fails.
+        NkiFailure: the toolchain fails.
     """
     with tempfile.TemporaryDirectory(prefix="kernelgen-nki-") as folder:
         try:
@@ -180,15 +180,15 @@ def record(
 
 
 def content_name(content: bytes) -> str:
-    """Returns how a file is named by its content."""
+    """Returns a file's name from its content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def renamed(text: str, old: str, new: str) -> str:
-    """Returns a configuration, which is in base64 or plain, with another name of a file.
+    """Returns a configuration, plain or in base64, with a file's name replaced.
 
     Raises:
-        Failure: it does not have the old name.
+        NkiFailure: it does not contain the old name.
     """
     try:
         plain, coded = base64.b64decode(text, validate=True), True
@@ -206,7 +206,7 @@ def _coded(content: bytes) -> str:
 
 @contextlib.contextmanager
 def _programs(folder: Path) -> Iterator[None]:
-    """Lets a compiler find programs and a home, which a kernel's file does not see while it is imported."""
+    """Gives a compiler PATH and a home, which a kernel's file does not get while it is imported."""
     before = dict(os.environ)
     path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
     os.environ.update({"PATH": path, "HOME": str(folder), "TMPDIR": str(folder)})
@@ -235,7 +235,7 @@ def _bound(function: Callable[..., Any], arrays: Sequence[Any], keywords: Mappin
 
 
 class _Dumped:
-    """NKI up to 0.3: a kernel's configuration is a text that holds all of it."""
+    """NKI up to 0.3: a kernel's configuration is a text that holds its whole output."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -267,7 +267,7 @@ class _Dumped:
 
 
 class _Compiled:
-    """NKI from 0.4 on: a kernel's configuration names a file, which the compiler leaves in a folder."""
+    """NKI from 0.4 on: a kernel's configuration names a file that the compiler writes to a folder."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -307,7 +307,7 @@ class _Compiled:
 
 
 def _file(text: str, folder: Path) -> Path:
-    """Returns the file of a folder that a configuration in base64 names."""
+    """Returns the file in a folder that a base64 configuration names."""
     plain = base64.b64decode(text)
     found = [file for file in sorted(folder.rglob("*")) if file.is_file() and str(file).encode() in plain]
     if len(found) != 1:
@@ -319,11 +319,11 @@ def _file(text: str, folder: Path) -> Path:
 
 
 def _array(text: str) -> Any:
-    """Returns an array of zeros as a kernel's spec has it: `float32[128,8]`."""
+    """Returns an array of zeros from its text in a kernel's spec: `float32[128,8]`."""
     import numpy as np
 
     dtype, _, shape = text.rstrip("]").partition("[")
-    with contextlib.suppress(ImportError):  # bfloat16 and floats of 8 bits
+    with contextlib.suppress(ImportError):  # for bfloat16 and 8-bit floats
         importlib.import_module("ml_dtypes")
     return np.zeros([int(n) for n in shape.split(",") if n], np.dtype(dtype))
 
@@ -333,9 +333,9 @@ def _tuples(value: Any) -> Any:
 
 
 def _function(file: Path, name: str, module_name: str | None) -> Callable[..., Any]:
-    """Imports a file as a module of a package, so that it may import files beside it, and returns one of its functions.
+    """Imports a file as a module of a package, so that it can import files beside it, and returns one of its functions.
 
-    With its name in a package of Python, such as `core.norm`, it is imported as a module of that, by its own name.
+    If `module_name` names it inside a Python package, such as `core.norm`, it is imported under that name.
     """
     sys.dont_write_bytecode = True
     folder = file.parents[module_name.count(".") if module_name else 0]
@@ -348,7 +348,7 @@ def _function(file: Path, name: str, module_name: str | None) -> Callable[..., A
             package.__file__, package.__package__ = str(init), package.__name__
             exec(compile(init.read_bytes(), str(init), "exec"), vars(package))
         module = importlib.import_module(f"{package.__name__}.{module_name or file.stem}")
-    except BaseException as error:  # SystemExit, too: the code is anybody's
+    except BaseException as error:  # SystemExit, too: user code may raise anything
         if isinstance(error, KeyboardInterrupt):
             raise
         raise NkiFailure(f"{file}: can't be imported: {type(error).__name__}: {error}") from error
@@ -363,7 +363,7 @@ def _compile(args: argparse.Namespace) -> None:
     toolchain = installed()
     found = toolchain.name if toolchain else "no NKI"
     if toolchain is None or found != args.identity:
-        # The kernel would be stored under the name of a compiler that did not make it.
+        # Otherwise the kernel would be stored under the name of another compiler.
         raise NkiFailure(f"the build is for {args.identity}, and this machine has {found} ({sys.executable})")
     call = json.loads(args.call)
     os.environ.clear()
@@ -382,7 +382,7 @@ def _compile(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compiles one kernel, or with `--which` prints the toolchain's name, nothing where there is none; returns the exit status."""
+    """Compiles one kernel, or with `--which` prints the toolchain's name (empty if there is none); returns the exit status."""
     parser = argparse.ArgumentParser(description="Has NKI's own compiler compile one kernel.", allow_abbrev=False)
     parser.add_argument("--which", action="store_true", help="print which NKI this Python has")
     parser.add_argument("--identity", help="what the compiler must be: its name and version")

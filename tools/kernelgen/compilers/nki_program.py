@@ -1,9 +1,9 @@
-"""neuronx-cc for HLO that holds what NKI's own compiler made: its files are put beside the HLO, and neuronx-cc is run on that.
+"""Runs neuronx-cc on HLO that holds output of NKI's compiler: writes its files beside the HLO first.
 
     python3 -m kernelgen.compilers.nki_program COMPILER compile HLO FLAGS...
 
-The rules for Bazel have `neuronx_cc_driver` run this where a kernel is native, and neuronx-cc itself elsewhere. It is run in the
-driver's scratch folder, whose HLO stays as it is: so a failed compile can be repeated by the command that the driver prints.
+The Bazel rules make `neuronx_cc_driver` run this for native kernels, and neuronx-cc itself for others. It runs in the driver's
+scratch folder and leaves the HLO unchanged, so the command that the driver prints repeats a failed compile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernelgen.errors import KernelgenError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replaces this process by neuronx-cc; returns the exit status if that fails."""
+    """Replaces this process with neuronx-cc; returns the exit status if that fails."""
     compiler, step, hlo, *flags = argv
     try:
         made = nki_calls.materialized(Path(hlo).read_bytes(), Path.cwd())
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     given = Path("native.pb")
     given.write_bytes(made)
-    # What the script that runs this has changed for Python, and is not neuronx-cc's.
+    # Remove the variables that the launcher script sets for Python; they are not neuronx-cc's.
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KERNELGEN_HOME")}
     environment["HOME"] = os.environ["KERNELGEN_HOME"]
     os.execve(compiler, [compiler, step, str(given), *flags], environment)

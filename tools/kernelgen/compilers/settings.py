@@ -1,4 +1,4 @@
-"""How kernels are compiled: a target and the compiler's settings."""
+"""Compile settings of kernels: a target and the compiler's settings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kernelgen.targets import TARGETS
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
-    """How kernels are compiled: a target and neuronx-cc's settings, by its own names.
+    """Compile settings of kernels: a target and neuronx-cc's settings, under its own names.
 
-    Only these go into a NEFF's key (with the HLO's bytes and the compiler's identity). Defaults are neuronx-cc's own.
+    A NEFF's key has only these, the HLO's bytes and the compiler's identity. The defaults are neuronx-cc's.
 
     Attributes:
         target: `--target`.
@@ -23,8 +23,8 @@ class CompileConfig:
         auto_cast: `--auto-cast`: none, matmult or all.
         auto_cast_type: `--auto-cast-type`: bf16, fp16, tf32 or fp8_e4m3.
         model_type: `--model-type`: generic, transformer or unet-inference.
-        lnc: `--lnc`; the target's default when None was given to `make`.
-        extra_flags: further flags, in the order given.
+        lnc: `--lnc`; `make` replaces None by the target's default.
+        extra_flags: further flags, in the given order.
     """
 
     target: str
@@ -37,7 +37,7 @@ class CompileConfig:
 
     @staticmethod
     def make(target: str, *, lnc: int | None = None, **settings: Any) -> CompileConfig:
-        """Returns the settings for `target`, with the target's own `--lnc` unless one is given."""
+        """Returns the settings for `target`, with the target's default `--lnc` unless one is given."""
         return CompileConfig(target, lnc=TARGETS[target].lnc if lnc is None else lnc, **settings)
 
     def flags(self) -> list[str]:
@@ -62,10 +62,10 @@ class CompileConfig:
 
     @staticmethod
     def from_flags(flags: Sequence[str]) -> CompileConfig:
-        """Returns the settings that `flags` gave these arguments.
+        """Returns the settings from which `flags` made these arguments.
 
         Raises:
-            ValueError: they are not arguments as `flags` gives them.
+            ValueError: `flags` does not make such arguments.
         """
         if len(flags) >= 14:
             target, optlevel, model_type, auto_cast, cast_type, lnc = flags[3:14:2]

@@ -11,22 +11,22 @@ from kernelgen.hlo.custom_calls import TARGET
 from kernelgen.neff import container
 
 VERSION = "3"
-"""Raised when the simulator makes other NEFFs of the same HLO; a test compares the bytes of one with it."""
+"""Version of the simulator's NEFFs. Raise it when the same HLO gives other bytes; a test compares one NEFF's bytes."""
 
 
 def identity() -> str:
-    """Returns name and version: the simulator's own, and that of the XLA that it compiles with."""
+    """Returns name and version of the simulator, and of the XLA that it compiles with."""
     return f"simulator {VERSION} (jaxlib {importlib.metadata.version('jaxlib')})"
 
 
 def simulate(hlo: bytes, flags: Sequence[str]) -> bytes:
-    """Returns a simulated NEFF. Its bytes depend on the arguments and the identity alone.
+    """Returns a simulated NEFF. Its bytes depend only on the arguments and the identity.
 
-    What XLA makes is not kept: the HLO is what runs, compiled for the machine that it runs on.
+    XLA's output is discarded: the simulated device compiles the HLO for its own machine.
 
     Args:
         hlo: a serialized HloModuleProto.
-        flags: the arguments that neuronx-cc would be given.
+        flags: neuronx-cc's arguments.
 
     Raises:
         KernelgenError: `hlo` can't be read, or XLA does not compile it.

@@ -12,10 +12,10 @@ from kernelgen.errors import KernelgenError
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """A `Compiler`; see there.
+    """The simulator as a `Compiler`.
 
     Attributes:
-        note: what to tell the user once.
+        note: a message to print once.
     """
 
     note: str = ""
@@ -41,7 +41,7 @@ class Simulator:
     ) -> bytes:
         """Returns a simulated NEFF.
 
-        It works in this process: `timeout` and `memory_mb` do not apply, and the error holds all there is to know.
+        It runs in this process: `timeout` and `memory_mb` do not apply, and the error has all the information.
         """
         try:
             return simulate.simulate(hlo, config.flags())

@@ -1,4 +1,4 @@
-"""The build step from one HLO file to one NEFF file, which the ways to build without Bazel share."""
+"""The build step from one HLO file to one NEFF file, shared by all builds without Bazel."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a step did.
+    """The result of a step.
 
     Attributes:
-        source: where the NEFF came from: `compiled`, or a level of the cache (`local`, `shared`).
+        source: the source of the NEFF: `compiled`, or a cache level (`local`, `shared`).
         sha256: digest of the NEFF, in hex.
-        warnings: what the lint has to say of the HLO, a line each.
+        warnings: the lint's warnings about the HLO, one line each.
     """
 
     source: str
@@ -47,41 +47,41 @@ def compile_file(
     cache: Cache | None = None,
     log: str | Path | None = None,
 ) -> Compiled:
-    """Compiles one HLO file to a NEFF file, which appears by rename; on failure there is none.
+    """Compiles one HLO file to a NEFF file, which appears by rename; after a failure there is no NEFF file.
 
     Args:
         hlo: the file to compile.
         output: the NEFF to write.
         config: target and settings.
-        compiler: what to compile with.
-        kernel: the kernel's name for errors; by default the HLO's file name without its endings.
-        log_dir: where the log of a failure is kept; by default beside the output.
-        timeout: seconds.
+        compiler: the compiler.
+        kernel: the kernel's name for errors; by default the HLO's file name without its suffixes.
+        log_dir: folder for the log of a failure; by default the output's folder.
+        timeout: time limit in seconds.
         memory_mb: MiB the compiler may use.
-        cache: what it has is not compiled, and what it lacks is added. Time spent waiting for another process that compiles the
-            same is limited by `timeout` too, and counts apart.
-        log: the file for what the compiler prints; there is none of a NEFF from the cache.
+        cache: the cache to read first and to add a new NEFF to. `timeout` also limits, separately, the time spent waiting for
+            another process that compiles the same NEFF.
+        log: file for the compiler's output; not written for a NEFF from the cache.
 
     Raises:
-        KernelgenError: `hlo` cannot be read, is the output too, or is refused; or the compiler failed, or made a NEFF of something
-            else.
+        KernelgenError: `hlo` can't be read, is also the output, or is refused; or the compiler failed or gave a NEFF that does not
+            match.
         OSError: the output cannot be written.
     """
     hlo, output = Path(hlo), Path(output)
     if output.exists() and hlo.exists() and output.samefile(hlo):
         raise KernelgenError(f"{output}: the output is the input")
     fileio.check_replaceable(output)
-    # An old NEFF must not outlive a failed compile and be taken for its result.
+    # An old NEFF must not survive a failed compile and pass for its result.
     output.unlink(missing_ok=True)
     if log is not None:
-        Path(log).parent.mkdir(parents=True, exist_ok=True)  # the output's folder is made when it is written
+        Path(log).parent.mkdir(parents=True, exist_ok=True)  # the output's own folder is created later
         Path(log).unlink(missing_ok=True)
     try:
         data = hlo.read_bytes()
     except OSError as error:
         raise KernelgenError(f"{hlo}: {error.strerror}") from None
     name = kernel or kernel_of(hlo)
-    # Before the cache is asked: what an earlier version of the lint let pass may be there.
+    # Before the cache lookup: the cache may have a kernel that an earlier version of the lint accepted.
     warnings = refuse_unsupported(data, config, name)
 
     def compile_() -> bytes:
@@ -109,7 +109,7 @@ def compile_file(
 
 
 def _check(made: bytes, hlo: bytes, config: CompileConfig, kernel: str, compiler: Compiler) -> None:
-    """Raises when a NEFF that was just made is not for the target, or has not the HLO's tensors: no cache may get it."""
+    """Raises if a new NEFF is not for the target or lacks the HLO's tensors: it must not enter a cache."""
     try:
         expected = neff_format.tensors_of(hlo)
         description.check(description.describe(made), expected, config.target, config.lnc)

@@ -1,1 +1,1 @@
-"""What `kernelgen doctor --device` does on a NeuronCore, or on the simulator: libnrt from Python, and checks of it."""
+"""The checks of `kernelgen doctor --device` on a NeuronCore or the simulator, and libnrt from Python."""

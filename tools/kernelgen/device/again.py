@@ -1,4 +1,4 @@
-"""What `kernelgen doctor --device` runs in processes of their own: LIBNRT BUNDLE. Prints `measured.fingerprint` as JSON."""
+"""The program that `kernelgen doctor --device` runs in separate processes: LIBNRT BUNDLE. Prints `measured.fingerprint` as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelgen.device.libnrt import Libnrt, StatusError
 
 
 def main(libnrt: Path, bundle: Path) -> None:
-    """Waits until the process before has given its cores back, and prints the result."""
+    """Waits until the previous process has released its cores, and prints the result."""
     bench = DeviceBench(libnrt, bundle)
     until = time.monotonic() + measured.CORES_BUSY
     while True:

@@ -1,4 +1,4 @@
-"""What checks of a NeuronCore share: kernels as a bundle has them, and binding, executing and comparing them on the first core."""
+"""Common parts of the checks of a NeuronCore: a bundle's kernels, and their binding, execution and comparison on the first core."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_WAIT = 60
-"""Seconds for which executions in the queue may take."""
+"""Maximum seconds for queued executions."""
 
 TOLERANCE = 1e-5
-"""Normalized mean squared error of a kernel's results at most: test-backend-ops allows 5e-4 for products."""
+"""Maximum normalized mean squared error of a kernel's results: test-backend-ops allows 5e-4 for products."""
 
 
 class CheckError(Exception):
-    """What a check found wrong, and what it expected."""
+    """A check failed; the message has the problem and the expectation."""
 
 
 class MissingKernel(Exception):
-    """A kernel that the bundle lacks."""
+    """The bundle lacks a kernel."""
 
 
 class CheckWarning(Exception):
-    """A figure that differs from the expected one, though the device works."""
+    """A figure differs from the expected one, but the device works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class CheckResult:
     """The outcome of a check.
 
     Attributes:
-        name: the check's.
-        status: `ok`, `warning` where something works otherwise than it is taken to, `FAILED`, or `skipped` because one that it
-            needs failed.
-        text: what was found, what is wrong, or what it needs.
-        proves: what it shows.
+        name: the check's name.
+        status: `ok`, `warning` if something works but not as expected, `FAILED`, or `skipped` because a check that it needs
+            failed.
+        text: the result, the problem, or the missing requirement.
+        proves: the property that it shows.
     """
 
     name: str
@@ -55,17 +55,17 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckKernel:
-    """A kernel as a bundle has it.
+    """A kernel of a bundle.
 
     Attributes:
         name: its id.
         neff: the program.
-        hlo: what it computes.
-        inputs: the NEFF's name of each parameter.
-        outputs: of each result.
-        aliases: the parameter whose memory a result is written to, by the result's number.
-        spec: what kernelgen was asked for.
-        target: the device that it was compiled for.
+        hlo: its HLO.
+        inputs: NEFF tensor name of each parameter.
+        outputs: NEFF tensor name of each result.
+        aliases: number of the parameter whose memory holds a result, by the result's number.
+        spec: its spec.
+        target: the target of its compile.
     """
 
     name: str
@@ -87,7 +87,7 @@ def read_kernels(bundle: Path) -> list[CheckKernel]:
     """Returns the kernels of a bundle in the form of a tree.
 
     Raises:
-        OSError, ValueError, KeyError: it has no such form.
+        OSError, ValueError, KeyError: it is not a tree.
     """
     index = json.loads((bundle / "index.json").read_text())
     found = []
@@ -114,18 +114,18 @@ def _kernel(name: str, neff: bytes, hlo: bytes, spec: Spec, target: str) -> Chec
 
 
 class DeviceBench:
-    """The library, the kernels, and what is loaded of them.
+    """The library, the kernels, and the loaded programs.
 
     Args:
         libnrt: the library's file.
-        bundle: the tree of what is executed.
+        bundle: the tree with the kernels.
 
     Attributes:
-        kernels: those for one core.
-        sum: the one for several, which each of them loads.
-        cores: that the process has.
-        models: what is loaded, by the kernel's name.
-        taken: bytes of the core's memory that loading it took.
+        kernels: the kernels for one core.
+        sum: the kernel for several cores; each of them loads it.
+        cores: number of cores of the process.
+        models: the loaded programs, by the kernel's name.
+        taken: bytes of the core's memory that loading took.
     """
 
     def __init__(self, libnrt: Path, bundle: Path) -> None:
@@ -139,7 +139,7 @@ class DeviceBench:
         self.taken: dict[str, int] = {}
 
     def of(self, what: str) -> CheckKernel:
-        """Returns the first kernel whose id begins with some words: an op, or an op and the shape of its result.
+        """Returns the first kernel whose id starts with a text: an op, or an op and the shape of its result.
 
         Raises:
             MissingKernel: there is none.
@@ -147,7 +147,7 @@ class DeviceBench:
         return self._first(lambda k: k.name.startswith(f"{what}-"), what)
 
     def group(self, *ops: str, rows: int | None = None) -> CheckKernel:
-        """Returns the first group whose last nodes have these ops, and whose first node's result so many rows, if that is asked.
+        """Returns the first group whose last nodes have these ops, and whose first node's result has `rows` rows, if given.
 
         Raises:
             MissingKernel: there is none.
@@ -170,12 +170,12 @@ class DeviceBench:
         return found
 
     def clock(self) -> float:
-        """Returns seconds: the machine's, or what executions on the simulator would take on a device, whatever they take here."""
+        """Returns seconds: of the machine's clock, or on the simulator the modelled device time of executions."""
         modelled = self.nrt.simulated_ns()
         return time.perf_counter() if modelled is None else modelled / 1e9
 
     def bind(self, kernel: CheckKernel, arrays: Sequence[np.ndarray[Any, Any]]) -> Bound:
-        """Returns a loaded kernel with tensors of its own, the inputs of which hold some arrays."""
+        """Returns a loaded kernel with new tensors; its inputs hold the given arrays."""
         inputs = {}
         for name, array in zip(kernel.inputs, arrays, strict=True):
             inputs[name] = self.nrt.allocate(array.nbytes)
@@ -188,17 +188,17 @@ class DeviceBench:
         return self.bound(kernel, inputs, outputs)
 
     def bound(self, kernel: CheckKernel, inputs: Mapping[str, NrtTensor], outputs: Mapping[str, NrtTensor]) -> Bound:
-        """Returns a loaded kernel with some tensors."""
+        """Returns a loaded kernel with the given tensors."""
         model = self.models[kernel.name]
         used = {name: tensor for name, tensor in inputs.items() if name in model.inputs}
         sets = self.nrt.tensor_set(used), self.nrt.tensor_set(outputs)
         return Bound(dict(inputs), dict(outputs), lambda: self.nrt.execute(model, *sets), model, sets)
 
     def wait(self, queued: Sequence[Scheduled]) -> None:
-        """Waits until executions in the queue are done, in their order.
+        """Waits until queued executions are done, in order.
 
         Raises:
-            CheckError: they take longer than `MAX_WAIT`, or one is not done and the last one is.
+            CheckError: they take longer than `MAX_WAIT`, or the last one is done before an earlier one.
         """
         until = time.monotonic() + MAX_WAIT
         while not self.nrt.is_completed(queued[-1]):
@@ -250,8 +250,8 @@ class Bound:
 
 
 def inputs_of(kernel: CheckKernel) -> list[np.ndarray[Any, Any]]:
-    """Returns values for a kernel's inputs, the same each time: floats normal, those of a group's matrices smaller, so that its
-    values stay near 1, positions and row numbers ascending, blocks of quantized weights with scales that are numbers.
+    """Returns values for a kernel's inputs, the same each time: normal floats (smaller for a group's matrices, so that its values
+    stay near 1), ascending positions and row numbers, and blocks of quantized weights with finite scales.
     """
     import ml_dtypes
     import numpy as np
@@ -266,7 +266,7 @@ def inputs_of(kernel: CheckKernel) -> list[np.ndarray[Any, Any]]:
             # Bytes below 60: as halves of a float16 they are finite and positive.
             found.append(random.integers(0, 60, shape, dtype=np.uint8))
         elif kind.kind in "iu":
-            # I64 arrives as pairs of words, the lower one first.
+            # I64 arrives as pairs of words, low word first.
             numbers = np.zeros(shape, kind)
             words = numbers.reshape(-1, 2)[:, 0] if len(shape) == 5 else numbers.reshape(-1)
             words[:] = np.arange(len(words))

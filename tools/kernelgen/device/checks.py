@@ -1,7 +1,7 @@
-"""Checks of a NeuronCore through libnrt, in the order of a first hour on a device: each says what it found, or what is wrong.
+"""Checks of a NeuronCore through libnrt, in the order for a new device: each reports its result or the problem.
 
-Kernels are compared with what XLA computes from the same HLO on the CPU. All but sums over cores is done on the process's first
-core. A check that fails keeps those that need it from being made, and no other.
+The reference for kernels is XLA's result for the same HLO on the CPU. All checks except sums over cores run on the process's first
+core. A failed check skips only the checks that need it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kernelgen.spec.graph_kernel import GraphSpec
 __all__ = ["KERNELS", "MANIFEST", "Bench", "CheckResult", "read_kernels"]
 
 MAX_LAUNCH_US = 5000.0
-"""Of a small kernel: others measured 10 to 300 µs a call (docs/reference/device-checks.md)."""
+"""Maximum launch time of a small kernel, in µs: others measured 10 to 300 µs a call (docs/reference/device-checks.md)."""
 
 LAUNCHES = 200
 COPY_BYTES = 64 << 20
 ALIGNMENT = 512
 ELEMENT = 4
-"""Bytes of an element of the kernel that slices are tried with."""
+"""Bytes per element of the kernel that the check of slices uses."""
 IN_FLIGHT = 3
 
 
@@ -43,7 +43,7 @@ class Bench(DeviceBench):
 
     def run_all(self) -> Iterator[CheckResult]:
         """Yields the result of each check, in order."""
-        # Groups, and what compilers get wrong, have checks of their own.
+        # Groups and probes of miscompiles have their own checks.
         ops = [k for k in self.kernels if not (isinstance(k.spec, GraphSpec) or k.op.startswith("probe_"))]
         checks: list[tuple[str, str, Callable[[], str], str]] = [
             ("library", "libnrt can be loaded and has the functions", self._open, ""),
@@ -178,7 +178,7 @@ class Bench(DeviceBench):
     def _asynchronous(self) -> str:
         if not self.nrt.has_queues():
             return "the runtime has no nrta_* as SDK 2.29 has them: nrt_execute is used"
-        kernel = self.of("set_rows-256x64")  # in place: each execution needs what the one before left
+        kernel = self.of("set_rows-256x64")  # in place: each execution needs the previous one's result
         arrays = inputs_of(kernel)
         bound = self.bind(kernel, arrays)
         queued = [self.nrt.schedule(bound.model, *bound.sets) for _ in range(IN_FLIGHT)]
@@ -208,7 +208,7 @@ class Bench(DeviceBench):
     def _latency(self) -> str:
         kernel = self.of("add-256x4")
         bound = self.bind(kernel, inputs_of(kernel))
-        bound.execute()  # the first one takes longer
+        bound.execute()  # the first execution takes longer
         times = []
         for _ in range(LAUNCHES):
             begun = self.clock()

@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def _of_all(calls: Iterable[Future[T]]) -> list[T]:
-    """Returns what the calls of all ranks return, in the order of the ranks.
+    """Returns the results of all ranks' calls, in the order of the ranks.
 
     Raises:
-        StatusError: calls failed. It names each of them: when one rank fails, the others do too, with a status of their own.
+        StatusError: calls failed. It names each of them: if one rank fails, the others do too, with their own status.
     """
     calls = list(calls)
     failed = [
@@ -34,7 +34,7 @@ def summed(bench: DeviceBench) -> str:
 
     Raises:
         CheckError: a core's results are not the sum.
-        MissingKernel: the process has one core, or the bundle has no such program.
+        MissingKernel: the process has only one core, or the bundle has no such program.
     """
     import numpy as np
 

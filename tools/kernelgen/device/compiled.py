@@ -1,7 +1,6 @@
-"""Checks of what neuronx-cc made: forms that it was seen to get wrong without a message, on trn1 and trn2, with release 2.27.
+"""Checks of neuronx-cc's output: forms that release 2.27 was seen to compile wrong without a message, on trn1 and trn2.
 
-Right or wrong is what NumPy, or XLA on the CPU, says. A mistake is one of the SDK that is installed; a message says how to do
-without.
+The reference is NumPy, or XLA on the CPU. A mistake is one of the installed SDK; the message gives a workaround.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 LAYER_TOLERANCE = 1e-4
-"""Normalized mean squared error of a layer at most, from its ops and from the CPU's: it has many products, one behind the other."""
+"""Maximum normalized mean squared error of a layer, against its ops and the CPU: it has a long chain of products."""
 
 SLOWER = 4.0
-"""How much longer one row may take than two. Others saw 60 times, where a graph computes what it writes."""
+"""Maximum ratio of the time for one row to that for two. Others measured 60, in a graph that computes the rows that it writes."""
 
 REPEATS = 5
-"""The quickest of so many counts: the first is cold."""
+"""Number of runs, of which the fastest counts: the first is cold."""
 
 
 def layer(bench: DeviceBench) -> str:
-    """Compares a layer as one program with its ops, each a program: some mistakes appear only in a graph."""
+    """Compares a layer as one program with its ops as separate programs: some mistakes appear only in a graph."""
     import numpy as np
 
     from kernelgen.hlo import execute
@@ -71,7 +70,7 @@ def layer(bench: DeviceBench) -> str:
 def _op_by_op(
     bench: DeviceBench, spec: GraphSpec, arrays: Sequence[np.ndarray[Any, Any]]
 ) -> dict[tuple[str, int], NrtTensor]:
-    """Executes the nodes of a group, each a program, and returns the memory of slots (`s`) and nodes (`n`) by number."""
+    """Executes a group's nodes as separate programs, and returns the memory of slots (`s`) and nodes (`n`) by number."""
     places: dict[tuple[str, int], NrtTensor] = {}
     for i, array in enumerate(arrays):
         places["s", i] = bench.nrt.allocate(array.nbytes)
@@ -102,7 +101,7 @@ def _op_by_op(
 
 
 def rows(bench: DeviceBench) -> str:
-    """Reads and writes one row, and two, by their numbers. One was 0 when it was read, and took 60 times as long to be written."""
+    """Reads and writes one row, and two, by index. In the known mistake one row read as 0, and writing it took 60 times as long."""
     import numpy as np
 
     forms = {}
@@ -144,10 +143,10 @@ def _expect(
     tolerance: float = 1e-6,
     advice: str = "Build for two tokens a call at least, and drop the second",
 ) -> float:
-    """Executes a kernel some times, and returns the seconds of the quickest.
+    """Executes a kernel several times, and returns the time of the fastest run in seconds.
 
     Raises:
-        CheckError: its result is not what is expected.
+        CheckError: its result is not the expected one.
     """
     import numpy as np
 
@@ -180,7 +179,7 @@ def division(bench: DeviceBench) -> str:
 
     kernel = bench.of("probe_divide")
     (like,) = inputs_of(kernel)
-    # Multiples, and what is below and above them.
+    # Multiples of the divisor, and their neighbours.
     x = (np.arange(like.size, dtype=like.dtype) // 3 + 1) * DIVISOR + np.arange(like.size, dtype=like.dtype) % 3 - 1
     advice = (
         "This SDK divides through a float32 reciprocal: emitters must divide by powers of two, or compare with multiples "
@@ -191,7 +190,7 @@ def division(bench: DeviceBench) -> str:
 
 
 def rounding(bench: DeviceBench) -> str:
-    """Rounds to bfloat16 between elementwise ops: the pair of conversions was folded away."""
+    """Rounds to bfloat16 between elementwise ops: in the known mistake the compiler removed the pair of conversions."""
     import ml_dtypes
     import numpy as np
 
@@ -207,7 +206,7 @@ def rounding(bench: DeviceBench) -> str:
 
 
 def split(bench: DeviceBench) -> str:
-    """Splits the last axis into unequal parts: what PyTorch's bridge made of this was wrong, where slices were right."""
+    """Splits the last axis into unequal parts: PyTorch's bridge generated wrong code for it, while slices were right."""
     import numpy as np
 
     kernel = bench.of("probe_split")

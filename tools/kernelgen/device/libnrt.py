@@ -1,4 +1,4 @@
-"""AWS's libnrt, or the simulator's, from Python: the functions that checks need. backend/nrt/nrt_api.h has the prototypes."""
+"""AWS's libnrt, or the simulator's, from Python: the functions that the checks use. backend/nrt/nrt_api.h has the prototypes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 NEURON_RUNTIME = Path("/opt/aws/neuron/lib/libnrt.so.1")
-"""Where AWS's package aws-neuronx-runtime-lib puts it."""
+"""The path in AWS's package aws-neuronx-runtime-lib."""
 
 SUCCESS = 0
 COMPLETED_WITH_NUM_ERR = 1003
@@ -19,7 +19,7 @@ _PENDING = -1
 
 
 class StatusError(Exception):
-    """A function of libnrt that did not return NRT_SUCCESS."""
+    """A function of libnrt did not return NRT_SUCCESS."""
 
 
 class _Info(ctypes.Structure):
@@ -46,7 +46,7 @@ class NrtTensor:
     """A tensor on the device.
 
     Attributes:
-        handle: libnrt's.
+        handle: libnrt's handle.
         size: bytes.
     """
 
@@ -59,9 +59,9 @@ class NrtModel:
     """A loaded NEFF.
 
     Attributes:
-        handle: libnrt's.
-        inputs: bytes of each by name.
-        outputs: the same.
+        handle: libnrt's handle.
+        inputs: bytes of each input, by name.
+        outputs: bytes of each output, by name.
     """
 
     handle: ctypes.c_void_p
@@ -71,10 +71,10 @@ class NrtModel:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """An execution that was queued.
+    """A queued execution.
 
     Attributes:
-        status: how it ended, once it is completed.
+        status: its result, after completion.
         sequence: its number.
     """
 
@@ -83,7 +83,7 @@ class Scheduled:
 
 
 class Libnrt:
-    """The library, of which the first core is used.
+    """The library; it uses the first core.
 
     Args:
         path: its file.
@@ -107,26 +107,26 @@ class Libnrt:
             raise StatusError(f"{name} returned {text.decode()} ({status})")
 
     def version(self) -> str:
-        """Returns the runtime's version and what it says of itself."""
+        """Returns the runtime's version with its description."""
         found = _Version()
         self._call("nrt_get_version", ctypes.byref(found), ctypes.c_size_t(ctypes.sizeof(found)))
         return f"{'.'.join(map(str, found.numbers[:3]))} {found.detail.decode(errors='replace')}".strip()
 
     def init(self) -> int:
-        """Initializes the library and returns how many cores this process has."""
+        """Initializes the library and returns the number of this process's cores."""
         self._call("nrt_init", ctypes.c_int(_NO_FRAMEWORK), b"", b"")
         count = ctypes.c_uint32()
         self._call("nrt_get_visible_vnc_count", ctypes.byref(count))
         return count.value
 
     def close(self) -> None:
-        """Gives the cores back. After that only `close` may be called, and does nothing."""
+        """Releases the cores. After that only `close` may be called, and does nothing."""
         if not self._closed:
             self._closed = True
             self._library.nrt_close()
 
     def memory_used(self) -> int:
-        """Returns bytes of the first core's memory; 0 where the library does not tell."""
+        """Returns the used bytes of the first core's memory; 0 if the library does not report them."""
         if not hasattr(self._library, "nrt_get_vnc_memory_stats"):
             return 0
         used, size = (ctypes.c_size_t * 2)(), ctypes.c_size_t()
@@ -135,7 +135,7 @@ class Libnrt:
         return used[0]
 
     def simulated_ns(self, core: int = 0) -> int | None:
-        """Returns nanoseconds that a core's executions so far take on a device; None when the library is a device's."""
+        """Returns the nanoseconds that a core's executions so far would take on a device; None if the library is a device's."""
         if not hasattr(self._library, "nrt_simulator_clock"):
             return None
         ns = ctypes.c_uint64()
@@ -149,18 +149,18 @@ class Libnrt:
         return self._described(handle)
 
     def load_rank(self, neff: bytes, core: int, rank: int, ranks: int) -> NrtModel:
-        """Loads a NEFF with collectives; returns when as many threads as there are ranks have called it."""
+        """Loads a NEFF with collectives; returns after one thread per rank has called it."""
         handle = ctypes.c_void_p()
         size = ctypes.c_size_t(len(neff))
         self._call("nrt_load_collectives", neff, size, core, -1, rank, ranks, ctypes.byref(handle))
         return self._described(handle)
 
     def build_global_comm(self, core: int, rank: int, ranks: int) -> None:
-        """Says how many ranks a program has at most; returns when as many threads as that have called it."""
+        """Sets the maximum number of a program's ranks; returns after that many threads have called it."""
         self._call("nrt_build_global_comm", core, rank, ranks)
 
     def barrier(self, core: int, rank: int, ranks: int) -> None:
-        """Returns when as many threads as there are ranks have called it."""
+        """Returns after one thread per rank has called it."""
         self._call("nrt_barrier", core, rank, ranks)
 
     def _described(self, handle: ctypes.c_void_p) -> NrtModel:
@@ -180,13 +180,13 @@ class Libnrt:
         self._call("nrt_unload", model.handle)
 
     def allocate(self, size: int, core: int = 0) -> NrtTensor:
-        """Returns device memory of so many bytes."""
+        """Allocates `size` bytes of device memory."""
         handle = ctypes.c_void_p()
         self._call("nrt_tensor_allocate", _DEVICE, core, ctypes.c_size_t(size), b"doctor", ctypes.byref(handle))
         return NrtTensor(handle, size)
 
     def slice(self, source: NrtTensor, offset: int, size: int) -> NrtTensor:
-        """Returns a view of a part of a tensor."""
+        """Returns a view of a tensor's part."""
         handle = ctypes.c_void_p()
         sizes = ctypes.c_size_t(offset), ctypes.c_size_t(size)
         self._call("nrt_tensor_allocate_slice", source.handle, *sizes, b"doctor", ctypes.byref(handle))
@@ -212,7 +212,7 @@ class Libnrt:
         self._call("nrt_tensor_copy", source.handle, zero, to.handle, zero, ctypes.c_size_t(source.size))
 
     def tensor_set(self, tensors: Mapping[str, NrtTensor]) -> ctypes.c_void_p:
-        """Returns a set of tensors by name, which lasts as long as the process."""
+        """Returns a set of tensors by name; it exists until the process ends."""
         handle = ctypes.c_void_p()
         self._call("nrt_allocate_tensor_set", ctypes.byref(handle))
         for name, tensor in tensors.items():
@@ -224,7 +224,7 @@ class Libnrt:
         self._call("nrt_execute", model.handle, inputs, outputs)
 
     def has_queues(self) -> bool:
-        """Returns whether executions can be queued as SDK 2.29 and later have it, whose runtime has version 2.31."""
+        """Returns whether executions can be queued as in SDK 2.29 and later, with runtime version 2.31."""
         found = _Version()
         self._call("nrt_get_version", ctypes.byref(found), ctypes.c_size_t(ctypes.sizeof(found)))
         major, minor = found.numbers[:2]
@@ -236,14 +236,14 @@ class Libnrt:
         self._call(
             "nrta_execute_schedule", model.handle, inputs, outputs, 0, ctypes.byref(status), ctypes.byref(sequence)
         )
-        self._scheduled.append(Scheduled(status, sequence))  # the library writes to them whatever becomes of the caller
+        self._scheduled.append(Scheduled(status, sequence))  # the library writes to them even after the caller is gone
         return self._scheduled[-1]
 
     def is_completed(self, scheduled: Scheduled) -> bool:
         """Returns whether an execution is done.
 
         Raises:
-            StatusError: it is, and failed.
+            StatusError: it is done, and failed.
         """
         completed = ctypes.c_bool()
         self._call("nrta_is_completed", scheduled.sequence, ctypes.byref(completed))

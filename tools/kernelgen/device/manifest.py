@@ -1,4 +1,4 @@
-"""The manifest of what `kernelgen doctor --device` executes: a small kernel of each family, a layer, and probes."""
+"""The manifest of `kernelgen doctor --device`: a small kernel of each family, a layer, and probes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from kernelgen.targets import TARGETS
 
 KERNELS = Path(__file__).parent / "kernels"
-"""The emitters of the probes: `--kernels` of a build of the manifest."""
+"""The folder of the probes' emitters: `--kernels` of a build of the manifest."""
 
 DIVISOR = 6284
-"""Of `probe_divide`: no power of two. Of r * 6284 divided by 6284, with r to 32, 23 were r - 1 when others looked."""
+"""The divisor of `probe_divide`: not a power of two. Others measured r * 6284 / 6284 for r up to 32: 23 results were r - 1."""
 
 PARTS = (2, 1, 1)
-"""Of the last axis in `probe_split`, in quarters."""
+"""Sizes of the parts of the last axis in `probe_split`, in quarters."""
 
 RUNS = (512, 2048, 8192)
-"""Bytes that the DMA of a `probe_copy` reads one after another."""
+"""Lengths in bytes of the runs that the DMA of a `probe_copy` reads."""
 
 COPIED = 8 << 20
 """Bytes that a `probe_copy` writes."""

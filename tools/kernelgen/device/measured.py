@@ -31,38 +31,38 @@ if TYPE_CHECKING:
     import numpy as np
 
 FACTOR = 4.0
-"""How far a figure may be from what a device is taken to take, either way."""
+"""Maximum ratio of a figure to the expected one, in either direction."""
 
 YOURS = "Kernels are chosen by what that takes: GGML_NEURON_COSTS names a file with your figures."
 
 QUEUED = 16
-"""Launches in the queue that are timed together, and large programs of which a queue must take so many."""
+"""Queued launches that are timed together, and minimum number of large programs that a queue must hold."""
 
 HOST_US = 50
-"""Microseconds that a host in Python takes to queue a launch: others saw 62 to 94. What the device takes is behind that."""
+"""Microseconds in which a Python host queues a launch: others measured 62 to 94. They hide shorter device times."""
 
 MOST = 64
-"""Requests that are queued at most: libnrt takes 63."""
+"""Maximum number of queued requests: libnrt accepts 63."""
 
 REPEATS = 3
-"""The quickest of so many counts: others saw one NEFF take a fifth longer in one process than in another."""
+"""Number of runs, of which the fastest counts: others saw one NEFF take a fifth longer in one process than in another."""
 
 PROGRAM = 250 << 10
-"""Bytes that a small program is taken to take, as AWS says."""
+"""Assumed bytes of a small program, from AWS."""
 
 PROCESSES = 2
-"""Beside this one."""
+"""Number of processes besides this one."""
 
 CORES_BUSY = 75
-"""Seconds for which cores may stay taken after a process ends: others saw a minute."""
+"""Seconds for which cores may stay occupied after a process ends: others saw a minute."""
 
 
 def _judged(figures: str, found: list[tuple[float, float, str]]) -> str:
-    """Returns what was found; raises it as a warning when a figure is `FACTOR` times what the table says, or less.
+    """Returns the figures; raises them as a warning if one exceeds the table's by `FACTOR`, or falls below it by `FACTOR`.
 
     Args:
-        figures: what was found.
-        found: (figure, what the table says, what is wrong when it is far from that).
+        figures: the figures as text.
+        found: (figure, the table's figure, the problem if they differ too much).
     """
     wrong = [advice for figure, taken, advice in found if not taken / FACTOR <= figure <= taken * FACTOR]
     if wrong:
@@ -71,12 +71,12 @@ def _judged(figures: str, found: list[tuple[float, float, str]]) -> str:
 
 
 def launch(bench: DeviceBench) -> str:
-    """Times a launch that is waited for, and what one adds in the queue."""
+    """Times a launch that is waited for, and the time that a launch adds in the queue."""
     kernel = bench.of("add-256x4")
     chip = chips.of(kernel.target)
     taken_waited, taken_queued = chip.by("launch_us", "waited"), chip.by("launch_us", "queued")
     bound = bench.bind(kernel, inputs_of(kernel))
-    bound.execute()  # the first one takes longer
+    bound.execute()  # the first execution takes longer
     waited = min(_timed(bench, bound.execute) for _ in range(QUEUED)) * 1e6
     text = f"waited for: {waited:.0f} µs (assumed: {taken_waited:g})"
     found = [(waited, taken_waited, YOURS)]
@@ -98,7 +98,7 @@ def _timed(bench: DeviceBench, action: Callable[[], object]) -> float:
 
 
 def queue(bench: DeviceBench) -> str:
-    """Queues a layer again and again, with an addition behind each that tells whether both were done, until the queue is full."""
+    """Queues a layer repeatedly, each followed by an addition that shows whether both ran, until the queue is full."""
     import numpy as np
 
     if not bench.nrt.has_queues():
@@ -147,7 +147,7 @@ def queue(bench: DeviceBench) -> str:
 
 
 def _chain(bench: DeviceBench, adding: CheckKernel) -> tuple[list[Bound], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Returns an addition bound twice, each to the sum of the other, the first sum, and what is added."""
+    """Returns an addition bound twice, each to the other's sum, with the first sum and the addend."""
     import numpy as np
 
     (like, _) = inputs_of(adding)
@@ -163,10 +163,10 @@ def _chain(bench: DeviceBench, adding: CheckKernel) -> tuple[list[Bound], np.nda
 
 
 def writes(bench: DeviceBench) -> str:
-    """Writes an input while executions on other memory are in the queue, as the backend does.
+    """Writes an input while executions on other memory are queued, as the backend does.
 
-    It waits for executions that use the same bytes: the device does not. Others saw writes land before what an earlier execution
-    left.
+    The backend waits for executions that use the same bytes, since the device does not. Others saw writes overtake the
+    results of earlier executions.
     """
     import numpy as np
 
@@ -192,14 +192,14 @@ def writes(bench: DeviceBench) -> str:
 
 
 def memory(bench: DeviceBench) -> str:
-    """Compares the memory that loading took on the core with the estimate of the programs."""
+    """Compares the core memory that loading took with the programs' estimate."""
     if len(bench.kernels) < 2:
         raise MissingKernel(
             "the bundle has one program: pages of the scratchpad, which come with the first, can't be told apart"
         )
     if not any(bench.taken.values()):
         return "the library does not tell how much memory is used"
-    # Some programs come with pages of the scratchpad, which all share.
+    # Loading some programs also allocates pages of the scratchpad, which all share.
     taken = [bench.taken[k.name] % scratchpad.PAGE for k in bench.kernels]
     others = taken[1:]
     first = bench.taken[bench.kernels[0].name]
@@ -213,30 +213,30 @@ def memory(bench: DeviceBench) -> str:
         f"the NEFFs have scratchpads of {shared / 1024:.0f} KiB at most"
     )
     advice = "The backend keeps too little memory for programs: offer llama.cpp less (-ngl), and report it."
-    # Less than the table says does no harm.
+    # A figure below the table's does no harm.
     return _judged(text, [(max(taken[largest], expected), expected, advice)])
 
 
 def _program_bytes(kernel: CheckKernel) -> int:
-    """Returns bytes that a program is taken to take: of its instructions, and of its rings for spills."""
+    """Returns the estimated bytes of a program: of its instructions, and of its rings for spills."""
     lnc = TARGETS[kernel.target].lnc
     made = program.program(kernel.neff, source=kernel.name)
     size = made.total * INSTRUCTION_BYTES * lnc + made.spills * estimate.RING_BYTES
-    if not made.instructions:  # a simulated NEFF has none
+    if not made.instructions:  # a simulated NEFF has no instructions
         guess = estimate.estimate(kernel.hlo, kernel.target, lnc)
         size = guess.code_bytes + guess.ring_bytes
     return max(size, PROGRAM)
 
 
 def dma(bench: DeviceBench) -> str:
-    """Times copies of 8 MiB that read runs of several lengths."""
+    """Times copies of 8 MiB that read runs of various lengths."""
     rates: dict[int, float] = {}
     for run in RUNS:
         kernel = bench.of(f"probe_copy-{run // 2}x{COPIED // run}")
         bound = bench.bind(kernel, inputs_of(kernel))
         bound.execute()
         seconds = min(_timed(bench, bound.execute) for _ in range(REPEATS))
-        # The time of a launch, which others measured, is not time of the copy.
+        # Subtract the launch time, as measured by others.
         rates[run] = COPIED / max(seconds - chips.of(kernel.target).by("launch_us", "waited") / 1e6, seconds / 20) / 1e9
         for tensor in (*bound.inputs.values(), *bound.outputs.values()):
             bench.nrt.free(tensor)
@@ -246,7 +246,7 @@ def dma(bench: DeviceBench) -> str:
 
 
 def process(bench: DeviceBench) -> str:
-    """Executes the same programs in other processes, one after another, when this one has given its cores back."""
+    """Executes the same programs in other processes, one after another, after this one has released its cores."""
     here = fingerprint(bench)
     bench.nrt.close()
     times = [here["us"]]
@@ -291,7 +291,7 @@ def _layer(bench: DeviceBench) -> CheckKernel:
 
 
 def fingerprint(bench: DeviceBench) -> dict[str, Any]:
-    """Executes some kernels, and returns the digest of each one's results, and microseconds of the first one."""
+    """Executes some kernels, and returns the digest of each result, and the time of the first in microseconds."""
     results, us = {}, 0.0
     for kernel in again(bench):
         bound = bench.bind(kernel, inputs_of(kernel))

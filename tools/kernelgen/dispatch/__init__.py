@@ -1,1 +1,1 @@
-"""Which kernels compute a node or a group: lengths, costs and grouping, by the rules of the backend (backend/ggml-neuron)."""
+"""Selects the kernels that compute a node or a group: lengths, costs and grouping, by the backend's rules (backend/ggml-neuron)."""

@@ -1,8 +1,8 @@
-"""What the chips do: the one table of rates and prices that choices and forecasts are computed from (`chips.json`).
+"""The one table of the chips' rates and prices, from which choices and forecasts are computed (`chips.json`).
 
-Each figure of the table has a value for each target and logical NeuronCore configuration (LNC), how it is known (`MARKS`), and
-where it is from. Nothing in it was measured by this project. What a target is allowed (memory, shapes, dtypes) is in
-`kernelgen.targets`. The backend has what it chooses by from here (`backend/ggml-neuron/select/costs.inc`, generated).
+Each figure of the table has a value for each target and logical NeuronCore configuration (LNC), its kind of evidence (`MARKS`), and
+its source. This project measured none of them. `kernelgen.targets` has the limits of a target (memory, shapes, dtypes). The
+backend's figures are generated from here (`backend/ggml-neuron/select/costs.inc`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARKS = {
     "derived": "computed from what is documented or measured",
     "guessed": "taken from another target, or from nothing",
 }
-"""How a figure is known."""
+"""The kinds of evidence of a figure."""
 
 _ENGINES = ("tensor", "vector", "scalar", "gpsimd")
 
@@ -58,9 +58,9 @@ class Figure:
     """A figure of one target.
 
     Attributes:
-        value: in the form and unit that `FIGURES` says.
-        mark: how it is known, one of `MARKS`.
-        source: where it is from, in words.
+        value: in the form and unit of `FIGURES`.
+        mark: its kind of evidence, one of `MARKS`.
+        source: its source, in words.
     """
 
     value: Any
@@ -70,11 +70,11 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """The figures of a target's NeuronCores: of engines those of a physical core, else those of a logical one.
+    """The figures of a target's NeuronCores: for engines per physical core, otherwise per logical core.
 
     Attributes:
         target: value of neuronx-cc's `--target`.
-        lnc: physical cores of a logical one.
+        lnc: physical cores of a logical core.
         figures: by name, all of `FIGURES`.
     """
 
@@ -83,19 +83,19 @@ class Chip:
     figures: Mapping[str, Figure]
 
     def number(self, name: str) -> float:
-        """Returns a figure that is one number."""
+        """Returns a figure with a single number."""
         return float(self.figures[name].value)
 
     def by(self, name: str, key: str) -> float:
-        """Returns a number of a figure that has several by name."""
+        """Returns one number of a figure with several named numbers."""
         return float(self.figures[name].value[key])
 
     def pairs(self, name: str) -> tuple[tuple[int, float], ...]:
-        """Returns a figure by size, ascending."""
+        """Returns a figure by size, in ascending order."""
         return tuple((int(size), float(value)) for size, value in self.figures[name].value)
 
     def at(self, name: str, size: float) -> float:
-        """Returns a figure by size: between two sizes linear in their logarithm, and outside of them that of the nearest."""
+        """Returns a figure at a size: linear in the sizes' logarithm between two sizes, and constant outside."""
         pairs = self.pairs(name)
         before = pairs[0]
         for pair in pairs:
@@ -109,12 +109,12 @@ class Chip:
 
 
 def read(text: str) -> dict[tuple[str, int], Chip]:
-    """Returns the chips of a text like that of chips.json, by target and LNC.
+    """Returns the chips of a text in the form of chips.json, by target and LNC.
 
-    A target without figures has the first one's, as guessed.
+    A target without figures has the first target's, marked as guessed.
 
     Raises:
-        ValueError: it is not such a text; says where.
+        ValueError: it is not such a text; the message gives the place.
     """
     table = json.loads(text)
     if table.keys() != FIGURES.keys():
@@ -153,7 +153,7 @@ def read(text: str) -> dict[tuple[str, int], Chip]:
 
 
 def _check(name: str, value: Any) -> None:
-    """Raises ValueError unless a value has the form of a figure."""
+    """Raises ValueError unless a value has a figure's form."""
     form = FIGURES[name][1]
     if form is float:
         numbers = [value]
@@ -184,9 +184,9 @@ def of(target: str, lnc: int | None = None) -> Chip:
 
     Args:
         target: its name.
-        lnc: physical cores of a logical one; the target's default when None.
+        lnc: physical cores of a logical core; None for the target's default.
 
     Raises:
-        KeyError: there is no such target, or it has no such LNC.
+        KeyError: the target does not exist, or does not support the LNC.
     """
     return builtin()[target, TARGETS[target].lnc if lnc is None else lnc]

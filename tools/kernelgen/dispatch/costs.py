@@ -1,6 +1,6 @@
-"""What a kernel's launch takes: how kernels for other numbers of tokens than a node has are chosen and judged.
+"""The cost of a kernel's launch: used to choose and judge kernels for other numbers of tokens than a node has.
 
-The figures are the target's (`kernelgen.dispatch.chips`), or a user's own. The backend computes the same
+The figures are the target's (`kernelgen.dispatch.chips`), or the user's. The backend computes the same
 (`backend/ggml-neuron/select/costs.cpp`).
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from kernelgen.dispatch import chips
 
 MAX_ROWS = 1_000_000_000
-"""Rows that a pair of `rows_ms` has at most, here and in the backend."""
+"""Maximum number of rows in a pair of `rows_ms`, here and in the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Costs:
     """Figures of one machine.
 
     Attributes:
-        launch_us: microseconds of any launch, whatever it computes.
-        gb_per_s: 10⁹ bytes per second at which memory is read.
-        rows_ms: pairs of rows, ascending, and the milliseconds that one layer takes with them.
+        launch_us: microseconds of any launch, independent of its work.
+        gb_per_s: memory bandwidth for reads, in 10⁹ bytes per second.
+        rows_ms: pairs of a number of rows, ascending, and the milliseconds of one layer with them.
     """
 
     launch_us: float
@@ -32,7 +32,7 @@ class Costs:
     rows_ms: tuple[tuple[int, float], ...]
 
     def factor(self, rows: int) -> float:
-        """Returns how many times as long as few rows this many take where memory bounds few."""
+        """Returns the time for this many rows relative to that for few rows, which is bound by memory."""
         (least, unit), *_ = self.rows_ms
         if rows <= least:
             return 1.0
@@ -46,22 +46,22 @@ class Costs:
         """Returns the microseconds of a launch.
 
         Args:
-            whole: bytes that are read for any number of tokens: weights.
-            row: bytes that are read and written for each token.
-            tokens: how many the kernel is for.
+            whole: bytes read for any number of tokens: weights.
+            row: bytes read and written for each token.
+            tokens: number of tokens of the kernel.
         """
         return self.launch_us + (whole * self.factor(tokens) + row * tokens) / (self.gb_per_s * 1e3)
 
 
 def read(text: str, *, queued: bool = True) -> Costs:
-    """Returns the figures in a text of a user: `launch_us` (`queued` and `waited`, or one number for both), `gb_per_s`, `rows_ms`.
+    """Returns the figures in a user's text: `launch_us` (`queued` and `waited`, or one number for both), `gb_per_s`, `rows_ms`.
 
     Args:
         text: JSON; docs/reference/kernel-selection.md has an example.
-        queued: whether launches are queued, or each is waited for.
+        queued: whether launches are queued, rather than waited for one by one.
 
     Raises:
-        ValueError: it is not such a text; says what is wrong.
+        ValueError: it is not such a text; the message gives the problem.
     """
     found = json.loads(text)
     if not isinstance(found, dict):
@@ -100,11 +100,11 @@ def builtin(target: str = "trn1", lnc: int | None = None, *, queued: bool = True
 
     Args:
         target: its name.
-        lnc: physical cores of a logical one; the target's default when None.
-        queued: whether launches are queued, as by the backend where the runtime has queues, or each is waited for.
+        lnc: physical cores of a logical core; None for the target's default.
+        queued: whether launches are queued, as by the backend with a runtime that has queues, rather than waited for one by one.
 
     Raises:
-        KeyError: there is no such target, or it has no such LNC.
+        KeyError: the target does not exist, or does not support the LNC.
     """
     chip = chips.of(target, lnc)
     launch = chip.by("launch_us", "queued" if queued else "waited")

@@ -1,6 +1,6 @@
 """Compares the kernels of manifests and bundles with the ops of a model's graphs.
 
-Kernels are compared as specs, which are canonical: strides of dimensions with one element don't count, defaults are filled in.
+Kernels are compared as canonical specs: strides of dimensions with one element do not count, defaults are filled in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GraphOp:
 
     Attributes:
         spec: the kernel it needs.
-        line: where it is in the export, from 1.
+        line: its line in the export, from 1.
         name: llama.cpp's name of the node.
     """
 
@@ -33,10 +33,10 @@ class GraphOp:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What kernels do for a graph.
+    """The coverage of a graph by kernels.
 
     Attributes:
-        covered: ops that have a kernel, or are computed by those for other numbers of tokens, in the export's order.
+        covered: ops with a kernel, or computed by kernels for other numbers of tokens, in the export's order.
         missing: the others.
         beyond: kernels that no op of the graph needs, sorted by id.
     """
@@ -52,13 +52,13 @@ def compare(
     selections: Mapping[KernelSpec, Selection] | None = None,
     grouped: Collection[KernelSpec] = (),
 ) -> Coverage:
-    """Returns which ops of `graph` (from `graph_ops.read`) `kernels` compute, and which kernels are beyond it.
+    """Returns the ops of `graph` (from `graph_ops.read`) that `kernels` compute, and the kernels that the graph does not need.
 
     Args:
-        kernels: what there is.
+        kernels: the available kernels.
         graph: the ops.
-        selections: how ops are computed, where they are; by default by the kernels that are made for them alone.
-        grouped: ops all of whose nodes are in groups, which need no kernel of their own.
+        selections: the selected kernels of ops; by default only kernels made for exactly the op.
+        grouped: ops whose nodes are all in groups; they need no kernel of their own.
     """
     have = set(kernels)
     ops = [GraphOp(*item) for item in graph]
@@ -77,19 +77,19 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Graphs that differ in the length of the cache alone, and of which as much is covered.
+    """Graphs that differ only in the length of the cache, with equal coverage.
 
     Attributes:
-        sizes: what they have in common, by name; empty where the export does not say.
-        lengths: of the cache, in ascending order, each once; empty where there is none.
-        graphs: how many they are.
-        nodes: how many nodes each has.
-        covered: how many of these kernels compute.
-        launches: of kernels, for these.
-        padding: rows of a graph that are computed beyond the nodes' own, or twice.
-        groups: how many of the launches are of groups; None where there are no groups.
-        grouped: how many nodes these have.
-        outside: how many nodes of each op are in no group, by why.
+        sizes: their common sizes, by name; empty if the export has none.
+        lengths: distinct lengths of the cache, ascending; empty if there is none.
+        graphs: number of graphs.
+        nodes: number of nodes of each.
+        covered: number of nodes that kernels compute.
+        launches: number of kernel launches for these.
+        padding: rows of a graph that are computed beyond the nodes' rows, or twice.
+        groups: number of launches of groups; None if there are no groups.
+        grouped: number of nodes in groups.
+        outside: number of nodes of each op in no group, by reason.
     """
 
     sizes: Mapping[str, int | str]
@@ -105,7 +105,7 @@ class Row:
 
 
 def rows(graph_calls: Iterable[GraphCall], selections: Mapping[KernelSpec, Selection]) -> list[Row]:
-    """Returns what is covered of graphs, in their order."""
+    """Returns the coverage of graphs, in their order."""
     found: dict[tuple[tuple[tuple[str, int | str], ...], int, int, int, int, object], list[GraphCall]] = {}
     for call in graph_calls:
         sizes: list[tuple[str, int | str]] = [
@@ -136,7 +136,7 @@ def rows(graph_calls: Iterable[GraphCall], selections: Mapping[KernelSpec, Selec
 
 
 def ops_outside(call: GraphCall) -> dict[str, dict[str, int]]:
-    """Returns how many nodes of each op of a graph are in no group, by why."""
+    """Returns the number of nodes of each op of a graph that are in no group, by reason."""
     found: dict[str, dict[str, int]] = {}
     for why, nodes in call.outside.items():
         ops = Counter[str]()
@@ -147,12 +147,12 @@ def ops_outside(call: GraphCall) -> dict[str, dict[str, int]]:
 
 
 def covered(call: GraphCall, selections: Collection[KernelSpec]) -> int:
-    """Returns how many nodes of a graph have a kernel, by groups or one by one."""
+    """Returns the number of a graph's nodes that kernels compute, in groups or one by one."""
     return sum(call.groups or ()) + sum(count for spec, count in call.alone.items() if spec in selections)
 
 
 def launches(call: GraphCall, selections: Mapping[KernelSpec, Selection]) -> tuple[int, int]:
-    """Returns how many launches the nodes of a graph take that have kernels, and how many rows of padding."""
+    """Returns the number of launches for the nodes of a graph that have kernels, and the number of padding rows."""
     found = [(selections[spec], count) for spec, count in call.alone.items() if spec in selections]
     alone = sum(len(s.kernels) * count for s, count in found)
     return len(call.groups or ()) + alone, sum(s.padding * count for s, count in found)
@@ -161,7 +161,7 @@ def launches(call: GraphCall, selections: Mapping[KernelSpec, Selection]) -> tup
 def nearest(
     missing: Sequence[GraphOp], kernels: Iterable[KernelSpec]
 ) -> dict[KernelSpec, tuple[KernelSpec, list[str]]]:
-    """Returns for each missing op the kernel of the same op that differs least, and how; nothing where its op has none."""
+    """Returns the most similar kernel of the same op, and its differences, for each missing op that has one."""
     by_op: dict[str, list[KernelSpec]] = defaultdict(list)
     for spec in sorted(set(kernels), key=lambda spec: spec.id):
         by_op[spec.op].append(spec)
@@ -175,13 +175,13 @@ def nearest(
 
 
 def _figures(wanted: KernelSpec, kernel: KernelSpec) -> int:
-    """Returns how many dimensions and strides differ, of kernels with as many inputs."""
+    """Returns the number of dimensions and strides that differ, for kernels with equally many inputs."""
     pairs = zip((*wanted.inputs, wanted.output), (*kernel.inputs, kernel.output), strict=False)
     return sum(x != y for a, b in pairs if a and b for x, y in zip((*a.ne, *a.nb), (*b.ne, *b.nb), strict=True))
 
 
 def differences(wanted: KernelSpec, kernel: KernelSpec) -> list[str]:
-    """Returns in words where `kernel` is not `wanted`; both compute the same op."""
+    """Returns in words the differences of `kernel` from `wanted`; both compute the same op."""
     found = []
     for i in range(max(len(wanted.inputs), len(kernel.inputs))):
         a = wanted.inputs[i] if i < len(wanted.inputs) else None
@@ -200,9 +200,7 @@ def differences(wanted: KernelSpec, kernel: KernelSpec) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """Returns a parameter as the backend writes it, which says the same when it runs
-    (`backend/ggml-neuron/report/missing.cpp`).
-    """
+    """Returns a parameter in the form of the backend's run-time messages (`backend/ggml-neuron/report/missing.cpp`)."""
     if isinstance(value, float):
         mantissa, e, exponent = str(value).partition("e")
         return f"{mantissa}{'' if '.' in mantissa or not exponent else '.0'}{e}{exponent}"

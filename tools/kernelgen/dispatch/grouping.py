@@ -1,9 +1,9 @@
-"""Which nodes of a graph run in groups, as the backend finds them (`backend/ggml-neuron/select/group_search.cpp`): the same
-rules, for reports.
+"""Finds the nodes of a graph that run in groups, for reports, by the backend's rules
+(`backend/ggml-neuron/select/group_search.cpp`).
 
-From a node on the longest group wins that there is a kernel for; the search goes on behind it. A group's shapes are the
-graph's own, as with GGML_NEURON_EXACT=1: the backend also computes groups of fewer tokens or of a shorter cache by kernels for more
-(`select/group_lengths.cpp`), and groups of more tokens in chunks (`select/group_pieces.cpp`), which is not looked for here.
+From each node on, the longest group with a kernel is taken, and the search continues after it. A group's shapes are the graph's
+own, as with GGML_NEURON_EXACT=1. The backend also computes groups of fewer tokens or of a shorter cache by kernels for more
+(`select/group_lengths.cpp`), and groups of more tokens in chunks (`select/group_pieces.cpp`); this module does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 
 class Outside(enum.IntEnum):
-    """Why a node is in no group; of several reasons the last one counts."""
+    """The reason why a node is in no group; among several, the last one counts."""
 
     OP = 0
     PLACE = 1
@@ -35,7 +35,7 @@ class Outside(enum.IntEnum):
 
     @property
     def words(self) -> str:
-        """The reason as the backend says it."""
+        """The reason in the backend's words."""
         return _WORDS[self]
 
 
@@ -50,12 +50,12 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What groups do for a graph.
+    """The groups of a graph.
 
     Attributes:
         groups: the groups, in the order of the graph.
-        outside: (number of a node, why) of the nodes that are in none.
-        sizes: how many nodes of the graph each group has: fewer than its kernel where that has one for each sequence.
+        outside: (number, reason) of each node in no group.
+        sizes: number of graph nodes in each group: fewer than its kernel's nodes if the kernel has one for each sequence.
     """
 
     groups: tuple[GraphSpec, ...]
@@ -64,12 +64,12 @@ class Grouping:
 
     @property
     def nodes(self) -> int:
-        """How many nodes are in groups."""
+        """The number of nodes in groups."""
         return sum(self.sizes)
 
 
 class Groups:
-    """Graph kernels that there are, to be found in graphs.
+    """The available graph kernels, for a search in graphs.
 
     Args:
         specs: the kernels.
@@ -90,8 +90,8 @@ class Groups:
         return bool(self._members)
 
     def find(self, graph: Graph) -> Grouping:
-        """Returns which of a graph's nodes run in groups: also in such that have attention and writes apart for each of several
-        sequences with a cache each, where all parts of a node are in one group.
+        """Returns the nodes of a graph that run in groups. This includes groups with separate attention and writes for each of
+        several sequences with separate caches, if all parts of a node are in one group.
         """
         found, _ = self._find(graph, range(len(graph.nodes)))
         outside = {i for i, _ in found.outside}
@@ -109,9 +109,9 @@ class Groups:
             left |= apart
 
     def _find(self, graph: Graph, originals: Sequence[int]) -> tuple[Grouping, list[Counter[int]]]:
-        """Returns the same of a graph as it is, with the nodes of each group by their numbers in `originals`."""
-        # As it is, and for kernels that have the first cells of a cache alone; before both for those whose attention is causal; and
-        # all of these for kernels for any numbers.
+        """Returns the same for a graph as it is, with the nodes of each group by their numbers in `originals`."""
+        # As it is, and for kernels with only the first cells of a cache; before both, for those with causal attention; and all of
+        # these for kernels for any numbers.
         plain = (graph, self._first_cells.of(graph))
         own = (*map(self._causal.of, plain), *plain)
         graphs = (*own, *map(self._any_numbers.of, own))
@@ -135,7 +135,7 @@ class Groups:
         return Grouping(tuple(groups), tuple(outside), tuple(map(len, nodes))), nodes
 
     def _token(self, node: Hashable) -> KernelSpec | None:
-        # A reader gives equal nodes as one object; it is kept, so that its id stays its own.
+        # A reader gives equal nodes as one object; keeping it keeps its id unique.
         known = self._nodes.get(id(node))
         if known is None:
             try:
@@ -153,7 +153,7 @@ class Groups:
         readers: dict[int, int],
         reasons: list[Outside],
     ) -> GraphSpec | None:
-        """Returns the longest group that begins with a node; notes why others do not."""
+        """Returns the longest group that starts with a node; records why others do not."""
         token = tokens[first]
         patterns = self._patterns.get(token) if token is not None else None
         for kernels in sorted(patterns or (), key=len, reverse=True):
@@ -184,10 +184,10 @@ def _note(reasons: list[Outside], first: int, end: int, reason: Outside) -> None
 
 
 def _has_slots_of(spec: GraphSpec, kernel: GraphSpec) -> bool:
-    """Returns whether a kernel computes a group, which has one tensor where the kernel has several slots."""
+    """Returns whether a kernel computes a group that has one tensor where the kernel has several slots."""
     if len(kernel.slots) <= len(spec.slots):
         return False
-    whole: dict[int, tuple[int, int]] = {}  # of a kernel's slot, where it begins in which one of the group
+    whole: dict[int, tuple[int, int]] = {}  # for a kernel's slot: (slot of the group, its start in it)
 
     def same(a: TensorPlace | None, b: TensorPlace | None) -> bool:
         if a is None or b is None or not (a.slot and b.slot):
@@ -206,5 +206,5 @@ def _has_slots_of(spec: GraphSpec, kernel: GraphSpec) -> bool:
 
 
 def _wiring(spec: GraphSpec) -> Hashable:
-    """Returns what a group is without what is seen outside of it."""
+    """Returns a group's structure without what is visible outside it."""
     return tuple(replace(node, escapes=False) for node in spec.nodes), spec.slots

@@ -1,6 +1,6 @@
-"""Which kernels compute a node that no kernel is made for: those for other numbers of tokens, and for longer caches.
+"""Selects kernels for a node without an exact kernel: those for other numbers of tokens, and for longer caches.
 
-The backend does the same when it runs (`backend/ggml-neuron/select/kernel_store.cpp`, `tokens.cpp`); this tells it beforehand.
+The backend does the same at run time (`backend/ggml-neuron/select/kernel_store.cpp`, `tokens.cpp`); this predicts it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from kernelgen.ggml.unfused_attention import Member, members
 from kernelgen.spec.op_kernel import KernelSpec
 
 MAX_CHUNKS = 16
-"""More launches than this for one node are not better than the CPU."""
+"""Maximum launches for one node: with more, the CPU is as good."""
 
 MAX_IN_PLACE = 1024
-"""The same of a node in place, as of a shift of a cache's keys, whose other way is to read all of the cache and to write it."""
+"""The same for a node in place, such as a shift of a cache's keys, whose alternative reads and writes the whole cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """How a node is computed.
+    """The computation of a node.
 
     Attributes:
         kernels: one for each launch, in their order.
-        chunks: the first token of each and for how many its kernel is; empty when the only kernel is for the node as it is.
-        padding: rows that are computed beyond the node's, or twice.
-        us, exact_us: modelled microseconds, and those of a kernel for the node as it is.
-        bytes, exact_bytes: read for any number of tokens: weights, and what attention reads of the cache.
+        chunks: first token and kernel size of each launch; empty if the only kernel is exact.
+        padding: rows that are computed beyond the node's rows, or twice.
+        us, exact_us: modelled microseconds, and those of an exact kernel.
+        bytes, exact_bytes: bytes read for any number of tokens: weights, and the cache that attention reads.
     """
 
     kernels: tuple[KernelSpec, ...]
@@ -46,7 +46,7 @@ class Selection:
 
 @dataclass(slots=True)
 class LengthIndex:
-    """Kernels by what they are regardless of how many tokens they are for."""
+    """Kernels by their properties other than the number of tokens."""
 
     costs: Costs = field(default_factory=builtin)
     _exact: dict[tuple[Hashable, ...], KernelSpec] = field(default_factory=dict)
@@ -54,11 +54,11 @@ class LengthIndex:
         default_factory=lambda: defaultdict(set)
     )
     _heads: defaultdict[int, set[tuple[int, int]]] = field(default_factory=lambda: defaultdict(set))
-    """Tokens and cells of products of several heads, by the number of heads."""
+    """Tokens and cells of products of several heads, by number of heads."""
 
     @staticmethod
     def of(kernels: Iterable[KernelSpec], costs: Costs | None = None) -> LengthIndex:
-        """Returns the index of some kernels, which are chosen by `costs`, those of trn1 by default."""
+        """Returns the index of some kernels; `costs` decides between them, by default trn1's."""
         index = LengthIndex(costs or builtin())
         for kernel in kernels:
             index._exact[_key(kernel, (*kernel.inputs, kernel.output))] = kernel
@@ -69,16 +69,16 @@ class LengthIndex:
         return index
 
     def select(self, node: KernelSpec, room: int | None = None) -> Selection | None:
-        """Returns how a node is computed, or None when no kernels do.
+        """Returns the computation of a node, or None if no kernels compute it.
 
-        One of attention without flash attention is computed where all of them are, by kernels of the same numbers; here each is
-        looked at for itself.
+        The backend computes the nodes of attention without flash attention together, by kernels of equal numbers; this function
+        considers each node alone.
 
         Args:
-            node: as the kernel that would be made for it.
-            room: cells of the cache that attention reads on in; None: as many as kernels have.
+            node: the spec of its exact kernel.
+            room: cells that attention may read beyond the node's; None: as many as kernels have.
         """
-        # its own numbers, and then any
+        # its own numbers first, then any numbers
         nodes = [node] if node.open is None else [node, node.open]
         ways = list(cuts(node.op, node.inputs, node.output))
         for one in nodes:
@@ -90,8 +90,8 @@ class LengthIndex:
         return next((selection for selection in found if selection is not None), None)
 
     def _pieces(self, node: KernelSpec, ways: Sequence[Cut], room: int | None) -> Selection | None:
-        """Returns how kernels for other numbers of tokens compute a node."""
-        # In the order of the rules, and of each the shortest cache that is long enough: as the backend, which takes the first, too.
+        """Returns the computation of a node by kernels for other numbers of tokens."""
+        # In the order of the rules, and for each rule the shortest sufficient cache first: the backend takes the first, too.
         for cut in ways:
             sizes = self._sizes.get(_family(node, cut), set())
             masked = cut.rule.mask is not None
@@ -106,7 +106,7 @@ class LengthIndex:
         return self._streams(node, room)
 
     def _streams(self, node: KernelSpec, room: int | None) -> Selection | None:
-        """Returns how a node of several streams is computed: each as a node, one after the other."""
+        """Returns the computation of a node of several streams: each stream as a node, one after another."""
         one, n = one_stream(node.op, node.inputs, node.output), node.output.ne[3]
         unfused = unfused_attention.one_stream(node.op, node.inputs, node.output)
         if unfused is not None:
@@ -125,7 +125,7 @@ class LengthIndex:
         )
 
     def _unfused(self, node: KernelSpec, member: Member, room: int | None) -> Selection | None:
-        """Returns how a node of attention without flash attention is computed."""
+        """Returns the computation of a node of attention without flash attention."""
         sizes = self._heads[member.heads]
         lengths: Sequence[int | None] = [None]
         if member.n_cells is not None:
@@ -165,7 +165,7 @@ class LengthIndex:
                 kernels[n] = kernel
         whole, row = traffic(node, cut, longer)
         costs = {n: self.costs.launch(whole, row, n) for n in kernels}
-        # An op in place would compute a row of its own result; these two write the same rows again.
+        # Recomputing a row in place would read its own result; these two ops write the same rows again.
         again = node.alias is None or node.op in ("set_rows", "cpy")
         chunks = choose(cut.n, list(kernels), list(costs.values()), again=again)
         if not chunks:
@@ -182,7 +182,7 @@ class LengthIndex:
         )
 
     def _alone(self, node: KernelSpec, ways: Sequence[Cut]) -> tuple[float, int]:
-        """Returns the modelled microseconds of a kernel that is made for the node, and what it reads for any number of tokens."""
+        """Returns the modelled microseconds of an exact kernel, and the bytes that it reads for any number of tokens."""
         cut = max(ways, key=lambda cut: cut.n, default=None)
         if cut is None:
             size = sum(t.storage_bytes for t in (*node.inputs, node.output) if t is not None)
@@ -192,10 +192,10 @@ class LengthIndex:
 
 
 def _lengths(cut: Cut, sizes: Iterable[tuple[int, int | None]]) -> list[int | None]:
-    """Returns the lengths of kernels that are long enough, ascending; [None] where none is asked for.
+    """Returns the lengths of kernels that are long enough, ascending; [None] if no length applies.
 
-    Of what is written, those for which a buffer has memory behind it (`neuron_tail_of` of the backend), and
-    then the shorter ones, descending: of rows beyond, none may be written.
+    For a written tensor: lengths for which a buffer has memory after it (`neuron_tail_of` of the backend), then shorter ones,
+    descending: rows beyond those must not be written.
     """
     if cut.n_more is None:
         return [None]
@@ -209,7 +209,7 @@ def _lengths(cut: Cut, sizes: Iterable[tuple[int, int | None]]) -> list[int | No
 
 
 def traffic(node: KernelSpec, cut: Cut, n_more: int | None) -> tuple[int, int]:
-    """Returns the bytes that are read for any number of tokens, and those that are read and written for each."""
+    """Returns the bytes that are read for any number of tokens, and the bytes that are read and written per token."""
     whole = row = 0
     for i, (t, axis) in enumerate(zip(cut.chunk(1, n_more), cut.axes, strict=True)):
         if t is None:
@@ -217,12 +217,12 @@ def traffic(node: KernelSpec, cut: Cut, n_more: int | None) -> tuple[int, int]:
         if axis is not None:
             row += t.storage_bytes
         elif i < len(node.inputs) and i != node.alias and (i not in cut.rule.more or cut.rule.mask is not None):
-            whole += t.storage_bytes  # of a table some rows are read, and of what is written to none
+            whole += t.storage_bytes  # only some rows of a table are read, and of a destination none
     return whole, row
 
 
 def member_traffic(member: Member, n: int, n_cells: int | None) -> tuple[int, int]:
-    """Returns the bytes that are read for any number of tokens, and those that are read and written for `n`."""
+    """Returns the bytes that are read for any number of tokens, and the bytes that are read and written for `n`."""
     whole = rows = 0
     for i, t in enumerate(member.chunk(n, n_cells)):
         if t is not None and i in member.tokens:
@@ -233,22 +233,22 @@ def member_traffic(member: Member, n: int, n_cells: int | None) -> tuple[int, in
 
 
 def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool) -> list[tuple[int, int]]:
-    """Returns chunks that together are `n` tokens, those that take least time, as pairs of the first token and the number.
+    """Returns the fastest chunks that cover `n` tokens, as pairs of the first token and the number of tokens.
 
-    One chunk for more than `n` tokens when that is better; none where the kernels make no such chunks, or too many.
+    Returns one chunk for more than `n` tokens if that is faster; empty if the kernels allow no chunks, or too many are needed.
 
     Args:
-        n: tokens.
-        counts: for what numbers there are kernels, ascending.
-        costs: what a launch of each takes.
-        again: whether rows may be computed twice, with the same result: then the last chunk may begin early.
+        n: number of tokens.
+        counts: the kernels' numbers of tokens, ascending.
+        costs: the cost of a launch of each.
+        again: whether rows may be computed twice with the same result: then the last chunk may start early.
     """
     best = float("inf")
     found: list[tuple[int, int]] = []
     cheapest = _cheapest(costs[: bisect_right(counts, n)])
     for size, cost in zip(counts, costs, strict=True):
-        # As many of one size as fit, or one that is padded, and the rest in equal chunks of another. Not all mixtures are tried:
-        # the backend does this for every node that it plans.
+        # As many chunks of one size as fit, or one padded chunk, and the rest in equal chunks of another size. Not all mixtures
+        # are tried: the backend does this for every node that it plans.
         whole = max(n // size, 1)
         left = n - whole * size
         total, then, times = whole * cost, 0, 0
@@ -265,7 +265,7 @@ def choose(n: int, counts: Sequence[int], costs: Sequence[float], *, again: bool
 
 
 def _descending(n: int, counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns chunks of all sizes, the largest first, as many of each as there is room for; none where that leaves tokens over."""
+    """Returns chunks of all sizes, largest first, as many of each as fit; empty if that leaves tokens over."""
     found: list[tuple[int, int]] = []
     begin = 0
     for size in reversed(counts):
@@ -276,7 +276,7 @@ def _descending(n: int, counts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _cheapest(costs: Sequence[float]) -> list[int]:
-    """Returns which of the costs from each one on is the least, the first one of equal ones."""
+    """Returns, for each index, the index of the least cost from there on; the first among equal ones."""
     found: list[int] = []
     for i in reversed(range(len(costs))):
         found.append(i if not found or costs[i] <= costs[found[-1]] else found[-1])
@@ -288,8 +288,8 @@ def _last(
 ) -> tuple[float, int, int]:
     """Returns the cost, size and number of equal chunks for the last tokens.
 
-    The last chunk may begin early where rows may be computed twice. It is enough to look at the cheapest of the sizes that as many
-    chunks can have: one of fewer chunks is found with these, too.
+    The last chunk may start early if rows may be computed twice. For each number of chunks only the cheapest sufficient size is
+    considered: a solution with fewer chunks is found with these, too.
     """
     best = (float("inf"), 0, 0)
     for times in range(MAX_CHUNKS, 0, -1):

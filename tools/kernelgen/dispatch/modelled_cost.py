@@ -1,6 +1,6 @@
-"""What a kernel takes by the model of its language (`notes["costs"]`): nanoseconds by engine, the bottleneck, sums, and text.
+"""A kernel's cost by the model of its language (`notes["costs"]`): nanoseconds by engine, the bottleneck, sums, and text.
 
-A model and no measurement; docs/reference/kernels-in-nki.md says of what.
+It is a model, not a measurement; docs/reference/kernels-in-nki.md describes it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from kernelgen.dispatch import chips
 from kernelgen.dispatch.chips import Chip
 
 WIDTH = 12
-"""Of the names before values."""
+"""Width of the names before values."""
 
 TARGET = "trn1"
-"""Whose figures count for a kernel that is not said to be for a target."""
+"""The target whose figures apply to a kernel without a target."""
 
 UNHIDDEN = 0.6
-"""Of what other engines than the longest take, what it waits for: they hand each other tiles of SBUF and PSUM.
+"""Fraction of the other engines' time that the longest engine waits: they exchange tiles of SBUF and PSUM.
 
-Fitted on half of the kernels of `//benchmarks:nki_judged`, of 0, 0.1 to 1. DMA loads tiles before they are asked for.
+Fitted on half of the kernels of `//benchmarks:nki_judged`, among 0, 0.1 to 1. DMA prefetches tiles.
 """
 
 _MEMORY = ("sbuf_bytes_per_partition", "psum_bytes_per_partition")
 
 
 def of_noted(noted: Mapping[str, Any], target: str = TARGET) -> dict[str, Any]:
-    """Returns what a kernel takes on a target: nanoseconds of each engine, and which is the longest.
+    """Returns a kernel's cost on a target: nanoseconds of each engine, and the longest engine.
 
-    A logical core of several physical ones takes no less: a program of the kernel runs on one.
+    A logical core of several physical cores is no faster: a program of the kernel runs on one.
     """
     work = noted["work"]
     figures = {
@@ -41,19 +41,19 @@ def of_noted(noted: Mapping[str, Any], target: str = TARGET) -> dict[str, Any]:
 
 
 def nanoseconds(work: Mapping[str, Mapping[str, int]], instructions: Mapping[str, int], chip: Chip) -> dict[str, float]:
-    """Returns the nanoseconds of each engine and of DMA; `alone` has the arguments."""
+    """Returns the nanoseconds of each engine and of DMA; for the arguments see `alone`."""
     return shared(*alone(work, instructions, chip))
 
 
 def alone(
     work: Mapping[str, Mapping[str, int]], instructions: Mapping[str, int], chip: Chip
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the nanoseconds of each engine and of DMA, and what vector and scalar engine each would take for what either can do.
+    """Returns the nanoseconds of each engine and of DMA, and those of vector and scalar engine each for shared work.
 
     Args:
-        work: columns by dtype, elements, and bytes by length of a run, as nki_interpreter.cost counts them.
-        instructions: of each engine.
-        chip: of one physical core.
+        work: columns by dtype, elements, and bytes by run length, as nki_interpreter.cost counts them.
+        instructions: number of each engine's instructions.
+        chip: figures of one physical core.
     """
     found = {
         "tensor": sum(n * chip.by("tensor_ns_per_column", kind) for kind, n in work["tensor"].items()),
@@ -70,11 +70,11 @@ def alone(
 
 
 def shared(found: Mapping[str, float], either: Mapping[str, float]) -> dict[str, float]:
-    """Returns the times of engines when what either of two can do is shared so that the later of them is done as early as can be.
+    """Returns the engines' times with the shared work of two engines split so that the later one ends as early as possible.
 
     Args:
-        found: of each engine, without that.
-        either: what vector and scalar engine each would take for all of that.
+        found: time of each engine without the shared work.
+        either: time of vector and scalar engine each for all of the shared work.
     """
     both = either["vector"] + either["scalar"]
     part = (found["scalar"] + either["scalar"] - found["vector"]) / both if both else 0.0
@@ -84,14 +84,14 @@ def shared(found: Mapping[str, float], either: Mapping[str, float]) -> dict[str,
 
 
 def elapsed(ns: Mapping[str, float]) -> float:
-    """Returns the nanoseconds of a kernel, of those of each engine and of DMA: the longest engine and what it waits for, or DMA."""
+    """Returns a kernel's nanoseconds from those of its engines and DMA: the longest engine and its waits, or DMA."""
     engines = [n for name, n in ns.items() if name != "dma"]
     longest = max(engines)
     return max(longest + UNHIDDEN * (sum(engines) - longest), ns["dma"])
 
 
 def dma_gb_per_s(chip: Chip, run: int) -> float:
-    """Returns the rate of DMA whose pieces have `run` bytes: below the least that is in the table a piece takes as long as that."""
+    """Returns the DMA rate for pieces of `run` bytes; below the table's smallest size, a piece takes the time of that size."""
     least = chip.pairs("dma_gb_per_s")[0][0]
     return chip.at("dma_gb_per_s", run) * min(1.0, run / least)
 
@@ -103,10 +103,10 @@ def _made(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def total(made: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what several take one after another: sums, and the most that any has of SBUF and PSUM, as far as that is modelled.
+    """Returns the cost of several kernels in sequence: sums, and the maximum use of SBUF and PSUM, where modelled.
 
     Args:
-        made: at least one, from `of_noted` of one target.
+        made: at least one result of `of_noted`, all for one target.
     """
     each = list(made)
     names = [dict.fromkeys(name for one in each for name in one[kind]) for kind in ("instructions", "ns")]
@@ -129,9 +129,9 @@ def total(made: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def of_bundle(described: dict[str, Any]) -> dict[str, Any]:
-    """Returns a bundle's description with `cost` of each of its kernels that has one noted, and `total_cost` if any has.
+    """Returns a bundle's description with the `cost` of each kernel that has one in its notes, and `total_cost` if any has.
 
-    `kernels` and `without` of the total count the kernels whose cost is in it, and those that have none.
+    In the total, `kernels` and `without` count the kernels with and without a cost.
     """
     kernels = []
     found: list[dict[str, Any]] = []
@@ -164,6 +164,6 @@ def lines(made: Mapping[str, Any]) -> list[str]:
     if {*_MEMORY} <= made.keys():
         sbuf, psum = (made[name] for name in _MEMORY)
         found.append(f"  {'':{WIDTH}} at most {sbuf:,} bytes of SBUF and {psum:,} of PSUM per partition at once")
-    else:  # of the older NKI
+    else:  # for the older NKI
         found.append(f"  {'':{WIDTH}} SBUF and PSUM are not modelled: the compiler reorders the kernel")
     return found

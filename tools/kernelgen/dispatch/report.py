@@ -1,4 +1,4 @@
-"""Which nodes of models' graphs have a kernel, and why the others have none: what `kernelgen coverage` prints."""
+"""Reports the nodes of models' graphs that have a kernel, and why the others have none: `kernelgen coverage` prints it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 @dataclass(frozen=True)
 class AvailableKernels:
-    """Kernels that a run can use.
+    """Kernels available to a run.
 
     Attributes:
         specs: all of them.
-        compiled: those of bundles.
-        target: that they are for, where one is known.
+        compiled: the kernels in bundles.
+        target: their target, if there is one.
         groups: graph kernels.
     """
 
@@ -37,7 +37,7 @@ class AvailableKernels:
 
 
 class Refusals:
-    """Says which kernels neuronx-cc is known to refuse for the target that kernels are for; nothing when there is none."""
+    """Finds kernels that neuronx-cc is known to refuse for a target; finds none without a target."""
 
     def __init__(self, catalog: Catalog, available: AvailableKernels) -> None:
         self._catalog = catalog
@@ -45,7 +45,7 @@ class Refusals:
         self._known: dict[KernelSpec, str | None] = {}
 
     def of(self, spec: KernelSpec) -> str | None:
-        """Returns what is refused in a kernel, or that it can't be emitted; None when nothing is."""
+        """Returns the lint's errors in a kernel, or that it can't be emitted; None if there are none."""
         if self._available.target is None:
             return None
         if spec not in self._known:
@@ -53,20 +53,20 @@ class Refusals:
         return self._known[spec]
 
     def of_manifests(self, graphs: Sequence[GraphExport]) -> frozenset[KernelSpec]:
-        """Returns the kernels that graphs need and manifests name, and that are refused. Those of bundles were compiled."""
+        """Returns the refused kernels that graphs need and manifests name. Kernels in bundles were compiled."""
         needed = {spec for graph in graphs for spec, _, _ in graph.ops}
         named = (needed & self._available.specs) - self._available.compiled
         return frozenset(spec for spec in named if self.of(spec) is not None)
 
     def _ask(self, spec: KernelSpec, target: str) -> str | None:
-        # With a target alone, so that a report without one imports no JAX.
+        # Only with a target, so that a report without one imports no JAX.
         from kernelgen.compilers.base import refuse_unsupported
         from kernelgen.compilers.settings import CompileConfig
         from kernelgen.lowering import emission
 
         try:
             emitters = self._catalog.emitters(self._catalog.kernel(spec))
-            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
+            with contextlib.redirect_stdout(sys.stderr):  # an emitter's output
                 made = emission.emit(emitters, spec)
             refuse_unsupported(made.hlo, CompileConfig.make(target), spec.id)
         except KernelgenError as error:
@@ -77,12 +77,12 @@ class Refusals:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a node has no kernel.
+    """The reason why a node has no kernel.
 
     Attributes:
         kind: `no emitter`, `refused`, `other shapes` or `none of this op`.
-        text: in words.
-        nearest: id of the kernel that comes nearest.
+        text: the reason in words.
+        nearest: id of the nearest kernel.
     """
 
     kind: str
@@ -91,7 +91,7 @@ class Reason:
 
 
 class Why:
-    """Says why there is no kernel."""
+    """Finds the reason for each missing kernel."""
 
     def __init__(self, catalog: Catalog, kernels: frozenset[KernelSpec], refusals: Refusals) -> None:
         self._reasons = Reasons(catalog)
@@ -120,11 +120,11 @@ class Why:
 
 @dataclass(frozen=True)
 class CoverageReport:
-    """What is covered.
+    """The results of a coverage report.
 
     Attributes:
-        results: each export, and what is covered of its ops.
-        selections: how each op is computed that is.
+        results: each export, with the coverage of its ops.
+        selections: the computation of each computed op.
         why: the reason for each op without a kernel.
         beyond: kernels that no graph needs.
     """
@@ -136,7 +136,7 @@ class CoverageReport:
 
 
 def report(graphs: Sequence[GraphExport], available: AvailableKernels, catalog: Catalog) -> CoverageReport:
-    """Returns what is covered of graphs. A kernel of a manifest that neuronx-cc is known to refuse covers nothing."""
+    """Returns the coverage of graphs. A manifest's kernel that neuronx-cc is known to refuse covers nothing."""
     refusals = Refusals(catalog, available)
     kernels = available.specs - refusals.of_manifests(graphs)
     why = Why(catalog, kernels, refusals)
@@ -153,5 +153,5 @@ def report(graphs: Sequence[GraphExport], available: AvailableKernels, catalog: 
 
 
 def grouped_ops(graph: GraphExport) -> frozenset[KernelSpec]:
-    """Returns the ops all of whose nodes are in groups."""
+    """Returns the ops whose nodes are all in groups."""
     return frozenset(spec for spec, _, _ in graph.ops) - {spec for call in graph.calls for spec in call.alone}

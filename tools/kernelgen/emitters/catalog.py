@@ -1,7 +1,7 @@
-"""Which emitter computes an op: the one place that chooses. A plan's kernels carry its answer, and builds follow the plan.
+"""Chooses the emitter of an op; no other code chooses. A plan's kernels record the choice, and builds follow the plan.
 
-Of the languages that are asked for, in their order, the first that has an emitter for the op, the inputs' types, the sizes and the
-target computes it. Without a wish that is JAX, or else what there is.
+Among the requested languages, in order, it takes the first with an emitter for the op, the inputs' types, the sizes and the target.
+Without a request it prefers JAX, then any other language.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from kernelgen.spec.source_kernel import SourceSpec
 
 
 class Catalog:
-    """What some libraries compute: of those that have an op, the first computes it.
+    """The ops of some libraries; the first library that has an op computes it.
 
     Args:
-        libraries: in this order; users' libraries come before the built-in one. They are read when something is asked.
+        libraries: the libraries in order; users' libraries precede the built-in one. They are read on first use.
     """
 
     def __init__(self, libraries: Sequence[Library]) -> None:
         self.libraries = tuple(libraries)
         self.sources: dict[str, Library] = {}
-        """The folders of the files that manifests name kernels by, under the names that plans have for them."""
+        """Folders of the files that manifests name as kernel sources, by the plan's names for the folders."""
         self.files: dict[str, Path] = {}
-        """These files, by the kernels' ids."""
+        """These files, by kernel id."""
         self.packages: dict[str, Path | None] = {}
-        """The packages that they are in, by the kernels' ids; None for none."""
+        """Their Python packages, by kernel id; None for none."""
         self.prebuilt: dict[str, Path | None] = {}
-        """The folders that have what NKI's own compiler made, by the ids of kernels with the lowering `native`; None for none."""
+        """Folders with the output of NKI's compiler, by the ids of kernels with the lowering `native`; None for none."""
 
     @property
     def folders(self) -> tuple[Library, ...]:
-        """Every folder that a plan's kernels may be of."""
+        """Every folder that may hold a plan's kernels."""
         return (*self.libraries, *self.sources.values())
 
     @cached_property
     def by_op(self) -> Mapping[str, tuple[Library, Registration]]:
-        """The library and the registration that are chosen for each op where no language is asked for.
+        """The library and the registration of each op if no language is requested.
 
         Raises:
-            KernelgenError: a library can't be read, as of `Library.scan`.
+            KernelgenError: a library can't be read; see `Library.scan`.
         """
         found: dict[str, tuple[Library, Registration]] = {}
         for library in self.libraries:
@@ -71,11 +71,11 @@ class Catalog:
         return found
 
     def choose(self, spec: KernelSpec, languages: Sequence[str], target: str) -> tuple[Library, Registration] | None:
-        """Returns what computes a kernel for a target in one of some languages, the first of them that can.
+        """Returns the emitter of a kernel for a target, in the first of some languages that has one.
 
         Args:
             spec: the kernel.
-            languages: what may be chosen, in this order; empty for JAX, or else what there is.
+            languages: the candidates, in order of preference; empty for JAX, then any other.
             target: the target.
         """
         there = [
@@ -88,7 +88,7 @@ class Catalog:
             return min(there, key=lambda found: found[1].language != DEFAULT, default=None)
         for language in languages:
             of_language = [found for found in there if found[1].language == language]
-            # What an emitter does not declare is for it to refuse, when there is no other choice.
+            # Without a better choice, the emitter itself refuses what it does not declare.
             fitting = [found for found in of_language if found[1].fits(spec)] or (
                 of_language if language == languages[-1] else []
             )
@@ -97,10 +97,10 @@ class Catalog:
         return None
 
     def kernels(self, spec: KernelSpec, languages: Sequence[str], targets: Sequence[str]) -> list[Kernel]:
-        """Returns a plan's kernels for a spec: one for all targets, or one for each group of them that has an emitter of its own.
+        """Returns a plan's kernels for a spec: one for all targets, or one for each group of targets with its own emitter.
 
         Raises:
-            KernelgenError: nothing computes it for one of the targets.
+            KernelgenError: no emitter computes it for one of the targets.
         """
         known = self.by_op.get(spec.op)
         if known and not languages and known[1].in_groups and known[1].takes_layouts(spec):
@@ -127,7 +127,7 @@ class Catalog:
         ]
 
     def _check_layouts(self, spec: KernelSpec, target: str = "") -> None:
-        """Checks that some emitter takes the layouts of a kernel's weights.
+        """Checks that some emitter accepts the layouts of a kernel's weights.
 
         Raises:
             KernelgenError: none does.
@@ -142,10 +142,10 @@ class Catalog:
             )
 
     def find(self, op: str) -> tuple[Library, Registration]:
-        """Returns the library that computes `op`, and where.
+        """Returns the library that computes `op`, and the registration.
 
         Raises:
-            KernelgenError: none does.
+            KernelgenError: no library computes it.
         """
         if op in self.by_op:
             return self.by_op[op]
@@ -159,10 +159,10 @@ class Catalog:
         )
 
     def kernel(self, spec: Spec) -> Kernel:
-        """Returns a plan's kernel: the spec, and what computes it.
+        """Returns a plan's kernel: the spec with its emitters.
 
         Raises:
-            KernelgenError: nothing does.
+            KernelgenError: no emitter computes it.
         """
         if isinstance(spec, SourceSpec):
             raise KernelgenError(f"kernel {spec.id} is named by {spec.source}: give the manifest that names it")
@@ -178,10 +178,10 @@ class Catalog:
         return Kernel(spec, module, name, tuple(more))
 
     def _of_group(self, spec: GraphSpec, op: str) -> tuple[Library, Registration]:
-        """Returns what computes an op inside a graph kernel, on weights in the layouts that they have there.
+        """Returns the emitter of an op inside a graph kernel, for weights in their layouts there.
 
         Raises:
-            KernelgenError: nothing does.
+            KernelgenError: no emitter computes it.
         """
         kernels = [node.kernel for node in spec.nodes if node.op == op]
         for library, made in self._all.get(op, ()):
@@ -201,24 +201,24 @@ class Catalog:
         """Returns the library and the registration of each op of a plan's kernel, in the order of `spec_ops`.
 
         Raises:
-            KernelgenError: a module that it names is not there any more, or is wrong.
+            KernelgenError: a module that it names is missing or invalid.
         """
         libraries = {library.name: library for library in self.folders}
         return emitters_of(kernel.spec, [(libraries[name], libraries[name].file(m)) for name, m in kernel.emitters])
 
     def prebuilt_of(self, kernel: Kernel) -> Path | None:
-        """Returns where what NKI's own compiler made of a plan's kernel is; None for a kernel that no folder is named for."""
+        """Returns the folder with the output of NKI's compiler for a plan's kernel; None for a kernel without such a folder."""
         return self.sources[kernel.prebuilt].root / native_file(kernel.id) if kernel.prebuilt else None
 
     def op(self, name: str) -> Op | None:
-        """Returns the definition of a ggml op, or of a custom op that a library has; None where neither has it."""
+        """Returns the definition of a ggml op, or of a library's custom op; None if neither exists."""
         if name in ggml_ops.OPS:
             return ggml_ops.OPS[name]
         known = ggml_ops.op(name)
         if name not in self.by_op:
             return None if known.custom else known
         _, chosen = self.by_op[name]
-        # ggml's table says nothing of its inputs: the emitter's signature is the definition.
+        # ggml's table does not describe its inputs: the emitter's signature is the definition.
         named = enumerate(chosen.params) if known.custom else ()
         params = tuple(Param(p.name, i, p.kind, p.default) for i, p in named)
         return replace(known, inputs=chosen.inputs, required=chosen.required, params=params)

@@ -1,8 +1,7 @@
-"""The language of `@emitter(where=…)`: comparisons that a kernel's sizes and parameters must fulfil for the emitter to take it.
+"""The language of `@emitter(where=…)`: comparisons that a kernel's sizes and parameters must satisfy for the emitter to accept it.
 
 A comparison has two sides of integers, names, `+ - * // %` and parentheses. The names are `<input>_ne0` to `<input>_ne3`, the sizes
-of an input by the emitter's name for it, and the op's parameters of integers. A comparison with the name of an input that is absent
-does not count.
+of an input under the emitter's name for it, and the op's integer parameters. A comparison that names an absent input is ignored.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class EmitterCondition:
-    """One comparison, as the emitter's source has it; `read` checked it."""
+    """One comparison as written in the emitter's source; `read` has checked it."""
 
     text: str
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Returns whether it is so with these values; it is where one that it names is not there, or a divisor is 0."""
+        """Returns whether the comparison holds; it holds if a name has no value or a divisor is 0."""
         comparison = ast.parse(self.text, mode="eval").body
         assert isinstance(comparison, ast.Compare)
         try:
@@ -48,11 +47,11 @@ class EmitterCondition:
 
 
 def read(text: str, known: frozenset[str]) -> tuple[EmitterCondition | None, str]:
-    """Returns the condition that a text stands for, or None and what is wrong with it.
+    """Returns the condition in a text, or None and the problem.
 
     Args:
         text: such as `x_ne0 <= 4096`.
-        known: the names that there are.
+        known: the valid names.
     """
     wanted = f"where: expected a comparison as 'x_ne0 <= 4096', not '{text}'"
     try:

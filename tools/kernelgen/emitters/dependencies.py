@@ -13,18 +13,18 @@ from kernelgen.errors import KernelgenError
 from kernelgen.languages import LANGUAGES
 
 INTERPRETER = "nki_interpreter"
-"""The package beside kernelgen that kernels in NKI alone are made with."""
+"""The package beside kernelgen that NKI-only kernels use."""
 
 
 def dependencies(library: Library, module: str) -> list[Path]:
-    """Returns the files that an emitter's result may depend on: its module and the helpers it imports, transitively.
+    """Returns the files that an emitter's result may depend on: its module and the helpers that it imports, transitively.
 
-    Helpers are modules of the same library (`from .common import …`, `from . import common`) and of the built-in library
-    (`from kernelgen.kernels.common import …`). Where the library is a package (`Library.package`), they are what a module imports
-    from anywhere in it, with the `__init__.py` of each folder on the way there.
+    Helpers are modules of the same library (`from .common import …`, `from . import common`) and of the built-in library (`from
+    kernelgen.kernels.common import …`). In a library that is a package (`Library.package`), they are all modules of the package
+    that a module imports, with the `__init__.py` of each folder on the path.
 
     Returns:
-        Files that exist, the module's own first, the others sorted.
+        Existing files, the module's own first, the others sorted.
 
     Raises:
         KernelgenError: the module is missing or one of them does not parse.
@@ -33,7 +33,7 @@ def dependencies(library: Library, module: str) -> list[Path]:
     if not first.is_file():
         raise KernelgenError(f"kernel library '{library.name}' has no module '{module}' ({first})")
     seen: dict[Path, None] = {}
-    # The package is imported before its module is.
+    # Python imports the package before its module.
     pending = [first, *_there(library.root, module.split(".")[:-1])]
     while pending:
         file = pending.pop()
@@ -61,7 +61,7 @@ def _local_imports(library: Library, file: Path) -> Iterator[Path]:
 
 
 def _imports_within(library: Library, file: Path, level: int, parts: list[str], names: Sequence[str]) -> Iterator[Path]:
-    """Yields the files of a package that an import in one of its modules runs; none where it is of something else."""
+    """Yields the files of a package that an import in one of its modules runs; none if it imports from elsewhere."""
     own = file.relative_to(library.root).parts[:-1]
     if level == 0 and parts[0] == library.root.name:
         base = parts[1:]
@@ -73,12 +73,12 @@ def _imports_within(library: Library, file: Path, level: int, parts: list[str], 
     for name in names:
         if name != "*":
             yield from _there(library.root, [*base, name])
-        else:  # modules, too, that `__all__` names
+        else:  # with modules in `__all__`, too
             yield from sorted(library.root.joinpath(*base).glob("*.py"))
 
 
 def _there(root: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Yields the files that importing a module of a package runs: its own, and those of the packages that it is in."""
+    """Yields the files that importing a module of a package runs: its own, and the `__init__.py` of its packages."""
     for end in range(len(parts) + 1):
         path = root.joinpath(*parts[:end])
         files = [path / "__init__.py", *([path.with_name(f"{path.name}.py")] if end else [])]
@@ -87,7 +87,7 @@ def _there(root: Path, parts: Sequence[str]) -> Iterator[Path]:
 
 @lru_cache(maxsize=1024)
 def _imported(source: bytes, name: str) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    """Returns (level, module, names) of each import in a source: how many dots it has, and what it takes of the module."""
+    """Returns (level, module, names) of each import in a source: its leading dots, the module, and the imported names."""
     found: list[tuple[int, str, tuple[str, ...]]] = []
     for node in statements(parse(source, name)):
         if isinstance(node, ast.ImportFrom):
@@ -98,21 +98,21 @@ def _imported(source: bytes, name: str) -> tuple[tuple[int, str, tuple[str, ...]
 
 
 def language_of_file(file: Path) -> str:
-    """Returns which language alone a file of kernelgen or its NKI interpreter is of, if it is of one; the path is from `tools/`."""
+    """Returns the one language that a file of kernelgen or its NKI interpreter belongs to, or "". The path is from `tools/`."""
     package, *parts = file.parts
     if package == INTERPRETER:
-        return "" if parts == ["standing_in.py"] else "nki"  # NumPy's language stands in for modules, too
+        return "" if parts == ["standing_in.py"] else "nki"  # NumPy's language replaces modules, too
     return parts[1] if parts[0] == "languages" and parts[1] in LANGUAGES else ""
 
 
 def languages_of(files: Iterable[Path]) -> set[str]:
-    """Returns the languages of kernelgen's of which modules import something themselves; all of them where that can't be told."""
+    """Returns the kernelgen languages whose modules some files import directly; all languages if that is unclear."""
     return set().union(*(_languages_imported(file.read_bytes()) for file in files))
 
 
 @lru_cache(maxsize=1024)
 def _languages_imported(source: bytes) -> frozenset[str]:
-    """Returns the languages of which a module imports something itself; all of them where that can't be told."""
+    """Returns the languages whose modules a source imports directly; all languages if that is unclear."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

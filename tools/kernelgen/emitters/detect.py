@@ -1,4 +1,4 @@
-"""Which language a file's kernels are written in, by what it imports. The file is not run."""
+"""Detects the language of a file's kernels from its imports, without running it."""
 
 from __future__ import annotations
 

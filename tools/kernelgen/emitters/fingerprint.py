@@ -1,6 +1,6 @@
-"""A digest of an emitter's sources that an edit of a comment or an empty line does not change, and any other edit does.
+"""A digest of an emitter's sources that changes with every edit except edits of comments and empty lines.
 
-It is of texts, not of what Python makes of them, so that every version of Python gives the same.
+It hashes texts, not Python's parse of them, so that every version of Python gives the same digest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def of_sources(library: Library, module: str) -> str:
 
 
 def _bare(source: bytes, file: str) -> str:
-    """Returns a source without comments and the lines that hold nothing else; lines inside of a string stay."""
+    """Returns a source without comments and without lines that hold nothing else; lines inside a string stay."""
     encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
     lines = source.decode(encoding).splitlines(keepends=True)
     empty: set[int] = set()

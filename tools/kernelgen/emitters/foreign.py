@@ -1,8 +1,8 @@
-"""Runs the code of emitters, which nobody has checked: traces what it reads, and undoes what it changes in this process.
+"""Runs the untrusted code of emitters: traces the files that it reads, and undoes its changes to this process.
 
-Python reports every file that is opened and every folder that is listed (its audit events). Files of the Python environment and
-kernelgen's own are covered by other means, as are the sources of a library (`kernelgen.emitters.dependencies`); the rest is
-data. What Python does not report is not known here: environment variables, the time, whether a file exists.
+Python's audit events report every file opened and every folder listed. Other code covers files of the Python environment, of
+kernelgen, and the sources of a library (`kernelgen.emitters.dependencies`); the rest is data. Python does not report reads of
+environment variables or the time, or checks whether a file exists, so they are not traced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from kernelgen.errors import Location
 
 NOTHING = "nothing"
-"""The digest of a file that is not there."""
+"""The digest of a missing file."""
 
 _PROGRAMS = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec"})
 _FORKS = frozenset({"os.fork", "os.forkpty"})
@@ -39,7 +39,7 @@ _WATCHED = frozenset(
 
 
 class Forked(RuntimeError):
-    """An emitter forks: JAX has threads, and a copy of this process would answer for it."""
+    """An emitter forks: JAX has threads, and a copy of this process would send a second answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Read:
     """One file or folder that was read.
 
     Attributes:
-        digest: of what was there then (`digest`).
-        place: where the emitter's library reads it.
-        signature: what tells without reading that it is still the same.
+        digest: the digest of its content at that time (`digest`).
+        place: the line of the emitter's library that reads it.
+        signature: file metadata; equal metadata means an unchanged file, without reading it.
     """
 
     digest: str
@@ -59,12 +59,12 @@ class Read:
 
 @dataclass(slots=True)
 class Reads:
-    """What the emitters of one library read in this process since they were imported: they may have kept any of it.
+    """The files that the emitters of one library have read in this process since their import: they may have kept any content.
 
     Attributes:
         root: the library's folder.
-        files: what was read, by absolute path.
-        unknown: what else they did whose result kernelgen cannot follow, and where.
+        files: the files read, by absolute path.
+        unknown: other actions that kernelgen cannot track, and their places.
     """
 
     root: Path
@@ -73,11 +73,11 @@ class Reads:
 
     @property
     def folder(self) -> str:
-        """The library's folder as the absolute paths of what is below it begin."""
+        """The prefix of the absolute paths below the library's folder."""
         return f"{self.root.absolute()}{os.sep}"
 
     def changed(self) -> bool:
-        """Returns whether a file is not what it was when it was read."""
+        """Returns whether a file has changed since it was read."""
         return any(
             digest(path) != read.digest
             for path, read in self.files.items()
@@ -86,7 +86,7 @@ class Reads:
 
 
 def digest(path: str) -> str | None:
-    """Returns the SHA-256 of a file's bytes, or of a folder's names; `NOTHING` for what is not there, None for what has no end."""
+    """Returns the SHA-256 of a file's bytes, or of a folder's names; `NOTHING` for a missing path, None for a file without end."""
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):
@@ -114,7 +114,7 @@ def _signature(path: str) -> tuple[int, ...] | None:
 
 
 class _Trace:
-    """The one audit hook of this process. It can't be removed again, and does nothing while no emitter runs."""
+    """The only audit hook of this process. Hooks can't be removed; it does nothing while no emitter runs."""
 
     def __init__(self) -> None:
         self.reads: Reads | None = None
@@ -128,7 +128,7 @@ class _Trace:
             sys.addaudithook(self._hook)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        # Every event of the process comes here: what is most often is left first.
+        # Every event of the process comes here: return first for the most frequent ones.
         if event not in _WATCHED:
             return
         reads = self.reads
@@ -136,7 +136,7 @@ class _Trace:
             return
         if event in _FORKS:
             raise Forked("an emitter must not fork")
-        self._here.busy = True  # what is opened to make a digest is not the emitter's
+        self._here.busy = True  # files opened to compute a digest are not the emitter's
         try:
             self._note(reads, event, arguments)
         finally:
@@ -155,18 +155,18 @@ class _Trace:
             return
         opened = arguments[1] if event == "os.rename" else arguments[0]
         if opened is None:
-            opened = "."  # os.listdir()
+            opened = "."  # os.listdir() without an argument
         if not isinstance(opened, str | bytes | os.PathLike):
-            return  # a descriptor: of what was opened before
+            return  # a descriptor: the event of its opening counted
         path = _source(str(Path(os.fsdecode(opened)).absolute()))
         if event in ("os.mkdir", "os.rename") or (event == "open" and _overwrites(arguments[2])):
-            # What it read before it wrote it stays a file that it read.
+            # A file that it read before writing it stays a read file.
             if path not in reads.files:
                 self.written.add(path)
             return
         if path in reads.files or self._is_written(path) or (_is_own(path) and not path.startswith(reads.folder)):
             return
-        # Before the digest: a file that changes in between has another signature afterwards, and is read again.
+        # Before the digest: if the file changes in between, its signature differs later, and it is read again.
         signature = _signature(path)
         found = digest(path)
         if found is None:
@@ -177,13 +177,13 @@ class _Trace:
             and arguments[1] is None
             and not Path(os.fsdecode(opened)).is_absolute()
         ):
-            # os.open, maybe relative to a folder's descriptor, which is not told.
+            # os.open, maybe relative to a folder's descriptor, which the event does not include.
             reads.unknown.setdefault(f"reads {_shown(opened)} in an unknown folder", _place(reads.root))
         else:
             reads.files[path] = Read(found, _place(reads.root), signature)
 
     def _is_written(self, path: str) -> bool:
-        """Returns whether an emitter made a file, or a folder that it is in."""
+        """Returns whether an emitter created a file, or a folder that contains it."""
         return bool(self.written) and any(str(p) in self.written for p in (Path(path), *Path(path).parents))
 
 
@@ -191,12 +191,12 @@ _TRACE = _Trace()
 
 
 def _overwrites(flags: object) -> bool:
-    """Returns whether a file that is opened with these flags has no content of before."""
+    """Returns whether opening a file with these flags discards its content."""
     return isinstance(flags, int) and bool(flags & (os.O_TRUNC | os.O_EXCL))
 
 
 def _source(path: str) -> str:
-    """Returns the source of a module's bytecode: that is what changes."""
+    """Returns the path of the source of a module's bytecode: only the source's changes matter."""
     if path.endswith(".pyc"):
         with contextlib.suppress(ValueError):
             return importlib.util.source_from_cache(path)
@@ -204,7 +204,7 @@ def _source(path: str) -> str:
 
 
 def _is_own(path: str) -> bool:
-    """Returns whether a file is of the Python environment or of kernelgen."""
+    """Returns whether a file belongs to the Python environment or to kernelgen."""
     return f"{path}{os.sep}".startswith(_environment()) or path in sys.path
 
 
@@ -214,9 +214,9 @@ def _environment() -> tuple[str, ...]:
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     package = Path(__file__).absolute().parent.parent
     folders |= {*site.getsitepackages(), str(package), str(package.with_name("nki_interpreter"))}
-    if sys.prefix != sys.base_prefix:  # an environment has nothing else in its folder
+    if sys.prefix != sys.base_prefix:  # an environment's folder holds nothing else
         folders.add(sys.prefix)
-    # Those of an environment that this one is laid over. A folder of sources that a .pth file names is called otherwise.
+    # Package folders of the base environment. A folder of sources that a .pth file adds has another name.
     folders |= {folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")}
     both = folders | {os.path.realpath(folder) for folder in folders}
     return tuple(sorted(folder.rstrip(os.sep) + os.sep for folder in both))
@@ -225,12 +225,12 @@ def _environment() -> tuple[str, ...]:
 def _shown(value: object) -> str:
     try:
         return ascii(os.fsdecode(value) if isinstance(value, bytes | os.PathLike) else value)[:200]
-    except Exception:  # whatever its repr may do
+    except Exception:  # its repr may raise anything
         return "something"
 
 
 def _place(root: Path) -> Location | None:
-    """Returns the innermost line of a library's sources that is being run."""
+    """Returns the innermost running line of a library's sources."""
     frame = sys._getframe()
     below = f"{root}{os.sep}"
     found = None
@@ -243,7 +243,7 @@ def _place(root: Path) -> Location | None:
 
 @contextlib.contextmanager
 def untraced() -> Iterator[None]:
-    """Leaves out what the block opens: kernelgen does that for an emitter, and knows of it."""
+    """Excludes files that the block opens from the trace: kernelgen opens them for an emitter and tracks them itself."""
     reads, _TRACE.reads = _TRACE.reads, None
     try:
         yield
@@ -256,7 +256,7 @@ def untraced() -> Iterator[None]:
 
 @contextlib.contextmanager
 def builtins_kept() -> Iterator[None]:
-    """Makes Python's builtins what they were when the block ends, however it does; until then it calls none of them."""
+    """Restores Python's builtins when the block ends, also after an exception; calls no builtin until they are restored."""
     now = builtins.__dict__
     known = now.copy()
     try:
@@ -269,27 +269,27 @@ def builtins_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(reads: Reads) -> Iterator[None]:
-    """Adds what the block reads to `reads`, and ends what it does to this process.
+    """Adds the block's reads to `reads`, and undoes its changes to this process.
 
-    The working folder, the environment's variables, the limit of recursion, the mask of new files' modes and the alarm are as
-    before when the block ends, however it does; and so are the builtins. A copy of this process that the block makes ends there.
+    At the end of the block, also after an exception, these are as before: the working folder, environment variables, recursion
+    limit, umask, alarm and builtins. A copy of this process that the block forks ends there.
 
     Raises:
-        Forked: inside the block, where it forks.
+        Forked: inside the block, if it forks.
     """
     _TRACE.install()
     outer, process = _TRACE.reads, os.getpid()
     # By descriptor: an emitter may rename or remove the folder.
     folder = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
     environment, depth, alarm = dict(os.environ), sys.getrecursionlimit(), signal.getitimer(signal.ITIMER_REAL)
-    mask = os.umask(0o022)  # there is no other way to ask for it
+    mask = os.umask(0o022)  # os.umask has no form that only reads
     os.umask(mask)
     try:
         _TRACE.reads = reads
         with builtins_kept():
             yield
     finally:
-        # A copy would go on as this process and answer a second time.
+        # A copy would continue as this process and answer a second time.
         if os.getpid() != process:
             os._exit(1)
         _TRACE.reads = outer

@@ -1,6 +1,6 @@
 """Kernel libraries: folders of emitters.
 
-A library is read without importing it, so that planning needs no JAX and takes milliseconds.
+A library is read without importing it, so planning needs no JAX and takes milliseconds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_ops
 from kernelgen.spec.source_kernel import SourceSpec
 
 BUILTIN = "kernelgen"
-"""Name of the library that comes with kernelgen."""
+"""Name of kernelgen's own library."""
 
 BUILTIN_PACKAGE = "kernelgen.kernels"
-"""The package its modules are imported as; user libraries may import its helpers by this name."""
+"""The package that contains its modules; user libraries may import its helpers by this name."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Library:
     """A folder of emitters.
 
     Attributes:
-        name: short name, unique among the libraries of a build; `kernelgen` is kernelgen's own.
+        name: short name, unique among the libraries of a build; `kernelgen` is kernelgen's own library.
         root: the folder; its `*.py` files are its modules.
-        package: whether the folder is a package of Python, whose modules are also those of its subfolders: `core.norm` is
-            core/norm.py. They import each other by relative names, and by the folder's name.
+        package: whether the folder is a Python package, with modules also in its subfolders: `core.norm` is core/norm.py. They
+            import each other by relative names, and by the folder's name.
     """
 
     name: str
@@ -41,31 +41,31 @@ class Library:
     package: bool = False
 
     def file(self, module: str) -> Path:
-        """Returns where a module is, or would be."""
+        """Returns the path of a module, whether or not it exists."""
         return self.root / f"{module.replace('.', '/') if self.package else module}.py"
 
     def resolved(self) -> Library:
-        """Returns the library at the path that no link is in; the name of a package is that of its folder, as it was given."""
+        """Returns the library with a path without links; a package keeps the name of its folder as given."""
         return replace(
             self, root=self.root.resolve() if not self.package else self.root.parent.resolve() / self.root.name
         )
 
     def module(self, file: Path) -> str:
-        """Returns the name of the module that a file of the library is."""
+        """Returns the module name of a file of the library."""
         return ".".join(file.relative_to(self.root).with_suffix("").parts) if self.package else file.stem
 
     def place(self, file: Path) -> tuple[bool, str]:
-        """Returns whether a file of `dependencies` is of the library, and where in it; else its name in the built-in one."""
+        """Returns (whether a file of `dependencies` is in the library, its name there); else its name in the built-in library."""
         own = file.is_relative_to(self.root) if self.package else file.parent == self.root
         return own, file.relative_to(self.root).as_posix() if own else file.name
 
     def scan(self) -> dict[str, Registration]:
-        """Returns what the library computes, by op name, in order of module and line. The folder is read once.
+        """Returns the library's ops, by name, in order of module and line. The folder is read once.
 
-        Of an op that it computes in several languages this is the one in JAX, or else the first; `registrations` has all.
+        For an op in several languages this is the JAX emitter, or else the first; `registrations` has all.
 
         Raises:
-            KernelgenError: a module does not parse, or a registration is wrong (all mistakes of all modules).
+            KernelgenError: a module does not parse, or a registration is wrong (lists all mistakes of all modules).
         """
         found: dict[str, Registration] = {}
         for registration in self.registrations:
@@ -79,7 +79,7 @@ class Library:
         """Every emitter of every op, in order of module and line.
 
         Raises:
-            KernelgenError: as of `scan`.
+            KernelgenError: see `scan`.
         """
         if not self.root.is_dir():
             raise KernelgenError(f"kernel library '{self.name}': {self.root} is not a folder")
@@ -98,7 +98,7 @@ class Library:
 
 
 def _meet(one: Registration, other: Registration) -> bool:
-    """Returns whether nothing would choose between two emitters of an op: a step is told a module, a manifest a language."""
+    """Returns whether nothing distinguishes two emitters of an op: a step names a module, a manifest names a language."""
     if one.file == other.file:
         return True
     return one.language == other.language and (
@@ -115,12 +115,12 @@ def _twice(first: Registration, second: Registration) -> Diagnostic:
 
 
 def builtin_library() -> Library:
-    """Returns the library that comes with kernelgen: inside the package when installed, beside `tools/` in a checkout.
+    """Returns kernelgen's own library: inside the package when installed, beside `tools/` in a checkout.
 
     Raises:
         KernelgenError: the installation lacks it.
     """
-    # Not resolved: what a sandbox links to is not the action's input.
+    # Not resolved: the target of a sandbox's link is not an input of the action.
     package = Path(__file__).absolute().parent.parent
     for root in (package / "kernels", package.parent.parent / "kernels"):
         if root.is_dir():
@@ -135,10 +135,10 @@ def emitters_of(spec: Spec, modules: Sequence[tuple[Library, Path]]) -> list[tup
 
     Args:
         spec: the kernel.
-        modules: the modules that a plan names for it, with their libraries: the first that has an op computes it.
+        modules: the modules that a plan names for it, with their libraries: the first module that has an op computes it.
 
     Raises:
-        KernelgenError: no module has an op, or one is wrong.
+        KernelgenError: no module has an op, or a module is wrong.
     """
     if isinstance(spec, SourceSpec):
         ((library, file),) = modules

@@ -1,7 +1,7 @@
-"""A time limit for what an emitter does in this process: it may loop forever, and a build must end.
+"""A time limit for an emitter in this process: it may loop forever, and a build must end.
 
-The limit is an alarm, which stops whatever is Python. Native code that keeps Python's lock, and an emitter that catches every
-exception, it does not stop: then the whole process ends, and says where each of its threads is.
+The limit is an alarm, which stops Python code. It can't stop native code that holds the GIL, nor an emitter that catches every
+exception: then the whole process ends, and prints the stack of each thread.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from kernelgen.errors import TookTooLong
 
 EMIT_TIMEOUT = 600.0
-"""Seconds that emitting one kernel may take unless a user says otherwise; it takes milliseconds."""
+"""Default time limit for emitting one kernel, in seconds; it normally takes milliseconds."""
 
 GRACE = 3.0
-"""Seconds after the limit in which the block is to end; then the process ends."""
+"""Seconds after the limit until the process ends, if the block does not end."""
 
 HINT = (
     "another limit: --emit-timeout of `kernelgen build`, EMIT_TIMEOUT of add_neuron_kernels(), Bazel's "
@@ -31,13 +31,13 @@ _AGAIN = 0.5
 
 @contextlib.contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Ends a block that takes longer than some seconds, or the process if the block does not end. For the main thread.
+    """Ends a block that exceeds a time limit, or the process if the block does not end. Only for the main thread.
 
     Args:
-        seconds: how long the block may take, or None.
+        seconds: the time limit, or None.
 
     Raises:
-        TookTooLong: anywhere in the block; also after it when the block caught that.
+        TookTooLong: anywhere in the block; also after it if the block caught the exception.
     """
     if seconds is None:
         yield
@@ -45,12 +45,12 @@ def limited(seconds: float | None) -> Iterator[None]:
     deadline = time.monotonic() + seconds
 
     def stop(number: int, frame: object) -> None:
-        if time.monotonic() < deadline:  # an alarm of the block's own
+        if time.monotonic() < deadline:  # an alarm that the block set
             signal.setitimer(signal.ITIMER_REAL, deadline - time.monotonic(), _AGAIN)
             return None
         raise TookTooLong(seconds)
 
-    # A copy of standard error, because an emitter may close that.
+    # A copy of standard error, because an emitter may close the original.
     try:
         errors = os.dup(2)
     except OSError:  # it is closed

@@ -1,4 +1,4 @@
-"""Imports emitters: each library as a package under a name of its own, from its sources alone.
+"""Imports emitters: each library as a package under a unique name, only from its sources.
 
 So two libraries may have modules of the same name, and relative imports work in each.
 """
@@ -42,17 +42,17 @@ def load_function(
 def load_functions(
     emitters: Sequence[tuple[Library, Registration]], data: Collection[str] | None = None
 ) -> list[Callable[..., Any]]:
-    """Imports emitters' modules and returns the functions; what was imported is imported again when a file that it read changed.
+    """Imports emitters' modules and returns the functions; imports a module again if a file that it read has changed.
 
     Args:
-        emitters: where each emitter is, and which one it is.
-        data: the absolute paths of all data that may have been read, None for any.
+        emitters: the library and registration of each emitter.
+        data: absolute paths of all data files that it may have read; None for any.
 
     Raises:
-        KernelgenError: a module raises while it is imported.
+        KernelgenError: a module raises during its import.
     """
     _FINDER.install()
-    # By name, not by path: a worker sees the same library under another path from one action to the next.
+    # By name, not by path: a worker gets the same library under another path from one action to the next.
     digests = {}
     for library, registration in emitters:
         package = _package_name(library, registration)
@@ -65,7 +65,7 @@ def load_functions(
     if any(_LOADED.get(key, digest) != digest for key, digest in digests.items()) or any(
         one.changed() or (data is not None and not one.files.keys() <= set(data)) or one.unknown for one in known
     ):
-        # Modules hold on to what they imported and read, so a changed file makes all of them stale.
+        # Modules keep what they imported and read, so one changed file makes all of them stale.
         packages = {BUILTIN_PACKAGE, *(name for name, _ in _LOADED)}
         for stale in [m for m in sys.modules if any(f"{m}.".startswith(f"{name}.") for name in packages)]:
             del sys.modules[stale]
@@ -84,7 +84,7 @@ def load_functions(
                 module = importlib.import_module(f"{_package_name(library, registration)}.{registration.module}")
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # SystemExit, too: the code is anybody's
+        except BaseException as error:  # SystemExit, too: user code may raise anything
             raise _import_error(library, registration, error) from error
         functions.append(_function(module, registration))
     _LOADED.update(digests)
@@ -92,7 +92,7 @@ def load_functions(
 
 
 def _function(module: ModuleType, registration: Registration) -> Callable[..., Any]:
-    """Returns a function of a module, or what a decorator makes of one."""
+    """Returns a function of a module, or the object that a decorator made from one."""
     name, where = registration.function, Location(str(registration.file), registration.line, 1)
     try:
         found = getattr(module, name)
@@ -100,7 +100,7 @@ def _function(module: ModuleType, registration: Registration) -> Callable[..., A
         raise KernelgenError(Diagnostic(f"there is no '{name}' in the module", where)) from None
     try:
         is_function = callable(found) and isinstance(inspect.unwrap(found).__code__, CodeType)
-    except Exception:  # whatever its attributes may do
+    except Exception:  # its attributes may raise anything
         is_function = False
     if not is_function:
         what = "a module" if isinstance(found, ModuleType) else "a class" if isinstance(found, type) else None
@@ -111,25 +111,25 @@ def _function(module: ModuleType, registration: Registration) -> Callable[..., A
 
 
 def load_file(file: Path, function: str) -> tuple[str, Callable[..., Any]]:
-    """Imports a file that is not a kernel library's and returns its language and one of its functions.
+    """Imports a file outside any kernel library, and returns its language and one of its functions.
 
     Raises:
-        KernelgenError: it is not there, or the file raises while it is imported.
+        KernelgenError: the function is missing, or the file raises during its import.
     """
     made = of_function(file, function)
     return made.language, load_function(Library(file.parent.name or "kernels", file.parent), made)
 
 
 def reads(library: Library) -> Reads:
-    """Returns what a library's emitters have read besides its sources since they were imported."""
+    """Returns the files besides its sources that a library's emitters have read since their import."""
     return _READS.setdefault(_package_name(library), Reads(library.root))
 
 
 class _SourceLoader(importlib.abc.SourceLoader):
-    """Loads a module from its source alone.
+    """Loads a module only from its source.
 
-    Cached bytecode is neither read nor written: its staleness check trusts a file's time and size, which sandboxes with linked
-    inputs do not keep, and a build must leave nothing beside its sources.
+    Does not read or write cached bytecode: its staleness check relies on a file's time and size, which sandboxes with linked inputs
+    change, and a build must leave no files beside its sources.
     """
 
     def __init__(self, path: Path, names: tuple[str, str] | None = None) -> None:
@@ -158,9 +158,9 @@ def _import(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> ModuleType:
-    """Imports for a module of the package that calls itself `name` and is known here as `package`, which others do not see.
+    """`__import__` for modules of a package: it is `name` in its own imports and `package` in this process, hidden from others.
 
-    What follows are the arguments of Python's `__import__`.
+    The other parameters are those of Python's `__import__`.
     """
     if level == 0 and f"{module}.".startswith(f"{name}."):
         module = f"{package}{module[len(name) :]}"
@@ -168,7 +168,7 @@ def _import(
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds libraries' packages, and the modules in them, under the names that `_package_name` gives."""
+    """Finds libraries' packages and their modules under the names that `_package_name` gives."""
 
     def __init__(self) -> None:
         self.libraries: dict[str, Library] = {}
@@ -176,7 +176,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def install(self) -> None:
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-            # An action of a user's emitter that imports no built-in helper has no built-in library among its inputs.
+            # If a user's emitter imports no built-in helper, its Bazel action has no built-in library among its inputs.
             with contextlib.suppress(KernelgenError):
                 self.libraries[BUILTIN_PACKAGE] = builtin_library()
 
@@ -202,30 +202,30 @@ class _Finder(importlib.abc.MetaPathFinder):
         if (library.package or len(parts) == 1) and file.is_file():
             return importlib.util.spec_from_file_location(fullname, file, loader=_SourceLoader(file, names))
         if library.package:
-            # No other finder looks in the folder: what is not a source is not known to be imported.
+            # No other finder may search the folder: kernelgen does not track imports of anything but sources.
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
         return None
 
 
 _FINDER = _Finder()
 _LOADED: dict[tuple[str, str], bytes] = {}
-"""The digest of every file that was imported, by package and file name."""
+"""The digest of every imported file, by package and file name."""
 _READS: dict[str, Reads] = {}
-"""What was read by libraries' emitters, by package."""
+"""The files that libraries' emitters read, by package."""
 
 
 def environment(registration: Registration) -> contextlib.AbstractContextManager[None]:
-    """Returns what hides the variables of this process's environment from a kernel that has its own."""
+    """Returns a context that hides this process's environment variables from a kernel that has its own."""
     if registration.env is None:
         return contextlib.nullcontext()
-    import_jax()  # it reads this process's own
+    import_jax()  # JAX reads this process's own variables
     return only(dict(registration.env))
 
 
 def _package_name(library: Library, registration: Registration | None = None) -> str:
     if library.name == BUILTIN:
         return BUILTIN_PACKAGE
-    # What a module is may depend on the environment that it is imported in, and on whose NKI it imports.
+    # A module's content may depend on the environment during its import, and on the NKI that it imports.
     what = str(library.root.resolve())
     if registration is not None and registration.env is not None:
         what += f"\0{registration.env}\0{registration.lowering}"
@@ -233,7 +233,7 @@ def _package_name(library: Library, registration: Registration | None = None) ->
 
 
 def _import_error(library: Library, registration: Registration, error: BaseException) -> KernelgenError:
-    # The innermost frame inside the library is where the user looks.
+    # Report the innermost frame inside the library: that is the user's code.
     line, trace = 1, error.__traceback__
     while trace:
         if trace.tb_frame.f_code.co_filename == str(registration.file):

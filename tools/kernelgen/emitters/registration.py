@@ -1,4 +1,4 @@
-"""What a kernel library says of one op that it computes, as a value."""
+"""The registration of one op in a kernel library, as a value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ParamSpec:
     Attributes:
         name: its name.
         kind: `int`, `float` or `bool`.
-        default: its value when a manifest gives none; None when it must be given.
+        default: its value if a manifest gives none; None if a manifest must give it.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Registration:
         file: the module's file.
         function: the emitter's name.
         inputs: its positional arguments, the op's inputs in the order of ggml's `src[0…]`.
-        required: how many inputs must be there.
-        params: its keyword-only arguments without those that the framework fills in.
+        required: number of inputs that must be present.
+        params: its keyword-only arguments, except those that the framework fills in.
         context: the keyword-only arguments that the framework fills in (`out`, `inputs`, `op`).
         line: the function's line, counted from 1.
-        types: the types that inputs may have, in rows; empty when not declared.
-        language: what the kernel is written in.
-        targets: the targets that it is for; empty for all.
-        layouts: the layouts that the op's weights may have besides ggml's own (`kernelgen.ggml.weight_layouts`).
-        where: what the kernel's sizes and parameters must fulfil, else it is for another emitter.
-        env: (name, value) of the environment variables that its file sees, which are all; None for those of this process.
-        lowering: as of `SourceSpec`.
+        types: the supported types of the inputs, in rows; empty if not declared.
+        language: the kernel's language.
+        targets: its targets; empty for all.
+        layouts: the supported layouts of the op's weights besides ggml's own (`kernelgen.ggml.weight_layouts`).
+        where: conditions on the kernel's sizes and parameters; another emitter computes kernels that violate them.
+        env: (name, value) of all environment variables that its file gets; None for this process's own.
+        lowering: see `SourceSpec`.
     """
 
     op: str
@@ -71,7 +71,7 @@ class Registration:
 
     @property
     def in_groups(self) -> bool:
-        """Whether graph kernels are composed of it: it is in JAX, and the same for all targets."""
+        """Whether graph kernels can contain it: it is in JAX, and equal for all targets."""
         return self.language == DEFAULT and not self.targets
 
     def is_for(self, target: str) -> bool:
@@ -79,7 +79,7 @@ class Registration:
         return not self.targets or target in self.targets
 
     def takes(self, types: Sequence[str | None]) -> bool:
-        """Returns whether inputs of these types (None for an absent one) are among those declared."""
+        """Returns whether inputs of these types (None for an absent one) match the declared types."""
         if not self.types:
             return True
         return any(
@@ -88,11 +88,11 @@ class Registration:
         )
 
     def takes_layouts(self, spec: KernelSpec) -> bool:
-        """Returns whether the layouts of a kernel's inputs are among those declared."""
+        """Returns whether the layouts of a kernel's inputs match the declared layouts."""
         return all(t is None or not t.layout or t.layout in self.layouts for t in spec.inputs)
 
     def fits(self, spec: KernelSpec) -> bool:
-        """Returns whether the types of a kernel's inputs are among those declared, and its sizes and parameters as `where` says."""
+        """Returns whether a kernel's input types match the declared types, and its sizes and parameters satisfy `where`."""
         if not self.takes([None if t is None else t.dtype for t in spec.inputs]):
             return False
         values = {
@@ -107,5 +107,5 @@ class Registration:
 
     @property
     def custom(self) -> bool:
-        """Whether ggml has no such op, so that this signature is the op's definition."""
+        """Whether ggml lacks the op, so that this signature is the op's definition."""
         return ggml_ops.op(self.op).custom

@@ -1,4 +1,4 @@
-"""Reads emitters from a module's source by `ast`, without importing it: what is registered, and every mistake in it."""
+"""Reads emitters from a module's source with `ast`, without importing it: its registrations, and every mistake in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelgen.languages import DEFAULT, LANGUAGES
 from kernelgen.targets import TARGETS
 
 MAX_SOURCE = 16 * 1024 * 1024
-"""Bytes of a file of Python that holds kernels."""
+"""Maximum bytes of a Python file with kernels."""
 
 _KEYWORDS = ("types", "language", "targets", "where", "layouts", "forms")
 _KEYWORDS_TEXT = "'types', 'language', 'targets', 'where' and 'layouts'"
@@ -29,7 +29,7 @@ _KINDS: dict[str, type[int] | type[float] | type[bool]] = {"int": int, "float": 
 
 
 def scan(file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
-    """Returns what a module registers, in order of lines, and what is wrong with it."""
+    """Returns a module's registrations in order of lines, and its mistakes."""
     try:
         source = fileio.read_input(file, MAX_SOURCE)
     except OSError as error:
@@ -39,7 +39,7 @@ def scan(file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
 
 
 def registration(file: Path, op: str) -> Registration:
-    """Returns where one module computes `op`, without reading the rest of its library.
+    """Returns the registration of `op` in one module, without reading the rest of its library.
 
     Raises:
         KernelgenError: the module does not parse, a registration in it is wrong, or it does not compute the op.
@@ -69,9 +69,9 @@ def parse(source: bytes, file: str) -> ast.Module:
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yields a module's statements with those inside of them, outer ones first, in `ast.walk`'s order.
+    """Yields a module's statements and those inside them, outer ones first, in `ast.walk`'s order.
 
-    Expressions, which are most of a tree, hold none and are left out.
+    Skips expressions, which are most of a tree and contain no statements.
     """
     pending: deque[ast.AST] = deque([tree])
     while pending:
@@ -87,7 +87,7 @@ _BLOCKS = frozenset(("body", "orelse", "finalbody", "handlers", "cases"))
 """The fields of statements, handlers and cases that hold statements."""
 
 
-# A worker asks for the same module with every kernel.
+# A worker requests the same module for every kernel.
 @lru_cache(maxsize=1024)
 def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Diagnostic, ...]]:
     try:
@@ -100,11 +100,11 @@ def _scan(source: bytes, file: Path) -> tuple[tuple[Registration, ...], tuple[Di
 
 
 _MODULES = ("kernelgen.emitters", "kernelgen.emitter")
-"""Where the decorator is: by its name, and by the one that it had."""
+"""The modules of the decorator: its current and its former name."""
 
 
 def _decorator_names(tree: ast.Module) -> set[str]:
-    """Returns the expressions by which the module may call `kernelgen.emitters.emitter`."""
+    """Returns the expressions by which the module may refer to `kernelgen.emitters.emitter`."""
     names = {f"{module}.emitter" for module in _MODULES}
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -117,7 +117,7 @@ def _decorator_names(tree: ast.Module) -> set[str]:
 
 
 class _ScannedModule:
-    """A module while it is read."""
+    """A module during the scan."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -136,7 +136,7 @@ class _ScannedModule:
                 continue
             for decorator in node.decorator_list:
                 call = decorator.func if isinstance(decorator, ast.Call) else decorator
-                # Text, because a name may have dots: `kernelgen.emitters.emitter`.
+                # Compare texts, because a name may have dots: `kernelgen.emitters.emitter`.
                 if ast.unparse(call) not in names:
                     continue
                 if id(node) not in top or isinstance(node, ast.AsyncFunctionDef):
@@ -145,7 +145,7 @@ class _ScannedModule:
                     self._read_emitter(node, decorator)
 
     def _read_emitter(self, node: ast.FunctionDef, decorator: ast.expr) -> None:
-        """Notes a registration for each op, unless the decorator or the signature is wrong."""
+        """Adds a registration for each op, unless the decorator or the signature is wrong."""
         ops = self._op_names(node, decorator)
         before = len(self.mistakes)
         types = self._types(node, decorator)
@@ -220,7 +220,7 @@ class _ScannedModule:
         return tuple(rows)
 
     def _words(self, decorator: ast.expr, name: str) -> list[tuple[str, ast.expr]]:
-        """Returns the string literals of a keyword, one or a tuple of them, and where each is."""
+        """Returns the string literals of a keyword, one or a tuple of them, with their nodes."""
         found: list[tuple[str, ast.expr]] = []
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
             if keyword.arg != name:
@@ -247,7 +247,7 @@ class _ScannedModule:
         return tuple(dict.fromkeys(name for name, _ in found))
 
     def _layouts(self, decorator: ast.expr) -> tuple[str, ...]:
-        found = [*self._words(decorator, "layouts"), *self._words(decorator, "forms")]  # the latter is the earlier name
+        found = [*self._words(decorator, "layouts"), *self._words(decorator, "forms")]  # `forms` is the earlier name
         for name, node in found:
             if name not in LAYOUTS:
                 self.fail(node, f"unknown layout '{name}'{did_you_mean(name, LAYOUTS)} ({_KNOWN_LAYOUTS})")
@@ -278,7 +278,7 @@ class _ScannedModule:
             default = ast.literal_eval(value)
         except ValueError:
             default = None
-        # A bool is an int to Python.
+        # In Python a bool is an int.
         if isinstance(default, int) and kind is float and not isinstance(default, bool):
             default = float(default)
         if type(default) is not kind:

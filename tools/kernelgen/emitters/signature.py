@@ -1,4 +1,4 @@
-"""Whether an emitter takes what ggml's op has: its inputs, and every one of its parameters."""
+"""Checks that an emitter's signature matches ggml's op: its inputs, and every parameter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernelgen.ggml import ops as ggml_ops
 
 
 def check(r: Registration) -> list[str]:
-    """Returns how an emitter's signature disagrees with ggml's op; a custom op has nothing to disagree with."""
+    """Returns the differences between an emitter's signature and ggml's op; a custom op has no definition to differ from."""
     op = ggml_ops.op(r.op)
     if op.custom:
         return []
@@ -26,7 +26,7 @@ def check(r: Registration) -> list[str]:
             problems.append(f"ggml's {r.op} has no parameter '{p.name}'{near} (it has: {names})")
         elif known is not None and known.kind is not p.kind:
             problems.append(f"parameter '{p.name}' of ggml's {r.op} is {known.kind.__name__}, not {p.kind.__name__}")
-    # A parameter that an emitter does not take is one it would silently ignore.
+    # An emitter would silently ignore a parameter that it does not declare.
     missing = [name for name in op.by_name if name not in {p.name for p in r.params}]
     if missing:
         problems.append(f"emitter '{r.function}' lacks parameters of ggml's {r.op}: {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""The function of a file that a kernel is named by, as a registration: told from the file, which is not run."""
+"""The function that a manifest names in a file, as a registration: read from the file without running it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kernelgen.spec.source_kernel import SourceSpec
 
 
 def of_source(spec: SourceSpec, file: Path) -> Registration:
-    """Returns the registration that stands for a kernel's function, as `of_function`."""
+    """Returns the registration of a kernel's function; see `of_function`."""
     return replace(of_function(file, spec.function), op=spec.op, env=spec.env, lowering=spec.lowering)
 
 
 def of_function(file: Path, function: str) -> Registration:
-    """Returns what stands for the registration of a function in a file: a definition, a value or what the file imports.
+    """Returns the registration of a function in a file: a definition, a value or an imported name.
 
     Raises:
         KernelgenError: the file can't be read, is not Python, or nothing in it has the function's name.

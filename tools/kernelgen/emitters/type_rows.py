@@ -1,7 +1,7 @@
-"""The language of `@emitter(types=…)`: which types the inputs of an op may have together.
+"""The language of `@emitter(types=…)`: the combinations of types that an op's inputs may have.
 
-A text has an entry per input, separated by commas: one or several of ggml's type names and of the groups in
-`kernelgen.ggml.types.GROUPS`, or `same`, the first input's type. It stands for rows in which the types of one input do not depend
+A text has one entry per input, separated by commas: one or several of ggml's type names and of the groups in
+`kernelgen.ggml.types.GROUPS`, or `same`, the first input's type. It expands to rows in which the types of one input do not depend
 on those of another.
 """
 
@@ -13,17 +13,17 @@ from kernelgen.ggml.types import GROUPS, TYPES
 SAME = "same"
 
 Row = tuple[tuple[str, ...], ...]
-"""For each input, the names of the types that it may have."""
+"""The names of each input's allowed types."""
 
 
 def read(text: str, n_inputs: int) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """Returns the rows that a text stands for, and what is wrong with it; one of both is empty.
+    """Returns the rows of a text, and its problems; one of both is empty.
 
-    `same` is written out: there is a row for each of the first input's types then.
+    Expands `same`: the result has a row for each of the first input's types.
 
     Args:
-        text: such as `f32, f16 same`.
-        n_inputs: how many inputs the emitter has.
+        text: for example `f32, f16 same`.
+        n_inputs: number of the emitter's inputs.
     """
     if not n_inputs and not text:
         return ((),), ()

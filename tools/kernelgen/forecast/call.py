@@ -1,7 +1,7 @@
-"""How long a call of a model takes: its launches one after another, and what goes over the host.
+"""Forecasts the time of a model's call: its launches in sequence, and the transfers through the host.
 
-A graph's groups are found as the backend finds them (`kernelgen.dispatch.grouping`); a node in none is computed by a kernel of its
-own, whether there is one or not, and those that there is none for are counted.
+A graph's groups are found by the backend's rules (`kernelgen.dispatch.grouping`). A node in no group counts as its own kernel,
+whether or not that kernel exists; missing kernels are counted.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 INPUTS = 5
-"""Writes that a call of llama.cpp makes before it is computed: tokens, positions, mask, rows of keys and of values."""
+"""Writes of llama.cpp before it computes a call: tokens, positions, mask, rows of keys and of values."""
 MASK_BYTES = 4
-"""Of an element of the mask, which is written as F32."""
+"""Bytes per element of the mask, which is written as F32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """A kernel that a call launches.
+    """The launches of one kernel in a call.
 
     Attributes:
         spec: the kernel.
-        count: how often.
-        time: of one launch.
+        count: number of launches.
+        time: time of one launch.
     """
 
     spec: KernelSpec | GraphSpec
@@ -43,18 +43,18 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class CallForecast:
-    """What a call takes.
+    """The forecast of a call.
 
     Attributes:
-        n_tokens, n_kv: of the call.
-        launches: the kernels, those first that take longest in all.
-        missing: nodes that there is no kernel for: the CPU computes them, and what that takes is not known here.
-        transfers_us: microseconds of what goes over the host: inputs in, logits out, and the wait for the last launch.
-        logits_bytes: of these.
-        memory: what a core holds of the model.
-        cores: over how many weights are split.
-        reductions_us: microseconds of what these sum up together, beside what kernels with sums take.
-        split: whether this is what one of the cores computes, as llama.cpp splits the model; otherwise work is divided evenly.
+        n_tokens, n_kv: sizes of the call.
+        launches: the kernels, sorted by total time, longest first.
+        missing: nodes without a kernel: the CPU computes them, and their time is not included.
+        transfers_us: microseconds of host transfers: inputs, logits, and the wait for the last launch.
+        logits_bytes: bytes of the logits.
+        memory: the model's memory on a core.
+        cores: number of cores that the weights are split over.
+        reductions_us: microseconds of sums over cores, besides those in kernels with sums.
+        split: whether this is one core's part, as llama.cpp splits the model; otherwise work is divided evenly.
     """
 
     n_tokens: int
@@ -70,7 +70,7 @@ class CallForecast:
 
     @property
     def count(self) -> int:
-        """How many launches there are."""
+        """The number of launches."""
         return sum(one.count for one in self.launches)
 
     @property
@@ -79,12 +79,12 @@ class CallForecast:
         return (sum(one.count * one.time.total for one in self.launches) + self.reductions_us + self.transfers_us) / 1e3
 
     def part_ms(self, name: str) -> float:
-        """Returns the milliseconds of a part of `Time`, summed; parts overlap."""
+        """Returns the sum of the milliseconds of a part of `Time`; parts overlap."""
         return sum(one.count * float(getattr(one.time, name)) for one in self.launches) / 1e3
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """The milliseconds of what is done one after another (`Time.parts`), summed: with the transfers they are `ms`."""
+        """The summed milliseconds of the sequential parts (`Time.parts`): with the transfers they give `ms`."""
         found: dict[str, float] = {}
         for one in self.launches:
             for part, us in one.time.parts.items():
@@ -105,23 +105,22 @@ def forecast(
     cores: int = 1,
     widened: Collection[TensorDesc] = (),
 ) -> CallForecast:
-    """Returns what a call takes.
+    """Returns the forecast of a call.
 
-    A graph of one of several devices counts as it is: its slices and its sums. An execution with a sum in it is a barrier; in a
-    queue only one of them costs time. The host adds what has no kernel for its sum, as the backend does.
-    Of another graph with more than one core the work of each kernel is divided, and cores sum up twice in a layer, behind attention
-    and behind the feed-forward network.
+    The graph of one of several devices counts as it is, with its slices and sums. An execution with a sum is a barrier; in a queue
+    only one of them costs time. The host computes a missing kernel's sum, as in the backend. For any other graph with more than one
+    core, each kernel's work is divided, and the cores sum up twice per layer: after attention and after the feed-forward network.
 
     Args:
-        graph: what llama.cpp computes for it.
-        kernels: those for ops that there are.
-        groups: those for groups that there are, or which of them nodes run in.
+        graph: llama.cpp's graph of the call.
+        kernels: the available op kernels.
+        groups: the available graph kernels, or the groups of the graph's nodes.
         chip: the figures of the target.
-        work_of: what a kernel moves and computes; None where no kernel can be made.
-        queued: whether launches are queued, or each is waited for.
-        layers: how many the model has.
-        cores: over how many weights, heads and cache are split, of a graph that is not one of several devices.
-        widened: weights, as ggml has them, that are in the layout `bf16`.
+        work_of: returns a kernel's work; None if no kernel can be made.
+        queued: whether launches are queued, rather than waited for one by one.
+        layers: number of the model's layers.
+        cores: number of cores that share weights, heads and cache; for a graph that is not one of several devices.
+        widened: weights, in ggml's form, that have the layout `bf16`.
     """
     grouping = groups if isinstance(groups, Grouping) else groups.find(graph)
     counts: Counter[KernelSpec | GraphSpec] = Counter(grouping.groups)

@@ -1,11 +1,11 @@
-"""Which parts of a graph are one kernel each, on each target: `kernelgen model --fuse auto`.
+"""Chooses the cut of a graph into kernels for each target: `kernelgen model --fuse auto`.
 
-Kernels that nodes are cut into differ in their launches, in what they hand on through memory, and in their sums over devices; the
-rest takes the same. So launches, bytes that leave a kernel and products by weights are forecast, from shapes alone.
+Kernels of different cuts differ in their launches, in their memory traffic between kernels, and in their sums over devices; the
+rest takes the same time. So the forecast has launches, bytes that leave a kernel and products by weights, from shapes alone.
 
-A cut is left out where a kernel of it has more instructions than neuronx-cc takes, or would take more memory or time to compile
-than there is. Of those that are within `EQUAL` of the quickest the one with the least to compile is taken: what they gain is less
-than the forecast can tell.
+A cut is excluded if one of its kernels has more instructions than neuronx-cc accepts, or needs more memory or time to compile
+than available. Among those within `EQUAL` of the fastest, the one with the least to compile is chosen: the remaining differences
+are below the forecast's precision.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, MAX_INSTRUCTIONS
 
 FUSES = ("none", "layer", "layers:2", "layers:4", "layers:8", "step")
-"""What is compared, as `--fuse` says it."""
+"""The compared values of `--fuse`."""
 FUSES_OF_DEVICES = ("none", "parts", "parts+sums", *FUSES[1:])
-"""The same, where tensors are split over devices."""
+"""The same, for tensors split over devices."""
 
 COMPILE_GIB = 32
-"""Of memory that a compile may take: a trn1.2xlarge has as much."""
+"""Maximum memory of a compile: that of a trn1.2xlarge."""
 COMPILE_US = 550
-"""Of an instruction: with neuronx-cc 2.27 and `--model-type transformer` twelve layers with 532,000 took 294 s (foxl-ai/kiln)."""
+"""Microseconds to compile an instruction: neuronx-cc 2.27 with `--model-type transformer` took 294 s for 532,000 (foxl-ai/kiln)."""
 COMPILE_HOURS = 8
-"""That all kernels of a cut may take for a target, compiled one after another."""
+"""Maximum time for all kernels of a cut for a target, compiled one after another."""
 
 _TRANSFORMER_KB = COMPILE_KB["transformer"]
 _NOT_READ = {"get_rows": 0, "set_rows": 2}
-"""Inputs of ops of which few rows are read or written over."""
+"""Inputs of which an op reads or overwrites only few rows, by op."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What there is to compile.
+    """The amount to compile.
 
     Attributes:
-        kernels: how many there are of groups.
-        instructions: of all of them, by an estimate of their products.
-        most: of the largest.
+        kernels: number of graph kernels.
+        instructions: estimate for the products of all of them.
+        most: instructions of the largest.
     """
 
     kernels: int
@@ -63,22 +63,22 @@ class Size:
 
     @property
     def hours(self) -> float:
-        """Of compiles one after another."""
+        """Hours of all compiles in sequence."""
         return self.instructions * COMPILE_US / 3.6e9
 
     @property
     def time(self) -> str:
-        """The same in words."""
+        """The same as text."""
         return f"{self.hours:.1f} h" if self.hours >= 1 else f"{self.hours * 60:.0f} min"
 
     @property
     def gib(self) -> float:
-        """Of memory for the largest compile."""
+        """GiB of memory for the largest compile."""
         return (COMPILE_MB + self.most * _TRANSFORMER_KB / 1024) / 1024
 
     @property
     def beyond(self) -> str:
-        """Which limit it is beyond, in words; empty where there is none."""
+        """The exceeded limit, in words; empty if there is none."""
         if self.most > MAX_INSTRUCTIONS:
             return f"a kernel of {self.most / 1e6:.1f} million instructions"
         if self.gib > COMPILE_GIB:
@@ -88,12 +88,12 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way to cut.
+    """A possible cut.
 
     Attributes:
-        ms: of a call.
-        launches: of it.
-        size: what there is to compile.
+        ms: milliseconds of a call.
+        launches: number of its launches.
+        size: the amount to compile.
     """
 
     ms: float
@@ -103,13 +103,13 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """What a target takes.
+    """The choice for a target.
 
     Attributes:
         target: its name.
-        n_tokens: of the call.
-        devices: over how many tensors are split.
-        options: by what `--fuse` calls them.
+        n_tokens: number of the call's tokens.
+        devices: number of devices that tensors are split over.
+        options: by their `--fuse` names.
     """
 
     target: str
@@ -119,7 +119,7 @@ class Fusion:
 
     @property
     def name(self) -> str:
-        """Of the options that are within all limits and `EQUAL` of the quickest of these the one with the least to compile."""
+        """Among the options within all limits and within `EQUAL` of the fastest, the one with the least to compile."""
         within = {name: one for name, one in self.options.items() if not one.size.beyond}
         least = min(one.ms for one in within.values())
         near = [name for name, one in within.items() if one.ms <= EQUAL * least]
@@ -127,7 +127,7 @@ class Fusion:
 
     @property
     def text(self) -> str:
-        """The choice and what others give, in a line."""
+        """The choice and its alternatives, in a line."""
         cores = "one core" if self.devices == 1 else f"{self.devices} cores"
         tokens = f"{self.n_tokens} token{'s' * (self.n_tokens > 1)}"
         rest = [name for name in self.options if name != self.name]
@@ -147,13 +147,13 @@ class Fusion:
 def choose(
     call: Graph, graphs: Sequence[Graph], chips: Sequence[Chip], widened: Mapping[str, Collection[TensorDesc]]
 ) -> list[Fusion]:
-    """Returns what each target takes.
+    """Returns the choice for each target.
 
     Args:
-        call: what a call computes; one of one token, where there is one.
-        graphs: all that kernels are asked for.
-        chips: of the targets.
-        widened: by target the weights, as ggml has them, that are in the layout `bf16`.
+        call: the graph of a call; of one token, if there is one.
+        graphs: all graphs that need kernels.
+        chips: figures of the targets.
+        widened: by target, the weights, in ggml's form, that have the layout `bf16`.
     """
     split = max(graph.devices for graph in graphs) > 1
     ops = frozenset(node.spec() for node in call.nodes if not node.empty)
@@ -181,7 +181,7 @@ def _groups(graph: Graph, cut: Cut | None) -> Groups:
 
 
 def _size(graphs: Sequence[Graph], counts: Mapping[int, int], cut: Cut | None) -> Size:
-    """Returns what there is to compile for groups; those that have the same nodes are one kernel."""
+    """Returns the amount to compile for groups; groups with equal nodes are one kernel."""
     found: dict[tuple[int, ...], int] = {}
     for graph in graphs:
         for segment in cut(graph) if cut else ():
@@ -199,7 +199,7 @@ def _instructions(node: ExportedNode) -> int:
 
 
 def _work(spec: KernelSpec | GraphSpec, widened: Collection[TensorDesc]) -> Work:
-    """Returns what differs between cuts, and products: what a kernel reads and writes beside these, and its sums."""
+    """Returns the work that differs between cuts, and products: a kernel's other reads and writes, and its sums."""
     total = Work()
     works = []
     slots = set()

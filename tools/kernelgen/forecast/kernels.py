@@ -1,4 +1,4 @@
-"""What calls take with the kernels of a manifest or a bundle, each emitted and counted once."""
+"""Forecasts calls with the kernels of a manifest or a bundle; emits and counts each kernel once."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Spec = KernelSpec | GraphSpec | SourceSpec
 
 
 class Kernels:
-    """Kernels that there are.
+    """The available kernels.
 
     Args:
-        specs: what they compute.
-        catalog: whose emitters make their HLO.
-        read_hlo: by kernel's id, what returns the HLO that a bundle has of it; no emitter makes that again.
-        sources: by id, kernels of manifests that are named by their source.
+        specs: their specs.
+        catalog: the emitters that make their HLO.
+        read_hlo: by kernel id, a function that returns its HLO from a bundle, so that no emitter makes it again.
+        sources: by id, manifests' kernels that are named by their source.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Kernels:
         self._catalog = catalog
         self._read_hlo = read_hlo or {}
         self._sources = sources or {}
-        # Graphs have weights as ggml has them; which layout a kernel wants them in, the backend sees to.
+        # Graphs have weights in ggml's form; the backend handles kernels' layouts.
         self.by_graph = {spec if isinstance(spec, SourceSpec) else spec.without_layouts: spec for spec in specs}
         self._groups = Groups(spec for spec in self.by_graph if isinstance(spec, GraphSpec))
         self._ops = frozenset(spec for spec in self.by_graph if isinstance(spec, KernelSpec))
@@ -52,16 +52,16 @@ class Kernels:
         self._hlo: dict[Spec, bytes | None] = {}
         self._work: dict[tuple[Spec, int], Work] = {}
         self.refusals: dict[Spec, str] = {}
-        """Why no HLO of a kernel, named as graphs have it, can be emitted."""
+        """The reason why a kernel, keyed in the graphs' form, can't be emitted."""
 
     def hlo(self, spec: Spec) -> bytes | None:
-        """Returns the HLO of a kernel, named as graphs have it; None when none can be emitted."""
+        """Returns the HLO of a kernel in the graphs' form; None if it can't be emitted."""
         if spec not in self._hlo:
             self._hlo[spec] = self._emitted(spec)
         return self._hlo[spec]
 
     def work(self, spec: Spec, chip: Chip) -> Work | None:
-        """Returns what a kernel, named as graphs have it, moves and computes; None when no HLO of it can be emitted."""
+        """Returns the work of a kernel in the graphs' form; None if its HLO can't be emitted."""
         hlo = self.hlo(spec)
         if hlo is None:
             return None
@@ -71,10 +71,10 @@ class Kernels:
         return self._work[key]
 
     def kernel(self, spec: Spec) -> Kernel:
-        """Returns a spec with what computes it.
+        """Returns a spec with its emitter.
 
         Raises:
-            KernelgenError: nothing does.
+            KernelgenError: no emitter computes it.
         """
         return self._sources.get(spec.id) or self._catalog.kernel(spec)
 
@@ -85,7 +85,7 @@ class Kernels:
         from kernelgen.lowering import emission
 
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
+            with contextlib.redirect_stdout(sys.stderr):  # an emitter's output
                 kernel = self.kernel(spec)
                 prebuilt = self._catalog.prebuilt_of(kernel)
                 return emission.emit(
@@ -98,7 +98,7 @@ class Kernels:
     def forecast(
         self, graph: Graph, chip: Chip, *, queued: bool = True, layers: int = 0, cores: int = 1
     ) -> CallForecast:
-        """Returns what a call takes; the arguments are those of `kernelgen.forecast.call.forecast`."""
+        """Returns the forecast of a call; the arguments are those of `kernelgen.forecast.call.forecast`."""
         return forecast(
             graph,
             self._ops,
@@ -113,7 +113,7 @@ class Kernels:
 
 
 def _widened(spec: Spec) -> frozenset[TensorDesc]:
-    """Returns the weights that a kernel wants in a layout that takes more or less memory; those in `bf16` as ggml has them."""
+    """Returns the weights that a kernel requests in a layout of another size; those in `bf16` in ggml's form."""
     if isinstance(spec, SourceSpec):
         return frozenset()
     kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]

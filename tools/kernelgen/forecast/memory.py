@@ -1,4 +1,4 @@
-"""What weights and the cache of a model take of device memory."""
+"""The device memory of a model's weights and cache."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kernelgen.targets import TARGETS
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of a core; what programs take (code, scratchpads, results) is not in it.
+    """Bytes on a core, without programs (code, scratchpads, results).
 
     Attributes:
-        weights: those that a device has: not the embedding, which llama.cpp keeps on the CPU.
-        cache: of keys and values, or states.
+        weights: the weights on a device: without the embedding, which llama.cpp keeps on the CPU.
+        cache: keys and values, or states.
         device: memory of the logical core.
     """
 
@@ -28,18 +28,18 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for both."""
+        """Whether both fit."""
         return self.weights + self.cache <= self.device
 
 
 def of_graph(graph: Graph, chip: Chip, cores: int, widened: Collection[TensorDesc] = ()) -> Memory:
-    """Returns what a core has of a model.
+    """Returns a model's memory on a core.
 
     Args:
-        graph: what a call computes.
-        chip: of the target.
-        cores: that weights and cache are split over evenly.
-        widened: weights in another layout that takes more memory: `bf16` where they name none.
+        graph: the graph of a call.
+        chip: figures of the target.
+        cores: number of cores that share weights and cache evenly.
+        widened: weights in a larger layout: `bf16` if they name none.
     """
     layouts: dict[tuple[str, tuple[int, ...]], str] = {
         (weight.dtype, weight.ne): weight.layout or BF16 for weight in widened
@@ -53,14 +53,14 @@ def of_graph(graph: Graph, chip: Chip, cores: int, widened: Collection[TensorDes
                 taken = layouts.get((root.shape.dtype, root.shape.ne), "") if WEIGHTS.get(node.op) == number else ""
                 weights[at.root] = max(weights.get(at.root, 0), _bytes(root, taken))
         root = graph.roots[wires.output.root]
-        if root.node is None:  # given to the call, and written over
+        if root.node is None:  # an input of the call that it overwrites
             caches[wires.output.root] = root.shape.storage_bytes
     device = TARGETS[chip.target].memory_gib * chip.lnc << 30
     return Memory(-(-sum(weights.values()) // cores), -(-sum(caches.values()) // cores), device)
 
 
 def _bytes(root: Root, layout: str) -> int:
-    """Returns what a weight takes: ggml reserves no less for a tensor than its own size."""
+    """Returns the bytes of a weight: ggml reserves at least a tensor's own size."""
     shape = root.shape
     if layout not in of_type(shape.dtype):
         return shape.storage_bytes

@@ -11,7 +11,7 @@ from kernelgen.forecast.memory import Memory
 from kernelgen.forecast.time import Time
 
 SHOWN = 8
-"""Kernels that have a line of their own."""
+"""Maximum number of kernels with their own line."""
 
 PARTS = {
     "launch": "launches",
@@ -26,12 +26,12 @@ PARTS = {
     "calls": "starts of NKI kernels",
     "reductions": "sums over cores",
 }
-"""What a launch's time consists of (`Time.parts`), in words."""
+"""Descriptions of the parts of a launch's time (`Time.parts`)."""
 _OVERLAPPED = ("memory", "tensor", "vector", "scalar")
 
 
 def plain(call: CallForecast, chip: Chip) -> dict[str, Any]:
-    """Returns a call as JSON has it; times are milliseconds but those of a launch, which are microseconds."""
+    """Returns a call as JSON values; times are milliseconds, but those of a launch microseconds."""
     return {
         "modelled": True,
         "target": chip.target,
@@ -52,7 +52,7 @@ def plain(call: CallForecast, chip: Chip) -> dict[str, Any]:
 
 
 def plain_kernel(name: str, time: Time) -> dict[str, Any]:
-    """Returns what a launch of a kernel takes as JSON has it; times are microseconds."""
+    """Returns the time of a kernel's launch as JSON values, in microseconds."""
     return {"id": name, "bound": time.bound, "us": time.total, **asdict(time)}
 
 

@@ -1,7 +1,7 @@
-"""What products by weights take, from shapes alone: no kernel is emitted, so that a layout is chosen without JAX.
+"""Forecasts products by weights from shapes alone: no kernel is emitted, so that choosing a layout needs no JAX.
 
-`of_product` says what `kernelgen.forecast.work.of_hlo` counts of the product's kernel; a test compares the two, for
-each type and layout. Left out are the activations and the result, which are the same in each layout.
+`of_product` returns the counts of `kernelgen.forecast.work.of_hlo` for the product's kernel; a test compares the two for each type
+and layout. It omits the activations and the result, which are the same in each layout.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ DEQUANTIZE = MappingProxyType(
         "q2_0": (2, 0, 324, 0),
     }
 )
-"""By type what the kernels in JAX do to dequantize a block: elements of the vector engine with one operand and with two, elements
-of it or of the scalar engine, and elements that are gathered of a table. In `planes` it is the same."""
+"""By type, the work of the kernels in JAX to dequantize a block: elements of the vector engine with one and with two operands,
+elements of the vector or scalar engine, and elements gathered from a table. The layout `planes` has the same."""
 
 _DTYPES = {"f32": "float32", "f16": "float16"}
 
 
 def of_product(op: str, weight: TensorDesc, output: TensorDesc) -> Work:
-    """Returns what a product by a weight takes.
+    """Returns the work of a product by a weight.
 
     Args:
-        op: `mul_mat`, or `mul_mat_id`: of that with several tokens each expert is taken to be read once at most, and multiplied
-            with all of them.
-        weight: the first input, as ggml has it, in `planes` or in `bf16`.
+        op: `mul_mat`, or `mul_mat_id`: with several tokens, each expert counts as read at most once, and multiplied with all of
+            them.
+        weight: the first input, in ggml's form, in `planes` or in `bf16`.
         output: the result.
     """
     inner, columns, experts, _ = weight.ne
     _, n, tokens, more = output.ne
     matrices, rows = 1, n * tokens * more
-    if op == "mul_mat_id":  # n is how many experts a token has
+    if op == "mul_mat_id":  # n is the number of experts per token
         matrices, rows = min(n * tokens, experts), tokens
     kind = TYPES[weight.dtype]
     elements = matrices * inner * columns
@@ -83,7 +83,7 @@ def of_product(op: str, weight: TensorDesc, output: TensorDesc) -> Work:
 
 
 def added(works: Iterable[tuple[Work, int]]) -> Work:
-    """Returns the sum of what products take, each so often."""
+    """Returns the sum of works, each with its count."""
     total = Work()
     for work, count in works:
         for name in ("columns", "columns_many", "narrow"):

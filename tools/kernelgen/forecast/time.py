@@ -1,10 +1,9 @@
-"""How long a program takes on a target: what each of its parts would take alone, of which the longest counts, and its launch.
+"""Forecasts a program's time on a target: the time of each part alone, of which the longest counts, and the launch.
 
-DMA and products of up to 128 rows go at the same time, and the longer of them counts. Products of more rows are added: layers and
-products that others measured take what their bytes and their columns take, one after another. What is computed element by element
-is added, too, for the next product waits for it: the vector or the scalar engine's, whichever takes longer. So is what attention
-computes in few partitions, what it writes and reads again, and what is found by an index, for it is moved by the same DMA.
-docs/results/forecast-judged.md says how far measurements are from that.
+DMA and products of up to 128 rows overlap: the longer counts. Products of more rows are added: layers and products that others
+measured take the time of their bytes plus that of their columns. Elementwise work is added, too, since the next product waits for
+it: the vector or the scalar engine's, whichever is longer. Also added are attention's work in few partitions, its spills, and
+indexed accesses, which use the same DMA. docs/results/forecast-judged.md compares the forecast with measurements.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from kernelgen.targets import TARGETS
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """What a program takes, in microseconds.
+    """The time of a program, in microseconds.
 
     Attributes:
         launch: the launch.
         memory: weights, cache and results, streamed.
-        spills: what SBUF has no room for, written and read again.
-        waited: what is computed in few partitions while nothing else is.
+        spills: values that exceed SBUF, written and read again.
+        waited: work in few partitions during which nothing else runs.
         tensor: products of at most 128 rows.
-        products: products of more.
-        vector, scalar: element by element work, what either can do shared among both.
-        descriptors: what is found by an index.
-        latency: what instructions wait for the ones before them.
-        calls: beginnings of NKI kernels within a graph.
+        products: products of more than 128 rows.
+        vector, scalar: elementwise work; work that either can do is shared between both.
+        descriptors: indexed accesses.
+        latency: time that instructions wait for earlier ones.
+        calls: starts of NKI kernels within a graph.
         reductions: sums over cores.
     """
 
@@ -49,7 +48,7 @@ class Time:
 
     @property
     def parts(self) -> dict[str, float]:
-        """What is done one after another: what streams and multiplies, what is computed element by element, and the rest."""
+        """The sequential parts: streaming with multiplication, elementwise work, and the rest."""
         streams = {"memory": self.memory, "tensor": self.tensor}
         longest = max(sorted(streams), key=streams.__getitem__)
         return {
@@ -67,13 +66,13 @@ class Time:
 
     @property
     def bound(self) -> str:
-        """The part that takes longest."""
+        """The longest part."""
         parts = self.parts
         return max(sorted(parts), key=parts.__getitem__)
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The whole time."""
         return sum(self.parts.values())
 
 
@@ -83,20 +82,20 @@ def sbuf_bytes(chip: Chip) -> int:
 
 
 def summed_us(chip: Chip, count: float, n_bytes: float) -> float:
-    """Returns the microseconds of sums over cores: how many there are, and their bytes together."""
+    """Returns the microseconds of sums over cores, from their number and total bytes."""
     return count * chip.number("all_reduce_us") + n_bytes / (chip.number("all_reduce_gb_per_s") * 1e3)
 
 
 def of_work(work: Work, chip: Chip, *, queued: bool = True) -> Time:
-    """Returns what a program takes.
+    """Returns the time of a program.
 
     Args:
-        work: what it moves and computes.
+        work: its work.
         chip: the figures of its target.
-        queued: whether its launch is queued behind another, or waited for.
+        queued: whether its launch is queued behind another, rather than waited for.
     """
     cores = chip.lnc
-    rate = chip.number("gb_per_s") * 1e3  # bytes a microsecond
+    rate = chip.number("gb_per_s") * 1e3  # bytes per microsecond
     vector = work.vector * chip.by("vector_ns_per_element", "one")
     vector += work.vector_two * chip.by("vector_ns_per_element", "two")
     scalar = work.scalar * chip.number("scalar_ns_per_element")

@@ -1,7 +1,7 @@
-"""Which layout of weights a token is quickest with, on each target: `kernelgen model --weights auto`.
+"""Chooses the layout of weights with which a token is fastest, for each target: `kernelgen model --weights auto`.
 
-Only products by weights differ between layouts, so these alone are forecast, from their shapes (`kernelgen.forecast.products`).
-Weights of one shape and type have one layout, as they have their kernels in common.
+Only products by weights differ between layouts, so only these are forecast, from their shapes (`kernelgen.forecast.products`).
+Weights of one shape and type share their kernels, and so their layout.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from kernelgen.model.graphs import Graph
 AS_GGML = "as ggml has them"
 
 EQUAL = 1.01
-"""Times whose ratio is less are equal; then weights stay as ggml has them."""
+"""Times with a smaller ratio count as equal; then weights stay in ggml's form."""
 
 DIGITS = 6
-"""As many digits of what weights gain for a byte are compared; those behind them are rounding of sums."""
+"""Significant digits compared of the gain per byte; later digits are rounding of sums."""
 
 ROOM = 16
-"""A part in so many of the memory is left for programs, their results and scratchpads, which the forecast does not know."""
+"""Memory / ROOM is reserved for programs, their results and scratchpads, which the forecast does not include."""
 
 _CORES = (1, 2, 4, 8, 16, 32, 64)
-"""Up to how many cores a message says whether a layout fits."""
+"""Numbers of cores for which a message reports whether a layout fits."""
 
 Widened = frozenset[TensorDesc]
-"""Weights, as ggml has them, that are in the layout `bf16`; the others are as ggml has them."""
+"""Weights, in ggml's form, that have the layout `bf16`; the others stay in ggml's form."""
 
 
 class Products:
-    """Products of a call by weights.
+    """Products by weights in a call.
 
     Args:
-        graph: what the call computes.
+        graph: the call's graph.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.bytes: dict[TensorDesc, int] = {}
-        """By quantized weights that may be in the layout `bf16` the bytes of all of that shape and type."""
+        """Total bytes by shape and type of quantized weights that may have the layout `bf16`."""
         self._counts: Counter[tuple[str, TensorDesc, TensorDesc]] = Counter()
         seen: set[int] = set()
         for node, wires in zip(graph.nodes, graph.wires, strict=True):
@@ -68,7 +68,7 @@ class Products:
                     self.bytes[weight] = self.bytes.get(weight, 0) + weight.storage_bytes
 
     def ms(self, chip: Chip, cores: int, widened: Widened, only: TensorDesc | None = None) -> float:
-        """Returns the milliseconds of the products, all of them or those by weights of one shape and type."""
+        """Returns the milliseconds of the products, of all or of those by weights of one shape and type."""
         works = (
             (of_product(op, weight.in_layout(BF16) if weight in widened else weight, output), count)
             for (op, weight, output), count in self._counts.items()
@@ -78,7 +78,7 @@ class Products:
         return (time.total - time.launch) / 1e3
 
     def added_bytes(self, widened: Widened) -> int:
-        """Returns by how many bytes weights grow in the layout `bf16`."""
+        """Returns the number of bytes by which weights grow in the layout `bf16`."""
         return sum(_widened_bytes(weight, self.bytes[weight]) - self.bytes[weight] for weight in widened)
 
 
@@ -89,13 +89,13 @@ def _widened_bytes(weight: TensorDesc, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Layouts that weights may have.
+    """Possible layouts of the weights.
 
     Attributes:
         widened: weights in the layout `bf16`.
-        ms: of a call's products by weights.
-        memory: what a core holds.
-        cores: the fewest, of 1, 2, 4, …, that hold it; None where 64 do not.
+        ms: milliseconds of a call's products by weights.
+        memory: memory on a core.
+        cores: the least number of cores, of 1, 2, 4, …, that have room; None if 64 do not.
     """
 
     widened: Widened
@@ -106,14 +106,14 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a target takes for a call's products.
+    """The choice for a call's products on a target.
 
     Attributes:
         chip: its figures.
-        n_tokens: of the call.
-        cores: over how many weights and cache are split.
-        options: by what they are called, in order of preference: all weights as ggml has them, all of them in `bf16`, and where
-            that does not fit, some.
+        n_tokens: number of the call's tokens.
+        cores: number of cores that share weights and cache.
+        options: by name, in order of preference: all weights in ggml's form, all in `bf16`, and some if that does not
+            fit.
     """
 
     chip: Chip
@@ -123,19 +123,19 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The quickest option that fits, of equals the first; as ggml has them, where nothing fits."""
+        """The fastest option that fits, the first among equals; ggml's form if none fits."""
         fitting = {name: one for name, one in self.options.items() if has_room(one.memory)}
         least = min((one.ms for one in fitting.values()), default=0.0)
         return next((name for name, one in fitting.items() if one.ms <= EQUAL * least), next(iter(self.options)))
 
     @property
     def chosen(self) -> Option:
-        """The option of that name."""
+        """The option with that name."""
         return self.options[self.name]
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """The value of `weights` in a manifest: layouts, or as mappings those of some weights."""
+        """The value of `weights` in a manifest: layouts, or mappings for those of some weights."""
         if self.name in (AS_GGML, BF16):
             return (BF16,) * (self.name == BF16)
         named = ", ".join(f'"{one}"' for one in sorted(map(str, self.chosen.widened)))
@@ -143,7 +143,7 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The choice and what others give, in a line."""
+        """The choice and its alternatives, in a line."""
         rest = [name for name in self.options if name != self.name]
         cores = "one core" if self.cores == 1 else f"{self.cores} cores"
         return (
@@ -161,12 +161,12 @@ class Choice:
 
 
 def has_room(memory: Memory) -> bool:
-    """Returns whether there is room for the weights and the cache, and for `ROOM`."""
+    """Returns whether the weights, the cache and the reserve of `ROOM` fit."""
     return memory.weights + memory.cache <= memory.device - memory.device // ROOM
 
 
 def said(texts: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns lines of what each target takes, of (target, text): a line begins with the targets that it is the same for."""
+    """Returns one line per choice, from (target, text): a line starts with all targets that it applies to."""
     targets: dict[str, list[str]] = {}
     for target, text in texts:
         targets.setdefault(text, []).append(target)
@@ -174,12 +174,12 @@ def said(texts: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def choose(graph: Graph, chips: Sequence[Chip], cores: int = 1) -> list[Choice]:
-    """Returns what each target takes; nothing where no weight is quantized.
+    """Returns the choice for each target; empty if no weight is quantized.
 
     Args:
-        graph: what a call computes; one of one token, where there is one.
-        chips: of the targets.
-        cores: over how many weights, heads and cache are split.
+        graph: the graph of a call; of one token, if there is one.
+        chips: figures of the targets.
+        cores: number of cores that share weights, heads and cache.
     """
     products = Products(graph)
     return [_choice(products, chip, cores) for chip in chips] if products.bytes else []
@@ -204,7 +204,7 @@ def _choice(products: Products, chip: Chip, cores: int) -> Choice:
             / products.added_bytes(frozenset([weight]))
             for weight in products.bytes
         }
-        # weights of one type often gain the same for a byte, except for the last digits: then the larger ones first
+        # weights of one type often gain the same per byte, except for the last digits: then the larger ones first
         order = sorted(products.bytes, key=lambda one: (-products.added_bytes(frozenset([one])), str(one)))
         some: Widened = frozenset()
         for weight in sorted(order, key=lambda one: float(f"{-gains[one]:.{DIGITS}g}")):

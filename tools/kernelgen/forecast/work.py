@@ -1,22 +1,20 @@
-"""What a program moves and computes, counted from its HLO: bytes of device memory, columns and elements by engine, descriptors.
+"""Counts a program's work from its HLO: bytes of device memory, columns and elements by engine, descriptors.
 
-How neuronx-cc arranges a program is its own; the rules here are
+neuronx-cc's schedule is not public; the rules here are:
 
-- A parameter is read once, or what is sliced of it; what is gathered of it is moved by its descriptors alone. Results are written;
-  of one that is an update of a parameter, what is written over.
-- What needs the result of another instruction waits for it, on the longest way from parameters to results as often as there are
-  instructions on it.
-- A product is done in tiles of 128 x 128 of one operand, through which the other one's rows move; 128 columns at least are paid.
-  Of more than 128 rows each weight is used longer than it takes to read, and the compiler loads and multiplies in turns.
-- What is made element by element takes the elements of a partition, all 128 at once: of the scalar engine for functions such
-  as `exp`, of the vector engine for two operands, and of either for one. Of fewer than 128 rows each lies in one partition, and one
-  row in all.
-- What a product of several matrices makes (scores of attention) has its rows in the partitions, and as many matrices beside each
-  other as there are places to begin at (every 32nd partition).
-- With few rows most partitions are idle in what is made element by element, and as the next product waits for it, nothing overlaps
-  it.
-- What is made of such a product, is larger than SBUF and has a reduction and another user (the maximum of scores, the sum of their
-  exponentials) is written, and read by each user. Other values are kept on the chip, tile by tile.
+- A parameter, or the slice in use, is read once; only descriptors count for a gather from it. Results are written; of a result that
+  updates a parameter, only the overwritten part.
+- An instruction waits for its operands. The wait counts once for each instruction on the longest path from parameters to results.
+- A product runs in tiles of 128 x 128 of one operand, through which the other operand's rows move, at least 128 columns. With more
+  than 128 rows, using a weight takes longer than reading it, and the compiler alternates between loading and multiplying.
+- Elementwise work counts the elements of one partition; all 128 work at once. The scalar engine computes functions such as `exp`,
+  the vector engine two operands, and either one operand. With fewer than 128 rows, each row lies in one partition; a single row
+  is spread over all.
+- The result of a product of several matrices (scores of attention) has its rows in the partitions, and as many matrices beside each
+  other as there are start positions (every 32nd partition).
+- With few rows most partitions are idle in elementwise work, and since the next product waits for it, nothing overlaps it.
+- A value from such a product that is larger than SBUF and has a reduction and another user (the maximum of scores, the sum of their
+  exponentials) is written, and read by each user. Other values stay on the chip, tile by tile.
 """
 
 from __future__ import annotations
@@ -39,42 +37,42 @@ _SCALAR = frozenset(
 )
 _SAME_BYTES = frozenset("bitcast bitcast-convert optimization-barrier reshape".split())
 _MADE = frozenset("custom-call dot sort while".split())
-"""What rows of a matrix are not looked for behind."""
+"""Opcodes at which the search for a matrix's rows ends."""
 _SLICES = frozenset(("dynamic-slice", "slice"))
 _VIEWS = _SAME_BYTES | {"get-tuple-element", "tuple"}
-"""What shows its operand as it is."""
+"""Opcodes that return their operand unchanged."""
 _FREE = _VIEWS | frozenset("after-all broadcast constant iota parameter partition-id replica-id slice".split())
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 ROW_BYTES = 2048
-"""Of a row that is gathered, a descriptor moves as many at most (the size of which `descriptor_ns` is known)."""
+"""Maximum bytes of a gathered row per descriptor (the size for which `descriptor_ns` is available)."""
 
 QUADRANT = 32
-"""What is in partitions begins at a multiple of it (AWS's guide of the architecture for NKI: partitions 0, 32, 64 or 96)."""
+"""Start positions of partitions are multiples of it (AWS's architecture guide for NKI: partitions 0, 32, 64 or 96)."""
 
 LONG_ROW = 4096
-"""From as many bytes in one piece on DMA reaches its full rate (AWS's guide of the architecture for NKI)."""
+"""Contiguous bytes from which DMA reaches its full rate (AWS's architecture guide for NKI)."""
 
 
 @dataclass(slots=True)
 class Work:
-    """What a program takes; all of a logical core.
+    """The work of a program, for a whole logical core.
 
     Attributes:
         read: bytes of parameters.
-        narrow: of these, bytes of matrices with short rows, by bytes of a row: a row is what lies in one piece for DMA. Blocks of a
-            quantized type lie in such a row, too.
+        narrow: of these, bytes of matrices with short rows, by bytes per row; a row is contiguous for DMA. Blocks of a quantized
+            type form such a row, too.
         written: bytes of results.
-        spilled: bytes that are written and read again since SBUF has no room.
-        columns: that move through tiles of the tensor engine, by dtype, of products of at most 128 rows.
-        columns_many: those of products of more rows.
-        vector, vector_two, scalar, either: elements of a partition; `vector_two` of what has two operands.
-        waited: elements of a partition that are computed in few partitions while nothing else is.
-        depth: instructions on the longest way from parameters to results, each of which waits for the one before.
-        rows, elements: descriptors of DMA for what is found by an index, and of these for single elements.
-        nki_calls: calls of kernels that NKI's own compiler made; their inside is not counted.
-        all_reduces: sums over cores.
-        reduced: bytes of these.
+        spilled: bytes that are written and read again because SBUF is too small.
+        columns: columns that move through tiles of the tensor engine, by dtype, in products of at most 128 rows.
+        columns_many: the same in products of more rows.
+        vector, vector_two, scalar, either: elements of a partition; `vector_two` for two operands.
+        waited: elements of a partition that are computed in few partitions while nothing else runs.
+        depth: instructions on the longest path from parameters to results; each waits for the previous one.
+        rows, elements: DMA descriptors of indexed accesses, and those among them for single elements.
+        nki_calls: calls of kernels compiled by NKI's compiler; their work is not counted.
+        all_reduces: number of sums over cores.
+        reduced: bytes of these sums.
     """
 
     read: float = 0
@@ -99,7 +97,7 @@ class Work:
 def of_one_core(work: Work, cores: int) -> Work:
     """Returns the work of one of several cores that share a program's weights, heads and cache evenly.
 
-    What each would do by itself (norms, the choice of experts) is divided, too: it is small.
+    It also divides work that each core would repeat (norms, the choice of experts): that is small.
     """
     divided = ("read", "written", "spilled", "vector", "vector_two", "scalar", "either", "waited", "rows", "elements")
     counted: dict[str, Any] = {
@@ -110,7 +108,7 @@ def of_one_core(work: Work, cores: int) -> Work:
 
 
 def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
-    """Returns what a program takes.
+    """Returns the work of a program.
 
     Args:
         hlo: a serialized `HloModuleProto`.
@@ -121,7 +119,7 @@ def of_hlo(hlo: bytes, sbuf_bytes: int) -> Work:
     """
     module = proto.parse(hlo)
     if any(i.opcode == "call" for computation in module.computations for i in computation.instructions):
-        inline_calls(module)  # as in what a compiler gets: of its parameters a function may slice or only convert some
+        inline_calls(module)  # as in the compiler's input: a function may slice or only convert its parameters
         hlo = proto.serialize(module)
     m = LintedModule(hlo)
     count = _WorkCount(m, sbuf_bytes)
@@ -140,23 +138,23 @@ class _WorkCount:
         self.sbuf_bytes = sbuf_bytes
         self.work = Work()
         self.updated: set[int] = set()
-        """Instructions of the entry that are parameters with something written over."""
+        """Instructions of the entry that are parameters with an overwritten part."""
         self.inside = 0.0
-        """How many instructions one is that is being counted, of those on the longest way."""
+        """The number of instructions on the longest path inside the current instruction."""
         self.partitions: dict[tuple[int, int], int] = {}
-        """In how many partitions a value lies that is made of a product of several matrices, by computation and instruction."""
+        """By computation and instruction, the number of partitions of a value from a product of several matrices."""
 
     def computation(self, computation: Any, times: float, stored: dict[Any, bool]) -> float:
-        """Counts a computation, and returns how many instructions are on the longest way through it.
+        """Counts a computation, and returns the number of instructions on its longest path.
 
         Args:
             computation: the computation.
-            times: how often it runs.
-            stored: which of its parameters, or elements of its one tuple, lie in device memory.
+            times: number of times that it runs.
+            stored: its parameters, or elements of its one tuple, that are in device memory.
         """
         users: Counter[int] = Counter(o for i in computation.instructions for o in set(i.operand_ids))
         reduced = {o for i in computation.instructions if i.opcode == "reduce" for o in i.operand_ids}
-        memory: dict[int, Any] = {}  # whether a value lies in device memory, or which elements of a tuple do
+        memory: dict[int, Any] = {}  # whether a value is in device memory, or which elements of a tuple are
         seen: set[int] = set()
         depths: dict[int, float] = {}
         for i in computation.instructions:
@@ -184,7 +182,7 @@ class _WorkCount:
         return max(depths.values(), default=0.0)
 
     def attend(self, computation: Any, i: Any, operands: list[Any]) -> None:
-        """Notes in how many partitions a value lies that is made of a product of several matrices."""
+        """Records the number of partitions of a value from a product of several matrices."""
         if i.opcode == "dot":
             batch, _, m, n = product_sizes(i, operands)
             if batch > 1:
@@ -199,7 +197,7 @@ class _WorkCount:
                 self.partitions[computation.id, i.id] = partitions
 
     def elements(self, computation: Any, operands: list[Any], kind: str, n: float) -> None:
-        """Counts elements of an instruction."""
+        """Counts an instruction's elements."""
         largest = max(operands, key=lambda o: prod(o.shape.dimensions), default=None)
         partitions = min(
             (self.partitions.get((computation.id, o.id), PARTITIONS) for o in operands),
@@ -214,7 +212,7 @@ class _WorkCount:
     def reads(
         self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float, seen: set[int]
     ) -> None:
-        """Counts what an instruction reads of device memory."""
+        """Counts an instruction's reads of device memory."""
         if i.opcode in ("while", "fusion", "conditional"):
             return
         for n, o in enumerate(operands):
@@ -233,14 +231,14 @@ class _WorkCount:
                     self.matrix(computation, o, memory, times, seen)
 
     def matrix(self, computation: Any, operand: Any, memory: dict[int, Any], times: float, seen: set[int]) -> None:
-        """Counts what a product reads of device memory in short rows: an operand that is one matrix, or what it is made of.
+        """Counts a product's reads of device memory in short rows: an operand that is one matrix, or the operand's sources.
 
         Args:
-            computation: of the product.
-            operand: of the product.
-            memory: whether a value of the computation lies in device memory.
-            times: how often the product is made.
-            seen: where values that were counted are noted, as the complement of their numbers.
+            computation: the product's computation.
+            operand: an operand of the product.
+            memory: whether each value of the computation is in device memory.
+            times: number of times that the product runs.
+            seen: receives the values that were counted, as the complements of their ids.
         """
         rows = prod(operand.shape.dimensions[:-1])
         waiting = [operand] if rows > 1 and rows == operand.shape.dimensions[-2] else []
@@ -251,7 +249,7 @@ class _WorkCount:
             seen.add(~i.id)
             sliced = i.opcode in _SLICES and memory[i.operand_ids[0]] is True
             if not sliced and memory[i.id] is not True:
-                waiting += self.m.operands(computation, i)[i.opcode == "gather" :]  # codes of a table of values
+                waiting += self.m.operands(computation, i)[i.opcode == "gather" :]  # indices into a table of values
                 continue
             source = self.m.operands(computation, i)[0] if sliced else i
             axis = next((n for n in range(len(i.shape.dimensions)) if prod(i.shape.dimensions[: n + 1]) == rows), None)
@@ -261,13 +259,13 @@ class _WorkCount:
                     self.work.narrow[row] += ceil(times * size(i.shape))
 
     def origin(self, computation: Any, i: Any) -> Any:
-        """Returns the instruction whose bytes another one shows."""
+        """Returns the instruction whose bytes another one returns unchanged."""
         while i.opcode in _SAME_BYTES:
             (i,) = self.m.operands(computation, i)
         return i
 
     def instruction(self, computation: Any, i: Any, operands: list[Any], memory: dict[int, Any], times: float) -> Any:
-        """Counts an instruction, and returns whether its value lies in device memory."""
+        """Counts an instruction, and returns whether its value is in device memory."""
         if i.opcode == "while":
             _, body = self.m.condition_and_body(i)
             inside = memory[operands[0].id]
@@ -303,7 +301,8 @@ class _WorkCount:
             self.work.all_reduces += int(times)
             self.work.reduced += times * size(i.shape)
         elif i.opcode == "convert" and {element_type(o.shape) for o in (i, *operands)} <= {"f32", "bf16", "f16"}:
-            if memory[operands[0].id] is True:  # else what makes a value writes it in any type
+            # The producer of any other value can write it in any type, so a convert after it is free.
+            if memory[operands[0].id] is True:
                 self.elements(computation, operands, "either", times * made)
         elif i.opcode in _SCALAR:
             self.elements(computation, operands, "scalar", times * made)
@@ -322,7 +321,7 @@ class _WorkCount:
         found[dtype] += ceil(times * batch * ceil(inner / PARTITIONS) * columns)
 
     def found(self, i: Any, operands: list[Any], times: float) -> None:
-        """Counts the descriptors of what is found by an index, and what is written over."""
+        """Counts the descriptors of indexed accesses, and overwritten parts."""
         moved, row = found_by_index(i, operands)
         if i.opcode in ("dynamic-update-slice", "scatter"):
             self.work.written += times * size(moved)
@@ -335,12 +334,12 @@ class _WorkCount:
 
 
 def of_rows(dimensions: Sequence[int]) -> int:
-    """Returns in how many partitions a value of a shape lies."""
+    """Returns the number of partitions of a value with this shape."""
     rows = prod(dimensions[:-1])
     return rows if 1 < rows < PARTITIONS else PARTITIONS
 
 
 def _dtype(i: Any) -> str:
-    """Returns what products of an instruction's values are counted as."""
+    """Returns the dtype under which products of an instruction's values are counted."""
     name = element_type(i.shape)
     return "float8" if name.startswith("f8") else _DTYPES.get(name, "float32")

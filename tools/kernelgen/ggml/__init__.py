@@ -1,1 +1,1 @@
-"""What kernelgen knows of ggml: its tensor types and its ops, as plain tables."""
+"""ggml's tensor types and ops, as plain tables."""

@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file from front to back: kernel packs, and as much of a model's as says what it is.
+"""Reads the header of a GGUF file from front to back: kernel packs, and the descriptive part of a model's header.
 
-Not by the `gguf` package: that needs NumPy, which planning and `inspect` do without, reads the whole header, and says of a damaged
-file neither what is wrong nor where.
+It does not use the `gguf` package: that needs NumPy, which planning and `inspect` avoid, reads the whole header, and does not
+report the problem and its place in a damaged file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NoReturn
 
 MAGIC = b"GGUF"
 
-# GGUF's value types: number → struct code, and the two that are not scalars.
+# GGUF's value types: number → struct code, and the two types that are not scalars.
 _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"
 }  # fmt: skip
@@ -25,8 +25,8 @@ class DamagedGguf(Exception):
     """A file that ends too early, or that states impossible values.
 
     Attributes:
-        at: bytes from the start of the file to where that was noticed.
-        what: what is wrong.
+        at: offset of the problem in bytes from the start of the file.
+        what: the problem.
     """
 
     def __init__(self, at: int, what: str) -> None:
@@ -37,12 +37,12 @@ class DamagedGguf(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One metadata value and where it is.
+    """One metadata value and its offset.
 
     Attributes:
-        kind: GGUF's type number; of an array, that of its elements.
+        kind: GGUF's type number; for an array, that of its elements.
         value: the number, text, or list.
-        offset: bytes from the start of the file to the value; of an array, to its first element.
+        offset: bytes from the start of the file to the value; for an array, to its first element.
         is_array: whether it is an array.
     """
 
@@ -53,11 +53,11 @@ class Value:
 
 
 class GgufReader:
-    """A place in a file, which every method moves on. What does not fit into the file is `DamagedGguf`, before memory is asked for.
+    """A position in a file, which every method advances. A value beyond the file's end raises `DamagedGguf` before any allocation.
 
     Args:
-        file: the file, which can seek.
-        at: where to begin, in bytes from its start.
+        file: a seekable file.
+        at: the initial position, in bytes from the start.
     """
 
     def __init__(self, file: BinaryIO, at: int = 0) -> None:
@@ -67,7 +67,7 @@ class GgufReader:
         file.seek(at)
 
     def fail(self, what: str) -> NoReturn:
-        """Raises `DamagedGguf` for this place."""
+        """Raises `DamagedGguf` for this position."""
         raise DamagedGguf(self.at, what)
 
     def take(self, count: int, what: str) -> bytes:
@@ -80,7 +80,7 @@ class GgufReader:
         return data
 
     def skip(self, count: int, what: str) -> None:
-        """Passes bytes."""
+        """Skips bytes."""
         self._check(count, what)
         self.at += count
         self._file.seek(self.at)
@@ -90,7 +90,7 @@ class GgufReader:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code), what))[0]
 
     def text(self, what: str, *, limit: int | None = None, errors: str = "strict") -> str:
-        """Returns a string; `DamagedGguf` when it has more bytes than `limit`, or is not UTF-8 and `errors` is not `replace`."""
+        """Returns a string; raises `DamagedGguf` if it exceeds `limit` bytes, or is not UTF-8 and `errors` is not `replace`."""
         count = self.number("Q", what)
         if limit is not None and count > limit:
             self.fail(f"{what} has {count} bytes")
@@ -101,7 +101,7 @@ class GgufReader:
             self.fail(f"{what} is not UTF-8")
 
     def value(self, what: str) -> Value:
-        """Returns a metadata value: its type and what follows it."""
+        """Returns a metadata value from its type and the bytes after it."""
         kind = self.number("I", what)
         if kind != ARRAY:
             at = self.at
@@ -114,15 +114,15 @@ class GgufReader:
         return Value(kind, self._numbers(kind, _SCALARS[kind], count, what), at, True)
 
     def skip_value(self, kind: int, what: str, most: int) -> int:
-        """Passes what follows the type of a metadata value.
+        """Skips a metadata value after its type.
 
         Args:
             kind: the type.
             what: its name in messages.
-            most: strings that an array may have.
+            most: maximum number of strings in an array.
 
         Returns:
-            the values and strings that were passed.
+            the number of values and strings that it skipped.
         """
         if kind == STRING:
             self.skip(self.number("Q", what), what)
@@ -161,7 +161,7 @@ class GgufReader:
         return _SCALARS[kind]
 
     def _array(self, what: str) -> tuple[int, int, int]:
-        """Returns the elements' type, how many there are, and where they begin."""
+        """Returns the elements' type, their number, and the offset of the first."""
         kind, count = self.number("I", what), self.number("Q", what)
         if kind == STRING:
             if count > (self.size - self.at) // 8:  # each has a length of 8 bytes: no loop over an absurd count

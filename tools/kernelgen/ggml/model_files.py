@@ -1,7 +1,7 @@
-"""Recognizes model files, which most commands do not take: GGUF, safetensors, and Hugging Face folders.
+"""Recognizes model files, which most commands do not accept: GGUF, safetensors, and Hugging Face folders.
 
-Kernel packs and repacked weights are GGUF too. They are told by their keys: `general.architecture` is `neuron-kernels` of the
-first, and `neuron-repacked` of the others.
+Kernel packs and repacked weights are GGUF too. Their keys identify them: `general.architecture` is `neuron-kernels` for packs and
+`neuron-repacked` for repacked weights.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from kernelgen.ggml.gguf_reader import MAGIC, STRING, DamagedGguf, GgufReader
 _PACK = "neuron-kernels"
 _REPACKED = "neuron-repacked"
 _PART = "part"
-"""What `gguf_kind` calls a later file of a split model, which has no architecture."""
+"""The type that `gguf_kind` returns for a later file of a split model, which has no architecture."""
 _MAX_TEXT = 1 << 10
-"""Bytes of a key or value that is looked at."""
+"""Maximum bytes of a key or value that is read."""
 _MAX_STEPS = 1 << 20
-"""Values and elements that are passed before the search is given up; the largest vocabularies have half a million."""
+"""Values and elements to skip before the search ends; the largest vocabularies have half a million."""
 _MAX_CONFIG = 1 << 20
-"""Bytes of a config.json."""
+"""Maximum bytes of a config.json."""
 
 _DERIVE = "kernelgen model {} -o model.yaml writes the manifest of a model's kernels"
 
 
 def recognize(path: str | Path, expected: str, *, packs: bool = False) -> Diagnostic | None:
-    """Returns the message for a model file that a command does not take, or None if the path is not a known model file.
+    """Returns the error for a model file that a command does not accept, or None if the path is not a known model file.
 
     Args:
-        path: a file or folder, which need not exist.
-        expected: what the command takes: `manifest`.
-        packs: whether it takes kernel packs and repacked weights; if not, they are recognized too.
+        path: a file or folder, which may not exist.
+        expected: the input that the command accepts: `manifest`.
+        packs: whether it accepts kernel packs and repacked weights; if not, they are recognized too.
     """
     try:
         status = Path(path).stat()
@@ -46,7 +46,7 @@ def recognize(path: str | Path, expected: str, *, packs: bool = False) -> Diagno
         with Path(path).open("rb") as file:
             return _file(file, Path(path), status.st_size, expected, packs)
     except (OSError, ValueError):  # ValueError: a null byte in the name
-        return None  # what reads it next says why
+        return None  # the next reader reports the reason
 
 
 def _file(file: BinaryIO, path: Path, size: int, expected: str, packs: bool) -> Diagnostic | None:
@@ -112,7 +112,7 @@ def _is_configuration(data: bytes) -> bool:
 
 
 def is_safetensors(head: bytes, size: int) -> bool:
-    """Returns whether a file begins with the length of a JSON object that fits into it, and with that object."""
+    """Returns whether a file starts with the length of a JSON object that fits into it, and with that object."""
     if len(head) < 10 or head[8:9] != b"{" or head[9:10] not in b'" }':
         return False
     (length,) = struct.unpack("<Q", head[:8])
@@ -122,13 +122,13 @@ def is_safetensors(head: bytes, size: int) -> bool:
 def gguf_kind(file: BinaryIO) -> tuple[str, str] | None:
     """Returns a GGUF file's `general.architecture` and `general.type`.
 
-    The type is `model` by default. A later file of a split model has no architecture: here it is empty, and the type is `part`.
+    The type is `model` by default. A later file of a split model has an empty architecture here, and the type `part`.
 
     Args:
-        file: at the byte after the magic number.
+        file: positioned after the magic number.
 
     Returns:
-        None when there is no architecture, or the metadata cannot be read as far as that.
+        None if there is no architecture, or the metadata can't be read up to it.
     """
     architecture: str | None = None
     kind = "model"
@@ -152,11 +152,11 @@ def gguf_kind(file: BinaryIO) -> tuple[str, str] | None:
                 steps += reader.skip_value(value_type, key, _MAX_STEPS - steps)
             steps += 1
             is_part |= key == "split.no"
-            # The two stand first in all files that gguf-py and llama.cpp write; what follows them is long.
+            # gguf-py and llama.cpp write both first in every file; the later values are long.
             if steps > _MAX_STEPS or (architecture is not None and not key.startswith("general.")):
                 break
     except DamagedGguf:
-        pass  # the rest is missing or damaged; what was read says what it is
+        pass  # the rest is missing or damaged; the values read so far decide
     if architecture is None:
         return ("", _PART) if is_part else None
     return architecture, kind

@@ -1,9 +1,9 @@
-"""ggml's ops as a table: names, numbers, parameters and where each parameter sits in `op_params`.
+"""ggml's ops as a table: names, numbers, parameters and each parameter's position in `op_params`.
 
-A kernel's op is what `ggml_op_desc` calls it, in lower case: `rms_norm`, but also `relu` and `swiglu`, which ggml keeps as
-variants of UNARY and GLU. Shape rules are in `kernelgen.ggml.shapes`; what computes an op is in `kernels/`.
+A kernel's op is the `ggml_op_desc` name in lower case: `rms_norm`, but also `relu` and `swiglu`, which ggml stores as variants of
+UNARY and GLU. `kernelgen.ggml.shapes` has the shape rules; the emitters are in `kernels/`.
 
-The enum values are those of ggml 0.25.3; they are needed only to read files in which llama.cpp writes numbers.
+The enum values are those of ggml 0.25.3; only files in which llama.cpp writes numbers need them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ F32_TINY = float.fromhex("0x1p-126")
 """The largest finite binary32 number."""
 
 ANY = "any"
-"""The value of a number that a kernel is given at run time: it is for all of them."""
+"""The value of a number that a kernel receives at run time: the kernel accepts any value."""
 ANY_WORD = 15
-"""The word of `op_params` that says so, by a bit for each word; ggml leaves it 0."""
+"""The word of `op_params` with a bit for each word that is `ANY`; ggml leaves it 0."""
 
 ParamValue = int | float | bool | str
 """A number or a flag, or `ANY`."""
@@ -79,7 +79,7 @@ ALIASES = MappingProxyType(
         "topk": "top_k",
     }
 )
-"""What other frameworks call these ops; used only to suggest ggml's name in an error."""
+"""Names of these ops in other frameworks; used only to suggest ggml's name in an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class Param:
         name: as in ggml's API (`eps`, `n_dims`).
         word: index of its 32-bit word in `op_params`.
         kind: `int`, `float` (IEEE binary32) or `bool`.
-        default: the value an absent parameter has; None when it must be given.
-        choices: the values ggml knows, when they are few.
-        minimum, maximum: inclusive bounds, when ggml asserts them.
-        infinite: whether a `float` may be infinite: it is a bound or a value, and not computed with.
-        ours: whether ggml has no such parameter, in a word that it leaves 0; a kernel with the default has none either.
-        open: whether it may be `ANY`. Of an op all such parameters are, or none.
+        default: the value of an absent parameter; None if it must be given.
+        choices: the values that ggml supports, if they are few.
+        minimum, maximum: inclusive bounds, if ggml asserts them.
+        infinite: whether a `float` may be infinite: a bound or a value that no computation uses.
+        ours: whether ggml has no such parameter, in a word that it leaves 0; a kernel with the default value has none either.
+        open: whether it may be `ANY`. In a spec all open parameters of an op are `ANY`, or none.
     """
 
     name: str
@@ -112,21 +112,22 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Along which axes the rows of an op are independent of each other: those of tokens, in a model's graph.
+    """Axes along which an op's rows are independent of each other: those of tokens, in a model's graph.
 
     A node of n tokens can be computed chunk by chunk, by kernels for other numbers of tokens. Axis 0 is the fastest.
 
     Attributes:
-        result: axis of the result; None when the op writes to rows of its alias, and each chunk has the result whole.
+        result: axis of the result; None if the op writes to rows of its alias, and each chunk has the whole result.
         sources: the axis of each source that is cut, by the source's index; each chunk has the other sources whole.
-        outermost: the result's axis is its outermost one, and the sources are cut along the same; `result` and `sources` are empty.
-        broadcast: with `outermost`, a source that has one element along the axis is whole.
+        outermost: whether the result is cut along its outermost axis, and the sources along the same; then `result` and
+            `sources` are empty.
+        broadcast: with `outermost`, whether a source with one element along the axis stays whole.
         more: axes along which a kernel's sources may be longer than the node's, by the source's index.
-        mask: the source that hides what is beyond the node's own elements along `more`; None when nothing reads them.
-        written: the source whose memory the result is; a kernel may have its first elements along `more` alone, where none beyond
-            them is written. None of other ops.
-        streams: whether a node of several streams, sequences with a cache each along axis 3, can be computed as a node for each,
-            where each tensor has as many of them, or one for all.
+        mask: the source that hides elements beyond the node's own along `more`; None if nothing reads them.
+        written: the source whose memory holds the result; a kernel may have only its first elements along `more`, if nothing
+            beyond them is written. None for other ops.
+        streams: whether a node of several streams (sequences with separate caches, along axis 3) can be computed as one node per
+            stream, if each tensor has that many of them, or one for all.
     """
 
     result: int | None = None
@@ -146,18 +147,18 @@ BROADCAST = Tokens(outermost=True, broadcast=True)
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One op a kernel can be named for.
+    """One op that a kernel can compute.
 
     Attributes:
         name: `ggml_op_desc`, lower case.
         inputs: names of ggml's `src[0…]`, in order.
-        required: how many of them must be there; later ones may be absent.
+        required: number of inputs that must be present; later ones may be absent.
         params: the parameters.
         variant: the number in word 0 for UNARY and GLU variants.
-        alias: the input whose memory the result shares, for ops that ggml defines in place.
-        updates: inputs that the op changes besides.
-        custom: whether ggml has no such op. Its emitter defines it: it has no `op_params`, and any parameters.
-        tokens: how it is cut along tokens, the first that fits a node; empty when it can't be cut.
+        alias: the input whose memory holds the result, for ops that ggml defines in place.
+        updates: other inputs that the op changes.
+        custom: whether ggml has no such op. Its emitter defines it: it has no `op_params`, and arbitrary parameters.
+        tokens: the ways to cut it along tokens; the first that fits a node applies; empty if it can't be cut.
     """
 
     name: str
@@ -176,14 +177,14 @@ class Op:
 
     @property
     def opens(self) -> tuple[Param, ...]:
-        """The parameters that may be `ANY`, in the order in which a kernel is given them."""
+        """The parameters that may be `ANY`, in the order in which a kernel receives them."""
         return tuple(p for p in self.params if p.open)
 
     def opened(self, params: Mapping[str, ParamValue]) -> tuple[str, ...]:
-        """Returns the names of those that are.
+        """Returns the names of the parameters that are `ANY`.
 
         Raises:
-            ValueError: some of them are, and others not.
+            ValueError: only some of the open parameters are `ANY`.
         """
         found = tuple(p.name for p in self.opens if params.get(p.name) == ANY)
         if found and len(found) < len(self.opens):
@@ -192,10 +193,10 @@ class Op:
         return found
 
     def with_defaults(self, params: Mapping[str, ParamValue]) -> dict[str, ParamValue]:
-        """Returns all parameters by name, defaults filled in, floats rounded to binary32.
+        """Returns all parameters by name, with defaults, floats rounded to binary32.
 
-        A word that has no name here can be given as `word4`; it is kept when it is not 0. A custom op keeps what has no name here.
-        Where a parameter is `ANY`, those are that are absent and may be.
+        A word without a name here can be given as `word4`; it is kept unless 0. A custom op keeps parameters that have no name
+        here. If one parameter is `ANY`, so are absent ones that may be.
         """
         if any(params.get(p.name) == ANY for p in self.opens):
             params = {**{p.name: ANY for p in self.opens}, **params}
@@ -210,7 +211,7 @@ class Op:
         return {**named, **raw}
 
     def encode(self, params: Mapping[str, ParamValue]) -> tuple[int, ...]:
-        """Returns `op_params` as ggml would hold it: 16 words, signed; all 0 for a custom op."""
+        """Returns `op_params` in ggml's form: 16 words, signed; all 0 for a custom op."""
         words = [0] * N_WORDS
         if self.custom:
             return tuple(words)
@@ -259,11 +260,11 @@ def f32_shortest(value: float) -> float:
     if math.isnan(value) or math.isinf(value):
         return value
     bits = struct.pack("<f", value)
-    # Digits are taken from the rounded number: two doubles that round to it must end as the same one.
+    # Take the digits from the rounded number: two doubles that round to it must give the same result.
     rounded = float(struct.unpack("<f", bits)[0])
     for digits in range(1, 9):
         short = float(f"{rounded:.{digits}g}")
-        # Next to the largest number, fewer digits may be too large a one.
+        # Next to the largest number, fewer digits may exceed it.
         if abs(short) <= F32_MAX and struct.pack("<f", short) == bits:
             return short
     return float(f"{rounded:.9g}")
@@ -277,7 +278,7 @@ def _normal(p: Param, value: ParamValue) -> ParamValue:
     return bool(value) if p.kind is bool else int(value)
 
 
-# Where ggml_acc and ggml_set write: strides and an offset in bytes.
+# Strides and an offset in bytes of the region that ggml_acc and ggml_set write.
 _REGION = (
     *(Param(name, word, default=None, minimum=0) for word, name in enumerate(("nb1", "nb2", "nb3", "offset"))),
     Param("inplace", 4, bool, False),
@@ -309,17 +310,17 @@ _VARIANT_PARAMS = {
     "swiglu_oai": (Param("alpha", 2, float, None), Param("limit", 3, float, None, minimum=0.0, infinite=True)),
     "swiglu_clamp": (Param("limit", 3, float, None, minimum=0.0, infinite=True),),
 }
-"""What variants of UNARY and GLU take besides the others' parameters."""
+"""Additional parameters of variants of UNARY and GLU."""
 _SNAPSHOTS = Param("K", 0, default=1, minimum=1)
 
 
 def _steps(*names: str) -> tuple[Param, ...]:
-    """Returns whole parameters from word 0 on; strides (`s`) and dilations (`d`) are 1 by default, paddings 0."""
+    """Returns integer parameters from word 0 on; strides (`s`) and dilations (`d`) are 1 by default, paddings 0."""
     return tuple(Param(name, i, default=int(name[0] in "sd")) for i, name in enumerate(names))
 
 
 def _needed(word: int, *names: str) -> tuple[Param, ...]:
-    """Returns whole parameters from `word` on that have no default."""
+    """Returns integer parameters from `word` on without defaults."""
     return tuple(Param(name, word + i, default=None) for i, name in enumerate(names))
 
 
@@ -338,8 +339,7 @@ _ARITHMETIC_AND_NORMS = (
     *(Op(name, ("src0",), 1) for name in ("sqr", "sqrt", "log", "sin", "cos", "sum_rows", "cont", "dup")),
     # The view ops cost nothing inside a graph; as kernels they materialise the view.
     *(Op(name, ("src0",), 1) for name in ("reshape", "transpose")),
-    # ggml has no such op: llama.cpp's meta backend asks its devices for the sum of a tensor that each of them has
-    # (docs/reference/graphs.md).
+    # ggml has no such op: llama.cpp's meta backend requests the sum of a tensor over its devices (docs/reference/graphs.md).
     Op("all_reduce", ("src0",), 1, (Param("n_devices", 0, default=None, minimum=2),), alias=0),
     Op("norm", ("src0",), 1, (_EPS,)),
     Op("rms_norm", ("src0",), 1, (_EPS,)),
@@ -415,7 +415,7 @@ _ELEMENTS = (
     *(Op(name, ("src0",), 1, (Param("n_past", 0, minimum=0),)) for name in ("diag_mask_inf", "diag_mask_zero")),
 )
 
-# Hyper-connections, as DeepSeek-V4 mixes residual streams.
+# Hyper-connections: DeepSeek-V4's mixing of residual streams.
 _HYPER_CONNECTIONS = (
     Op(
         "dsv4_hc_pre",
@@ -458,7 +458,7 @@ _TRAINING = (
     Op("opt_step_sgd", ("src0", "grad", "params"), 3, alias=0),
 )
 
-# Convolutions, and im2col that makes matrix products of them.
+# Convolutions, and im2col, which turns them into matrix products.
 _CONVOLUTION = (
     Op("im2col", _CONV, 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
     Op("im2col_back", ("src0", "kernel"), 2, (*_STEPS_2D, Param("is_2D", 6, bool, False))),
@@ -528,7 +528,7 @@ _TOKENS: Mapping[str, tuple[Tokens, ...]] = {
     "add_id": (Tokens(result=2, sources={0: 2, 2: 1}),),
     "rope": (Tokens(result=2, sources={0: 2, 1: 0}),),
     "rope_back": (Tokens(result=2, sources={0: 2, 1: 0}),),
-    # from one table, or of each token's own (the weights of the experts that were chosen)
+    # from one table, or from each token's own (the weights of the chosen experts)
     "get_rows": (Tokens(result=1, sources={1: 0}, more={0: 1}), Tokens(result=2, sources={0: 2, 1: 1})),
     "set_rows": (Tokens(sources={0: 1, 1: 0}, more={2: 1}, written=2),),
     "flash_attn_ext": (Tokens(result=2, sources={0: 1, 3: 1}, more={1: 1, 2: 1, 3: 0}, mask=3, streams=True),),
@@ -542,10 +542,10 @@ _TOKENS: Mapping[str, tuple[Tokens, ...]] = {
         (ROWS,),
     ),
 }
-"""How ops are cut along tokens. Each is tested against the op's reference: tests/kernels/test_tokens.py."""
+"""The cuts of ops along tokens. tests/kernels/test_tokens.py compares each with the op's reference."""
 
 RECURRENT = ("ssm_conv", "ssm_scan", "rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn", "gated_delta_net")
-"""Ops in which a token's result depends on those of the tokens before it: they can't be cut along them."""
+"""Ops in which a token's result depends on earlier tokens: they can't be cut along tokens."""
 
 OPS = MappingProxyType({op.name: replace(op, tokens=_TOKENS.get(op.name, ())) for op in _ALL})
 """Every op that a manifest can name, by name."""
@@ -554,7 +554,7 @@ OPS = MappingProxyType({op.name: replace(op, tokens=_TOKENS.get(op.name, ())) fo
 def op(name: str) -> Op:
     """Returns the op of that name.
 
-    One that ggml has and this table lacks comes without input names and with raw words; any other name is that of a custom op.
+    An op of ggml without a row in this table has no input names and raw words; any other name is a custom op's.
     """
     if name in OPS:
         return OPS[name]

@@ -1,4 +1,4 @@
-"""A GGML tensor as kernelgen describes it: shape, type and strides."""
+"""A GGML tensor's description: shape, type and strides."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class TensorDesc:
     Attributes:
         ne: elements per dimension.
         dtype: ggml's type name.
-        nb: strides in bytes, always filled in and canonical: where ne is 1 the stride that density would give. nb[0] is the
+        nb: strides in bytes, always filled in and canonical: where ne is 1, the stride of a contiguous tensor. nb[0] is the
             distance between elements, or between blocks of a quantized type.
-        layout: in which order the tensor's bytes are (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are those
-            that ggml knows, whatever the layout.
+        layout: order of the tensor's bytes (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are ggml's,
+            whatever the layout.
     """
 
     ne: Dims
@@ -44,8 +44,8 @@ class TensorDesc:
         """Returns the canonical description. `form` is the earlier name of `layout`.
 
         Raises:
-            ValueError: not four dimensions, one is not positive, the type is unknown, a row does not hold whole blocks, or the
-                tensor can't have the layout.
+            ValueError: there are not four positive dimensions, the type is unknown, a row does not hold whole blocks, or the tensor
+                can't have the layout.
         """
         if form:
             warnings.warn("TensorDesc.make(form=…) is layout=… now", FutureWarning, stacklevel=2)
@@ -65,7 +65,7 @@ class TensorDesc:
         """Returns the tensor that `text` describes.
 
         Raises:
-            ValueError: `text` is not of the form, or describes no tensor.
+            ValueError: `text` does not have this form, or describes no tensor.
         """
         match = _TENSOR.fullmatch(text)
         if not match:
@@ -77,7 +77,7 @@ class TensorDesc:
 
     @property
     def form(self) -> str:
-        """The earlier name of `layout`, which emitters of users may read."""
+        """The earlier name of `layout`, which users' emitters may read."""
         return self.layout
 
     def in_layout(self, layout: str) -> TensorDesc:
@@ -90,12 +90,12 @@ class TensorDesc:
 
     @property
     def type_text(self) -> str:
-        """The type as `str` writes it: with the layout."""
+        """The type in the form of `str`: with the layout."""
         return f"{self.dtype}:{self.layout}" if self.layout else self.dtype
 
     @property
     def contiguous(self) -> bool:
-        """Whether elements follow each other without gaps, in order."""
+        """Whether elements are adjacent and in order."""
         return self.nb == dense_strides(self.ne, self.dtype)
 
     @property
@@ -113,7 +113,7 @@ class TensorDesc:
 
     @property
     def shape(self) -> Dims:
-        """The shape as JAX and NumPy see it: reversed."""
+        """The shape in JAX and NumPy: reversed."""
         return self.ne[::-1]
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ def _desc(ne: Dims, dtype: str, nb: Dims | None) -> TensorDesc:
         raise ValueError("the tensor is larger than 2^63 bytes")
     if nb is None:
         return TensorDesc(ne, dtype, dense_strides(ne, dtype))
-    # Strides that mean nothing may be anything; they are replaced below.
+    # Strides without meaning may have any value; they are replaced below.
     used = [b for b, n, least in zip(nb, ne, (t.block, 1, 1, 1), strict=True) if n > least]
     bad = next((b for b in used if b < 0 or b >= 2**63), None)
     if bad is not None:
@@ -151,7 +151,7 @@ def _desc(ne: Dims, dtype: str, nb: Dims | None) -> TensorDesc:
     bad = next((b for b in used if b % unit), None)
     if bad is not None:
         raise ValueError(f"strides of a {dtype} tensor are multiples of {unit} bytes, not {bad}")
-    # A dimension of one element is never stepped over, so its stride (which in llama.cpp carries n_ctx) means nothing.
+    # The stride of a dimension of one element (which in llama.cpp carries n_ctx) has no meaning.
     out = [nb[0] if ne[0] > t.block else t.size]
     if t.quantized and out[0] != t.size:
         raise ValueError(f"blocks of a {dtype} row follow each other: nb0 is {t.size}, not {nb[0]}")

@@ -1,6 +1,6 @@
-"""Cutting a node along its tokens: what kernels for other numbers of tokens, or longer caches, have instead of its tensors.
+"""Cuts a node along its tokens: gives the tensors of kernels for other numbers of tokens, or longer caches.
 
-Which axis of which tensor is the tokens' stands beside each op (`kernelgen.ggml.ops.Tokens`). The backend cuts alike
+The op table has the token axis of each tensor (`kernelgen.ggml.ops.Tokens`). The backend cuts in the same way
 (`backend/ggml-neuron/select/tokens.cpp`).
 """
 
@@ -21,11 +21,11 @@ class Cut:
     """A way to cut a node.
 
     Attributes:
-        rule: what it follows.
-        tensors: the node's.
-        axes: along which each tensor is cut; None: each chunk has it whole.
-        n: tokens of the node.
-        n_more: elements along the axes of `rule.more`; None when there are none, or nothing would hide what is beyond.
+        rule: the rule that it follows.
+        tensors: the node's tensors.
+        axes: the axis along which each tensor is cut; None: each chunk has it whole.
+        n: number of the node's tokens.
+        n_more: elements along the axes of `rule.more`; None if there are none, or nothing would hide further elements.
     """
 
     rule: Tokens
@@ -37,7 +37,7 @@ class Cut:
     def chunk(self, n: int, n_more: int | None = None) -> Tensors:
         """Returns the tensors of a kernel for `n` tokens and, unless None, `n_more` elements along the axes of `rule.more`.
 
-        Strides are the node's, except for a mask that is made longer.
+        Strides are the node's, except for a mask that grows.
         """
         return tuple(
             t and self._chunk_of(i, t, axis, n, n_more)
@@ -57,14 +57,14 @@ class Cut:
         return TensorDesc.make(ne, t.dtype, nb, t.layout)
 
     def _more(self, i: int) -> int | None:
-        """Returns along which axis kernels may have another number of elements of a tensor, besides tokens."""
+        """Returns the axis, besides that of tokens, along which kernels may have another number of elements of a tensor."""
         if i == len(self.tensors) - 1:
             return None if self.rule.written is None else self.rule.more.get(self.rule.written)
         return self.rule.more.get(i)
 
     @property
     def family(self) -> tuple[Hashable, ...]:
-        """What kernels for other numbers have in common with this one: equal for those, and for few others."""
+        """A value that is equal for kernels that differ only in these numbers, and for few others."""
         return (
             self.rule.result,
             self.axes,
@@ -86,8 +86,8 @@ class Cut:
 def cuts(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Iterator[Cut]:
     """Yields the ways in which a node of the op `name` can be cut.
 
-    The first one is along an axis of several elements. One token leaves open which axis is the tokens', and whether a source
-    with one row is whole; then there are several.
+    The first is along an axis of several elements. A node with one token does not determine which axis is the tokens', and
+    whether a source with one row is whole; then there are several.
     """
     tensors = (*inputs, output)
     for rule in op(name).tokens:
@@ -96,9 +96,9 @@ def cuts(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> 
 
 
 def one_stream(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Tensors | None:
-    """Returns the tensors of one stream of a node whose streams are computed one after the other, each as a node.
+    """Returns the tensors of one stream of a node whose streams are computed one after another, each as a node.
 
-    None where it has one, or where they are not independent. There are as many as `output` has along axis 3.
+    Returns None if there is one stream, or the streams are not independent. `output` has one stream per element of axis 3.
     """
     rules = op(name).tokens
     n = output.ne[3]
@@ -109,7 +109,7 @@ def one_stream(name: str, inputs: Sequence[TensorDesc | None], output: TensorDes
 
 
 def why_not(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> str | None:
-    """Returns why a node can't be cut, so that only kernels of its own shapes compute it; None when it can."""
+    """Returns the reason why a node can't be cut, so that only kernels of its exact shapes compute it; None if it can."""
     rules = op(name).tokens
     if not rules:
         return "what it computes runs along the tokens" if name in RECURRENT else "this op has no dimension of tokens"
@@ -131,7 +131,7 @@ def _ends_before(t: TensorDesc, axis: int) -> bool:
 
 
 def _follow(t: TensorDesc | None, axis: int | None) -> bool:
-    """Returns whether the tokens of a tensor follow each other in memory: then some of them are a part of its bytes."""
+    """Returns whether a tensor's tokens are adjacent in memory: then a range of tokens is a range of its bytes."""
     if t is None or axis is None or t.ne[axis] == 1:
         return True
     ne = list(t.ne)

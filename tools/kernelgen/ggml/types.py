@@ -14,7 +14,7 @@ class GgmlType:
     """One tensor type.
 
     Attributes:
-        name: ggml's `type_name`, as manifests write it (`f16`, `q4_K`).
+        name: ggml's `type_name`, as in manifests (`f16`, `q4_K`).
         number: the value in `enum ggml_type`.
         block: elements per block; 1 for types that are not quantized.
         size: bytes per block.
@@ -62,10 +62,10 @@ GROUPS = MappingProxyType(
         ),
     }
 )
-"""Names for several types, as registrations of emitters use them.
+"""Names of groups of types, for registrations of emitters.
 
-`quantized` are the block formats that kernels read, all but the two that ggml keeps for its own intermediate results;
-`quantizable` those that they write.
+`quantized` are the block formats that kernels read, all except the two for ggml's own intermediate results; `quantizable` are
+those that they write.
 """
 
 ALIASES = MappingProxyType(
@@ -87,4 +87,4 @@ ALIASES = MappingProxyType(
         **{name.lower(): name for name in TYPES if name != name.lower()},
     }
 )
-"""What other tools call these types; used only to suggest ggml's name in an error."""
+"""Names of these types in other tools; used only to suggest ggml's name in an error."""

@@ -1,8 +1,8 @@
-"""Attention without flash attention: what kernels for other numbers of tokens and longer caches have instead of its nodes' tensors.
+"""Attention without flash attention: gives its nodes' tensors for kernels with other numbers of tokens and longer caches.
 
-The rows of a token are apart from each other in the scores of all heads, so none of the nodes is cut for itself
-(`kernelgen.ggml.tokens`). The backend computes them together, from MUL_MAT of the keys to CONT, with what is between in scratch
-memory (`backend/ggml-neuron/select/unfused_attention.h`).
+The rows of a token are not adjacent in the scores of all heads, so none of the nodes is cut by itself (`kernelgen.ggml.tokens`).
+The backend computes them together, from MUL_MAT of the keys to CONT, with intermediate values in scratch memory
+(`backend/ggml-neuron/select/unfused_attention.h`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _OPS = ("mul_mat", "soft_max", "cont", *_ELEMENTWISE)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a node is in attention without flash attention.
+    """The role of a node in attention without flash attention.
 
     Attributes:
-        tensors: the node's inputs and then the result.
-        tokens: the tokens' axis of those that have one, by their index.
-        cells: the cells' axis of those that have one.
-        computed: those that other nodes of it, or this one, compute: they have no gaps.
-        swapped: the input that is a computed one with the axes of tokens and of heads swapped.
+        tensors: the node's inputs, then its result.
+        tokens: the token axis of each tensor that has one, by the tensor's index.
+        cells: the cell axis of each tensor that has one.
+        computed: tensors that nodes of the attention, including this one, compute: they have no gaps.
+        swapped: the input that is a computed tensor with the axes of tokens and heads swapped.
         mask: the input that hides cells.
-        n, n_cells: the node's tokens, and cells, if it has some.
-        heads: that the scores have.
+        n, n_cells: the node's numbers of tokens and, if it has some, cells.
+        heads: number of heads of the scores.
     """
 
     tensors: Tensors
@@ -66,9 +66,9 @@ def swapped(t: TensorDesc) -> TensorDesc:
 
 
 def members(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> Iterator[Member]:
-    """Yields what a node of the op `name` can be in attention without flash attention.
+    """Yields the possible roles of a node of the op `name` in attention without flash attention.
 
-    It makes the scores of keys or those of values, or is between or after them.
+    The node computes the scores of keys or of values, or is between or after these.
     """
     tensors = (*inputs, output)
     first, last = inputs[0] if inputs else None, len(inputs)
@@ -99,8 +99,8 @@ def members(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) 
 
 
 def one_stream(name: str, inputs: Sequence[TensorDesc | None], output: TensorDesc) -> tuple[Tensors, int] | None:
-    """Returns the tensors of one stream of a node of such attention, and how many streams there are: the backend computes them one
-    after the other. None where there is one, or where it is another node.
+    """Returns the tensors of one stream of a node of such attention, and the number of streams, which the backend computes one
+    after another. None if there is one stream, or for any other node.
     """
     n = max((t.ne[3] for t in inputs if t is not None), default=1)
     if n == 1 or name not in _OPS or any(t is not None and t.ne[3] not in (1, n) for t in inputs):
@@ -116,7 +116,7 @@ def one_stream(name: str, inputs: Sequence[TensorDesc | None], output: TensorDes
 
 
 def _end(tensors: Tensors, heads: TensorDesc, output: TensorDesc) -> Iterator[Member]:
-    """Yields the node that puts the heads of a token side by side."""
+    """Yields the node that concatenates a token's heads."""
     d, n_heads, n, _ = heads.ne
     if n_heads > 1 and swapped(heads).contiguous and output.contiguous:
         for axis, ne in ((1, (d * n_heads, n, 1, 1)), (2, (d, n_heads, n, 1))):

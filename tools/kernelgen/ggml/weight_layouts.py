@@ -1,22 +1,22 @@
-"""Layouts: other ways to store a weight than ggml's, which a backend may keep it in and a kernel may ask for.
+"""Layouts: ways to store a weight other than ggml's, which a backend may use and a kernel may request.
 
-A tensor without a layout is as ggml has it. Two layouts are permutations of the tensor's bytes:
+A tensor without a layout is in ggml's form. Two layouts are permutations of the tensor's bytes:
 
-* `planes`, of quantized types: each row has the same field of all its blocks side by side, field after field, where ggml has
-  block after block. Row i of a tensor begins at the same byte as before.
-* `transposed`, of f32, f16 and bf16: each matrix has its columns one after the other, element (i0, i1) at i0 * ne1 + i1.
+* `planes`, of quantized types: each row has each field of all its blocks together, field after field, where ggml has block after
+  block. Row i of a tensor starts at the same byte as in ggml's form.
+* `transposed`, of f32, f16 and bf16: each matrix is column by column, element (i0, i1) at i0 * ne1 + i1.
 
 The others have other values, and the backend keeps the original beside them:
 
 * `bf16`, of quantized types: every element dequantized and rounded to bfloat16, `ne0` of them for each row.
 * `f8_e4m3_128x128`, of quantized types, f16 and bf16: each tile of 128 columns and 128 rows of a matrix has one scale, its largest
-  magnitude over 240, and FP8 codes (e4m3, at most 240: all that trn1 and trn2 have). A matrix begins with its codes by its columns,
-  that of element (i0, i1) at i0 * ne1 + i1, and zeros for columns up to a multiple of 128; behind them are the scales, f32, that of
-  tile (i0 / 128, i1 / 128) at number i0 / 128 * ceil(ne1 / 128) + i1 / 128.
+  magnitude over 240, and FP8 codes (e4m3, at most 240: the maximum of trn1 and trn2). A matrix starts with its codes by columns,
+  element (i0, i1) at i0 * ne1 + i1, and zeros for columns up to a multiple of 128; the scales follow, f32, tile
+  (i0 / 128, i1 / 128) at index i0 / 128 * ceil(ne1 / 128) + i1 / 128.
 
-In each layout what is read back is the original.
+In each layout, reading back gives the original.
 
-docs/reference/manifest-languages.md says what they are good for, docs/reference/bundle-keys.md how they are part of a kernel's key.
+docs/reference/manifest-languages.md describes their uses, docs/reference/bundle-keys.md their place in a kernel's key.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ BF16 = "bf16"
 F8_TILES = "f8_e4m3_128x128"
 
 LAYOUTS = MappingProxyType({PLANES: 1, TRANSPOSED: 2, BF16: 3, F8_TILES: 4})
-"""Every layout by name, with the number that keys of bundles have for it."""
+"""Every layout by name, with its number in keys of bundles."""
 
 WEIGHTS = MappingProxyType({"mul_mat": 0, "mul_mat_id": 0})
-"""The ops of which one input may have a layout, and which one it is."""
+"""The ops with an input that may have a layout, and the input's index."""
 
 TILE = 128
-"""Rows and columns that have one scale in `f8_e4m3_128x128`."""
+"""Rows and columns per scale in `f8_e4m3_128x128`."""
 
 F8_MAX = 240
-"""The largest code of `f8_e4m3_128x128`: of F8E4M3 on trn1 and trn2 (Neuron SDK, data types), where F8E4M3FN goes up to 448."""
+"""The largest code of `f8_e4m3_128x128`: that of F8E4M3 on trn1 and trn2 (Neuron SDK, data types); F8E4M3FN goes up to 448."""
 
 _MATRICES = (TRANSPOSED, F8_TILES)
-"""The layouts that store each matrix by itself, where others store each row."""
+"""The layouts that store matrix by matrix; others store row by row."""
 
 _FIELDS = """
 q4_0 2 16         q4_1 2 2 16       q5_0 2 4 16       q5_1 2 2 4 16     q8_0 2 32         q2_K 16 64 2 2
@@ -72,9 +72,9 @@ def _parse(table: str) -> dict[str, tuple[int, ...]]:
 
 
 FIELDS = MappingProxyType(_parse(_FIELDS))
-"""By quantized type the bytes of each field of a block, in the order in which ggml-common.h has them.
+"""By quantized type, the bytes of each field of a block, in the order of ggml-common.h.
 
-Arrays that hold two things are two fields: iq2_s's and iq3_xxs's `qs`, of which the second half or third are signs and scales.
+Arrays that hold two things are two fields: in iq2_s's and iq3_xxs's `qs`, the second half or third are signs and scales.
 """
 
 
@@ -86,7 +86,7 @@ def of_type(dtype: str) -> tuple[str, ...]:
 
 
 def problem(layout: str, dtype: str, ne: Sequence[int], nb: Sequence[int]) -> str | None:
-    """Returns why a tensor can't have a layout, or None.
+    """Returns the reason why a tensor can't have a layout, or None.
 
     Args:
         layout: the layout; empty for none.
@@ -116,9 +116,9 @@ def pack(data: np.ndarray[Any, Any], layout: str, dtype: str, ne: Sequence[int])
     """Returns the bytes of a contiguous tensor in a layout that is a permutation.
 
     Args:
-        data: as ggml has them, u8.
+        data: ggml's bytes, u8.
         layout: `planes` or `transposed`.
-        dtype: ggml's name of the type, of which `layout` is one.
+        dtype: ggml's name of the type, which must support `layout`.
         ne: elements per dimension.
     """
     import numpy as np
@@ -146,12 +146,12 @@ def pack_bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def tiles(ne: Sequence[int]) -> tuple[int, int]:
-    """Returns how many tiles of `f8_e4m3_128x128` lie along ne0 and ne1."""
+    """Returns the numbers of tiles of `f8_e4m3_128x128` along ne0 and ne1."""
     return -(-ne[0] // TILE), -(-ne[1] // TILE)
 
 
 def stored_bytes(layout: str, dtype: str, ne: Sequence[int]) -> int:
-    """Returns the bytes of a contiguous tensor as it is stored in a layout; empty for ggml's own."""
+    """Returns the bytes of a contiguous tensor in a layout; an empty layout is ggml's own."""
     if layout == BF16:
         return 2 * math.prod(ne)
     if layout == F8_TILES:

@@ -1,5 +1,5 @@
-"""HLO: the canonical module that a compiler is given, and what is known about such a module.
+"""HLO: the canonical module for the compiler, and analyses of such a module.
 
-`lint` says what neuronx-cc is known to refuse; `describe` reads a module for people; `execute` runs one with XLA on the CPU. Which
-compiler follows is not known here. JAX is imported by the functions that need it.
+`lint` finds HLO that neuronx-cc is known to refuse; `describe` describes a module for people; `execute` runs one with XLA on the
+CPU. This package does not depend on the choice of compiler. Functions that need JAX import it.
 """

@@ -1,20 +1,20 @@
 """The canonical form of an HLO module: equal meaning, equal bytes.
 
-What a compile is keyed by is the HLO's bytes, so nothing may be in them that does not change the kernel: no ids or names that
-a counter gave, no source locations, no order that depends on how the emitter was written down. And neuronx-cc reads instruction
-ids as 32-bit integers, while XLA packs the computation's id into their upper half.
+A compile's key has the HLO's bytes, so the bytes must contain nothing that does not change the kernel: no ids or names from a
+counter, no source locations, no order from the emitter's text. Also, neuronx-cc reads instruction ids as 32-bit integers, while
+XLA packs the computation's id into their upper half.
 
 The form:
 
-* calls are inlined, so that a helper function of an emitter leaves no trace; instructions that no result needs are dropped;
+* calls are inlined, so that an emitter's helper functions leave no trace; instructions that no result needs are dropped;
 * a computation lists its parameters by number, then the other instructions in depth-first order of operands from the root;
 * computations come callee before caller, numbered from 1; instructions are numbered from 1 through the whole module;
 * channels of collectives are numbered from 1 in that order;
-* names are `opcode.id`; metadata, stack frames, shardings and profiles are gone, and backend configurations, except those of
-  custom calls;
-* the entry's parameters and results carry the names that the NEFF's tensors get, as the frontend attributes `neff_input_names`
-  and `neff_output_names`; an input whose memory a result shares is called `<name>.must_alias_input`, and the pair is recorded
-  in `input_output_alias`.
+* names are `opcode.id`; metadata, stack frames, shardings and profiles are removed, and so are backend configurations, except
+  those of custom calls;
+* the entry's parameters and results carry the NEFF's tensor names, as the frontend attributes `neff_input_names` and
+  `neff_output_names`; an input whose memory holds a result is named `<name>.must_alias_input`, and the pair is recorded in
+  `input_output_alias`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernelgen.hlo import custom_calls, proto
 
 MODULE_NAME = "kernel"
 
-# Fields of a module that say how or where it was made, or how several devices share it, and not what it computes.
+# Fields of a module that describe how or where it was made, or how devices share it, but not its computation.
 _MODULE_NOISE = (
     "schedule",
     "cross_program_prefetches",
@@ -41,7 +41,7 @@ _MODULE_NOISE = (
 )
 _INSTRUCTION_NOISE = ("metadata", "sharding", "backend_config", "statistics_viz", "original_value")
 
-# Results that are a parameter's own bytes: the compiler needs an instruction that moves them.
+# Results that are a parameter's own bytes: the compiler requires an instruction that moves them.
 _MOVES_NOTHING = ("parameter", "reshape", "bitcast")
 
 
@@ -58,10 +58,10 @@ def canonicalize(
         data: the module. Its root is one array, or a tuple of them.
         inputs: the name of each parameter, by number.
         outputs: the name of each result; `output0` and so on by default.
-        aliases: result number → number of the parameter whose memory it shares.
+        aliases: result number → number of the parameter whose memory holds it.
 
     Raises:
-        ValueError: `data` is not such a module, or names and parameters or results differ in number.
+        ValueError: `data` is not such a module, or the numbers of names and of parameters or results differ.
     """
     module = proto.parse(data)
     inline_calls(module)
@@ -70,7 +70,7 @@ def canonicalize(
     if len(parameters) != len(inputs):
         raise ValueError(f"the module has {len(parameters)} parameters and {len(inputs)} names were given")
     _copy_unmoved_results(module, entry)
-    # Order before numbers, and numbers before names: each follows from the one before it alone.
+    # Order before ids, and ids before names: each depends only on the one before.
     order = _order_computations(module)
     reordered = [_order_instructions(c) for c in order]
     _renumber(module, order, reordered)
@@ -84,9 +84,9 @@ def canonicalize(
 
 
 def inline_calls(module: Any) -> None:
-    """Replaces every `call` by the instructions of the computation it calls, innermost first."""
+    """Replaces every `call` by the instructions of the called computation, innermost first."""
     by_id = proto.computations(module)
-    # A helper that is called twice is copied twice, so every copy needs ids of its own, in all of the module.
+    # Each call copies the helper, so every copy needs new ids that are unique in the module.
     next_id = 1 + max((i.id for c in module.computations for i in c.instructions), default=0)
     done: set[int] = set()
 
@@ -109,7 +109,7 @@ def inline_calls(module: Any) -> None:
                 kept.append(i)
                 continue
             callee = by_id[i.called_computation_ids[0]]
-            # Two passes: a callee may list a parameter behind an instruction that reads it.
+            # Two passes: a callee may list a parameter after an instruction that reads it.
             local: dict[int, int] = {}
             for inner in callee.instructions:
                 if inner.opcode == "parameter":
@@ -158,14 +158,14 @@ def _copy_unmoved_results(module: Any, entry: Any) -> None:
 
 
 def _order_computations(module: Any) -> list[Any]:
-    """Returns the computations that the entry needs, each after those it calls."""
+    """Returns the computations that the entry needs, each after those that it calls."""
     by_id = proto.computations(module)
     order: dict[int, Any] = {}
 
     def visit(computation: Any) -> None:
         if computation.id in order:
             return
-        # In the order in which they will stand, so that the callees' order does not depend on the emitter's.
+        # In the final order, so that the callees' order does not depend on the emitter's.
         for i in _order_instructions(computation):
             for callee in i.called_computation_ids:
                 visit(by_id[callee])
@@ -176,11 +176,11 @@ def _order_computations(module: Any) -> list[Any]:
 
 
 def _order_instructions(computation: Any) -> list[Any]:
-    """Returns the parameters by number, then what the root needs, operands first, and effects that nothing else needs."""
+    """Returns the parameters by number, then the root's dependencies, operands first, and effects that nothing depends on."""
     by_id = {i.id: i for i in computation.instructions}
     order = {i.id: i for i in proto.parameters(computation)}
 
-    # With a stack of its own: kernels of long chains are deeper than Python's recursion.
+    # With an explicit stack: long chains exceed Python's recursion limit.
     def visit(first: int) -> None:
         stack = [first]
         while stack:
@@ -188,7 +188,7 @@ def _order_instructions(computation: Any) -> list[Any]:
             if i.id in order:
                 stack.pop()
                 continue
-            # Looked at again once its operands are in: then none is missing. One that two others need is pushed twice.
+            # Revisited after its operands: then none is missing. An operand of two instructions is pushed twice.
             missing = [n for n in (*i.control_predecessor_ids, *i.operand_ids) if n not in order]
             if missing:
                 stack.extend(reversed(missing))
@@ -232,7 +232,7 @@ def _renumber(module: Any, order: list[Any], instructions: list[list[Any]]) -> N
 
 
 def _set_instructions(computation: Any, instructions: list[Any]) -> None:
-    # Copies first: the messages belong to the field that is about to be emptied.
+    # Copy first: the messages belong to the field that is about to be cleared.
     copies = []
     for i in instructions:
         copy = type(i)()
@@ -268,7 +268,7 @@ def _strip(module: Any) -> None:
             i.ClearField("frontend_attributes")
             for key, value in sorted(attributes.items()):
                 i.frontend_attributes.map.add(key=key, value=value)
-            # XLA writes the message also where it says nothing.
+            # XLA also writes the message when it is empty.
             if i.result_accuracy.mode == 0 and not _has_unknown_fields(i.result_accuracy):
                 i.ClearField("result_accuracy")
 

@@ -1,4 +1,4 @@
-"""Where two HLO modules begin to differ, for people."""
+"""Finds the first difference between two HLO modules, for people."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from kernelgen.hlo import proto
 
 
 def first_difference(one: bytes, other: bytes) -> str:
-    """Returns the first instruction in which two serialized modules differ; that they are equal when they are.
+    """Returns the first instruction in which two serialized modules differ, or that they are equal.
 
     Raises:
-        ValueError: one of them is no `HloModuleProto`.
+        ValueError: one of them is not an `HloModuleProto`.
     """
     if one == other:
         return "they are equal"
     a, b = proto.parse(one), proto.parse(other)
-    # The entry first: what it calls differs where the call does.
+    # The entry first: a difference in a callee shows at the call.
     for x, y in zip_longest(_ordered(a), _ordered(b)):
         if x is None or y is None:
             return f"{len(a.computations)} computations, then {len(b.computations)}"

@@ -1,4 +1,4 @@
-"""JAX and XLA as kernelgen uses them: on the CPU, whatever devices the machine has, imported when they are first needed."""
+"""JAX and XLA on the CPU, whatever devices the machine has; imported on first use."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def import_jax() -> Any:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Keeps Python from looking for garbage while many modules are imported.
+    """Disables garbage collection while many modules are imported.
 
-    Hardly any is made there, and the search takes a fifth of the time. What is there afterwards stays, and is never searched again.
+    The imports create hardly any garbage, and collection takes a fifth of the time. The imported objects are never scanned again.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -44,13 +44,13 @@ def _without_collections() -> Iterator[None]:
 
 
 def xla_compile(hlo: bytes, client: Any, *, optimize: bool = True) -> Any:
-    """Returns the executable that XLA makes of a serialized `HloModuleProto` for the CPU of a client (jaxlib's).
+    """Compiles a serialized `HloModuleProto` for the CPU of a client (jaxlib's) and returns the executable.
 
     Args:
         hlo: the module.
         client: XLA's client.
-        optimize: whether the machine code is optimized; without, it compiles in a quarter to a half of the time and runs several
-            times slower, and results may round differently.
+        optimize: whether to optimize the machine code. Without it, compiling takes a quarter to a half of the time, the code runs
+            several times slower, and results may round differently.
 
     Raises:
         ValueError: XLA does not compile it (its message).
@@ -63,18 +63,18 @@ def xla_compile(hlo: bytes, client: Any, *, optimize: bool = True) -> Any:
         devices = _jax.DeviceList((client.devices()[0],))
         if not optimize:
             options.executable_build_options.debug_options.xla_backend_optimization_level = 0
-            # Where XLA has no such option, and where it does not compile the module: what it does by default has the last word.
+            # Fall back to XLA's defaults if it lacks the option or does not compile the module with it.
             with contextlib.suppress(Exception):
                 options.env_option_overrides = [("xla_cpu_use_fusion_emitters", False)]
                 return client.compile_and_load(program, devices, options)
             options.env_option_overrides = []
         return client.compile_and_load(program, devices, options)
-    except Exception as error:  # jaxlib raises its own error types, and not only for the program's mistakes
+    except Exception as error:  # jaxlib raises its own error types, and not only for mistakes in the program
         raise ValueError(f"XLA does not compile the HLO: {str(error).strip()}") from error
 
 
 def check_compiles(hlo: bytes) -> None:
-    """Raises what XLA has against a module. What comes out is not kept, so nothing is optimized.
+    """Raises XLA's error for a module, if any. Discards the executable, so nothing is optimized.
 
     It compiles on one thread, since builds compile on every core.
 
@@ -84,7 +84,7 @@ def check_compiles(hlo: bytes) -> None:
     global _checking_client
     with _starting:
         if _checking_client is None:
-            # The first compile starts as many threads as there are cores that it may run on, and all later ones use them.
+            # The first compile starts one thread per core that this process may use, and all later ones use these threads.
             with _on_one_core():
                 made = _make_client()
                 xla_compile(hlo, made, optimize=False)
@@ -94,9 +94,9 @@ def check_compiles(hlo: bytes) -> None:
 
 
 def client() -> Any:
-    """Returns XLA's client for this machine's CPU, which computes in the thread that asks it to.
+    """Returns XLA's client for this machine's CPU, which computes in the calling thread.
 
-    It needs jaxlib alone: JAX, which nothing needs that only runs HLO, takes four times as long to import.
+    It needs only jaxlib: importing JAX takes four times as long, and code that only runs HLO does not need it.
     """
     global _client
     with _starting:
@@ -114,7 +114,7 @@ def _make_client() -> Any:
 
 @contextlib.contextmanager
 def _on_one_core() -> Iterator[None]:
-    """Keeps this thread, and those that it starts, on one core while it lasts."""
+    """Keeps this thread, and threads that it starts, on one core until the block ends."""
     if sys.platform != "linux":
         yield
         return
@@ -129,6 +129,6 @@ def _on_one_core() -> Iterator[None]:
 
 
 def _settings() -> None:
-    # A TPU or GPU plug-in that happens to be installed would otherwise be started, and may take seconds or fail.
+    # Otherwise an installed TPU or GPU plug-in would start, which may take seconds or fail.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # XLA greets on standard error otherwise
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # otherwise XLA prints a banner to standard error

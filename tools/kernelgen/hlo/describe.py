@@ -1,4 +1,4 @@
-"""What an HLO module is, for people: `kernelgen inspect` prints it."""
+"""Describes an HLO module for people: `kernelgen inspect` prints it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class HloDescription:
 
     Attributes:
         name: the module's name.
-        parameters: (name, shape as HLO text writes it), by number.
+        parameters: (name, shape in HLO text form), by number.
         results: (name, shape), in order.
         aliases: (result's name, parameter's name) of pairs that share memory.
-        opcodes: how many instructions of each opcode the whole module has, by opcode.
-        computations: how many computations there are, the entry included.
+        opcodes: number of instructions of each opcode in the whole module.
+        computations: number of computations, including the entry.
         size: bytes of the module.
     """
 
@@ -41,7 +41,7 @@ class HloDescription:
 
 
 def describe(hlo: bytes) -> HloDescription:
-    """Returns what a serialized `HloModuleProto` is; names are those of the NEFF's tensors where it has them.
+    """Returns the description of a serialized `HloModuleProto`; names are those of the NEFF's tensors if it has them.
 
     Raises:
         ValueError: `hlo` is not such a module.

@@ -1,11 +1,11 @@
-"""What a compile and its program will take, from the HLO alone: instructions, DMA descriptors, and memory on both sides.
+"""Estimates a compile and its program from the HLO alone: instructions, DMA descriptors, and memory on host and device.
 
-A model of how neuronx-cc tiles, and no more: what it fuses, unrolls or spills is its own secret, and where it fails to see that
-something is parallel it makes ten times as much. docs/results/real-artifacts.md says how far the estimates are from real NEFFs, and
-`tools/corpus/estimates.py` measures it. The tensor engine's part is arithmetic (128 partitions, 512 columns, a load of weights for
-each product and two instructions for each transpose of a tile); the constants below are fitted.
+This is only a model of neuronx-cc's tiling. Its fusion, unrolling and spilling are not public, and where it misses parallelism it
+makes ten times as many instructions. docs/results/real-artifacts.md compares the estimates with real NEFFs;
+`tools/corpus/estimates.py` measures that. The tensor engine's part is arithmetic (128 partitions, 512 columns, a load of weights
+for each product and two instructions for each transpose of a tile); the constants below are fitted.
 
-Inside a NKI kernel nothing is counted: `Estimate.uncounted` names such calls.
+Instructions inside an NKI kernel are not counted: `Estimate.uncounted` names such calls.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from kernelgen.hlo.linted import LintedModule, integers, size
 from kernelgen.targets import COMPILE_KB, COMPILE_MB, INSTRUCTION_BYTES, PARTITIONS, TARGETS
 
 MAX_DESCRIPTORS = 16_777_200
-"""DMA descriptors of a ring that the runtime loads: "Descriptor limit reached"."""
+"""Maximum DMA descriptors of a ring that the runtime loads: "Descriptor limit reached"."""
 RING_BYTES = 32
-"""Memory of a run of a spill, as the runtime reserves it when it loads a program."""
+"""Memory of a run of a spill that the runtime reserves when it loads a program."""
 
 MOVING = 512
-"""Columns of a product's moving operand: a bank of PSUM has as many of f32."""
+"""Columns of a product's moving operand: the f32 elements of a PSUM bank."""
 REUSE = 4
-"""Products that use weights that were loaded once, in a dot of many columns."""
+"""Products per load of weights, in a dot of many columns."""
 FREE = 400
-"""Fitted: elements per partition of an instruction that works element by element."""
+"""Fitted: elements per partition of an elementwise instruction."""
 RUN = 4096
-"""Bytes of a DMA descriptor at most: of AWS's advice, and of what NEFFs have."""
+"""Maximum bytes of a DMA descriptor, from AWS's advice and real NEFFs."""
 WEIGHT_RUN = 512
-"""Fitted: the same, of a convolution's weights."""
+"""Fitted: the same, for a convolution's weights."""
 OVERHEAD = 1.2
-"""Fitted: instructions around products, for each that the arithmetic has."""
+"""Fitted: instructions of a product, per instruction of the arithmetic."""
 GATHERED_FREE, GATHERED_RUN = 172, 20
-"""Elements of an instruction, and bytes of a spill's run, where each row has a matrix of its own that a gather found: of one
-mixture of experts that neuronx-cc 2.27 refused with 18.5 million instructions, and two that did not load."""
+"""Elements of an instruction, and bytes of a spill's run, where a gather gives each row its own matrix. From a mixture of experts
+that neuronx-cc 2.27 refused with 18.5 million instructions, and two that did not load."""
 SPILL = 1 << 22
-"""Fitted: bytes of what a product or a gather makes, from which on it is spilled: written, and read again."""
+"""Fitted: bytes of a product's or gather's result from which it is spilled: written, and read again."""
 FIXED = {"PE": 1, "Activation": 1, "DVE": 1, "Pool": 1, "SP": 1}
-"""Instructions of each engine in an empty program; an input takes one more of SP, and a result two of Pool."""
+"""Instructions of each engine in an empty program; an input adds one of SP, and a result two of Pool."""
 
 TRANSFORMER_SPILLS = 1 / 20
-"""Runs of spills with `--model-type transformer`: 15 to 35 times fewer, as measured with 2.27."""
+"""Factor on runs of spills with `--model-type transformer`: measured 15 to 35 times fewer with 2.27."""
 
 ENGINES = tuple(FIXED)
-"""Names of the engines, as a NEFF's members have them."""
+"""Names of the engines, as in the names of a NEFF's members."""
 
 _ACTIVATIONS = frozenset(
     "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
@@ -59,26 +59,26 @@ _FREE = frozenset(
     " replica-id reshape slice tuple".split()
 )
 _PASSES = {"batch-norm-training": 3, "batch-norm-inference": 1, "batch-norm-grad": 6, "rng-bit-generator": 10}
-"""Instructions for a tile, of what takes several."""
+"""Instructions per tile, for opcodes that need several."""
 _NAMED = {"AwsNeuronSoftmax": 4, "AwsNeuronRmsNorm": 4, "AwsNeuronSoftmaxBackward": 4}
-"""The same, of custom calls; the others of AWS's take one."""
+"""The same for custom calls; AWS's other custom calls need one."""
 _IN_PLACE = frozenset(("dynamic-update-slice", "scatter"))
 _MATERIALIZED = _IN_PLACE | frozenset("concatenate convolution dot gather reduce reduce-window sort".split())
 _MARKERS = ("Marker", "Sharding", "StaticRing")
-"""In names of custom calls that only show their operand."""
+"""Parts of names of custom calls that only return their operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a program is estimated to take.
+    """The estimated resources of a program.
 
     Attributes:
-        instructions: by engine (`ENGINES`), of each physical core.
-        dma_descriptors: of all its queues, of each physical core.
-        code_bytes: memory of the instructions, of all physical cores.
-        ring_bytes: memory of the rings of spills, of all physical cores.
-        compile_memory_mb: what the compile needs on its host, in MiB.
-        uncounted: targets of custom calls whose inside is not counted.
+        instructions: per physical core, by engine (`ENGINES`).
+        dma_descriptors: per physical core, of all its queues.
+        code_bytes: memory of the instructions, over all physical cores.
+        ring_bytes: memory of the rings of spills, over all physical cores.
+        compile_memory_mb: memory that the compile needs on its host, in MiB.
+        uncounted: targets of custom calls whose instructions are not counted.
     """
 
     instructions: Mapping[str, int]
@@ -97,12 +97,12 @@ class Estimate:
 def estimate(
     module: bytes | LintedModule, target: str, lnc: int | None = None, *, model_type: str = "generic"
 ) -> Estimate:
-    """Returns what a module is estimated to take.
+    """Returns the estimated resources of a module.
 
     Args:
-        module: serialized `HloModuleProto`, or one that is parsed.
+        module: a serialized `HloModuleProto`, or a parsed one.
         target: neuronx-cc's `--target`.
-        lnc: physical cores of a logical one, which share the work; the target's own when None.
+        lnc: physical cores of a logical one, which share the work; None for the target's default.
         model_type: neuronx-cc's `--model-type`.
 
     Raises:
@@ -140,7 +140,7 @@ def _tiles(elements: float) -> int:
 
 
 class _InstructionCount:
-    """Adds up what the instructions of a module take."""
+    """Adds up the resources of a module's instructions."""
 
     def __init__(self, m: LintedModule, state_buffer_mib: int) -> None:
         self.m = m
@@ -154,9 +154,9 @@ class _InstructionCount:
             self.instruction(computation, i, times, tiles)
 
     def reduced(self, computation: Any) -> dict[int, int]:
-        """Returns the tiles of what is reduced, and of what it is made of element by element, by instruction.
+        """Returns the tiles of reduced values, and of the elementwise operands that they are fused with, by instruction.
 
-        What is kept lies along the partitions, and what is summed along the free dimension, however short that is.
+        Kept dimensions lie along the partitions, and summed ones along the free dimension, however short it is.
         """
         tiles: dict[int, int] = {}
         for i in reversed(computation.instructions):
@@ -173,7 +173,7 @@ class _InstructionCount:
         return tiles
 
     def tensors(self) -> None:
-        """Counts what the program reads and writes."""
+        """Counts the program's reads and writes."""
         entry = proto.entry(self.m.message)
         convolutions = [i for i in entry.instructions if i.opcode == "convolution"]
         narrow = {self.parameter(entry, self.m.operands(entry, i)[1]).id for i in convolutions}
@@ -183,12 +183,12 @@ class _InstructionCount:
         root = self.m.root(entry.id)
         for i in self.m.operands(entry, root) if root.opcode == "tuple" else [root]:
             self.runs += _runs(i.shape)
-            # What is an input as it is, is copied from memory to memory.
+            # An unchanged input is copied from memory to memory.
             copied = self.m.source(entry, i).opcode == "parameter"
             self.work["SP" if copied else "Pool"] += 1 if copied else 2
 
     def parameter(self, computation: Any, i: Any) -> Any:
-        """Returns the instruction whose values `i` repeats, also where a custom call shows them."""
+        """Returns the instruction whose values `i` repeats, also through a custom call that returns its operand."""
         i = self.m.source(computation, i)
         while i.opcode == "custom-call" and i.operand_ids and _is_marker(i):
             i = self.m.source(computation, self.m.operands(computation, i)[0])
@@ -208,7 +208,7 @@ class _InstructionCount:
             return
         operands = self.m.operands(computation, i)
         if i.opcode == "convert" and operands[0].opcode != "parameter":
-            return  # what makes a value writes it in any type
+            return  # the producer of a value can write it in any type, so a convert after it is free
         made = prod(i.shape.dimensions) if not i.shape.tuple_shapes else prod(operands[0].shape.dimensions)
         if i.opcode == "dot":
             self.dot(computation, i, operands, times)
@@ -223,7 +223,7 @@ class _InstructionCount:
         elif i.opcode == "sort":
             length = operands[0].shape.dimensions[i.dimensions[0]] if operands[0].shape.dimensions else 1
             rows = prod(operands[0].shape.dimensions) // max(length, 1)
-            # The vector engine finds 8 largest values at a time, and takes them away.
+            # The vector engine finds the 8 largest values at a time, and removes them.
             self.work["DVE"] += times * 2 * ceil(length / 8) * ceil(rows / PARTITIONS)
         elif i.opcode == "custom-call":
             if i.custom_call_target == NATIVE_KERNEL:
@@ -235,8 +235,8 @@ class _InstructionCount:
             self.work[engine] += times * _PASSES.get(i.opcode, 1) * tiles.get(i.id, _tiles(made))
         if i.opcode.startswith("batch-norm"):
             self.work["Activation"] += times * tiles.get(i.id, _tiles(made))
-        # What follows such an instruction element by element is fused with it: one tensor for all of them. What is written over
-        # in place was there before, and the descriptors of what is written are counted: in a loop a slice of it in each turn.
+        # Elementwise instructions that follow are fused with it: one tensor for all of them. A tensor updated in place exists
+        # already, and descriptors of the written part count: in a loop, a slice per iteration.
         made_anew = i.opcode in _MATERIALIZED - _IN_PLACE
         if made_anew and size(i.shape) > SPILL and i.id != computation.root_id:
             self.spilled += 2 * times * _runs(i.shape)
@@ -248,18 +248,18 @@ class _InstructionCount:
             self.work["DVE"] += times * ceil(batch * inner * max(m, n) / GATHERED_FREE)
             self.spilled += times * batch * inner * max(m, n) * 2 / GATHERED_RUN
             return
-        # The shorter side stays, the longer one moves.
+        # The shorter side is stationary, the longer one moves.
         stays, moves = ceil(min(m, n) / PARTITIONS), ceil(max(m, n) / MOVING)
         products = batch * k * stays * moves
         self.work["PE"] += times * (products + ceil(products / min(REUSE, moves)))
         self.work["Activation"] += times * batch * stays * moves
-        # An operand whose rows run along what is summed has it along the free dimension, and is transposed.
+        # An operand whose rows run along the contracted dimension has it along the free dimension, and must be transposed.
         for o, contracting, rows in zip(operands, (i.dot.lhs_contracting, i.dot.rhs_contracting), (m, n), strict=True):
             if len(o.shape.dimensions) - 1 in contracting and rows > 1:
                 self.transposes(times * batch * k * ceil(rows / PARTITIONS))
 
     def gathered(self, computation: Any, i: Any) -> bool:
-        """Whether an operand is what a gather found, or made of that element by element."""
+        """Whether an operand is the result of a gather, or an elementwise function of one."""
         total = prod(i.shape.dimensions)
         while i.opcode not in _MATERIALIZED and i.operand_ids:
             operands = self.m.operands(computation, i)
@@ -274,13 +274,13 @@ class _InstructionCount:
         groups = max(i.feature_group_count, 1)
         made = list(i.shape.dimensions)
         rows = [made[n] for n in c.output_spatial]
-        if taps > prod(rows):  # a gradient of weights: the image is what is summed
+        if taps > prod(rows):  # a gradient of weights: the sum runs over the image
             k = ceil(inner * taps / PARTITIONS)
             stays, moves = ceil(outer / PARTITIONS), ceil(prod(made) / outer / MOVING)
             self.work["PE"] += times * 2 * k * stays * moves
             self.transposes(times * k * (stays + moves))
             return
-        # A tile of the result is whole rows of one image, of the same number each.
+        # A tile of the result is a fixed number of whole rows of one image.
         width = rows[-1] if rows else 1
         height = prod(rows) // width
         together = next(n for n in range(min(max(MOVING // width, 1), height), 0, -1) if height % n == 0)
@@ -298,12 +298,12 @@ class _InstructionCount:
             self.work["DVE"] += times * _tiles(prod(i.shape.dimensions))
 
     def transposes(self, tiles: int) -> None:
-        """Counts transposes of tiles of 128 by 128: a product with the identity each, and copies of banks of four."""
+        """Counts transposes of 128 x 128 tiles: a product with the identity each, and copies of four banks each."""
         self.work["PE"] += 2 * tiles
         self.work["Activation"] += ceil(tiles * PARTITIONS / MOVING)
 
     def indirect(self, i: Any, operands: list[Any], times: int) -> None:
-        """Counts a descriptor for each row that is found by an index."""
+        """Counts a descriptor for each row that an index selects."""
         moved, row = found_by_index(i, operands)
         rows = prod(moved.dimensions) / max(row, 1)
         found = rows * max(ceil(size(moved) / max(rows, 1) / RUN), 1)
@@ -312,12 +312,12 @@ class _InstructionCount:
 
 
 def _runs(shape: Any, run: int = RUN) -> int:
-    """Returns the descriptors that move a tensor in runs of some bytes."""
+    """Returns the descriptors that move a tensor in runs of a given size in bytes."""
     return ceil(size(shape) / run)
 
 
 def product_sizes(dot: Any, operands: list[Any]) -> tuple[int, int, int, int]:
-    """Returns how many matrices a dot multiplies, over how much it sums, and rows of both operands."""
+    """Returns the number of matrices that a dot multiplies, the length of its sums, and the rows of both operands."""
     lhs, rhs = (list(o.shape.dimensions) for o in operands)
     batch = prod(lhs[n] for n in dot.dot.lhs_batch)
     inner = prod(lhs[n] for n in dot.dot.lhs_contracting)
@@ -326,7 +326,7 @@ def product_sizes(dot: Any, operands: list[Any]) -> tuple[int, int, int, int]:
 
 
 def found_by_index(i: Any, operands: list[Any]) -> tuple[Any, int]:
-    """Returns the shape of what an instruction with indices moves, and the elements of a row of it."""
+    """Returns the shape that an indexed instruction moves, and the elements of one of its rows."""
     if i.opcode == "gather":
         return i.shape, prod(i.gather_slice_sizes)
     if i.opcode == "scatter":
@@ -337,7 +337,7 @@ def found_by_index(i: Any, operands: list[Any]) -> tuple[Any, int]:
 
 
 def trips(m: LintedModule, computation: Any, loop: Any) -> int:
-    """Returns how often a loop runs; 1 when that is not a constant."""
+    """Returns the trip count of a loop; 1 if it is not constant."""
     found = m.counting(computation, loop)
     if found is None:
         return 1

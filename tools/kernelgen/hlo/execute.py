@@ -1,6 +1,6 @@
 """Runs HLO with XLA on the CPU, for tests and the simulator's runtime.
 
-Not a device and not a model of one: results are what the HLO means, computed as XLA for the CPU rounds.
+It is neither a device nor a model of one: results follow the HLO's semantics, with the rounding of XLA for the CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Executable:
         loaded: XLA's executable.
         parameters: (name, NumPy dtype name, shape) per parameter.
         results: (NumPy dtype name, shape) per result.
-        handlers: what makes the buffer of each result.
+        handlers: functions that make the buffer of each result.
     """
 
     loaded: Any
@@ -38,7 +38,7 @@ class Executable:
 
     @classmethod
     def of(cls, hlo: bytes, loaded: Any) -> Executable:
-        """Returns what XLA made of a serialized `HloModuleProto`, with its parameters and results.
+        """Returns XLA's executable of a serialized `HloModuleProto`, with its parameters and results.
 
         Raises:
             ValueError: `hlo` is not a module.
@@ -47,10 +47,10 @@ class Executable:
         return cls(loaded, parameters(hlo), tuple(_array(shape) for shape in proto.result_shapes(module)))
 
     def begin(self, buffers: Sequence[Any]) -> list[Any]:
-        """Returns XLA's buffers of the results, which may not be computed yet: XLA hands what takes longer to threads of its own.
+        """Returns XLA's result buffers, which may not be computed yet: XLA runs longer computations in its own threads.
 
         Args:
-            buffers: one for each parameter, as `put` makes them. They must live until the results are computed.
+            buffers: one for each parameter, made by `put`. They must live until the results are computed.
         """
         made: list[Any] = self.loaded.execute_sharded(buffers).consume_with_handlers(self.handlers)
         return made
@@ -59,7 +59,7 @@ class Executable:
         """Returns the results for these parameters, in order.
 
         Raises:
-            ValueError: number, shape or dtype of the arrays is not what the parameters are.
+            ValueError: number, shape or dtype of the arrays differs from the parameters.
         """
         if len(arrays) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} parameters, {len(arrays)} arrays")
@@ -75,21 +75,21 @@ class Executable:
 
 
 def put(array: np.ndarray[Any, Any]) -> Any:
-    """Returns XLA's buffer of an array: in the same memory, which must outlive it, where XLA can use it as it lies, else a copy."""
+    """Returns XLA's buffer of an array: the same memory, which must outlive it, if XLA can use its layout, else a copy."""
     device, sharding = _place()
     from jaxlib import _jax
 
     zero_copy = _jax.HostBufferSemantics.ZERO_COPY
-    # The lowest layer that takes an array: JAX's own costs ten times as much, and does not promise not to copy.
+    # The lowest layer that accepts an array: JAX's own costs ten times as much, and may copy.
     described = _Described(array.shape, array.dtype)
     return _jax.batched_device_put(described, sharding, [array], [device], True, False, zero_copy, True)
 
 
 def address(buffer: Any) -> int:
-    """Returns where the bytes of one of XLA's buffers begin in this process; it must be computed.
+    """Returns the address of one of XLA's buffers in this process; the buffer must be computed.
 
-    jaxlib's own answer, `unsafe_buffer_pointer`, imports JAX, which takes longer than most that the simulator is started for. A
-    DLPack capsule holds a `DLManagedTensor`, whose first field is the address (dmlc/dlpack, dlpack.h); XLA's buffers begin there.
+    jaxlib's `unsafe_buffer_pointer` imports JAX, which takes longer than most simulator runs. A DLPack capsule holds a
+    `DLManagedTensor`, whose first field is the address (dmlc/dlpack, dlpack.h); XLA's buffers start there.
     """
     from jaxlib import _jax
 
@@ -105,7 +105,7 @@ _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What jaxlib asks about an array."""
+    """The attributes of an array that jaxlib reads."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -114,9 +114,9 @@ class _Described:
 
 @cache
 def _place() -> tuple[Any, Any]:
-    """Returns the device, and a sharding that has an array on it alone.
+    """Returns the device, and a sharding that places an array only on it.
 
-    jaxlib leaves to JAX what its shardings answer; these are the answers of JAX's own.
+    jaxlib leaves some methods of its shardings to JAX; these return the same as JAX's.
     """
     device = client().devices()[0]
     from jaxlib import _jax, xla_client
@@ -133,7 +133,7 @@ def _place() -> tuple[Any, Any]:
 
 @cache
 def _result(dtype: str, shape: tuple[int, ...]) -> Callable[..., Any]:
-    """Returns what makes the buffer of a result."""
+    """Returns a function that makes the buffer of a result."""
     from jaxlib import _jax
 
     made: Callable[..., Any] = _jax.array_result_handler(_Described(shape, numpy_dtype(dtype)), _place()[1], True, True)
@@ -141,14 +141,14 @@ def _result(dtype: str, shape: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Returns the dtype of a name that NumPy, or ml_dtypes, has for it."""
+    """Returns the dtype with a name of NumPy or ml_dtypes."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def _copy(buffer: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Returns a copy of what a buffer holds."""
+    """Returns a copy of a buffer's values."""
     array: np.ndarray[Any, Any] = np.empty(shape, numpy_dtype(dtype))
     if array.nbytes:
         ctypes.memmove(array.ctypes.data, address(buffer), array.nbytes)

@@ -1,6 +1,6 @@
-"""How many floating-point operations a module does, as XLA's own cost analysis counts them: two for each multiply-add of a product.
+"""Counts a module's floating-point operations as XLA's cost analysis does: two for each multiply-add of a product.
 
-Inside a NKI kernel nothing is counted, and a loop counts as often as it runs (XLA's analysis counts it once).
+Operations inside an NKI kernel are not counted; a loop counts once per iteration (XLA's analysis counts it once).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _OPERATIONS = frozenset(
     " remainder round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic shift-right-logical sign"
     " subtract xor".split()
 )
-"""One operation for each element of the result."""
+"""Opcodes with one operation for each element of the result."""
 _TRANSCENDENTAL = frozenset(
     "cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power rsqrt sine sqrt tan tanh".split()
 )
-"""Counted apart, as XLA does."""
+"""Opcodes that are counted separately, as in XLA."""
 
 
 def flops(module: bytes | LintedModule) -> Counter[str]:
     """Returns the operations of a module.
 
     Args:
-        module: serialized `HloModuleProto`, or one that is parsed.
+        module: a serialized `HloModuleProto`, or a parsed one.
 
     Returns:
-        Of products by the dtype of their operands, as HLO names it (`bf16`), `elementwise` and `transcendental`.
+        Operations of products by their operands' dtype, as HLO names it (`bf16`), and `elementwise` and `transcendental`.
 
     Raises:
         ValueError: `module` is not a serialized `HloModuleProto`.
@@ -82,7 +82,7 @@ class _Count:
             self.found["transcendental"] += times * prod(i.shape.dimensions)
 
     def reduction(self, i: Any, operands: list[Any], times: int) -> None:
-        """Counts what combines the elements: as often as there are elements beside the first of each result."""
+        """Counts the combining operations of a reduction: n - 1 for each result of n elements."""
         results = prod((i.shape.tuple_shapes[0] if i.shape.tuple_shapes else i.shape).dimensions)
         if i.opcode == "reduce":
             combined = prod(operands[0].shape.dimensions) - results

@@ -1,4 +1,4 @@
-"""Arrays to run a kernel with, and where two kernels' results differ."""
+"""Arrays to run a kernel with, and differences between two kernels' results."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 _PIECE = 1 << 20
-"""Elements that are made at a time."""
+"""Number of elements generated at a time."""
 
 
 def random(shape: Sequence[int], dtype: str, seed: int) -> Array:
     """Returns random values: floats from the normal distribution, integers 0 or 1.
 
     Args:
-        shape: of the array.
+        shape: shape of the array.
         dtype: the dtype's name in NumPy or ml_dtypes.
         seed: equal seeds give equal values.
     """
     rng = np.random.default_rng(seed)
     values: Array = np.empty(tuple(shape), dtype_of(dtype))
     flat = values.reshape(-1)
-    # NumPy makes doubles and 64-bit integers: never more of them than one piece.
+    # NumPy generates doubles and 64-bit integers: generate at most one piece of them at a time.
     for begin in range(0, flat.size, _PIECE):
         piece = flat[begin : begin + _PIECE]
         piece[:] = rng.integers(0, 2, piece.size) if values.dtype.kind in "iub" else rng.normal(size=piece.size)
@@ -32,20 +32,20 @@ def random(shape: Sequence[int], dtype: str, seed: int) -> Array:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Returns the dtype of a name in NumPy or ml_dtypes."""
+    """Returns the dtype with a name of NumPy or ml_dtypes."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
 def difference(have: Array, want: Array, rtol: float, atol: float) -> str | None:
-    """Returns how a result differs from what is wanted: in how many elements, by how much, and where first. None: it does not.
+    """Returns the difference between a result and the expected one: how many elements, how large, and the first; None if equal.
 
     Args:
         have: the result.
-        want: what is wanted; `nan` equals itself.
+        want: the expected result; `nan` equals itself.
         rtol: the relative tolerance.
-        atol: the absolute one.
+        atol: the absolute tolerance.
     """
     if have.shape != want.shape:
         return f"it is {list(have.shape)}, not {list(want.shape)}"
@@ -56,7 +56,7 @@ def difference(have: Array, want: Array, rtol: float, atol: float) -> str | None
     with np.errstate(invalid="ignore"):
         off = np.abs(a - b)[~close]
     worst = np.max(off, where=~np.isnan(off), initial=-1)
-    by = f", by up to {worst:.3g}" if worst >= 0 else ""  # of a NaN there is no distance
+    by = f", by up to {worst:.3g}" if worst >= 0 else ""  # NaN has no distance
     first = tuple(int(i) for i in np.argwhere(~close)[0])
     where = f"first {list(first)}: {a[first]:g}, not {b[first]:g}"
     return f"{(~close).sum()} of {close.size} differ{by}; {where}"

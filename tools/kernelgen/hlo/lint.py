@@ -1,7 +1,7 @@
-"""What neuronx-cc is known to refuse, found in the HLO before any compiler runs, by the rules of `lint_rules`.
+"""Finds HLO that neuronx-cc is known to refuse, before any compiler runs, by the rules of `lint_rules`.
 
-A module without findings may still be refused; docs/results/real-artifacts.md says how the rules compare with public
-modules that were compiled.
+neuronx-cc may still refuse a module without findings; docs/results/real-artifacts.md compares the rules with public modules that
+were compiled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _DOWNCAST = "--implicit-integer-downcast="
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One instruction that a compiler would refuse, or might not take as it is meant.
+    """One instruction that a compiler would refuse, or might compile to something unintended.
 
     Attributes:
         rule: the compiler's error code, or `kernelgen/<name>`.
         severity: `ERROR` or `WARNING`.
         instruction: name and opcode of the instruction, or `module`.
-        message: what is wrong.
-        hint: what to do instead.
+        message: the problem.
+        hint: the remedy.
     """
 
     rule: str
@@ -41,13 +41,13 @@ class Finding:
 def lint(
     hlo: bytes, target: Target | None = None, *, flags: Sequence[str] = (), lnc: int | None = None
 ) -> list[Finding]:
-    """Returns what neuronx-cc would refuse in a module, and what it might not take as it is meant.
+    """Returns the instructions that neuronx-cc would refuse in a module, or might compile to something unintended.
 
     Args:
         hlo: serialized `HloModuleProto`.
-        target: the target it is compiled for; without one only rules that hold for all targets and settings are checked.
+        target: the target of the compile; without one, only rules for all targets and settings apply.
         flags: neuronx-cc's further flags.
-        lnc: physical cores of a logical one; the target's own when None.
+        lnc: physical cores of a logical one; None for the target's default.
 
     Raises:
         ValueError: `hlo` is not such a module.
@@ -65,7 +65,7 @@ def lint(
 
 
 def _waived(waiver: str, flags: Sequence[str]) -> bool:
-    """Whether flags have `--implicit-integer-downcast` with a value, which may be one of several or `all`."""
+    """Whether the flags have `--implicit-integer-downcast` with this value, alone, in a list, or through `all`."""
     given = " ".join(flags).replace(_DOWNCAST[:-1] + " ", _DOWNCAST).split()
     values = {v for flag in given if flag.startswith(_DOWNCAST) for v in flag.removeprefix(_DOWNCAST).split(",")}
     return bool(values & {waiver, "all"})

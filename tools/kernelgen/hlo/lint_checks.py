@@ -1,6 +1,6 @@
-"""What `lint_rules` look for in a module; `lint_published`, `lint_mx` and `lint_mistakes` look for more.
+"""The checks of `lint_rules`; `lint_published`, `lint_mx` and `lint_mistakes` have more.
 
-A check gives an instruction, or None for the module, and a message for each violation.
+A check yields (instruction, or None for the module, and a message) for each violation.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ KNOWN_CUSTOM_CALLS = frozenset(
         "ResizeNearestGrad",
     }
 )
-"""Targets of custom calls that the compiler knows by name: AWS's page of the error NCC_EVRF015 lists them."""
+"""Targets of custom calls that the compiler supports: AWS's page of the error NCC_EVRF015 lists them."""
 
 _INTEGERS = frozenset({"s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "s4", "u4", "s2", "u2", "pred"})
 FNUZ = frozenset({"f8e4m3fnuz", "f8e5m2fnuz", "f8e4m3b11fnuz"})
 _TARGET_FP8 = frozenset({"f8e4m3fn"})
 _HOST_OPS = frozenset({"infeed", "outfeed", "send", "send-done", "recv", "recv-done"})
 FP8_FLAG = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
-"""With this flag neuronx-cc takes f8e4m3fn for f8e4m3, whose largest value is 240."""
+"""With this flag neuronx-cc treats f8e4m3fn as f8e4m3, whose largest value is 240."""
 
 _INSTRUCTION_LIMIT = "--internal-max-instruction-limit"
 _CALLBACKS = ("callback", "xla_ffi_python", "xla_python")
@@ -177,7 +177,7 @@ def fp8(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
 
 def scatter_reduce(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     for _, i in m.with_computation("scatter"):
-        # A combiner that returns an update, one of the second half of its parameters, overwrites; any other one reduces.
+        # A combiner that returns an update (a parameter of its second half) overwrites; any other combiner reduces.
         combiner = m.computations[i.called_computation_ids[0]]
         root = m.root(combiner.id)
         roots = m.operands(combiner, root) if root.opcode == "tuple" else [root]
@@ -203,7 +203,7 @@ def names(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
 def written_in_place(m: LintedModule, target: Target | None) -> Iterator[tuple[Any, str]]:
     entry_computation = proto.entry(m.message)
     if all(i.id != entry_computation.root_id for i in entry_computation.instructions):
-        return  # its ids are wrong, which is found above
+        return  # its ids are wrong, which another check reports
     parameters, results = proto.parameters(entry_computation), proto.result_shapes(m.message)
     shared = {}
     for entry in m.message.input_output_alias.entries:
@@ -219,7 +219,7 @@ def written_in_place(m: LintedModule, target: Target | None) -> Iterator[tuple[A
 
 
 def _estimate(m: LintedModule, target: Target) -> estimates.Estimate:
-    """Returns what a module takes on the target that it is linted for; two rules ask."""
+    """Returns the module's estimate for the lint's target; cached, since two rules need it."""
     made: estimates.Estimate = m.estimate or estimates.estimate(m, target.name, m.lnc)
     m.estimate = made
     return made

@@ -1,7 +1,7 @@
-"""Forms of HLO that neuronx-cc takes and compiles to something wrong or very slow, as others measured with 2.27 on trn1 and trn2.
+"""Forms of HLO that neuronx-cc accepts but compiles to wrong or very slow code, as measured by others with 2.27 on trn1 and trn2.
 
-An unequal split of the last axis is none of them: the mistake that was measured lies in how PyTorch's bridge lowers `torch.split`,
-and slices, which is all that HLO has, were exact in the same measurement.
+An unequal split of the last axis is not among them: the measured mistake is in PyTorch's bridge's lowering of `torch.split`, and
+slices, the only form in HLO, were exact in the same measurement.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Violations = Iterator[tuple[Any, str]]
 
 _INTEGERS = ("s", "u")
 MANY_INDICES = 10_000
-"""Elements that a gather may take one by one: each is a DMA descriptor."""
+"""Elements that a gather may move one by one: each is a DMA descriptor."""
 
 
 def integer_division(m: LintedModule, target: Target | None) -> Violations:
-    """Integers divided by a constant that is not a power of two, and not all below it: a product with a float32 reciprocal."""
+    """Integer division by a constant that is neither a power of two nor above all dividends: it uses a float32 reciprocal."""
     for computation, i in m.with_computation("divide", "remainder"):
         if element_type(i.shape)[0] not in _INTEGERS:
             continue

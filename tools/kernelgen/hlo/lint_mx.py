@@ -1,7 +1,7 @@
-"""What neuronx-cc refuses of custom calls of microscaling (MX) types, by AWS's pages of the errors NCC_EVRF036 to NCC_EVRF058.
+"""Checks of custom calls of microscaling (MX) types, from AWS's pages of the errors NCC_EVRF036 to NCC_EVRF058.
 
-`QuantizeMX` takes one tensor and gives (packed data, scales); `__op$block_scaled_dot` takes (lhs, rhs, lhs_scale, rhs_scale). Both
-have JSON as backend_config. The name of the first is as AWS's pages write it; no public module has one.
+`QuantizeMX` takes one tensor and returns (packed data, scales); `__op$block_scaled_dot` takes (lhs, rhs, lhs_scale, rhs_scale).
+Both have JSON as backend_config. The first name is from AWS's pages; no public module contains it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ RULES = {
     "NCC_EVRF054": "a scaled dot with a batch dimension out of range",
     "NCC_EVRF055": "a scaled dot with a contracting dimension out of range",
 }
-"""What each code refuses, by code."""
+"""The violation that each code reports."""
 
 
 def violations(m: LintedModule) -> Iterator[tuple[str, Any, str]]:
-    """Gives (code, instruction, what is wrong) of every call."""
+    """Yields (code, instruction, problem) for every call."""
     for computation, i in m.with_computation("custom-call"):
         of = {QUANTIZE: quantize, SCALED_DOT: scaled_dot}.get(i.custom_call_target)
         if of is not None:
@@ -54,7 +54,7 @@ def violations(m: LintedModule) -> Iterator[tuple[str, Any, str]]:
 
 
 def dtype(i: Any) -> object:
-    """Returns the type that a `QuantizeMX` names, or None."""
+    """Returns the type in a `QuantizeMX`, or None."""
     config = _json(i.backend_config)
     return config.get("dtype") if isinstance(config, dict) else None
 
@@ -145,7 +145,7 @@ def _json(text: bytes) -> object:
 
 
 def _dimensions(text: bytes) -> tuple[list[list[int]], list[list[int]]] | None:
-    """Returns the (batch, contracting) dimensions, of lhs and rhs each; None where they can't be read."""
+    """Returns the (batch, contracting) dimensions of lhs and rhs; None if they can't be read."""
     config: Any = {}
     if text not in (b"", b"None"):
         config = _json(text)

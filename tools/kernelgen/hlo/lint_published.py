@@ -1,4 +1,4 @@
-"""Rules for AWS's published error codes that take more than an opcode or a type: windows, indices, shapes, memory."""
+"""Rules for AWS's published error codes that check more than an opcode or a type: windows, indices, shapes, memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernelgen.targets import Target
 Violations = Iterator[tuple[Any, str]]
 
 MAX_GROUPS = 12
-"""Replica groups that a NEFF has at most: `NEC_MAX_COMM_N` of AWS Neuron's nec.h."""
+"""Maximum number of replica groups in a NEFF: `NEC_MAX_COMM_N` of AWS Neuron's nec.h."""
 
 _WIDE = frozenset({"s32", "s64", "u32", "u64"})
 _UNARY = frozenset(
@@ -100,7 +100,7 @@ def scatter_index(m: LintedModule, target: Target | None) -> Violations:
 
 
 def _beyond(m: LintedModule, computation: Any, i: Any, to: Any, vector: int, index: int) -> Violations:
-    """Gives `i` when a column of its index is an iota that is longer than the dimension it indexes."""
+    """Yields `i` if a column of its index is an iota that is longer than the indexed dimension."""
     operands = m.operands(computation, i)
     for column, dimension in enumerate(to):
         length = _iota_length(m, computation, operands[index], vector, column)
@@ -110,7 +110,7 @@ def _beyond(m: LintedModule, computation: Any, i: Any, to: Any, vector: int, ind
 
 
 def _iota_length(m: LintedModule, computation: Any, i: Any, vector: int, column: int) -> int:
-    """Returns how many numbers an iota counts that a column of an index is; 0 where it is something else, or computed."""
+    """Returns the length of the iota that is a column of an index; 0 if the column is not an iota, or is computed."""
     columns = i.shape.dimensions[vector] if vector < len(i.shape.dimensions) else 1
     while i.opcode == "concatenate" and columns > 1:
         if list(i.dimensions) != [vector]:
@@ -128,7 +128,7 @@ def _iota_length(m: LintedModule, computation: Any, i: Any, vector: int, column:
 
 
 def integer_sum(opcode: str) -> Any:
-    """Returns a check of a collective operation that adds 32- or 64-bit integers."""
+    """Returns a check for collective operations that add 32- or 64-bit integers."""
 
     def check(m: LintedModule, target: Target | None) -> Violations:
         for _, i in m.with_computation(opcode):
@@ -209,14 +209,14 @@ def memory(m: LintedModule, target: Target | None) -> Violations:
 
 
 def converted_fp8(m: LintedModule, target: Target | None) -> Violations:
-    """`QuantizeMX` to float8_e4m3fn beside the flag that makes f8e4m3fn another type."""
+    """`QuantizeMX` to float8_e4m3fn together with the flag that changes the meaning of f8e4m3fn."""
     for _, i in m.with_computation("custom-call"):
         if i.custom_call_target == lint_mx.QUANTIZE and lint_mx.dtype(i) == "float8_e4m3fn":
             yield i, "float8_e4m3fn can't be converted here"
 
 
 def mx(code: str) -> Any:
-    """Returns the check of one code of `lint_mx`."""
+    """Returns the check for one code of `lint_mx`."""
 
     def check(m: LintedModule, target: Target | None) -> Violations:
         return ((i, message) for found, i, message in lint_mx.violations(m) if found == code)

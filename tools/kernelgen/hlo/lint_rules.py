@@ -1,8 +1,8 @@
-"""The rules of the lint: what is refused, where that is known from, and what to do instead.
+"""The rules of the lint: what neuronx-cc refuses, the evidence, and the remedy.
 
-Each is one row of `RULES`: its name is the error code that the compiler prints where there is one, and `kernelgen/…`
-otherwise. A finding is an error where AWS documents a refusal or a log shows one, and a warning where the compiler takes the module
-and may not do what was meant.
+Each rule is one row of `RULES`. Its name is the compiler's error code if there is one, otherwise `kernelgen/…`. A finding is an
+error if AWS documents a refusal or a log shows one, and a warning if the compiler accepts the module but may not compile what was
+meant.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ERROR, WARNING = "error", "warning"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One thing that is refused.
+    """One kind of refused HLO.
 
     Attributes:
-        name: as `Finding.rule`.
-        check: gives (instruction or None for the module, message) per violation.
-        hint: as `Finding.hint`.
-        what: what is refused, for docs/reference/lint.md.
-        per_target: whether it depends on the target or the settings; such a rule is left out when no target is given.
-        severity: as `Finding.severity`.
-        evidence: where the refusal is documented, or was seen.
-        waiver: the value of --implicit-integer-downcast with which the compiler takes this: then a finding is a warning.
+        name: see `Finding.rule`.
+        check: yields (instruction or None for the module, message) per violation.
+        hint: see `Finding.hint`.
+        what: description of the refused HLO, for docs/reference/lint.md.
+        per_target: whether it depends on the target or the settings; without a target such a rule is skipped.
+        severity: see `Finding.severity`.
+        evidence: the documentation or observation of the refusal.
+        waiver: the value of --implicit-integer-downcast that makes the compiler accept it: then a finding is a warning.
     """
 
     name: str

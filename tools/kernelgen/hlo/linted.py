@@ -1,4 +1,4 @@
-"""A parsed HLO module with what the lint's rules ask of it."""
+"""A parsed HLO module with the queries of the lint's rules."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _Module = proto.module_class(
 )
 
 _BITS = {"pred": 8, "bf16": 16, "f16": 16, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
-"""Of an element, where the type's name does not say it."""
+"""Bits of an element, for types whose names do not contain them."""
 
 _SAME_VALUES = ("reshape", "broadcast", "convert", "copy", "bitcast")
 """Opcodes whose result has the operand's values, in another shape or type."""
@@ -81,9 +81,9 @@ class LintedModule:
         message: the module.
         computations: by id.
         instructions: of all computations.
-        flags: neuronx-cc's further flags that it is compiled with.
-        lnc: physical cores of a logical one; None for the target's own.
-        estimate: what the lint has estimated that the module takes; None before.
+        flags: neuronx-cc's further flags for the compile.
+        lnc: physical cores of a logical one; None for the target's default.
+        estimate: the module's cached estimate; None until the lint computes it.
     """
 
     MESSAGE = _Module
@@ -101,7 +101,7 @@ class LintedModule:
         return [self.by_id[computation.id, n] for n in i.operand_ids]
 
     def with_computation(self, *opcodes: str) -> Iterator[tuple[Any, Any]]:
-        """Gives (computation, instruction), of the opcodes if any are given."""
+        """Yields (computation, instruction), limited to the given opcodes if there are any."""
         for computation in self.message.computations:
             for i in computation.instructions:
                 if not opcodes or i.opcode in opcodes:
@@ -118,7 +118,7 @@ class LintedModule:
         return i
 
     def counting(self, computation: Any, loop: Any) -> tuple[Any, Any, Any] | None:
-        """Returns what a while loop counts from, by and to: three constants. None if it does not count so."""
+        """Returns the start, step and end of a counting while loop, as three constants; None for any other loop."""
         condition, body = self.condition_and_body(loop)
         test = self.root(condition.id)
         if test.opcode != "compare":
@@ -146,7 +146,7 @@ class LintedModule:
         return (condition, body) if element_type(self.root(condition.id).shape) == "pred" else (body, condition)
 
     def dilated(self, i: Any, field: str) -> bool:
-        """Whether a number of an instruction's window is above 1 in any dimension; one that is absent is 1."""
+        """Whether a field of an instruction's window is above 1 in any dimension; an absent field is 1."""
         return any(getattr(d, field) > 1 for d in i.window.dimensions)
 
 
@@ -155,7 +155,7 @@ def element_type(shape: Any) -> str:
 
 
 def shapes(shape: Any) -> Iterator[Any]:
-    """Gives a shape and those inside it."""
+    """Yields a shape and those inside it."""
     yield shape
     for inner in shape.tuple_shapes:
         yield from shapes(inner)
@@ -174,7 +174,7 @@ def size(shape: Any) -> int:
 
 
 def integers(literal: Any) -> list[int]:
-    """Returns the values of a literal of integers."""
+    """Returns the values of an integer literal."""
     for name, size in (("u8s", 1), ("s8s", 1), ("u16s", 2), ("s16s", 2)):
         if data := getattr(literal, name):
             signed = name[0] == "s"

@@ -1,10 +1,10 @@
-"""XLA's `HloModuleProto`, as far as this project reads or changes it.
+"""XLA's `HloModuleProto`, limited to the parts that this project reads or changes.
 
-Only the fields listed below are declared. The others keep their bytes: protobuf carries unknown fields along, so constants,
-convolution windows or what a later XLA adds pass through untouched. Field numbers are those of the public `xla/service/hlo.proto`
-and `xla/xla_data.proto`; protobuf never reuses one.
+Only the fields listed below are declared. protobuf keeps the bytes of unknown fields, so constants, convolution windows and later
+additions to XLA pass through unchanged. Field numbers are those of the public `xla/service/hlo.proto` and `xla/xla_data.proto`;
+protobuf never reuses one.
 
-This module knows the wire format, not what a good module looks like: see `canonicalize` and `lint`.
+This module handles only the wire format; `canonicalize` and `lint` handle the content.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 INPUT_NAMES = "neff_input_names"
-"""The frontend attribute that names a parameter's tensor in the NEFF."""
+"""The frontend attribute with the names of the parameters' tensors in the NEFF."""
 OUTPUT_NAMES = "neff_output_names"
-"""The frontend attribute of the root that names the results' tensors, joined by commas."""
+"""The root's frontend attribute with the names of the results' tensors, joined by commas."""
 MUST_ALIAS_SUFFIX = ".must_alias_input"
-"""What the NEFF's tensor of a parameter that a result is written over is called at the end."""
+"""Suffix of the NEFF tensor name of a parameter that a result overwrites."""
 
 _PACKAGE = "kernelgen.hlo"
 
@@ -159,15 +159,15 @@ ELEMENT_TYPES = MappingProxyType(
         33: "f8e8m0fnu",
     }
 )
-"""XLA's element types by number, named as HLO text does."""
+"""XLA's element types by number, with their names in HLO text."""
 
 
 def module_class(more: Mapping[str, str] | None = None) -> type[Any]:
     """Returns the class of the module message.
 
     Args:
-        more: fields to declare besides those of this module, by message and in the same form. A declared field is written at
-            another place than one that is not, so modules whose bytes matter are of the class without any.
+        more: fields to declare besides those of this module, by message and in the same form. Declared and undeclared fields are
+            serialized at different positions, so modules whose bytes matter use the class without extra fields.
     """
     file = descriptor_pb2.FileDescriptorProto(name="kernelgen/hlo.proto", package=_PACKAGE, syntax="proto3")
     more = more or {}
@@ -193,7 +193,7 @@ _Module = module_class()
 
 
 def parse(data: bytes, kind: type[Any] = _Module) -> Any:
-    """Returns the module message in `data`.
+    """Parses the module message in `data`.
 
     Args:
         data: the bytes.
@@ -240,7 +240,7 @@ def result_shapes(module: Any) -> list[Any]:
 
 
 def shape_text(shape: Any) -> str:
-    """Returns a shape as HLO text writes it, without layouts: `f32[512,4096]`, or `(f32[2], s32[])` for a tuple."""
+    """Returns a shape in HLO text form, without layouts: `f32[512,4096]`, or `(f32[2], s32[])` for a tuple."""
     name = ELEMENT_TYPES.get(shape.element_type, f"type{shape.element_type}")
     if name == "tuple":
         return f"({', '.join(map(shape_text, shape.tuple_shapes))})"

@@ -1,19 +1,19 @@
-"""How a tensor lies in the parameter that it arrives as: the storage that ggml's tensors cover, and views of it.
+"""The layout of a tensor in its kernel parameter: the storage that ggml's tensors cover, and views of it.
 
-A kernel's parameters are storage, as a backend binds it: a range of bytes from the tensor's first element to the end of its last. A
-tensor that is not contiguous is a view of its storage, and the view is part of the kernel:
+A kernel's parameters are storage that a backend binds: the range of bytes from a tensor's first element to the end of its last. A
+non-contiguous tensor is a view of its storage, and the kernel contains the view:
 
 * dense storage in another order of dimensions: the parameter has the storage's shape, the view is a transpose;
-* strides that nest (each a multiple of the next, rows longer than what is used): the parameter is flat, the view pads it to whole
-  rows, reshapes and slices;
+* strides that nest (each a multiple of the next, rows longer than the used part): the parameter is flat, the view pads it to
+  whole rows, reshapes and slices;
 * anything else (overlapping or irregular strides): a gather from flat storage.
 
-A weight may be in another layout than ggml's (`kernelgen.ggml.weight_layouts`). Its view is then what is stored: of `planes` it has
-a row's bytes as its last dimension, in which the emitter finds the fields, of `transposed` the rows last, and of `bf16` its
-elements.
+A weight may have another layout than ggml's (`kernelgen.ggml.weight_layouts`). Then its view is the stored form: in `planes` its
+last dimension is a row's bytes, in which the emitter finds the fields; in `transposed` the rows are the last dimension; in `bf16`
+its elements are.
 
-Element types that neuronx-cc does not take arrive as others: I64 as pairs of i32, the lower word first, quantized blocks as
-bytes. `view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.
+Element types that neuronx-cc does not support arrive as others: I64 as pairs of i32, low word first, quantized blocks as bytes.
+`view` and `update` are JAX functions; the rest is arithmetic and needs no JAX.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ _ARRAY_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i8": "i
 
 @dataclass(frozen=True, slots=True)
 class ParameterStorage:
-    """The parameter that a tensor arrives as, and how its elements lie in it.
+    """The parameter of a tensor, and the layout of the tensor's elements in it.
 
     Attributes:
         dtype: NumPy name of the parameter's element type.
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then what `trailing` adds. In the layout `planes` a row's bytes are one dimension, in
-            `transposed` ne0 comes before ne1, in `bf16` ne0 is of elements, and in `f8_e4m3_128x128` ne1 is 1 and ne0 the bytes
-            of a matrix.
-        length: elements of `dtype` in the storage.
+            quantized type), then those of `trailing`. In the layout `planes` a row's bytes are one dimension, in `transposed` ne0
+            comes before ne1, in `bf16` ne0 counts elements, and in `f8_e4m3_128x128` ne1 is 1 and ne0 the bytes of a matrix.
+        length: number of elements of `dtype` in the storage.
         dense: whether the view covers every element once.
         unit: bytes of an element of `dtype`.
     """
@@ -64,10 +63,10 @@ class ParameterStorage:
 
 
 def storage(tensor: TensorDesc) -> ParameterStorage:
-    """Returns the parameter that `tensor` arrives as.
+    """Returns the parameter of `tensor`.
 
     Raises:
-        ValueError: neuronx-cc has nothing to hold its type in.
+        ValueError: neuronx-cc has no element type for its type.
     """
     if tensor.layout == BF16:
         return storage(_in_bf16(tensor))
@@ -94,7 +93,8 @@ def storage(tensor: TensorDesc) -> ParameterStorage:
         kept, trailing = (3, 2, 1), ((lengths[0] * t.size, 1),)
     dims = (*((lengths[k], strides[k] // unit) for k in kept), *trailing)
     length = tensor.storage_bytes // unit
-    # Dense: from the innermost dimension out, each stride is the product of all lengths inside. A dimension of one has no say.
+    # Dense: from the innermost dimension out, each stride is the product of all lengths inside it. Dimensions of length 1 do not
+    # count.
     made = ParameterStorage(dtype, (length,), dims, length, False, unit)
     expected = 1
     for k in reversed(made.order):
@@ -106,14 +106,14 @@ def storage(tensor: TensorDesc) -> ParameterStorage:
 
 
 def _in_bf16(tensor: TensorDesc) -> TensorDesc:
-    """Returns a quantized tensor, whose strides are whole rows, with as many elements of bf16 in each row."""
+    """Returns a quantized tensor whose strides are whole rows as a bf16 tensor with as many elements in each row."""
     t = TYPES[tensor.dtype]
     row = tensor.ne[0] // t.block * t.size
     return TensorDesc.make(tensor.ne, "bf16", (2, *(stride // row * 2 * tensor.ne[0] for stride in tensor.nb[1:])))
 
 
 def _in_bytes(tensor: TensorDesc) -> TensorDesc:
-    """Returns a tensor in `f8_e4m3_128x128`, whose strides are whole matrices, with the bytes of each matrix as a row of i8."""
+    """Returns a tensor in `f8_e4m3_128x128` whose strides are whole matrices, with the bytes of each matrix as a row of i8."""
     ne0, ne1, ne2, ne3 = tensor.ne
     stored = stored_bytes(tensor.layout, tensor.dtype, (ne0, ne1, 1, 1))
     matrix = tensor.nb[1] * ne1
@@ -129,24 +129,24 @@ def view(array: Any, s: ParameterStorage) -> Any:
         return lax.transpose(array, _inverse(s.order)) if s.order != tuple(range(len(s.order))) else array
     nested = _nested(s)
     if nested is None:
-        # Positions that follow from strides are in bounds, and what would keep them there is not emitted.
+        # Positions from strides are in bounds, so the gather needs no bounds handling.
         return array.at[_indices(s)].get(mode="promise_in_bounds", wrap_negative_indices=False)
     padded, rows, used, kept = nested
-    # The last row ends with its last element that is used; a reshape to rows needs the whole of it.
+    # The storage ends with the last used element; a reshape to rows requires the whole last row.
     if padded > s.length:
         array = lax.pad(array, array.dtype.type(0), [(0, padded - s.length, 0)])
     array = lax.slice(lax.reshape(array, rows), (0,) * len(rows), used)
     array = lax.reshape(array, tuple(s.dims[k][0] for k in kept))
     stepped = sorted(kept)
     array = lax.transpose(array, [kept.index(k) for k in stepped])
-    # What is left out is of one element, or repeats (stride 0).
+    # The remaining dimensions have one element, or repeat (stride 0).
     return lax.broadcast_in_dim(array, s.view_shape, stepped)
 
 
 def update(array: Any, s: ParameterStorage, value: Any) -> Any:
     """Returns the storage `array`, shape `s.shape`, with its view replaced by `value`, shape `s.view_shape`.
 
-    Elements that the view does not cover stay; dense storage has none, and its `array` is not read.
+    Elements outside the view stay; dense storage has none, and its `array` is not read.
     """
     from jax import lax
 
@@ -166,7 +166,7 @@ def update(array: Any, s: ParameterStorage, value: Any) -> Any:
 
 
 def _nested(s: ParameterStorage) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """Returns how the view is a slice of rows of rows, or None when strides do not nest.
+    """Returns the view as a slice of rows of rows, or None if strides do not nest.
 
     Returns:
         (elements after padding to whole rows, shape as rows, end of the slice per dimension, view dimensions in that order).
@@ -174,7 +174,7 @@ def _nested(s: ParameterStorage) -> tuple[int, tuple[int, ...], tuple[int, ...],
     kept = tuple(k for k in s.order if s.dims[k][0] > 1 and s.dims[k][1] > 0)
     if not kept:
         return (s.length, (s.length,), (1,), ()) if s.length else None
-    # Each dimension is a slice of a row, whose length is the stride of the dimension around it in its own strides.
+    # Each dimension is a slice of a row; the row's length is the outer dimension's stride in units of the dimension's own stride.
     rows, used = [s.dims[kept[0]][0]], [s.dims[kept[0]][0]]
     for outer, inner in pairwise(kept):
         n, stride = s.dims[inner]
@@ -182,12 +182,13 @@ def _nested(s: ParameterStorage) -> tuple[int, tuple[int, ...], tuple[int, ...],
             return None
         rows.append(s.dims[outer][1] // stride)
         used.append(n)
-    step = s.dims[kept[-1]][1]  # the innermost elements may have gaps, too: a last dimension of which one is used
+    # The innermost elements may have gaps, too, if only one element of the last dimension is used.
+    step = s.dims[kept[-1]][1]
     return s.dims[kept[0]][0] * s.dims[kept[0]][1], (*rows, step), (*used, 1), kept
 
 
 def _indices(s: ParameterStorage) -> Any:
-    """Returns the position in flat storage of every element of the view, i32."""
+    """Returns the position of every element of the view in flat storage, i32."""
     import jax.numpy as jnp
     from jax import lax
 

@@ -1,7 +1,7 @@
-"""Languages that kernels are written in: each turns a kernel's function into JAX operations while JAX traces.
+"""Languages of kernels: each turns a kernel's function into JAX operations under a JAX trace.
 
-`protocol` is what a language has to offer. What is around it (parameters, their names, aliases, the canonical form, time limits,
-what is read) is the same for all and lies in `kernelgen.lowering` and `kernelgen.emitters`. Importing this package imports
+`protocol` is the interface of a language. Everything else (parameters, their names, aliases, the canonical form, time limits,
+tracking of reads) is common to all and lies in `kernelgen.lowering` and `kernelgen.emitters`. Importing this package imports
 neither JAX nor NumPy.
 """
 
@@ -12,22 +12,22 @@ import importlib
 from kernelgen.languages.protocol import Language
 
 DEFAULT = "jax"
-"""The language of an emitter that names none, and of a kernel when its manifest chooses none."""
+"""The default language of an emitter, and of a kernel whose manifest selects none."""
 
 LANGUAGES = ("jax", "numpy", "nki")
-"""The languages' names, as `@emitter(language=…)` and a manifest's `languages` have them."""
+"""The languages' names in `@emitter(language=…)` and in a manifest's `languages`."""
 
 EMITTERS_IN_JAX = ("jax", "nki")
-"""Languages whose `@emitter` functions are functions of JAX arrays (around a kernel); those of others are kernels themselves."""
+"""Languages whose `@emitter` functions take JAX arrays (around a kernel); in others the function is the kernel itself."""
 
 
 def built_id(kernel: str, language: str, target: str = "") -> str:
-    """Returns the name of a kernel's HLO and NEFF: the kernel's id, and the language where that is not `DEFAULT`.
+    """Returns the name of a kernel's HLO and NEFF: the kernel's id, with the language unless it is `DEFAULT`.
 
     Args:
-        kernel: the id.
-        language: what computes it is written in.
-        target: the one target that the HLO is for, if it is.
+        kernel: the kernel's id.
+        language: the kernel's language.
+        target: the one target of the HLO, if it depends on the target.
     """
     name = f"{kernel}.{target}" if target else kernel
     return name if language == DEFAULT else f"{name}.{language}"

@@ -1,6 +1,6 @@
-"""What is known while one kernel is emitted: the targets that it is for, and a place for notes about it.
+"""The state of emitting one kernel: its targets, and its notes.
 
-A kernel that is called inside another, or by an emitter in JAX, finds both here.
+A kernel that another kernel or an emitter in JAX calls uses the same state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Emitting:
     """One kernel's emission.
 
     Attributes:
-        targets: the targets that the kernel is built for; none when they are not known.
+        targets: the kernel's targets; empty if they are not available.
         notes: facts about the kernel as JSON values; the HLO does not depend on them.
     """
 
@@ -30,7 +30,7 @@ _CURRENT: ContextVar[Emitting | None] = ContextVar("emitting", default=None)
 
 @contextlib.contextmanager
 def emitting(targets: tuple[str, ...]) -> Iterator[Emitting]:
-    """Makes one kernel's emission the current one while the block lasts."""
+    """Makes one kernel's emission the current one until the block ends."""
     made = Emitting(targets)
     token = _CURRENT.set(made)
     try:
@@ -40,13 +40,13 @@ def emitting(targets: tuple[str, ...]) -> Iterator[Emitting]:
 
 
 def targets() -> tuple[str, ...]:
-    """Returns the targets that the kernel is built for; none when they are not known."""
+    """Returns the kernel's targets; empty if they are not available."""
     current = _CURRENT.get()
     return current.targets if current else ()
 
 
 def add_notes(notes: Mapping[str, Any]) -> None:
-    """Adds facts about the kernel that is being emitted. Lists of the same name are joined; of other values the last stays."""
+    """Adds notes about the current kernel. Lists of the same name are joined; for other values the last one counts."""
     current = _CURRENT.get()
     if current is None:
         return

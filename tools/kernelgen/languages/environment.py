@@ -1,4 +1,4 @@
-"""The environment variables that a kernel's file sees: those that its manifest names."""
+"""The environment variables of a kernel's file: those in its manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 @contextlib.contextmanager
 def environment(env: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables while the block lasts."""
+    """Sets environment variables until the block ends."""
     with _restored():
         os.environ.update(env)
         yield
@@ -17,7 +17,7 @@ def environment(env: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only(env: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables and hides all others while the block lasts."""
+    """Sets environment variables and hides all others until the block ends."""
     with _restored():
         os.environ.clear()
         os.environ.update(env)

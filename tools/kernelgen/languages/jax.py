@@ -1,4 +1,4 @@
-"""Kernels in JAX: a function of JAX arrays is called as it is."""
+"""Kernels in JAX: calls the function of JAX arrays directly."""
 
 from __future__ import annotations
 

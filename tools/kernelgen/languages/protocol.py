@@ -1,4 +1,4 @@
-"""What a language has to offer: how its files are imported, and how one of its functions is called while JAX traces.
+"""The interface of a language: imports its files, and calls a function under a JAX trace.
 
 Values here hold JAX arrays and are typed `Any`: planning reads this module, and must not import JAX.
 """
@@ -17,13 +17,13 @@ class Call:
     """One call of a kernel's function under a JAX trace.
 
     Attributes:
-        arguments: a JAX array per positional input, in order; None for one that is absent. No array has elements of 64 bits.
+        arguments: a JAX array per positional input, in order; None for an absent one. No array has 64-bit elements.
         keywords: static arguments.
-        grid: how many programs there are in each dimension; empty for a launch without a grid.
-        targets: the targets that the kernel is built for, whose limits must all hold; none when they are not known.
-        results: shape and NumPy dtype name of each declared result, or None when none are declared.
-        lowering: `interpreted`, or `native` for a call of the language's own compiler's artifact.
-        names: the names of the parameters that the arguments are for; empty where they are the function's first ones.
+        grid: number of programs in each dimension; empty for a launch without a grid.
+        targets: the kernel's targets, whose limits must all hold; empty if they are not available.
+        results: shape and NumPy dtype name of each declared result, or None if none are declared.
+        lowering: `interpreted`, or `native` for a call to the output of the language's own compiler.
+        names: names of the parameters that receive the arguments; empty if these are the function's first parameters.
     """
 
     arguments: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Call:
     names: tuple[str, ...] = ()
 
     def bound(self, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns how a function is called with what stands for the arguments: by their order, and by name."""
+        """Returns the positional and keyword arguments of a call with these values."""
         if not self.names:
             return tuple(arguments), dict(self.keywords)
         return (), {**self.keywords, **dict(zip(self.names, arguments, strict=True))}
@@ -43,11 +43,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What a call gives.
+    """The results of a call.
 
     Attributes:
         results: the JAX arrays that the function returns, in order.
-        updated: the new content of arguments that the function changes, of the same shape and dtype, by position in
+        updated: new content of the arguments that the function changes, of the same shape and dtype, by position in
             `Call.arguments`.
         notes: facts about the kernel as JSON values, for people and reports; the HLO does not depend on them.
     """
@@ -58,7 +58,7 @@ class Returned:
 
 
 class Language(Protocol):
-    """A language that kernels are written in."""
+    """A language of kernels."""
 
     @property
     def name(self) -> str:
@@ -69,8 +69,8 @@ class Language(Protocol):
 
         Args:
             file: the file.
-            env: the environment variables that the file sees.
-            lowering: as of `Call`.
+            env: the environment variables of the file.
+            lowering: see `Call`.
         """
 
     def call(self, function: Callable[..., Any], call: Call) -> Returned:

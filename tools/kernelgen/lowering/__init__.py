@@ -1,7 +1,7 @@
 """Lowering: from an emitter to the canonical HLO of a kernel.
 
-`emit` and its relatives are called with an emitter; `emission` finds a kernel's emitter, and is what the build steps call. JAX is
-imported by the functions that need it.
+`emit` and the functions like it take an emitter; `emission` finds a kernel's emitter, and build steps call it. Functions that need
+JAX import it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What emitting a kernel gives.
+    """The result of emitting a kernel.
 
     Attributes:
         hlo: the canonical serialized `HloModuleProto`.
-        notes: what its language says of it besides, as JSON values.
+        notes: its language's notes about it, as JSON values.
     """
 
     hlo: bytes
@@ -32,23 +32,23 @@ class Emitted:
 
 
 def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
-    """Returns the canonical serialized `HloModuleProto` of a kernel in JAX; as `emit_in`."""
+    """Returns the canonical serialized `HloModuleProto` of a kernel in JAX; see `emit_in`."""
     return emit_in("jax", spec, function).hlo
 
 
 def emit_in(language: str, spec: KernelSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()) -> Emitted:
-    """Returns the kernel's canonical HLO, the same bytes for the same meaning, anywhere, and what is noted beside it.
+    """Returns the kernel's canonical HLO, with equal bytes for equal meaning on every machine, and its notes.
 
     Args:
-        language: what the emitter is written in.
+        language: the emitter's language.
         spec: the kernel.
         function: its emitter (`kernelgen.emitters.loading`).
-        targets: the targets that it is for; languages that know their limits check them.
+        targets: its targets; languages with limits check them.
 
     Raises:
-        KernelgenError: the emitter refuses the kernel or returns something else, or no target's compiler would take the HLO.
+        KernelgenError: the emitter refuses the kernel or returns a wrong result, or no target's compiler would accept the HLO.
     """
-    # Imported here: other steps read HLO, and must not be redone when lowering changes.
+    # A lazy import: other steps read HLO, and must not be repeated when lowering changes.
     from kernelgen.lowering.op import lower, place
 
     return _canonical(spec.id, lower(spec, function, language, targets), place(function))
@@ -57,16 +57,16 @@ def emit_in(language: str, spec: KernelSpec, function: Callable[..., Any], targe
 def emit_source(
     language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()
 ) -> Emitted:
-    """Returns the canonical HLO of a kernel that is named by its source, and what is noted beside it.
+    """Returns the canonical HLO of a kernel that is named by its source, and its notes.
 
     Args:
-        language: what the function is written in.
+        language: the function's language.
         spec: the kernel.
-        function: it.
-        targets: the targets that it is for; languages that know their limits check them.
+        function: the function.
+        targets: its targets; languages with limits check them.
 
     Raises:
-        KernelgenError: the function fails, its results are not those declared, or no target's compiler would take the HLO.
+        KernelgenError: the function fails, its results are not those declared, or no target's compiler would accept the HLO.
     """
     from kernelgen.lowering.function import lower_source
     from kernelgen.lowering.op import place
@@ -75,14 +75,14 @@ def emit_source(
 
 
 def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> Emitted:
-    """Returns the canonical HLO of a graph kernel, and what is noted beside it; its emitters are in JAX.
+    """Returns the canonical HLO of a graph kernel, and its notes; its emitters are in JAX.
 
     Args:
         spec: the kernel.
         functions: the emitter of each of its ops.
 
     Raises:
-        KernelgenError: an emitter refuses its node or returns something else, or no target's compiler would take the HLO.
+        KernelgenError: an emitter refuses its node or returns a wrong result, or no target's compiler would accept the HLO.
     """
     from kernelgen.lowering.graph import lower_graph
 

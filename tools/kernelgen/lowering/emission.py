@@ -1,7 +1,7 @@
-"""One kernel's HLO from its emitter, and what else it was made from: the data that the emitter reads.
+"""Emits one kernel's HLO, and tracks its other inputs: the data that the emitter reads.
 
-Builds use that: `kernelgen build` remembers it, CMake is told of it, and Bazel is told beforehand. What can't be followed (a
-program that is run, a connection, a device) is named, too.
+`kernelgen build` records these inputs, CMake receives them, and Bazel declares them beforehand. Inputs that can't be tracked (a
+program, a connection, a device) are reported, too.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What emitting one kernel gives.
+    """The result of emitting one kernel.
 
     Attributes:
         hlo: the canonical HLO.
         data: digests of the data that it may depend on, by absolute path (`foreign.digest`).
-        notes: what its language says of the kernel, as JSON values.
-        unknown: what else it may depend on that can't be followed, and where.
+        notes: its language's notes about the kernel, as JSON values.
+        unknown: inputs that can't be tracked, and their places.
     """
 
     hlo: bytes
@@ -58,17 +58,18 @@ def emit(
     """Returns a kernel's HLO.
 
     Args:
-        emitters: where the emitter of each of its ops is, and which one it is, in the order of `spec_ops`.
+        emitters: the library and registration of the emitter of each of its ops, in the order of `spec_ops`.
         spec: the kernel.
         data: the files, and folders of files, that the emitter may read besides its sources; None for any.
-        timeout: seconds that it may take, or None; only in the main thread (`limit.limited`).
-        targets: the targets that it is for (`Kernel.targets`).
-        prebuilt: where what NKI's own compiler made of a kernel with the lowering `native` is; None to have it made now.
+        timeout: time limit in seconds, or None; only in the main thread (`limit.limited`).
+        targets: its targets (`Kernel.targets`).
+        prebuilt: file with the output of NKI's compiler for a kernel with the lowering `native`; None to compile it now.
 
     Raises:
-        KernelgenError: the emitter refuses the kernel, reads what it may not (`data`), or takes too long; `prebuilt` is of another.
+        KernelgenError: the emitter refuses the kernel, reads undeclared data, or takes too long; or `prebuilt` is of another
+            kernel.
     """
-    import_jax()  # what this opens is not the emitter's
+    import_jax()  # files opened by this import are not the emitter's
     with using_prebuilt(emitters, spec, targets, prebuilt) as files:
         made = _emit(emitters, spec, data, timeout, targets)
     return replace(made, data=made.data | {str(file.absolute()): foreign.digest(str(file)) or "" for file in files})
@@ -78,12 +79,12 @@ def emit(
 def using_prebuilt(
     emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str], prebuilt: Path | None
 ) -> Iterator[list[Path]]:
-    """Has what NKI's own compiler made before stand for it while the block lasts; yields the files that are read.
+    """Uses earlier output of NKI's compiler instead of the compiler until the block ends; yields the files that are read.
 
     The arguments are those of `emit`.
 
     Raises:
-        KernelgenError: the files are not there, or not of the kernel.
+        KernelgenError: the files are missing, or belong to another kernel.
     """
     if prebuilt is None:
         yield []
@@ -95,10 +96,10 @@ def using_prebuilt(
 
 
 def asked(emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str]) -> PrebuiltRequest:
-    """Returns which kernel it is that NKI's own compiler makes, or made.
+    """Returns the kernel that NKI's compiler compiles, or compiled.
 
     Raises:
-        KernelgenError: it is for none of it, or its sources can't be read.
+        KernelgenError: NKI's compiler does not compile it, or its sources can't be read.
     """
     from kernelgen.languages.nki.prebuilt import PrebuiltRequest
 
@@ -136,7 +137,7 @@ def _emit(
             raise KernelgenError(mistakes, exit_code=EXIT_FAILED) from None
         if allowed is None:
             raise
-        # A file that is not declared may just not be there.
+        # An undeclared file may just be missing.
         mistakes = [m for one in libraries for m in _undeclared(spec, reads(one), allowed, missing=True)]
         raise KernelgenError([*error.diagnostics, *mistakes], exit_code=error.exit_code or EXIT_FAILED) from None
     found = [reads(library) for library in libraries]
@@ -165,7 +166,7 @@ def _hlo(
 
 
 def _noted(library: Library, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an emitter whose reads count as its library's: a group may have those of several."""
+    """Returns an emitter whose reads count for its own library: a group may have emitters of several libraries."""
 
     @functools.wraps(function)
     def emitter(*arguments: Any, **keywords: Any) -> Any:
@@ -176,7 +177,7 @@ def _noted(library: Library, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 def unfollowed(spec: Spec, unknown: Collection[tuple[str, Location | None]]) -> list[Diagnostic]:
-    """Returns what is wrong with an emitter whose result may change with nothing that a build can look at."""
+    """Returns the mistakes of an emitter whose result depends on something that a build can't track."""
     return [
         Diagnostic(
             f"kernel {spec.id}: its emitter {what}: the build can't tell when the result of that changes",
@@ -188,7 +189,7 @@ def unfollowed(spec: Spec, unknown: Collection[tuple[str, Location | None]]) -> 
 
 
 def _undeclared(spec: Spec, found: Reads, allowed: Collection[str], missing: bool) -> list[Diagnostic]:
-    """Returns what an emitter reads and may not; with `missing`, also what it looks for and is not there."""
+    """Returns the undeclared reads of an emitter; with `missing`, also of files that do not exist."""
     return [
         *(
             Diagnostic(
@@ -204,12 +205,12 @@ def _undeclared(spec: Spec, found: Reads, allowed: Collection[str], missing: boo
 
 
 def _both_ways(paths: Collection[str]) -> set[str]:
-    """Returns paths as they are and with links resolved, absolute."""
+    """Returns absolute paths, both as given and with links resolved."""
     return {str(Path(p).absolute()) for p in paths} | {str(Path(p).resolve()) for p in paths}
 
 
 def _is_in(path: str, allowed: Collection[str]) -> bool:
-    """Returns whether a path is one of others, below one, or a folder that holds one."""
+    """Returns whether a path is in a list, is below a path in it, or is a folder that contains one."""
     file = Path(path).resolve()
     return (
         path in allowed

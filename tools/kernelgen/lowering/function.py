@@ -1,6 +1,6 @@
-"""From a kernel that no op names to HLO: its function, on arrays of given shapes and dtypes.
+"""Lowers a source kernel to HLO: its function, on arrays of given shapes and dtypes.
 
-`kernelgen.lowering.op` does the same for the emitter of an op, whose arrays are views of ggml's tensors.
+`kernelgen.lowering.op` does the same for an op's emitter, whose arrays are views of ggml's tensors.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Array = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a function is called.
+    """The arguments and settings of a function call.
 
     Attributes:
         inputs: the array arguments, in order.
-        outputs: the results, or None when they are whatever the function returns.
+        outputs: the results, or None for whatever the function returns.
         keywords: static arguments.
-        grid: how many programs there are in each dimension; empty for none.
-        targets: the targets whose limits must hold.
+        grid: number of programs in each dimension; empty for none.
+        targets: the targets whose limits apply.
         lowering: `interpreted` or `native`.
-        names: the names of the arguments that the inputs are; empty where they are the function's first ones.
+        names: names of the arguments that receive the inputs; empty if these are the function's first arguments.
     """
 
     inputs: tuple[Array, ...]
@@ -44,7 +44,7 @@ class Launch:
 
 
 def launch_of(spec: SourceSpec, targets: tuple[str, ...]) -> Launch:
-    """Returns how the function of a kernel is called that is named by its source."""
+    """Returns the launch of a source kernel's function."""
     return Launch(
         tuple(a.numpy for a in spec.inputs),
         tuple(a.numpy for a in spec.outputs),
@@ -59,12 +59,12 @@ def launch_of(spec: SourceSpec, targets: tuple[str, ...]) -> Launch:
 def jax_function(
     language: str, function: Callable[..., Any], launch: Launch, name: str
 ) -> Callable[..., tuple[Any, ...]]:
-    """Returns a function of JAX arrays that computes what a function of any language returns, for JAX to trace.
+    """Returns a function of JAX arrays, for JAX to trace, that computes the results of a function in any language.
 
     Args:
-        language: what it is written in.
-        function: it.
-        launch: how it is called.
+        language: the function's language.
+        function: the function.
+        launch: its arguments and settings.
         name: the kernel's name in messages.
     """
 
@@ -84,13 +84,13 @@ def _call(arrays: tuple[Any, ...], launch: Launch) -> Call:
 
 
 def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...]) -> Lowered:
-    """Traces the function of a kernel that is named by its source, as `lower_function`; results are aliased as the spec says.
+    """Traces the function of a source kernel with `lower_function`; aliases results as the spec requires.
 
     Args:
-        language: what it is written in.
+        language: the function's language.
         spec: the kernel.
-        function: it.
-        targets: the targets that it is for.
+        function: the function.
+        targets: its targets.
 
     Raises:
         KernelgenError: the function fails, or its results are not those declared.
@@ -116,14 +116,14 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
     """Traces a function once.
 
     Args:
-        language: what it is written in.
-        function: it.
-        launch: how it is called.
+        language: the function's language.
+        function: the function.
+        launch: its arguments and settings.
         name: the kernel's name in messages.
 
     Returns:
-        the HLO. A result is `output<k>`, and what is written to input i is `input<i>.updated`, which shares that input's memory:
-        a changed input that the function does not return comes after the results.
+        the HLO. A result is `output<k>`; `input<i>.updated` is the new content of input i and shares its memory: it follows the
+        results if the function changes the input without returning it.
 
     Raises:
         KernelgenError: the function fails, or its results are not those declared.
@@ -165,7 +165,7 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
             hlo, traced = traced_hlo(kernel, launch.inputs)
     except (KernelgenError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # SystemExit, too: a kernel is anybody's code
+    except BaseException as error:  # SystemExit, too: user code may raise anything
         raise failure(described(error), error) from error
     inputs = tuple(f"input{i}" for i in range(len(launch.inputs)))
     return Lowered(hlo, inputs, tuple(names), aliases, noted.notes, traced)

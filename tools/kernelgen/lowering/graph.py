@@ -1,8 +1,8 @@
-"""From the emitters of a group's ops to the HLO of one kernel: what a node computes is what the next one is given.
+"""Lowers a group to the HLO of one kernel, from the emitters of its ops: each node's result is an input of later nodes.
 
 The memory of each slot and node is an array in the order of its storage (`kernelgen.hlo.storage`). A node reads views of it and
-writes its result into it, so that nodes are in order wherever they use the same memory; where a node reads all that another wrote,
-and in the same shape, no instruction is between the two.
+writes its result into it, so that nodes are ordered wherever they use the same memory. If a node reads the whole result of another
+in the same shape, there is no instruction between the two.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kernelgen.lowering.op import Lowered, call, numbers_argument, scalars, trac
 from kernelgen.spec.graph_kernel import GraphSpec, Operand, TensorPlace
 
 MAX_ELEMENTS = 2**31
-"""Elements of a slot of which a part is used: positions in it are 32-bit integers."""
+"""Maximum elements of a partly used slot: positions in it are 32-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
-    """The array that a slot or a node's result is.
+    """The array of a slot or of a node's result.
 
     Attributes:
         dtype: NumPy name of its element type.
@@ -43,7 +43,7 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
         functions: the emitter of each of its ops.
 
     Raises:
-        KernelgenError: an emitter refuses its node, or its result is not what the spec says.
+        KernelgenError: an emitter refuses its node, or its result does not match the spec.
     """
     slots = [_slot(spec, i, uses) for i, uses in enumerate(spec.uses())]
     results = [(node, storage(spec.nodes[node].output).shape) for node in spec.escaping]
@@ -86,7 +86,7 @@ def lower_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) ->
 
 
 def _storage(spec: GraphSpec, what: str, tensor: TensorDesc) -> ParameterStorage:
-    """Returns how a tensor is stored."""
+    """Returns a tensor's storage."""
     try:
         return storage(tensor)
     except ValueError as error:
@@ -94,11 +94,11 @@ def _storage(spec: GraphSpec, what: str, tensor: TensorDesc) -> ParameterStorage
 
 
 def _slot(spec: GraphSpec, number: int, uses: Sequence[Operand]) -> SlotMemory:
-    """Returns the parameter that a slot is: shaped as a tensor that is all of it, else flat."""
+    """Returns a slot's parameter: with the shape of a tensor that covers it, else flat."""
     what = f"slot {number}"
     stored = [_storage(spec, what, use.tensor) for use in uses]
     unit = stored[0].unit
-    # a weight in a layout, of other bytes than ggml's, is read whole
+    # a weight in a layout has other bytes than ggml's, and is read whole
     length = stored[0].length if uses[0].tensor.layout else spec.slots[number] // unit
     for use, made in zip(uses, stored, strict=True):
         if use.place.offset % unit:
@@ -110,7 +110,7 @@ def _slot(spec: GraphSpec, number: int, uses: Sequence[Operand]) -> SlotMemory:
 
 
 def _part(spec: GraphSpec, node: int, operand: Operand, size: int) -> tuple[ParameterStorage, int]:
-    """Returns how an operand is stored, and at which element of its memory, which has `size`, it begins."""
+    """Returns an operand's storage, and the element of its memory (of `size` elements) where it starts."""
     s = _storage(spec, f"node {node}, {spec.nodes[node].op}", operand.tensor)
     start, rest = divmod(operand.place.offset, s.unit)
     if rest or start + s.length > size:
@@ -122,7 +122,7 @@ def _read(memory: Mapping[tuple[bool, int], Any], spec: GraphSpec, node: int, op
     """Returns the logical array of an operand, shape `ParameterStorage.view_shape`."""
     from jax import lax
 
-    if operand.place == TensorPlace(False, node):  # ggml_cast: of what it writes to only the shape counts
+    if operand.place == TensorPlace(False, node):  # ggml_cast: only the shape of its destination matters
         s = _storage(spec, f"node {node}, {spec.nodes[node].op}", operand.tensor)
         return lax.full(s.view_shape, 0, s.dtype)
     array = memory[operand.place.slot, operand.place.index]
@@ -133,7 +133,7 @@ def _read(memory: Mapping[tuple[bool, int], Any], spec: GraphSpec, node: int, op
 
 
 def _write(memory: dict[tuple[bool, int], Any], spec: GraphSpec, node: int, operand: Operand, value: Any) -> None:
-    """Replaces a part of a memory."""
+    """Replaces a part of a slot's or node's memory."""
     import numpy as np
     from jax import lax
 

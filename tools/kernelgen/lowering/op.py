@@ -1,8 +1,8 @@
-"""From an emitter to HLO: tracing with JAX, and checks of the result.
+"""Lowers an emitter to HLO: traces it with JAX, and checks the result.
 
-An emitter is given the views of the parameters (`kernelgen.hlo.storage`). Of I64 it is given the lower words only, unless its
-result is I64, too: then it is given pairs and returns pairs. JAX is imported when the first kernel is lowered, for the CPU only:
-nothing here needs or touches a device.
+An emitter receives views of the parameters (`kernelgen.hlo.storage`). For I64 it receives only the low words, unless its result is
+I64, too: then it receives and returns pairs. JAX is imported when the first kernel is lowered, for the CPU only: nothing here uses
+a device.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from kernelgen.languages.protocol import Call, Returned
 from kernelgen.spec.op_kernel import KernelSpec
 
 CLEAR_EVERY = 64
-"""JAX keeps what it traced; its caches are emptied after so many kernels, so that a long-lived worker does not grow."""
+"""Number of kernels after which JAX's caches of traces are cleared, so that a long-lived worker does not grow."""
 
 _lowered = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What tracing gives.
+    """The result of tracing.
 
     Attributes:
         hlo: serialized `HloModuleProto` as XLA writes it.
-        inputs: `input<i>` per parameter, i the index in ggml's `src`; numbers that are given at run time come behind all of them.
-        outputs: `output0` for the result, then `input<i>.updated` for every input that the kernel changes besides.
+        inputs: `input<i>` per parameter, i the index in ggml's `src`; run-time numbers follow them all.
+        outputs: `output0` for the result, then `input<i>.updated` for every other input that the kernel changes.
         aliases: result number → parameter number.
-        notes: what the language says of the kernel besides.
-        traced: the traced operations, whose `str()` is JAX's text of them.
+        notes: the language's notes about the kernel.
+        traced: the traced operations; `str()` returns JAX's text of them.
     """
 
     hlo: bytes
@@ -57,13 +57,13 @@ def lower(
     """Traces an emitter for one kernel.
 
     Args:
-        spec: what is computed.
+        spec: the kernel.
         function: the emitter.
-        language: what it is written in.
-        targets: the targets that the kernel is for.
+        language: the emitter's language.
+        targets: the kernel's targets.
 
     Raises:
-        KernelgenError: the emitter refuses the kernel, or its result is not what the spec says.
+        KernelgenError: the emitter refuses the kernel, or its result does not match the spec.
     """
     arguments = [None if t is None else _storage(spec, function, t, f"input {i}") for i, t in enumerate(spec.inputs)]
     present = [(i, s) for i, s in enumerate(arguments) if s is not None]
@@ -102,7 +102,7 @@ def lower(
 
 
 def numbers_argument(n: int) -> tuple[tuple[int, ...], str]:
-    """Returns shape and dtype name of the argument that has the numbers that a kernel is given at run time."""
+    """Returns shape and dtype name of the argument that holds a kernel's run-time numbers."""
     return (n,), "float32"
 
 
@@ -114,7 +114,7 @@ def scalars(numbers: Any) -> tuple[Any, ...]:
 
 
 def traced_hlo(kernel: Callable[..., Any], arguments: Sequence[tuple[tuple[int, ...], str]]) -> tuple[bytes, Any]:
-    """Returns a JAX function's serialized `HloModuleProto` as XLA writes it, and what JAX traced.
+    """Returns a JAX function's serialized `HloModuleProto` as XLA writes it, and JAX's trace.
 
     Args:
         kernel: the function.
@@ -124,7 +124,7 @@ def traced_hlo(kernel: Callable[..., Any], arguments: Sequence[tuple[tuple[int, 
     jax = import_jax()
     avals = [jax.ShapeDtypeStruct(shape, _dtype(dtype)) for shape, dtype in arguments]
     try:
-        # The process's own settings must not leak into the kernel's bytes.
+        # The process's own settings must not affect the kernel's bytes.
         with jax.enable_x64(False), jax.default_matmul_precision(None), jax.numpy_dtype_promotion("standard"):
             traced = jax.jit(kernel, keep_unused=True).trace(*avals)
             hlo = traced.lower(lowering_platforms=("cpu",)).compiler_ir("hlo").as_serialized_hlo_module_proto()
@@ -148,15 +148,15 @@ def call(
     Args:
         spec: the kernel.
         function: its emitter.
-        views: the logical array of each input, shape `ParameterStorage.view_shape`; None for one that is absent.
-        language: what the emitter is written in.
-        targets: the targets that the kernel is for.
+        views: the logical array of each input, shape `ParameterStorage.view_shape`; None for an absent input.
+        language: the emitter's language.
+        targets: the kernel's targets.
         numbers: arrays of shape () for the parameters that are `any`, in the order of `KernelSpec.opened`.
 
     Raises:
-        KernelgenError: the emitter refuses the kernel, or its result is not what the spec says.
+        KernelgenError: the emitter refuses the kernel, or its result does not match the spec.
     """
-    # What is moved to another i64 needs both words; what is computed with is an index, and small.
+    # A move to another i64 needs both words; an i64 in a computation is an index, and small.
     pairs = spec.output.dtype == "i64"
     given = [
         logical[..., 0]
@@ -168,11 +168,11 @@ def call(
     updated = _updated(spec, function)
     called_as = languages.get(DEFAULT if language in languages.EMITTERS_IN_JAX else language)
     try:
-        with builtins_kept():  # before the error is described
+        with builtins_kept():  # before the error is formatted
             returned = called_as.call(function, Call(tuple(given), keywords, targets=targets))
     except (KernelgenError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # SystemExit, too: an emitter is anybody's code
+    except BaseException as error:  # SystemExit, too: user code may raise anything
         raise _failure(spec, function, described(error), error) from error
     add_notes(returned.notes)
     return _checked(_of_op(returned, updated, spec, function), updated, spec, function)
@@ -181,7 +181,7 @@ def call(
 def _of_op(
     returned: Returned, updated: Mapping[int, TensorDesc], spec: KernelSpec, function: Callable[..., Any]
 ) -> tuple[Any, ...]:
-    """Returns an op's results, from what the emitter returns and from the inputs that it changes in place."""
+    """Returns an op's results, from the emitter's return value and the inputs that it changes in place."""
     changed = {
         i for i, new in returned.updated.items() if i not in updated and not any(new is r for r in returned.results)
     }
@@ -209,7 +209,7 @@ def _storage(spec: KernelSpec, function: Callable[..., Any], tensor: TensorDesc,
 
 
 def _target(spec: KernelSpec, function: Callable[..., Any]) -> ParameterStorage:
-    """Returns how the result is stored."""
+    """Returns the result's storage."""
     out = spec.output
     if spec.alias is None:
         made = _storage(spec, function, out, "the result")
@@ -238,7 +238,7 @@ def _keywords(spec: KernelSpec, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _updated(spec: KernelSpec, function: Callable[..., Any]) -> dict[int, TensorDesc]:
-    """Returns the inputs that the kernel changes besides the one that its result shares the memory of."""
+    """Returns the inputs that the kernel changes, other than the one that shares memory with its result."""
     found = {}
     for i in spec.updates:
         tensor = spec.inputs[i] if i < len(spec.inputs) else None
@@ -251,7 +251,7 @@ def _updated(spec: KernelSpec, function: Callable[..., Any]) -> dict[int, Tensor
 def _checked(
     results: tuple[Any, ...], updated: Mapping[int, TensorDesc], spec: KernelSpec, function: Callable[..., Any]
 ) -> tuple[Any, ...]:
-    """Returns the emitter's result, and the new content of each input that it updates, if they are what the spec says."""
+    """Returns the emitter's result, and the new content of each updated input, after checking them against the spec."""
     wanted = [("the result", spec.output), *((f"the new input {i}", t) for i, t in updated.items())]
     if len(results) != len(wanted):
         what = ", ".join(name for name, _ in wanted)
@@ -272,7 +272,7 @@ def _checked(
 
 
 def place(function: Callable[..., Any], error: BaseException | None = None) -> Location:
-    """Returns where an emitter is, or the line of its file that raised `error`."""
+    """Returns the place of an emitter, or the line of its file that raised `error`."""
     code = inspect.unwrap(function).__code__
     line = code.co_firstlineno
     trace = error.__traceback__ if error else None

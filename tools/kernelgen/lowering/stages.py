@@ -1,4 +1,4 @@
-"""A kernel as text at each step from its language to what XLA executes on the CPU: for people, and for tests of what is emitted."""
+"""A kernel as text at each step from its language to XLA's code for the CPU: for people, and for tests of the emitted code."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from kernelgen.hlo.canonicalize import canonicalize
 from kernelgen.lowering.op import Lowered
 
 STAGES = ("traced", "hlo", "canonical", "optimized")
-"""What the language did, as JAX's operations; HLO as JAX makes it; the canonical HLO that a compiler is given; what XLA makes of it
-for the CPU of this machine."""
+"""The language's operations in JAX; JAX's HLO; the canonical HLO for the compiler; XLA's optimized HLO for this machine's CPU."""
 
 
 def text(lowered: Lowered, stage: str) -> str:
     """Returns a kernel at a stage, ending in a newline.
 
     Args:
-        lowered: the kernel as it was traced.
+        lowered: the traced kernel.
         stage: one of `STAGES`.
     """
     if stage == "traced":

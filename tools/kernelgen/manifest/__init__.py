@@ -1,6 +1,6 @@
-"""Manifests: what a person writes, checked and turned into kernel specs.
+"""Manifests: reads and checks them, and turns them into kernel specs.
 
-`load` is the way in. The form of a manifest is in manifest.schema.json, its reference in docs/reference/manifest.md.
+`load` is the entry point. manifest.schema.json defines the form of a manifest; docs/reference/manifest.md is its reference.
 """
 
 from kernelgen.manifest.loader import load

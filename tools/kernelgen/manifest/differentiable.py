@@ -1,6 +1,6 @@
-"""Kernels of manifests as functions of JAX, which are differentiated by the backward kernels that the manifests name.
+"""Manifests' kernels as JAX functions, which JAX differentiates with the backward kernels that the manifests name.
 
-What such a function computes is what the kernel's HLO does (`kernelgen.lowering.function`); no device and no SDK is needed.
+Such a function computes the same as the kernel's HLO (`kernelgen.lowering.function`); it needs no device and no SDK.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kernelgen.spec.source_kernel import SourceSpec
 
 
 def operator(manifest: str | Path, name: str) -> Callable[..., tuple[Any, ...]]:
-    """Returns a kernel that a manifest names by its source, as a function of JAX arrays that returns a tuple of them.
+    """Returns a kernel that a manifest names by its source, as a function from JAX arrays to a tuple of JAX arrays.
 
-    When the manifest names a backward kernel (`vjp`), JAX differentiates the function by it, else by what the function does.
+    JAX differentiates the function by the backward kernel (`vjp`) if the manifest names one, else by the function's own operations.
 
     Args:
         manifest: the manifest's file.
@@ -44,10 +44,10 @@ def operator(manifest: str | Path, name: str) -> Callable[..., tuple[Any, ...]]:
 
 
 def as_jax(kernel: Kernel, catalog: Catalog) -> Callable[..., tuple[Any, ...]]:
-    """Returns a kernel that is named by its source as a function of JAX arrays.
+    """Returns a kernel that is named by its source, as a function of JAX arrays.
 
     Raises:
-        KernelgenError: its file raises while it is imported.
+        KernelgenError: its file raises during its import.
     """
     spec = kernel.spec
     assert isinstance(spec, SourceSpec)
@@ -66,12 +66,12 @@ def as_jax(kernel: Kernel, catalog: Catalog) -> Callable[..., tuple[Any, ...]]:
 def tied(
     forward: Callable[..., tuple[Any, ...]], backward: Callable[..., tuple[Any, ...]]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Returns `forward`, differentiated by `backward`.
+    """Returns `forward` with `backward` as its derivative.
 
     Args:
         forward: a function of arrays that returns a tuple of them.
-        backward: a function of its arguments and of the gradients of its results, that returns the gradients of its arguments
-            that are floats, in order.
+        backward: a function of the same arguments and of the results' gradients, that returns the gradients of the floating-point
+            arguments, in order.
     """
     import_jax()
     import jax

@@ -1,10 +1,10 @@
-"""YAML as a tree in which every value knows where it stands: the first step of reading a manifest.
+"""YAML as a tree in which every value has its position: the first step of reading a manifest.
 
-Built from parser events with a stack of its own, so that nesting is bounded by a message and not by Python's recursion limit.
-Scalars follow YAML 1.2's core schema, as editors do (`on` is text, `1e-5` a number), and not PyYAML's 1.1.
+It is built from parser events with its own stack, so deep nesting gives a message instead of reaching Python's recursion limit.
+Scalars follow YAML 1.2's core schema, as in editors (`on` is text, `1e-5` a number), not PyYAML's 1.1.
 
-Anchors, aliases and merge keys (`<<`) work. An alias shares the anchored node, and what a document grows to when aliases are
-followed is bounded, so that a few lines can't stand for billions.
+It supports anchors, aliases and merge keys (`<<`). An alias shares the anchored node. The size of the expanded document is bounded,
+so that a few lines can't expand to billions of values.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import yaml
 from kernelgen.errors import Diagnostic, Location
 
 MAX_DEPTH = 32
-"""Levels of nesting; a manifest needs six."""
+"""Maximum levels of nesting; a manifest needs six."""
 
 MAX_NODES = 2_000_000
-"""Values in one document, aliases followed."""
+"""Maximum number of values in one document, with aliases expanded."""
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Size of one file."""
+"""Maximum bytes of one file."""
 
 _INT = re.compile(r"[-+]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -48,10 +48,10 @@ class YamlNode:
 
     Attributes:
         kind: `map`, `seq` or `scalar`.
-        value: of a scalar the Python value; of a map `{key text: Entry}`; of a seq the list of nodes.
-        text: a scalar as it was written, without quotes.
-        file, line, column: where it begins; lines and columns count from 1.
-        size: how many values it holds, itself and shared ones included.
+        value: a scalar's Python value; a map's `{key text: Entry}`; a seq's list of nodes.
+        text: a scalar as written, without quotes.
+        file, line, column: its start; lines and columns count from 1.
+        size: number of values that it holds, with itself and shared ones.
     """
 
     __slots__ = ("column", "file", "kind", "line", "size", "text", "value")
@@ -75,7 +75,7 @@ class YamlNode:
         return entry.node if entry else None
 
     def plain(self) -> Any:
-        """Returns the value as plain dicts, lists and scalars, as a JSON Schema validator sees it."""
+        """Returns the value as plain dicts, lists and scalars, the form for a JSON Schema validator."""
         if self.kind == "map":
             return {key: entry.node.plain() for key, entry in self.value.items()}
         if self.kind == "seq":
@@ -88,7 +88,7 @@ class YamlNode:
 
 @dataclass(frozen=True, slots=True)
 class YamlEntry:
-    """One key of a map: the key's node, for its place, and the value's."""
+    """One key of a map: the key's node, for its position, and the value's node."""
 
     key: YamlNode
     node: YamlNode
@@ -96,12 +96,12 @@ class YamlEntry:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
-        root: the outermost value; None when the text can't be read as one document.
-        problems: its mistakes as YAML.
-        broken: `id()` of nodes that stand in for something that could not be read.
+        root: the outermost value; None if the text is not one document.
+        problems: its YAML mistakes.
+        broken: `id()` of nodes that replace unreadable parts.
     """
 
     root: YamlNode | None
@@ -114,7 +114,7 @@ def parse(data: bytes, file: str) -> Document:
 
     Args:
         data: the file's bytes, UTF-8 with or without a byte order mark.
-        file: its name for messages.
+        file: its name in messages.
     """
     if len(data) > MAX_BYTES:
         return Document(
@@ -133,7 +133,7 @@ def parse(data: bytes, file: str) -> Document:
         for event in yaml.parse(text, Loader=_LOADER):
             if not builder.add(event):
                 return Document(None, builder.problems)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two only without libyaml
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # only without libyaml it raises the last two
         return Document(None, [*builder.problems, _syntax_error(error, text, file)])
     if builder.root is None:
         empty = Diagnostic("the manifest is empty", Location(file, 1, 1), "it begins with 'format: 1'")
@@ -147,7 +147,7 @@ def _syntax_error(error: Exception, text: str, file: str) -> Diagnostic:
         context = f"{error.context}: " if error.context else ""
         where = Location(file, mark.line + 1, mark.column + 1) if mark else Location(file, 1, 1)
         return Diagnostic(f"not YAML: {context}{error.problem or 'syntax error'}", where)
-    # A character that YAML does not allow; the parsers count its place in different units, so it is looked for.
+    # A character that YAML does not allow: search for it, since the parsers count its position in different units.
     found = _NOT_YAML.search(text)
     before = text[: found.start()] if found else ""
     where = Location(file, before.count("\n") + 1, len(before) - before.rfind("\n"))
@@ -155,10 +155,10 @@ def _syntax_error(error: Exception, text: str, file: str) -> Diagnostic:
 
 
 def scalar(text: str) -> Any:
-    """Returns what a plain scalar means in YAML 1.2's core schema.
+    """Returns the value of a plain scalar in YAML 1.2's core schema.
 
     Raises:
-        ValueError: a number with more digits than any figure of a manifest has.
+        ValueError: a number has more digits than any number in a manifest.
     """
     first = text[:1]
     if first.isdigit() or first in "+-.":
@@ -177,7 +177,7 @@ def scalar(text: str) -> Any:
 
 
 class _Builder:
-    """Makes nodes of events. Open collections are on a stack, with the key that waits for its value."""
+    """Builds nodes from events. Open collections are on a stack, with the key that waits for its value."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -190,13 +190,13 @@ class _Builder:
         self.anchors: dict[str, YamlNode] = {}
         self.open_anchors: list[str | None] = []
         self.merges: list[list[YamlNode]] = []
-        self.no_key = YamlNode("scalar", "", "", file, _Zero)  # stands for a key that is none, and is reported
+        self.no_key = YamlNode("scalar", "", "", file, _Zero)  # replaces an invalid key, which is reported
 
     def problem(self, mark: Any, message: str, hint: str | None = None) -> None:
         self.problems.append(Diagnostic(message, Location(self.file, mark.line + 1, mark.column + 1), hint))
 
     def add(self, event: Any) -> bool:
-        """Takes one event; returns False when nothing further can be made of the document."""
+        """Adds one event; returns False if the rest of the document is unusable."""
         kind = type(event)
         if kind is yaml.ScalarEvent:
             return self._scalar(event)
@@ -250,7 +250,7 @@ class _Builder:
     def _close(self) -> bool:
         node = self.stack.pop()
         self.keys.pop()
-        for source in self.merges.pop():  # last, since a map's own keys win wherever they stand
+        for source in self.merges.pop():  # last, since a map's own keys take precedence wherever they stand
             for key, entry in source.value.items():
                 node.value.setdefault(key, entry)
         anchor = self.open_anchors.pop()
@@ -311,7 +311,7 @@ class _Builder:
 
 
 class _Mark:
-    """A node's place in the form of PyYAML's marks, which count from 0."""
+    """A node's position in the form of PyYAML's marks, which count from 0."""
 
     __slots__ = ("column", "line")
 

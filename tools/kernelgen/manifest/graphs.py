@@ -1,4 +1,4 @@
-"""From an entry of a manifest's `graphs:` to graph kernels: references resolved, and every node checked as one of `kernels:` is."""
+"""Expands an entry of a manifest's `graphs:` to graph kernels: resolves references, and checks every node like an op kernel."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from kernelgen.plan import Kernel
 from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
 
 MAX_SUGGESTIONS = 20
-"""Wrong names of an entry for which a right one is looked for: each is compared with all names, which may be ten thousand."""
+"""Number of wrong names per entry that get a suggestion: each is compared with all names, which may be ten thousand."""
 
 _NAME = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)")
 _REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([^()\s]*)\s*)?(\(.*)?", re.DOTALL)
 
 
 def expand(entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes, choice: Choice) -> list[Kernel]:
-    """Returns the graph kernels of one entry and, unless it says `fallback: false`, the op kernels of their nodes.
+    """Returns the graph kernels of one entry and, unless it has `fallback: false`, the op kernels of their nodes.
 
-    Mistakes go to `report`, and an entry with one gives no kernel.
+    Adds mistakes to `report`; an entry with a mistake gives no kernel.
 
     Args:
-        entry: an item of `graphs:` that the schema was checked against.
-        catalog: what can be computed, and by which emitter.
-        report: where mistakes are noted; nodes in `report.wrong` are not looked at.
+        entry: an item of `graphs:` that passed the schema check.
+        catalog: the available emitters.
+        report: receives mistakes; nodes in `report.wrong` are skipped.
         sizes: the variables that it shares with the other entries.
-        choice: what else decides which emitters compute them.
+        choice: further inputs of the choice of emitters.
     """
     return _GraphEntry(entry, catalog, report, sizes, choice).expand_graph()
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What a name stands for.
+    """The tensor that a name refers to.
 
     Attributes:
-        root: as of `Loose`.
-        offset: bytes from the root's beginning.
-        tensor: what is there.
+        root: see `Loose`.
+        offset: bytes from the root's start.
+        tensor: its tensor.
     """
 
     root: str | int
@@ -118,7 +118,7 @@ class _GraphEntry(KernelEntry):
                     self.note_settings(ops, values, None)
                     found += ops
         self._check_layouts(has_layout)
-        # Groups of several sizes have nodes in common; each kernel is listed once.
+        # Groups of several sizes share nodes; list each kernel once.
         return list(dict.fromkeys(found)) if self.good else []
 
     def _only_targets(self) -> Sequence[str]:
@@ -134,7 +134,7 @@ class _GraphEntry(KernelEntry):
         return [item.text for item in node.value]
 
     def _weights(self) -> set[str]:
-        """Returns the inputs that may be in a layout: those that are read whole, and as a weight, wherever they are used."""
+        """Returns the inputs that may have a layout: those that every use reads whole, and as a weight."""
         found = {name for name, item in self._need("inputs").value.items() if not self.is_sized(item.node)}
         for member in self.members:
             index = None if member.op is None else WEIGHTS.get(member.op.name)
@@ -176,7 +176,7 @@ class _GraphEntry(KernelEntry):
     # --- names -----------------------------------------------------------------------------------------------------------
 
     def _check_references(self) -> None:
-        """Checks what does not depend on the values of variables: that names are there, in order, and used."""
+        """Checks that names exist, precede their use, and are used: everything that does not depend on variables' values."""
         inputs = self._need("inputs")
         outputs = self._need("outputs")
         used: set[str] = set()
@@ -187,7 +187,7 @@ class _GraphEntry(KernelEntry):
             name = self._of(member, "name")
             later.discard(name.text)
             for i, item in enumerate(self._of(member, "inputs").value):
-                # ggml_cast names its own result as what it writes to.
+                # ggml_cast refers to its own result as its destination.
                 itself = member.op is not None and member.op.name == "cpy" and i == 1
                 used |= self._refer(item, later, name.text if itself else None)
             output = self._of(member, "output")
@@ -226,12 +226,12 @@ class _GraphEntry(KernelEntry):
         return node
 
     def _near(self, name: str, known: Iterable[str]) -> str:
-        """Returns what `did_you_mean` does, for the first mistakes."""
+        """Returns a suggestion like `did_you_mean`, for the first mistakes only."""
         self.suggestions -= 1
         return did_you_mean(name, known) if self.suggestions >= 0 else ""
 
     def _refer(self, item: YamlNode, later: set[str], itself: str | None) -> set[str]:
-        """Checks the name of a reference and returns what it refers to."""
+        """Checks the name of a reference and returns the names that it refers to."""
         match = _NAME.match(item.text) if item.value is not None else None
         if match is None:
             return set()
@@ -248,7 +248,7 @@ class _GraphEntry(KernelEntry):
     # --- one group -------------------------------------------------------------------------------------------------------
 
     def _group(self, values: Mapping[str, Value], weights: set[str], wishes: Wishes) -> GraphSpec | None:
-        """Returns the group with these values of the variables; None when it has a mistake."""
+        """Returns the group with these values of the variables; None if it has a mistake."""
         memory: dict[str, _Memory] = {}
         for name, item in self._need("inputs").value.items():
             tensor = self._tensor(item.node, values)
@@ -260,7 +260,7 @@ class _GraphEntry(KernelEntry):
             made = self._node(i, member, memory, outputs, values)
             if made is not None:
                 nodes.append(made)
-        # What `make` would say of nodes that are missing follows from mistakes that are reported already.
+        # `make` would report missing nodes, but their mistakes are reported already.
         if not self.good or len(nodes) != len(self.members):
             return None
         try:
@@ -309,7 +309,7 @@ class _GraphEntry(KernelEntry):
         i: int,
         values: Mapping[str, Value],
     ) -> int | None:
-        """Returns the input whose memory a node's result is written to."""
+        """Returns the input whose memory holds a node's result."""
         if into is None:
             if op.alias is not None and not (op.name == "cpy" and inputs[1] is not None and inputs[1].root == i):
                 what = f"{op.name} writes its result to input {op.alias}, {op.inputs[op.alias]}"
@@ -323,7 +323,7 @@ class _GraphEntry(KernelEntry):
         return found
 
     def _reference(self, item: YamlNode, memory: Mapping[str, _Memory], values: Mapping[str, Value]) -> Loose | None:
-        """Returns what a reference stands for; None when it has a mistake."""
+        """Returns the tensor of a reference; None if it has a mistake."""
         if not self.usable(item):
             self.good = False
             return None

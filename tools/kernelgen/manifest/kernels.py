@@ -1,4 +1,4 @@
-"""From an entry of a manifest's `kernels:` to kernel specs: batches multiplied out, everything checked that ggml would assert."""
+"""Expands an entry of a manifest's `kernels:` to kernel specs: multiplies out batches, and checks everything that ggml asserts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kernelgen.plan import Kernel
 from kernelgen.spec.op_kernel import KernelSpec
 
 MAX_KERNELS = 100_000
-"""Kernels that one entry, and one manifest, may stand for."""
+"""Maximum number of kernels of one entry, and of one manifest."""
 
 _WORD = re.compile(r"word([0-9]{1,2})")
 _EXPRESSION = re.compile(r"\$\{.*\}$")
@@ -35,7 +35,7 @@ _EXPRESSION = re.compile(r"\$\{.*\}$")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A kernel that an entry gave a name to, and where."""
+    """A kernel that an entry names, with the entry's node."""
 
     name: str
     spec: KernelSpec
@@ -44,14 +44,14 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What decides, besides an entry, which emitters compute its kernels.
+    """The inputs besides an entry that decide which emitters compute its kernels.
 
     Attributes:
         targets: the manifest's targets.
         languages: its `languages`, or None.
         manifest: its name.
-        settings: where it is noted which kernels are compiled with settings of their own, or None.
-        weights: the layouts that weights are asked for in; None for none.
+        settings: records the kernels that have their own settings, or None.
+        weights: the requested layouts of weights; None for none.
     """
 
     targets: tuple[str, ...] = ()
@@ -64,23 +64,23 @@ class Choice:
 def expand(
     entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES, choice: Choice = Choice()
 ) -> tuple[list[Kernel], list[Named]]:
-    """Returns the kernels of one entry; mistakes go to `report`, and an entry with one gives no kernel.
+    """Returns the kernels of one entry; adds mistakes to `report`, and an entry with a mistake gives no kernel.
 
     Args:
-        entry: an item of `kernels:` that the schema was checked against.
-        catalog: what can be computed, and by which emitter.
-        report: where mistakes are noted; nodes in `report.wrong` are not looked at.
+        entry: an item of `kernels:` that passed the schema check.
+        catalog: the available emitters.
+        report: receives mistakes; nodes in `report.wrong` are skipped.
         sizes: the variables that it shares with the other entries.
-        choice: what else decides which emitters compute them.
+        choice: further inputs of the choice of emitters.
     """
     return KernelEntry(entry, catalog, report, sizes, choice).expand()
 
 
 class KernelEntry:
-    """An entry while it is read.
+    """An entry during its expansion.
 
     Attributes:
-        in_graph: whether it is a node of a graph, whose parameters may be ours.
+        in_graph: whether it is a node of a graph, which may also have kernelgen's own parameters.
     """
 
     in_graph = False
@@ -106,16 +106,16 @@ class KernelEntry:
         self.too_many = False
 
     def fail(self, node: YamlNode, message: str, hint: str | None = None) -> None:
-        """Notes a mistake; the first at a place counts, since other combinations of a batch would repeat it."""
+        """Reports a mistake; only the first at a place counts, since other combinations of a batch would repeat it."""
         self.good = False
         if id(node) not in self.report.wrong:
             self.report.fail(node, message, hint)
 
     def fail_with(self, values: Mapping[str, Value], node: YamlNode, message: str) -> None:
-        """Notes a mistake that occurs with these values of the batch's variables."""
+        """Reports a mistake that occurs with these values of the batch's variables."""
         if not values:
             self.fail(node, message)
-        elif not self.failed_with:  # one bad value shows in several places
+        elif not self.failed_with:  # one bad value causes errors in several places
             shown = ", ".join(f"{short(name)} = {short(str(value))}" for name, value in values.items())
             self.fail(node, f"{message} (with {shown})")
             self.failed_with = True
@@ -137,7 +137,7 @@ class KernelEntry:
         named: list[Named] = []
         if self.op is None:
             for values in self._combinations():
-                self._tensors(values)  # to report what is wrong with them
+                self._tensors(values)  # to report their mistakes
                 break
             return kernels, named
         has_layout = False
@@ -159,12 +159,12 @@ class KernelEntry:
         return (kernels, named) if self.good else ([], [])
 
     def is_sized(self, node: YamlNode) -> bool:
-        """Returns whether a tensor depends on the manifest's sizes, as no weight does."""
+        """Returns whether a tensor depends on the manifest's sizes; no weight does."""
         template = self.templates.get(id(node))
         return template is not None and any(name in self.sizes.variables for name in template.names)
 
     def _with_layouts(self, op: Op, inputs: list[TensorDesc | None], wishes: Wishes) -> list[TensorDesc | None]:
-        """Returns the inputs with the weight in the layout that is asked for."""
+        """Returns the inputs, with the weight in the requested layout."""
         index = WEIGHTS.get(op.name)
         weight = inputs[index] if index is not None and index < len(inputs) else None
         if index is None or weight is None or weight.layout or self.is_sized(self._need("inputs").value[index]):
@@ -174,7 +174,7 @@ class KernelEntry:
         return [*inputs[:index], self.weights.laid_out(weight, wishes), *inputs[index + 1 :]]
 
     def _check_layouts(self, has_layout: bool) -> None:
-        """Notes layouts that an entry asks for of its own and has no weight for."""
+        """Reports layouts that an entry requests itself without having a weight for them."""
         own = self.entry.get("weights")
         if own is None or not self.usable(own):
             return
@@ -187,7 +187,7 @@ class KernelEntry:
             self.weights.check_used()
 
     def _only_of_op(self) -> None:
-        """Notes what only a kernel that is named by its source has, and what it may lack."""
+        """Reports keys that only a kernel named by its source may have, and missing keys that only such a kernel may omit."""
         for key in ("outputs", "grid", "arguments", "env", "lowering", "package", "prebuilt", "vjp", "check"):
             if key in self.entry.value:
                 self.fail(self.entry.value[key].key, f"'{key}' is a key of kernels that are named by their source")
@@ -223,13 +223,13 @@ class KernelEntry:
                     )
 
     def _asked_languages(self) -> list[str] | None:
-        """Returns the languages that are asked for, none for no wish; None when they have a mistake."""
+        """Returns the requested languages, empty for no request; None if they have a mistake."""
         if self.languages is None:
             return []
         return [node.text for node in self.languages.value] if self.usable(self.languages) else None
 
     def _chosen(self, spec: KernelSpec, targets: Sequence[str]) -> list[Kernel]:
-        """Returns the kernel for these targets with its emitter, several times when targets have emitters of their own."""
+        """Returns the kernel for these targets with its emitter; several kernels if targets have different emitters."""
         languages = self._asked_languages()
         if languages is None:
             return []
@@ -242,13 +242,13 @@ class KernelEntry:
             return []
 
     def only_for(self, targets: Sequence[str], kernels: Sequence[Kernel]) -> list[Kernel]:
-        """Returns kernels for some of the manifest's targets, which name these where they are not all."""
+        """Returns kernels for some of the manifest's targets; the kernels list the targets if these are not all."""
         if len(targets) == len(self.choice.targets):
             return list(kernels)
         return [replace(kernel, targets=kernel.targets or tuple(targets)) for kernel in kernels]
 
     def note_settings(self, chosen: Sequence[Kernel], values: Mapping[str, Value], own: Changes | None) -> None:
-        """Notes how kernels of the entry are compiled; `own` are settings that it names for them."""
+        """Records the settings of an entry's kernels; `own` are settings that the entry sets for them."""
         if self.choice.settings is None:
             return
         try:
@@ -361,7 +361,7 @@ class KernelEntry:
         return True
 
     def _fill(self, node: YamlNode, values: Mapping[str, Value]) -> Value | None:
-        """Returns the node's text with its variables filled in; None when that fails."""
+        """Returns the node's text with its variables replaced; None if that fails."""
         template = self.templates.get(id(node))
         if template is None:
             value: Value = node.value
@@ -412,7 +412,7 @@ class KernelEntry:
                 continue
             near = nearest(name, [p for p in op.by_name if p not in given])
             if near in required:
-                required.remove(near)  # the misspelt one stands for it
+                required.remove(near)  # the misspelt one replaces it
             meant = f": did you mean '{near}'?" if near else ""
             takes = f"it has {', '.join(op.by_name)}" if op.params else "it has none"
             self.fail(item.key, f"op '{op.name}' has no parameter '{short(name)}'{meant}", takes)
@@ -471,7 +471,7 @@ class KernelEntry:
         return KernelSpec.make(op.name, inputs, output, full, alias) if good else None
 
     def full_params(self, op: Op, params: Mapping[str, ParamValue]) -> dict[str, ParamValue] | None:
-        """Returns all parameters, or notes why some can't be given at run time without others."""
+        """Returns all parameters; reports parameters that can't be run-time values without others."""
         full = op.with_defaults(params)
         try:
             op.opened(full)
@@ -489,7 +489,7 @@ class KernelEntry:
         alias: int | None,
         values: Mapping[str, Value],
     ) -> bool:
-        """Notes what ggml would assert of a node, and returns whether there is nothing."""
+        """Reports everything that ggml would assert of a node; returns whether there is nothing to report."""
         nodes = self._need("inputs")
         problems = shapes.check(op.name, inputs, output, params, alias)
         for problem in problems:

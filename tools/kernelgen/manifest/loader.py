@@ -1,4 +1,4 @@
-"""Reads manifests: from files to what they ask for, or to every mistake in them with file, line and column."""
+"""Reads manifests: turns files into requests, or reports every mistake with file, line and column."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from kernelgen.plan import Kernel, Request
 
 
 def load(paths: Sequence[str | Path], catalog: Catalog, used: bool = False) -> list[Request]:
-    """Returns what manifests ask for, one request per manifest in the order given.
+    """Returns the requests of manifests, one per manifest in the order given.
 
     Args:
-        paths: YAML files; messages name them as they are given here.
-        catalog: what can be computed, and by which emitter.
+        paths: YAML files; messages use these names.
+        catalog: the available emitters.
         used: whether to leave out the kernels that did not run while the manifest was recorded.
 
     Raises:
-        KernelgenError: with every mistake of every file.
+        KernelgenError: lists every mistake of every file.
     """
     problems: list[Diagnostic] = []
     requests: dict[str, Request] = {}
@@ -49,7 +49,7 @@ def load(paths: Sequence[str | Path], catalog: Catalog, used: bool = False) -> l
             names.setdefault(request.name, name)
         problems += sorted([*parsed.problems, *report.diagnostics], key=_place)
     if problems:
-        # A value that aliases share is checked wherever it is used; its mistakes are one.
+        # A value that aliases share is checked at every use; report its mistakes once.
         raise KernelgenError(dict.fromkeys(problems))
     return list(requests.values())
 
@@ -75,7 +75,7 @@ def _first_is_at(node: YamlNode) -> str:
 
 
 def _request(root: YamlNode, catalog: Catalog, report: Report) -> Request | None:
-    """Returns what one manifest asks for; None when it has a mistake."""
+    """Returns the request of one manifest; None if it has a mistake."""
     if root.kind != "map":
         return None
     config = settings.read(root, report)
@@ -152,7 +152,7 @@ def _entries(
 def _check_names(
     found: Sequence[Kernel], entry: YamlNode, known: dict[str, tuple[str, YamlNode]], report: Report
 ) -> None:
-    """Notes names that stand for two kernels: a program asks for a kernel by its name."""
+    """Reports names that refer to two kernels: a program requests a kernel by its name."""
     for kernel in found:
         name = kernel.spec.op
         id, first = known.setdefault(name, (kernel.spec.id, entry))

@@ -1,10 +1,9 @@
-"""What the backend writes into a manifest that it records: beside each entry how often it was asked for, and how often executed.
+"""The comments that the backend writes beside each entry of a recorded manifest: how often the op was requested and executed.
 
     - {op: "add", inputs: […], output: "…"}  # asked for 12 times, executed 8 times
 
-What is only asked for comes from graphs that are measured and never computed, and from a warm-up. The comment is
-backend/ggml-neuron/report/record_ops.cpp's, which keeps each entry on a line of its own; earlier versions of
-it wrote no `executed`.
+Ops that are only requested come from graphs that are measured but never computed, and from a warm-up. The comment's format is in
+backend/ggml-neuron/report/record_ops.cpp, which writes each entry on one line; earlier versions wrote no `executed`.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _HINT = "record it again with GGML_NEURON_RECORD into a new file (docs/guides/re
 
 
 def leave_out_unused(root: YamlNode, text: bytes, report: Report) -> None:
-    """Removes the entries that did not run while a manifest was recorded from its `kernels:`.
+    """Removes entries from a recorded manifest's `kernels:` that were not executed during the recording.
 
     Args:
-        root: the manifest, which is changed.
-        text: the bytes that it was read from.
-        report: where mistakes are noted: a manifest, or an entry, that does not say how often it was executed.
+        root: the manifest; it is changed.
+        text: the bytes of the manifest.
+        report: receives mistakes: a manifest, or an entry, without the count of executions.
     """
     kernels = root.get("kernels") if root.kind == "map" else None
     if kernels is None or kernels.kind != "seq":

@@ -1,12 +1,11 @@
-"""Checks a document against the published JSON Schema, and says what is wrong in words and at the right line.
+"""Checks a document against the published JSON Schema, and reports mistakes in plain words with their lines.
 
-The schema file is the only description of a manifest's form; this module interprets the part of JSON Schema (draft 7) that the
-file uses, since general validators know nothing of lines, report one mistake several times, and cost more to import than a plan
-takes. A test compares it with a general validator.
+The schema file is the only description of a manifest's form. This module interprets the part of JSON Schema (draft 7) that the file
+uses: general validators do not support line numbers, report one mistake several times, and take longer to import than a plan takes.
+A test compares it with a general validator.
 
-Differences that are meant: of `anyOf` the one branch that the value's type calls for is reported on; a value that an enclosing
-mistake makes meaningless is not looked at. `x-removed` holds keys that earlier versions read: what to say of them, and which key
-replaces them.
+Intended differences: for `anyOf`, reports only the branch that matches the value's type; skips values that an enclosing mistake
+makes meaningless. `x-removed` lists keys of earlier versions: their messages, and the keys that replace them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kernelgen.errors import Diagnostic, did_you_mean, nearest
 from kernelgen.manifest.document import YamlNode, short
 
 PATH = Path(__file__).with_name("manifest.schema.json")
-"""The schema, as it is published."""
+"""The published schema."""
 
 _ANNOTATIONS = frozenset(
     {"$schema", "$id", "$defs", "title", "description", "default", "examples", "patternErrorMessage", "x-removed"}
@@ -30,12 +29,12 @@ _ANNOTATIONS = frozenset(
 
 
 class Report:
-    """What a check found.
+    """The results of a check.
 
     Attributes:
         diagnostics: the mistakes.
-        wrong: `id()` of every node that is wrong in itself or in a part.
-        broken: of every node that is already known to hold nothing; these have no further messages.
+        wrong: `id()` of every node that is wrong itself or in a part.
+        broken: `id()` of every node that already counts as unreadable; these get no further messages.
     """
 
     def __init__(self, broken: frozenset[int] = frozenset()) -> None:
@@ -44,7 +43,7 @@ class Report:
         self.broken = broken
 
     def fail(self, node: YamlNode, message: str, hint: str | None = None) -> bool:
-        """Notes a mistake at `node`; returns False."""
+        """Reports a mistake at `node`; returns False."""
         self.wrong.add(id(node))
         if id(node) not in self.broken:
             self.diagnostics.append(Diagnostic(message, node.location, hint))
@@ -52,7 +51,7 @@ class Report:
 
 
 Check = Callable[[YamlNode, str, Report], bool]
-"""Takes a node, what to call it, and where to write mistakes; returns whether it is right."""
+"""A function of a node, its name in messages, and a report for mistakes; returns whether the node is right."""
 
 
 @functools.cache
@@ -63,7 +62,7 @@ def load() -> dict[str, Any]:
 
 
 def check(root: YamlNode, broken: frozenset[int] = frozenset()) -> Report:
-    """Returns what is wrong with a document; `broken` are nodes that stand for nothing (`Document.broken`)."""
+    """Returns the mistakes of a document; `broken` are nodes that replace unreadable parts (`Document.broken`)."""
     report = Report(broken)
     _compiled().root(root, "the manifest", report)
     return report
@@ -102,7 +101,7 @@ _NAMES = {
 
 
 def describe(node: YamlNode) -> str:
-    """Returns what a node is, for "not …" in a message."""
+    """Returns a description of a node, for "not …" in a message."""
     if node.kind == "map":
         return "a mapping"
     if node.kind == "seq":
@@ -113,7 +112,7 @@ def describe(node: YamlNode) -> str:
 
 
 class _Compiler:
-    """Turns schemas into functions once, so that checking ten thousand kernels is cheap."""
+    """Compiles schemas to functions once, so that checking ten thousand kernels is cheap."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self.schema = schema
@@ -242,7 +241,7 @@ class _Compiler:
         others = schema.get("additionalProperties", {})
         other: Check | None = None if others is False else self.compile(others, "") if others else _accept
         required = tuple(schema.get("required", ()))
-        # Of an object, `anyOf` names keys of which one is enough; the first is the one that is asked for.
+        # An object's `anyOf` lists keys of which one is enough; messages request the first.
         one_of = [branch["required"][0] for branch in schema.get("anyOf", ())]
         minimum = schema.get("minProperties", 0)
         names = schema.get("propertyNames")
@@ -270,7 +269,7 @@ class _Compiler:
                     missing.remove(removed[key]["instead"])
                 good = report.fail(entries[key].key, f"{key}: {removed[key]['message']}", removed[key]["hint"])
             for key in unknown:
-                # A misspelt key stands for the one that would otherwise be reported as missing.
+                # A misspelt key replaces the one that would otherwise be reported as missing.
                 near = nearest(key, properties)
                 if near in entries:
                     near = None
@@ -326,7 +325,7 @@ def _accept(node: YamlNode, label: str, report: Report) -> bool:
 
 
 def _hashable(node: YamlNode) -> Any:
-    """Returns what equal nodes have in common."""
+    """Returns a value that is equal for equal nodes."""
     if node.kind == "map":
         return frozenset((key, _hashable(item.node)) for key, item in node.value.items())
     return tuple(map(_hashable, node.value)) if node.kind == "seq" else node.value

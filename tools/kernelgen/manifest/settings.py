@@ -1,4 +1,4 @@
-"""A manifest's targets and compiler settings, and what contradicts in them."""
+"""A manifest's targets and compiler settings, and their contradictions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kernelgen.manifest.template import Value
 from kernelgen.targets import TARGETS, Target
 
 _SETTINGS = ("optlevel", "auto_cast", "auto_cast_type", "model_type", "lnc")
-# Settings that a kernel may have for itself: cores are joined for all kernels of a bundle.
+# Settings that a kernel may set for itself; `lnc` joins cores for all kernels of a bundle.
 _OF_KERNELS = ("optlevel", "auto_cast", "auto_cast_type", "model_type")
 
-# Flags of neuronx-cc that a manifest says in another way, and those that the build sets itself.
+# Flags of neuronx-cc that a manifest sets by other keys, and flags that the build sets itself.
 _SAID_BY = {
     "--target": "targets",
     "-O": "compiler.optlevel",
@@ -35,15 +35,15 @@ _OF_WRAPPERS = frozenset({"--cache_dir", "--no_cache", "--retry_failed_compilati
 
 
 Changes = Mapping[str, Any]
-"""Fields of a `CompileConfig` that a kernel has other values for than its manifest."""
+"""Fields of a `CompileConfig` that differ for a kernel from its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Settings of kernels of some sizes.
+    """Settings of kernels with certain sizes.
 
     Attributes:
-        condition: what holds of their sizes.
+        condition: the condition on their sizes.
         changes: the settings.
     """
 
@@ -53,12 +53,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ManifestSettings:
-    """How a manifest's kernels are compiled.
+    """The compile settings of a manifest's kernels.
 
     Attributes:
         configs: one per target.
-        memory_mb, cpus: what one compile is counted for; None for the target's figure.
-        cases: settings by size; the first whose condition holds counts.
+        memory_mb, cpus: resources that the scheduler reserves per compile; None for the target's figure.
+        cases: settings by size; the first case whose condition holds counts.
     """
 
     configs: tuple[CompileConfig, ...]
@@ -68,7 +68,7 @@ class ManifestSettings:
 
 
 def read(root: YamlNode, report: Report) -> ManifestSettings:
-    """Returns the settings of a manifest that the schema was checked against; mistakes go to `report`."""
+    """Returns the settings of a manifest that passed the schema check; adds mistakes to `report`."""
     targets = _targets(root, report)
     compiler = root.get("compiler")
     if compiler is None or compiler.kind != "map":
@@ -104,13 +104,13 @@ def _cases(compiler: YamlNode, targets: list[Target], report: Report) -> tuple[C
 
 
 def _changes(node: YamlNode, compiler: YamlNode | None, targets: list[Target], report: Report) -> Changes | None:
-    """Returns the settings that kernels have for themselves, or None when one is wrong.
+    """Returns the settings that kernels have for themselves, or None if one is wrong.
 
     Args:
         node: a mapping with settings.
-        compiler: the manifest's, which count where `node` says nothing.
-        targets: the manifest's.
-        report: where mistakes are noted.
+        compiler: the manifest's settings, for those that `node` omits.
+        targets: the manifest's targets.
+        report: receives mistakes.
     """
     own = {key: node.value[key].node for key in (*_OF_KERNELS, "extra_flags") if key in node.value}
     general = {} if compiler is None else {key: entry.node for key, entry in compiler.value.items()}
@@ -124,15 +124,15 @@ def _changes(node: YamlNode, compiler: YamlNode | None, targets: list[Target], r
 
 
 class KernelSettings:
-    """Which kernels are compiled with settings of their own: noted while the entries of a manifest are read.
+    """The kernels that have their own settings: recorded while the entries of a manifest are read.
 
-    A kernel has one set of settings in a bundle, however many entries and sizes ask for it: what an entry says of it itself; else
-    the manifest's, where one asks for it to which no case applies; else those of the case that comes first.
+    A kernel has one set of settings in a bundle, however many entries and sizes request it: the settings in the entry itself;
+    else the manifest's, if some request matches no case; else those of the first case.
 
     Args:
         root: the manifest.
-        settings: of the manifest.
-        report: where mistakes are noted.
+        settings: the manifest's settings.
+        report: receives mistakes.
     """
 
     def __init__(self, root: YamlNode, settings: ManifestSettings, report: Report) -> None:
@@ -145,23 +145,23 @@ class KernelSettings:
         self._met: set[int] = set()
 
     def own(self, entry: YamlNode) -> Changes | None:
-        """Returns the settings that an entry names, or None where it names none or has a mistake in them."""
+        """Returns an entry's own settings, or None if it has none or a mistake in them."""
         node = entry.get("compiler")
         if node is None or id(node) in self._report.wrong:
             return None
         return _changes(node, self._compiler, self._targets, self._report)
 
     def note(self, kernel: str, entry: YamlNode, values: Mapping[str, Value], own: Changes | None) -> None:
-        """Notes that an entry asks for a kernel.
+        """Records that an entry requests a kernel.
 
         Args:
             kernel: `Kernel.id`.
             entry: the entry.
-            values: of its variables.
-            own: the settings that it names for the kernel.
+            values: values of its variables.
+            own: the entry's settings for the kernel.
 
         Raises:
-            TemplateError: whether a case applies can't be computed.
+            TemplateError: a case's condition can't be computed.
         """
         if own is None and not self._settings.cases:
             return
@@ -183,7 +183,7 @@ class KernelSettings:
         return first or (0, {})
 
     def special(self) -> tuple[tuple[str, tuple[CompileConfig, ...]], ...]:
-        """Returns the kernels whose settings are not the manifest's, as of `Request`, when all entries are read."""
+        """Returns the kernels whose settings differ from the manifest's, for `Request`; call it after all entries are read."""
         for number, case in enumerate(self._settings.cases, 1):
             if number not in self._met and not self._report.diagnostics:
                 names = " and ".join(sorted(case.condition.names)) or "no variable"
@@ -213,7 +213,7 @@ def _check(
     cast_is_known: bool,
     own: Mapping[str, YamlNode] | None = None,
 ) -> None:
-    """Notes what contradicts; `own` are the settings among the given whose mistakes are noted, all where it is None."""
+    """Reports contradictions; `own` are those settings whose mistakes are reported, or None for all."""
     cast_type, cast = given.get("auto_cast_type"), given.get("auto_cast")
     if own is not None and "auto_cast_type" not in own and cast_type is not None:
         if "auto_cast" in own and cast is not None and cast.value == "none":
@@ -246,7 +246,7 @@ def _check(
 
 
 def _extra_flags(node: YamlNode | None, report: Report) -> tuple[str, ...]:
-    """Returns the flags; each is `--name`, `--name=value`, or a value after the flag it belongs to."""
+    """Returns the flags; each is `--name`, `--name=value`, or a value after its flag."""
     if node is None:
         return ()
     seen: dict[str, str] = {}
@@ -279,10 +279,10 @@ def _extra_flags(node: YamlNode | None, report: Report) -> tuple[str, ...]:
 
 
 def megabytes(text: str) -> int:
-    """Returns the MiB of an amount of memory as manifests have it: `8G`, `6144M`.
+    """Returns the MiB of an amount of memory in a manifest's form: `8G`, `6144M`.
 
     Raises:
-        ValueError: it is written otherwise.
+        ValueError: it has another form.
     """
     if not re.fullmatch("[1-9][0-9]{0,5}[MG]", text):
         raise ValueError(f"not an amount of memory such as 8G or 6144M: {text}")

@@ -1,4 +1,4 @@
-"""A manifest's `sizes:` and `where:`: variables that all entries of `kernels:` share, and which of their values go together."""
+"""A manifest's `sizes:` and `where:`: variables that all entries of `kernels:` share, and conditions on their combinations."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SizeCondition:
     """A comparison of two expressions.
 
     Attributes:
-        node: where it stands.
-        left, right: the expressions, as templates of one hole.
+        node: its node.
+        left, right: the expressions, as templates with one hole.
         compare: the operator.
     """
 
@@ -40,14 +40,14 @@ class SizeCondition:
 
     @property
     def names(self) -> frozenset[str]:
-        """The variables that it has."""
+        """The variables that it uses."""
         return frozenset((*self.left.names, *self.right.names))
 
     def holds(self, values: Mapping[str, Value]) -> bool:
-        """Returns whether it is so with these values.
+        """Returns whether it holds for these values.
 
         Raises:
-            TemplateError: a side has no value, or none that is an integer.
+            TemplateError: a side has no value, or one that is not an integer.
         """
         sides = (self.left.fill(values), self.right.fill(values))
         for side in sides:
@@ -61,11 +61,11 @@ class SizeCondition:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a manifest says about the variables of its entries.
+    """The variables of a manifest's entries.
 
     Attributes:
         variables: their values, by name.
-        conditions: what must hold of them; one that has a variable which an entry has not is not applied to it.
+        conditions: conditions on them; a condition does not apply to an entry that lacks one of its variables.
     """
 
     variables: Mapping[str, list[Value]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ NO_SIZES = Sizes()
 
 
 def read(root: YamlNode, report: Report) -> Sizes:
-    """Returns the sizes of a manifest that the schema was checked against; mistakes go to `report`."""
+    """Returns the sizes of a manifest that passed the schema check; adds mistakes to `report`."""
     node = root.get("sizes")
     variables: dict[str, list[Value]] = {}
     if node is not None and node.kind == "map":
@@ -88,12 +88,12 @@ def read(root: YamlNode, report: Report) -> Sizes:
 
 
 def conditions(node: YamlNode | None, known: Collection[str] | None, report: Report) -> tuple[SizeCondition, ...]:
-    """Returns the comparisons of a `where:`; mistakes go to `report`.
+    """Returns the comparisons of a `where:`; adds mistakes to `report`.
 
     Args:
         node: the list, or None.
-        known: the variables that there are; None when that is not known.
-        report: where mistakes are noted.
+        known: the valid variables; None if they are not available.
+        report: receives mistakes.
     """
     if node is None or node.kind != "seq":
         return ()
@@ -102,7 +102,7 @@ def conditions(node: YamlNode | None, known: Collection[str] | None, report: Rep
 
 
 def condition(item: YamlNode, known: Collection[str] | None, report: Report) -> SizeCondition | None:
-    """Returns a comparison, or None when it has a mistake; the arguments are those of `conditions`."""
+    """Returns a comparison, or None if it has a mistake; the arguments are those of `conditions`."""
     match = _COMPARISON.fullmatch(item.text)
     if match is None:
         report.fail(item, f"expected a comparison as 'n_outputs <= n_tokens', not '{short(item.text)}'")

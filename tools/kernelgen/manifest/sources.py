@@ -1,4 +1,4 @@
-"""From an entry of `kernels:` that names a function of a file to kernel specs: batches multiplied out, everything checked."""
+"""Expands an entry of `kernels:` that names a function in a file to kernel specs: multiplies out batches and checks everything."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCheck:
-    """What a kernel's results are compared with.
+    """The reference for a kernel's results.
 
     Attributes:
         kernel: the kernel's id.
         file: the reference's file.
         function: the reference: a function of NumPy arrays.
         rtol, atol: the tolerance, relative and absolute.
-        seed: of the random inputs.
-        forward: of a backward kernel, which has no file and function: the kernel whose derivative it is.
+        seed: seed of the random inputs.
+        forward: for a backward kernel, which has no file and function: the kernel that it is the derivative of.
     """
 
     kernel: str
@@ -51,15 +51,15 @@ class ReferenceCheck:
 
 
 def _plain(path: str) -> PurePosixPath:
-    """Returns a path without `.` and with `..` at its beginning alone."""
+    """Returns a path without `.`, and with `..` only at its start."""
     return PurePosixPath(posixpath.normpath(path))
 
 
 class SourceEntry(KernelEntry):
-    """An entry with the key `source` while it is read."""
+    """An entry with the key `source` during its expansion."""
 
     def expand_source(self) -> tuple[list[Kernel], list[ReferenceCheck]]:
-        """Returns the entry's kernels, and what they are compared with; none when it has a mistake."""
+        """Returns the entry's kernels and their references; empty if it has a mistake."""
         self._read_variables()
         self._only_own_keys()
         registration = self._registration()
@@ -91,7 +91,7 @@ class SourceEntry(KernelEntry):
             self.fail(self.entry, "key 'outputs' is missing", "outputs: the results, a list of arrays")
 
     def _for_targets(self, spec: SourceSpec, registration: Registration) -> list[Kernel]:
-        """Returns the kernel: once, or for each target when NKI's own compiler makes it, which makes it for one."""
+        """Returns the kernel: one for all targets, or one per target if NKI's compiler makes it, which compiles for one target."""
         made = Kernel(spec, registration.module, self._library(spec), language=registration.language)
         if spec.lowering == "interpreted":
             if "prebuilt" in self.entry.value:
@@ -103,7 +103,7 @@ class SourceEntry(KernelEntry):
         return [replace(made, targets=(target,), prebuilt=prebuilt) for target in self.choice.targets]
 
     def _prebuilt(self, spec: SourceSpec) -> str:
-        """Returns the name that plans have for the folder of what NKI's own compiler made, and tells the catalog of it."""
+        """Returns the plan's name for the folder with the output of NKI's compiler, and registers the folder in the catalog."""
         node = self.entry.get("prebuilt")
         if node is not None and not self.usable(node):
             return ""
@@ -119,7 +119,7 @@ class SourceEntry(KernelEntry):
         return "" if node is None else self._named_folder(PurePosixPath(node.text).as_posix())
 
     def _backward(self, spec: SourceSpec, values: Mapping[str, Value]) -> list[Kernel] | None:
-        """Returns the kernel that computes the gradients of the inputs, from the inputs and the gradients of the results."""
+        """Returns the kernel that computes the inputs' gradients from the inputs and the results' gradients."""
         node = self.entry.get("vjp")
         found = self._registration("vjp")
         if node is None or found is None:
@@ -162,7 +162,7 @@ class SourceEntry(KernelEntry):
         return node if node is not None and self.usable(node) else None
 
     def _in_package(self, package: YamlNode, node: YamlNode, source: str, found: Registration) -> Registration | None:
-        """Returns the registration of a function with the name of its module in the package, all of whose files are in it."""
+        """Returns the registration of a function under its module's name in the package, if all its files are in the package."""
         root, file = _plain(package.text), _plain(source)
         if not (self._folder / root).is_dir():
             self.fail(package, f"there is no folder '{short(package.text)}'")
@@ -202,7 +202,7 @@ class SourceEntry(KernelEntry):
         return Path(self.entry.file).parent
 
     def _library(self, spec: SourceSpec) -> str:
-        """Returns the name that plans have for the folder of a kernel's file, or for its package, and tells the catalog of it."""
+        """Returns the plan's name for the folder of a kernel's file, or for its package, and registers it in the catalog."""
         package = self._package
         folder = PurePosixPath(spec.file).parent if package is None else _plain(package.text)
         name = self._named_folder(folder.as_posix(), package is not None)
@@ -225,7 +225,7 @@ class SourceEntry(KernelEntry):
         return name
 
     def _named_folder(self, folder: str, package: bool = False) -> str:
-        """Returns the name that plans have for a folder, given from the manifest's, and tells the catalog of it."""
+        """Returns the plan's name for a folder, given relative to the manifest's, and registers the folder in the catalog."""
         plain = re.fullmatch("[A-Za-z0-9_]+", folder) and not package
         part = folder if plain else hashlib.sha256(f"{folder}{'/*' if package else ''}".encode()).hexdigest()[:8]
         name = f"{self.choice.manifest}.{part}"
@@ -312,7 +312,7 @@ class SourceEntry(KernelEntry):
         return static(value)
 
     def _text(self, node: YamlNode, values: Mapping[str, Value]) -> str:
-        # As it is written: an environment variable is a text.
+        # Keep the text as written: an environment variable is a text.
         return str(self._fill(node, values)) if id(node) in self.templates else node.text
 
     def _grid(self, values: Mapping[str, Value]) -> tuple[int, ...]:
@@ -327,7 +327,7 @@ class SourceEntry(KernelEntry):
         return tuple(found)
 
     def _names(self, inputs: list[ArrayDesc], params: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the names of the arguments that the inputs are; none where their order says it."""
+        """Returns the names of the arguments that receive the inputs; empty if their order determines that."""
         node = self.entry.get("arguments")
         if node is None or not self.usable(node):
             return ()

@@ -1,4 +1,4 @@
-"""`${…}` in a manifest's text: batch variables and integer arithmetic with them.
+"""`${…}` in a manifest's text: batch variables and integer arithmetic.
 
 An expression has variables, integers, `+ - * //` and parentheses; nothing else is evaluated.
 """
@@ -25,7 +25,7 @@ _HINT = "an expression has variables, integers, + - * // and ( )"
 
 
 class TemplateError(ValueError):
-    """A text that is not a template, or can't be filled in with the values given."""
+    """A text is not a template, or can't be filled in with the given values."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Template:
     """
 
     def __init__(self, text: str) -> None:
-        """Reads `text`.
+        """Parses `text`.
 
         Raises:
             TemplateError: a hole is not closed, or holds something that is not an expression.
@@ -64,7 +64,7 @@ class Template:
         """Returns the text with every hole replaced; a text that is one hole gives the hole's value with its type.
 
         Raises:
-            TemplateError: arithmetic with a value that is not an integer, a division by 0, or too large a figure.
+            TemplateError: arithmetic with a value that is not an integer, a division by 0, or a result that is too large.
         """
         filled = [p if isinstance(p, str) else _evaluate(p, values) for p in self._parts]
         return filled[1] if self._whole else "".join(map(str, filled))
@@ -74,7 +74,7 @@ class Template:
             raise TemplateError(f"an expression has at most {_MAX_EXPRESSION} characters, not {len(text)}")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)  # `2and` is refused, not warned of
+                warnings.simplefilter("ignore", SyntaxWarning)  # `2and` is refused without a warning
                 body = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             raise TemplateError(f"'{text}' is not an expression", _HINT) from None

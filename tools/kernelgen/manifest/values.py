@@ -1,4 +1,4 @@
-"""The values of a kernel's entry, apart from the YAML around them: tensors, parameters, and what is wrong with one."""
+"""The values of a kernel's entry without the YAML around them: tensors, parameters, and their mistakes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kernelgen.manifest.document import short
 
 
 def check_param(param: Param, value: object, shown: str) -> str | None:
-    """Returns what is wrong with a parameter's value, or None.
+    """Returns the mistake in a parameter's value, or None.
 
     Args:
         param: the parameter.
         value: the value.
-        shown: the value in messages.
+        shown: the value's text in messages.
     """
     name = param.name
     if param.open and value == ggml_ops.ANY:
@@ -55,7 +55,7 @@ def check_param(param: Param, value: object, shown: str) -> str | None:
 
 @functools.lru_cache(maxsize=65536)
 def parse_tensor(text: str) -> TensorDesc:
-    """Returns `TensorDesc.parse`, which many entries ask for the same texts."""
+    """Returns `TensorDesc.parse`, cached: many entries have the same texts."""
     return TensorDesc.parse(text)
 
 
@@ -63,7 +63,7 @@ _LOOSE = re.compile(r"\s*\(([^()]*)\)\s*/\s*([^/\s():]+)(?::[^/\s()]*)?\s*(?:/\s
 
 
 def explain_tensor(text: str, reason: str) -> tuple[str, str | None]:
-    """Returns what is wrong with a tensor's text, and how to mend it; `reason` is what `TensorDesc.parse` says."""
+    """Returns the mistake in a tensor's text and its correction; `reason` is the message of `TensorDesc.parse`."""
     shown = short(text)
     match = _LOOSE.fullmatch(text)
     if not match:

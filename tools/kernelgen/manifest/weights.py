@@ -1,4 +1,4 @@
-"""The key `weights`: which layouts weights are asked for in, by target and by weight."""
+"""The key `weights`: the requested layouts of weights, by target and by weight."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kernelgen.manifest.values import explain_tensor, parse_tensor
 
 @dataclass(frozen=True, slots=True)
 class LayoutWish:
-    """A layout that weights are asked for in.
+    """A requested layout of weights.
 
     Attributes:
         layout: its name.
-        tensors: shape and type of those that it is for, as ggml has them; None for all that can have it.
+        tensors: ggml's shape and type of the weights that it applies to; None for all weights that support it.
     """
 
     layout: str
     tensors: frozenset[TensorDesc] | None = None
 
     def is_for(self, tensor: TensorDesc) -> bool:
-        """Returns whether a weight, as ggml has it, gets this layout."""
+        """Returns whether a weight, given in ggml's form, gets this layout."""
         return self.layout in of_type(tensor.dtype) and (self.tensors is None or tensor in self.tensors)
 
 
@@ -33,12 +33,12 @@ Wishes = tuple[LayoutWish, ...]
 
 
 class WeightLayouts:
-    """What a manifest, or an entry in its place, asks for.
+    """The layouts that a manifest requests, or an entry instead of it.
 
     Args:
-        node: the value of `weights` that the schema was checked against; None where there is none.
-        targets: the manifest's.
-        report: where mistakes are noted; nodes in `report.wrong` are not looked at.
+        node: the value of `weights` that passed the schema check; None if there is none.
+        targets: the manifest's targets.
+        report: receives mistakes; nodes in `report.wrong` are skipped.
     """
 
     def __init__(self, node: YamlNode | None, targets: Sequence[str], report: Report) -> None:
@@ -47,7 +47,7 @@ class WeightLayouts:
         self._used: set[tuple[LayoutWish, TensorDesc]] = set()
         everywhere = tuple(targets)
         self.by_targets: list[tuple[tuple[str, ...], Wishes]] = [(everywhere, ())]
-        """Targets, and what is asked for on them: one item where it is the same on all."""
+        """Targets and their requested layouts: one item if all targets have the same."""
         if node is None or id(node) in report.wrong:
             return
         if node.kind != "map":
@@ -96,7 +96,7 @@ class WeightLayouts:
             yield wish
 
     def laid_out(self, tensor: TensorDesc, wishes: Wishes) -> TensorDesc:
-        """Returns a weight in the first of some layouts that it can have, or as it is."""
+        """Returns a weight in the first of some layouts that it supports, or unchanged."""
         wish = next((wish for wish in wishes if wish.is_for(tensor)), None)
         if wish is None or not tensor.contiguous:
             return tensor
@@ -105,11 +105,11 @@ class WeightLayouts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The layouts that are asked for."""
+        """The requested layouts."""
         return tuple(dict.fromkeys(wish.layout for _, wishes in self.by_targets for wish in wishes))
 
     def check_used(self) -> None:
-        """Notes tensors that are named and that no entry has as a weight."""
+        """Reports named tensors that are not a weight of any entry."""
         for wish, tensor, node in self._named:
             if (wish, tensor) not in self._used and id(node) not in self._report.wrong:
                 hint = "a weight is named by its shape and type, as entries have it"

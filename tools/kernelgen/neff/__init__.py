@@ -1,1 +1,1 @@
-"""NEFFs: the container, and what one says about itself."""
+"""NEFFs: the container, and the description in it."""

@@ -1,14 +1,14 @@
-"""What a NEFF says about itself, and whether it is the one that a build asked for.
+"""The description that a NEFF contains, and checks that it is the requested NEFF.
 
-The header of a real NEFF names neither compiler nor target. Both stand in its payload, and so do its tensors:
+The header of a real NEFF contains neither compiler nor target. Both are in its payload, and so are its tensors:
 
     info.json                 `tool_version`: the compiler's version
-    kelf-0.json               `target`: what the device is called (`neff.DEVICES`); `graphs`: one for each physical core
-    sgNN/def.json             `var`: of a core, what it reads and writes, with sizes in bytes
-    sgNN/tensor_map.json      the types and shapes of these
+    kelf-0.json               `target`: the device's name (`container.DEVICES`); `graphs`: one for each physical core
+    sgNN/def.json             `var`: the inputs and outputs of a core, with sizes in bytes
+    sgNN/tensor_map.json      their types and shapes
 
-A simulated NEFF has the same members. The form is that of the NEFFs of neuronx-cc 2.0 to 2.24 (docs/reference/compilers.md). What
-a device runs is not looked at.
+A simulated NEFF has the same members. The form is that of neuronx-cc 2.0 to 2.24 (docs/reference/compilers.md). This module does
+not read the device's code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernelgen.neff import container
 from kernelgen.neff.container import DEVICES, Header, NeffTensor
 
 MAX_TEXT = 1 << 28
-"""Bytes that one of these members may have; the largest that was seen has 1.5 million."""
+"""Maximum bytes of one of these members; the largest available one has 1.5 million."""
 
 FEATURES = {
     0x4: "custom ops",
@@ -31,7 +31,7 @@ FEATURES = {
     0x200: "DMA descriptors of higher dimensions",
     0xC00: "logical cores",
 }
-"""Bits of the header's `feature_bits`, by what `def.json` calls them. 0x1000, 0x8000 and 0x200000 were seen without a name."""
+"""Bits of the header's `feature_bits`, by their names in `def.json`. 0x1000, 0x8000 and 0x200000 occur without a name."""
 
 # XLA's names of the types that NEFFs name as NumPy does.
 _TYPES = {
@@ -44,15 +44,15 @@ _USAGES = {"input": "in", "output": "out"}
 
 @dataclass(frozen=True, slots=True)
 class NeffDescription:
-    """What a NEFF says about itself.
+    """The description in a NEFF.
 
     Attributes:
         header: its header.
-        compiler: the compiler's version; of a simulated NEFF the simulator's identity.
-        device: what it calls the device.
-        cores: names of what each physical core runs.
-        tensors: inputs, then outputs, by name. Of an input that the compiler found not to matter there is nothing. Which output
-            shares an input's memory is not said.
+        compiler: the compiler's version; for a simulated NEFF the simulator's identity.
+        device: the device's name.
+        cores: names of the physical cores' programs.
+        tensors: inputs, then outputs, by name. Inputs that the compiler found irrelevant are missing. The description does not
+            record which output shares an input's memory.
     """
 
     header: Header
@@ -63,31 +63,31 @@ class NeffDescription:
 
     @property
     def identity(self) -> str:
-        """What made it, as `Compiler.identity`."""
+        """Its compiler, in the form of `Compiler.identity`."""
         return self.compiler if self.header.simulated else f"neuronx-cc {self.compiler}"
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that it can be for."""
+        """The targets that it may be for."""
         return tuple(target for target, device in DEVICES.items() if device == self.device)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What the runtime must support, by name; bits without a name as a number."""
+        """Names of the features that the runtime must support; bits without a name as a number."""
         named = [name for bits, name in FEATURES.items() if self.header.feature_bits & bits == bits]
         left = self.header.feature_bits & ~sum(bits for bits in FEATURES if self.header.feature_bits & bits == bits)
         return (*named, *([hex(left)] if left else []))
 
 
 def describe(data: bytes, *, source: str = "NEFF") -> NeffDescription:
-    """Returns what a NEFF says about itself, after reading its payload to the end.
+    """Returns a NEFF's description, after reading its payload to the end.
 
     Args:
         data: the NEFF.
-        source: what errors call it.
+        source: its name in errors.
 
     Raises:
-        KernelgenError: not a NEFF, damaged, or of a form that is not known.
+        KernelgenError: not a NEFF, damaged, or of an unknown form.
     """
     header = container.read_header(data, source=source)
 
@@ -143,20 +143,20 @@ def _tensors(variables: dict[str, Any], types: dict[str, Any]) -> list[NeffTenso
 def check(
     said: NeffDescription, expected: Sequence[NeffTensor], target: str, lnc: int, *, source: str = "NEFF"
 ) -> None:
-    """Raises where a NEFF is not the one that is expected.
+    """Raises if a NEFF is not the expected one.
 
-    Inputs may be missing, because the compiler drops those that do not matter. Types and shapes may differ at equal size: a device
-    has no 64-bit integers and no bools.
+    Inputs may be missing, because the compiler drops irrelevant ones. Types and shapes may differ at equal size: a device has no
+    64-bit integers and no bools.
 
     Args:
-        said: what it says.
-        expected: the tensors of its HLO (`neff.tensors_of`).
+        said: its description.
+        expected: the tensors of its HLO (`container.tensors_of`).
         target: neuronx-cc's `--target`.
-        lnc: physical cores of a logical one.
-        source: what errors call it.
+        lnc: physical cores of a logical core.
+        source: its name in errors.
 
     Raises:
-        KernelgenError: all that differs.
+        KernelgenError: lists all differences.
     """
     mistakes = [*_wrong_device(said, target, lnc), *_wrong_tensors(said, expected)]
     if mistakes:
@@ -164,10 +164,10 @@ def check(
 
 
 def check_device(said: NeffDescription, target: str, lnc: int, *, source: str = "NEFF") -> None:
-    """Raises where a NEFF is for another device than it is expected to be; see `check`.
+    """Raises if a NEFF is for another device than expected; see `check`.
 
     Raises:
-        KernelgenError: all that differs.
+        KernelgenError: lists all differences.
     """
     mistakes = _wrong_device(said, target, lnc)
     if mistakes:

@@ -1,8 +1,8 @@
-"""The identity of a NEFF: the bytes of its HLO, the compiler by name and version, and the compiler's flags, the target among them.
+"""The identity of a NEFF: the bytes of its HLO, the compiler's name and version, and the compiler's flags, including the target.
 
-A NEFF depends on these and on nothing else, however it is built. The caches find it by the digest of a `Key`; `kernelgen build` and
-CMake compile what has no NEFF of that key; an action of Bazel that compiles has these parts as its inputs, and the driver that runs
-the compiler beside them; a simulated NEFF and a bundle record them.
+A NEFF depends only on these, however it is built. The caches find it by the digest of a `Key`. `kernelgen build` and CMake compile
+HLO that has no NEFF with that key. Bazel's compile actions have these parts, and the driver that runs the compiler, as inputs. A
+simulated NEFF and a bundle record them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 def flag(flags: Sequence[str], name: str) -> str | None:
-    """Returns the value of one of neuronx-cc's flags (`--target`), as its own parser does: the last one counts."""
+    """Returns the value of one of neuronx-cc's flags (`--target`), as its own parser does: the last occurrence counts."""
     value = None
     for word, following in zip(flags, [*flags[1:], ""], strict=True):
         if word == name:
@@ -31,12 +31,12 @@ def flag(flags: Sequence[str], name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """All that a NEFF depends on.
+    """All inputs of a NEFF.
 
     Attributes:
         hlo_sha256: digest of the canonical HLO's bytes, in hex.
         compiler: the compiler's identity: name and version.
-        flags: the compiler's arguments, every one explicit; the target is among them.
+        flags: the compiler's arguments, every one explicit, including the target.
     """
 
     hlo_sha256: str
@@ -56,7 +56,7 @@ class Key:
 
     @property
     def target(self) -> str:
-        """What it is compiled for."""
+        """The target of the compile."""
         return flag(self.flags, "--target") or ""
 
     @property
@@ -74,7 +74,7 @@ class Key:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Key:
-        """Returns the key that `to_json` wrote. The target may be left out, since the flags have it.
+        """Returns the key that `to_json` wrote. The target is optional, since the flags have it.
 
         Raises:
             ValueError, KeyError, TypeError: `value` is not such a key.

@@ -1,7 +1,7 @@
-"""What a kernel's program takes of a NeuronCore's memory besides its tensors, before it is loaded.
+"""The memory of a NeuronCore that a kernel's program needs besides its tensors, available before it is loaded.
 
-Read from the NEFF where it says so, and else estimated from the HLO: a simulated NEFF has no instructions, and some compilers write
-no copies into theirs. docs/reference/simulator.md has the sources of the figures.
+It is read from the NEFF if recorded there, else estimated from the HLO: a simulated NEFF has no instructions, and some compilers
+write no copies into theirs. docs/reference/simulator.md has the sources of the figures.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from kernelgen.neff.scratchpad import scratchpad_bytes
 from kernelgen.targets import INSTRUCTION_BYTES, TARGETS
 
 MAX = 1 << 40
-"""Bytes that a figure of a bundle is at most: more than any core has."""
+"""Maximum of a figure in a bundle, in bytes: more than any core has."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeffMemory:
-    """What a program takes, in bytes, of all physical cores.
+    """Memory of a program in bytes, over all physical cores.
 
     Attributes:
         code: 64 for each instruction.
         rings: 32 for each run of a spill.
-        scratchpad: what it needs of the one that a core's programs share, without the state buffer.
+        scratchpad: its part of the scratchpad that a core's programs share, without the state buffer.
     """
 
     code: int
@@ -44,19 +44,19 @@ class NeffMemory:
 def needed(
     neff: bytes, hlo: bytes, target: str, lnc: int, model_type: str, *, simulated: bool, source: str = "NEFF"
 ) -> NeffMemory:
-    """Returns what a NEFF's program takes.
+    """Returns the memory of a NEFF's program.
 
     Args:
         neff: the NEFF.
-        hlo: the serialized `HloModuleProto` that it was compiled from.
+        hlo: the serialized `HloModuleProto` of the NEFF.
         target: neuronx-cc's `--target`.
-        lnc: physical cores of a logical one.
+        lnc: physical cores of a logical core.
         model_type: neuronx-cc's `--model-type`.
-        simulated: whether the NEFF is the simulator's.
+        simulated: whether the simulator made the NEFF.
         source: its name in messages.
 
     Raises:
-        KernelgenError: the NEFF is damaged or of a form that is not known, or the HLO is none.
+        KernelgenError: the NEFF is damaged or of an unknown form, or the HLO is invalid.
     """
     said = None if simulated else program(neff, source=source)
     if said is not None and said.all_instructions and said.descriptors:

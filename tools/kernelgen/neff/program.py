@@ -1,7 +1,7 @@
-"""What a NEFF's program is made of: instructions by engine, and the runs of bytes that its queues copy.
+"""The contents of a NEFF's program: instructions by engine, and the runs of bytes that its queues copy.
 
-An engine's instructions are `sgNN/<engine>.bin`, 64 bytes each, and its copies are in `sgNN/<engine>.json`; from 2.24 on the names
-for trn3 end in 0. For trn2 neuronx-cc 2.23 writes few copies there: the engines make their descriptors as they run.
+An engine's instructions are in `sgNN/<engine>.bin`, 64 bytes each, and its copies in `sgNN/<engine>.json`; from 2.24 on the names
+for trn3 end in 0. For trn2 neuronx-cc 2.23 writes few copies there: the engines generate their descriptors at run time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SPILLS = "SpillReload"
 
 @dataclass(frozen=True, slots=True)
 class NeffProgram:
-    """What a NEFF's program is made of.
+    """The contents of a NEFF's program.
 
     Attributes:
-        instructions: by engine, of the physical core that has most.
-        descriptors: runs of bytes that the queues copy, of all cores.
-        spills: how many of them are of queues for spills.
-        all_instructions: of all engines of all cores.
+        instructions: by engine, of the physical core with the most.
+        descriptors: runs of bytes that the queues of all cores copy.
+        spills: the number of these in queues for spills.
+        all_instructions: over all engines of all cores.
     """
 
     instructions: Mapping[str, int]
@@ -44,10 +44,10 @@ class NeffProgram:
 
 
 def program(data: bytes, *, source: str = "NEFF") -> NeffProgram:
-    """Returns what a NEFF's program is made of; of a simulated one, nothing.
+    """Returns the contents of a NEFF's program; empty for a simulated one.
 
     Raises:
-        KernelgenError: not a NEFF, damaged, or of a form that is not known.
+        KernelgenError: not a NEFF, damaged, or of an unknown form.
     """
     cores: dict[str, Counter[str]] = {}
     descriptors = spills = 0

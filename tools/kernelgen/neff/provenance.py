@@ -1,9 +1,9 @@
-"""Where the NEFFs of a build folder came from, and what their bytes were: what the steps of a build tell each other.
+"""Origins of a build folder's NEFFs, and their digests: files by which the steps of a build share this information.
 
-A compile step writes, beside its NEFF, which HLO the NEFF is of, the NEFF's digest, and whether it was compiled. A NEFF is as it
-was made when it has that digest: it is not known how neuronx-cc makes the hash in a NEFF's header. `kernelgen build` compiles again
-what is not as it was made. CMake's bundle step counts, and it refuses such a NEFF, and one of an earlier HLO: build tools compare
-files' times, and believe that nothing changed when the clock was set back.
+A compile step writes, beside its NEFF, the digest of the HLO, the digest of the NEFF, and whether it compiled it. A NEFF is
+intact if its digest matches: the hash in a NEFF's header can't be checked, as neuronx-cc's algorithm is not documented.
+`kernelgen build` recompiles a NEFF that is not intact. CMake's bundle step counts compiles, and refuses such a NEFF and one of an
+earlier HLO: build tools compare file times, and miss changes after the clock was set back.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kernelgen.spec.canonical import canonical_json
 
 @dataclass(frozen=True, slots=True)
 class NeffOrigin:
-    """What a compile step says of its NEFF.
+    """A compile step's record of its NEFF.
 
     Attributes:
-        hlo_sha256: digest of the HLO that it is of, in hex.
-        source: `compiled`, or a level of the cache.
-        run: differs from run to run of the step.
-        neff_sha256: digest of the NEFF, in hex; empty when an earlier version of kernelgen wrote this.
+        hlo_sha256: digest of its HLO, in hex.
+        source: `compiled`, or a cache level.
+        run: a value that differs for each run of the step.
+        neff_sha256: digest of the NEFF, in hex; empty in records of earlier versions of kernelgen.
     """
 
     hlo_sha256: str
@@ -38,17 +38,17 @@ class NeffOrigin:
 
 
 def beside(neff: Path) -> Path:
-    """Returns where the origin of a NEFF is, or will be."""
+    """Returns the path of a NEFF's origin."""
     return neff.with_suffix(".origin")
 
 
 def log_beside(neff: Path) -> Path:
-    """Returns where the log of a NEFF's compile is, if the compile step kept one."""
+    """Returns the path of the log of a NEFF's compile, if the compile step kept one."""
     return neff.with_suffix(".log")
 
 
 def write(path: str | Path, hlo: str | Path, source: str, neff_sha256: str) -> None:
-    """Writes the origin of a NEFF that was just made.
+    """Writes the origin of a new NEFF.
 
     Raises:
         OSError: a file can't be read or written.
@@ -59,7 +59,7 @@ def write(path: str | Path, hlo: str | Path, source: str, neff_sha256: str) -> N
 
 
 def read(path: str | Path) -> NeffOrigin | None:
-    """Returns an origin, None when there is none that can be read."""
+    """Returns an origin, or None if there is no readable one."""
     try:
         value = json.loads(Path(path).read_bytes())
         hlo, source, run = (str(value[name]) for name in ("hlo_sha256", "source", "run"))
@@ -69,7 +69,7 @@ def read(path: str | Path) -> NeffOrigin | None:
 
 
 def is_as_made(neff: Path, origin: NeffOrigin | None) -> bool:
-    """Returns whether a NEFF is there with the bytes that its step wrote; a full disk or a stray hand may have changed them."""
+    """Returns whether a NEFF has the bytes that its step wrote; a full disk or another program may have changed them."""
     if origin is None:
         return False
     try:
@@ -79,7 +79,7 @@ def is_as_made(neff: Path, origin: NeffOrigin | None) -> bool:
 
 
 def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[str, Path]) -> dict[str, NeffOrigin]:
-    """Returns the origins of kernels' NEFFs, after comparing them with the HLO and the NEFFs that there are now.
+    """Returns the origins of kernels' NEFFs, after comparing them with the current HLO and NEFFs.
 
     Args:
         origins: the origins' files, by kernel.
@@ -87,7 +87,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
         neffs: their NEFF files.
 
     Raises:
-        KernelgenError: NEFFs are of other HLO, or not as they were made. They are removed, so that the next build makes them.
+        KernelgenError: NEFFs are of other HLO, or not intact. They are removed, so that the next build makes them.
     """
     known: dict[str, NeffOrigin] = {}
     stale = []
@@ -96,7 +96,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
         try:
             digest = hashlib.sha256(hlos[kernel].read_bytes()).hexdigest()
         except OSError:
-            continue  # the bundle's own checks say it better
+            continue  # the bundle's own checks give a better message
         if origin is None or origin.hlo_sha256 != digest:
             neffs[kernel].unlink(missing_ok=True)
             stale.append(
@@ -121,7 +121,7 @@ def check(origins: Mapping[str, Path], hlos: Mapping[str, Path], neffs: Mapping[
 
 
 def count(path: str | Path, known: Mapping[str, NeffOrigin]) -> str:
-    """Returns how many NEFFs were compiled since the last call for this path, and how many came from a cache, in words."""
+    """Returns as text how many NEFFs were compiled since the last call for this path, and how many came from a cache."""
     try:
         before = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""What a NEFF's program needs of the scratchpad that a core's programs share, as neuronx-cc placed it.
+"""The part of the scratchpad, which a core's programs share, that a NEFF's program needs: as neuronx-cc allocated it.
 
-In `sgNN/def.json` a variable of type `virtual` is in the scratchpad, from its `backing_variable_off` on: spills, and what one
-product leaves for another. They share places, so the end of the last one is what the program needs. Others read the same from the
-compiler's log (`Peak scratchpad usage`), which is not there any more when a NEFF is loaded.
+In `sgNN/def.json` a variable of type `virtual` is in the scratchpad, at `backing_variable_off`: spills, and values that one product
+leaves for another. Their ranges overlap, so the highest end is the program's need. The compiler's log has the same figure (`Peak
+scratchpad usage`), but is no longer available when a NEFF is loaded.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kernelgen.neff import container
 
 _MEMBER = re.compile(r"sg\d+/def\.json")
 PAGE = 64 << 20
-"""Bytes in multiples of which the runtime grows the scratchpad since release 2.31, as AWS documents it."""
+"""The runtime grows the scratchpad in multiples of these bytes since release 2.31, as AWS documents it."""
 
 
 def scratchpad_bytes(data: bytes, *, source: str = "NEFF") -> int:
-    """Returns the bytes, of all physical cores; 0 of a simulated NEFF, which has no such variables.
+    """Returns the bytes over all physical cores; 0 for a simulated NEFF, which has no such variables.
 
     Raises:
-        KernelgenError: not a NEFF, damaged, or of a form that is not known.
+        KernelgenError: not a NEFF, damaged, or of an unknown form.
     """
     total = 0
     for name, content in container.unpack(data, source=source, only=lambda name: bool(_MEMBER.fullmatch(name))).items():

@@ -1,13 +1,13 @@
-"""How much memory a program needs for what it computes on the way to its results: an estimate.
+"""Estimates the memory that a program needs for intermediate values.
 
-On a device neuronx-cc decides that, and writes it into the NEFF (`kernelgen.neff.scratchpad`). Here it is the most that lives at
-the same time of what the entry computation makes, in its order, without
+On a device neuronx-cc decides that, and writes it into the NEFF (`kernelgen.neff.scratchpad`). Here it is the maximum of the values
+of the entry computation that are live at the same time, in its order, without
 
-- what is made element by element of inputs and constants alone, such as floats of a quantized matrix: it is made where it is
+- elementwise functions of inputs and constants alone, such as the floats of a quantized matrix: they are computed where they are
   read;
-- results, which have memory of their own;
-- other looks at what is there: slices, transposed, repeated, of another type;
-- an element by element result in the place of an operand that no later instruction reads.
+- results, which have their own memory;
+- views of existing values: slices, transposes, broadcasts, conversions;
+- an elementwise result that replaces an operand that no later instruction reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernelgen.hlo import proto
 from kernelgen.neff.container import ELEMENT_SIZES
 
 _ALIASES = {"reshape", "bitcast", "get-tuple-element", "tuple", "broadcast", "slice", "transpose", "convert"}
-"""Instructions that only show their operands in another way, so they take no memory."""
+"""Instructions that are views of their operands, so they need no memory."""
 
 _COMPUTED = {
     "dot",
@@ -33,7 +33,7 @@ _COMPUTED = {
     "call",
     "custom-call",
 }
-"""What makes something that other instructions read from memory; the rest is made element by element."""
+"""Opcodes whose results other instructions read from memory; the others are elementwise."""
 
 
 def scratchpad_bytes(hlo: bytes) -> int:
@@ -47,7 +47,7 @@ def scratchpad_bytes(hlo: bytes) -> int:
     """
     entry = proto.entry(proto.parse(hlo))
     by_id = {i.id: i for i in entry.instructions}
-    base: dict[int, set[int]] = {}  # what an instruction's value lies in
+    base: dict[int, set[int]] = {}  # the values that hold an instruction's value
     for i in entry.instructions:
         operands = [b for o in i.operand_ids for b in base[o]]
         if i.opcode in _ALIASES or (i.opcode not in _COMPUTED and not operands):

@@ -1,4 +1,4 @@
-"""Build files from a plan. Layout is in the Jinja2 templates; what a build system knows beyond the plan is in its module."""
+"""Build files from a plan. The Jinja2 templates hold the layout; the module of each build system holds its own logic."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import jinja2
 
 
 def _starlark(value: Any) -> str:
-    """Returns a string, number, list or dict as a Starlark literal; JSON without null, true and false is one."""
+    """Returns a string, number, list or dict as a Starlark literal: JSON without null, true and false."""
     return json.dumps(value, ensure_ascii=True)
 
 
 def _cmake(value: str) -> str:
-    """Returns a CMake bracket argument that holds `value` as it is."""
+    """Returns a CMake bracket argument that holds `value` unchanged."""
     level = 0
     while f"]{'=' * level}]" in value or value.endswith("]" + "=" * level):
         level += 1
@@ -38,5 +38,5 @@ def _environment() -> jinja2.Environment:
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """Returns the template filled in; a value that it lacks is an error."""
+    """Returns the filled-in template; a missing value is an error."""
     return _environment().get_template(template).render(**values)

@@ -1,6 +1,6 @@
-"""A plan as Bazel packages: `kernels` with a target for every HLO and NEFF, `bundles` with one for every manifest and target.
+"""A plan as Bazel packages: `kernels` with a target for every HLO and NEFF, `bundles` with a target for every manifest and target.
 
-The files are written into a repository of their own (`@neuron_kernels`) by `rules/private/repositories/kernels.bzl`.
+`rules/private/repositories/kernels.bzl` writes the files into a separate repository (`@neuron_kernels`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BazelLibrary:
         library: the folder of emitters.
         package: the package's label without a target, `@@repository//path`.
         data: labels of the files that its emitters open.
-        prefix: where the library's folder is in the package, ending in `/`; empty for the package's own.
+        prefix: path of the library's folder in the package, ending in `/`; empty for the package's own folder.
     """
 
     library: Library
@@ -54,10 +54,10 @@ def generate(
     """Returns the repository's files by path.
 
     Args:
-        plan: what to build.
+        plan: the plan.
         sources: every kernel library that the plan names, with its package.
-        rules: the repository of the rules, as labels begin: `@@neuron_kernelgen~`.
-        settings: attributes of the bundles of a manifest, by its name: `compiler` and `emit_timeout`.
+        rules: the repository of the rules, as a label prefix: `@@neuron_kernelgen~`.
+        settings: attributes of a manifest's bundles, by its name: `compiler` and `emit_timeout`.
     """
     by_name = {s.library.name: s for s in sources}
     emitters: dict[str, dict[str, Any]] = {}
@@ -137,7 +137,7 @@ def _graph_kernel(kernel: Kernel, emitters: Mapping[str, Any], with_data: Sequen
 
 
 def _is_jax_alone(kernel: Kernel, emitters: Mapping[str, Any]) -> bool:
-    """Returns whether a kernel is made with no other language than JAX."""
+    """Returns whether JAX is the only language that a kernel uses."""
     keys = [f"{library}/{module}" for library, module in kernel.emitters]
     return kernel.language == DEFAULT and all(emitters[key]["jax_alone"] for key in keys)
 
@@ -154,7 +154,7 @@ def _source_kernel(
         "language": None if kernel.language == DEFAULT else kernel.language,
         "targets": list(kernel.targets),
         "function": spec.function,
-        # Attributes of the rule; what is empty is left out.
+        # Attributes of the rule; empty ones are omitted.
         "call": {
             "alias": {str(output): str(input) for output, input in spec.alias},
             "arguments": list(spec.arguments),
@@ -177,7 +177,7 @@ def _source_kernel(
 
 
 def _missing(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> str:
-    """Returns why what NKI's own compiler made of a kernel can't be used, or nothing: that kernel fails, and no other."""
+    """Returns the reason why a kernel's output of NKI's compiler is unusable, or "": only that kernel fails."""
     from kernelgen.languages.nki import prebuilt
 
     try:
@@ -188,25 +188,25 @@ def _missing(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> str:
 
 
 def prebuilt_file(kernel: Kernel, by_name: Mapping[str, BazelLibrary]) -> Path:
-    """Returns where what NKI's own compiler made of a kernel is, or would be."""
+    """Returns the path of the output of NKI's compiler for a kernel, whether or not it exists."""
     return by_name[kernel.prebuilt].library.root / native_file(kernel.id)
 
 
 def absolute(path: Path) -> Path:
-    """Returns a path from the root, without `..`; links are not followed, since packages have the names that links have."""
+    """Returns an absolute path without `..`; does not follow links, since packages have the links' names."""
     return Path(os.path.normpath(path.absolute()))
 
 
 def package_of(library: Library, workspaces: Mapping[Path, str], prebuilt: bool = False) -> BazelLibrary:
-    """Returns a folder of sources with the package that it is in, or below whose folder it is.
+    """Returns a folder of sources with the package that contains it.
 
     Args:
         library: the folder.
-        workspaces: the repository of each folder that is one's root, as labels begin: `@@`.
-        prebuilt: whether it holds what NKI's own compiler made, and no sources.
+        workspaces: the repository of each repository root folder, as a label prefix: `@@`.
+        prebuilt: whether it holds the output of NKI's compiler instead of sources.
 
     Raises:
-        KernelgenError: it is in no package.
+        KernelgenError: no package contains it.
     """
     folder = absolute(library.root)
     for package in (folder, *folder.parents):
@@ -231,15 +231,15 @@ def package_of(library: Library, workspaces: Mapping[Path, str], prebuilt: bool 
 
 
 def inner_packages(plan: Plan, libraries: Sequence[Library], workspaces: Mapping[Path, str]) -> list[BazelLibrary]:
-    """Returns the other folders of Python's packages that a plan's kernels are made from: Bazel may have packages of its own there.
+    """Returns further folders of Python packages that a plan's kernels use: Bazel may have separate packages there.
 
     Args:
-        plan: what to build.
+        plan: the plan.
         libraries: folders of sources.
-        workspaces: as of `package_of`.
+        workspaces: see `package_of`.
 
     Raises:
-        KernelgenError: one is in no package of Bazel's.
+        KernelgenError: no Bazel package contains one of them.
     """
     by_name = {library.name: library for library in libraries if library.package}
     folders: dict[Path, None] = {}
@@ -252,7 +252,7 @@ def inner_packages(plan: Plan, libraries: Sequence[Library], workspaces: Mapping
 
 
 def build_files(source: BazelLibrary) -> list[Path]:
-    """Returns the BUILD files that decide which package a folder is in, those that are not there, too."""
+    """Returns the BUILD files that determine a folder's package, including missing ones."""
     folder = source.library.root
     above = [folder, *folder.parents][: len(Path(source.prefix).parts) + 1]
     return [package / name for package in above for name in ("BUILD.bazel", "BUILD")]

@@ -1,7 +1,7 @@
-"""A plan as what `rules/cmake/NeuronKernels.cmake` builds from: a file of calls of its functions, and the arguments of each step.
+"""A plan as input of `rules/cmake/NeuronKernels.cmake`: a file of calls to its functions, and the arguments of each step.
 
-What a step does is in files (`steps/…`), a `--name=value` a line as `kernelgen.steps.worker` takes them, so that CMake sees names
-alone. A file holds what its step's result depends on and nothing else: a step runs again when its file changed.
+Files (`steps/…`) hold a step's arguments, one `--name=value` per line as `kernelgen.steps.worker` reads them, so that CMake handles
+only names. A file holds exactly the inputs of its step's result: a step runs again when its file changes.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import spec_json
 
 BATCH = 32
-"""About how many kernels are emitted by one command. Fewer share the work better, more make fewer processes."""
+"""Approximate number of kernels per emit command. Fewer balance the load better; more need fewer processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How and where a plan is built.
+    """The settings of a build.
 
     Attributes:
-        folder: the folder that the files are for, absolute; everything is built there.
+        folder: absolute path of the build folder; everything is built there.
         compiler: `neuronx-cc` or `simulator`.
         identity: the compiler's identity.
-        executable: the compiler's program, when it is one.
+        executable: the compiler's program, if it is one.
         jax_version: version of the jax that emits the HLO.
         cache: the caches of NEFFs that builds share.
         cpus: CPUs of the build machine.
         memory_mb: MiB of the build machine that compiles may use together.
-        emit_timeout: seconds that emitting one kernel may take, or None.
+        emit_timeout: time limit of emitting one kernel in seconds, or None.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Build:
     emit_timeout: float | None = EMIT_TIMEOUT
 
     def slots(self, plan: Plan) -> int:
-        """Returns how many compiles may run at once."""
+        """Returns the number of compiles that may run in parallel."""
         needs = [neff.needs(self.compiler) for neff in plan.neffs]
         memory, cpus = max(memory for memory, _ in needs), max(cpus for _, cpus in needs)
         return max(1, min(self.memory_mb // memory, self.cpus // cpus))
@@ -64,9 +64,9 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
     """Returns the files by path.
 
     Args:
-        plan: what to build.
+        plan: the plan.
         sources: every kernel library that the plan names.
-        build: how and where.
+        build: the settings.
     """
     libraries = {s.name: s.resolved() for s in sources}
     batches = _batches(plan.kernels)
@@ -96,7 +96,7 @@ def generate(plan: Plan, sources: Sequence[Library], build: Build) -> Mapping[st
 
 def _emit(kernels: Sequence[Kernel], libraries: Mapping[str, Library], build: Build) -> str:
     """Returns the arguments of the step that emits a batch."""
-    first = kernels[0]  # what a batch has in common: see `_batches`
+    first = kernels[0]  # common to the batch: see `_batches`
     modules = [(name, libraries[name].file(module)) for name, module in first.emitters]
     return _lines(
         f"--jax={build.jax_version}",
@@ -110,20 +110,20 @@ def _emit(kernels: Sequence[Kernel], libraries: Mapping[str, Library], build: Bu
 
 
 def _limits(build: Build) -> str:
-    """Returns the arguments of steps that emit which change no HLO: how long an emitter may run."""
+    """Returns the arguments of emit steps that change no HLO: an emitter's time limit."""
     return _lines(f"--timeout={build.emit_timeout or 0:g}")
 
 
 def _compile(config: CompileConfig, build: Build) -> str:
-    """Returns the arguments of the steps that compile with the same settings."""
+    """Returns the common arguments of compile steps with the same settings."""
     flags = [f"--flag={word}" for word in config.flags()]
     return _lines(f"--compiler={build.compiler}", *flags, f"--identity={build.identity}")
 
 
 def _compiler(plan: Plan, build: Build) -> str:
-    """Returns the arguments of steps that compile which change no NEFF: where the compiler is and what it may use.
+    """Returns the arguments of compile steps that change no NEFF: the compiler's path and its limits.
 
-    Nothing is compiled again when they change.
+    Changing them recompiles nothing.
     """
     return _lines(
         f"--log-dir={build.folder / 'logs'}",
@@ -135,12 +135,12 @@ def _compiler(plan: Plan, build: Build) -> str:
 
 
 def _bundle(bundle: Bundle, build: Build) -> str:
-    """Returns the arguments of the step that puts a bundle together."""
+    """Returns the arguments of the step that writes a bundle."""
     return _lines(
         f"--jax={build.jax_version}",
         "--lint=yes",
         "--origins=yes",
-        # A simulated NEFF says itself what made it.
+        # A simulated NEFF records its compiler itself.
         *([f"--compiler={build.identity}"] if build.executable else []),
         f"--entries={build.folder / 'steps' / entries_file(bundle.id)}",
         *(f"--hlo={build.folder / 'hlo' / hlo_file(kernel)}" for kernel in bundle.kernels),
@@ -149,13 +149,13 @@ def _bundle(bundle: Bundle, build: Build) -> str:
 
 
 def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
-    """Returns the kernels of each command that emits, not more than about `BATCH`.
+    """Returns the kernels of each emit command, at most about `BATCH` per command.
 
-    They are of one module, for the same targets, and prebuilt in the same folder.
+    Each batch has one module, the same targets, and the same prebuilt folder.
 
-    Graph kernels are emitted by commands of their own, which have all modules that they need together.
+    Graph kernels have separate commands, with all modules that they need together.
 
-    Which of a large module's batches a kernel is in depends on its id alone, so that a new one does not move the others.
+    A kernel's batch within a large module depends only on its id, so that a new kernel does not move the others.
     """
     modules: dict[str, list[Kernel]] = {}
     for kernel in kernels:
@@ -175,12 +175,12 @@ def _batches(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
 
 
 def _only_prebuilt(plan: Plan) -> set[str]:
-    """Returns the folders that a plan does not depend on: the depfiles of the commands that emit name what is in them."""
+    """Returns the folders that a plan does not depend on: the depfiles of emit commands list their files."""
     return {k.prebuilt for k in plan.kernels} - {library for k in plan.kernels for library, _ in k.emitters}
 
 
 def _watched(source: Library, plan: Plan) -> list[str]:
-    """Returns what a plan depends on in a library: its modules, and the folder, whose time changes when one is added."""
+    """Returns a plan's dependencies in a library: its modules, and the folder, whose time changes when a module is added."""
     root = source.root.resolve()
     if source.package:
         modules = {kernel.emitter for kernel in plan.kernels if kernel.library == source.name}

@@ -1,4 +1,4 @@
-"""What differs between two reports."""
+"""The differences between two reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def read(path: Path) -> dict[str, Any]:
     """Returns the numbers of a report's JSON.
 
     Raises:
-        KernelgenError: the file is not one.
+        KernelgenError: the file is not a report.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -26,14 +26,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], threshold: float) -> list[dict[str, Any]]:
-    """Returns what differs in calls and kernels, each with whether it is a regression.
+    """Returns the differences in calls and kernels, and for each whether it is a regression.
 
-    A kernel with measured times in both reports is compared by them, else by what the forecast says.
+    For a kernel with measured times in both reports these are compared, else the forecasts.
 
     Args:
         before: the earlier report.
         now: the later one.
-        threshold: the part by which a time may grow: 0.05 for 5 %.
+        threshold: the fraction by which a time may grow: 0.05 for 5 %.
 
     Raises:
         KernelgenError: the reports are for different targets.

@@ -1,4 +1,4 @@
-"""Which nodes of a model's calls have a kernel, short enough for a page."""
+"""The nodes of a model's calls that have a kernel, short enough for a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelgen.dispatch.report import CoverageReport
 
 
 def plain(report: CoverageReport) -> list[dict[str, Any]]:
-    """Returns for each export how many ops have a kernel, its calls by size, and the reason for each op without one."""
+    """Returns for each export the number of ops with a kernel, its calls by size, and the reason for each op without one."""
     return [
         {
             "covered": len(result.covered),

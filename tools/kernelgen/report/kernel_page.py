@@ -1,4 +1,4 @@
-"""The page of one kernel: what it computes, what it is made from, and its HLO."""
+"""The page of one kernel: its computation, its origin, and its HLO."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kernelgen.hlo.describe import describe
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a kernel is made from, and by what.
+    """The origin of a kernel.
 
     Attributes:
         hlo: the serialized HLO.
-        emitters: the functions that make it, as `FILE:LINE FUNCTION`; empty where the bundle's HLO is read.
-        stored: the bundle and the kernel in it; None for a kernel of a manifest.
-        log: of its compile, where a build kept one.
+        emitters: the functions that make it, as `FILE:LINE FUNCTION`; empty if the HLO is from a bundle.
+        stored: the bundle and the kernel in it; None for a manifest's kernel.
+        log: log of its compile, if a build kept one.
     """
 
     hlo: bytes
@@ -29,11 +29,11 @@ class Made:
 
 
 def facts(row: Mapping[str, Any], made: Made) -> dict[str, str]:
-    """Returns what there is to say of a kernel, by heading.
+    """Returns the facts about a kernel, by heading.
 
     Args:
         row: its numbers (`kernelgen.report.numbers.collect`).
-        made: what it is made from.
+        made: its origin.
     """
     found = {"computes": "; ".join(row["computes"])}
     if made.emitters:
@@ -56,7 +56,7 @@ def facts(row: Mapping[str, Any], made: Made) -> dict[str, str]:
 
 
 def tensors(hlo: bytes) -> list[tuple[str, str, str]]:
-    """Returns what a kernel reads and writes: its part, its name in the NEFF and its shape as HLO has it."""
+    """Returns a kernel's inputs and outputs: role, name in the NEFF, and shape in HLO text form."""
     described = describe(hlo)
     shared = dict(described.aliases)
     return [("input", name, shape) for name, shape in described.parameters] + [

@@ -1,8 +1,8 @@
-"""The logs of compiles: what neuronx-cc printed while it compiled a bundle's kernels, where a build kept it.
+"""The logs of compiles: neuronx-cc's output for a bundle's kernels, if a build kept it.
 
-A log is beside its NEFF (`kernelgen.neff.provenance.log_beside`): `kernelgen build` names it after the NEFF's key, CMake and Bazel
-after the kernel and the settings. A NEFF that came from kernelgen's cache has none, or with Bazel an empty one, because each output
-of an action has to be there. One that the simulator made has none.
+A log is beside its NEFF (`kernelgen.neff.provenance.log_beside`): `kernelgen build` names it by the NEFF's key, CMake and Bazel by
+the kernel and the settings. A NEFF from kernelgen's cache has none (with Bazel an empty one, because an action must write each
+output). A simulated NEFF has none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernelgen.neff.identity import Key
 from kernelgen.spec.filenames import STATE, keyed_neff_file, neff_file
 
 MAX_BYTES = 1 << 20
-"""A log that is larger is not one that a build keeps."""
+"""Maximum size of a log that a build keeps."""
 
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -28,7 +28,7 @@ def find(bundles: Sequence[Stored], folders: Sequence[Path]) -> dict[str, str]:
     """Returns the logs by kernel, without control characters.
 
     Args:
-        bundles: whose kernels are asked for. The folder that a bundle is in is looked at first.
+        bundles: the bundles of the kernels. A bundle's own folder is searched first.
         folders: output folders of `kernelgen build`, or folders that hold logs.
     """
     found: dict[str, str] = {}
@@ -48,7 +48,7 @@ def find(bundles: Sequence[Stored], folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _read(path: Path) -> str | None:
-    """Returns the text of a log, None when there is none."""
+    """Returns the text of a log, or None if there is none."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

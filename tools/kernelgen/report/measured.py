@@ -1,12 +1,12 @@
-"""Times of kernels as they were measured: from a table, the backend's profile, test-backend-ops or neuron-profile.
+"""Measured times of kernels: from a table, the backend's profile, test-backend-ops or neuron-profile.
 
-`read` tells the formats apart by their content:
+`read` recognizes the formats by their content:
 
 - CSV with the columns `kernel` and `us`.
 - The trace that the backend writes for GGML_NEURON_PROFILE: a kernel's time is the median of its launches.
-- What llama.cpp's `test-backend-ops perf --output sql` prints (its CSV has no times), or CSV with the columns of that table.
-- What `neuron-profile view --output-format summary-json` prints: `{name: {"total_time": seconds, …}}`. The file is named after the
-  kernel's id, `<id>.json`, because the summary does not have it.
+- The output of llama.cpp's `test-backend-ops perf --output sql` (its CSV has no times), or CSV with the columns of that table.
+- The output of `neuron-profile view --output-format summary-json`: `{name: {"total_time": seconds, …}}`. The file's name is the
+  kernel's id, `<id>.json`, because the summary does not contain it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.spec.op_kernel import KernelSpec
 
 Times = dict[str, float]
-"""Microseconds of a launch by the kernel's id."""
+"""Microseconds of a launch, by the kernel's id."""
 
 _PLAIN = {"v": "0", "nf": "1", "perm1": "0", "src_overlap": "0", "per": "[0,1,2,3]", "k_v": "0", "o": "1"}
-"""Parameters of cases whose tensors are dense and whose graph is one op."""
+"""Parameters of cases with contiguous tensors and a graph of one op."""
 
 _PARAM = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]*)")
 
 
 def read(path: Path, specs: Iterable[KernelSpec]) -> Times:
-    """Returns microseconds of a launch by kernel.
+    """Returns the microseconds of a launch, by kernel.
 
     Args:
         path: a file of one of the formats above.
-        specs: kernels of ops; the cases of test-backend-ops are looked for among them.
+        specs: specs of op kernels; the cases of test-backend-ops are matched with them.
 
     Raises:
         KernelgenError: the file has none of the formats, or a time in it is not a number above 0.
@@ -93,7 +93,7 @@ def _json(path: Path, text: str, what: str) -> Any:
 
 def _of_profile(path: Path, text: str) -> Times:
     text = text.rstrip()
-    if not text.endswith("]"):  # its program was killed: the last line may not be whole
+    if not text.endswith("]"):  # its program was killed: the last line may be incomplete
         text = text[: text.rfind("\n")].rstrip().rstrip(",") + "]"
     found = defaultdict(list)
     for event in _json(path, text, "a profile of the backend (GGML_NEURON_PROFILE)"):
@@ -115,7 +115,7 @@ def _of_summary(path: Path, text: str) -> Times:
 
 
 def _sql_rows(path: Path, text: str) -> list[dict[str, Any]]:
-    """Returns the rows of a table that a script of SQL makes, which may do nothing else."""
+    """Returns the rows of a table that an SQL script creates; the script may do nothing else."""
     allowed = {sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_READ}
     allowed |= {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_TRANSACTION}
     database = sqlite3.connect(":memory:")
@@ -132,14 +132,14 @@ def _sql_rows(path: Path, text: str) -> list[dict[str, Any]]:
 
 
 def _of_cases(path: Path, rows: Iterable[Mapping[str, Any]], specs: Iterable[KernelSpec]) -> Times:
-    """Returns the times of test-backend-ops' cases; those that no kernel, or more than one, computes are left out."""
+    """Returns the times of test-backend-ops' cases; omits cases that no kernel, or more than one, computes."""
     by_shape = defaultdict(list)
     for spec in specs:
         inputs = spec.without_layouts.inputs
         by_shape[spec.op, tuple(inputs[:2]), spec.output].append(spec.id)
     found: Times = {}
     for row in rows:
-        if not row["time_us"] or float(row["time_us"]) == 0:  # what the backend does not support
+        if not row["time_us"] or float(row["time_us"]) == 0:  # the backend does not support the case
             continue
         time = _number(f"{path}: time_us of {row['op_name']}({row['op_params']})", row["time_us"])
         ids = {one for shape in _shapes(row["op_name"], row["op_params"]) for one in by_shape[shape]}
@@ -153,7 +153,7 @@ Shape = tuple[str, tuple[TensorDesc | None, ...], TensorDesc]
 
 
 def _shapes(name: str, text: str) -> list[Shape]:
-    """Returns what a case of test-backend-ops computes, where its parameters are known to say it.
+    """Returns the computation of a test-backend-ops case, if its known parameters determine it.
 
     Source: the classes test_mul_mat, test_bin_bcast and test_unary of llama.cpp's tests/test-backend-ops.cpp.
     """
@@ -168,7 +168,7 @@ def _shapes(name: str, text: str) -> list[Shape]:
         first = TensorDesc.make(ne, dtype)
         if "nr" not in params:
             return [(op, (first,), first)]
-        # The first is repeated to the result's shape: the case has ne of the second.
+        # The first input is repeated to the result's shape: the case gives ne of the second.
         result = TensorDesc.make([n * r for n, r in zip(ne, _list(params["nr"]), strict=True)], dtype)
         return [(op, (result, first), result)]
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The numbers of a report, as plain values: what the page, the JSON and the CSV are written from."""
+"""The numbers of a report as plain values: the source of the page, the JSON and the CSV."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.targets import PARTITIONS
 
 FORMAT = 1
-"""Version of the JSON; a reader refuses another one."""
+"""Version of the JSON; a reader refuses any other."""
 
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-"""Names that the table of the chips has for dtypes of products."""
+"""Names of products' dtypes in the table of the chips."""
 
 PARTS = {**printing.PARTS, "host": "transfers over the host"}
-"""What a call's time consists of, in the order of the bar."""
+"""The parts of a call's time, in the order of the bar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a report is made of.
+    """The inputs of a report.
 
     Attributes:
-        names: of the manifests and bundles.
-        chip: the target.
-        model: what is known of the model's file; empty without one.
+        names: names of the manifests and bundles.
+        chip: figures of the target.
+        model: properties of the model's file; empty without one.
         settings: how the model is run, by option.
-        calls: forecasts of one token and of a prompt, the first of them one token; empty without a model.
+        calls: forecasts of one token and of a prompt, in this order; empty without a model.
         by_cache: forecasts of one token, by ascending cells of the cache.
         by_cores: forecasts of one token, by ascending number of cores.
-        coverage: which nodes have a kernel, as `kernelgen coverage --format json` prints it; None without a model.
-        stored: bundles of the target.
-        measured: microseconds of a launch by kernel, as they were measured.
-        compile_s: seconds that a kernel's compile took, where this machine's cache of NEFFs knows it.
+        coverage: the coverage of nodes, in the form of `kernelgen coverage --format json`; None without a model.
+        stored: bundles for the target.
+        measured: measured microseconds of a launch, by kernel.
+        compile_s: seconds of each kernel's compile, if this machine's cache of NEFFs has them.
     """
 
     names: Sequence[str]
@@ -64,7 +64,7 @@ class Asked:
 
 
 def peak(chip: Chip, dtype: str) -> float:
-    """Returns the FLOPs per microsecond of a logical core's tensor engines, for a dtype as HLO names it."""
+    """Returns the FLOPs per microsecond of a logical core's tensor engines, for a dtype under its HLO name."""
     name = "float8" if dtype.startswith("f8") else DTYPES.get(dtype, "float32")
     return 2 * PARTITIONS * PARTITIONS / chip.by("tensor_ns_per_column", name) * 1e3 * chip.lnc
 
@@ -73,8 +73,8 @@ def collect(asked: Asked, kernels: Kernels) -> dict[str, Any]:
     """Returns the numbers of a report. Every kernel is emitted.
 
     Args:
-        asked: what it is made of.
-        kernels: those of the manifests and bundles.
+        asked: its inputs.
+        kernels: the kernels of the manifests and bundles.
     """
     counts: list[Mapping[Spec, int]] = [{one.spec: one.count for one in call.launches} for call in asked.calls]
     neffs = {kernel.id: kernel.neff_size for stored in asked.stored for kernel in stored.kernels}
@@ -87,7 +87,7 @@ def collect(asked: Asked, kernels: Kernels) -> dict[str, Any]:
     for row in rows:
         row["neff_bytes"] = neffs.get(row["id"])
         row["compile_s"] = asked.compile_s.get(row["id"])
-        # Kernels with the same HLO are one program, which the backend names by one of them.
+        # Kernels with the same HLO are one program, which the backend names after one of them.
         row["measured_us"] = row["measured_us"] or same.get(row["hlo_sha256"])
     token = asked.calls[0].ms * 1e3 if asked.calls else sum(row["us"] for row in rows)
     for row in rows:
@@ -120,7 +120,7 @@ def collect(asked: Asked, kernels: Kernels) -> dict[str, Any]:
 
 
 def published(target: str) -> list[dict[str, Any]]:
-    """Returns what others measured on a target with other software, each with its source."""
+    """Returns others' measurements of other software on a target, each with its source."""
     text = resources.files("kernelgen.report").joinpath("published.json").read_text(encoding="utf-8")
     found: list[dict[str, Any]] = json.loads(text)
     return [one for one in found if target in one["targets"]]
@@ -166,7 +166,7 @@ def _kernel(
     counts: Sequence[Mapping[Spec, int]],
     measured: Mapping[str, float],
 ) -> dict[str, Any] | None:
-    """Returns the row of a kernel; None when no HLO of it can be emitted."""
+    """Returns the row of a kernel; None if its HLO can't be emitted."""
     work = kernels.work(spec, chip)
     hlo = kernels.hlo(spec)
     if work is None or hlo is None:
@@ -201,7 +201,7 @@ def _kernel(
 
 
 def _described(named: Spec) -> list[str]:
-    """Returns the tensors of an op's kernel, or of a group how often it has each op and the bytes of what is bound."""
+    """Returns the tensors of an op's kernel, or for a group the count of each op and the bytes of the bound tensors."""
     if isinstance(named, GraphSpec):
         counts = Counter(node.op for node in named.nodes)
         return [f"{count} {op}" for op, count in sorted(counts.items())] + [f"{sum(named.slots):,} bytes bound"]

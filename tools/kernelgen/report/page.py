@@ -32,7 +32,7 @@ COLUMNS = {
 }
 """Columns of the table of kernels: the key of a row and the heading."""
 WORDS = ("id", "kind", "bound")
-"""Those that have words; the others have numbers."""
+"""The columns with text; the others have numbers."""
 
 
 def row(kernel: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def row(kernel: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text(value: Any) -> str:
-    """Returns a value of a table in words; nothing for what is not known."""
+    """Returns a table's value as text; empty if unavailable."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -84,7 +84,7 @@ def of_kernel(row: Mapping[str, Any], made: kernel_page.Made, report: str) -> st
 
     Args:
         row: its numbers (`kernelgen.report.numbers.collect`).
-        made: what it is made from.
+        made: its origin.
         report: the report's file name.
     """
     return (
@@ -105,12 +105,12 @@ def of_kernel(row: Mapping[str, Any], made: kernel_page.Made, report: str) -> st
 def page(
     numbers: Mapping[str, Any], differences: Sequence[Mapping[str, Any]] | None = None, kernels: str | None = None
 ) -> str:
-    """Returns the page: HTML that asks for nothing else.
+    """Returns the page: self-contained HTML.
 
     Args:
-        numbers: of `kernelgen.report.numbers.collect`.
+        numbers: the result of `kernelgen.report.numbers.collect`.
         differences: from a baseline (`kernelgen.report.baseline`); None without one.
-        kernels: the folder beside the page that has each kernel's; None without them.
+        kernels: the folder beside the page with each kernel's page; None without them.
     """
     by_cache, by_cores = numbers["by_cache"], numbers["by_cores"]
     measured = any(kernel["measured_us"] is not None for kernel in numbers["kernels"])

@@ -1,4 +1,4 @@
-"""Plots of a report as SVG: drawn with shapes and text alone, so that a page with them needs no script and no library."""
+"""Plots of a report as SVG: only shapes and text, so that a page with them needs no script and no library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLORS = (
     "#332288",
     "#333333",
 )
-"""Okabe and Ito's colors, which people with any color vision can tell apart, and more for parts that are seldom there."""
+"""Okabe and Ito's colors, which people with any color vision can distinguish, and more for rare parts."""
 
 
 def color(part: str) -> str:
@@ -35,11 +35,11 @@ def color(part: str) -> str:
 
 
 def bar(parts_ms: Mapping[str, float], label: str) -> Markup:
-    """Returns a call's time as a bar of its parts.
+    """Returns a call's time as a bar with its parts.
 
     Args:
         parts_ms: milliseconds of each part.
-        label: the text that stands for the picture.
+        label: the alternative text of the picture.
     """
     total = sum(parts_ms.values())
     at, shapes = 0.0, []
@@ -56,7 +56,7 @@ def bar(parts_ms: Mapping[str, float], label: str) -> Markup:
 
 
 class _Axes:
-    """Axes of a plot whose scales are logarithmic."""
+    """Axes of a plot with logarithmic scales."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         self.x0, self.x1 = _decades(xs)
@@ -84,7 +84,7 @@ class _Axes:
 
 
 def roofline(kernels: Sequence[Mapping[str, Any]], gb_per_s: float, tflops: Mapping[str, float]) -> Markup | None:
-    """Returns FLOP/s over FLOPs per byte of kernels with products, each a link to its row; None where there are none.
+    """Returns a plot of FLOP/s over FLOPs per byte for kernels with products, each a link to its row; None if there are none.
 
     Args:
         kernels: rows of a report.
@@ -118,7 +118,7 @@ def roofline(kernels: Sequence[Mapping[str, Any]], gb_per_s: float, tflops: Mapp
 
 
 def line(points: Sequence[tuple[int, float]], x_label: str, y_label: str, label: str) -> Markup | None:
-    """Returns a line through points, the horizontal scale logarithmic and the vertical one from 0; None for fewer than two."""
+    """Returns a line through points, the horizontal scale logarithmic, the vertical one from 0; None for fewer than two points."""
     if len(points) < 2:
         return None
     first, last = math.log2(points[0][0]), math.log2(points[-1][0])
@@ -151,7 +151,7 @@ def _labels(x_label: str, y_label: str) -> list[str]:
 
 
 def _step(most: float) -> float:
-    """Returns 1, 2 or 5 times a power of ten that fits at most five times into a value."""
+    """Returns the least of 1, 2 or 5 times a power of ten that fits at most five times into a value."""
     power: float = 10.0 ** math.floor(math.log10(most))
     return next(n * power for n in (0.2, 0.5, 1, 2) if most <= 5 * n * power)
 

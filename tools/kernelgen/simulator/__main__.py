@@ -19,6 +19,9 @@ def main() -> NoReturn:
     os.set_inheritable(fd, False)
     control = socket.socket(fileno=fd)
 
+    # Nothing here multiplies matrices with NumPy, whose threads for that spin for a while wherever it is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
     from kernelgen.simulator.server import serve
 
     serve(control)

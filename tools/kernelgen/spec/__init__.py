@@ -1,1 +1,1 @@
-"""What a kernel is: ops, groups of nodes and functions of files, on exact tensors, and the ids that follow from these."""
+"""Specs of kernels: ops, groups of nodes, and functions in files, on exact tensors; and the ids derived from them."""

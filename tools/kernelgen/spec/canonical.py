@@ -1,4 +1,4 @@
-"""Values as text whose bytes follow from the value alone: what digests are taken of."""
+"""Values as canonical text, for digests."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def canonical_json(value: Any) -> str:
-    """Returns JSON with sorted keys and no white space; the same value gives the same text everywhere."""
+    """Returns JSON with sorted keys and no white space; equal values give equal text everywhere."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -1,11 +1,11 @@
-"""What a graph kernel is: several nodes of a ggml graph that one kernel computes, and the id that follows from them.
+"""The spec of a graph kernel: several nodes of a ggml graph that one kernel computes, and the id derived from them.
 
-Its nodes are those that compute something, in the order of the graph. The memory that they read and write is that of a *slot*, a
-tensor that the kernel is given (a weight, a cache, what an earlier kernel computed), or of a *node* that has memory of its own.
-Views are references into either. No address, name or layer number is in it, so that equal parts of graphs are equal: the layers of
-a transformer are one kernel.
+Its nodes are those that compute something, in the order of the graph. They read and write the memory of a *slot* (a tensor that the
+kernel receives: a weight, a cache, the result of an earlier kernel) or of a *node* with its own memory. Views are references into
+either. A spec has no addresses, names or layer numbers, so that equal parts of graphs are equal: all layers of a transformer are
+one kernel.
 
-Nothing here says how it is computed (`kernelgen.lowering.graph`). docs/reference/graph-kernels.md describes the form.
+`kernelgen.lowering.graph` computes it. docs/reference/graph-kernels.md describes the form.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kernelgen.spec.op_kernel import MAX_ID, MAX_INPUTS, KernelSpec, param_from_
 from kernelgen.spec.source_kernel import SourceSpec
 
 OP = "graph"
-"""What stands for an op's name in a graph kernel's key, and in lists of kernels."""
+"""Replaces an op's name in a graph kernel's key, and in lists of kernels."""
 
 MAX_NODES = 65536
-"""Nodes that a graph kernel may have: a whole step of a large model has some thousands."""
+"""Maximum number of nodes in a graph kernel: a whole step of a large model has some thousands."""
 
 _REFERENCE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\+\s*([0-9]{1,18})\s*)?(\(.*)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor is.
+    """The position of a tensor.
 
     Attributes:
-        slot: whether it is in a slot; else it is in the memory of a node.
+        slot: whether it is in a slot; else it is in a node's memory.
         index: the slot's number, or the node's.
-        offset: bytes from the slot's base, which is the lowest address that the kernel uses of it, or from the node's data.
+        offset: bytes from the slot's base, which is the lowest address that the kernel uses there, or from the node's data.
     """
 
     slot: bool
@@ -52,7 +52,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that a node reads, and where it is."""
+    """A tensor that a node reads, and its position."""
 
     place: TensorPlace
     tensor: TensorDesc
@@ -67,11 +67,11 @@ class GraphNode:
 
     Attributes:
         op: `ggml_op_desc` in lower case.
-        inputs: ggml's `src[0…]`; None for one that is absent before one that is there.
+        inputs: ggml's `src[0…]`; None for an absent input before a present one.
         output: the result.
-        params: (name, value) sorted by name, all of them, floats rounded to binary32.
-        place: the memory that the result is written to; None for memory of its own.
-        escapes: whether what is in its own memory is read outside of the group.
+        params: all (name, value), sorted by name, floats rounded to binary32.
+        place: the memory that holds the result; None for memory of its own.
+        escapes: whether code outside the group reads the node's own memory.
     """
 
     op: str
@@ -83,7 +83,7 @@ class GraphNode:
 
     @property
     def alias(self) -> int | None:
-        """The input whose memory the result is written to; None when it has memory of its own."""
+        """The input whose memory holds the result; None if the node has its own memory."""
         if self.place is None:
             return None
         preferred = ggml_ops.op(self.op).alias
@@ -117,11 +117,11 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """A tensor whose root has any name, at any address: what `GraphSpec.make` is given.
+    """A tensor whose root has any name and address: the input of `GraphSpec.make`.
 
     Attributes:
-        root: names the memory: of a node, its position; of a slot, anything else that is not a number.
-        offset: bytes from any point of the root, the same one for all uses; of a node, from its data.
+        root: identifies the memory: for a node, its position; for a slot, any value that is not a number.
+        offset: bytes from a fixed point of the root, the same for all uses; for a node, from its data.
         tensor: the tensor.
     """
 
@@ -132,7 +132,7 @@ class Loose:
 
 @dataclass(frozen=True, slots=True)
 class LooseNode:
-    """A node before slots are numbered; as `GraphNode`, with `into` for `place`."""
+    """A node before slots are numbered; like `GraphNode`, with `into` for `place`."""
 
     op: str
     inputs: tuple[Loose | None, ...]
@@ -144,12 +144,12 @@ class LooseNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphSpec:
-    """What one graph kernel computes; made by `make`, which gives equal structure one form.
+    """The computation of one graph kernel; `make` creates it, and gives equal structures the same form.
 
     Attributes:
-        nodes: in the order in which they are computed.
-        slots: bytes of each slot, from its base to the end of its last use; numbered by first use: in the order of nodes, within a
-            node its inputs and then its result.
+        nodes: in order of computation.
+        slots: bytes of each slot, from its base to the end of its last use. Slots are numbered by first use: in the order of
+            nodes, and within a node its inputs before its result.
     """
 
     nodes: tuple[GraphNode, ...]
@@ -157,7 +157,7 @@ class GraphSpec:
     id: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Made once: ids are keys of most tables, and the class is frozen.
+        # Computed once: ids are keys of most tables, and the class is frozen.
         object.__setattr__(self, "id", _graph_id(self))
 
     @staticmethod
@@ -165,14 +165,14 @@ class GraphSpec:
         """Returns the canonical form of nodes.
 
         Raises:
-            ValueError: they are not a group: a node reads memory of a later one, a view has another type than its root or is beyond
-                it, a result is written to memory that is none of the node's inputs, or no result is read.
+            ValueError: they are not a group: a node reads memory of a later one, a view has a different type than its root or
+                extends beyond it, a result is written to memory of none of the node's inputs, or no result is read.
         """
         return _Maker(list(nodes)).spec()
 
     @property
     def op(self) -> str:
-        """What stands where the op of an op kernel does."""
+        """Replaces the op of an op kernel."""
         return OP
 
     @property
@@ -182,22 +182,22 @@ class GraphSpec:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """The numbers of the slots that a node writes to, ascending."""
+        """Numbers of the slots that nodes write to, ascending."""
         return tuple(sorted({n.place.index for n in self.nodes if n.place is not None and n.place.slot}))
 
     @property
     def escaping(self) -> tuple[int, ...]:
-        """The numbers of the nodes whose results are read outside, ascending."""
+        """Numbers of the nodes whose results are read outside the group, ascending."""
         return tuple(i for i, node in enumerate(self.nodes) if node.escapes)
 
     @property
     def n_opened(self) -> int:
-        """How many numbers the kernel is given at run time: those of its nodes, in their order, as one more slot of F32."""
+        """Count of the kernel's run-time numbers: those of its nodes, in order, as one more slot of F32."""
         return sum(len(node.opened) for node in self.nodes)
 
     @property
     def without_layouts(self) -> GraphSpec:
-        """The kernel of the same group on weights as ggml has them."""
+        """The kernel of the same group with weights in ggml's layout."""
 
         def plain(operand: Operand | None) -> Operand | None:
             return None if operand is None else Operand(operand.place, operand.tensor.in_layout(""))
@@ -205,7 +205,7 @@ class GraphSpec:
         return GraphSpec(tuple(replace(n, inputs=tuple(map(plain, n.inputs))) for n in self.nodes), self.slots)
 
     def uses(self) -> list[tuple[Operand, ...]]:
-        """Returns, for each slot, the distinct tensors that nodes read or write in it, in order of use."""
+        """Returns, for each slot, the distinct tensors in it that nodes read or write, in order of use."""
         found: list[dict[Operand, None]] = [{} for _ in self.slots]
         for node in self.nodes:
             written = [] if node.place is None else [Operand(node.place, node.output)]
@@ -254,14 +254,14 @@ class GraphSpec:
                 )
             )
         spec = GraphSpec.make(nodes)
-        # A kernel has one spec and so one id; another order of slots or spelling of a number would be a second.
+        # A kernel has one spec and so one id; another order of slots or spelling of a number would give a second.
         if spec.to_json() != value:
             raise ValueError("not in canonical form")
         return spec
 
 
 Spec = KernelSpec | GraphSpec | SourceSpec
-"""What one kernel computes."""
+"""The computation of one kernel."""
 
 
 def spec_from_json(value: Mapping[str, Any]) -> Spec:
@@ -276,7 +276,7 @@ def spec_from_json(value: Mapping[str, Any]) -> Spec:
 
 
 def spec_ops(spec: Spec) -> tuple[str, ...]:
-    """Returns the distinct ops that a kernel computes, sorted; the name of one that no op names."""
+    """Returns the distinct ops that a kernel computes, sorted; for a source kernel, its name."""
     return spec.ops if isinstance(spec, GraphSpec) else (spec.op,)
 
 
@@ -284,11 +284,11 @@ def parse_reference(text: str, *, nameless: bool = False) -> tuple[str | None, i
     """Returns (name, offset in bytes, tensor) of `NAME`, `NAME (…)/dtype[/(…)]` or `NAME+OFFSET (…)/dtype[/(…)]`.
 
     Args:
-        text: the reference; the tensor is None when it does not say one.
-        nameless: whether it may also be a tensor alone; then the name is None.
+        text: the reference; the returned tensor is None if the text has none.
+        nameless: whether a tensor without a name is allowed; then the name is None.
 
     Raises:
-        ValueError: `text` is not a reference, or the tensor not one.
+        ValueError: `text` is not a reference, or its tensor is invalid.
     """
     if nameless and text.lstrip().startswith("("):
         return None, 0, TensorDesc.parse(text)
@@ -346,7 +346,7 @@ class _Maker:
                     f"{what}: a view of node {root} ends at byte {end}, and the node has {owner.output.storage_bytes}"
                 )
             return
-        # Of a slot only what nodes use counts: wherever in its buffer that lies, and however long the rest is, the id is the same.
+        # Only the part of a slot that nodes use counts: the id does not depend on its place in the buffer, or on the buffer's size.
         self.numbers.setdefault(root, len(self.numbers))
         self.low[root] = min(loose.offset, self.low.get(root, loose.offset))
         self.high[root] = max(end, self.high.get(root, end))
@@ -366,7 +366,7 @@ class _Maker:
         if op.updates:
             raise ValueError(f"{what}: an op that changes several of its inputs is not part of a group")
         inputs = [None if t is None else Operand(self._place(t), t.tensor) for t in node.inputs]
-        # Absent inputs at the end say nothing: `[a]` and `[a, none]` must have one id.
+        # Absent inputs at the end have no meaning: `[a]` and `[a, none]` must have one id.
         while inputs and inputs[-1] is None:
             inputs.pop()
         if len(inputs) > MAX_INPUTS:
@@ -383,7 +383,7 @@ class _Maker:
         if place is None:
             if not node.output.contiguous:
                 raise ValueError(f"{what}: a result with memory of its own is contiguous")
-            # ggml_cast names its own result as what it writes to.
+            # ggml_cast refers to its own result as its destination.
             own = [t is not None and t.root == i for t in node.inputs]
             if any(own) and (node.op != "cpy" or own != [False, True]):
                 raise ValueError(f"{what}: it reads its own result")
@@ -412,6 +412,6 @@ class _Maker:
 
 def _graph_id(spec: GraphSpec) -> str:
     digest = hashlib.sha256(spec_json(spec).encode()).hexdigest()[:12]
-    # The head is for people; the digest alone tells graphs apart.
+    # The head is for people; only the digest distinguishes graphs.
     head = f"graph-{len(spec.nodes)}-{'-'.join(node.op for node in spec.nodes[:8])}"
     return f"{head[: MAX_ID - 13].rstrip('-')}-{digest}"

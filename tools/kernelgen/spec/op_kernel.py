@@ -1,6 +1,6 @@
-"""What a kernel is: the op that it computes, on tensors of which shape and type, and the id that follows from these.
+"""The spec of a kernel: its op, on tensors of exact shapes and types, and the id derived from them.
 
-Nothing here says how a kernel is computed (`kernelgen.emitters`) or compiled (`kernelgen.compilers`).
+Other packages compute a kernel (`kernelgen.emitters`) and compile it (`kernelgen.compilers`).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from kernelgen.ggml.weight_layouts import WEIGHTS
 from kernelgen.spec.canonical import canonical_json
 
 MAX_INPUTS = 16
-"""Most inputs of an op kernel, and of a node of a graph kernel: backend/bundle/include/neuron_kernels.h has the same number."""
+"""Maximum inputs of an op kernel, and of a node of a graph kernel; the same as in backend/bundle/include/neuron_kernels.h."""
 MAX_ID = 63
-"""Longest kernel id in bytes: it must fit a file name with a suffix, a GGUF tensor name and a C symbol."""
+"""Maximum bytes of a kernel id: it must fit a file name with a suffix, a GGUF tensor name and a C symbol."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """What one kernel computes: the identity that manifests share, HLO is named by, and a backend looks up.
+    """The computation of one kernel: the identity that manifests share, HLO is named by, and a backend looks up.
 
     Attributes:
         op: `ggml_op_desc` in lower case.
-        inputs: ggml's `src[0…]`; None for one that is absent before one that is there.
+        inputs: ggml's `src[0…]`; None for an absent input before a present one.
         output: the result.
-        params: (name, value) sorted by name, all of them, floats rounded to binary32.
-        alias: the input whose memory the result is written to, or None.
+        params: all (name, value), sorted by name, floats rounded to binary32.
+        alias: the input whose memory holds the result, or None.
     """
 
     op: str
@@ -56,8 +56,8 @@ class KernelSpec:
         """Returns the canonical spec: trailing absent inputs dropped, defaults filled in, the op's own aliasing applied.
 
         Raises:
-            ValueError: it can be no kernel's: an input that is not weights has a layout, there are more than `MAX_INPUTS`, or the
-                one whose memory the result shares is not there.
+            ValueError: no kernel can have this spec: an input that is not a weight has a layout, there are more than `MAX_INPUTS`,
+                or the input whose memory holds the result is absent.
         """
         srcs = list(inputs)
         while srcs and srcs[-1] is None:
@@ -78,17 +78,17 @@ class KernelSpec:
 
     @property
     def updates(self) -> tuple[int, ...]:
-        """The inputs that the kernel changes besides the one whose memory the result shares (an optimizer's momenta)."""
+        """The inputs that the kernel changes, other than `alias` (an optimizer's momenta)."""
         return ggml_ops.op(self.op).updates
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """The parameters that are `ANY`: the kernel is given them at run time, in this order, as one more input of F32."""
+        """The parameters that are `ANY`: the kernel receives them at run time, in this order, as one more input of F32."""
         return ggml_ops.op(self.op).opened(dict(self.params))
 
     @property
     def open(self) -> KernelSpec | None:
-        """The kernel of the same op that serves any numbers; None if the op has none, or this kernel serves any."""
+        """The kernel of the same op that accepts any numbers; None if the op has none, or this kernel already does."""
         opens = ggml_ops.op(self.op).opens
         if not opens or self.opened:
             return None
@@ -103,14 +103,14 @@ class KernelSpec:
 
     @property
     def without_layouts(self) -> KernelSpec:
-        """The kernel of the same op on weights as ggml has them."""
+        """The kernel of the same op with weights in ggml's layout."""
         if all(t is None or not t.layout for t in self.inputs):
             return self
         return replace(self, inputs=tuple(None if t is None else t.in_layout("") for t in self.inputs))
 
     @property
     def of_ggml(self) -> KernelSpec:
-        """The kernel of the same op with ggml's parameters alone, which serves any node of it."""
+        """The kernel of the same op with only ggml's parameters, which computes any node of that op."""
         known = ggml_ops.op(self.op).by_name
         return replace(self, params=tuple((k, v) for k, v in self.params if k not in known or not known[k].ours))
 
@@ -145,12 +145,12 @@ class KernelSpec:
 
 
 def params_to_json(params: Iterable[tuple[str, ParamValue]]) -> dict[str, ParamValue | str]:
-    """Returns parameters as values that JSON has: infinities and "nan" as text."""
+    """Returns parameters as JSON values: infinities and "nan" as text."""
     return {name: _param_to_json(value) for name, value in params}
 
 
 def param_from_json(value: Any) -> ParamValue:
-    """Returns a parameter of `params_to_json`. From Bazel's attributes every value comes as text.
+    """Returns a parameter of `params_to_json`. Bazel's attributes pass every value as text.
 
     Raises:
         ValueError: a text is not a number, `true` or `false`.
@@ -159,7 +159,7 @@ def param_from_json(value: Any) -> ParamValue:
 
 
 def param_text(value: ParamValue) -> str:
-    """Returns a parameter as text that tells its kind: `1` is an int, `1.0` a float, `true` a bool; or `any`."""
+    """Returns a parameter as text that shows its type: `1` is an int, `1.0` a float, `true` a bool; or `any`."""
     return str(value).lower() if isinstance(value, str) else repr(value).lower()
 
 
@@ -183,13 +183,13 @@ def _param_to_json(value: ParamValue) -> ParamValue | str:
 
 
 class AnySpec(Protocol):
-    """What one kernel computes, of any kind (`kernelgen.spec.graph_kernel.Spec`)."""
+    """The computation of one kernel, of any kind (`kernelgen.spec.graph_kernel.Spec`)."""
 
     def to_json(self) -> dict[str, Any]: ...
 
 
 def spec_json(spec: AnySpec) -> str:
-    """Returns the spec's canonical JSON: what its id is the digest of, and what an emit step is given."""
+    """Returns the spec's canonical JSON: the input of its id's digest, and of an emit step."""
     return canonical_json(spec.to_json())
 
 
@@ -207,16 +207,16 @@ def spec_from_ggml(
     inputs: Sequence[tuple[int, Sequence[int], Sequence[int]]],
     output: tuple[int, Sequence[int]],
 ) -> KernelSpec:
-    """Returns the spec of a graph node given by ggml's own numbers.
+    """Returns the spec of a graph node from ggml's own numbers.
 
     Args:
         number: `enum ggml_op`.
         words: `op_params`, 16 words.
         inputs: (type number, ne, nb) of each source.
-        output: (type number, ne) of the result, which is dense.
+        output: (type number, ne) of the result, which is contiguous.
 
     Raises:
-        ValueError: an op or type number is unknown, or a tensor is not one.
+        ValueError: an op or type number is unknown, or a tensor is invalid.
     """
     name = ggml_ops.op_name(number, words)
     op = ggml_ops.op(name)

@@ -1,8 +1,7 @@
-"""What a kernel is that no op of ggml names: a function of a file, and the arrays that it is called with.
+"""The spec of a kernel that is not a ggml op: a function in a file, and the arrays that it is called with.
 
-Arrays are row-major and of any rank, as JAX and NumPy have them: `f32[150,2,2500]`. A program finds such a kernel by its name.
-Nothing here says how a function becomes HLO (`kernelgen.lowering.function` does). docs/reference/source-kernels.md describes the
-entries of manifests.
+Arrays are row-major and of any rank, as in JAX and NumPy: `f32[150,2,2500]`. A program finds such a kernel by its name.
+`kernelgen.lowering.function` turns the function into HLO. docs/reference/source-kernels.md describes the manifest entries.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.spec.op_kernel import MAX_ID, spec_json
 
 KEY = "source"
-"""What stands for an op's name in the key of such a kernel."""
+"""Replaces an op's name in the key of such a kernel."""
 
 NUMPY_NAMES: Mapping[str, str] = {
     "f32": "float32",
@@ -34,7 +33,7 @@ NUMPY_NAMES: Mapping[str, str] = {
         for bits in (8, 16, 32)
     },
 }
-"""The dtypes of arrays as manifests name them, and NumPy's and ml_dtypes' names of them, which are taken, too."""
+"""Manifest names of array dtypes, with their names in NumPy and ml_dtypes, which are accepted, too."""
 
 _SHORT = {long: short for short, long in [*NUMPY_NAMES.items()][::-1]}
 _ARRAY = re.compile(r"\s*([A-Za-z0-9_]+)\s*\[([^\[\]]*)\]\s*")
@@ -54,7 +53,7 @@ class ArrayDesc:
 
     @staticmethod
     def parse(text: str) -> ArrayDesc:
-        """Returns the array that `text` describes, in its own notation or, without gaps, in ggml's.
+        """Returns the array that `text` describes, in its own notation or, if contiguous, in ggml's.
 
         Raises:
             ValueError: `text` describes no such array.
@@ -99,19 +98,19 @@ def _of_tensor(tensor: TensorDesc) -> ArrayDesc:
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """What one kernel computes: a function, and how it is called.
+    """The computation of one kernel: a function and its arguments.
 
     Attributes:
-        name: what a program finds it by; one kernel of a bundle has it.
-        source: `FILE.py:FUNCTION`, from the manifest's folder, with `/`.
+        name: the name by which a program finds it; unique in a bundle.
+        source: `FILE.py:FUNCTION`, relative to the manifest's folder, with `/`.
         inputs: the array arguments, in order.
-        outputs: the results, in order. What the function changes in place comes after them.
+        outputs: the results, in order. Inputs that the function changes in place follow them.
         params: (name, value) of its static arguments, sorted by name: numbers, texts, true, false, None, and tuples of these.
-        grid: the programs in each dimension; empty for a launch without a grid.
-        env: (name, value) of the environment variables that the file sees, sorted.
+        grid: number of programs in each dimension; empty for a launch without a grid.
+        env: (name, value) of the environment variables that the file gets, sorted.
         alias: (output, input) of results that are written to an input's memory, sorted.
-        lowering: `interpreted`, or `native` for the artifact of the language's own compiler.
-        arguments: the names of the arguments that the inputs are; empty where they are the function's first ones.
+        lowering: `interpreted`, or `native` for the output of the language's own compiler.
+        arguments: names of the arguments that receive the inputs; empty if these are the function's first arguments.
     """
 
     name: str
@@ -134,7 +133,7 @@ class SourceSpec:
 
     @property
     def op(self) -> str:
-        """What stands where other kernels have an op, in lists and patterns."""
+        """Replaces the op of other kernels in lists and patterns."""
         return self.name
 
     @property
@@ -144,16 +143,16 @@ class SourceSpec:
 
     @property
     def file(self) -> str:
-        """The file, from the manifest's folder."""
+        """The file, relative to the manifest's folder."""
         return self.source.rpartition(":")[0]
 
     @property
     def interpreted(self) -> SourceSpec:
-        """The same kernel as the interpreter lowers it, which a CPU can run."""
+        """The same kernel lowered by the interpreter, which a CPU can run."""
         return self if self.lowering == "interpreted" else replace(self, lowering="interpreted")
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the spec as plain values; `from_json` is its inverse. What is left out is empty."""
+        """Returns the spec as plain values; `from_json` is its inverse. Empty values are omitted."""
         made: dict[str, Any] = {
             "name": self.name,
             "source": self.source,
@@ -188,10 +187,10 @@ class SourceSpec:
 
 
 def own_target(spec: object, targets: Sequence[str]) -> str:
-    """Returns the one target that a kernel's HLO is for; nothing when it is the same for all of its targets."""
+    """Returns the one target that a kernel's HLO is for; empty if the HLO is the same for all targets."""
     return targets[0] if isinstance(spec, SourceSpec) and spec.lowering == "native" and targets else ""
 
 
 def static(value: Any) -> Any:
-    """Returns a static argument as functions are given it: lists as tuples."""
+    """Returns a static argument in the form for functions: lists as tuples."""
     return tuple(map(static, value)) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""`bundle`: the NEFFs of a manifest for one target as one pack or tree."""
+"""The step `bundle`: the NEFFs of a manifest for one target as one pack or tree."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 
 
 def run(arguments: Arguments) -> None:
-    """Writes a bundle: `--pack` or `--tree` (a path), the `--entries` that a plan has of it (the file of a
-    `kernelgen.plan.BundleEntries`), and for each of them, in this order, an `--hlo` and a `--neff`. What is noted about a kernel is
-    beside its HLO. `--compiler` is what the bundle says made it; the NEFFs tell when it is not given.
+    """Writes a bundle: `--pack` or `--tree` (a path), the plan's `--entries` (the file of a `kernelgen.plan.BundleEntries`), and
+    for each entry, in order, an `--hlo` and a `--neff`. A kernel's notes are beside its HLO. `--compiler` is the compiler's
+    identity in the bundle; by default that in the NEFFs.
 
-    A bundle that is kept by hand has no plan: `--name` is its name, a `--flag` one of the arguments that neuronx-cc was given; for
-    each kernel `--spec` is what it computes and `--flags` a JSON list of its own arguments; `--noted` is the id of one about which
-    something is noted.
+    A bundle without a plan is given by hand: `--name` is its name, each `--flag` one of neuronx-cc's arguments; for each kernel
+    `--spec` is its spec and `--flags` a JSON list of its own arguments; `--noted` is the id of a kernel with notes.
 
-    With `--lint=yes` kernels that neuronx-cc is known to refuse for the target are errors, also when their NEFFs are there; compile
-    steps print the warnings.
+    With `--lint=yes` a kernel that neuronx-cc is known to refuse for the target is an error, even if its NEFF exists; compile steps
+    print the warnings.
 
-    With `--origins=yes` there is beside each NEFF what its compile step wrote about it: one of an earlier HLO is refused. With
-    `--counted` (a path, of this step's own) it then says how many NEFFs were compiled since it ran last, and how many came from a
-    cache.
+    With `--origins=yes` each NEFF has its compile step's record beside it: a NEFF of an earlier HLO is refused. With `--counted`
+    (a path that belongs to this step) the step also prints how many NEFFs were compiled since its last run, and how many came
+    from a cache.
     """
     check_jax(arguments)
     hlos, neffs = ([Path(path) for path in arguments[what]] for what in ("hlo", "neff"))

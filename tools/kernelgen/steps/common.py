@@ -1,4 +1,4 @@
-"""What several steps do: the depfile, the version of JAX, warnings and the time limit."""
+"""Common parts of several steps: the depfile, the version of JAX, warnings and the time limit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TOOLS = Path(__file__).parents[2]
 
 
 def check_jax(arguments: Arguments) -> None:
-    """Raises when JAX is another than the build was planned for (`--jax`).
+    """Raises if the version of JAX is not that of the plan (`--jax`).
 
     Raises:
-        KernelgenError: it is.
+        KernelgenError: the version differs.
     """
     planned = maybe(arguments, "jax")
     if planned and version("jax") != planned:
@@ -30,15 +30,15 @@ def check_jax(arguments: Arguments) -> None:
 def write_depfile(
     arguments: Arguments, target: str, sources: Sequence[Path] = (), needed: Callable[[Path], bool] = lambda _: True
 ) -> None:
-    """Writes the `--depfile`, if one is asked for: `target` depends on what of kernelgen was imported, and on `sources`.
+    """Writes the `--depfile`, if given: `target` depends on kernelgen's imported modules, and on `sources`.
 
-    This process may have imported modules for other steps: `needed` is asked for each, by its path from the folder that kernelgen's
-    package is in.
+    This process may have imported modules for other steps: `needed` decides for each module, by its path relative to the folder of
+    kernelgen's package.
     """
     path = maybe(arguments, "depfile")
     if path is None:
         return
-    # Emitters of other kernels may have been imported too; `sources` says which count.
+    # Emitters of other kernels may have been imported too; `sources` lists the relevant ones.
     names = [name for name in sys.modules if name.partition(".")[0] in ("kernelgen", "nki_interpreter")]
     own = [sys.modules[name] for name in names if not name.startswith("kernelgen.kernels")]
     modules = [Path(m.__file__) for m in own if m.__file__]

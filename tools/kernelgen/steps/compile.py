@@ -1,4 +1,4 @@
-"""`compile`: one HLO to one NEFF."""
+"""The step `compile`: one HLO to one NEFF."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 def run(arguments: Arguments) -> None:
     """Compiles one HLO: `--compiler`, a `--flag` for each of neuronx-cc's arguments, `--kernel` (id), `--hlo`, `--output`.
 
-    neuronx-cc also takes `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is where the log of a
-    failure is kept, and `--log` the file for the log of a compile that goes well.
+    neuronx-cc also takes `--executable`, `--identity`, `--memory-mb` and `--timeout` (seconds). `--log-dir` is the folder for the
+    log of a failure, and `--log` the file for the log of a successful compile.
 
-    `--cache` is a folder of NEFFs; `--shared-cache` (URL or folder), `--shared-cache-mode` and `--shared-cache-timeout` (seconds)
-    the one that machines share; `--notices` (a folder) and `--build` (any word) keep their warnings from being printed by every
-    step. What the NEFF was made of, its digest, and whether it was compiled now, is written to `--origin`
-    (`kernelgen.neff.provenance`).
+    `--cache` is a folder of NEFFs. `--shared-cache` (URL or folder), `--shared-cache-mode` and `--shared-cache-timeout` (seconds)
+    configure the shared cache. `--notices` (a folder) and `--build` (any word) make a build print each cache warning once.
+    `--origin` receives the NEFF's inputs, its digest, and whether it was compiled now (`kernelgen.neff.provenance`).
     """
     executable, memory = maybe(arguments, "executable"), maybe(arguments, "memory-mb")
     compiler = choice.resolve(one(arguments, "compiler"), path=executable)
     planned = maybe(arguments, "identity")
     if planned and compiler.identity != planned:
-        # The NEFF would be stored under the name of a compiler that did not make it.
+        # Otherwise the NEFF would be stored under the name of another compiler.
         raise KernelgenError(
             f"the build is for {planned}, and this machine has {compiler.identity} ({executable or sys.prefix})"
         )
@@ -54,7 +53,7 @@ def run(arguments: Arguments) -> None:
 def _cache(arguments: Arguments) -> Cache | None:
     words = [maybe(arguments, name) for name in ("cache", "shared-cache", "shared-cache-mode", "shared-cache-timeout")]
     if not words[0] and not words[1]:
-        return None  # as in Bazel, which has caches of its own
+        return None  # as in Bazel, which has its own caches
 
     folder = maybe(arguments, "notices")
     notices = Notices(

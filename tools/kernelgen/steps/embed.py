@@ -1,4 +1,4 @@
-"""`embed`: a pack as sources that a program links."""
+"""The step `embed`: a pack as sources that a program links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 def run(arguments: Arguments) -> None:
     """Writes the sources that embed a bundle: `--pack`, and the folder `--output`.
 
-    The assembly names the pack as it is given, or by `--incbin`.
+    The assembly uses the pack's path as given, or that of `--incbin`.
     """
     path = one(arguments, "pack")
     paths = embedding.write(one(arguments, "output"), pack.read(path), incbin=maybe(arguments, "incbin") or path)

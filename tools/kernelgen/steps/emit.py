@@ -1,4 +1,4 @@
-"""`emit`: one kernel's HLO."""
+"""The step `emit`: one kernel's HLO."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 def run(arguments: Arguments) -> None:
     """Writes one kernel's HLO: `--spec` (canonical JSON), `--library` (name), `--emitter` (module file), `--output`.
 
-    A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in its order. A kernel of a package has
-    `--module`, the emitter's name in it: of `core.norm` the package is the folder that core/norm.py is in.
-    `--target` is one of those that it is for, where its language asks (`Kernel.targets`). With `--notes` (a path) it also writes
-    what is noted about the kernel, with `--reads` (a path) which data the emitter read. With `--undeclared=refuse` the emitter may
-    read no other data than the files and folders that a `--data` names. `--timeout` is how many seconds it may take. `--native` is
-    the record of what NKI's own compiler made of the kernel (`hlo.native_driver`), `--prebuilt` a file of `kernelgen prebuild`,
-    which holds one.
+    A graph kernel has a `--library` and an `--emitter` for each module that a plan names, in order. A kernel in a package has
+    `--module`, the emitter's name in it: for `core.norm` the package is the folder that contains core/norm.py.
+    `--target` is one of its targets, if its language depends on the target (`Kernel.targets`). `--notes` (a path) receives the
+    notes about the kernel, `--reads` (a path) the list of data that the emitter read. With `--undeclared=refuse` the emitter may
+    read no data except the files and folders of `--data`. `--timeout` is the time limit in seconds. `--native` is the record of
+    the output of NKI's compiler for the kernel (`compilers.nki_driver`); `--prebuilt` is a file of `kernelgen prebuild` that
+    contains it.
     """
     check_jax(arguments)
     spec = spec_from_json(json.loads(one(arguments, "spec")))
     modules = modules_of(arguments)
-    # What an emitter imports is told by other means (`helpers`), and it may read its own source.
+    # Imports are tracked separately (`helpers`), and an emitter may read its own source.
     declared = [*arguments["data"], *(str(path) for _, m in modules for path in (m.parent / "__init__.py", m))]
     record, prebuilt = maybe(arguments, "native"), maybe(arguments, "prebuilt")
     with native.recorded(Path(record)) if record else contextlib.nullcontext():

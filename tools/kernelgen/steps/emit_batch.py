@@ -1,4 +1,4 @@
-"""`emit-batch`: the HLO of all kernels of a module, for build tools that call a step once per module."""
+"""The step `emit-batch`: the HLO of all kernels of a module, for build tools that run a step once per module."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 
 
 def run(arguments: Arguments) -> None:
-    """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` a kernel, `--folder` (where to) and `--stamp`.
+    """Writes the HLO of a module's kernels: `--library`, `--emitter`, a `--spec` per kernel, `--folder` (output) and `--stamp`.
 
-    Graph kernels have several modules, as of `emit`. `--timeout` is how many seconds each may take, `--target` as of `emit`;
-    `--prebuilt` is the folder of such files. A file that is there with the same content keeps its time, so that nothing is compiled
-    for it; the stamp is written when all are up to date. A kernel that fails does not stop the others, and leaves no file.
-    The data that the emitter reads is in the depfile, and an emitter that does what no build tool can follow is refused.
+    Graph kernels have several modules, as in `emit`. `--timeout` is the time limit of each in seconds; `--target` is as in
+    `emit`; `--prebuilt` is the folder of such files. An existing file with equal content keeps its time, so that nothing is
+    compiled for it; the stamp is written when all are up to date. A failed kernel does not stop the others, and leaves no file.
+    The depfile lists the data that the emitter reads; an emitter with actions that no build tool can track is refused.
     """
     check_jax(arguments)
     modules, folder = modules_of(arguments), Path(one(arguments, "folder"))
@@ -41,7 +41,7 @@ def run(arguments: Arguments) -> None:
         output = notes = folder / hlo_file(spec.id)
         try:
             emitters = emitters_of(spec, modules)
-            language = emitters[0][1].language  # a group's are in one
+            language = emitters[0][1].language  # all emitters of a group have the same language
             languages.add(language)
             id = built_id(spec.id, language, own_target(spec, arguments["target"]))
             output, notes = folder / hlo_file(id), folder / notes_file(id)

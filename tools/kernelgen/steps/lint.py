@@ -1,4 +1,4 @@
-"""`lint`: refuses HLO that neuronx-cc is known to refuse."""
+"""The step `lint`: refuses HLO that neuronx-cc is known to refuse."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kernelgen.steps.protocol import Arguments, one
 
 
 def run(arguments: Arguments) -> None:
-    """Refuses what neuronx-cc is known to refuse: for each kernel an `--hlo`, and `--flags`, a JSON list of the arguments that
-    neuronx-cc is given for it. Writes the empty file `--stamp`.
+    """Refuses HLO that neuronx-cc is known to refuse: for each kernel an `--hlo`, and `--flags`, a JSON list of neuronx-cc's
+    arguments for it. Writes the empty file `--stamp`.
 
-    Warnings are printed, and refuse nothing.
+    Prints warnings without refusing the kernel.
 
     Raises:
         KernelgenError: all errors of all kernels.
@@ -33,7 +33,7 @@ def run(arguments: Arguments) -> None:
 
 
 def refuse_unsupported_hlo(hlos: Sequence[Path], configs: Sequence[CompileConfig]) -> list[str]:
-    """Returns the warnings of all kernels, each checked for its own settings."""
+    """Returns the warnings of all kernels, each checked with its own settings."""
     mistakes: dict[Diagnostic, None] = {}
     warnings: list[str] = []
     code = EXIT_OK

@@ -1,9 +1,9 @@
-"""A build step as Bazel and CMake call it: arguments in a file, errors as text, one step a process or many in a persistent worker.
+"""Runs build steps for Bazel and CMake: arguments from a file, errors as text, one step per process or many in a persistent worker.
 
-    python -m MODULE @ARGUMENTS                one step; ARGUMENTS is a file with an argument a line
+    python -m MODULE @ARGUMENTS                one step; ARGUMENTS is a file with one argument per line
     python -m MODULE --persistent_worker       Bazel's JSON worker protocol on standard input and output
 
-A step is a name followed by `--name=value` arguments. Which steps there are is for the module to say.
+A step is a name followed by `--name=value` arguments. Each module defines its steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from kernelgen.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, MAX_TEXT, KernelgenError, shortened
 
 MAX_LOG = 1 << 26
-"""Bytes that a step may print beside its answer, to the file that standard error is."""
+"""Maximum bytes that a step may print to the file behind standard error, beside its answer."""
 _LOOK_SECONDS = 0.1
 
 Arguments = Mapping[str, list[str]]
@@ -32,7 +32,7 @@ Steps = Mapping[str, Callable[[Arguments], None]]
 
 
 def one(arguments: Arguments, name: str) -> str:
-    """Returns the value of an argument that must be given once."""
+    """Returns the value of an argument that must occur exactly once."""
     values = arguments.get(name, [])
     if len(values) != 1:
         raise KernelgenError(f"expected one --{name}=VALUE, not {len(values)}")
@@ -40,12 +40,12 @@ def one(arguments: Arguments, name: str) -> str:
 
 
 def maybe(arguments: Arguments, name: str) -> str | None:
-    """Returns the value of an argument that may be left out."""
+    """Returns the value of an optional argument."""
     return one(arguments, name) if arguments.get(name) else None
 
 
 class _Said(io.StringIO):
-    """What a step prints, but no more than a person reads."""
+    """The output of a step, limited to what a person can read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class _Said(io.StringIO):
         return len(text)
 
     def text(self) -> str:
-        """Returns what was printed first, and how much more it was."""
+        """Returns the beginning of the output, and the size of the rest."""
         return f"{self.getvalue()}\n… and {self._more} characters more\n" if self._more else self.getvalue()
 
 
 @contextlib.contextmanager
 def _limited_log() -> Iterator[None]:
-    """Ends this process when the block writes too much to the file that standard error is, past Python: it would fill the disk."""
+    """Ends this process if the block writes too much to the file behind standard error, outside Python: it would fill the disk."""
     try:
         status = os.fstat(2)
     except OSError:  # it is closed
@@ -78,10 +78,10 @@ def _limited_log() -> Iterator[None]:
         least = status.st_size
         while not done.wait(_LOOK_SECONDS):
             size = os.fstat(2).st_size
-            least = min(least, size)  # its reader may empty it
+            least = min(least, size)  # its reader may truncate it
             if size - least > MAX_LOG:
-                # What goes on writing must not write after the reason.
-                log = os.dup(2)  # before descriptor 2 is sent to nowhere
+                # Code that goes on writing must not write after the reason.
+                log = os.dup(2)  # before descriptor 2 is redirected to /dev/null
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
                 os.ftruncate(log, least + MAX_LOG)
                 os.lseek(log, 0, os.SEEK_END)
@@ -96,7 +96,7 @@ def _limited_log() -> Iterator[None]:
 
 
 def run(steps: Steps, words: Sequence[str]) -> tuple[int, str]:
-    """Runs one step and returns its exit status and what it has to say; nothing it prints reaches standard output."""
+    """Runs one step and returns its exit status and its output; its prints do not reach standard output."""
     said = _Said()
     try:
         with _limited_log(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -112,10 +112,10 @@ def run(steps: Steps, words: Sequence[str]) -> tuple[int, str]:
             steps[step](arguments)
         return EXIT_OK, said.text()
     except KernelgenError as error:
-        # An emitter may raise one of its own: what failed did not succeed, whatever it says.
+        # An emitter may raise its own KernelgenError: a failure must not exit with 0, whatever the error carries.
         return error.exit_code or EXIT_FAILED, said.text() + shortened(f"{error}\n")
     except OSError as error:
-        # A full disk or a folder that can't be written to is not a bug of ours.
+        # A full disk or an unwritable folder is not a bug of kernelgen.
         return EXIT_FAILED, said.text() + f"error: {error}\n"
     except Exception:
         return EXIT_FAILED, said.text() + shortened(traceback.format_exc())
@@ -132,7 +132,7 @@ def expand(steps: Steps, words: Sequence[str]) -> list[str]:
 
 
 def serve(steps: Steps, requests: TextIO, responses: TextIO) -> None:
-    """Answers Bazel's work requests until standard input ends: a JSON object a line, each answered by one."""
+    """Answers Bazel's work requests until standard input ends: one JSON object per line for each request and each answer."""
     for line in requests:
         if not line.strip():
             continue
@@ -144,7 +144,7 @@ def serve(steps: Steps, requests: TextIO, responses: TextIO) -> None:
 
 
 def close_in_copies(*descriptors: int) -> None:
-    """Closes descriptors in every copy of this process: it must not answer, nor keep who waits for the end of the answer."""
+    """Closes descriptors in every fork of this process: a fork must neither answer nor keep a reader of the answer waiting."""
 
     def close() -> None:
         for descriptor in descriptors:
@@ -155,14 +155,14 @@ def close_in_copies(*descriptors: int) -> None:
 
 
 def _private_streams() -> tuple[TextIO, TextIO]:
-    """Returns the streams of the protocol, on descriptors that no step knows of.
+    """Returns the streams of the protocol, on descriptors that no step has access to.
 
-    A step reads an empty standard input, and what native code or an emitter writes to descriptor 1 goes where errors go: neither
-    can be taken for a request or an answer. A copy of this process (`fork`) has neither.
+    A step reads an empty standard input, and output of native code or an emitter to descriptor 1 goes to standard error: neither
+    can pass for a request or an answer. A fork of this process has neither stream.
     """
     requests, responses = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     close_in_copies(requests.fileno(), responses.fileno())
-    # Descriptors, and not `sys.stdin`: XLA and a kernel's C code know only these.
+    # Descriptors instead of `sys.stdin`: XLA and a kernel's C code use only these.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -171,7 +171,7 @@ def _private_streams() -> tuple[TextIO, TextIO]:
 
 
 def main(steps: Steps, usage: str | None, argv: Sequence[str]) -> int:
-    """Runs what the command line asks for; returns the exit status."""
+    """Runs the command line's step or the worker; returns the exit status."""
     if "--persistent_worker" in argv:
         serve(steps, *_private_streams())
         return EXIT_OK

@@ -1,9 +1,9 @@
-"""Simulates one compile, as a program that Bazel runs in place of neuronx-cc.
+"""Simulates one compile; Bazel runs this program instead of neuronx-cc.
 
     python -m kernelgen.steps.simulate @ARGUMENTS          see `kernelgen.steps.protocol`
 
-The program and the modules that it imports are inputs of every simulated compile; so they are few, and what changes often
-(planning, the lint, reports) is not among them. A simulated NEFF loads on no device.
+The program and its imported modules are inputs of every simulated compile; so they are few, and exclude code that changes often
+(planning, the lint, reports). A simulated NEFF loads on no device.
 """
 
 from __future__ import annotations

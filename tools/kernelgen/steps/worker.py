@@ -1,19 +1,20 @@
-"""The build steps as Bazel, CMake and `kernelgen build` call them (`kernelgen.steps.protocol`).
+"""The build steps that Bazel, CMake and `kernelgen build` run (`kernelgen.steps.protocol`).
 
-A step is `emit`, `emit-batch`, `lint`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and
-writes only the files that it is given. With `--depfile` (a path) a step also writes, as a Makefile rule, which of kernelgen's own
-sources it ran, for build tools that are not told so beforehand. With `--jax` (a version) it works with no other JAX than that.
+A step is `emit`, `emit-batch`, `lint`, `compile`, `bundle` or `embed`, followed by `--name=value` arguments. It reads and writes
+only the files in its arguments. With `--depfile` (a path) a step also writes a Makefile rule with the kernelgen sources that it
+ran, for build tools that can't list them beforehand. With `--jax` (a version) it refuses any other version of JAX.
 
-A worker imports JAX once; an emitter whose source changes is imported again (see `kernelgen.emitters.loading`), so an edit needs no
-restart.
+A worker imports JAX once. It imports an emitter again when its source changes (see `kernelgen.emitters.loading`), so an edit needs
+no restart.
 
-Bazel runs the compilers by programs of their own (`compilers.neuronx_cc_driver`, `compilers.simulate`), so that what changes here
-compiles nothing again. This is the narrow interface between the rules and kernelgen; people use `kernelgen` (`kernelgen.cli`).
+Bazel runs compilers through separate programs (`compilers.neuronx_cc_driver`, `steps.simulate`), so that changes here recompile
+nothing. This is the narrow interface between the rules and kernelgen; people use `kernelgen` (`kernelgen.cli`).
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ from kernelgen.steps.protocol import Arguments, Steps
 
 
 class _Step:
-    """A step in a module of its own, which is imported when the step runs: no step depends on what another imports."""
+    """A step in its own module, which is imported when the step runs: no step depends on the imports of another."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -37,11 +38,13 @@ STEPS: Steps = {
 
 
 def run(words: Sequence[str]) -> tuple[int, str]:
-    """Runs one step and returns its exit status and what it has to say."""
+    """Runs one step and returns its exit status and its output."""
     return protocol.run(STEPS, words)
 
 
 def main(argv: Sequence[str]) -> int:
+    # Steps multiply no matrices with NumPy, whose threads for that spin for a while wherever it is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return protocol.main(STEPS, __doc__, argv)
 
 

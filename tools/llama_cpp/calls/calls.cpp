@@ -9,6 +9,7 @@
 //                                    swa_full, flash_attn, type_k and type_v (ggml's numbers); cpu=0 makes none on the CPU, cpu_flash_attn=0
 //                                    one without flash attention there; cpu_n_ubatch is n_ubatch of the CPU; with causal=0 tokens see
 //                                    those that come after them; with
+//                                    watched=1 a callback reads each node on the device, as llama-eval-callback's does; with
 //                                    embeddings=1 calls want the embeddings of their sequences, pooled as the file says
 //     use NAME                       takes a context that was made
 //     end NAME                       frees one

@@ -161,6 +161,8 @@ void script::make_context(std::istringstream & words) {
             params.attention_type = value ? LLAMA_ATTENTION_TYPE_CAUSAL : LLAMA_ATTENTION_TYPE_NON_CAUSAL;
         } else if (key == "embeddings") {
             params.embeddings = value != 0;
+        } else if (key == "watched") {
+            params.cb_eval = value ? [](ggml_tensor *, bool, void *) { return true; } : (ggml_backend_sched_eval_callback) nullptr;
         } else if (key == "flash_attn") {
             params.flash_attn_type = value ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
         } else if (key == "cpu") {
@@ -180,6 +182,7 @@ void script::make_context(std::istringstream & words) {
     params.n_batch  = std::max(params.n_batch, params.n_ubatch);
     made.n_ubatch   = params.n_ubatch;
     if (with_cpu) {
+        params.cb_eval         = nullptr;
         params.flash_attn_type = cpu_flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
         made.cpu.reset(llama_init_from_model(all.cpu, params));
     }

@@ -1,6 +1,6 @@
-"""Ops that no graph has: what compilers were seen to compile wrong silently, and copies whose DMA takes runs of a known length.
+"""Ops outside any graph: forms that compilers were seen to compile wrong silently, and copies with DMA runs of a given length.
 
-`kernelgen doctor --device` compiles them beside kernels that graphs have.
+`kernelgen doctor --device` compiles them beside kernels of graphs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernelgen.ggml.tensor import TensorDesc
 
 @emitter("probe_divide", types="i32")
 def divide(x: Any) -> Any:
-    """Returns `x` divided by `DIVISOR`, without the rest."""
+    """Returns `x` divided by `DIVISOR`, without the remainder."""
     return lax.div(x, lax.full_like(x, DIVISOR))
 
 
@@ -30,7 +30,7 @@ def round_to_bf16(x: Any) -> Any:
 
 @emitter("probe_split", types="f32")
 def split(x: Any) -> Any:
-    """Returns `x` with the parts of its last axis in the opposite order."""
+    """Returns `x` with the parts of its last axis in reverse order."""
     quarter = x.shape[-1] // sum(PARTS)
     found, begin = [], 0
     for i, part in enumerate(PARTS):
@@ -41,5 +41,5 @@ def split(x: Any) -> Any:
 
 @emitter("probe_copy", types="f16")
 def copy(x: Any, *, out: TensorDesc) -> Any:
-    """Returns the first elements of each row: what is read is runs of so many, which do not follow one another."""
+    """Returns the first elements of each row: the reads are separate runs of that length."""
     return lax.slice_in_dim(x, 0, out.ne[0], axis=3)

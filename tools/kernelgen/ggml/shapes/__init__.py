@@ -1,8 +1,8 @@
-"""Which shapes and types fit an op: what ggml asserts when a graph node is made (ggml.c), as messages.
+"""Checks shapes and types of an op: ggml's assertions on a new graph node (ggml.c), as messages.
 
-`check` looks at a whole description and names the part that does not fit, so that a loader can point at it. It knows nothing of
-files. Ops without a rule here are accepted as they are. Each family of ops has a module with its rules, named as the module in
-`kernels/` that computes them.
+`check` checks a whole description and returns the parts that do not fit, so that a loader can point at them. It does not depend on
+files. Ops without a rule here are accepted. Each family of ops has a module with its rules, named as the module in `kernels/` that
+computes them.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ _CHOSEN: Mapping[str, ChosenRule] = {
 def check(
     op: str, inputs: Inputs, output: TensorDesc, params: Mapping[str, ParamValue], alias: int | None = None
 ) -> list[Problem]:
-    """Returns what does not fit, empty when ggml would make such a node.
+    """Returns the problems, empty if ggml would accept such a node.
 
     Args:
         op: ggml's name of the op (`rms_norm`, `relu`).
         inputs: at least the required ones, in ggml's order.
         output: the result.
-        params: all parameters, defaults filled in.
-        alias: the input whose memory the result is written to.
+        params: all parameters, including defaults.
+        alias: the input whose memory holds the result.
     """
     wrong = _check_layouts(op, inputs, output)
     if wrong is not None:
@@ -101,7 +101,7 @@ def check(
 
 
 def _check_layouts(op: str, inputs: Inputs, output: TensorDesc) -> Problem | None:
-    """Returns which tensor has a layout though it is not a weight of an op that takes one."""
+    """Returns a problem if a tensor has a layout but is not a weight of an op that accepts one."""
     ops = " and ".join(WEIGHTS)
     for i, tensor in enumerate(inputs):
         if tensor is not None and tensor.layout and WEIGHTS.get(op) != i:
@@ -110,7 +110,7 @@ def _check_layouts(op: str, inputs: Inputs, output: TensorDesc) -> Problem | Non
 
 
 def result(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> TensorDesc | None:
-    """Returns the result that ggml would make, or None when the inputs don't fit, or the caller chooses the result's shape."""
+    """Returns ggml's result, or None if the inputs don't fit, or the caller chooses the result's shape."""
     rule = _RULES.get(op)
     if rule is None:
         return None

@@ -1,4 +1,4 @@
-"""What the rules of all families are made of: a misfit, and the words to say it in."""
+"""Common parts of the rules of all families: problems, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FLOATS = frozenset({"f32", "f16", "bf16"})
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One misfit.
+    """One problem.
 
     Attributes:
         part: `inputs`, `output` or `params`.
         which: the input's index or the parameter's name; None for the output.
-        message: what does not fit, and what would.
+        message: the problem, and the requirement.
     """
 
     part: str
@@ -30,7 +30,7 @@ class Problem:
 
 
 class Misfit(Exception):
-    """Ends a rule at the first misfit: what follows would only repeat it."""
+    """Ends a rule at the first problem: later checks would only repeat it."""
 
     def __init__(self, part: str, which: int | str | None, message: str) -> None:
         super().__init__(message)
@@ -38,10 +38,10 @@ class Misfit(Exception):
 
 
 Rule = Callable[[str, Inputs, Mapping[str, ParamValue]], tuple[Dims, str]]
-"""Takes op, inputs and all parameters; returns the result's shape and type, or raises `Misfit`."""
+"""A function of op, inputs and all parameters; returns the result's shape and type, or raises `Misfit`."""
 
 ChosenRule = Callable[[str, Inputs, TensorDesc, Mapping[str, ParamValue]], None]
-"""A rule for an op whose caller chooses the result's shape: takes op, inputs, result and all parameters, or raises `Misfit`."""
+"""A rule for an op whose caller chooses the result's shape: a function of op, inputs, result and parameters; raises `Misfit`."""
 
 
 def count(ne: Dims) -> int:
@@ -80,7 +80,7 @@ def want(condition: bool, i: int, message: str) -> None:
 
 
 def at_least(params: Mapping[str, ParamValue], name: str, least: int) -> int:
-    """Returns a whole parameter, which ggml or its CPU backend takes from `least` on."""
+    """Returns an integer parameter; ggml or its CPU backend requires at least `least`."""
     value = int(params[name])
     if value < least:
         raise Misfit("params", name, f"{name} is at least {least}, not {value}")
@@ -93,12 +93,12 @@ def want_output(condition: bool, message: str) -> None:
 
 
 def rows_contiguous(t: TensorDesc) -> bool:
-    """`ggml_is_contiguous_rows`: the elements of a row follow each other."""
+    """`ggml_is_contiguous_rows`: the elements of a row are adjacent."""
     return t.ne[0] == TYPES[t.dtype].block or t.nb[0] == TYPES[t.dtype].size
 
 
 def contiguous_but_rows(t: TensorDesc) -> bool:
-    """`ggml_is_contiguous_1`: rows may have gaps between them, dimensions above not."""
+    """`ggml_is_contiguous_1`: rows may have gaps between them, outer dimensions may not."""
     return rows_contiguous(t) and all(t.ne[i] == 1 or t.nb[i] == t.nb[i - 1] * t.ne[i - 1] for i in (2, 3))
 
 

@@ -33,14 +33,14 @@ def _size(image: TensorDesc, kernel: TensorDesc, axis: int, params: Params) -> i
     """Returns the result's length along one of ggml's dimensions (`ggml_calc_conv_output_size`)."""
     s, p, d = at_least(params, f"s{axis}", 1), at_least(params, f"p{axis}", 0), at_least(params, f"d{axis}", 1)
     room = image.ne[axis] + 2 * p - d * (kernel.ne[axis] - 1) - 1
-    # C divides towards zero: an image that is a little too small has one place for the kernel, which stands out beyond the padding.
+    # C division truncates: an image that is slightly too small has one position for the kernel, which extends beyond the padding.
     n = (room // s if room >= 0 else -(-room // s)) + 1
     want(n > 0, 1, f"src1 is too small for the kernel along {_AXES[axis]}: {image.ne[axis]} elements, {p} of padding")
     return n
 
 
 def _operands(op: str, inputs: Inputs) -> tuple[TensorDesc, TensorDesc]:
-    """Returns kernel and image of a convolution."""
+    """Returns a convolution's kernel and image."""
     want_type(inputs, 0, f"src0 of {op}", _F32_F16)
     want_type(inputs, 1, f"src1 of {op}", _F32)
     return given(inputs, 0), given(inputs, 1)
@@ -172,7 +172,7 @@ CHOSEN: Mapping[str, ChosenRule] = {
 
 
 def channels_last(t: TensorDesc) -> TensorDesc:
-    """Returns `t` with the channels of each place together, as ggml's conv_2d_dw leaves them when src1 is so."""
+    """Returns `t` with the channels of each position adjacent, as ggml's conv_2d_dw returns it if src1 is."""
     unit = TYPES[t.dtype].size
     row = t.ne[2] * unit
     return TensorDesc.make(t.ne, t.dtype, (row, t.ne[0] * row, unit, t.ne[0] * t.ne[1] * row))

@@ -1,4 +1,4 @@
-"""Shapes and types of ops on each element."""
+"""Shapes and types of elementwise ops."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _glu(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dim
 
 
 _GLU_TYPES = {"swiglu_oai": frozenset({"f32"}), "swiglu_clamp": frozenset({"f32", "f16"})}
-"""Those that ggml's CPU backend computes, where they are not all."""
+"""The types that ggml's CPU backend computes, for ops that do not support all."""
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("sqr", "sqrt", "log", "sin", "cos"), elementwise),

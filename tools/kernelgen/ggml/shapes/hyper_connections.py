@@ -17,7 +17,7 @@ from kernelgen.ggml.shapes.common import (
 from kernelgen.ggml.tensor import Dims
 
 _F32 = frozenset({"f32"})
-_MIX = 24  # (2 + hc) * hc for the four streams that ggml has it for
+_MIX = 24  # (2 + hc) * hc for ggml's four streams
 
 
 def _shape(inputs: Inputs, i: int, name: str, ne: Dims) -> None:

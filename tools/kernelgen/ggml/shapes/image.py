@@ -1,4 +1,4 @@
-"""Shapes and types of what is done to images beside convolution: resizing, padding, windows, embeddings."""
+"""Shapes and types of image ops other than convolution: resizing, padding, windows, embeddings."""
 
 from __future__ import annotations
 

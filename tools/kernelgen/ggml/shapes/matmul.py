@@ -30,7 +30,7 @@ def matrix_product(a: TensorDesc, b: TensorDesc, i: int, names: tuple[str, str])
 
 
 def repeats(a: TensorDesc, b: TensorDesc, i: int, names: tuple[str, str]) -> None:
-    """Wants matrices of `a` to serve equally many of `b` each; reported at input `i`."""
+    """Requires that each matrix of `a` serves equally many of `b`; reports a problem at input `i`."""
     first, second = names
     for d in (2, 3):
         want(

@@ -1,4 +1,4 @@
-"""Shapes and types of tensors made of parts of others, of one value, or of none."""
+"""Shapes and types of tensors composed of parts of others, of one value, or of none."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _arange(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[
         raise Misfit("params", "step", f"step is larger than 0, not {step}")
     if not (stop - start) / step < 2**31:
         raise Misfit("params", "step", f"from {start} to {stop} by {step} are more than 2^31 elements")
-    # As ggml counts, in binary32.
+    # ggml counts in binary32.
     n = math.ceil(_binary32(_binary32(stop - start) / step))
     return (n, 1, 1, 1), "f32"
 

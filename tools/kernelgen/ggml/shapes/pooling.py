@@ -23,9 +23,9 @@ def _pool_1d(op: str, inputs: Inputs, params: Params) -> tuple[Dims, str]:
 
 
 def _want_pooled(i: int | None, a: TensorDesc, pooled: TensorDesc, params: Params) -> None:
-    """Raises `Misfit` at input `i`, or the output, unless `pooled` is what pool_2d makes of `a`.
+    """Raises `Misfit` at input `i`, or the output, unless `pooled` is the result of pool_2d for `a`.
 
-    ggml's padding may be no whole number, like 0.5 for one more element in all; op_params has the whole part of it.
+    ggml's padding may be fractional, like 0.5 for one more element in total; op_params has its integer part.
     """
     for axis in (0, 1):
         k, s, p = at_least(params, f"k{axis}", 1), at_least(params, f"s{axis}", 1), at_least(params, f"p{axis}", 0)

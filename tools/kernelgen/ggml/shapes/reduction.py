@@ -21,7 +21,7 @@ from kernelgen.ggml.tensor import Dims, TensorDesc
 from kernelgen.ggml.types import TYPES
 
 
-# ggml's CPU backend, which is what a result is compared with, reads rows as if they were contiguous.
+# ggml's CPU backend, the reference for results, reads rows as if they were contiguous.
 def _rows(op: str, inputs: Inputs, allowed: frozenset[str]) -> TensorDesc:
     a = given(inputs, 0)
     want_type(inputs, 0, f"src0 of {op}", allowed)

@@ -1,8 +1,8 @@
-"""NKI without an SDK: kernels are run as Python code, recorded, and lowered through JAX to plain HLO.
+"""NKI without an SDK: runs kernels as Python code, records them, and lowers the record through JAX to plain HLO.
 
-`loading` finds kernels in files, `kernel` records them, `program` and `tensors` are what is recorded, `checks` the limits of the
-hardware, `isa` the instructions by engine, `language` the rest of what kernels import, `roll` makes loops of what was recorded,
-`access` plans how views become slices, and `lower` and `memory` turn the record into JAX operations. Only these two need JAX.
+`loading` finds kernels in files, `kernel` records them, `program` and `tensors` are the record, `checks` the limits of the
+hardware, `isa` the instructions by engine, `language` the other imports of kernels, `roll` turns recorded code into loops,
+`access` plans how views become slices, and `lower` and `memory` turn the record into JAX operations. Only these two require JAX.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Nki:
 
     @contextlib.contextmanager
     def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
-        """Lets imports of NKI resolve to the interpreter, and sets `env`; NKI's own compiler gets what is installed of NKI."""
+        """Makes imports of NKI resolve to the interpreter, or to the installed NKI for its compiler, and sets `env`."""
         from nki_interpreter.loading import interpreter
 
         before = dict(os.environ)
@@ -51,7 +51,7 @@ class _Nki:
         ordered, named = call.bound(call.arguments)
         recorded = _recorded(function, ordered, named, call.grid, call.targets, call.results)
         place = [i for i, a in enumerate(call.arguments) if a is not None]
-        if call.names:  # a record has them in the function's order
+        if call.names:  # a record has the arrays in the function's order
             place = [call.names.index(name) for name in recorded.names]
         values = _lowered(recorded, [call.arguments[i] for i in place])
         results = []
@@ -71,10 +71,10 @@ def inline(
 
     Args:
         kernel: a function, decorated or not.
-        arrays: its tensor arguments, in order; None for one that is absent.
-        grid: the number of programs per axis.
-        targets: whose limits are checked; those of the kernel that is being emitted if none are given.
-        static: its other arguments.
+        arrays: its tensor arguments, in order; None for an absent one.
+        grid: number of programs per axis.
+        targets: targets whose limits are checked; by default those of the current kernel.
+        static: its static arguments.
 
     Raises:
         KernelgenError: the kernel breaks a rule of NKI or a limit of a target.
@@ -114,7 +114,7 @@ def _recorded(
         blank = kernel.blank_outputs(made, results)
         if arguments:
             args += blank
-        else:  # all are given by name
+        else:  # all arguments have names
             free = [name for name in inspect.signature(made.function).parameters if name not in named]
             named |= zip(free, blank, strict=False)
         return kernel.record(

@@ -1,11 +1,11 @@
-"""Kernels by NKI's own compiler: the HLO calls what that compiler made of a kernel, in place of doing what the kernel does.
+"""Kernels by NKI's compiler: the HLO calls the compiler's output for a kernel instead of containing the kernel's operations.
 
-What is called is the target `AwsNeuronCustomNativeKernel`, whose configuration the toolchain writes. Up to NKI 0.3 the
-configuration is all there is; from 0.4 on it names a file, which neuronx-cc reads. The call holds that file by its content
+The call's target is `AwsNeuronCustomNativeKernel`, and the toolchain writes its configuration. Up to NKI 0.3 the configuration is
+complete; from 0.4 on it names a file, which neuronx-cc reads. The call identifies that file by its content
 (`kernelgen.compilers.nki_calls`).
 
-The compiler is run in this process (`kernelgen.compilers.nki_driver`), or was run before, by another Python, and a record says what
-it made: so it is in Bazel.
+The compiler runs in this process (`kernelgen.compilers.nki_driver`), or has run in another Python that wrote a record of its
+output, as in Bazel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEEPING: list[list[Mapping[str, Any]]] = []
 
 @contextlib.contextmanager
 def using(toolchain: Toolchain) -> Iterator[None]:
-    """Makes a toolchain the one that is used while the block lasts."""
+    """Makes a toolchain the current one until the block ends."""
     _CHOSEN.append(toolchain)
     try:
         yield
@@ -40,14 +40,14 @@ def using(toolchain: Toolchain) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded(file: Path) -> Iterator[None]:
-    """Has the kernel that is emitted while the block lasts be what a record of `nki_driver` says."""
-    with known(file, json.loads(file.read_bytes())):  # read here: it is not what the kernel's file reads
+    """Uses a record of `nki_driver` for the kernel that the block emits."""
+    with known(file, json.loads(file.read_bytes())):  # read here: the record is not data of the kernel's file
         yield
 
 
 @contextlib.contextmanager
 def known(file: Path, record: Mapping[str, Any]) -> Iterator[None]:
-    """Has the kernel that is emitted while the block lasts be what a record says; the file is for messages."""
+    """Uses a record for the kernel that the block emits; the file is for messages."""
     _RECORDS.append((file, record))
     try:
         yield
@@ -57,7 +57,7 @@ def known(file: Path, record: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping() -> Iterator[list[Mapping[str, Any]]]:
-    """Yields the records of what is compiled while the block lasts."""
+    """Yields the records of the block's compiles."""
     records: list[Mapping[str, Any]] = []
     _KEEPING.append(records)
     try:
@@ -82,11 +82,11 @@ def toolchain() -> Toolchain:
 
 
 def called(function: Callable[..., Any], call: Call) -> Returned:
-    """Returns the results of a call of what the toolchain makes of a kernel, under a JAX trace.
+    """Returns the results of a call to the toolchain's output for a kernel, under a JAX trace.
 
     Raises:
-        KernelgenError: there is no toolchain, it refuses the kernel, the kernel is not for one target, or a record is of another
-            kernel.
+        KernelgenError: there is no toolchain, it refuses the kernel, the kernel has several targets, or a record belongs to
+            another kernel.
     """
     import numpy as np
     from jax.experimental import xla_metadata
@@ -136,7 +136,7 @@ def _compiled(tools: Toolchain, function: Callable[..., Any], call: Call, given:
 
 
 def _recorded(call: Call, given: list[Any]) -> Mapping[str, Any]:
-    """Returns the record, which is of what is asked for."""
+    """Returns the record, after checking that it matches the request."""
     file, made = _RECORDS[-1]
     wanted = nki_driver.asked(given, call.keywords, call.grid, call.targets[0])
     if made["asked"] != wanted:

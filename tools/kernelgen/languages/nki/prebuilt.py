@@ -1,7 +1,7 @@
-"""What NKI's own compiler made of a kernel, kept in a file, so that builds without that compiler have the kernel, too.
+"""A kernel's output of NKI's compiler in a file, so that builds without that compiler have the kernel, too.
 
-The file is JSON: the compiler's record (`kernelgen.compilers.nki_driver`), of which kernel and target it is, and a digest of its
-sources. `recording` makes it, `using` reads it. From then on all goes as with the compiler itself, so the HLO has the same bytes.
+The file is JSON: the compiler's record (`kernelgen.compilers.nki_driver`), its kernel and target, and a digest of its sources.
+`recording` makes it, `using` reads it. The rest is the same as with the compiler itself, so the HLO has the same bytes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FORMAT = 1
 """Version of the file."""
 
 MAX_RECORD = 1 << 30
-"""Bytes of the file."""
+"""Maximum bytes of the file."""
 
 AGAIN = "make it again where NKI's own compiler is installed: `kernelgen prebuild MANIFEST`"
 
 
 @dataclass(frozen=True, slots=True)
 class PrebuiltRequest:
-    """Which kernel is emitted.
+    """The kernel to emit.
 
     Attributes:
         kernel: `SourceSpec.id`.
@@ -49,10 +49,10 @@ class PrebuiltRequest:
 
 @contextlib.contextmanager
 def using(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
-    """Has the kernel that is emitted while the block lasts be what the file says.
+    """Uses the file's record for the kernel that the block emits.
 
     Raises:
-        KernelgenError: the file is missing or was changed, or is of another kernel, target or source.
+        KernelgenError: the file is missing or was changed, or belongs to another kernel, target or source.
     """
     kept = read(file)
     for what, was, wanted in (
@@ -78,10 +78,10 @@ def using(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Returns what a file says.
+    """Returns a file's content.
 
     Raises:
-        KernelgenError: it is not there, or is not as it was made.
+        KernelgenError: it is missing, or was changed.
     """
     try:
         kept = json.loads(fileio.read_input(file, MAX_RECORD))
@@ -101,7 +101,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def _is_whole(kept: Mapping[str, Any]) -> bool:
-    """Returns whether a file has all that `recording` writes, of the types that it writes."""
+    """Returns whether a file has all fields of `recording`, with their types."""
     try:
         made = kept["made"]
         results = [(shape, dtype) for shape, dtype in made["results"]]
@@ -126,9 +126,9 @@ def _is_whole(kept: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def recording(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
-    """Writes what this machine's toolchain makes of the kernel that the block emits, when the block is done.
+    """Writes this machine's toolchain's output for the kernel that the block emits, when the block ends.
 
-    A file that is there with the same content keeps its time.
+    An existing file with the same content keeps its time.
 
     Raises:
         KernelgenError: there is no toolchain.
@@ -151,7 +151,7 @@ def recording(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
 
 
 def digest(kept: Mapping[str, Any]) -> str:
-    """Returns the digest of all else that a file says."""
+    """Returns the digest of the file's other fields."""
     return hashlib.sha256(canonical_json(kept).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What kernels in NumPy import besides NumPy itself: docs/reference/kernels-in-numpy.md.
+"""The imports of kernels in NumPy besides NumPy itself: docs/reference/kernels-in-numpy.md.
 
     import numpy as np
 
@@ -8,9 +8,8 @@
     def add(a, b):
         return np.add(a, b)
 
-Outside of kernelgen such a function computes with NumPy. While a kernel is traced, a `Tensor` (`tensor`) stands for an array that
-is not known yet; NumPy's functions dispatch on it (`functions`), and what they compute becomes JAX operations. `adapter` is what
-kernelgen calls.
+Outside kernelgen such a function computes with NumPy. Under a trace, a `TracedArray` (`tensor`) replaces each array whose values
+are not available yet; NumPy's functions dispatch on it (`functions`), and become JAX operations. kernelgen calls `adapter`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NumPy as a language of kernels: how its files are imported, and how one of its functions is called (`languages.protocol`)."""
+"""NumPy as a language of kernels: imports its files and calls its functions (`languages.protocol`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _NumPy:
 
     @contextlib.contextmanager
     def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> Iterator[None]:
-        """Lets imports of nkipy and nkigen find what `kernelgen.languages.numpy` has, and sets `env`."""
+        """Makes imports of nkipy and nkigen resolve to `kernelgen.languages.numpy`, and sets `env`."""
         from kernelgen.languages.environment import environment
         from kernelgen.languages.numpy.modules import PACKAGES, modules
         from nki_interpreter.standing_in import standing_in

@@ -1,6 +1,6 @@
-"""What NumPy has no function for and kernels need: the neural network's functions, and collectives of one rank.
+"""Functions that kernels need and NumPy lacks: those of neural networks, and collectives of one rank.
 
-Each takes arrays of NumPy, too, and then computes at once.
+Each also accepts NumPy arrays, and then computes at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose results are arrays of NumPy when it is called outside of a kernel."""
+    """Returns a function whose results are NumPy arrays outside a kernel."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def _at_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_at_once
 def constant(value: Any, dtype: Any = None) -> Any:
-    """Returns an array whose values are known, as one of the kernel."""
+    """Returns an array with constant values as a kernel's array."""
     return tensor(value, None if dtype is None else np.dtype(dtype))
 
 
@@ -88,9 +88,9 @@ def rms_norm(x: Any, weight: Any, axis: int = -1, eps: float = 1e-5) -> Any:
 
 @_at_once
 def topk(x: Any, k: int, axis: int = -1, is_ascend: bool = False) -> tuple[Any, Any]:
-    """Returns the `k` largest elements (smallest with `is_ascend`) along an axis, best first, and their places (uint32).
+    """Returns the `k` largest elements (smallest with `is_ascend`) along an axis, best first, and their indices (uint32).
 
-    Of equal ones the first comes first.
+    Among equal elements the first comes first.
     """
     import jax.numpy as jnp
     from jax import lax

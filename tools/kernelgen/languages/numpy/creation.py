@@ -1,4 +1,4 @@
-"""Arrays that begin in the kernel."""
+"""Creates arrays inside a kernel."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Which dtype an operation computes in.
+"""The dtype of each operation.
 
-Of two arrays: a float wins over an integer, an integer over a bool, the wider over the narrower; float16 with bfloat16 is float32;
-a signed with an unsigned integer is the signed one that holds both, int32 at most; an FP8 type goes with itself alone. Python's
-integers and floats take the array's dtype, but a float makes an integer array float32. Nothing has 64 bits.
+For two arrays: a float takes precedence over an integer, an integer over a bool, the wider over the narrower. float16 with
+bfloat16 gives float32; a signed with an unsigned integer gives the signed type that holds both, int32 at most; an FP8 type
+combines only with itself. Python's integers and floats take the array's dtype, but a float makes an integer array float32. No
+dtype has 64 bits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FLOAT32, INT32, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.boo
 
 
 def narrowed(dtype: Any) -> np.dtype[Any]:
-    """Returns a dtype, the one of 32 bits instead of one of 64.
+    """Returns a dtype; for 64 bits, its 32-bit counterpart.
 
     Raises:
         KernelgenError: Neuron devices have no such dtype.
@@ -40,10 +41,10 @@ def is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def promoted(*operands: Any) -> np.dtype[Any]:
-    """Returns the dtype that operands have together: of Python's numbers and of what has a `dtype`.
+    """Returns the common dtype of operands: Python numbers and values with a `dtype`.
 
     Raises:
-        KernelgenError: they have none.
+        KernelgenError: they have no common dtype.
     """
     strong = [narrowed(o.dtype) for o in operands if hasattr(o, "dtype")]
     strong += [BOOL for o in operands if isinstance(o, bool)]
@@ -73,7 +74,7 @@ def _pair(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
             raise refused(
                 f"{one.name} and {other.name} have no common dtype", "convert one of them: x.astype(np.float32)"
             )
-        return FLOAT32  # of float16, bfloat16 and float32 no two are equal in range and precision
+        return FLOAT32  # float16 and bfloat16: neither covers the other's range and precision
     if one.kind == other.kind:
         return max(one, other, key=lambda d: d.itemsize)
     signed, unsigned = (one, other) if one.kind == "i" else (other, one)
@@ -81,7 +82,7 @@ def _pair(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype that a function of real numbers, such as `np.exp` or `np.divide`, computes in."""
+    """Returns the dtype in which a function of real numbers, such as `np.exp` or `np.divide`, computes."""
     return dtype if is_float(dtype) else FLOAT32
 
 

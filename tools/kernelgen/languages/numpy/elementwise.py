@@ -1,4 +1,4 @@
-"""NumPy's functions of one element of each operand, broadcast."""
+"""NumPy's elementwise functions, with broadcasting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelgen.languages.numpy.tensor import FUNCTIONS, N, TracedArray, implemen
 
 
 def made(array: Any) -> TracedArray:
-    """Returns a result, with a loop over each of its dimensions."""
+    """Returns a result with its loops: one over each of its dimensions."""
     result = TracedArray(array)
     result.iterations = ("elementwise", result.shape)
     return result
@@ -46,7 +46,7 @@ def _all_elements(where: Any) -> None:
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """Integers that are divided by 0 leave 0, as in NumPy; XLA gives the dividend."""
+    """An integer divided by 0 leaves 0, as in NumPy; XLA returns the dividend."""
     rest = lax.rem(a, b)
     if a.dtype.kind != "u":
         rest = jnp.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
@@ -54,7 +54,7 @@ def _remainder(a: Any, b: Any) -> Any:
 
 
 def _floor_divide(a: Any, b: Any) -> Any:
-    """Integers that are divided by 0 give 0, as in NumPy; XLA gives one with all bits set."""
+    """An integer divided by 0 gives 0, as in NumPy; XLA returns one with all bits set."""
     if is_float(a.dtype):
         return lax.floor(a / b)
     whole = lax.div(a, b)
@@ -92,7 +92,7 @@ for _function, _lax, _kinds in _TABLE:
 
 
 def _real(function: Callable[[Any, Any], Any]) -> Callable[..., TracedArray]:
-    """Returns a function of two real numbers: integers are converted to float32."""
+    """Returns a function of two real numbers that converts integers to float32."""
 
     def compute(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> TracedArray:
         _all_elements(where)
@@ -108,7 +108,7 @@ FUNCTIONS[np.logaddexp] = _real(_logaddexp)
 
 @implements(np.power)
 def power(x: Any, y: Any, /, *, dtype: Any = None, where: Any = True, **_: Any) -> TracedArray:
-    """`x ** y`; a small whole exponent that is known is a product."""
+    """`x ** y`; a small constant integer exponent becomes products."""
     _all_elements(where)
     if (
         isinstance(x, TracedArray)
@@ -146,7 +146,7 @@ for _function, _lax in _COMPARISONS.items():
 
 
 def truth(value: Any) -> Any:
-    """Returns where a value is not 0, as a JAX array of bools."""
+    """Returns whether each value is nonzero, as a JAX array of bools."""
     array = tensor(value).array
     return array if array.dtype == BOOL else array != array.dtype.type(0)
 
@@ -170,7 +170,7 @@ def _unary(function: Callable[[Any], Any], real: bool) -> Callable[..., TracedAr
 
 
 def _whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function that leaves whole numbers as they are."""
+    """Returns a function that leaves integers unchanged."""
     return lambda a: function(a) if is_float(a.dtype) else a
 
 

@@ -1,4 +1,4 @@
-"""Everything that NumPy's functions are computed by: importing this module fills `FUNCTIONS`."""
+"""All implementations of NumPy's functions: importing this module fills `FUNCTIONS`."""
 
 from __future__ import annotations
 

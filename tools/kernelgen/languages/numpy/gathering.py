@@ -1,4 +1,4 @@
-"""NumPy's functions that choose elements by arrays of indices. Indices that are not known are kept inside the array."""
+"""NumPy's functions that select elements by arrays of indices. Indices that are not constant are clamped to the array."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Elements of a tensor: `x[…]` and `x[…] = v`.
 
-Numbers and slices that are known become static slices. A number that is not known, or a slice between `i * a + b` and
-`i * a + c` of a loop's index `i`, becomes a dynamic slice; arrays of integers become gathers and scatters. A slice is a copy and
-never writes through.
+Constant numbers and slices become static slices. A number that is not constant, or a slice between `i * a + b` and `i * a + c` of a
+loop's index `i`, becomes a dynamic slice; arrays of integers become gathers and scatters. A slice is a copy and never writes
+through.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kernelgen.languages.numpy.tensor import TracedArray, implements, tensor
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is taken of one dimension.
+    """The selected part of one dimension.
 
     Attributes:
         start: the first element, a number or a JAX array of rank 0.
-        size: how many elements.
+        size: number of elements.
         step: the distance between them, at least 1.
-        reverse: whether they are in opposite order; `start` is then the last.
-        drop: whether the dimension goes away.
+        reverse: whether they are in reverse order; `start` is then the last.
+        drop: whether the dimension is removed.
     """
 
     start: Any
@@ -86,7 +86,7 @@ def put(x: TracedArray, index: Any, value: Any) -> Any:
 
 
 def _items(x: TracedArray, index: Any) -> tuple[Any, ...]:
-    """Returns an index as a tuple of an entry per dimension, and None for each new one."""
+    """Returns an index as a tuple with an entry per dimension, and None for each new one."""
     given = index if isinstance(index, tuple) else (index,)
     items = [np.asarray(i) if isinstance(i, list) else i for i in given]
     items = [
@@ -108,7 +108,7 @@ def _items(x: TracedArray, index: Any) -> tuple[Any, ...]:
 
 
 def _to_front(index: Any, items: tuple[Any, ...]) -> list[int]:
-    """Returns which dimensions of what JAX takes NumPy puts first: those of arrays of indices that '...' of no dimension parts."""
+    """Returns the dimensions that NumPy moves to the front: those of index arrays that a '...' of no dimension separates."""
     given = index if isinstance(index, tuple) else (index,)
     dots = next((k for k, i in enumerate(given) if i is Ellipsis), None)
     if dots is None or len(items) != len(given) - 1:
@@ -121,7 +121,7 @@ def _to_front(index: Any, items: tuple[Any, ...]) -> list[int]:
 
 
 def _rank(item: Any) -> int:
-    """Returns how many dimensions an entry stands for."""
+    """Returns the number of dimensions that an entry covers."""
     if item is None or item is Ellipsis:
         return 0
     return item.ndim if _is_array(item) and item.dtype == np.bool_ else 1
@@ -136,7 +136,7 @@ def _is_mask(items: tuple[Any, ...]) -> bool:
 
 
 def _parts(x: TracedArray, items: tuple[Any, ...]) -> tuple[list[_Part], list[int]]:
-    """Returns what is taken of each dimension, and where new ones are put in the result."""
+    """Returns the selected part of each dimension, and the positions of new dimensions in the result."""
     parts: list[_Part] = []
     new: list[int] = []
     place = 0
@@ -215,7 +215,7 @@ def _written(array: Any, parts: list[_Part], new: Any) -> Any:
 
 
 def _gathering(x: TracedArray, items: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns an index for JAX; arrays that are known are checked here."""
+    """Returns an index for JAX; checks constant arrays."""
     found: list[Any] = []
     axis = 0
     for item in items:

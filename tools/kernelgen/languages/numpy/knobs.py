@@ -1,6 +1,6 @@
-"""Knobs: where a kernel's author wants an array to lie and a loop to be cut. They are checked and recorded, and change no value.
+"""Knobs: an author's hints for an array's placement and a loop's tiling. They are checked and recorded, and change no value.
 
-The HLO does not depend on them: they are in the kernel's notes, which `kernelgen inspect` prints.
+The HLO does not depend on them: they go into the kernel's notes, which `kernelgen inspect` prints.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ MEM_SPACES = ("Hbm", "Psum", "Sbuf", "SharedHbm")
 
 
 class Annotated:
-    """An array that hints are given for, one after another: `knob.knob(x).tile_op(tile_size=[8, 8]).layout(mem_space="Sbuf")`."""
+    """An array with a chain of hints: `knob.knob(x).tile_op(tile_size=[8, 8]).layout(mem_space="Sbuf")`."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
 
     def tile_op(self, *, tile_size: Sequence[int] | int | None = None) -> Annotated:
-        """Says how the loops of the operation that makes the array are cut.
+        """Sets the tiling of the loops of the operation that computes the array.
 
         Args:
-            tile_size: an entry per loop: the dimensions of the result of an elementwise operation, of what a reduction
-                reduces, and rows, columns and length of the sums of a matrix product.
+            tile_size: an entry per loop: the dimensions of an elementwise operation's result, the dimensions of a reduction's
+                input, or rows, columns and the length of sums of a matrix product.
         """
         trace = _traced(self._tensor)
         if trace is not None and tile_size is not None:
@@ -45,12 +45,12 @@ class Annotated:
         partition_dim: int | None = None,
         tile_size: Sequence[int] | int | None = None,
     ) -> Annotated:
-        """Says where the array lies.
+        """Sets the placement of the array.
 
         Args:
             mem_space: `Hbm`, `Psum`, `Sbuf` or `SharedHbm`.
             partition_dim: the dimension that lies across partitions.
-            tile_size: how many elements of each dimension lie together.
+            tile_size: number of adjacent elements in each dimension.
         """
         trace = _traced(self._tensor)
         if trace is not None:
@@ -65,7 +65,7 @@ class Annotated:
 
 
 class Knob:
-    """`knob(x, …)` gives hints for an array and returns it; `knob.knob(x)` begins a chain of them, `knob.fuse(…)` joins loops."""
+    """`knob(x, …)` gives hints for an array and returns it; `knob.knob(x)` starts a chain of hints, `knob.fuse(…)` fuses loops."""
 
     def __call__(
         self,
@@ -82,8 +82,8 @@ class Knob:
             tensor: the array.
             partition_dim: the dimension that lies across partitions.
             mem_space: `Hbm`, `Psum`, `Sbuf` or `SharedHbm`.
-            tile_size: how the loops over the result's dimensions are cut; an entry each.
-            reduction_tile: how the loops over what is summed up are cut; an entry each.
+            tile_size: tile sizes of the loops over the result's dimensions, one each.
+            reduction_tile: tile sizes of the loops over summed dimensions, one each.
         """
         trace = _traced(tensor)
         if trace is None:
@@ -98,7 +98,7 @@ class Knob:
             _fits("reduction_tile", sizes, reduced, "what is summed up")
         if tile_size is not None:
             found["tile_size"] = sizes = _numbers("tile_size", tile_size)
-            # With the loops over sums in an argument of their own, or all in one.
+            # Tile sizes of loops over sums are in their own argument, or all are in one.
             whole = kind in ("matmul", "reduction") and len(sizes) == len(loops) and len(sizes) != tensor.ndim
             _fits(
                 "tile_size", sizes, loops if whole else tensor.shape, "the loops" if whole else "the array's dimensions"
@@ -110,11 +110,11 @@ class Knob:
         return tensor
 
     def knob(self, tensor: Any) -> Annotated:
-        """Returns an array's hints, to be given one after another."""
+        """Returns an object that takes an array's hints in a chain."""
         return Annotated(tensor)
 
     def fuse(self, *tensors: Any) -> None:
-        """Says that the loops of several operations are one. Each has the same `tile_op`."""
+        """Fuses the loops of several operations. Each has the same `tile_op`."""
         if len(tensors) < 2:
             raise refused(f"knob.fuse joins the loops of two arrays or more, not of {len(tensors)}")
         traces = [_traced(t) for t in tensors]
@@ -145,7 +145,7 @@ knob = Knob()
 
 
 def _traced(tensor: Any) -> Trace | None:
-    """Returns the trace in which a tensor is; None for an array of NumPy, which hints say nothing about."""
+    """Returns the trace of a tensor; None for a NumPy array, which hints do not apply to."""
     return current() if isinstance(tensor, TracedArray) else None
 
 
@@ -172,7 +172,7 @@ def _fits(name: str, sizes: Sequence[int], loops: Sequence[int], what: str) -> N
 def _loops(tensor: TracedArray) -> tuple[str, tuple[int, ...]]:
     if tensor.parameter is not None:
         raise refused("tile_op: a parameter is not made by an operation", "give the hint for the result of one")
-    # What moves elements has a loop per dimension of its result.
+    # An operation that moves elements has one loop per dimension of its result.
     return tensor.iterations or ("copy", tensor.shape)
 
 
@@ -209,7 +209,7 @@ def _layout(tensor: TracedArray, mem_space: str | None, partition_dim: int | Non
 
 
 def _in_memory(trace: Trace, tensor: TracedArray, sizes: Sequence[int], layout: dict[str, Any]) -> None:
-    """Checks that a tile fits where it lies."""
+    """Checks that a tile fits into its memory."""
     space = layout.get("mem_space")
     across = layout.get("partition_dim", 0)
     if space not in ("Sbuf", "Psum") or not sizes:

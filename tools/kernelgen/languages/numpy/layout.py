@@ -1,4 +1,4 @@
-"""NumPy's functions that move elements and compute nothing."""
+"""NumPy's functions that only move elements."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     x = tensor(a)
     (along,) = axes(axis, x.ndim)
     edge = tuple(1 if k == along else m for k, m in enumerate(x.shape))
-    # A number of Python takes the array's dtype; what has its own keeps it.
+    # A Python number takes the array's dtype; other values keep their own.
     ends = [
         None if e is None or e is np._NoValue else tensor(e, None if hasattr(e, "dtype") else x.dtype)
         for e in (prepend, append)
@@ -232,7 +232,7 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> TracedA
     x = x[..., max(-offset, 0) : max(-offset, 0) + n, max(offset, 0) : max(offset, 0) + n]
     if not n:
         return TracedArray(x[..., 0])
-    # Read with a stride: a row and one element.
+    # Read with a stride of one row plus one element.
     flat = x.reshape(*x.shape[:-2], n * n)
     return TracedArray(lax.slice_in_dim(flat, 0, n * n, n + 1, axis=flat.ndim - 1))
 

@@ -21,13 +21,13 @@ def _operands(x: Any, y: Any, dtype: Any = None) -> tuple[Any, Any]:
 
 
 def _multiplied(a: Any, b: Any, numbers: Any) -> Any:
-    # Products of halves are added up in float32, as the tensor engine adds them, and rounded once.
+    # Products of 16-bit floats are summed in float32, as on the tensor engine, and rounded once.
     wide = FLOAT32 if floating(a.dtype) == a.dtype else a.dtype
     return lax.dot_general(a, b, numbers, preferred_element_type=wide).astype(a.dtype)
 
 
 def product(x: TracedArray, y: TracedArray) -> TracedArray:
-    """Returns the product element by element."""
+    """Returns the elementwise product."""
     found: TracedArray = N.multiply(x, y)
     return found
 
@@ -45,7 +45,7 @@ def matmul(x: Any, y: Any, /, *, dtype: Any = None, **_: Any) -> TracedArray:
         )
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     n = len(batch)
-    if b.ndim == 2:  # one matrix for all: no batch at all
+    if b.ndim == 2:  # one matrix for all: no batch dimension
         made = _multiplied(a, b, (((a.ndim - 1,), (0,)), ((), ())))
     else:
         a, b = jnp.broadcast_to(a, (*batch, *a.shape[-2:])), jnp.broadcast_to(b, (*batch, *b.shape[-2:]))

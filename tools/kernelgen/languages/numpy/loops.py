@@ -1,4 +1,4 @@
-"""`fori_loop`: a loop that stays one in the HLO, and its index."""
+"""`fori_loop`: a loop that stays a loop in the HLO, and its index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelgen.languages.numpy.tensor import N, TracedArray, tensor
 
 
 class LoopIndex(TracedArray):
-    """The index `i` of a loop times `factor` plus `offset`, an int32 of rank 0: what slices can be taken between."""
+    """The index `i` of a loop times `factor` plus `offset`, an int32 of rank 0; slices may use it as bounds."""
 
     def __init__(self, loop: Any, factor: int = 1, offset: int = 0) -> None:
         super().__init__(loop * np.int32(factor) + np.int32(offset))
@@ -23,7 +23,7 @@ class LoopIndex(TracedArray):
         self.offset = offset
 
     def runs_with(self, other: LoopIndex) -> bool:
-        """Returns whether the difference is a number."""
+        """Returns whether the difference is constant."""
         return self._loop is other._loop and self.factor == other.factor
 
     def _moved(self, other: Any, factor: int, sign: int) -> Any:
@@ -64,8 +64,8 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
     Args:
         lower: the first index, a number.
         upper: the number after the last index.
-        body: takes the index and the value so far; in slices the index may be multiplied by and added to numbers.
-        init: an array or a number, or a tuple of those. Shapes and dtypes stay the same.
+        body: a function of the index and the current value; in slices the index may be multiplied by and added to numbers.
+        init: an array, a number, or a tuple of those. Shapes and dtypes must not change.
     """
     if isinstance(lower, TracedArray) or isinstance(upper, TracedArray):
         raise refused("fori_loop: how often it runs is not known while the kernel is traced", "both ends are numbers")

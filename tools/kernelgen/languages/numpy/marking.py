@@ -13,12 +13,12 @@ def trace(
     input_specs: Sequence[tuple[Sequence[int], str]] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Marks a function as a kernel in NumPy. Called from Python it computes as it is written.
+    """Marks a function as a kernel in NumPy. A call from Python computes with NumPy.
 
     Args:
-        function: the function, when the decorator is written without parentheses.
+        function: the function, if the decorator has no parentheses.
         input_specs: shape and dtype (`((128, 512), "f32")`) of each argument, for `kernelgen run` without a manifest.
-        name: another name than the function's, for readers.
+        name: another name than the function's, for people.
     """
 
     def mark(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The modules of nkipy and nkigen that kernels import: the functions that `kernelgen.languages.numpy` has, by their names there."""
+"""The modules of nkipy and nkigen that kernels import: functions of `kernelgen.languages.numpy` under their names there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PACKAGES = ("nkipy", "nkigen")
 
 
 class NKIPyKernel:
-    """`NKIPyKernel.trace` marks a kernel; what runs one on a device is not here."""
+    """`NKIPyKernel.trace` marks a kernel; the methods that run one on a device are absent."""
 
     trace = staticmethod(trace)
 
 
 def names() -> dict[str, dict[str, Any]]:
-    """Returns what each of the modules has, by its name."""
+    """Returns the contents of each module, by its name."""
     return {
         "nkipy": {"knob": knob},
         "nkipy.core.knob": {"knob": knob},

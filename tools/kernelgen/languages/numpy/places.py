@@ -1,4 +1,4 @@
-"""Where in a kernel's file something goes wrong, and the error that says so."""
+"""Finds the place of an error in a kernel's file, and makes the error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _OTHERS = ("jax", "jaxlib", "numpy", "contextlib", "functools")
 
 
 def is_users(frame: FrameType) -> bool:
-    """Returns whether a frame runs a kernel's code, and not NumPy's, JAX's or kernelgen's."""
+    """Returns whether a frame runs a kernel's code rather than NumPy's, JAX's or kernelgen's."""
     name = frame.f_globals.get("__name__") or ""
     return not frame.f_code.co_filename.startswith(_OWN) and name.partition(".")[0] not in _OTHERS
 
 
 def place() -> Location | None:
-    """Returns the line of the kernel's code that is being run."""
+    """Returns the running line of the kernel's code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame):
         frame = frame.f_back
@@ -27,5 +27,5 @@ def place() -> Location | None:
 
 
 def refused(message: str, hint: str | None = None) -> KernelgenError:
-    """Returns the error of what a kernel may not do, at the line where it does."""
+    """Returns the error for a violation in a kernel, at its current line."""
     return KernelgenError(Diagnostic(message, place(), hint), exit_code=EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""NumPy's functions that combine the elements along axes."""
+"""NumPy's reductions along axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelgen.languages.numpy.tensor import FUNCTIONS, TracedArray, implements,
 
 
 def axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """Returns the axes that are meant, each from 0: all of them for None.
+    """Returns the axes as numbers from 0; None means all of them.
 
     Raises:
         ValueError: the array lacks the axis, or it is named twice.
@@ -35,7 +35,7 @@ def axes(axis: Any, rank: int) -> tuple[int, ...]:
 
 
 def made(x: Any, array: Any) -> TracedArray:
-    """Returns a result, with a loop over each dimension of what was reduced."""
+    """Returns a result with its loops: one over each dimension of the reduced array."""
     result = TracedArray(array)
     result.iterations = ("reduction", tuple(x.shape))
     return result
@@ -72,7 +72,7 @@ def _with(function: Callable[..., Any], reduced: Any, initial: Any) -> Any:
 
 
 def _of_ordered(function: Callable[..., Any]) -> Callable[..., TracedArray]:
-    """Returns a reduction whose third argument is `out`, and not `dtype`."""
+    """Returns a reduction whose third argument is `out`, not `dtype`."""
     reduce = _reduction(function, lambda dtype: dtype)
 
     def compute(
@@ -131,7 +131,7 @@ def var(
 ) -> TracedArray:
     x, average, over, wanted = _moments(a, axis, dtype, ddof)
     count = np.prod([x.shape[k] for k in over])
-    # Of float16 NumPy's steps are float16: what is beyond its range on the way is infinite, even where the variance is not.
+    # For float16 NumPy's steps are float16: an intermediate value beyond its range is infinite, even if the variance is not.
     step = _in_range if dtype is None and tensor(a).dtype == np.float16 else lambda value: value
     if step is _in_range:
         average = step(step(jnp.sum(x, axis=over, keepdims=True)) / np.float32(count))
@@ -141,7 +141,7 @@ def var(
 
 
 def _in_range(value: Any) -> Any:
-    """Returns float32 values with infinity for those that float16 rounds to it."""
+    """Returns float32 values, with infinity for those that round to it in float16."""
     return jnp.where(lax.abs(value) < np.float32(65_520), value, value * np.float32(np.inf))
 
 
@@ -155,9 +155,9 @@ def std(
 
 
 def _place(best: Callable[..., Any]) -> Callable[..., TracedArray]:
-    """Returns a function that finds the first place of the best element, or of the first NaN.
+    """Returns a function that finds the first index of the best element, or of the first NaN.
 
-    Two plain reductions: neuronx-cc is documented not to take one of pairs.
+    It uses two plain reductions: neuronx-cc's documentation excludes reductions of pairs.
     """
 
     def compute(a: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> TracedArray:
@@ -170,7 +170,7 @@ def _place(best: Callable[..., Any]) -> Callable[..., TracedArray]:
             x = x.astype(np.int32)
         hit = x == best(x, axis=over, keepdims=True)
         if is_float(x.dtype):
-            # Of an array with a NaN the best is NaN, which is equal to nothing.
+            # The best of an array with a NaN is NaN, which equals nothing.
             hit = hit | (x != x)
         place = lax.broadcasted_iota(np.int32, x.shape, over)
         found = jnp.min(jnp.where(hit, place, np.int32(x.shape[over])), axis=over)
@@ -194,7 +194,7 @@ def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Trac
 
 
 def prefix_sum(x: Any, axis: int) -> Any:
-    """Returns sums of each element along an axis and those before it: a doubling distance at a time."""
+    """Returns the inclusive prefix sums along an axis, by steps of doubling distance."""
     n, step = x.shape[axis], 1
     while step < n:
         before = lax.slice_in_dim(x, 0, n - step, axis=axis)

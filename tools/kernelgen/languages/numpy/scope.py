@@ -1,4 +1,4 @@
-"""What is being traced: the kernel, and the bodies of its loops."""
+"""The state of a trace: the kernel, and the bodies of its loops."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(slots=True)
 class Trace:
-    """One kernel while it is traced.
+    """One kernel during its trace.
 
     Attributes:
-        targets: the targets whose limits knobs keep.
-        knobs: what knobs said, as JSON values, in order.
-        of: the knobs of each tensor by the tensor's `id()`, and the tensor, so that its id stays its own.
+        targets: the targets whose limits apply to knobs.
+        knobs: the recorded knobs, as JSON values, in order.
+        of: the knobs of each tensor by the tensor's `id()`, with the tensor, so that its id stays unique.
     """
 
     targets: tuple[str, ...]
@@ -34,7 +34,7 @@ def current() -> Trace | None:
 
 
 _bodies: list[object] = [object()]
-"""The loop bodies that are being traced, innermost last: a value of one does not leave it."""
+"""The loop bodies of the current trace, innermost last: a value of a body must not leave it."""
 
 
 def enter_body() -> None:
@@ -46,5 +46,5 @@ def leave_body() -> None:
 
 
 def body() -> object:
-    """Returns the innermost loop body, which is equal to itself alone."""
+    """Returns the innermost loop body, an object equal only to itself."""
     return _bodies[-1]

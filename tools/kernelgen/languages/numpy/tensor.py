@@ -1,4 +1,4 @@
-"""An array while a kernel is traced: NumPy's operators, methods and functions on it become JAX operations."""
+"""An array under a trace: NumPy's operators, methods and functions on it become JAX operations."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from kernelgen.languages.numpy.places import refused
 F = TypeVar("F", bound=Callable[..., Any])
 
 N: Any = np
-"""NumPy, as it dispatches on tensors, which its types know nothing of."""
+"""NumPy, which dispatches on tensors; its types do not include them."""
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
-"""What computes each of NumPy's functions and ufuncs; arguments are as of NumPy. `operator.getitem` and
-`operator.setitem` are of elements; the latter returns the array's new content.
+"""The implementation of each NumPy function and ufunc, with NumPy's arguments. `operator.getitem` and `operator.setitem` are for
+elements; the latter returns the array's new content.
 
-The modules that `functions` imports fill it: they compute with arrays, so the class of arrays cannot import them.
+Modules imported by `functions` fill it: they use the class of arrays, so that class can't import them.
 """
 
 REDUCTIONS: dict[Any, Any] = {np.add: np.sum, np.multiply: np.prod, np.maximum: np.max, np.minimum: np.min}
 REDUCTIONS |= {np.logical_and: np.all, np.logical_or: np.any}
-"""What `ufunc.reduce` is."""
+"""The function that computes each `ufunc.reduce`."""
 
 INSTEAD = {
     "positive": "np.copy(x)",
@@ -55,11 +55,11 @@ INSTEAD = {
     "append": "np.concatenate",
     "array_split": "np.split",
 }
-"""What to use in place of functions that are not supported."""
+"""Replacements for unsupported functions."""
 
 
 def implements(*functions: Any) -> Callable[[F], F]:
-    """Marks a function as what computes some of NumPy's."""
+    """Marks a function as the implementation of some NumPy functions."""
 
     def mark(made: F) -> F:
         FUNCTIONS.update(dict.fromkeys(functions, made))
@@ -69,13 +69,13 @@ def implements(*functions: Any) -> Callable[[F], F]:
 
 
 class TracedArray:
-    """An array whose values are not known while tracing.
+    """An array whose values are not available while tracing.
 
     Attributes:
-        array: the JAX array; another after an assignment to elements.
-        parameter: which of the kernel's parameters it is, or None.
+        array: the JAX array; an assignment to elements replaces it.
+        parameter: number of the kernel's parameter that it is, or None.
         changed: whether elements were assigned.
-        iterations: the sizes of the loops that compute it, when an operation of NumPy does: for knobs.
+        iterations: sizes of the loops of the NumPy operation that computes it, if any: for knobs.
     """
 
     __array_priority__ = 1000
@@ -88,7 +88,7 @@ class TracedArray:
         self.iterations: tuple[str, tuple[int, ...]] | None = None
         self._body = scope.body()
 
-    # --- what is known ------------------------------------------------------------------------------------------------
+    # --- known values -----------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ class TracedArray:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes between neighbours along each dimension, as of an array of NumPy's that is contiguous."""
+        """Bytes between neighbours along each dimension, as in a contiguous NumPy array."""
         return tuple(math.prod(self.shape[k + 1 :]) * self.itemsize for k in range(self.ndim))
 
     @property
@@ -135,7 +135,7 @@ class TracedArray:
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype.name})"
 
-    # --- what is not known --------------------------------------------------------------------------------------------
+    # --- unknown values ---------------------------------------------------------------------------------------------
 
     def __bool__(self) -> bool:
         raise refused(
@@ -197,7 +197,7 @@ class TracedArray:
         self.replace(guarded("an assignment to elements", FUNCTIONS[operator.setitem], self, index, value))
 
     def replace(self, array: Any) -> None:
-        """Gives the tensor other content, of the same shape and dtype."""
+        """Replaces the tensor's content by one of the same shape and dtype."""
         if self._body is not scope.body():
             raise refused(
                 "the body of fori_loop changes an array from outside of it",
@@ -279,7 +279,7 @@ for _name, _unary in _UNARY.items():
 
 
 def apply(function: Any, args: Any, kwargs: Any) -> Any:
-    """Returns what one of NumPy's functions computes.
+    """Computes one of NumPy's functions.
 
     Raises:
         KernelgenError: it is not supported, or not with these arguments.
@@ -297,7 +297,7 @@ def apply(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def guarded(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function; its error names the kernel's line."""
+    """Calls a function; an error names the kernel's line."""
     try:
         return function(*args, **kwargs)
     except KernelgenError:
@@ -307,7 +307,7 @@ def guarded(what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def assigned(out: Any, value: Any) -> Any:
-    """Writes a result to the array that `out=` names."""
+    """Writes a result to the array of `out=`."""
     if not isinstance(out, TracedArray):
         raise refused("out= is an array of the kernel", "make it with np.zeros in the kernel, or omit out=")
     out[...] = value
@@ -315,11 +315,11 @@ def assigned(out: Any, value: Any) -> Any:
 
 
 def tensor(value: Any, dtype: Any = None) -> TracedArray:
-    """Returns a value as a tensor: an array of NumPy or a number as a constant, narrowed to 32 bits.
+    """Returns a value as a tensor: a NumPy array or a number as a constant, narrowed to 32 bits.
 
     Args:
         value: a tensor, an array, a number, or a list of those.
-        dtype: what to convert it to, or None.
+        dtype: the dtype to convert it to, or None.
     """
     import jax.numpy as jnp
 
@@ -332,7 +332,7 @@ def tensor(value: Any, dtype: Any = None) -> TracedArray:
 
 
 def cast(value: Any, dtype: Any) -> TracedArray:
-    """Returns a tensor converted to a dtype. A float becomes an integer by cutting off its fraction."""
+    """Returns a tensor converted to a dtype. Conversion from float to integer truncates."""
     return TracedArray(tensor(value).array.astype(narrowed(dtype)))
 
 

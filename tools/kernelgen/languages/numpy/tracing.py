@@ -1,4 +1,4 @@
-"""One call of a kernel's function with tensors, and what it leaves: results, changed parameters, knobs."""
+"""One call of a kernel's function with tensors, and its effects: results, changed parameters, knobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def traced(function: Callable[..., Any], call: Call) -> Returned:
     """Calls a kernel's function.
 
     Raises:
-        KernelgenError: it does what a kernel may not.
+        KernelgenError: the function breaks a rule for kernels.
     """
     parameters = [None if a is None else TracedArray(a, i) for i, a in enumerate(call.arguments)]
     made = Trace(call.targets)
@@ -48,7 +48,7 @@ def _at(function: Callable[..., Any], message: str) -> KernelgenError:
 
 
 def _by_user(own: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that is `own` for a kernel's code, and `other` for NumPy's and JAX's."""
+    """Returns a function that is `own` for a kernel's code, and `other` for NumPy's and JAX's code."""
     import sys
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _OW
 
 @contextlib.contextmanager
 def _constructors() -> Iterator[None]:
-    """Lets NumPy's constructors make tensors, which elements can be assigned to, for a kernel's code alone."""
+    """Makes NumPy's constructors return tensors, whose elements can be assigned, but only for a kernel's code."""
     before = {name: getattr(np, name) for name in _OWN}
     try:
         for name, own in _OWN.items():
