@@ -104,7 +104,7 @@ def test_the_choice_of_the_simulator_is_said_once(checkout: scratch.Checkout) ->
 
 def test_a_release_refuses_the_simulator(checkout: scratch.Checkout) -> None:
     output = checkout.bazel("build", "--config=release", "//manifests:basic_trn1", expect=1).output
-    assert "neuronx-cc is demanded and is not on this machine" in output
+    assert "neuronx-cc is required and is not installed" in output
     assert "NEURON_SDK" in output
 
 
