@@ -161,7 +161,7 @@ def test_a_chat(
     printed = capsys.readouterr()
     words = [f"first second {turns} turns, temperature 0" for turns in (1, 3, 1)]
     assert printed.out.splitlines() == words
-    assert printed.err.count("the oldest question and its answer are forgotten") == 2
+    assert printed.err.count("the oldest question and its answer were dropped") == 2
     assert next(questions) == "unread" and conversation.first_word is not None
 
 
