@@ -229,15 +229,15 @@ class Recorder:
         self.before: list[Block] = []
         """The blocks of the grid's programs so far; the recorder is recording the last one."""
         self.exchanged = False
-        """Whether a program waits for another, so that what is before is not what ran before."""
+        """Whether a program waits for another: the recorded order is then not the order of execution."""
         self._count = 0
         self.reduced: dict[tuple[Any, ...], Any] = {}
         self.sums: set[Instruction] = set()
-        """Instructions that add to a sum outside of PSUM, which is the first that they read."""
+        """Instructions that add to a sum outside PSUM; the sum is the first tensor that they read."""
         self.loops: set[tuple[str, int]] = set()
         """The lines of the loops whose iterations were checked."""
         self.indices: list[NkiLoopIndex] = []
-        """The loops around the current instruction, outermost first."""
+        """The indices of the loops around the current instruction, outermost first."""
 
     def storage(
         self,
