@@ -298,7 +298,7 @@ def _half(taken, at, buffer=nl.psum):
 def _words(taken, first, size):
     """Returns `size` bytes of each block from byte `first`, [rows, blocks, size] u8, aligned so that they can be read as u32.
 
-    If the block size is no multiple of 4, the scalar engine copies the bytes in pairs, which float32 holds exactly.
+    If the block size is not a multiple of 4, the scalar engine copies the bytes in pairs, which float32 holds exactly.
     """
     part = taken[:, :, first : first + size]
     if taken.shape[2] % 4 == 0:

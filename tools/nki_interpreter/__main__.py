@@ -67,7 +67,7 @@ def array(text: str, random: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 def static(text: str) -> tuple[str, Any]:
-    """Returns name and value of `NAME=VALUE`; a value that is no Python literal is a string."""
+    """Returns name and value of `NAME=VALUE`; a value that is not a Python literal is a string."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise _Mistake(f"'{text}': expected NAME=VALUE")

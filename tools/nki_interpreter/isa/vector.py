@@ -275,7 +275,7 @@ def tensor_scalar_reduce(
 def tensor_copy(
     dst: NkiTensor | None, src: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> NkiTensor:
-    """Copies bits if the dtypes are equal; otherwise converts by way of float32."""
+    """Copies bits if the dtypes are equal; otherwise converts through float32."""
     src = checks.on_chip(src, "src")
     target = destination(dst, src.shape, dtype or src.dtype, [src], mask)
     copies(engine, src, target)
