@@ -1,4 +1,4 @@
-"""The programs that a benchmark asks: what Bazel built, or what a variable names. Needs nothing of kernelgen."""
+"""Finds the programs that benchmarks run: built by Bazel, or named by a variable. Does not depend on kernelgen."""
 
 from __future__ import annotations
 

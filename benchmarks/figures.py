@@ -1,7 +1,7 @@
-"""What a benchmark finds, as values: a figure, what it is compared with, and its limit; and the table and JSON of them.
+"""A benchmark's results as values: a figure, its baseline and its limit; and their table and JSON.
 
-Every benchmark yields `Figure`s. `main` runs it, or `report` where it has arguments of its own, and run.py collects what they
-write. Needs nothing of kernelgen.
+Every benchmark yields `Figure`s. `main` runs it, or `report` if it has its own arguments, and run.py collects their
+output. Does not depend on kernelgen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machine that figures were measured on, and what ran there: a description to be kept beside them."""
+"""Describes the machine and the software of a measurement, for storage beside its figures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Results as an SVG: what grows with the number of kernels, and builds against what people use today.
+"""Draws results as an SVG: costs by number of kernels, and builds compared with what people use today.
 
-The same results give the same bytes: no date, no random ids, and text as text.
+The same results give the same bytes: the SVG has no date and no random ids, and keeps text as text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model on the simulated device, and on llama.cpp's CPU backend: what benchmarks of a token's time share."""
+"""Runs a model on the simulated device and on llama.cpp's CPU backend; shared by the benchmarks of a token's time."""
 
 from __future__ import annotations
 

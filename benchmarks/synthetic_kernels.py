@@ -1,4 +1,4 @@
-"""Kernels that are made up, so that a build of 10,000 measures the build and not the kernels.
+"""Makes synthetic kernels, so that a build of 10,000 kernels measures the build and not the kernels.
 
 Two kinds, both from the HLO of one real kernel:
 

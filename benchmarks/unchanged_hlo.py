@@ -1,4 +1,4 @@
-"""Changes that leave HLO as it was, and how many kernels each way to build compiles after them: none.
+"""Makes changes that leave HLO unchanged, and counts the kernels that each build compiles after them: none.
 
 A `Way` builds one small manifest in a scratch checkout, with the simulator or with the double of neuronx-cc that the tests have.
 Changes are made one after another and stay. A build knows packages and the interpreter by an environment, whose key has the lock

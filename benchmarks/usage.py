@@ -1,4 +1,4 @@
-"""Runs a command and says what it took: wall time, CPU time, and the largest memory of a process."""
+"""Runs a command and returns its wall time, its CPU time, and the peak memory of a process."""
 
 from __future__ import annotations
 

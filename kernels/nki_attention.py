@@ -1,11 +1,11 @@
-"""Flash attention in NKI: keys and values pass by once for all query heads that share them.
+"""Flash attention in NKI. The kernel reads keys and values once for all query heads that share them.
 
-Where all scores of a key's head fit into SBUF, as those of one token do, keys are on the partitions: however few queries there
-are, every partition has scores, and the weights meet the values without being transposed. A prompt's queries are in several tiles,
-each with a running maximum and sum that the next block of keys corrects.
+If all scores of a key head fit in SBUF (as for one token), keys lie on the partitions: every partition has scores even with few
+queries, and the weights need no transpose before the product with the values. The queries of a prompt fill several tiles, each
+with a running maximum and sum that the next block of keys corrects.
 
-Keys are skipped that `causal` rules out (`kernelgen.ggml.causality`), and no others: the mask says which keys a query sees, and is
-known when the kernel runs. A loop of the device that asks would wait 10 to 37 us each time, as measured on trn1.
+The kernel skips only the keys that `causal` excludes (`kernelgen.ggml.causality`). The mask could exclude more, but its values
+are known only when the kernel runs: a loop on the device that reads them waits 10 to 37 us each time, as measured on trn1.
 """
 
 import nki.isa as nisa
@@ -37,26 +37,27 @@ from .nki_common import (
 )
 
 KEYS, BANK = 2048, 512
-"""Keys at once: their scores fill four banks of PSUM; and those of a bank."""
+"""Keys per block: their scores fill four banks of PSUM. And keys per bank."""
 
 SCORES = 8192
-"""Scores in each partition that fit into SBUF, with the mask and the weights."""
+"""Scores per partition that fit in SBUF beside the mask and the weights."""
 
 QUERIES = 2048
-"""Queries whose sums fit into SBUF while the keys pass by."""
+"""Queries whose sums fit in SBUF while the kernel reads the keys."""
 
 LEAST = float(np.finfo(np.float32).min)
 
 
 class _Task:
-    """What a call is to compute, of which each method takes a part.
+    """The inputs and settings of one call; each method computes a part.
 
     Args:
-        q: [B, G, rows, DK]: the queries of the heads that share a key's head, row after row.
-        k: [K, G, n_kv, DK]; v: [V, G, n_kv, DV]; or, where the partitions share the keys out evenly, [K, G, 128, n_kv / 128, DK].
+        q: [B, G, rows, DK]: the queries of the heads that share a key head, row after row.
+        k: [K, G, n_kv, DK]; v: [V, G, n_kv, DV]; or, if 128 divides n_kv, [K, G, 128, n_kv / 128, DK].
         mask: [M3, M2, n or more, n_kv] or None.
         sinks, slopes: [H, 1] f32 or None.
-        settings: n (tokens), n_kv, scale, cap (of the scores, 0 for none), weights (the dtype in which weights meet values).
+        settings: n (tokens), n_kv, causal, scale, cap (of the scores, 0 for none), weights (their dtype in the
+            product with the values).
     """
 
     def __init__(self, q, k, v, mask, sinks, slopes, settings):
@@ -67,20 +68,20 @@ class _Task:
         self.n_kv, self.causal = settings["n_kv"], settings["causal"]
 
     def seen(self, start, rows):
-        """Returns how many keys the queries of some rows of heads see, from the first one on."""
-        if not self.causal or self.n < TOKENS:  # below, a tile has the last tokens of heads
+        """Returns how many keys, from the first, the queries of `rows` rows from row `start` attend to."""
+        if not self.causal or self.n < TOKENS:  # with fewer tokens, a tile holds the last tokens of several heads
             return self.n_kv
         return seen(self.n, self.n_kv, start % self.n, rows)
 
     def queries(self, b, g, start, rows):
-        """Returns queries with their channels on the partitions, [128, ⌈DK / 128⌉, rows]."""
+        """Returns queries with channels on the partitions, [128, ⌈DK / 128⌉, rows]."""
         channels = self.q.shape[3]
         tile = sbuf((min(channels, PARTITIONS), -(-channels // PARTITIONS), rows), self.k.dtype)
         turn(tile, self.q[b, g, start : start + rows])
         return tile
 
     def keys(self, b, g, first, width):
-        """Returns keys with their channels on the partitions, [128, ⌈DK / 128⌉, width]."""
+        """Returns keys with channels on the partitions, [128, ⌈DK / 128⌉, width]."""
         channels = self.k.shape[3]
         tile = sbuf((min(channels, PARTITIONS), -(-channels // PARTITIONS), width), self.k.dtype)
         group = self.q.shape[0] // self.k.shape[0]
@@ -97,7 +98,7 @@ class _Task:
         return tile
 
     def scores(self, target, queries, keys, b, g, start, first):
-        """Writes the scores of queries from row `start` with keys from number `first`, scaled and masked: [p, width]."""
+        """Writes the scaled and masked scores of queries from row `start` and keys from key `first`: [p, width]."""
         p, width = target.shape
         channels = self.k.shape[3]
         shown = None if self.mask is None else self.shown(b, g, start, p, first, width)
@@ -110,7 +111,7 @@ class _Task:
             self.masked(target[:, at : at + size], sums, None if shown is None else shown[:, at : at + size])
 
     def masked(self, target, sums, shown):
-        """Writes products in PSUM scaled, capped, and with the mask added, where there is one."""
+        """Scales and caps products in PSUM, adds the mask if any, and writes the result to `target`."""
         factor, source = self.scale, sums
         if self.cap:
             nisa.activation(target, nl.tanh, sums, scale=self.scale / self.cap)
@@ -136,7 +137,7 @@ class _Task:
         return weighted
 
     def of_heads(self, values, g, start, p):
-        """Returns a number per head as one per query, [p, 1]."""
+        """Repeats each head's value for the queries of that head: returns [p, 1]."""
         tile = sbuf((p, 1))
         own = self.q.shape[2] // self.n
         for at, row, count in runs(start, p, self.n):
@@ -145,7 +146,7 @@ class _Task:
         return tile
 
     def begin(self, top, total, g, start):
-        """Sets the maximum and the sum before the first key: a sink's, or such as leave a query without any key at zeros."""
+        """Sets the initial maximum and sum: the sink's, or values that give zeros for a query without keys."""
         if self.sinks is None:
             nisa.memset(top, LEAST)
             nisa.memset(total, 0.0)
@@ -154,11 +155,11 @@ class _Task:
             nisa.memset(total, 1.0)
 
     def weighted(self, sums, weights, values, more):
-        """Writes the product of weights [p, width] and values [128, ⌈width / 128⌉, DV] to `sums`, or adds it where `more`."""
+        """Writes the product of weights [p, width] and values [128, ⌈width / 128⌉, DV] to `sums`, or adds it if `more`."""
         p, width = weights.shape
         for first, size in blocks(width, BANK):
             stationary = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), p), self.weights)
-            turn_tile(stationary, weights[:, first : first + size], scalar=True)  # the vector engine has the more to do
+            turn_tile(stationary, weights[:, first : first + size], scalar=True)  # the vector engine has more work
             for at, count in blocks(size, PARTITIONS):
                 chunk = at // PARTITIONS
                 moving = values[0:count, (first + at) // PARTITIONS]
@@ -166,7 +167,7 @@ class _Task:
                 nisa.nc_matmul(dst=sums, stationary=stationary[0:count, chunk], moving=moving, accumulate=adds)
 
     def store(self, y, sums, total, b, g, start):
-        """Writes sums [p, DV] over totals [p, 1] to the result, [B, n, H, DV]. A query that sees no key has the total 0."""
+        """Writes sums [p, DV] divided by totals [p, 1] to the result, [B, n, H, DV]. The total of a query without keys is 0."""
         p = sums.shape[0]
         over, done = sbuf((p, 1)), sbuf(sums.shape)
         nisa.tensor_scalar(over, total, nl.maximum, 1.0)
@@ -179,9 +180,9 @@ class _Task:
 
 
 class _Keys:
-    """The keys of a head on the partitions: of `each` keys side by side a partition has, and `rest` more, one in a partition.
+    """The layout of a head's keys on the partitions: `each` adjacent keys per partition, then `rest` keys, one per partition.
 
-    A partition's keys lie side by side in memory, so that DMA reads them in long runs.
+    The keys of a partition are contiguous in memory, so that DMA reads them in long runs.
     """
 
     def __init__(self, n_kv):
@@ -190,9 +191,9 @@ class _Keys:
         self.columns = self.each + (self.rest > 0)
 
     def parts(self, rows, dtype):
-        """Yields rows of keys, [n_kv, D] or [128, each, D], in tiles of a dtype that pass by.
+        """Loads rows of keys, [n_kv, D] or [128, each, D], tile by tile in a dtype.
 
-        A tile is (the first column, [partitions, columns, D]).
+        Yields (first column, tile [partitions, columns, D]).
         """
         size = rows.shape[-1]
         whole = self.each * PARTITIONS
@@ -204,7 +205,7 @@ class _Keys:
             yield self.each, loaded(rows[whole:], dtype, (self.rest, 1, size))
 
     def shown(self, task, b, g):
-        """Returns the mask, times the heads' slopes: [partitions, columns, heads, n], one head for all where they are alike."""
+        """Returns the mask times the heads' slopes, [partitions, columns, heads, n]. Loads one head if all heads share a mask."""
         outer, heads = task.mask.shape[:2]
         own = task.q.shape[2] // task.n
         apart = 1 if heads == 1 and task.slopes is None else own
@@ -225,12 +226,12 @@ class _Keys:
 
 
 def _few(rows, n_kv):
-    """Whether all scores of a key's head fit into SBUF."""
+    """Returns whether all scores of a key head fit in SBUF."""
     return rows <= PARTITIONS and -(-n_kv // PARTITIONS) * rows <= SCORES
 
 
 def _whole(task, y, b, g):
-    """All queries of a key's head at once, their scores in SBUF, keys on the partitions."""
+    """Computes all queries of a key head at once: scores in SBUF, keys on the partitions."""
     rows, channels, group = task.q.shape[2], task.k.shape[-1], task.q.shape[0] // task.k.shape[0]
     own = rows // task.n
     keys = _Keys(task.n_kv)
@@ -240,7 +241,7 @@ def _whole(task, y, b, g):
     shown = None if task.mask is None else keys.shown(task, b, g)
     if keys.each and keys.rest:
         nisa.memset(scores[:, keys.each], -np.inf)
-    # Sums of several products have a bank of PSUM of their own each.
+    # A sum of several products requires its own bank of PSUM.
     most_at_once = BANK // rows if channels <= PARTITIONS else 1
     for first, part in keys.parts(task.k[b // group, g], turned_dtypes(task.k.dtype)[0]):
         of = part.shape[0]
@@ -285,7 +286,7 @@ def _whole(task, y, b, g):
 
 
 def _running(task, y, b, g, first_head, heads):
-    """Several tiles of the queries of some heads, each with its sums, maximum and total while blocks of keys pass by."""
+    """Computes several tiles of queries. Each tile keeps its sums, maximum and total from one block of keys to the next."""
     n = task.n
     start, size = first_head * n, min(heads * n, PARTITIONS)
     tiles = -(-heads * n // PARTITIONS) if n < PARTITIONS else heads * -(-n // PARTITIONS)
@@ -308,7 +309,7 @@ def _running(task, y, b, g, first_head, heads):
 
 
 def _added(task, state, scores, values):
-    """Takes a block of keys into the state (sums [p, DV], maximum [p, 1], total [p, 1]) of a tile of queries."""
+    """Adds a block of keys to the state of a tile of queries: (sums [p, DV], maximum [p, 1], total [p, 1])."""
     sums, top, total = state
     p, width = scores.shape
     most, added, kept = (sbuf((p, 1)) for _ in range(3))
@@ -327,7 +328,7 @@ def _added(task, state, scores, values):
 
 @nki.jit
 def _attention(q, k, v, mask, sinks, slopes, settings):
-    """See `_Task`; returns [B, n, H, DV] f32."""
+    """Computes attention; see `_Task` for the arguments. Returns [B, n, H, DV] f32."""
     task = _Task(q, k, v, mask, sinks, slopes, settings)
     batches, groups, rows, _ = q.shape
     y = hbm((batches, task.n, groups * rows // task.n, v.shape[-1]), nl.float32)
@@ -366,7 +367,7 @@ def flash_attn_ext(
     causal: bool = False,
     out,
 ):
-    """softmax(scale * q k^T + slope * mask) v for every head, as the emitter in JAX says (`attention.flash_attn_ext`).
+    """Computes softmax(scale * q k^T + slope * mask) v for every head; see the JAX emitter (`attention.flash_attn_ext`).
 
     q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16 or bf16, K2 dividing H and V2 equal to it;
     mask: [M3, M2, n or more, n_kv] f16; sinks: [1, 1, 1, H] f32. Returns [B, n, H, DV] f32.
@@ -387,6 +388,6 @@ def flash_attn_ext(
     }
     q = lax.reshape(lax.convert_element_type(q, k.dtype), (batches, k.shape[1], heads // k.shape[1] * n, channels))
     if _few(q.shape[2], k.shape[2]) and k.shape[2] % PARTITIONS == 0:
-        # As a tensor of its own shape: loops over parts of a view of another would not be rolled.
+        # A tensor with this shape: the interpreter does not roll loops over parts of a view of another tensor.
         k, v = (lax.reshape(x, (*x.shape[:2], PARTITIONS, x.shape[2] // PARTITIONS, x.shape[3])) for x in (k, v))
     return result(inline(_attention, q, k, v, mask, sinks, slopes, settings=settings)[0], out)

@@ -1,4 +1,4 @@
-"""What the kernels in NKI share: tiles, and tensors that lie in the memory of the device."""
+"""Shared helpers of the NKI kernels: tiles in SBUF and PSUM, and tensors in device memory (HBM)."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,11 @@ from kernelgen.targets import TARGETS
 PARTITIONS = 128
 
 RUN = 4096
-"""Bytes of a row that a DMA reads at once, where there are as many: below, it reaches half of its rate or less."""
+"""Bytes of a row that one DMA reads, if the row has as many. Shorter reads reach at most half of the DMA's rate."""
 
 
 def sbuf(shape, dtype=nl.float32):
-    """Returns a new tile in SBUF; its first dimension is the partitions'."""
+    """Returns a new tile in SBUF; its first dimension is the partition dimension."""
     return nl.ndarray(shape, dtype, buffer=nl.sbuf)
 
 
@@ -31,17 +31,18 @@ def hbm(shape, dtype):
 
 
 def named(source, number):
-    """Returns the view in HBM that is `number` steps of its tensor's first dimension on: a tile of one integer, None for none.
+    """Returns the view in HBM shifted by `number` steps of its tensor's first dimension.
 
-    A DMA finds it by a register, and has as many descriptors as without; XLA's gather of a matrix has some for all that there are.
+    number: a tile with one integer, or None for no shift. A DMA reads the shift from a register and has no more descriptors
+    than without a shift; XLA's gather of a matrix has descriptors for all matrices.
     """
     return source if number is None else source.ap(source.get_pattern(), scalar_offset=number)
 
 
 def loaded(source, dtype=None, shape=None, number=None):
-    """Returns a tile with what a view in HBM holds, in a dtype (its own by default) and a shape of as many elements.
+    """Loads a view in HBM into a new tile, in `dtype` (default: the view's) and `shape` (with as many elements).
 
-    With `number`, a tile of one integer, it is what lies there that many steps of the tensor's first dimension on.
+    With `number`, a tile with one integer, it loads the view shifted by that many steps of the tensor's first dimension.
     """
     tile = sbuf(shape or source.shape, dtype or source.dtype)
     nisa.dma_copy(dst=tile, src=named(source, number))
@@ -49,13 +50,14 @@ def loaded(source, dtype=None, shape=None, number=None):
 
 
 def turned_dtypes(dtype):
-    """Returns the dtypes in which a tile of a dtype is transposed, and which it has then, in PSUM.
+    """Returns two dtypes for transposing a tile of `dtype`: the input's, and the result's in PSUM.
 
-    There gen2 has F32 alone, and later ones have the input's dtype. For targets of both, or not known, F32 on both sides is right.
+    On gen2 the result is always F32; later generations keep the input's dtype. F32 on both sides works for targets of both
+    kinds and for unknown targets.
     """
     single = np.dtype(np.float32)
     older = newer = False
-    for target in targets():  # AWS's tracer takes no comprehension
+    for target in targets():  # AWS's tracer accepts no comprehension
         newer = newer or TARGETS[target].neuron_core > 2
         older = older or TARGETS[target].neuron_core == 2
     if newer and not older:
@@ -64,10 +66,10 @@ def turned_dtypes(dtype):
 
 
 def turn(target, rows, number=None):
-    """Writes rows in HBM, [n, k], transposed to a tile of any n, [128, ⌈k / 128⌉, n]; for `number` see `loaded`.
+    """Writes rows in HBM, [n, k] of any n, transposed to a tile, [128, ⌈k / 128⌉, n]; for `number` see `loaded`.
 
-    The rows are read as they lie, and the tensor engine transposes them: 40 to 208 ns for 128 x 128 elements. A DMA that transposes
-    moves each element by itself; one with such steps was measured at 37 us.
+    A DMA reads the rows in their order, and the tensor engine transposes them: 40 to 208 ns for 128 x 128 elements. A DMA that
+    transposes moves each element separately; one with such steps took 37 us in a measurement.
     """
     n, k = rows.shape
     step = RUN // np.dtype(rows.dtype).itemsize
@@ -79,9 +81,9 @@ def turn(target, rows, number=None):
 
 
 def turn_tile(target, tile, scalar=False):
-    """Writes a tile, [n, k] with n at most 128, of the first of `turned_dtypes`, transposed to another, [128, ⌈k / 128⌉, n].
+    """Writes a tile, [n, k] with n at most 128, transposed to another tile, [128, ⌈k / 128⌉, n].
 
-    What copies from PSUM is the vector engine, or the `scalar` one.
+    The tile has the first dtype of `turned_dtypes`. The vector engine copies from PSUM, or the scalar engine with `scalar`.
     """
     n, k = tile.shape
     for first, width in blocks(k, 4 * PARTITIONS):
@@ -97,7 +99,7 @@ def turn_tile(target, tile, scalar=False):
 
 
 def turn_each(target, tiles):
-    """Writes tiles side by side, [n, count, k] of the first of `turned_dtypes`, each transposed to [128, ⌈k / 128⌉, count, n]."""
+    """Transposes adjacent tiles, [n, count, k] in the first dtype of `turned_dtypes`, and writes [128, ⌈k / 128⌉, count, n]."""
     n, count, k = tiles.shape
     for start, part in blocks(count, 4):  # a bank
         for first, width in blocks(k, PARTITIONS):
@@ -108,21 +110,21 @@ def turn_each(target, tiles):
 
 
 def turned(tile):
-    """Returns a tile of float32, [n, k] of at most 128 each, transposed in PSUM: [k, n]."""
+    """Returns the transpose [k, n], in PSUM, of a float32 tile [n, k]; n and k are at most 128."""
     made = psum(tile.shape[::-1])
     nisa.nc_transpose(dst=made, data=tile)
     return made
 
 
 def _copy(target, source, scalar):
-    if scalar:  # an activation: `tensor_copy` on this engine is of gen3
+    if scalar:  # an activation: `tensor_copy` on this engine requires gen3
         nisa.activation(target, nl.copy, source)
     else:
         nisa.tensor_copy(dst=target, src=source)
 
 
 def blocks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, length) of the blocks that `total` elements are cut into: whole ones in a loop of NKI, then the rest."""
+    """Yields (start, length) of each block of `total` elements: full blocks in an NKI loop, then the remainder."""
     for i in nl.affine_range(total // size):
         yield i * size, size
     if total % size:
@@ -130,9 +132,9 @@ def blocks(total: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def row_tiles(heads: int, n: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (first row, rows, number) of the tiles that heads of n rows each are cut into.
+    """Yields (first row, rows, number) of each tile of `heads` heads with n rows each.
 
-    Heads that fill the partitions are cut one by one, so that all of them are alike.
+    If n is at least 128, each head has its own tiles, so that all heads have the same tiles.
     """
     if n < PARTITIONS:
         for start, p in blocks(heads * n, PARTITIONS):
@@ -144,7 +146,7 @@ def row_tiles(heads: int, n: int) -> Iterator[tuple[int, int, int]]:
 
 
 def runs(start: int, length: int, period: int) -> list[tuple[int, int, int]]:
-    """Cuts rows into runs within one period: (rows before it in the block, its first row's number in the period, how many)."""
+    """Splits rows into runs that lie within one period: (offset in the block, first row, number of rows)."""
     found = []
     row = start
     while row < start + length:

@@ -1,4 +1,4 @@
-"""Matrix products in NKI, of weights in F32, F16, BF16, packed Q4_0 to Q8_0 and Q2_K to Q6_K, and FP8 with scales of tiles."""
+"""Matrix products in NKI for weights in F32, F16, BF16, packed Q4_0 to Q8_0 and Q2_K to Q6_K, and FP8 with a scale per tile."""
 
 import jax.numpy as jnp
 import nki.isa as nisa
@@ -17,37 +17,37 @@ from .nki_common import PARTITIONS, RUN, blocks, hbm, loaded, named, psum, sbuf,
 from .nki_common import turned as turned_back
 
 ROWS = 4 * PARTITIONS
-"""Rows of `b` at once: their part of the result is in four of PSUM's eight banks."""
+"""Rows of `b` per pass: their part of the result fills four of PSUM's eight banks."""
 
 COLUMNS = 512
 """Rows of `a` whose products with 128 rows of `b` fill a bank of PSUM."""
 
 ROOM = 152 * 1024
-"""Bytes of each partition of SBUF that rows take; the other 24 KiB of trn1's are for tiles that pass by."""
+"""Bytes of each SBUF partition for rows; trn1's other 24 KiB hold tiles for a short time."""
 
 PASSING = 8 * 1024
-"""Bytes more that tiles take which pass by in the dtype of the weights: 4 KiB of 128 of their rows, and these transposed."""
+"""Further bytes for temporary tiles in the weights' dtype: 4 KiB of each of 128 rows, and their transpose."""
 
 PIECE = 2048
-"""Elements of a row that are unpacked at once, a multiple of every format's block."""
+"""Elements of a row that one step unpacks; a multiple of every format's block size."""
 
 SCALES = 8192
-"""Scales of tiles that stay in SBUF, in each partition."""
+"""Tile scales per partition that stay in SBUF."""
 
 MANY = 32
-"""Rows of `b` from which on codes are scaled before the product: that takes less time than to scale each row's sums of tiles."""
+"""With this many rows of `b` or more, the kernel scales the codes before the product: faster than scaling each row's tile sums."""
 
 UNPACKING = 12 * PIECE
-"""Bytes that tiles take which unpack `PIECE` elements of each of 128 rows: these in float32, in bytes, their scales, and more."""
+"""Bytes for unpacking `PIECE` elements of each of 128 rows: the elements as float32 and as bytes, their scales, and more."""
 
 
 @nki.jit
 def _products(a, b, each, turned, packed):
-    """The products of matrices: `b[i] @ a[j].T`, where each outer matrix of `a` serves `each` of `b`.
+    """Computes the products `b[i] @ a[j].T`; `each` outer matrices of `b` share one of `a`.
 
-    a: [A, G, m, k], or [A, G, k, m] where it is `turned`, or [A, G, m, bytes] u8 of the format that `packed` names, else "";
-    b: [A * each, G, n, k], of the type of `a`, or bf16 or f32 where that is packed. Returns [A * each, G, n, m] f32. The rows of
-    `b` stay in SBUF, transposed; those of `a` pass by once per `ROWS` of them.
+    a: [A, G, m, k], or [A, G, k, m] if `turned`, or [A, G, m, bytes] u8 in the format `packed` ("" if not packed);
+    b: [A * each, G, n, k] in the dtype of `a`, or bf16 or f32 if `a` is packed. Returns [A * each, G, n, m] f32. The rows of
+    `b` stay in SBUF, transposed; the kernel reads the rows of `a` once per `ROWS` rows of `b`.
     """
     outer, groups, m = a.shape[0], a.shape[1], a.shape[3 if turned else 2]
     y = hbm((outer * each, groups, b.shape[2], m), nl.float32)
@@ -60,10 +60,10 @@ def _products(a, b, each, turned, packed):
 
 @nki.jit
 def _chosen_products(a, b, numbers, turned, packed):
-    """The products of matrices with those that numbers choose: `b[i] @ a[numbers[i]].T`. Others than these are not read.
+    """Computes the products `b[i] @ a[numbers[i]].T`, and reads only the chosen matrices.
 
-    a: [E, m, k], or [E, k, m] where it is `turned`, or [E, m, bytes] u8 of the format that `packed` names, else ""; b: [n, rows,
-    k], of the type of `a`, or bf16 or f32 where that is packed; numbers: [1, n] i32, below E. Returns [n, rows, m] f32.
+    a: [E, m, k], or [E, k, m] if `turned`, or [E, m, bytes] u8 in the format `packed` ("" if not packed); b: [n, rows, k] in
+    the dtype of `a`, or bf16 or f32 if `a` is packed; numbers: [1, n] i32, below E. Returns [n, rows, m] f32.
     """
     n, rows = b.shape[:2]
     y = hbm((n, rows, a.shape[2 if turned else 1]), nl.float32)
@@ -75,7 +75,7 @@ def _chosen_products(a, b, numbers, turned, packed):
 
 @nki.jit
 def _tiled_products(a, b, each, m):
-    """As `_products`, of weights in the layout `f8_e4m3_128x128`.
+    """Computes the products of `_products` for weights in the layout `f8_e4m3_128x128`.
 
     a: [A, G, bytes] u8, b: [A * each, G, n, k] bf16 or f32. Returns [A * each, G, n, m] f32.
     """
@@ -84,7 +84,7 @@ def _tiled_products(a, b, each, m):
     y = hbm((outer * each, groups, n, m), nl.float32)
     chunks, tiles = -(-k // TILE), -(-m // TILE)
     span = max(SCALES // chunks * TILE // RUN, 1) * RUN
-    line = (4 if b.dtype == nl.float32 else 2) * chunks + 4 * RUN // TILE  # of a row, and its sums
+    line = (4 if b.dtype == nl.float32 else 2) * chunks + 4 * RUN // TILE  # bytes per partition of a row and its sums
     most = min(ROWS, (ROOM - 2 * PASSING - 4 * min(SCALES, chunks * tiles)) // line // 64 * 64)
     for i in nl.affine_range(outer):
         for g in nl.affine_range(groups):
@@ -110,7 +110,7 @@ def _tiled_products(a, b, each, m):
 
 
 def _scaled_codes(codes, scales, dtype):
-    """As `_plain`, of weights in FP8: vector and scalar engine multiply them by the scales of their tiles, and round to `dtype`.
+    """Does the work of `_plain` for FP8: vector and scalar engine multiply the codes by their tiles' scales and round to `dtype`.
 
     codes: [⌈k / 128⌉ * 128, width] u8 in HBM; scales: [128, ⌈k / 128⌉, ⌈width / 128⌉] f32.
     """
@@ -136,9 +136,9 @@ def _scaled_codes(codes, scales, dtype):
 
 
 def _tiled(target, codes, scales, x, k):
-    """Writes products of fewer than `MANY` rows and weights in FP8 to HBM, [rows, width] f32.
+    """Writes products of fewer than `MANY` rows and FP8 weights to HBM, [rows, width] f32.
 
-    The codes go to the tensor engine as they are stored, as what stays in it, and what a tile sums up is multiplied by its scale.
+    The stored codes are the tensor engine's stationary operand; the vector engine multiplies each tile's sums by its scale.
 
     codes: [⌈k / 128⌉ * 128, width] u8 in HBM; scales: [128, ⌈k / 128⌉, ⌈width / 128⌉] f32; x: [128, ⌈k / 128⌉, rows] bf16 or f32.
     """
@@ -150,7 +150,7 @@ def _tiled(target, codes, scales, x, k):
     for first, p in blocks(k, TILE):
         chunk = first // TILE
         stored = loaded(codes[first : first + p]).view(nl.float8_e4m3)
-        if x.dtype == nl.float32:  # one of float32 means both
+        if x.dtype == nl.float32:  # if one operand is float32, both must be
             narrow, stored = stored, sbuf(stored.shape)
             nisa.tensor_copy(dst=stored, src=narrow)
         for at, count in blocks(width // TILE, at_once):
@@ -164,7 +164,7 @@ def _tiled(target, codes, scales, x, k):
 
 
 def _scaled(sums, stored, scales, x, first):
-    """Adds products of tiles side by side, each times its scale, to sums: [width of a tile, tiles, rows].
+    """Adds the products of adjacent tiles, each times its scale, to `sums`: [width of a tile, tiles, rows].
 
     stored: [p, all columns] codes; scales: [width of a tile, tiles]; x: [p, rows]; `first` is the first tile's number.
     """
@@ -179,7 +179,7 @@ def _scaled(sums, stored, scales, x, first):
 
 
 def _turn_back(target, sums):
-    """Writes sums of tiles of columns, [128, tiles, rows], to HBM: [rows, width] f32."""
+    """Transposes the sums of column tiles, [128, tiles, rows], and writes them to HBM: [rows, width] f32."""
     rows, width = target.shape
     whole, rest = width // TILE, width % TILE
     for row in nl.affine_range(rows):
@@ -194,14 +194,14 @@ def _turn_back(target, sums):
 
 
 def _matrices(y, a, b, turned, packed, number=None):
-    """Writes `b @ a.T`, [n, m], of matrices in HBM; with `number`, a tile, of the matrix that is that many after `a`."""
+    """Writes `b @ a.T`, [n, m], of matrices in HBM. With `number`, a tile, it uses the matrix `number` places after `a`."""
     (n, m), k = y.shape, b.shape[1]
     weights = _turned if turned else _packed if packed else _plain
     most, columns = _sizes(k, 4 if b.dtype == nl.float32 else 2, a.shape[1] if packed else 0)
     for start, rows in blocks(n, most):
         x = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), rows), b.dtype)
         turn(x, b[start : start + rows])
-        # Longer runs for few rows: their sums are in as many banks of PSUM as those of many.
+        # With few rows, runs are longer: the sums then fill as many banks of PSUM as with many rows.
         banks = ROWS // PARTITIONS // -(-rows // PARTITIONS) if turned else 1
         for column, width in blocks(m, banks * columns):
             part = y[start : start + rows, column : column + width]
@@ -209,8 +209,8 @@ def _matrices(y, a, b, turned, packed, number=None):
 
 
 def _sizes(k, itemsize, packed):
-    """Returns how many rows of `b` and of `a` fit into SBUF, transposed, beside what unpacks 128 rows of `packed` bytes."""
-    line = itemsize * -(-k // PARTITIONS)  # of a partition
+    """Returns how many transposed rows of `b` and of `a` fit in SBUF beside the buffers that unpack 128 rows of `packed` bytes."""
+    line = itemsize * -(-k // PARTITIONS)  # bytes per partition
     if not packed:
         return min(ROWS, (ROOM - PASSING) // line // 64 * 64), COLUMNS
     most = (ROOM - packed - UNPACKING) // (2 * line) // 64 * 64
@@ -218,9 +218,9 @@ def _sizes(k, itemsize, packed):
 
 
 def _plain(a, column, width, k, dtype, packed, number):
-    """Returns what gives `width` rows of `a` from row `column`, and of how many elements of each at most.
+    """Returns a function that loads `width` rows of `a` from row `column`, and the most elements per row it loads at once.
 
-    It takes the first of these elements and their number, and returns them transposed: [128, ⌈size / 128⌉, width].
+    The function takes the first element and the number of elements, and returns them transposed: [128, ⌈size / 128⌉, width].
     """
 
     def part(first, size):
@@ -232,7 +232,7 @@ def _plain(a, column, width, k, dtype, packed, number):
 
 
 def _turned(a, column, width, k, dtype, packed, number):
-    """As `_plain`, of weights [k, m], which are transposed as they lie."""
+    """Does the work of `_plain` for weights stored transposed, [k, m]."""
 
     def part(first, size):
         tile = sbuf((min(size, PARTITIONS), -(-size // PARTITIONS), width), a.dtype)
@@ -245,10 +245,10 @@ def _turned(a, column, width, k, dtype, packed, number):
 
 
 def _packed(a, column, width, k, dtype, packed, number):
-    """As `_plain`, of packed rows: vector and scalar engine unpack them, and the tensor engine transposes them.
+    """Does the work of `_plain` for packed rows: vector and scalar engine unpack, and the tensor engine transposes.
 
-    Operations on bits, and on two tiles, are the vector engine's. The scalar engine converts scales, copies bytes to where they are
-    words, and rounds to `dtype` what it copies from PSUM. It multiplies some runs that have a scale and a minimum (`_first`).
+    The vector engine does operations on bits and on two tiles. The scalar engine converts scales, copies bytes to word-aligned
+    addresses, and rounds to `dtype` while it copies from PSUM. It multiplies some runs that have a scale and a minimum (`_first`).
     """
     block, size_of_block = TYPES[packed].block, TYPES[packed].size
     turned = sbuf((min(k, PARTITIONS), -(-k // PARTITIONS), width), dtype)
@@ -264,7 +264,7 @@ def _packed(a, column, width, k, dtype, packed, number):
 
 
 def _unpack(numbers, taken, packed):
-    """Writes what is in blocks, [rows, blocks, bytes] u8, as numbers: [rows, blocks, elements]."""
+    """Unpacks blocks, [rows, blocks, bytes] u8, to numbers, [rows, blocks, elements]."""
     if packed == "q4_0":
         _q4_0(numbers, taken)
     elif packed == "q4_1":
@@ -286,9 +286,9 @@ def _unpack(numbers, taken, packed):
 
 
 def _half(taken, at, buffer=nl.psum):
-    """Returns the F16 number at byte `at` of each block: [rows, blocks, 1] f32, which the scalar engine converts.
+    """Returns the F16 number at byte `at` of each block as [rows, blocks, 1] f32; the scalar engine converts it.
 
-    It is in PSUM for the vector engine, which reads that beside SBUF at twice the rate of two operands in SBUF.
+    The default buffer is PSUM: the vector engine reads PSUM and SBUF together at twice the rate of two operands in SBUF.
     """
     number = nl.ndarray((taken.shape[0], taken.shape[1], 1), nl.float32, buffer=buffer)
     nisa.activation(number, nl.copy, taken[:, :, at : at + 2].view(nl.float16))
@@ -296,9 +296,9 @@ def _half(taken, at, buffer=nl.psum):
 
 
 def _words(taken, first, size):
-    """Returns `size` bytes from `first` on of each block, [rows, blocks, size] u8, such that they can be read as 32 bits.
+    """Returns `size` bytes of each block from byte `first`, [rows, blocks, size] u8, aligned so that they can be read as u32.
 
-    Of blocks that end within a word the scalar engine copies them by two bytes, which float32 holds exactly.
+    If the block size is not a multiple of 4, the scalar engine copies the bytes in pairs, which float32 holds exactly.
     """
     part = taken[:, :, first : first + size]
     if taken.shape[2] % 4 == 0:
@@ -309,9 +309,9 @@ def _words(taken, first, size):
 
 
 def _bits(target, source, first, count, to=0, word=nl.uint32):
-    """Writes `count` bits of bytes, from bit `first` on, as bits of others, from `to` on, and zeros as their other bits.
+    """Copies `count` bits of each byte from bit `first` to bit `to` of the target's byte, and zeroes the target's other bits.
 
-    The vector engine takes a `word` at once, of one or four bytes, whose bits it masks as those of bytes.
+    The vector engine processes words of one or four bytes (`word`); the mask applies to each byte.
     """
     target, source = target.view(word), source.view(word)
     mask = (((1 << count) - 1) << to) * (0x01010101 if word == nl.uint32 else 1)
@@ -323,18 +323,18 @@ def _bits(target, source, first, count, to=0, word=nl.uint32):
 
 
 def _upper(shape):
-    """Returns a tile for the upper bits of bytes of a shape, four of them as u32: in PSUM, beside which SBUF is read quickly."""
+    """Returns a tile for the upper bits of bytes of a shape, four bytes per u32. It lies in PSUM, which is fast beside SBUF."""
     return psum((*shape[:-1], shape[-1] // 4), nl.uint32)
 
 
 def _join(codes, upper):
-    """Adds upper bits, bytes or words of them, to codes of bytes that lack these."""
+    """Adds upper bits, given as bytes or words, to byte codes that lack these bits."""
     words = codes.view(nl.uint32)
     nisa.tensor_tensor(words, words, upper.view(nl.uint32), nl.bitwise_or)
 
 
 def _fifth_bits(codes, source):
-    """Adds the fifth bits of 32 numbers of a block, which are in order in four bytes, to codes of four bits."""
+    """Adds the fifth bits of a block's 32 numbers, stored in order in four bytes, to codes of four bits."""
     upper = sbuf((*codes.shape[:2], 4, 8), nl.uint8)
     for i in range(8):
         _bits(upper[:, :, :, i], source, i, 1, to=4, word=nl.uint8)
@@ -343,7 +343,7 @@ def _fifth_bits(codes, source):
 
 
 def _nibbles(source, length):
-    """Returns the lower halves of `length` bytes, then the upper ones, then those of the next: [rows, blocks, 2 * bytes] u8."""
+    """Returns, for each `length` bytes, their lower halves and then their upper halves: [rows, blocks, 2 * bytes] u8."""
     rows, count, size = source.shape
     codes = sbuf((rows, count * size // length * 2, length), nl.uint8)
     halves = codes.reshape((rows, count, size // length, 2, length))
@@ -379,17 +379,18 @@ def _each_times_and(numbers, codes, taken):
 
 
 def _first(count):
-    """Returns how many of `count` blocks the vector engine multiplies by scales of 32 numbers; the scalar engine has the others.
+    """Returns how many of `count` blocks the vector engine multiplies by their scales; the scalar engine multiplies the others.
 
-    Of a `PIECE` these are three of eight: both engines then take about as long, and the others' 40 runs are a loop in the HLO.
+    The vector engine does three eighths of a `PIECE`'s blocks: both engines then take about as long, and the HLO has a loop
+    over the other 40 runs.
     """
     return count - count * 5 // 8
 
 
 def _times_and(numbers, codes, scales, others_scales, others, op):
-    """Writes codes times scales, with others added or subtracted: [rows, runs, length], of which each run has one of them.
+    """Writes codes times scales plus or minus `others`: [rows, runs, length]; each run has one scale and one of `others`.
 
-    The vector engine multiplies the first runs, and the scalar engine those with `others_scales`, a run at a time.
+    The vector engine multiplies the first runs; the scalar engine multiplies the runs of `others_scales`, one at a time.
 
     scales: [rows, first runs, 1] f32 in PSUM; others_scales: [rows, other runs, 1] f32 in SBUF, or None; others: [rows, runs, 1]
     f32 in PSUM.
@@ -412,7 +413,7 @@ def _q2_k(numbers, taken):
     rows, count = taken.shape[:2]
     runs = (rows, count * 16, 16)
     both = []
-    for i in range(2):  # scales are in the lower bits of 16 bytes, minima in the upper ones
+    for i in range(2):  # 16 bytes hold scales in the lower bits, minima in the upper bits
         fields, factors = sbuf((rows, count, 16), nl.uint8), psum((rows, count, 16))
         _bits(fields, taken[:, :, 0:16], 4 * i, 4)
         nisa.tensor_tensor(factors, fields, _half(taken, 80 + 2 * i).broadcast(2, 16), nl.multiply)
@@ -422,7 +423,7 @@ def _q2_k(numbers, taken):
 
 
 def _two_bits(source):
-    """Returns codes of two bits: 128 from each of two times 32 bytes, by bits, [rows, blocks, 256] u8."""
+    """Returns codes of two bits, [rows, blocks, 256] u8: 128 from each 32 bytes, ordered by the bits' position."""
     rows, count = source.shape[:2]
     codes = sbuf((rows, count, 2, 4, 32), nl.uint8)
     for i in range(4):
@@ -437,7 +438,7 @@ def _q3_k(numbers, taken):
     fields, high = sbuf((rows, count, 16), nl.uint8), _upper((rows, count, 16))
     for i in range(8):
         _bits(upper[:, :, i], words[:, :, 0:32], i, 1, to=2)
-    for i in range(2):  # scales of six bits: the lower four in eight bytes, the upper two in four more
+    for i in range(2):  # scales of six bits: eight bytes hold the lower four bits, four more bytes the upper two
         _bits(fields[:, :, 8 * i : 8 * i + 8], words[:, :, 96:104], 4 * i, 4)
     for i in range(4):
         _bits(high[:, :, i : i + 1], words[:, :, 104:108], 2 * i, 2, to=4)
@@ -452,7 +453,7 @@ def _q3_k(numbers, taken):
 
 
 def _q4_k(numbers, taken, fifth):
-    """Of Q4_K, or of Q5_K: that has a `fifth` bit for each number, in 32 bytes before the others."""
+    """Unpacks Q4_K, or Q5_K: Q5_K has a `fifth` bit for each number, in 32 bytes before the others."""
     rows, count = taken.shape[:2]
     at = 48 if fifth else 16
     codes = _nibbles(taken[:, :, at : at + 128], 32)
@@ -466,13 +467,13 @@ def _q4_k(numbers, taken, fifth):
 
 
 def _k_scales(taken):
-    """Returns the scales and minima of Q4_K and Q5_K, of 6 bits each in bytes 4 to 15: [rows, blocks * 8, 1] f32 each.
+    """Returns the scales and minima of Q4_K and Q5_K, [rows, blocks * 8, 1] f32 each, from 6 bits each in bytes 4 to 15.
 
-    The scales are in two parts, in PSUM and, for the scalar engine, in SBUF (`_first`); None if it has no blocks.
+    The scales come in two parts: in PSUM, and in SBUF for the scalar engine (`_first`), or None if it has no blocks.
     """
     rows, count = taken.shape[:2]
     fields = taken[:, :, 4:16].reshape((rows, count, 3, 4))
-    # The first four are in the lower bits of four bytes; the others have their upper two bits there, the rest in the last four.
+    # Four bytes hold the first four values and the upper two bits of the others; the last four bytes hold the rest.
     codes, upper = sbuf((rows, count, 2, 8), nl.uint8), _upper((rows, count, 2, 4))
     _bits(codes[:, :, :, 0:4], fields[:, :, 0:2], 0, 6)
     _bits(upper, fields[:, :, 0:2], 6, 2, to=4)
@@ -511,8 +512,8 @@ def _q6_k(numbers, taken):
 
 
 def _product(weights, most, x, target, k):
-    """Writes the product of transposed rows and weights, of which `most` elements are there at once, to HBM: [rows, width] f32."""
-    tiles = []  # AWS's tracer takes no comprehension
+    """Writes the product of transposed rows and weights to HBM, [rows, width] f32, for `most` elements of a row at a time."""
+    tiles = []  # AWS's tracer accepts no comprehension
     rows, columns = target.shape
     for at in range(0, rows, PARTITIONS):
         for column in range(0, columns, COLUMNS):
@@ -540,15 +541,16 @@ def _product(weights, most, x, target, k):
     where=("b_ne0 <= 16384", "b_ne2 * b_ne3 * (a_ne1 // 512 + 1) * (b_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 8192"),
 )
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
-    """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
+    """Computes `b` times the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
-    `b` is first rounded to the type of `a` (F16, BF16). Packed weights are unpacked in SBUF and rounded to bfloat16, and so is
-    `b`; where `prec_src1` asks for F32, both are float32. Of a weight in `f8_e4m3_128x128` the codes are multiplied as they are,
-    and what each tile sums up by its scale; for many rows the codes by their scales, rounded as packed weights are.
+    The kernel first rounds `b` to the dtype of `a` (F16, BF16). It unpacks packed weights in SBUF and rounds them and `b` to
+    bfloat16; if `prec_src1` is F32, both are float32. For weights in `f8_e4m3_128x128` it multiplies the stored codes, and then
+    each tile's sums by the tile's scale; with many rows it multiplies the codes by their scales first, and rounds the result
+    like packed weights.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or packed, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
-    `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or
-    bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
+    a: [A3, A2, m, k] f32, f16, bf16 or packed, [A3, A2, k, m] when stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
+    `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or bf16. A3 divides B3 and A2 divides B2: so many matrices of `b` share one
+    of `a`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
     a3, a2, rows = a.shape[:3]
@@ -561,14 +563,14 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
     packed, single = _types(inputs[0].dtype, prec_src1)
     b = lax.convert_element_type(b, single)
     a = lax.reshape(a, (a3, a2, rows, a.size // (a3 * a2 * rows)))
-    # Matrices side by side that share one of `a` are rows of one.
+    # Adjacent matrices of `b` that share one of `a` become the rows of one matrix.
     b = lax.reshape(b, (b3, a2, b2 // a2 * n, k))
     turned = inputs[0].layout == TRANSPOSED
     return result(inline(_products, a, b, each=b3 // a3, turned=turned, packed=packed)[0], out)
 
 
 def _types(dtype, prec_src1):
-    """Returns the name of a packed type, "" for another, and the type that `b` is rounded to."""
+    """Returns the packed type's name ("" if not packed) and the dtype to which the kernel rounds `b`."""
     if not TYPES[dtype].quantized:
         return "", {"f16": "float16", "bf16": "bfloat16"}.get(dtype, "float32")
     return dtype, "float32" if prec_src1 == PREC_F32 else "bfloat16"
@@ -582,20 +584,20 @@ def _types(dtype, prec_src1):
     where=(
         "b_ne0 <= 16384",
         "ids_ne1 <= 32",
-        # Between half of what is less, pairs or experts, and that.
+        # The quotient lies between half the smaller of pairs and experts, and the smaller.
         "ids_ne0 * ids_ne1 * a_ne2 // (ids_ne0 * ids_ne1 + a_ne2) * (a_ne1 // 512 + 1) * (b_ne0 // 128 + 1) <= 7168",
     ),
 )
 def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
-    """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
+    """Multiplies each token by the weights of its experts in `ids`: dst[t, u] = a[ids[t, u]] b[t, u mod B].
 
-    As in JAX, rows that share an expert are a block. A DMA reads its weights from where a register says, in as many descriptors and
-    bytes as a product of one matrix: what the kernel takes grows with the experts that tokens choose, or all where pairs of a token
-    and an expert are more than these, and not with how many lie in memory.
+    As in JAX, the rows that share an expert form a block. A DMA reads the expert's weights at an address in a register, with as
+    many descriptors and bytes as the product of one matrix. The kernel's cost therefore grows with the experts that tokens choose
+    (with all experts if there are more (token, expert) pairs than experts), not with the number of experts in memory.
 
     Rounding is that of `mul_mat`.
 
-    a: [1, E, m, k] f32, f16, bf16 or packed, or [1, E, k, m] when it is stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
+    a: [1, E, m, k] f32, f16, bf16 or packed, or [1, E, k, m] when stored transposed; b: [1, T, B, k] f32, f16 or bf16, B
     dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
     """
     del prec
@@ -604,7 +606,7 @@ def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     m = inputs[0].ne[1]
 
     def taken(size):
-        """Rows that pass by: of weights, and of `b`, which are gathered, written and read again."""
+        """Returns the rows moved by DMA: the weights' rows, and three times the rows of `b` (gather, write, read)."""
         return (n_experts + (pairs - n_experts) // size) * (m + 3 * size)
 
     size = min((2**i for i in range(8)), key=taken)

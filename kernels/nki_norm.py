@@ -1,4 +1,4 @@
-"""RMS norm in NKI: rows on partitions, the sum of squares by the scalar engine while it squares."""
+"""RMS norm in NKI. Rows lie on partitions; the scalar engine squares a row and sums the squares in one instruction."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -14,7 +14,7 @@ from .nki_common import PARTITIONS, blocks, hbm, loaded, sbuf
 
 @nki.jit
 def _rms_norm(x, eps, dtype):
-    """x: [rows, n]; returns [rows, n] of a dtype. A row is read once: n elements of two tiles fit into a partition."""
+    """Normalizes the rows of x, [rows, n], into `dtype`. It reads a row once: n elements of two tiles fit in a partition."""
     rows, n = x.shape
     y = hbm((rows, n), dtype)
     for start, p in blocks(rows, PARTITIONS):

@@ -1,4 +1,4 @@
-"""Rotary position embedding in NKI: tokens on partitions, the angles of a token's pairs once for all heads."""
+"""Rotary position embedding in NKI. Tokens lie on partitions; the kernel computes a token's angles once for all heads."""
 
 import math
 
@@ -16,9 +16,9 @@ from .nki_common import PARTITIONS, blocks, hbm, loaded, sbuf
 from .rope import IMROPE, MROPE, NORMAL, VISION, _frequencies, _yarn_ramp, refuse
 
 CHANNELS = 4096
-"""Channels of a token that are rotated at once."""
+"""Channels of a token that one step rotates."""
 
-# 2 pi in three parts, of which the first two have so few bits that their products with small integers are exact (Cody and Waite).
+# 2 pi in three parts (Cody and Waite). The first two have few bits, so their products with small integers are exact.
 TURN = (np.float32(6.28125), np.float32(1.93500518798828125e-3), np.float32(3.0199159819e-7))
 
 
@@ -27,7 +27,7 @@ def _rope(x, positions, tables, factors, settings, dtype):
     """Rotates pairs of channels.
 
     x: [ne3, n_tokens, n_heads, ne0]; positions: [components, n_tokens, 1] i32; tables: [components (+ 1 with YaRN), pairs] f32:
-    each pair's angle at position 1 by component, and how far it keeps its own frequency; factors: [1, pairs] f32 or None.
+    each pair's angle at position 1 by component, and the share of its own frequency that it keeps; factors: [1, pairs] f32 or None.
     """
     outer, n_tokens, n_heads, ne0 = x.shape
     y = hbm(x.shape, dtype)
@@ -71,11 +71,14 @@ def _angles(positions, tables, factors, start, p, settings):
 
 
 def _turns(theta, settings):
-    """Returns cosine and sine of angles times the magnitude; the scalar engine's sine takes no angle beyond half a turn."""
+    """Returns cosine and sine of the angles, times the magnitude.
+
+    The scalar engine's sine accepts only angles from -pi to pi, so the function first subtracts whole turns.
+    """
     found = []
     for shift, sign in ((math.pi / 2, 1.0), (0.0, settings["direction"])):
         turns, whole = sbuf(theta.shape, nl.int32), sbuf(theta.shape)
-        # The number of whole turns: converting to an integer rounds to the nearest one.
+        # The number of whole turns: a conversion to an integer rounds to the nearest.
         nisa.tensor_scalar(turns, theta, nl.add, shift, op1=nl.multiply, operand1=1 / (2 * math.pi))
         nisa.tensor_copy(dst=whole, src=turns)
         left = theta
@@ -92,7 +95,7 @@ def _turns(theta, settings):
 
 
 def _rotate(done, part, cos, sin, settings):
-    """Writes [p, heads, ne0] rotated; what is outside of the rotated channels is copied."""
+    """Writes the rotated channels of [p, heads, ne0], and copies the channels outside the rotated range."""
     _p, heads, ne0 = part.shape
     pairs, first = cos.shape[1], settings["n_offs"]
     end = first + 2 * pairs
@@ -141,7 +144,7 @@ def rope(
     op,
     out,
 ):
-    """Rotates pairs of channels by angles that grow with the position, as the emitter in JAX says (`rope`).
+    """Rotates pairs of channels by angles that grow with the position; see the JAX emitter (`rope`).
 
     x: [ne3, n_tokens, n_heads, ne0] f32 or f16; pos: [1, 1, 1, n_tokens] i32, four times as long in the multi-dimensional modes;
     freq_factors: [1, 1, 1, n_dims / 2 or more] f32.

@@ -1,4 +1,4 @@
-"""Softmax in NKI, as attention uses it: scaled, masked, with ALiBi and sinks. Rows are on partitions."""
+"""Softmax in NKI for attention: with scale, mask, ALiBi slopes and sinks. Rows lie on partitions."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -15,7 +15,7 @@ from .nki_common import hbm, loaded, row_tiles, runs, sbuf
 
 @nki.jit
 def _soft_max(x, mask, sinks, slopes, scale):
-    """The softmax of each row of `scale * x + slope * mask`.
+    """Computes the softmax of each row of `scale * x + slope * mask`.
 
     x: [B, H, n, n_kv]; mask: [M3, M2, n or more, n_kv] or None; sinks, slopes: [H, 1] f32 or None. Returns [B, H, n, n_kv] f32.
     """
@@ -32,7 +32,7 @@ def _soft_max(x, mask, sinks, slopes, scale):
 
 
 def _mask_of(mask, b, start, p, n, n_kv):
-    """Returns the mask of p rows from row `start` of heads of n rows each, [p, n_kv], or None."""
+    """Returns the mask of p rows from row `start`, [p, n_kv], or None. Each head has n rows."""
     if mask is None:
         return None
     tile = sbuf((p, n_kv), mask.dtype)
@@ -43,7 +43,7 @@ def _mask_of(mask, b, start, p, n, n_kv):
 
 
 def _of_heads(values, start, p, n):
-    """Returns a number per head as one per row, [p, 1], or None."""
+    """Repeats each head's value for the rows of that head: returns [p, 1], or None."""
     if values is None:
         return None
     tile = sbuf((p, 1))
@@ -68,7 +68,7 @@ def _scores(tile, mask, slopes, scale):
 
 
 def _of_rows(scores, sink):
-    """Returns the softmax of each row, [p, n_kv]; a row's sink takes part in the maximum and in the sum."""
+    """Returns the softmax of each row, [p, n_kv]. The maximum and the sum include the row's sink."""
     p = scores.shape[0]
     top, total, weights = sbuf((p, 1)), sbuf((p, 1)), sbuf(scores.shape)
     nisa.tensor_reduce(dst=top, op=nl.maximum, data=scores, axis=1)
@@ -87,7 +87,7 @@ def _of_rows(scores, sink):
 
 @emitter("soft_max", types="f32, f32 f16, f32", language="nki", where=("x_ne0 <= 8192", "x_ne2 * x_ne3 <= 256"))
 def soft_max(x, mask=None, sinks=None, *, scale: float = 1.0, max_bias: float = 0.0, out):
-    """The softmax of each row of `scale * x + slope * mask`.
+    """Computes the softmax of each row of `scale * x + slope * mask`.
 
     x: [B, H, n, n_kv] f32; mask: [M3, M2, n or more, n_kv] f32 or f16, M3 dividing B and M2 dividing H; sinks: [1, 1, 1, H] f32.
     """

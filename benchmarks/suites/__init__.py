@@ -1,1 +1,1 @@
-"""What AWS's test suites import besides NKI itself, made of kernelgen: a module per repository."""
+"""The modules that AWS's test suites import besides NKI, built on kernelgen: one module per repository."""

@@ -1,4 +1,4 @@
-"""Modules for packages that are absent."""
+"""Makes modules for absent packages."""
 
 from __future__ import annotations
 

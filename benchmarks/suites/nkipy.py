@@ -1,7 +1,7 @@
 """`nkipy` and `nkigen` for the tests of AWS's repository nkipy: a kernel is traced, lowered and run by kernelgen, on the CPU.
 
-A kernel's HLO is the canonical HLO that a compiler would be given. What is nkipy's own inside is not here: its registry of
-operations, its tables, its MLIR.
+A kernel's HLO is the canonical HLO that a compiler receives. The module has none of nkipy's internals: registry of
+operations, tables, MLIR.
 """
 
 from __future__ import annotations

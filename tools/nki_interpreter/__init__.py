@@ -1,10 +1,10 @@
-"""Kernels in NKI, AWS's kernel language, on the CPU and without an SDK: `import nki` and `import neuronxcc.nki` are interpreted.
+"""Interprets kernels in NKI, AWS's kernel language, on the CPU and without an SDK: `import nki` and `import neuronxcc.nki`.
 
-A kernel is run as Python code and recorded (`kernel`); the limits of the hardware and the rules of NKI are checked meanwhile
-(`checks`). What was recorded is lowered to JAX (`lower`), or run instruction by instruction (`steps`), and its cost is counted by
-the documented formulas (`cost`). `loading` finds kernels in files, `program`, `tensors`, `written` are what is recorded, `isa` the
-instructions by engine, `language` the rest of what kernels import, `roll` makes loops of what was recorded, `access` plans how
-views become slices. Only lowering imports JAX. README.md has an example.
+`kernel` runs a kernel as Python code and records its instructions; meanwhile `checks` checks the limits of the hardware and the
+rules of NKI. `lower` lowers the recording to JAX, `steps` runs it instruction by instruction, and `cost` counts its cost by the
+documented formulas. `loading` finds kernels in files; `program`, `tensors` and `written` define the recording; `isa` holds the
+instructions by engine, `language` the other names that kernels import. `roll` turns repeated instructions into loops, and
+`access` plans how views become slices. Only lowering imports JAX. README.md has an example.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when it is used: who stands in for modules alone (`standing_in`) needs no NumPy.
+    # Imported on first use: a caller that only replaces modules (`standing_in`) needs no NumPy.
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _WHERE[name] == "kernel":

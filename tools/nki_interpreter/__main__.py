@@ -1,7 +1,7 @@
 """Runs a kernel of a file on the CPU: `python -m nki_interpreter FILE FUNCTION INPUT…`.
 
-An input is an array of random numbers, such as `f32[128,512]`, or a `.npy` file. What is printed: shape, dtype and range of each
-result, and what the kernel takes by the documented formulas.
+An input is an array of random numbers, such as `f32[128,512]`, or a `.npy` file. The command prints shape, dtype and range of
+each result, and the kernel's cost by the documented formulas.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ DTYPES = {
     },
 }
 MOST_BYTES = 1 << 32
-"""Bytes of one random input at most."""
+"""The largest size of one random input, in bytes."""
 
 
 class _Mistake(Exception):
-    """What the command line asks for can't be done."""
+    """The command line requests something that the interpreter can't do."""
 
 
 def array(text: str, random: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Returns an input: random numbers of a shape and dtype, or what a `.npy` file holds.
+    """Returns an input: random numbers of a shape and dtype, or the array of a `.npy` file.
 
     Raises:
-        _Mistake: it is neither.
+        _Mistake: the text describes neither.
     """
     if text.endswith(".npy"):
         try:
@@ -67,7 +67,7 @@ def array(text: str, random: np.random.Generator) -> np.ndarray[Any, Any]:
 
 
 def static(text: str) -> tuple[str, Any]:
-    """Returns name and value of `NAME=VALUE`; a value that is not a literal of Python is text."""
+    """Returns name and value of `NAME=VALUE`; a value that is not a Python literal is a string."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise _Mistake(f"'{text}': expected NAME=VALUE")

@@ -1,4 +1,4 @@
-"""How a strided view of memory is read and written with slices, reshapes and transposes: the planning, with numbers alone."""
+"""Plans how to read and write a strided view of memory with slices, reshapes and transposes. Pure arithmetic, without arrays."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Dims = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is taken of one axis of the memory.
+    """The elements that a view takes from one axis of the memory.
 
     Attributes:
-        size: how long the axis is.
-        start: where the first taken element is.
+        size: the length of the axis.
+        start: the position of the first taken element.
         parts: (step, count) of the dimensions of the view that lie on this axis, the largest step first; a step is at least what
             the parts after it span.
     """
@@ -31,11 +31,11 @@ class AccessPlan:
     """A view as slices of axes.
 
     Attributes:
-        shape: the shape that the memory is given before slicing.
-        axes: what is taken of each axis.
-        order: for every dimension of the view the number of parts it consists of, and where in the list of all parts they are;
-            none for a dimension that is broadcast.
-        reversed: the dimensions that run backwards.
+        shape: the shape of the memory before slicing.
+        axes: the elements taken from each axis.
+        order: for every dimension of the view, the number of its parts and their places in the list of all parts; a broadcast
+            dimension has none.
+        reversed: the dimensions with a negative stride.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(1 << 14)
 def plan(shape: tuple[int, ...], offset: int, dims: Dims) -> AccessPlan | None:
-    """Returns how the elements `offset + Σ i·stride` of row-major memory are taken with slices, None where they can't be."""
+    """Returns the slices that take the elements `offset + Σ i·stride` of row-major memory, or None if no slices do."""
     backwards = tuple(i for i, (stride, size) in enumerate(dims) if stride < 0 and size > 1)
     offset += sum(dims[i][0] * (dims[i][1] - 1) for i in backwards)
     forward = tuple((abs(stride) if size > 1 else 0, size) for stride, size in dims)
@@ -87,7 +87,7 @@ def _planned(
             continue
         place, rest = 0, size
         while rest > 1:
-            # The outermost axis on which the stride lies: what goes past its end goes on in the axis before it.
+            # The outermost axis that contains the stride: elements past its end continue in the axis before it.
             axis = next((j for j, s in enumerate(strides) if s <= stride and stride % s == 0), None)
             if axis is None:
                 return None

@@ -1,4 +1,4 @@
-"""The limits of the hardware and the rules of NKI, checked while a kernel is recorded.
+"""Checks the limits of the hardware and the rules of NKI while the interpreter records a kernel.
 
 Sources: AWS's documentation of NKI's errors and of the sizes of SBUF and PSUM.
 """
@@ -31,15 +31,15 @@ GENERATIONS = {name: device.generation for name, device in devices.DEVICES.items
 
 
 def needs(version: devices.nc_version, what: str, code: str = "") -> None:
-    """What a generation of the hardware is the first to have; where no target is given, it is allowed.
+    """Requires a generation of the hardware. Without a target, every feature is allowed.
 
     Args:
-        version: the generation.
-        what: what needs it.
-        code: the error of AWS's compiler, where one is known ("NCC_IBIR530").
+        version: the first generation that has the feature.
+        what: the feature.
+        code: the error code of AWS's compiler, if known ("NCC_IBIR530").
 
     Raises:
-        NkiValueError: a target of the kernel is of an earlier one.
+        NkiValueError: a target of the kernel is of an earlier generation.
     """
     recorder = current()
     if recorder.check and recorder.targets_given:
@@ -53,22 +53,22 @@ def needs(version: devices.nc_version, what: str, code: str = "") -> None:
 
 
 def _devices() -> list[devices.Device]:
-    """Returns what the kernel is for."""
+    """Returns the kernel's targets."""
     return [devices.DEVICES[target] for target in current().targets]
 
 
 def sbuf_bytes() -> int:
-    """Returns the usable bytes of SBUF per partition that all targets of the kernel have."""
+    """Returns the smallest number of usable SBUF bytes per partition among the kernel's targets."""
     return devices.DEVICES[_smallest()].sbuf_bytes
 
 
 def _smallest() -> str:
-    """Returns the target of the kernel that has the least SBUF."""
+    """Returns the kernel's target with the least SBUF."""
     return min(current().targets, key=lambda target: devices.DEVICES[target].sbuf_bytes)
 
 
 def tile(tensor: NkiTensor) -> None:
-    """A tile of SBUF or PSUM fits: at most 128 partitions, one bank of PSUM, SBUF's bytes."""
+    """Requires that a tile fits in SBUF or PSUM: at most 128 partitions, one bank of PSUM, SBUF's bytes."""
     recorder = current()
     if not recorder.check or tensor.buffer.is_hbm:
         return
@@ -148,10 +148,10 @@ def operand_on_chip(tensor: NkiTensor, what: str) -> None:
 
 
 def start_partition(tensor: NkiTensor, what: str) -> None:
-    """An engine reads and writes from partition 0, 32, 64 or 96 on: over 32 partitions from 0 or 64, over 64 from 0.
+    """Requires that an access starts at partition 0, 32, 64 or 96; at 0 or 64 for more than 32 partitions, at 0 for more than 64.
 
     AWS's guide to the architecture of Trainium and Inferentia2, "Partition-dimension access patterns". The compiler of the older
-    generation places tiles itself, so what is a part of one there is not looked at.
+    generation places tiles itself, so parts of its tiles are not checked.
     """
     recorder = current()
     if not recorder.check or recorder.older or tensor.gather is not None or tensor.dynamic or not tensor.dims:
@@ -174,7 +174,7 @@ def start_partition(tensor: NkiTensor, what: str) -> None:
 
 
 def static_address(what: str) -> None:
-    """Engines of gen2 read and write at addresses that are known beforehand; only a DMA's may be known at run time."""
+    """Requires static addresses for the engines of gen2; only a DMA may compute its address at run time."""
     code = "NCC_IBIR040" if what == "stationary" else "NCC_IBIR829"
     needs(devices.nc_version.gen3, f"an address known at run time of {what}, which is not a DMA's,", code)
 
@@ -209,7 +209,7 @@ def dma_source(source: NkiTensor) -> None:
 
 
 def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *, double: bool = False) -> None:
-    """The sizes and dtypes that the tensor engine takes."""
+    """Requires sizes and dtypes that the tensor engine accepts."""
     recorder = current()
     known = (
         double,
@@ -252,7 +252,7 @@ def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *
             f"one operand of a product is float32, the other not: {stationary.dtype}, {moving.dtype}",
         )
     for operand in (stationary, moving):
-        # The older generation's compiler copies a transpose, which is in PSUM, on its own: published kernels multiply it.
+        # The older generation's compiler copies a transpose out of PSUM by itself: published kernels multiply it.
         if operand.buffer.kind == "psum" and not recorder.older:
             raise NkiTypeError("err_unsupported_memory", "the operands of a product have to be in SBUF, not in PSUM")
     if target is not None and target.buffer.kind != "psum":
@@ -261,7 +261,7 @@ def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *
 
 
 def psum_bank(target: NkiTensor) -> None:
-    """What an instruction of the tensor engine writes to PSUM is in one bank; memory that takes several begins with one."""
+    """Requires that a tensor-engine instruction writes to one PSUM bank; memory of several banks starts at a bank."""
     if not current().check or target.buffer is not PSUM or target.gather is not None:
         return
     size, storage = target.dtype.itemsize, target.storage
@@ -277,10 +277,10 @@ def psum_bank(target: NkiTensor) -> None:
 
 
 def engine(what: str, given: Any, *allowed: str) -> str:
-    """Returns the name of the engine that an instruction is given to, "unknown" where the compiler takes one.
+    """Returns the name of an instruction's engine, or "unknown" if the compiler chooses it.
 
     Raises:
-        NkiValueError: the instruction does not run there.
+        NkiValueError: the instruction does not run on that engine.
     """
     name = str(getattr(given, "name", given) or "unknown")
     if current().check and name not in ("unknown", *allowed):
@@ -289,7 +289,7 @@ def engine(what: str, given: Any, *allowed: str) -> str:
 
 
 def gpsimd_arithmetic(what: str, engine: str) -> None:
-    """GpSimd of gen2 has no arithmetic on tiles in the newer NKI, though AWS's simulator has."""
+    """Refuses arithmetic on tiles by gen2's GpSimd in the newer NKI, although AWS's simulator runs it."""
     if engine == "gpsimd" and not current().older:
         needs(devices.nc_version.gen3, f"{what} on GpSimd", "NCC_IXCG965")
 
@@ -301,13 +301,13 @@ def gpsimd_in_sbuf(what: str, *tiles: NkiTensor) -> None:
 
 
 def reachable(what: str, engine: str, tiles: Sequence[NkiTensor]) -> None:
-    """GpSimd can't reach PSUM."""
+    """Refuses PSUM operands for GpSimd, which can't access PSUM."""
     if current().check and engine == "gpsimd" and any(tile.buffer.kind == "psum" for tile in tiles):
         raise NkiTypeError("err_unsupported_memory", f"{what} on GpSimd can't access PSUM")
 
 
 def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
-    """The vector engine reads one tile of PSUM at most."""
+    """Requires that the vector engine reads at most one PSUM tile."""
     if current().check and all(isinstance(t, NkiTensor) and t.buffer.kind == "psum" for t in (a, b)):
         raise NkiTypeError(
             "err_unsupported_memory",
@@ -317,7 +317,7 @@ def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
 
 
 def operands_in_psum(what: str, operands: Sequence[NkiTensor]) -> None:
-    """As `one_in_psum`, with operands of one element per partition; the older NKI's compiler copies those by itself."""
+    """Does the check of `one_in_psum` also for operands with one element per partition; the older NKI's compiler copies those."""
     inside = [t for t in operands if t.buffer.kind == "psum"]
     if current().check and not current().older and len(inside) > 1:
         raise NkiTypeError(
@@ -327,7 +327,7 @@ def operands_in_psum(what: str, operands: Sequence[NkiTensor]) -> None:
 
 
 def name(given: Any) -> None:
-    """An instruction's name is text and has no effect."""
+    """Requires that an instruction's name is a string; the name has no effect."""
     if given is not None and not isinstance(given, str):
         raise NkiTypeError("err_instruction_name", f"an instruction's name is text, not {type(given).__name__}")
 
@@ -339,7 +339,7 @@ def priority(given: Any) -> None:
 
 
 def per_partition(value: Any, tile: NkiTensor, what: str) -> None:
-    """A vector operand has one element per partition."""
+    """Requires that a vector operand has one element per partition."""
     if isinstance(value, NkiTensor) and current().check:
         if math.prod(value.shape[1:]) != 1:
             raise NkiValueError(
@@ -353,7 +353,7 @@ def per_partition(value: Any, tile: NkiTensor, what: str) -> None:
 
 
 def results(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
-    """What a kernel of the newer generation returns is in shared_hbm."""
+    """Requires that a kernel of the newer generation returns tensors in shared_hbm."""
     if not recorder.check or recorder.older:
         return
     for tensor in returned:
@@ -363,11 +363,11 @@ def results(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
 
 
 UNWRITTEN = "partly_written"
-"""How the name of a result begins of which a kernel leaves elements as they are in memory that was never written."""
+"""The name prefix of a result that may keep elements the kernel never writes."""
 
 
 def written(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
-    """A kernel writes all elements of what it returns, unless it names the memory `UNWRITTEN…`."""
+    """Requires that a kernel writes all elements of its results, unless the memory's name starts with `UNWRITTEN`."""
     for number, tensor in enumerate(returned):
         storage = tensor.storage
         if not recorder.check or storage.name.startswith(UNWRITTEN) or storage.written is True:
@@ -390,17 +390,17 @@ def written(recorder: Recorder, returned: Sequence[NkiTensor]) -> None:
 
 
 def at_once(storages: Iterable[NkiMemory], buffer: Buffer) -> tuple[int, list[NkiMemory]]:
-    """Returns the most of SBUF or PSUM that is in use at once, in bytes per partition, and the memory that is then.
+    """Returns the peak use of SBUF or PSUM, in bytes per partition, and the storages in use at that point.
 
-    Memory is in use from the first instruction that uses it to the last. A tile of PSUM takes whole banks. Of memory that the
-    kernel places itself nothing is counted: its tiles may share places.
+    A storage is in use from its first instruction to its last. A tile of PSUM takes whole banks. The count leaves out memory
+    that the kernel places itself, because its tiles may share addresses.
 
     Args:
-        storages: all of the kernel's.
-        buffer: which memory.
+        storages: all storages of the kernel.
+        buffer: SBUF or PSUM.
 
     Returns:
-        what is in use at once is ordered by its first use.
+        the peak, and the storages in the order of their first use.
     """
     used = sorted(
         (s for s in storages if s.buffer is buffer and s.first >= 0 and s.address is None), key=lambda s: s.first
@@ -423,9 +423,9 @@ def _taken(storage: NkiMemory) -> int:
 
 
 def memory(recorder: Recorder) -> None:
-    """What a kernel has in SBUF and PSUM at once fits.
+    """Requires that the kernel's peak use of SBUF and PSUM fits.
 
-    The compiler of the older generation reorders a kernel and spills what does not fit, so of that only each tile is checked.
+    The older generation's compiler reorders a kernel and spills, so its kernels get a check of each tile only.
     """
     if not recorder.check or recorder.older:
         return

@@ -1,21 +1,21 @@
-"""What a recorded kernel takes of each engine: instructions, elements and columns, DMA by length of its runs, and memory.
+"""Counts a recorded kernel's work per engine: instructions, elements, columns, DMA bytes by run length, and memory.
 
-This counts work and no time: what an element takes on a target's engines is kernelgen's table (`kernelgen.dispatch.chips`), by
-which `kernelgen inspect --cost` makes nanoseconds of it, so that nothing here needs kernelgen. A model and no measurement.
+The module counts work, not time. `kernelgen inspect --cost` converts the work to nanoseconds with the rates in
+`kernelgen.dispatch.chips`, so this module does not depend on kernelgen. The result is a model, not a measurement.
 
-- The tensor engine moves columns through a stationary tile: as many as the moving operand has, or as the stationary one where that
-  has more, but no more than 64 for that. With two rows at once they are half as many, and where an operand is known to have ones
-  and zeros alone, half as many of float32.
-- Vector, scalar and GpSimd engines take the elements of a partition; of the vector engine those of instructions with two
-  operands in SBUF are counted for themselves, as they take twice as long. An activation that reduces as well takes 64 more.
-- In the older NKI, work that names no engine and that either could do is the vector's or the scalar's, as the compiler chooses
-  (`either`). An assignment of a tile to a tile on the chip does not count as a copy, and neither does a sum in PSUM. The tensor
-  engine broadcasts a row that is used on many partitions, by a product with ones. What an activation that reduces as well is
-  computed from counts twice: its compiler computes that again for the second result, down to what is read from memory (counters of
-  Jerry2423/kda-for-trainium's gqa_full_v7b: 21 % more products than without the reduction, 75 % more bytes).
-- DMA is counted in bytes, by how many of them lie in one piece in memory, a power of two.
+- The tensor engine moves columns through a stationary tile: the moving operand's columns, or the stationary operand's if it has
+  more, up to 64. Two rows at once halve the columns. An operand that is declared to hold only ones and zeros halves the columns
+  of float32.
+- Vector, scalar and GpSimd engines process the elements of a partition. Instructions of the vector engine with two operands in
+  SBUF take twice as long, so they have a count of their own. An activation that also reduces takes 64 more elements.
+- In the older NKI, the compiler chooses the vector or the scalar engine for work that names no engine (`either`). An assignment
+  of a tile to a tile on the chip does not count as a copy, nor does a sum in PSUM. The tensor engine broadcasts a row to many
+  partitions by a product with ones. The inputs of an activation that also reduces count twice: the compiler recomputes them for
+  the second result, including the reads from memory (counters of Jerry2423/kda-for-trainium's gqa_full_v7b: 21 % more products
+  than without the reduction, 75 % more bytes).
+- The count of DMA is in bytes, by the length of the contiguous runs, rounded down to a power of two.
 
-What instructions wait for each other is not counted (`kernelgen.dispatch.modelled_cost.elapsed` has a share for it).
+The count leaves out the time that instructions wait for each other (`kernelgen.dispatch.modelled_cost.elapsed` adds a share).
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _GPSIMD = {
 }  # fmt: skip
 _DMA = {"dma_compute", "rmw"}
 _EITHER = {"unary", "tensor_scalar", "fill"}
-"""Of the older NKI: one operand, and others that a partition has one element of."""
+"""Instructions of the older NKI with one tile operand; their other operands have one element per partition."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """What a kernel takes.
+    """A kernel's work and memory.
 
     Attributes:
-        instructions: of each engine, of either of vector and scalar engine, and of DMA.
-        work: of each of these what it takes: of the tensor engine columns by dtype, of others elements of a partition (`one`, and
-            `two` of instructions that read two operands in SBUF), of DMA bytes by length of a run.
-        sbuf_bytes, psum_bytes: the most of SBUF and PSUM that is in use at once, per partition (`checks.at_once`); None for a
-            kernel of the older NKI, whose compiler chooses.
+        instructions: the number per engine, for `either` (vector or scalar engine), and for DMA.
+        work: the amount for each of these: columns by dtype for the tensor engine, bytes by run length for DMA, elements of a
+            partition for the others (`one`, and `two` for instructions that read two operands in SBUF).
+        sbuf_bytes, psum_bytes: the peak use of SBUF and PSUM per partition (`checks.at_once`); None for a kernel of the older
+            NKI, whose compiler places the memory.
     """
 
     instructions: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Cost:
 
     @property
     def dma_bytes(self) -> int:
-        """What DMA moves between memories."""
+        """Returns the number of bytes that DMA moves between memories."""
         return sum(self.work["dma"].values())
 
     def to_json(self) -> dict[str, Any]:
@@ -76,12 +76,12 @@ class Cost:
 
 
 def cost(block: Block, storages: Sequence[NkiMemory], older: bool = False) -> Cost:
-    """Returns what a kernel takes.
+    """Returns a kernel's cost.
 
     Args:
-        block: what was recorded; loops may be rolled.
-        storages: all memory that it uses.
-        older: whether it is of the older NKI.
+        block: the recorded instructions; loops may be rolled.
+        storages: all memory that the kernel uses.
+        older: whether the kernel uses the older NKI.
     """
     names = (*ENGINES, *(("either",) if older else ()), "dma")
     found = Cost(dict.fromkeys(names, 0), {name: {} for name in names})
@@ -139,12 +139,12 @@ def _computed_anew(instructions: Iterable[Instruction]) -> set[int]:
 
 
 def _reduces(instruction: Instruction) -> bool:
-    """Returns whether it is an activation that has a sum, or another reduction, as its second result."""
+    """Returns whether an instruction is an activation with a reduction as its second result."""
     return instruction.op == "activation" and len(instruction.writes) > 1
 
 
 def _engine(instruction: Instruction, older: bool) -> str | None:
-    """Returns what an instruction runs on; None for what is none on the device."""
+    """Returns an instruction's engine, or None if the device has no such instruction."""
     op = instruction.op
     tensors = (*instruction.reads, *instruction.writes)
     if op in _DMA or (op in ("assign", "transpose", "fill") and any(not t.on_chip for t in tensors)):
@@ -163,7 +163,7 @@ def _engine(instruction: Instruction, older: bool) -> str | None:
 
 
 def _work(instruction: Instruction, engine: str) -> tuple[str, int]:
-    """Returns what an instruction takes of its engine: what is counted, and how many."""
+    """Returns an instruction's work on its engine: the kind that is counted, and the amount."""
     if engine == "tensor":
         stationary, moving = (instruction.reads * 2)[:2]
         double = bool(instruction.op == "matmul" and instruction.attributes[1])
@@ -182,13 +182,13 @@ def _work(instruction: Instruction, engine: str) -> tuple[str, int]:
 
 
 def _kind(tensor: NkiTensor) -> str:
-    """Returns what products of a tensor are counted as."""
+    """Returns the kind under which products of a tensor are counted."""
     size = tensor.dtype.itemsize
     return "float32" if size > 2 else "float8" if size == 1 else str(tensor.dtype)
 
 
 def _broadcast_row(instruction: Instruction) -> NkiTensor | None:
-    """Returns the operand that has one partition of SBUF and is used on many."""
+    """Returns the operand that has one partition in SBUF and is used on many."""
     for tensor in instruction.reads:
         if tensor.on_chip and tensor.gather is None and tensor.shape and tensor.shape[0] > 1 and tensor.strides[0] == 0:
             return tensor
@@ -204,7 +204,7 @@ def _bytes(tensors: Sequence[NkiTensor]) -> int:
 
 
 def _run(tensor: NkiTensor) -> int:
-    """Returns how many bytes of a tensor, or of its partition on the chip, lie in one piece: a power of two, rounded down."""
+    """Returns the contiguous bytes of a tensor, or of its partition on the chip, rounded down to a power of two."""
     run = tensor.dtype.itemsize
     if tensor.gather is None:
         for stride, size in reversed(tuple(zip(tensor.strides, tensor.shape, strict=True))[tensor.on_chip :]):

@@ -1,4 +1,4 @@
-"""The functions that engines apply element by element: their names, what else names them, and how each is computed.
+"""The elementwise functions of the engines: their names, their aliases, and how to compute each.
 
 Attributes:
     UNARY, BINARY: per name the function of float32 arrays (of integer arrays for the bitwise ones).
@@ -135,7 +135,7 @@ REDUCTIONS = {
     "logical_and": 1.0,
     "logical_or": 0.0,
 }
-"""What can reduce, and its neutral element."""
+"""The operations that can reduce, with their neutral elements."""
 
 _ALIASES = {
     "identity": "copy",
@@ -171,10 +171,10 @@ _ALIASES = {
 
 
 def op_name(op: Any) -> str:
-    """Returns the name of an operation that a kernel gives as a function of nki.language or NumPy, or by its name.
+    """Returns the name of an operation, given as a function of nki.language or NumPy, or by its name.
 
     Raises:
-        NkiTypeError: it is not one of the operations.
+        NkiTypeError: the argument is not one of the operations.
     """
     name = getattr(op, "nki_op", None) or (op if isinstance(op, str) else getattr(op, "__name__", None))
     name = _ALIASES.get(str(name), str(name))

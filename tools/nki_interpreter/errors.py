@@ -1,4 +1,4 @@
-"""Errors of NKI kernels: each has the code that AWS's documentation gives to the mistake, and the kernel's file and line."""
+"""Errors of NKI kernels. Each has the error code from AWS's documentation, and the kernel's file and line."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class NkiValueError(NkiError, ValueError):
 
 @functools.cache
 def is_own(file: str) -> bool:
-    """Whether a file is the interpreter's, or Python's own."""
+    """Returns whether a file belongs to the interpreter or to Python."""
     return file.startswith((_HERE, "<frozen"))
 
 
 _OWN: set[str] = set()
-"""The interpreter's files that were met: for each instruction some frames are looked at."""
+"""A cache of the interpreter's files, because each instruction walks some frames."""
 
 
 def kernel_location() -> tuple[str, int]:
-    """Returns the file and line of the innermost frame outside of the interpreter, ("", 0) where there is none."""
+    """Returns the file and line of the innermost frame outside of the interpreter, or ("", 0) if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Kernels as objects: `nki.jit` and its relatives, what recording one gives, and running it on the CPU."""
+"""Kernels as objects: `nki.jit` and its relatives, the recording of a kernel, and its execution on the CPU."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Recorded:
     """A kernel that was recorded for arguments of certain shapes.
 
     Attributes:
-        block: what it does, loops rolled.
+        block: the recorded program, loops rolled.
         parameters: the storages of the tensor arguments, in order.
-        names: what the kernel calls them.
+        names: the kernel's names for them.
         results: the tensors that it returns, or writes as arguments.
-        aliases: per result the number of the parameter that it is, None for new memory.
-        structure: what the kernel returns, with numbers of results for tensors.
-        notes: what is to be known about the lowering ("a loop of 32 iterations is rolled").
+        aliases: for each result the number of its parameter, or None for new memory.
+        structure: the kernel's return value, with result numbers in place of tensors.
+        notes: remarks on the lowering ("a loop of 32 iterations is rolled").
         storages: all memory that the kernel uses.
-        older: whether it is of the older NKI.
+        older: whether the kernel uses the older NKI.
     """
 
     block: Block
@@ -66,11 +66,11 @@ class Recorded:
     older: bool
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
-        """Returns the results for arrays, which may be traced by JAX."""
+        """Returns the results for arrays; JAX may trace the arrays."""
         return self.run(arrays, False)[0]
 
     def run(self, arrays: Sequence[Any], checking: bool) -> tuple[tuple[Any, ...], Context]:
-        """Returns the results for arrays, and what lowered them, which has the checks of indices."""
+        """Returns the results for arrays, and the lowering context, which holds the index checks."""
         from nki_interpreter.lower import Context
 
         context = Context(arrays, checking)
@@ -91,7 +91,7 @@ def record(
     bound: int = BOUND,
     values: bool = False,
 ) -> Recorded:
-    """Runs a kernel's Python code and records what it does.
+    """Runs a kernel's Python code and records its instructions.
 
     Args:
         function: the kernel.
@@ -100,10 +100,10 @@ def record(
         kwargs: its arguments by name.
         older: whether it imports `neuronxcc.nki`.
         grid: the number of programs per axis.
-        targets: whose limits are checked, those of all targets if none are given.
+        targets: the targets whose limits are checked; all targets if none are given.
         check: whether the limits of the hardware are checked.
-        bound: how many instructions a loop may have to stay unrolled.
-        values: whether the arrays' values count, for bounds of loops that are in memory. Then what is recorded is for these only.
+        bound: the most instructions of a loop that stays unrolled.
+        values: whether to use the arrays' values, for loop bounds in memory. The recording is then valid for these values only.
 
     Raises:
         NkiError: the kernel breaks a rule.
@@ -162,10 +162,10 @@ class _Parameters:
     """The arrays among a kernel's arguments, which become tensors in HBM.
 
     Attributes:
-        recorder: what the kernel is recorded by.
-        writable: names of those that the kernel may write.
-        all_writable: whether it may write any.
-        storages, names, given: of each array its memory, its name and the array.
+        recorder: the kernel's recorder.
+        writable: the names of the arrays that the kernel may write.
+        all_writable: whether the kernel may write all arrays.
+        storages, names, given: each array's memory, its name, and the array.
     """
 
     recorder: Recorder
@@ -176,7 +176,7 @@ class _Parameters:
     given: list[Any] = field(default_factory=list)
 
     def tensor(self, value: Any, name: str) -> NkiTensor:
-        """Returns the tensor that stands for an array."""
+        """Returns the tensor of an array."""
         if isinstance(value, Blank):
             return tensors.new(value.shape, value.dtype, HBM, name=name)
         storage = self.recorder.storage(
@@ -204,7 +204,7 @@ def _after(arrays: Sequence[Any], block: Block, tensor: NkiTensor) -> np.ndarray
 
 @dataclass(frozen=True)
 class Blank:
-    """An output that a kernel takes as an argument: memory that was never written."""
+    """An output that a kernel receives as an argument: memory that was never written."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -218,7 +218,7 @@ def blank_outputs(kernel: NkiKernel, results: Any) -> list[Blank]:
 
 
 def imports_older(function: Callable[..., Any]) -> bool:
-    """Whether an undecorated function is of a module that imports `neuronxcc.nki`."""
+    """Returns whether an undecorated function's module imports `neuronxcc.nki`."""
     names = getattr(inspect.unwrap(function), "__globals__", {})
     return any(str(getattr(value, "__name__", "")).startswith("neuronxcc.nki") for value in names.values())
 
@@ -265,7 +265,7 @@ def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _returns(function: Callable[..., Any]) -> bool:
-    """Whether a function's own code returns a value; one that does not has its outputs among its parameters."""
+    """Returns whether a function's own code returns a value; otherwise its outputs are among its parameters."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
         return True
@@ -350,7 +350,7 @@ def _filled(structure: Any, values: Sequence[Any]) -> Any:
 
 
 def _scheduled(blocks: list[Block]) -> Block:
-    """Returns one block for all programs: in turn, or in lockstep between the points at which they exchange data."""
+    """Returns one block for all programs: one after the other, or in lockstep between points of data exchange."""
     if len(blocks) == 1:
         return (
             Block([item for item in _flattened(blocks[0].items) if not isinstance(item, Exchange)])
@@ -476,10 +476,10 @@ def record_kernel(
 
 
 def simulate(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs a kernel on the CPU: its results as NumPy arrays; arguments that it writes are written.
+    """Runs a kernel on the CPU and returns its results as NumPy arrays; it updates arguments that the kernel writes.
 
     Raises:
-        IndexError: an index that is known at run time only is out of range.
+        IndexError: an index known only at run time is out of range.
     """
     from nki_interpreter import steps
     from nki_interpreter.lower import INSIDE
@@ -516,7 +516,7 @@ def _arrays(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list
 
 
 def decorator(older: bool) -> Callable[..., Any]:
-    """Returns a decorator that is used bare or called with options."""
+    """Returns a decorator that works bare or with options."""
 
     def jit(function: Any = None, **options: Any) -> Any:
         if function is None:

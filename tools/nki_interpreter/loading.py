@@ -17,14 +17,14 @@ from nki_interpreter.standing_in import absent as absent
 from nki_interpreter.standing_in import interpreter as interpreter
 
 _MOST_TEXT = 2000
-"""Characters of what an exception says that are told."""
+"""The most characters of an exception's message that an error repeats."""
 
 
 def load_file(path: Path) -> types.ModuleType:
     """Imports a file of kernels under a name of its own; modules beside it that it imports are forgotten afterwards.
 
     Raises:
-        LoadError: it can't be imported; where and why.
+        LoadError: the file can't be imported; the error has place and reason.
     """
     name = f"_nki_interpreter_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     before = set(sys.modules)
@@ -68,7 +68,7 @@ def load_kernel(path: str | Path, function: str) -> Any:
 
 
 def is_older(path: Path) -> bool:
-    """Whether a file is of the generation that imports `neuronxcc.nki`."""
+    """Returns whether a file imports `neuronxcc.nki`."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return "neuronxcc" in text or "torch_neuronx" in text
 
@@ -85,7 +85,7 @@ def _load_error(path: Path, error: BaseException) -> LoadError:
 
 
 def _described(error: BaseException) -> str:
-    """Returns the type of an exception and the first of what it says."""
+    """Returns the type of an exception and the start of its message."""
     name = type(error).__name__
     try:
         text = str(error).strip()

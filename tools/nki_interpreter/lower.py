@@ -20,11 +20,11 @@ Lowering = Callable[["Context", Instruction], None]
 LOWERINGS: dict[str, Lowering] = {}
 
 INSIDE = np.int32(-(2**31) + 1)
-"""What a check of indices gives when all are inside of the memory."""
+"""The result of an index check if all indices are inside the memory."""
 
 
 def lowering(name: str) -> Callable[[Lowering], Lowering]:
-    """Registers how an instruction is lowered, from its context."""
+    """Registers the lowering of an instruction, a function of the context."""
 
     def register(function: Lowering) -> Lowering:
         LOWERINGS[name] = function
@@ -52,12 +52,12 @@ def computes(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def to_float(value: Any) -> Any:
-    """Returns what an engine computes with: float32."""
+    """Converts values to float32, in which engines compute."""
     return value if value.dtype == np.float32 else lax.convert_element_type(value, np.float32)
 
 
 def bits(value: Any, itemsize: int) -> Any:
-    """Returns the bit patterns of integers as unsigned ones of `itemsize` bytes: zeros above, or what is above left out."""
+    """Returns the bit patterns of integers as unsigned integers of `itemsize` bytes, zero-extended or truncated."""
     own = np.dtype(value.dtype)
     if own != boolean:
         value = lax.convert_element_type(value, np.dtype(f"u{own.itemsize}") if is_int(own) else np.uint32)
@@ -88,20 +88,20 @@ def converted(value: Any, dtype: np.dtype[Any], exact: bool = False) -> Any:
 
 
 def _holds_all(dtype: np.dtype[Any], own: np.dtype[Any]) -> bool:
-    """Whether every integer of `own` is one of `dtype` and a float32."""
+    """Returns whether `dtype` and float32 both represent every integer of `own`."""
     return is_int(own) and own.itemsize < 4 and np.can_cast(own, dtype)
 
 
 class Context:
-    """What a lowering reads from and writes to.
+    """The values that lowerings read and write.
 
     Args:
         parameters: the values of the kernel's tensor arguments, in order.
-        checking: whether indices that are known at run time are to be checked; `checks` then holds what was found: the first
-            index that is outside, or `INSIDE`, and the number of its entry in `places`.
+        checking: whether to check indices at run time; `checks` then holds the results: the first index out of range, or
+            `INSIDE`, and the number of its entry in `places`.
 
     Attributes:
-        places: how many elements there are where an index is checked, and the kernel's line.
+        places: for each index check the number of elements, and the kernel's line.
     """
 
     def __init__(self, parameters: Sequence[Any], checking: bool = False) -> None:
@@ -113,7 +113,7 @@ class Context:
         self.places: list[tuple[int, str]] = []
 
     def memory(self, storage: NkiMemory) -> Any:
-        """Returns the values that a piece of memory has now, in the storage's shape."""
+        """Returns the current values of a storage, in its shape."""
         if storage.number not in self.values:
             self.values[storage.number] = self._initial(storage)
         return self.values[storage.number]
@@ -159,7 +159,7 @@ class Context:
         return [axis.start + by for axis, by in zip(found.axes, moved, strict=True)]
 
     def read(self, tensor: NkiTensor) -> Any:
-        """Returns the elements of a view, in its shape; what is outside of the memory has no particular value."""
+        """Returns the elements of a view, in its shape; elements outside the memory have no particular value."""
         return self.read_checked(tensor)[0]
 
     def read_checked(self, tensor: NkiTensor) -> tuple[Any, Any]:
@@ -247,7 +247,7 @@ class Context:
         return memory.write(values, tensor.dims, tensor.offset, value, starts)
 
     def _flat(self, tensor: NkiTensor) -> tuple[Any, Any]:
-        """Returns the number of every element of a view with indices known at run time, and which of them are inside."""
+        """Returns the number of every element of a view with run-time indices, and which of them are inside the memory."""
         offset, _ = self.offset(tensor)
         flat = tensor.gather.astype(np.int32) if tensor.gather is not None else memory.flat_indices(tensor.dims, offset)
         inside: Any = jnp.ones((), np.bool_)
@@ -286,7 +286,7 @@ class Context:
         return None
 
     def check_indices(self, tensor: NkiTensor, where: str) -> None:
-        """Notes the first index of a view that is outside of the memory, for `simulate` to report."""
+        """Records the first index of a view outside the memory; `simulate` reports it."""
         if not self.checking or not tensor.dynamic:
             return
         flat, _ = self._flat(tensor)
@@ -364,7 +364,7 @@ def _boxed(tensor: NkiTensor, bounds: tuple[tuple[int, int], ...]) -> NkiTensor:
 
 
 def masked(value: Any, tensor: NkiTensor, neutral: Any) -> Any:
-    """Returns values with what the tensor's mask hides replaced."""
+    """Returns values with the elements replaced that the tensor's mask excludes."""
     shown = shown_of(tensor)
     return value if shown is None else jnp.where(shown, value, jnp.asarray(neutral, value.dtype))
 

@@ -11,7 +11,7 @@ from nki_interpreter.access import AccessPlan, Axis, Dims, plan
 from nki_interpreter.lazy import jax, jnp, lax
 
 Starts = list[Any]
-"""Where a plan's slices start: numbers, or values that are known at run time."""
+"""The starts of a plan's slices: numbers, or values known at run time."""
 
 
 def read(memory: Any, dims: Dims, offset: int, starts: Starts | None = None) -> Any:
@@ -20,8 +20,8 @@ def read(memory: Any, dims: Dims, offset: int, starts: Starts | None = None) -> 
     Args:
         memory: an array of any shape, row-major.
         dims: stride and size per dimension of the result.
-        offset: where the first element is.
-        starts: where the slices of the plan start instead, for an offset that a loop changes.
+        offset: the position of the first element.
+        starts: the starts of the plan's slices instead, for an offset that a loop changes.
     """
     shape = tuple(size for _, size in dims)
     if 0 in shape:
@@ -37,7 +37,7 @@ def read(memory: Any, dims: Dims, offset: int, starts: Starts | None = None) -> 
 
 
 def write(memory: Any, dims: Dims, offset: int, values: Any, starts: Starts | None = None) -> Any:
-    """Returns memory with the elements `offset + Σ i·stride` replaced; of what is written twice, one of the values stays."""
+    """Returns memory with the elements `offset + Σ i·stride` replaced; an element written twice keeps one of the values."""
     shape = tuple(size for _, size in dims)
     if 0 in shape:
         return memory
@@ -76,7 +76,7 @@ def _from_view(values: Any, found: AccessPlan) -> Any:
 
 
 def _sliced(taken: Any, number: int, axis: Axis, start: Any) -> Any:
-    """Takes of an axis what is wanted; the parts of an axis are one axis still."""
+    """Slices an axis; the parts of the axis remain one axis."""
     begin = axis.start if start is None else start
     if not axis.parts:
         return _slice(taken, number, begin, 1, 1)
@@ -108,7 +108,7 @@ def _padded(taken: Any, number: int, more: int) -> Any:
 
 
 def _updated(whole: Any, axes: list[Axis], taken: Any, starts: Starts | None) -> Any:
-    """Returns an array with what the axes take of it replaced."""
+    """Returns an array with the elements replaced that the axes select."""
     begins = [axis.start if starts is None else starts[i] for i, axis in enumerate(axes)]
     simple = all(not a.parts or (len(a.parts) == 1 and (a.parts[0][0] == 1 or a.parts[0][1] == 1)) for a in axes)
     lengths = tuple(math.prod(count for _, count in axis.parts) for axis in axes)
@@ -140,7 +140,7 @@ def _reshape(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _gathered(memory: Any, dims: Dims, offset: int) -> Any:
-    """Reads windows that overlap: slices side by side for the shortest dimension, as long as they are few."""
+    """Reads overlapping windows: adjacent slices along the shortest dimension, if they are few."""
     overlapping = sorted((size, i) for i, (stride, size) in enumerate(dims) if size > 1 and stride)
     if len(overlapping) > 1 and overlapping[0][0] <= 16:
         number = overlapping[0][1]
@@ -162,12 +162,12 @@ def _indices(dims: Dims, offset: Any) -> Any:
 
 
 def flat_indices(dims: Dims, offset: Any) -> Any:
-    """As `_indices`, for callers that add to them."""
+    """Returns the indices of `_indices`, for callers that add to them."""
     return _indices(dims, offset)
 
 
 def bitcast(array: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns memory read as another dtype; the last axis grows or shrinks."""
+    """Returns memory reinterpreted as another dtype; the last axis grows or shrinks."""
     if array.dtype == dtype:
         return array
     old, new = array.dtype.itemsize, dtype.itemsize

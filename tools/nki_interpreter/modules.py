@@ -73,7 +73,7 @@ def _no_effect(*args: Any, **kwargs: Any) -> Any:
 
 
 class _Latency:
-    """What `benchmark` measured: nothing was, since there is no device."""
+    """The latency result of `benchmark`, which measures nothing without a device."""
 
     def get_latency_percentile(self, percentile: int) -> int:
         raise NkiError("err_no_device", "there is no device to measure a latency on")
@@ -124,7 +124,7 @@ def _compiler() -> dict[str, Any]:
 
 
 def _instructions(module: types.ModuleType) -> dict[str, Any]:
-    """Returns the public names of a module, its functions with a parameter more: the instruction's name."""
+    """Returns a module's public names; its functions get one more parameter: the instruction's name."""
     return {
         key: _named(value) if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ else value
         for key, value in _public(module).items()

@@ -1,7 +1,7 @@
 """A recorded kernel: memory, instructions and loops, in the order in which the kernel's Python code ran.
 
-Recording runs the kernel once per program of its grid with concrete indices and without data. What is recorded is lowered later
-(`lower`), after loops whose iterations are alike were rolled (`roll`).
+Recording runs the kernel once per program of its grid, with concrete indices and without data. Later `roll` rolls loops with
+similar iterations, and `lower` lowers the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ON_CHIP = frozenset(("sbuf", "psum"))
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Buffer:
-    """A kind of memory: sbuf, psum, hbm, private_hbm or shared_hbm. Where in it a tensor is placed has no effect on values."""
+    """A kind of memory: sbuf, psum, hbm, private_hbm or shared_hbm. A tensor's address in it has no effect on values."""
 
     kind: str
 
@@ -53,17 +53,17 @@ class Buffer:
 
 
 MOST_STEPS = 4_000_000
-"""Instructions and iterations that a kernel may have; recording so many takes some minutes and some gigabytes."""
+"""The most instructions and iterations of a kernel; recording this many takes minutes and gigabytes."""
 
 MOST_FOLLOWED = 1 << 28
-"""Elements of memory in HBM of which it is followed which are written."""
+"""The most elements of HBM memory for which the recorder tracks writes."""
 
 PRODUCTS = frozenset(("matmul", "accumulate"))
-"""Instructions that read of PSUM what they add to."""
+"""Instructions that read the PSUM elements to which they add."""
 
 
 class Origin(IntEnum):
-    """What put values into PSUM: a product can be added to what the tensor engine put there."""
+    """The writer of values in PSUM: a product can only be added to values of the tensor engine."""
 
     NOTHING = 0
     ZEROS = 1
@@ -72,7 +72,7 @@ class Origin(IntEnum):
 
 
 REGISTERS = Buffer("sbuf")
-"""The registers of engines: instructions use them as tiles of SBUF, and they take nothing of it."""
+"""The engines' registers: instructions use them like SBUF tiles, but they take no space in SBUF."""
 
 SBUF, PSUM, HBM, PRIVATE_HBM, SHARED_HBM = map(Buffer, ("sbuf", "psum", "hbm", "private_hbm", "shared_hbm"))
 
@@ -83,18 +83,18 @@ class NkiMemory:
 
     Attributes:
         shape: the number of elements per axis, row-major.
-        dtype: what the kernel declared.
-        value_dtype: what the values are in: float32 for results that the older generation leaves unrounded, else `dtype`.
+        dtype: the dtype that the kernel declared.
+        value_dtype: the values' dtype: float32 for results that the older generation leaves unrounded, else `dtype`.
         initial: None for memory that was never written (NaN where `value_dtype` is a float), or the values it begins with.
-        parameter: the number of the kernel's tensor argument that it is, if it is one.
-        written: which elements were written: False for none, True for all, else an array; None where it is not followed, which
-            it is in PSUM and in new memory in HBM.
-        origin: where what PSUM holds is from, an `Origin` for all of it or an array of them; None for other memory.
-        finished: whether what products added up in it, memory in PSUM, was read since.
-        sums: where products put something since then: offsets and dimensions.
+        parameter: the number of the kernel's tensor argument, if the memory is one.
+        written: which elements were written: False for none, True for all, else an array; None if not tracked. The recorder
+            tracks PSUM and new memory in HBM.
+        origin: the writer of PSUM's values, one `Origin` or an array of them; None for other memory.
+        finished: for PSUM, whether the accumulated products were read since.
+        sums: the offsets and dimensions that products wrote since then.
         place: the kernel's file and line that made it.
-        partition: which axis is the partitions'; those before it are block dimensions.
-        address: where a partition's bytes begin that the kernel placed itself; None where it leaves that to the compiler.
+        partition: the partition axis; the axes before it are block dimensions.
+        address: the first byte in a partition, if the kernel placed the memory; None if the compiler places it.
         first, last: the numbers of the first and last instruction that used it; (-1, -1) before any did.
     """
 
@@ -124,7 +124,7 @@ class NkiMemory:
 
     @property
     def bytes_per_partition(self) -> int:
-        """What a tile of it takes of each of its partitions, in bytes; with block dimensions it is several tiles."""
+        """The bytes of one tile in each partition; memory with block dimensions has several tiles."""
         return math.prod(self.shape[self.partition + 1 :]) * self.dtype.itemsize
 
 
@@ -135,7 +135,7 @@ class Instruction:
     Attributes:
         op: the name of its lowering (`lower.LOWERINGS`).
         reads, writes: the tensors it reads and writes.
-        attributes: what else decides what it computes (`same_attributes`).
+        attributes: the other values that determine its result (`same_attributes`).
         integers: numbers that may differ from one iteration of a loop to the next by a constant.
         file, line: where the kernel called it.
     """
@@ -150,7 +150,7 @@ class Instruction:
 
 
 def same_attributes(one: Any, other: Any) -> bool:
-    """Whether two instructions' attributes mean the same computation: 0.0 equals -0.0, which computes something else."""
+    """Returns whether attributes mean the same computation: 0.0 == -0.0 in Python, but they compute different results."""
     return one is other or bool(one == other and repr(one) == repr(other))
 
 
@@ -160,7 +160,7 @@ class Block:
     """Instructions, loops and exchanges in order; after `roll` rolled loops as well."""
     begin: int = 0
     end: int = 0
-    """The numbers of its first instruction and of the first one after it."""
+    """The numbers of the block's first instruction and of the first instruction after the block."""
 
 
 class NkiLoopIndex(int):
@@ -183,8 +183,8 @@ class Exchange:
 
     Attributes:
         kind: "barrier" or "sendrecv".
-        source, destination: what is sent and where what is received goes.
-        send_to, receive_from: numbers of programs.
+        source, destination: the sent tensor, and the tensor for the received data.
+        send_to, receive_from: program numbers.
     """
 
     kind: str
@@ -223,21 +223,21 @@ class Recorder:
         self._constants: dict[tuple[Any, ...], NkiMemory] = {}
         self.seed = 0
         self.allowed: set[Any] = set()
-        """What `checks` found to be within the limits: a kernel does the same many times."""
+        """A cache of successful checks: a kernel repeats the same accesses many times."""
         self.run: Callable[[Block, NkiTensor], np.ndarray[Any, Any]] | None = None
-        """What gives the values of a tensor after a block ran; None where the arguments' values are unknown."""
+        """A function that returns a tensor's values after a block ran; None if the arguments' values are unknown."""
         self.before: list[Block] = []
-        """The blocks of the programs of the grid so far, the last one being recorded."""
+        """The blocks of the grid's programs so far; the recorder is recording the last one."""
         self.exchanged = False
-        """Whether a program waits for another, so that what is before is not what ran before."""
+        """Whether a program waits for another: the recorded order is then not the order of execution."""
         self._count = 0
         self.reduced: dict[tuple[Any, ...], Any] = {}
         self.sums: set[Instruction] = set()
-        """Instructions that add to a sum outside of PSUM, which is the first that they read."""
+        """Instructions that add to a sum outside PSUM; the sum is the first tensor that they read."""
         self.loops: set[tuple[str, int]] = set()
-        """The lines of the loops whose turns were looked at."""
+        """The lines of the loops whose iterations were checked."""
         self.indices: list[NkiLoopIndex] = []
-        """Those of the loops around what is recorded, outer ones first."""
+        """The indices of the loops around the current instruction, outermost first."""
 
     def storage(
         self,
@@ -280,7 +280,7 @@ class Recorder:
         return made
 
     def constant(self, values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> NkiMemory:
-        """Returns memory that holds constants; equal ones share it."""
+        """Returns memory that holds constants; equal constants share it."""
         key = (values.shape, str(dtype), values.tobytes())
         if key not in self._constants:
             self._constants[key] = self.storage(values.shape, dtype, HBM, initial=values, mutable=False)
@@ -295,7 +295,7 @@ class Recorder:
         self._step()
 
     def note(self, text: str) -> None:
-        """Notes something about the kernel's line that is recorded, once."""
+        """Adds a note on the kernel's current line, once."""
         file, line = kernel_location()
         note = f"{file}:{line}: {text}"
         if note not in self.notes:
@@ -326,7 +326,7 @@ class Recorder:
                 self._used([d.index for d in tensor.dynamic])
 
     def known(self, tensor: NkiTensor) -> np.ndarray[Any, Any]:
-        """Returns the values that a tensor has now, by running what is recorded so far.
+        """Returns a tensor's current values: it runs the instructions recorded so far.
 
         Raises:
             NkiError: the arguments' values are unknown, or programs of a grid have exchanged data.
@@ -344,7 +344,7 @@ class Recorder:
         return self.run(Block([item for block in self.before for item in block.items]), tensor)
 
     def iterate(self, kind: str, values: Iterable[int]) -> Iterator[int]:
-        """Yields the values and records what happens between two of them as an iteration of a loop."""
+        """Yields the values; it records the instructions between two of them as an iteration of a loop."""
         outer = self.block
         loop = Loop(kind)
         outer.items.append(loop)
@@ -369,7 +369,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def one_program(self, program: tuple[int, ...], blocks: list[Block]) -> Iterator[None]:
-        """Records what one program of the grid does into a block of its own, which is added to `blocks`."""
+        """Records one program of the grid into a new block, and adds the block to `blocks`."""
         outer = self.block
         self.program = program
         self._shared_next = 0
@@ -385,7 +385,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def launch(self, grid: tuple[int, ...]) -> Iterator[Loop]:
-        """Meanwhile programs of a grid are recorded that the kernel launches of another kernel; they are the iterations of a loop.
+        """Records the programs of another kernel that this kernel launches over a grid, as the iterations of a loop.
 
         Raises:
             NkiError: the kernel is launched over several programs itself.
@@ -427,7 +427,7 @@ def recording() -> bool:
 def recorded_by(recorder: Recorder) -> Iterator[Recorder]:
     """Makes a recorder the current one.
 
-    Meanwhile Python's search for cycles is off: it would walk all that is recorded again and again.
+    While it is active, Python's cycle collector is off: it would walk the whole recording repeatedly.
     """
     _CURRENT.append(recorder)
     collecting = gc.isenabled()

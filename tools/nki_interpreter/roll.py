@@ -1,9 +1,9 @@
-"""Rolls recorded loops: iterations that differ by constant steps alone become the body of one loop.
+"""Rolls recorded loops: iterations that differ only by constant steps become the body of one loop.
 
-A loop is recorded iteration by iteration with concrete indices. Where each iteration does the same to views whose offsets grow by a
-constant, and no memory that one iteration created is used by another, all iterations are one body with an index. What the first
-iteration does differently stays before the loop ("the first product overwrites, the others add"), what the last does after it
-("the last tile is masked").
+The recorder stores each iteration with concrete indices. If every iteration does the same to views whose offsets grow by a
+constant, and no iteration uses memory that another created, all iterations become one body with an index. A different first
+iteration stays before the loop ("the first product overwrites, the others add"), a different last one after it ("the last tile
+is masked").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nki_interpreter.program import Block, Exchange, Instruction, Loop, NkiMemor
 from nki_interpreter.tensors import NkiTensor
 
 BOUND = 32
-"""Loops of at most so many instructions stay unrolled."""
+"""Loops with at most this many instructions stay unrolled."""
 
 
 @dataclass(eq=False, slots=True)
@@ -27,7 +27,7 @@ class Rolled:
     """A loop of `count` iterations.
 
     Attributes:
-        number: what its index is called in `NkiTensor.varying`.
+        number: the name of its index in `NkiTensor.varying`.
         body: one iteration.
         carried: the memory that the body writes and that outlives an iteration, in the order of its creation.
         read: the memory from outside that the body reads.
@@ -55,11 +55,11 @@ class Roller:
     _outside: frozenset[int] = frozenset()
 
     def roll(self, block: Block, outlive: frozenset[int]) -> Block:
-        """Returns a block with its loops rolled where they can be.
+        """Returns a block with all loops rolled that can be.
 
         Args:
             block: what was recorded.
-            outlive: the numbers of the storages that are used after it: parameters and results.
+            outlive: the numbers of the storages used after the block: parameters and results.
         """
         self._outside = outlive
         return Block(self._items(block))
@@ -126,7 +126,7 @@ class Roller:
 
 
 def checks_indices(item: Any) -> bool:
-    """Whether indices that are known at run time only are checked in an instruction or a rolled loop."""
+    """Returns whether an instruction or a rolled loop checks indices at run time."""
     if isinstance(item, Rolled):
         return any(checks_indices(inner) for inner in item.body.items)
     return item.op in ("assign", "rmw", "transpose", "dma_compute") and any(
@@ -160,7 +160,7 @@ def all_tensors(items: list[Any], reads: bool = True) -> list[NkiTensor]:
 
 
 class _Alike:
-    """Compares two iterations of a loop: they are alike if all is equal but the integers that `_integers` returns.
+    """Compares two iterations of a loop: they are alike if they differ only in the integers that `_integers` returns.
 
     Args:
         first, other: the numbers of the storages that belong to each alone, with their places.

@@ -1,4 +1,4 @@
-"""Modules that are made of names, and stand in for packages that a kernel's file imports."""
+"""Builds modules from names, which replace the packages that a kernel's file imports."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 PACKAGES = ("neuronxcc", "nki", "torch_neuronx")
-"""The packages that the interpreter stands for."""
+"""The packages that the interpreter replaces."""
 
 Maker = Callable[[], dict[str, types.ModuleType]]
 _MAKERS: list[Maker] = []
 
 
 def found_by_kernels(make: Maker) -> Maker:
-    """Registers what makes the modules that kernels' imports find.
+    """Registers the function that builds the modules for kernels' imports.
 
-    `modules` does. It needs what records kernels, and that this module: a kernel may import while it runs.
+    `modules` calls this. Registration avoids an import cycle: the recorder needs this module, because a kernel may import
+    while it runs, and `modules` needs the recorder.
     """
     _MAKERS.append(make)
     return make
 
 
 def made(names: Mapping[str, Mapping[str, Any]]) -> dict[str, types.ModuleType]:
-    """Returns modules by name; a module is also an attribute of the one it is in.
+    """Returns modules by name; each module is also an attribute of its parent.
 
     Args:
-        names: what each module has, by the module's full name. Parents that are not named are empty.
+        names: each module's contents, by the module's full name. Parents without an entry are empty.
     """
     found: dict[str, types.ModuleType] = {}
     for full in names:
@@ -49,7 +50,7 @@ def made(names: Mapping[str, Mapping[str, Any]]) -> dict[str, types.ModuleType]:
 
 @contextlib.contextmanager
 def standing_in(packages: Collection[str], modules: Mapping[str, types.ModuleType]) -> Iterator[None]:
-    """While it is active, imports of packages find these modules and nothing else; afterwards all is what it was before.
+    """Makes imports of packages find only these modules while the context is active, and restores the old state afterwards.
 
     Args:
         packages: whose modules are not seen meanwhile.
@@ -65,7 +66,7 @@ def standing_in(packages: Collection[str], modules: Mapping[str, types.ModuleTyp
 
 
 def _taken(packages: Collection[str]) -> dict[str, types.ModuleType]:
-    """Removes what is imported of packages, and returns it."""
+    """Removes the imported modules of packages from sys.modules, and returns them."""
     return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in packages}
 
 
@@ -86,7 +87,7 @@ def absent(package: str) -> bool:
 
 @contextlib.contextmanager
 def interpreter(*, replaced: bool = True) -> Iterator[None]:
-    """While it is active, imports of NKI's packages resolve to the interpreter; afterwards they are what they were before.
+    """Makes imports of NKI's packages resolve to the interpreter while the context is active, and restores them afterwards.
 
     Args:
         replaced: whether that holds for packages that are installed or imported, too, of which nothing is seen then.

@@ -1,7 +1,7 @@
-"""Runs a recorded kernel on the CPU instruction by instruction, where XLA would take too long to compile it as one program.
+"""Runs a recorded kernel on the CPU instruction by instruction, if XLA would take too long to compile it as one program.
 
-XLA takes more than twice as long to compile twice as many instructions, and a kernel of a hundred thousand instructions has some
-hundred that differ: each of these is compiled once.
+XLA's compile time grows faster than the number of instructions. A kernel of a hundred thousand instructions has about a hundred
+different ones; XLA compiles each of these once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from nki_interpreter.tensors import NkiTensor
 
 MOST = 4000
-"""A kernel of at most so many instructions and rolled loops is compiled as one program."""
+"""XLA compiles a kernel with at most this many instructions and rolled loops as one program."""
 
 Found = list[tuple[int, tuple[int, str]]]
 """What checks found: an index (`lower.INSIDE` where none is outside), and the number of elements and the line where it was."""
 
 
 def run(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
-    """Returns a kernel's results as JAX arrays, and what its checks of indices found.
+    """Returns a kernel's results as JAX arrays, and the results of its index checks.
 
     Args:
         recorded: the kernel.
@@ -103,7 +103,7 @@ def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], F
 
 
 def _used(item: Any) -> tuple[list[NkiMemory], list[NkiMemory]]:
-    """Returns the memory that an instruction or a rolled loop uses, and what of it is written; not what only the loop uses."""
+    """Returns the memory that an instruction or a rolled loop uses, and the part that it writes, without the loop's own memory."""
     if isinstance(item, Rolled):
         return [*item.carried, *item.read], list(item.carried)
     return _storages(all_tensors([item])), _storages(all_tensors([item], reads=False))
@@ -149,7 +149,7 @@ class _CompiledInstruction:
 
 
 class _Key:
-    """Tells what is compiled alike: equal keys mean the same computation, on other memory of the same shapes.
+    """A key for compiled instructions: equal keys mean the same computation on memory of the same shapes.
 
     Args:
         present: what has values before it, by the number of the storage.

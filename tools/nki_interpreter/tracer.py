@@ -1,6 +1,6 @@
-"""What AWS's tracer of the newer NKI refuses of a kernel's Python code, and its simulator and this interpreter run: it is noted.
+"""Notes Python code that the newer NKI's tracer refuses, although AWS's simulator and this interpreter run it.
 
-Seen with nki 0.6.0; its messages are in `REFUSED`. A kernel that is lowered to HLO here never meets that tracer.
+Observed with nki 0.6.0; `REFUSED` holds its messages. A kernel that this package lowers to HLO never runs in that tracer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOPS = frozenset(("fori_loop", "while_loop"))
 
 
 def notes(function: Callable[..., Any]) -> Iterator[str]:
-    """Yields a note for each place of a kernel's code that the tracer refuses, and of the functions that it calls by name."""
+    """Yields a note for each place that the tracer refuses, in a kernel and in the functions that it calls by name."""
     left, seen = [function], set()
     while left:
         one = inspect.unwrap(left.pop())
@@ -56,7 +56,7 @@ def _source(file: str, module: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(1 << 10)
 def _looked_through(code: types.CodeType, source: str) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """Returns what is refused of a function and its line, and the names that it calls."""
+    """Returns the refused code of a function with its lines, and the names of the functions it calls."""
     node = _definition(code, source)
     if node is None:
         return (), ()

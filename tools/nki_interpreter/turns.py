@@ -1,8 +1,8 @@
-"""Turns of a loop that depend on each other: what `affine_range` does not allow.
+"""Finds iterations of a loop that depend on each other, which `affine_range` does not allow.
 
-AWS's documentation of the older generation: turns of `affine_range` may run at once, and what they hand on to each other is sums
-alone (`+=`, products added up in PSUM, `loop_reduce`). That of the newer calls it an alias of `range`, and yet its tutorials take
-another loop where a value is carried. So it is a note and no error.
+AWS's documentation of the older generation: iterations of `affine_range` may run in parallel, and may only pass sums on (`+=`,
+products accumulated in PSUM, `loop_reduce`). The newer documentation calls it an alias of `range`, but its tutorials use another
+loop to carry a value. The interpreter therefore notes the dependency and raises no error.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nki_interpreter.tensors import NkiTensor
 from nki_interpreter.written import elements
 
 MOST_ELEMENTS = 1 << 26
-"""Larger memory is not looked at: where it was written takes a byte for each element."""
+"""The largest memory to check: the record of writes takes a byte per element."""
 
 
 def note_carried(loop: Loop) -> None:
-    """Notes the first instruction of a loop's second turn that reads what its first turn wrote, once for each line of a kernel."""
+    """Notes the first instruction of a loop's second iteration that reads data of its first, once per line of a kernel."""
     recorder = current()
     place = kernel_location()
     if not recorder.check or place in recorder.loops or len(loop.iterations) < 2:
@@ -77,7 +77,7 @@ def _strided(of_memory: np.ndarray[Any, Any], tensor: NkiTensor) -> np.ndarray[A
 
 
 def _read(instruction: Instruction) -> Iterator[NkiTensor]:
-    """Yields what an instruction reads, but not the sum that it adds to."""
+    """Yields the tensors that an instruction reads, except the sum that it adds to."""
     total = None
     if instruction.op in PRODUCTS:
         total = instruction.writes[0].storage

@@ -1,4 +1,4 @@
-"""Which elements of memory were written, and by what: `NkiMemory.written` and `origin` of the elements of a view."""
+"""Tracks which elements of memory were written, and by which instruction: `NkiMemory.written` and `origin` of a view."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nki_interpreter.tensors import NkiTensor, shown_of
 
 
 def flags(tensor: NkiTensor, what: str = "written") -> Any:
-    """Returns which of a tensor's elements were written, or their `origin`, in its shape.
+    """Returns, in the tensor's shape, which elements were written, or their `origin`.
 
-    Of a strided view of the memory's own dtype, it is a view that may be changed.
+    For a strided view in the memory's own dtype, the result is a view that the caller may change.
     """
     written = _each(tensor.storage, what)
     if tensor.gather is not None or tensor.valid is not None or tensor.cast is not None:
@@ -35,18 +35,18 @@ def _parts(tensor: NkiTensor) -> list[Any]:
 
 
 def elements(tensor: NkiTensor) -> Any:
-    """Returns the numbers of the memory's elements that a view shows; its indices are known."""
+    """Returns the numbers of the memory's elements in a view with known indices."""
     shown = shown_of(tensor)
     taken = [part if shown is None else part[np.broadcast_to(shown, tensor.shape)] for part in _parts(tensor)]
     return np.concatenate([part.reshape(-1) for part in taken])
 
 
 def _each(storage: NkiMemory, what: str) -> Any:
-    """Returns which elements of memory were written, or their `origin`, as an array that may be changed."""
+    """Returns which elements of memory were written, or their `origin`, as an array that the caller may change."""
     known = getattr(storage, what)
     if not isinstance(known, np.ndarray):
         dtype = np.bool_ if what == "written" else np.uint8
-        # Zeros take no memory before they are changed.
+        # The operating system allocates zeros only when they are changed.
         known = np.full(storage.size, known, dtype) if known else np.zeros(storage.size, dtype)
         setattr(storage, what, known)
     return known

@@ -1,4 +1,4 @@
-"""What instructions share: destinations, immediate operands, and the registers that engines reduce into."""
+"""Shared helpers of the instructions: destinations, immediate operands, and the engines' reduction registers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nki_interpreter.tensors import NkiTensor
 
 
 class ReduceCmd(IntEnum):
-    """What happens to an engine's reduction registers."""
+    """The commands for an engine's reduction registers."""
 
     idle = 0
     reset = 1
@@ -62,7 +62,7 @@ def operand(value: Any, tile: NkiTensor, what: str) -> tuple[float | int | None,
 
 
 def full(value: Any, fixed: float | int | None, like: Any) -> Any:
-    """Returns an operand's values such that they broadcast over the free dimensions of `like`."""
+    """Returns an operand's values in a shape that broadcasts over the free dimensions of `like`."""
     if fixed is not None:
         return immediate(fixed)
     return value.reshape((value.shape[0],) + (1,) * (like.ndim - 1))
@@ -74,12 +74,12 @@ def flat(value: Any) -> Any:
 
 
 def fitted(value: Any, target: NkiTensor) -> Any:
-    """Returns values in the destination's shape; only the number of elements has to agree."""
+    """Returns values in the destination's shape; only the number of elements must agree."""
     return value if value.shape == target.shape else value.reshape(target.shape)
 
 
 def register(engine: str, partitions: int) -> NkiTensor:
-    """Returns an engine's reduction registers, one per partition; they keep what they hold from one instruction to the next."""
+    """Returns an engine's reduction registers, one per partition; they keep their values between instructions."""
     registers = current().registers
     if engine not in registers:
         registers[engine] = tensors.new((checks.PARTITIONS, 1), float32, REGISTERS, name=f"{engine} registers")
@@ -88,14 +88,14 @@ def register(engine: str, partitions: int) -> NkiTensor:
 
 
 class Reduction:
-    """A reduction into an engine's registers that an instruction does beside its work.
+    """A reduction into an engine's registers that an instruction does in addition to its result.
 
     Args:
-        engine: whose registers.
-        command: what happens to them.
-        op: what reduces.
-        res: where the registers go, None for nowhere.
-        initial: what "load_reduce" begins with.
+        engine: the engine that owns the registers.
+        command: the command for the registers.
+        op: the operation that reduces.
+        res: the destination of the registers' values, or None.
+        initial: the initial value for "load_reduce".
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Reduction:
 
 
 def reduced(attributes: Any, values: list[Any], data: Any, source: NkiTensor) -> list[Any]:
-    """Returns what goes to the registers and to reduce_res: `data` reduced over its free dimensions and combined with them."""
+    """Returns the new values of the registers and of reduce_res: `data`, reduced over free dimensions, and combined."""
     command, name, initial, _, has_result = attributes
     tile = flat(to_float(data))
     if source.mask is not None and source.shape == data.shape:

@@ -42,12 +42,12 @@ def _lower_rmw(context: Context, instruction: Instruction) -> None:
 
 
 def _skips(oob_mode: Any) -> bool:
-    """Whether what an index out of range names is left alone; else it is an error."""
+    """Returns whether a DMA skips elements with an index out of range; otherwise they are an error."""
     return getattr(oob_mode, "name", "error") == "skip"
 
 
 def _descriptors(dge_mode: Any, engine: Any = None) -> None:
-    """Where a DMA's descriptors are made has no effect on values, but not every target has every place."""
+    """Checks the place that generates a DMA's descriptors: it has no effect on values, but not every target has every place."""
     mode = getattr(dge_mode, "name", "unknown")
     if mode == "hwdge":
         needs(nc_version.gen3, "dge_mode hwdge")
@@ -65,7 +65,7 @@ def _unique(unique_indices: Any) -> None:
 
 
 def _scattered() -> None:
-    """Notes what a device does with a read-modify-write at places that are known at run time."""
+    """Notes the device's behaviour for a read-modify-write at addresses known only at run time."""
     current().note(
         "trn2 was seen to hang in a read-modify-write whose indices are out of range, which oob_mode skip is meant for, or repeat; "
         "give it indices that are inside and unique"
@@ -83,7 +83,7 @@ def dma_copy(
     engine: Any = None,
     unique_indices: bool = True,
 ) -> NkiTensor:
-    """Copies elements in order; only their number has to agree. `oob_mode` skip leaves alone what an index out of range names."""
+    """Copies elements in order; only their number must agree. `oob_mode` skip leaves out elements with an index out of range."""
     dst = _tensor(dst, "dst")
     _descriptors(dge_mode, engine)
     _unique(unique_indices)
@@ -110,7 +110,7 @@ def dma_copy(
 
 
 def _transposable(src: NkiTensor, mode: str) -> None:
-    """What AWS's documentation of dma_transpose asks of the source, by where descriptors are made."""
+    """Checks the source against AWS's documentation of dma_transpose, by the place that generates the descriptors."""
     rules: list[tuple[bool, str]] = []
     if src.dynamic:
         indices = [dynamic.index for dynamic in src.dynamic]
@@ -146,7 +146,7 @@ def dma_transpose(
     dge_mode: Any = None,
     oob_mode: Any = None,
 ) -> NkiTensor:
-    """2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
+    """Transposes: 2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
     src = _tensor(src, "src")
     _descriptors(dge_mode)
     if not current().older:
@@ -192,9 +192,9 @@ MOST_SOURCES = 16
 def dma_compute(
     dst: NkiTensor, srcs: Any, reduce_op: Any, scales: Any = None, unique_indices: bool = True, oob_mode: Any = None
 ) -> NkiTensor:
-    """The sum of the sources in float32.
+    """Adds the sources in float32.
 
-    `reduce_op` is add and every scale 1.0: AWS's documentation has no other as yet.
+    `reduce_op` must be add and every scale 1.0: AWS's documentation has no others yet.
     """
     dst = _tensor(dst, "dst")
     sources = [_tensor(s, "a source") for s in srcs]
@@ -224,7 +224,7 @@ def dma_compute(
 
 
 def load(src: Any, *, mask: Any = None, dtype: Any = None) -> NkiTensor:
-    """Returns a new tile in SBUF with what a tensor in HBM holds."""
+    """Loads a tensor in HBM into a new tile in SBUF, and returns the tile."""
     src = checks.in_hbm(src, "what is loaded").with_mask(mask)
     shape = src.shape if src.ndim > 1 else (src.shape[0], 1) if src.ndim else (1, 1)
     tile = result(shape, dtype or src.dtype)

@@ -39,7 +39,7 @@ def _lower_iota(context: Context, instruction: Instruction) -> None:
 
 
 def iota(dst: NkiTensor, pattern: Any, offset: int = 0, channel_multiplier: int = 0) -> NkiTensor:
-    """`offset + partition · channel_multiplier + Σ i · stride` in int32."""
+    """Computes `offset + partition · channel_multiplier + Σ i · stride` in int32."""
     checks.gpsimd_in_sbuf("iota", checks.on_chip(dst, "dst"))
     shape = (dst.shape[0], *(int(n) for _, n in pattern))
     if math.prod(shape) != dst.size:
@@ -106,7 +106,7 @@ def affine_select(
 
 
 def affine_select_predicate(pred: Any, on_true_tile: Any, on_false_value: Any, dtype: Any, mask: Any) -> NkiTensor:
-    """Keeps the elements that a comparison of index expressions shows."""
+    """Keeps the elements for which a comparison of index expressions is true."""
     data = checks.on_chip(on_true_tile, "on_true_tile")
     shown = np.broadcast_to(np.asarray(whole_array(pred), np.bool_), data.shape)
     target = destination(None, data.shape, dtype or data.dtype, [data], mask)
@@ -129,7 +129,7 @@ def _lower_gather_flattened(context: Context, instruction: Instruction) -> None:
 def gather_flattened(
     dst: NkiTensor | None, data: Any, indices: Any, *, dtype: Any = None, mask: Any = None
 ) -> NkiTensor:
-    """Per partition the elements that the indices name in its flattened free dimensions."""
+    """Gathers, per partition, the elements at the given indices of its flattened free dimensions."""
     data, indices = checks.on_chip(data, "data"), checks.on_chip(indices, "indices")
     target = destination(dst, indices.shape, dtype or data.dtype, [indices], mask)
     emit("gather_flattened", [data, indices], [target])
@@ -141,7 +141,7 @@ def _lower_local_gather(context: Context, instruction: Instruction) -> None:
     count, valid = instruction.attributes
     data, index = (flat(context.read(t)) for t in instruction.reads)
     cores = data.shape[0] // 16
-    # Per group of 16 partitions one list of indices, the partition first.
+    # One list of indices per group of 16 partitions; the partition varies fastest.
     groups = jnp.transpose(index.reshape((cores, 16, -1)), (0, 2, 1)).reshape((cores, -1))[:, :valid]
     places = groups.astype(np.int32)[:, :, None] + lax.broadcasted_iota(np.int32, (1, 1, count), 2)
     places = jnp.repeat(places.reshape((cores, -1)), 16, axis=0)
@@ -195,7 +195,7 @@ def _lower_shuffle(context: Context, instruction: Instruction) -> None:
 
 
 def nc_stream_shuffle(src: NkiTensor, dst: NkiTensor, shuffle_mask: Any, *, mask: Any = None) -> NkiTensor:
-    """Within every 32 partitions, partition i of `dst` gets partition `shuffle_mask[i]` of `src`; 255 keeps what is there."""
+    """Copies partition `shuffle_mask[i]` of `src` to partition i of `dst` in every 32 partitions; 255 keeps the old values."""
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     order = [int(i) for i in shuffle_mask]
     if len(order) != 32 or any(i != 255 and not 0 <= i < 32 for i in order):
@@ -229,7 +229,7 @@ def _lower_nonzero(context: Context, instruction: Instruction) -> None:
 
 
 def nonzero_with_count(dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1) -> NkiTensor:
-    """On partitions 0, 16, 32, …: the places of what is not 0, padding, and how many there are."""
+    """Writes on partitions 0, 16, 32, …: the positions of nonzero elements, padding, and their count."""
     needs(nc_version.gen3, "nonzero_with_count")
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     if math.prod(dst.shape[1:]) != math.prod(src.shape[1:]) + 1:
@@ -252,6 +252,6 @@ def _lower_topk(context: Context, instruction: Instruction) -> None:
 
 
 def topk(val_dst: Any, idx_dst: Any, src: Any, n: int) -> None:
-    """The n largest elements per partition, the largest first, and where they are."""
+    """Finds the n largest elements per partition, in descending order, and their positions."""
     src = checks.on_chip(src, "src")
     emit("topk", [src], [checks.on_chip(val_dst, "val_dst"), checks.on_chip(idx_dst, "idx_dst")], int(n))

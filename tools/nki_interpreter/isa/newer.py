@@ -49,7 +49,7 @@ class VirtualRegister:
 
 
 def get_nc_version() -> nc_version:
-    """Returns the oldest generation that the kernel is for."""
+    """Returns the oldest generation among the kernel's targets."""
     return min(GENERATIONS[t] for t in current().targets) if recording() else nc_version.gen3
 
 
@@ -85,7 +85,7 @@ def register_store(dst: NkiTensor, src: Any) -> None:
 
 
 def _bits(tensor: NkiTensor) -> NkiTensor:
-    """A register holds the bits of an integer of 32."""
+    """Returns a u32 tensor's bits as i32: a register holds 32 bits."""
     return tensor.view(int32) if tensor.dtype == uint32 else tensor
 
 

@@ -32,12 +32,12 @@ _FP32_MIN = float(np.finfo(np.float32).min)
 
 
 def get_nc_version() -> nc_version:
-    """Returns the oldest generation that the kernel is for."""
+    """Returns the oldest generation among the kernel's targets."""
     return min(GENERATIONS[t] for t in current().targets) if recording() else nc_version.gen3
 
 
 def _as_destination(dst: NkiTensor, dtype: Any) -> None:
-    """An instruction that is given where to write has no dtype of its own."""
+    """Refuses a dtype that differs from the destination's."""
     if dtype is not None and dtype_of(dtype) != dst.dtype and current().check:
         raise NkiTypeError("err_unsupported_dtype", f"dtype is {dtype_of(dtype)}, and the destination {dst.dtype}")
 

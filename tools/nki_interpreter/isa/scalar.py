@@ -58,7 +58,7 @@ def activation(
     dtype: Any = None,
     mask: Any = None,
 ) -> NkiTensor:
-    """`op(data · scale + bias)`; scale a number or one float32 per partition, bias one number per partition.
+    """Computes `op(data · scale + bias)`; scale is a number or one float32 per partition, bias one number per partition.
 
     The reduction is a sum: AWS's documentation has no other `reduce_op` for it.
     """
@@ -129,7 +129,7 @@ def activate2(
     reduce_res: NkiTensor | None = None,
     reduce_cmd: Any = ReduceCmd.idle,
 ) -> NkiTensor:
-    """`op((data op0 imm0) op1 imm1)`."""
+    """Computes `op((data op0 imm0) op1 imm1)`."""
     if number(relu_param) != 0:
         raise NkiValueError(
             "err_unsupported_op", "activate2 takes 0 as relu_param here: it has no parameterized function"
@@ -154,7 +154,7 @@ def exponential(
     reduce_cmd: Any = ReduceCmd.idle,
     reduce_init: Any = 0.0,
 ) -> NkiTensor:
-    """`exp(src - max_value)`, and its sum."""
+    """Computes `exp(src - max_value)`, and its sum."""
     data = checks.on_chip(src, "src")
     fixed, reads = operand(max_value, data, "max_value")
     reduction = Reduction("vector", data, reduce_cmd, "add", reduce_res, reduce_init)

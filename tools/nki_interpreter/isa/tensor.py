@@ -21,7 +21,7 @@ from nki_interpreter.written import flags
 
 
 def product(stationary: Any, moving: Any) -> Any:
-    """Returns `stationary.T @ moving` in float32; float8 and integer operands are widened first, which loses nothing."""
+    """Returns `stationary.T @ moving` in float32; it first widens float8 and integer operands, without loss."""
     a, b = (_widened(v) for v in (stationary, moving))
     if a.dtype != b.dtype:
         a, b = to_float(a), to_float(b)
@@ -63,10 +63,11 @@ def nc_matmul(
     tile_size: Any = (),
     mask: Any = None,
 ) -> NkiTensor:
-    """`stationary.T @ moving`, contracted over at most 128 partitions, into PSUM.
+    """Computes `stationary.T @ moving`, contracted over at most 128 partitions, into PSUM.
 
-    `accumulate` None adds to what was written before and overwrites what was not. In the mode double_row the operands are
-    [K, 2, …] and both rows are contracted. That an operand has ones and zeros alone makes float32 faster, and changes no value.
+    With `accumulate` None it adds to elements that were written before and overwrites others. In the mode double_row the
+    operands are [K, 2, …], and it contracts both rows. The flag for operands of ones and zeros only makes float32 faster on a
+    device; it changes no value.
     """
     a, b = checks.on_chip(stationary, "stationary"), checks.on_chip(moving, "moving")
     double = getattr(perf_mode, "value", perf_mode) in ("double_row", "double_row_gen3", "double_row_swinterleave")
@@ -101,10 +102,10 @@ def nc_matmul(
 
 
 def _array_tile(a: NkiTensor, position: Any, size: Any, double: bool) -> None:
-    """A part of the 128×128 array: rows and columns that are 32, 64 or 128 and start at a multiple of that.
+    """Checks a part of the 128×128 array: 32, 64 or 128 rows and columns that start at a multiple of their number.
 
     Raises:
-        NkiValueError: the part is none, or the operands don't fit.
+        NkiValueError: the part is invalid, or the operands don't fit in it.
     """
     if bool(position) != bool(size):
         raise NkiValueError("err_tile_position_and_size", "tile_position and tile_size are given both or not at all")
@@ -130,9 +131,9 @@ def _array_tile(a: NkiTensor, position: Any, size: Any, double: bool) -> None:
 
 
 def _transposed(data: NkiTensor, target: NkiTensor) -> None:
-    """The tensor engine of gen2 transposes into F32, and those of later generations into the input's dtype.
+    """Checks a transpose's dtype: gen2's tensor engine writes F32, later generations write the input's dtype.
 
-    Where no target is given, what one of them takes is allowed.
+    Without a target, either is allowed.
     """
     recorder = current()
     if not recorder.check or recorder.older or target.buffer.kind != "psum":
@@ -148,14 +149,14 @@ def _transposed(data: NkiTensor, target: NkiTensor) -> None:
 
 
 def _sum(target: NkiTensor, wanted: bool | None) -> None:
-    """A product is added to what products put into PSUM.
+    """Checks that a product is only added to earlier products in PSUM.
 
-    AWS's documentation of nc_matmul: what was never written can't be added to, and before NeuronCore-v4 nothing that another
-    instruction wrote. Where `accumulate` is left out, zeros are noted alone: AWS's own kernels do it, and to overwrite them and to
-    add to them gives the same.
+    AWS's documentation of nc_matmul: a product can't be added to memory that was never written, nor, before NeuronCore-v4, to
+    data of another instruction. Without `accumulate`, a sum with zeros only causes a note: AWS's own kernels do it, and
+    overwriting zeros gives the same result as adding to them.
 
     Raises:
-        NkiValueError: it would be added to something else.
+        NkiValueError: the product would be added to something else.
     """
     recorder = current()
     if not recorder.check or recorder.older:
@@ -178,9 +179,9 @@ def _sum(target: NkiTensor, wanted: bool | None) -> None:
 
 
 def _chain(target: NkiTensor, wanted: bool | None, mode: Any) -> None:
-    """Notes where a device was seen to make another sum of products, without an error.
+    """Notes sums of products that a device was observed to compute differently, without an error.
 
-    A product that leaves `accumulate` out may be added to another chain's sum, and chains in one tensor lose parts of theirs.
+    A product without `accumulate` may be added to another chain's sum, and chains in one tensor may lose parts of their sums.
     """
     recorder, storage = current(), target.storage
     if not recorder.check or recorder.older:
@@ -250,7 +251,7 @@ def _lower_transpose(context: Context, instruction: Instruction) -> None:
 def nc_transpose(
     dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> NkiTensor:
-    """Partitions and flattened free dimensions swapped: at most 128×128 on the tensor engine, 32×32 on the vector engine."""
+    """Swaps partitions and flattened free dimensions: at most 128×128 on the tensor engine, 32×32 on the vector engine."""
     data = checks.on_chip(data, "data")
     rows, columns = data.shape[0], math.prod(data.shape[1:])
     name = checks.engine("nc_transpose", engine, "tensor", "vector")

@@ -1,4 +1,4 @@
-"""The vector engine: element by element with tiles and per-partition operands, selections, copies, random numbers."""
+"""The vector engine: elementwise operations on tiles and per-partition operands, selections, copies, random numbers."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def _lower_tensor_tensor(context: Context, instruction: Instruction) -> None:
 
 
 def _width(tiles: Sequence[NkiTensor]) -> int:
-    """Returns the bytes of the widest integers: bit patterns are that long while an instruction works on them."""
+    """Returns the bytes of the widest integer operand: an instruction works on bit patterns of this width."""
     return max(t.dtype.itemsize for t in tiles)
 
 
 def _bitwise(name: str, operands: Sequence[NkiTensor], target: NkiTensor) -> None:
-    """Operations on bit patterns read and write integers."""
+    """Requires that operations on bit patterns read and write integers."""
     floats = [t.dtype for t in (*operands, target) if is_float(t.dtype)]
     if name in BITWISE and floats and current().check:
         raise NkiTypeError("err_bitwise_on_float", f"'{name}' reads and writes integers, not {floats[0]}")
@@ -80,10 +80,10 @@ def _bitwise(name: str, operands: Sequence[NkiTensor], target: NkiTensor) -> Non
 def tensor_tensor(
     dst: NkiTensor | None, data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> NkiTensor:
-    """`data1 op data2`; equal shapes.
+    """Computes `data1 op data2`; both have the same shape.
 
-    The vector engine computes in float32; GpSimd computes with 32-bit integers where all tiles hold such, and is what the newer
-    generation takes for them if they are in SBUF and no engine is named.
+    The vector engine computes in float32. GpSimd computes with 32-bit integers if all tiles hold them; the newer generation
+    chooses GpSimd for such tiles in SBUF if the kernel names no engine.
     """
     name = check_op(op_name(op), BINARY, "tensor_tensor")
     engine = checks.engine("tensor_tensor", engine, "vector", "gpsimd")
@@ -202,7 +202,7 @@ def tensor_scalar(
     mask: Any = None,
     engine: Any = None,
 ) -> NkiTensor:
-    """`(data op0 operand0) op1 operand1`, operands numbers or one element per partition; `reverse` swaps a step's sides."""
+    """Computes `(data op0 operand0) op1 operand1`; numbers or one element per partition; `reverse` swaps a step's sides."""
     engine = checks.engine("tensor_scalar", engine, "vector", "scalar", "gpsimd")
     checks.gpsimd_arithmetic("tensor_scalar", engine)
     names = tuple(op_name(op) for op in (op0, op1) if op is not None)
@@ -219,11 +219,11 @@ _CHAINS: dict[str, Callable[[tuple[str, ...]], bool]] = {
     "scalar": lambda names: names in (("multiply", "add"), ("multiply",), ("add",)),
     "gpsimd": lambda names: current().older or names[:1] == ("rsqrt",),
 }
-"""Which operations of tensor_scalar an engine other than the vector engine has, by AWS's documentation of it."""
+"""The operations of tensor_scalar on engines other than the vector engine, from AWS's documentation."""
 
 
 def _arithmetic(what: str, *ops: Any) -> None:
-    """Instructions that have no operations on bit patterns."""
+    """Refuses operations on bit patterns for instructions that lack them."""
     bitwise = [op_name(op) for op in ops if op is not None and op_name(op) in BITWISE]
     if current().check and bitwise:
         raise NkiTypeError("err_unsupported_op", f"{what} takes arithmetic operations, not '{bitwise[0]}'")
@@ -242,7 +242,7 @@ def scalar_tensor_tensor(
     dtype: Any = None,
     mask: Any = None,
 ) -> NkiTensor:
-    """`(data op0 operand0) op1 operand1` with a tile as operand1."""
+    """Computes `(data op0 operand0) op1 operand1` with a tile as operand1."""
     _arithmetic("scalar_tensor_tensor", op0, op1)
     checks.one_in_psum("scalar_tensor_tensor", data, operand1, "data", "operand1")
     return _chain(dst, data, [(op0, operand0, reverse0, False), (op1, operand1, reverse1, True)], dtype, mask)
@@ -262,7 +262,7 @@ def tensor_scalar_reduce(
     dtype: Any = None,
     mask: Any = None,
 ) -> NkiTensor:
-    """`data op0 operand0`, and that reduced over the free dimensions into `reduce_res`."""
+    """Computes `data op0 operand0`, and reduces it over the free dimensions into `reduce_res`."""
     _arithmetic("tensor_scalar_reduce", op0)
     data = checks.on_chip(data, "data")
     reduction = Reduction("vector", data, reduce_cmd, reduce_op, reduce_res, reduce_init)
@@ -275,7 +275,7 @@ def tensor_scalar_reduce(
 def tensor_copy(
     dst: NkiTensor | None, src: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> NkiTensor:
-    """Copies bits where the dtypes are equal; others become float32 on the way."""
+    """Copies bits if the dtypes are equal; otherwise converts through float32."""
     src = checks.on_chip(src, "src")
     target = destination(dst, src.shape, dtype or src.dtype, [src], mask)
     copies(engine, src, target)
@@ -284,7 +284,7 @@ def tensor_copy(
 
 
 def copies(engine: Any, src: NkiTensor, target: NkiTensor) -> None:
-    """What an engine that copies can do: GpSimd can't reach PSUM, the scalar engine of NeuronCore-v2 does not copy."""
+    """Checks that an engine can copy: GpSimd can't access PSUM, and the scalar engine of NeuronCore-v2 can't copy."""
     engine = checks.engine("tensor_copy", engine, "vector", "scalar", "gpsimd")
     checks.reachable("tensor_copy", engine, (src, target))
     if engine == "scalar" and not current().older:
@@ -309,7 +309,7 @@ def _lower_select(context: Context, instruction: Instruction) -> None:
     if swapped:
         condition = ~condition
     if reduction is None:
-        # What is selected is converted alone: elements that stay keep their bits.
+        # Only selected elements are converted: the others keep their bits.
         dtype = target.storage.value_dtype if target.cast is None else target.cast
         value = jnp.where(condition, *(converted(source, dtype) for source in sources))
     else:
@@ -328,7 +328,7 @@ def _select(
         fixed.append(number(value))
         if fixed[-1] is None:
             reads.append(checks.on_chip(value, "an operand of a selection"))
-    # What stays where a predicate is not set is not read.
+    # The elements that stay because the predicate is 0 are not read.
     checks.operands_in_psum("a selection", [t for t in reads if t.storage is not target.storage])
     writes = [target]
     attributes: Any = None
@@ -362,7 +362,7 @@ def select_reduce(
     *,
     mask: Any = None,
 ) -> NkiTensor:
-    """Selects by a predicate and reduces what was selected over the free dimensions."""
+    """Selects elements by a predicate and reduces them over the free dimensions."""
     predicate = checks.on_chip(predicate, "predicate")
     checks.on_chip(dst, "dst")
     checks.one_in_psum("select_reduce", on_true, predicate, "on_true", "predicate")
@@ -403,7 +403,7 @@ def range_select(
     dtype: Any = None,
     mask: Any = None,
 ) -> NkiTensor:
-    """Keeps the elements whose place plus `range_start` compares true with both bounds (one per partition)."""
+    """Keeps the elements whose position plus `range_start` compares true with both bounds (one per partition)."""
     needs(nc_version.gen3, "range_select", "NCC_IBIR530")
     data = checks.on_chip(on_true_tile, "on_true_tile")
     names = tuple(op_name(op) for op in (comp_op0, comp_op1))

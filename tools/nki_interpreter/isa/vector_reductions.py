@@ -142,7 +142,7 @@ def tensor_tensor_scan(
     dtype: Any = None,
     mask: Any = None,
 ) -> NkiTensor:
-    """`r = (data0 op0 r) op1 data1` along the flattened free dimensions, from `initial`."""
+    """Computes `r = (data0 op0 r) op1 data1` along the flattened free dimensions, from `initial`."""
     a, b = checks.on_chip(data0, "data0"), checks.on_chip(data1, "data1")
     checks.one_in_psum("tensor_tensor_scan", a, b, "data0", "data1")
     if a.size != b.size:
@@ -186,7 +186,7 @@ def tensor_scalar_cumulative(
     reduce_cmd: Any = ReduceCmd.reset_reduce,
     reverse0: bool = False,
 ) -> NkiTensor:
-    """`r = (src op0 imm0) op1 r` along the flattened free dimensions; r is the engine's register."""
+    """Computes `r = (src op0 imm0) op1 r` along the flattened free dimensions; r is the engine's register."""
     src, dst = checks.on_chip(src, "src"), checks.on_chip(dst, "dst")
     command = ReduceCmd(int(reduce_cmd))
     fixed, reads = operand(imm0, src, "imm0")
@@ -219,7 +219,7 @@ def _lower_bn_stats(context: Context, instruction: Instruction) -> None:
 
 
 def bn_stats(dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
-    """Per partition: count, mean and variance · count of the even elements, then of the odd ones."""
+    """Writes, per partition, count, mean and variance · count of the even elements, then of the odd elements."""
     data = checks.on_chip(data, "data")
     source = trimmed(data, mask)
     width = math.prod(source.shape[1:])
@@ -236,7 +236,7 @@ def bn_stats(dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any =
 
 
 def trimmed(data: NkiTensor, mask: Any) -> NkiTensor:
-    """Returns the box that a mask shows of a tile."""
+    """Returns the box of a tile's elements that a mask selects."""
     if mask is None:
         return data
     from nki_interpreter.indices import box
@@ -262,7 +262,7 @@ def _lower_bn_aggr(context: Context, instruction: Instruction) -> None:
 
 
 def bn_aggr(dst: NkiTensor | None, data: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
-    """Mean and variance of what several `bn_stats` counted."""
+    """Combines the results of several `bn_stats` to mean and variance."""
     data = trimmed(checks.on_chip(data, "data"), mask)
     if math.prod(data.shape[1:]) % 3:
         raise NkiValueError("err_bn_aggr_input", f"bn_aggr takes groups of 3 elements, not {data.shape}")

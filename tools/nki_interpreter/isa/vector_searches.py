@@ -1,4 +1,4 @@
-"""The vector engine: the eight largest and where they are, runs of equal ids."""
+"""The vector engine: the eight largest elements and their positions, and runs of equal ids."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _lower_max8(context: Context, instruction: Instruction) -> None:
 
 
 def max8(dst: NkiTensor | None, src: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
-    """The eight largest elements per partition, the largest first."""
+    """Finds the eight largest elements per partition, in descending order."""
     src = checks.on_chip(src, "src").with_mask(mask)
     _eight(src, "max8")
     target = destination(dst, (src.shape[0], 8), dtype or src.dtype, [], None)
@@ -65,7 +65,7 @@ def _lower_find_index8(context: Context, instruction: Instruction) -> None:
         if shown is not None:
             hit = hit & flat(jnp.broadcast_to(shown, source.shape))
         for i in range(j):
-            # The same value again is looked for after where it was found.
+            # The search for a repeated value starts after its last match.
             again = wanted[:, i : i + 1] == wanted[:, j : j + 1]
             hit = hit & ~(again & (place <= found[i]))
         found.append(jnp.min(jnp.where(hit, place, _BIG), axis=1, keepdims=True))
@@ -76,7 +76,7 @@ def _lower_find_index8(context: Context, instruction: Instruction) -> None:
 
 
 def nc_find_index8(dst: NkiTensor | None, data: Any, vals: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
-    """Where the eight values are first found per partition; all ones where one is not; a value again: its next place."""
+    """Finds each of eight values per partition: its first position, the next one for a repeated value, all ones if absent."""
     data, vals = checks.on_chip(data, "data").with_mask(mask), checks.on_chip(vals, "vals")
     _eight(data, "nc_find_index8")
     if math.prod(vals.shape[1:]) != 8:
@@ -124,7 +124,7 @@ def nc_match_replace8(
     dtype: Any = None,
     mask: Any = None,
 ) -> NkiTensor:
-    """Replaces the first match of each of eight values by `imm`, and notes where it was in `dst_idx`."""
+    """Replaces the first match of each of eight values by `imm`, and writes its position to `dst_idx`."""
     data, vals = checks.on_chip(data, "data"), checks.on_chip(vals, "vals")
     _eight(data, "nc_match_replace8")
     if math.prod(vals.shape[1:]) != 8:
@@ -156,7 +156,7 @@ def _lower_sequence_bounds(context: Context, instruction: Instruction) -> None:
 
 
 def sequence_bounds(dst: NkiTensor | None, segment_ids: Any, *, dtype: Any = None) -> NkiTensor:
-    """Where the run of equal segment ids that an element is in begins and ends; [n, -1] for id 0 (padding)."""
+    """Returns start and end of the run of equal segment ids around each element; [n, -1] for id 0 (padding)."""
     data = checks.on_chip(segment_ids, "segment_ids")
     shape = (data.shape[0], 2, math.prod(data.shape[1:]))
     target = destination(dst, shape, dtype or data.dtype, [], None)
