@@ -87,7 +87,7 @@ def test_inspect_prints_the_cost_that_is_noted_beside_the_hlo(tmp_path: Path):
     spec = KernelSpec.from_json({"op": "toy", "inputs": [tensor], "output": tensor, "params": {}, "alias": None})
     file = tmp_path / "toy.hlo.pb"
     file.write_bytes(emit(spec, lambda x: x))
-    with pytest.raises(KernelgenError, match="no cost is noted"):
+    with pytest.raises(KernelgenError, match="no cost is recorded"):
         describe.describe(file, cost=True)
     a, b = np.zeros((1024, 64), np.float16), np.zeros((1024, 256), np.float16)
     recorded = kernel.record(products, [a, b], {}, older=False)
