@@ -38,7 +38,7 @@ def test_a_neff_is_as_made_when_it_has_the_digest_that_was_recorded(made: dict[s
 
 
 @pytest.mark.parametrize(
-    "which, reason", [("neff", "is not as it was compiled"), ("hlo", "was not compiled from the current HLO")]
+    "which, reason", [("neff", "changed after it was compiled"), ("hlo", "was not compiled from the current HLO")]
 )
 def test_what_changed_is_refused_and_removed(made: dict[str, dict[str, Path]], which: str, reason: str) -> None:
     made[which]["k"].write_bytes(b"another")
