@@ -99,7 +99,7 @@ def test_the_choice_of_the_simulator_is_said_once(checkout: scratch.Checkout) ->
     # A target that is analysed already says nothing.
     checkout.bazel("clean")
     output = checkout.bazel("build", "//manifests:basic_trn1", "//manifests:basic_inf2").output
-    assert output.count("NEFFs are made for the simulator") == 1
+    assert output.count("the kernels are compiled for the simulator") == 1
 
 
 def test_a_release_refuses_the_simulator(checkout: scratch.Checkout) -> None:

@@ -67,7 +67,7 @@ def test_what_has_the_right_digest_and_is_no_neff_is_not_used(neffs: Neffs) -> N
 
 def test_a_simulated_neff_of_another_hlo_is_not_used(neffs: Neffs) -> None:
     (one, _), (_, neff) = neffs[:2]
-    with pytest.raises(DamagedEntry, match="its NEFF is of another HLO"):
+    with pytest.raises(DamagedEntry, match="its NEFF was compiled from another HLO"):
         entry.unpack(entry.pack(one, "sqr-1", neff), one.name)
 
 

@@ -201,7 +201,7 @@ BROKEN = [
         lambda: canonical(lambda x: lax.reduce_precision(x, 5, 3), ((2,), FLOAT)),
         None,
     ),
-    ("NCC_EVRF015", "no custom call 'Mystery'", "(custom-call)", lambda: custom("Mystery"), None),
+    ("NCC_EVRF015", "does not support the custom call 'Mystery'", "(custom-call)", lambda: custom("Mystery"), None),
     ("kernelgen/host", "calls back to the host", "(custom-call)", callback, None),
     (
         "NCC_EVRF016",
