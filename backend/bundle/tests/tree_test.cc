@@ -147,7 +147,8 @@ static void test_memory_of_programs(const fs::path & folder, const std::vector<t
         const std::string line = with(i, test::neff_memory(std::min(i, last - 1)));
         wrong(line, entry(kernels, i), "some kernels have 'neff_memory', and some don't");
     }
-    wrong(shared, with(last, test::neff_memory(0)), "'neff_memory' is not that of others with this 'neff_sha256'");
+    wrong(shared, with(last, test::neff_memory(0)),
+          "'neff_memory' differs from that of other kernels with this 'neff_sha256'");
     wrong("\"code\":64", "\"other\":64", "'code' is missing");
     wrong("\"code\":64", "\"code\":-64", "expected a count");
     wrong("\"code\":64", "\"code\":1099511627777", "expected a count");
