@@ -8,17 +8,17 @@
 
 inline constexpr int EXIT_BAD_INPUT = 2;
 
-// The file that is read, for messages.
+// The name of the current file, for messages.
 extern std::string model_name;
 
-// What llama.cpp complained of; empty if it did not.
+// The last error that llama.cpp logged; empty if there is none.
 extern std::string last_complaint;
 
-// Keeps an error that llama.cpp logs in `last_complaint`; a callback of ggml's and llama.cpp's logs.
+// Stores an error in `last_complaint`. A log callback for ggml and llama.cpp.
 void note_complaint(ggml_log_level level, const char * text, void * user_data);
 
-// Prints what is wrong with the file, and ends the process.
+// Prints an error about the current file, and ends the process.
 [[noreturn]] void give_up(const std::string & message);
 
-// The same with the reason for which llama.cpp ends the program; a callback of ggml.
+// Does the same when ggml aborts. An abort callback for ggml.
 void give_up_on_abort(const char * text);

@@ -1,10 +1,10 @@
 // Prints the graphs that llama.cpp builds for a model, from the model's header alone. docs/reference/graphs.md describes what it prints.
 //
-// It asks llama.cpp itself: the model is loaded without its weights, a context keeps the books of its KV cache as in a
-// run, and the graph that would be computed next is written out instead. Nothing is computed and no weight is read.
+// It uses llama.cpp itself: it loads the model without its weights, tracks the cells of the KV cache in a context as in a
+// run, and writes each graph instead of computing it. It computes nothing and reads no weight.
 //
-// llama.cpp ends the program where it meets something impossible (GGML_ASSERT), and a hostile file may do worse. So a
-// child does the work, in bounded memory and time, and its parent says how it ended.
+// llama.cpp aborts on failed assertions (GGML_ASSERT), and a hostile file may do worse. So a child process does the work
+// with limits of memory and time, and the parent reports how the child ended.
 
 #include "../graph/graph_writer.h"
 #include "complaints.h"
@@ -35,15 +35,15 @@
 
 namespace {
 
-// A model of 500 layers in a context of 16 million cells needs 3 GiB and a minute; a header that asks for more than this is
-// refused by the allocation.
+// A model of 500 layers in a context of 16 million cells needs 3 GiB and a minute; the allocation
+// fails for a header that needs more.
 constexpr rlim_t MAX_ADDRESS_SPACE       = (rlim_t) 16 << 30;
 constexpr rlim_t MAX_CPU_SECONDS         = 300;
-// llama.cpp reserves 2 x 370 MB of addresses for each device and buffer of its meta backend, and uses little of it.
+// llama.cpp reserves 2 x 370 MB of address space for each device and buffer of its meta backend.
 constexpr rlim_t ADDRESS_SPACE_OF_DEVICE = (rlim_t) 6 << 30;
 
-// Where llama.cpp's backends are separate libraries, only the CPU's is loaded, from beside ggml itself: a graph does not
-// depend on it, and others would open their devices.
+// If llama.cpp's backends are separate libraries, loads only the CPU backend, from ggml's own folder: graphs do not depend
+// on the backend, and other backends would open their devices.
 void load_cpu_backend() {
     if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU)) {
         return;
@@ -69,7 +69,7 @@ void load_cpu_backend() {
     throw std::runtime_error("no CPU backend of ggml (libggml-cpu*.so) in " + folder.string());
 }
 
-// Returns whether a version that is loaded is the one this program was built for; a development version has a suffix.
+// Returns whether a loaded library has the version that this program was built for. Development versions have a suffix.
 bool same_version(const std::string & loaded, const std::string & built_for) {
     return loaded.compare(0, built_for.size(), built_for) == 0 &&
            (loaded.size() == built_for.size() || loaded[built_for.size()] == '-');
@@ -84,7 +84,7 @@ void check_versions() {
     }
 }
 
-// Opens a model's files. The reason why gguf refuses one is what it logs.
+// Opens a model's files. gguf logs the reason when it refuses one.
 std::vector<sparse_file> open_files(const std::string & path) {
     try {
         std::vector<sparse_file> files = open_model_files(path);
@@ -135,12 +135,12 @@ void limit(int resource, rlim_t most) {
 
 [[noreturn]] void run_child(const options & opts, const std::string & file, pid_t parent) {
     model_name = file;
-    // who ends the parent means the work
+    // the child ends when the parent is killed
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
         _exit(EXIT_BAD_INPUT);
     }
-#ifndef __SANITIZE_ADDRESS__  // which takes terabytes of addresses for its own books
+#ifndef __SANITIZE_ADDRESS__  // which reserves terabytes of address space
     limit(RLIMIT_AS, MAX_ADDRESS_SPACE + (opts.split_tensors ? opts.n_devices * ADDRESS_SPACE_OF_DEVICE : 0));
 #endif
     limit(RLIMIT_CPU, MAX_CPU_SECONDS);
@@ -156,7 +156,7 @@ void limit(int resource, rlim_t most) {
     } catch (const std::exception & error) {
         give_up(error.what());
     }
-    // not exit(): what llama.cpp would tidy up dies with the process
+    // not exit(): llama.cpp's cleanup is unnecessary at the end of the process
     _exit(0);
 }
 

@@ -4,5 +4,5 @@
 
 #include "../graph/graph_writer.h"
 
-// Writes what the first line begins with, before the description of the model.
+// Writes the start of the first line, before the model's description.
 void begin_header(json_line & out);

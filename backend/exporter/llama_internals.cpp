@@ -11,7 +11,7 @@
 
 namespace {
 
-// Members of llama.cpp's classes that are private: an explicit instantiation may name them.
+// Access to private members of llama.cpp's classes: an explicit instantiation may name them.
 template <llm_graph_params llm_graph_result::* params> struct private_params {
     friend llm_graph_params llm_graph_result::* params_of_results() { return params; }
 };

@@ -1,5 +1,5 @@
-// What no function of llama.h gives: lengths of caches, and graphs that llama.cpp builds only where it computes them. All of
-// it uses llama.cpp's own classes, which change without notice.
+// Data that llama.h does not offer: lengths of caches, and graphs that llama.cpp builds only when it computes them. This code
+// uses llama.cpp's internal classes, which may change in any version.
 
 #pragma once
 
@@ -12,23 +12,23 @@
 
 struct cache_lengths {
     int64_t n_kv     = 0;  // cells that the graph reads; 0 when there is no KV cache
-    int64_t n_kv_swa = 0;  // the same of the layers with a sliding window; 0 when there are none
+    int64_t n_kv_swa = 0;  // the same for layers with a sliding window; 0 without such layers
 };
 
-// Returns the lengths of a memory that has them; of one that is not known here there are none.
+// Returns the lengths of a memory; zeros for an unknown kind of memory.
 cache_lengths lengths_of(const llama_memory_context_i * memory);
 
-// Returns the caches of a memory whose keys a context shift rotates; of one that is not known here none.
+// Returns the caches whose keys a context shift rotates; none for an unknown kind of memory.
 std::vector<const llama_kv_cache *> caches_of(const llama_memory_i * memory);
 
-// Builds the graph that was reserved last again, without outputs, as llama_decode builds it.
+// Builds the last reserved graph again without outputs, as llama_decode builds it.
 ggml_cgraph * build_without_outputs(const llama_model & model, const llama_context & context);
 
 // Builds the graph that shifts the positions of the keys in a cache.
 ggml_cgraph * build_shift(const llama_kv_cache & cache, llm_graph_result & result, llama_context & context);
 
-// Returns the parameters by which llama_encode builds the graph of some tokens.
+// Returns the parameters with which llama_encode builds the graph for some tokens.
 llm_graph_params encoder_params(const llama_context & context, llm_graph_result & result, const llama_ubatch & tokens);
 
-// Returns what an encoder has computed: a decoder attends to it.
+// Returns the result of the encoder, to which a decoder attends.
 llama_cross & cross_of(llama_context & context);

@@ -61,7 +61,7 @@ void model_context::open(bool with_flash_attn) {
     params.n_threads_batch      = 1;
     params.n_rs_seq             = opts.draft ? 0 : opts.draft_n_max;
     if (opts.draft) {
-        // the tables and the cache of the model that it drafts for may be the draft's, too
+        // a draft may use the tables and the cache of the model that it drafts for
         target.reset(llama_init_from_model(other ? other.get() : model.get(), params));
         if (!target) {
             throw std::runtime_error("llama.cpp can't make a context of the draft's model: " + last_complaint);
@@ -94,7 +94,7 @@ void model_context::open(bool with_flash_attn) {
     if (opts.control_vector) {
         give_control_vector();
     }
-    // some models can't have it, and llama.cpp then goes on with the other
+    // llama.cpp turns flash attention off for models that do not support it
     flash_attn = context->get_cparams().flash_attn;
 }
 
@@ -106,17 +106,17 @@ bool model_context::shares_cells() const {
     return target && model->arch == LLM_ARCH_GEMMA4_ASSISTANT;
 }
 
-// llama.cpp makes a memory for an encoder alone, too, and encodes without it.
+// llama.cpp also makes a memory for encoder-only models, but does not use it.
 llama_memory_t model_context::memory_of_calls() const {
     return llama_model_has_encoder(model.get()) && !has_both() ? nullptr : context->get_memory();
 }
 
-// The draft of a model that has one.
+// Returns the draft; the model itself if it has no separate draft.
 const llama_model & model_context::draft_model() const {
     return opts.draft || !other ? *model : *other;
 }
 
-// llama.cpp ends the program where a file has another architecture than it expects.
+// llama.cpp aborts if a draft has an unexpected architecture, so this checks it first.
 void model_context::check_draft() const {
     if (opts.spec_type == "draft-mtp" && llama_model_n_layer_nextn(&draft_model()) == 0) {
         throw std::runtime_error(std::string("the ") + (other ? "draft" : "model") +
@@ -135,8 +135,8 @@ void model_context::check_draft() const {
     }
 }
 
-// Has the context give the hidden states that a draft reads, as llama.cpp's speculative decoding does: of the model those of all
-// tokens, of the draft those of outputs.
+// Makes the context return the hidden states that a draft reads, as llama.cpp's speculative decoding does: the model's
+// states of all tokens, and the draft's states of outputs.
 void model_context::give_hidden_states() {
     if (opts.spec_type == "draft-mtp" || (opts.draft && !opts.spec_type.empty())) {
         llama_set_embeddings_nextn(context.get(), true, /*masked=*/opts.draft);
@@ -160,7 +160,7 @@ void model_context::give_hidden_states() {
     }
 }
 
-// Reads the header of an adapter; what follows is zeros to llama.cpp, as far as the header says.
+// Reads the header of an adapter. llama.cpp reads zeros as its data.
 void model_context::load_adapter(const scaled_adapter & adapter) {
     model_name = adapter.file;
     const sparse_file    file(adapter.file);
@@ -174,7 +174,7 @@ void model_context::load_adapter(const scaled_adapter & adapter) {
     weights.insert(file.tensor_names().begin(), file.tensor_names().end());
 }
 
-// As llama.cpp's programs do: a chain for each sequence.
+// Makes a sampler chain for each sequence, as llama.cpp's programs do.
 void model_context::make_samplers() {
     samplers.clear();
     for (uint32_t s = 0; s < opts.n_seq_max && !opts.samplers.empty(); s++) {
@@ -187,7 +187,7 @@ void model_context::make_samplers() {
 }
 
 void model_context::give_control_vector() {
-    // values, which graphs do not depend on, begin with those of layer 1
+    // the values begin with layer 1; graphs do not depend on them
     const int32_t            n_embd  = llama_model_n_embd(model.get());
     const int32_t            n_layer = llama_model_n_layer(model.get());
     const std::vector<float> values((size_t) n_embd * (size_t) n_layer);

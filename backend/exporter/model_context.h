@@ -1,5 +1,5 @@
-// A model that is loaded without its weights, and the context in which its graphs are built: it keeps the books of a KV cache
-// as in a run, and computes nothing.
+// A model without its weights, and the context in which its graphs are built. The context tracks the cells of the KV cache as
+// in a run, and computes nothing.
 
 #pragma once
 
@@ -32,25 +32,25 @@ struct model_context {
     std::vector<llama_adapter_lora *> adapters;  // the model's
     std::vector<float>                scales;
     std::vector<sampler_ptr>          samplers;
-    context_ptr                       target;              // the context of the model, where `context` is of its draft
+    context_ptr                       target;              // the model's context, if `context` is the draft's
     context_ptr                       context;             // empty before open()
     bool                              flash_attn = false;  // of the context
 
-    // others  the files of the model's draft, or of the model whose draft this is; of one that is its own draft there are none
+    // others  the files of the model's draft, or of the draft's model; none for a model with its own MTP layers
     model_context(const options &                  opts,
                   const std::vector<sparse_file> & files,
                   const std::vector<sparse_file> & others);
 
-    // Makes the context, in place of an earlier one.
+    // Makes a new context and frees the earlier one.
     void open(bool with_flash_attn);
 
     // Whether the model has an encoder and a decoder.
     bool has_both() const;
 
-    // Whether calls read the cells of the target's cache and write none: those of a head of Gemma 4.
+    // Whether calls only read the cells of the target's cache, as calls of a Gemma 4 head do.
     bool shares_cells() const;
 
-    // Returns the memory that calls use; NULL where they have none.
+    // Returns the memory of calls; NULL if they use none.
     llama_memory_t memory_of_calls() const;
 
   private:

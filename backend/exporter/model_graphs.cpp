@@ -52,7 +52,7 @@ class model_graphs {
         out.print(stdout);
     }
 
-    // Writes the graph of one call with the sizes asked for.
+    // Writes the graph of one call of the given sizes.
     void write_graph(const graph_size & size) {
         const uint32_t n_seqs = n_seqs_of(size);
         if (size.n_tokens > in.context->n_ubatch()) {
@@ -71,7 +71,7 @@ class model_graphs {
             llama_cross & cross = cross_of(*in.context);
             cross.n_embd        = llama_model_n_embd(in.model.get());
             cross.n_enc         = in.opts.n_encoded;
-            cross.v_embd.resize(1);  // llama.cpp looks whether there is any
+            cross.v_embd.resize(1);  // llama.cpp tests whether it is empty
         }
         std::unique_ptr<llama_batch_allocr> batch;
         llama_memory_context_ptr            memory_context;
@@ -111,7 +111,7 @@ class model_graphs {
         });
     }
 
-    // Writes the graphs that shift the positions of the keys in the cache; none where the model has no such graph.
+    // Writes the graphs that shift the positions of the keys in the cache, if the model has such graphs.
     void write_shifts() {
         const llama_memory_t memory = in.context->get_memory();
         if (!memory || !memory->get_can_shift() || in.model->hparams.rope_type == LLAMA_ROPE_TYPE_NONE) {
@@ -138,8 +138,8 @@ class model_graphs {
         }
     }
 
-    // Writes the ops of which llama.cpp asks a device, before it samples there, whether it computes them: those of each sampler by
-    // itself, of candidates that are numbered. In a call the first sampler has all tokens, without numbers.
+    // Writes the ops with which llama.cpp calls supports_op before it samples on a device: the ops of each sampler alone, with
+    // numbered candidates. In a call, the first sampler gets all tokens, without numbers.
     void write_probe() const {
         const int32_t          n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(in.model.get()));
         const ggml_init_params params  = { ggml_tensor_overhead() * GGML_DEFAULT_GRAPH_SIZE + ggml_graph_overhead(),
@@ -185,8 +185,8 @@ class model_graphs {
     }
 
   private:
-    // Returns the sequences of a call. Without a cache these are rows of what is pooled alone, and a kernel for more serves fewer: they are
-    // as many as there can be.
+    // Returns the number of sequences of a call. Without a cache, sequences are only rows of the pooled result, and a kernel for
+    // more rows also computes fewer, so this returns the largest number.
     uint32_t n_seqs_of(const graph_size & size) const {
         if (in.memory_of_calls() || !in.opts.embeddings) {
             return size.n_seqs;
@@ -198,7 +198,7 @@ class model_graphs {
         return n;
     }
 
-    // Builds the graph by which llama_encode computes so many tokens.
+    // Builds the graph that llama_encode computes for this number of tokens.
     ggml_cgraph * encoder_graph(const graph_size & size) {
         if (!in.has_both()) {
             throw std::runtime_error("the model has not both an encoder and a decoder (--encoder)");
@@ -217,9 +217,9 @@ class model_graphs {
         return graph;
     }
 
-    // Writes what each device computes of a graph.
+    // Writes each device's part of a graph.
     //
-    // sizes  writes the sizes that the graph is of
+    // sizes  writes the sizes of the graph's call
     template <typename F> void write_devices(ggml_cgraph * graph, F sizes) {
         if (!in.opts.split_tensors) {
             json_line tensors;
@@ -229,7 +229,7 @@ class model_graphs {
             write_line(sizes, tensors, {});
             return;
         }
-        // what devices compute alike is written once
+        // equal parts of several devices are written once
         const auto &                                        steps = splitter.split(in.context->get_sched(), graph);
         std::vector<std::pair<json_line, std::vector<int>>> different;
         for (size_t j = 0; j < steps.size(); j++) {
@@ -309,12 +309,12 @@ class model_graphs {
         return in.weights.count(t->name) ? "weight" : "cache";
     }
 
-    // Returns how many tokens each sequence must have in the cache for the graph to read n_kv cells of it.
+    // Returns the number of tokens that each sequence must have in the cache, so that the graph reads n_kv cells.
     uint32_t tokens_before(const graph_size & size) const {
         if (!size.n_kv) {
             return 0;
         }
-        // sequences have a cache each, unless it is unified
+        // each sequence has its own cache, unless the cache is unified
         const uint32_t share = in.context->get_cparams().kv_unified ? size.n_kv / size.n_seqs : size.n_kv;
         const uint32_t own   = size.n_tokens / size.n_seqs;
         if (share < own || share > in.context->n_ctx_seq()) {
@@ -325,7 +325,7 @@ class model_graphs {
         return share - own;
     }
 
-    // Does what llama_decode does before a graph is built: finds cells for the tokens, and notes that they are taken.
+    // Finds cells for the tokens and marks them as used, as llama_decode does before it builds a graph.
     llama_memory_context_ptr next_call(llama_memory_i &     memory,
                                        llama_batch_allocr & batch,
                                        uint32_t             n_tokens,

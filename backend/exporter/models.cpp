@@ -53,7 +53,7 @@ void quantize(std::vector<sparse_file> & files, llama_ftype ftype) {
     params.ftype                       = ftype;
     std::unique_ptr<quantize_state_impl, decltype(&llama_quant_free)>    state(llama_quant_init(model.get(), &params),
                                                                                llama_quant_free);
-    // types depend on the order, which is that of the layers
+    // the types depend on the order of the tensors, which is the order of the layers
     std::vector<ggml_tensor *>                                           tensors;
     std::vector<std::unique_ptr<ggml_context, void (*)(ggml_context *)>> contexts;
     for (const sparse_file & file : files) {

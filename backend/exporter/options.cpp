@@ -10,7 +10,7 @@
 
 namespace {
 
-// llama.cpp counts cells in 32 bits; one more than this can't be padded.
+// llama.cpp counts cells in 32 bits. A larger number would overflow when it is padded.
 constexpr uint32_t MAX_SIZE = 1u << 30;
 
 bool read_number(const std::string & text, uint32_t & value, std::string & mistake) {
@@ -37,7 +37,7 @@ bool read_type(const std::string & text, ggml_type & type, std::string & mistake
     return false;
 }
 
-// Quantizations by the names that llama-quantize has for them.
+// Quantizations by llama-quantize's names.
 struct ftype_name {
     const char * name;
     llama_ftype  ftype;
@@ -96,7 +96,7 @@ std::vector<std::string> split(const std::string & text, char separator) {
     return parts;
 }
 
-// Reads "n_tokens=512,n_outputs=1,n_seqs=1,n_kv=1024"; what is left out has its default.
+// Reads "n_tokens=512,n_outputs=1,n_seqs=1,n_kv=1024"; omitted sizes have their defaults.
 bool read_graph(const std::string & text, graph_size & size, std::string & mistake) {
     for (const std::string & part : split(text, ',')) {
         const size_t      equals = part.find('=');
@@ -140,7 +140,7 @@ bool read_adapter(const std::string & text, scaled_adapter & adapter, std::strin
     return true;
 }
 
-// The samplers that llama.cpp computes on a device, and the defaults of its options for them.
+// The samplers that llama.cpp computes on a device, with the defaults of its options.
 const std::vector<sampler_option> & known_samplers() {
     static const std::vector<sampler_option> known = {
         { "greedy",      {}                },

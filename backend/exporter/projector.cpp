@@ -2,7 +2,7 @@
 
 #include "split_devices.h"
 
-// llama.cpp keeps to itself what builds these graphs and what chooses their sizes: they are compiled here, not linked.
+// llama.cpp exports neither the functions that build these graphs nor those that choose their sizes. They are compiled here.
 #include "clip.cpp"
 #include "mtmd.cpp"
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-// All that makes the graphs of equally many images differ.
+// The sizes on which the graphs of a given number of images depend.
 auto kind_of(const clip_image_f32 & image) {
     return std::make_tuple(image.nx(), image.ny(), image.add_viewsep, image.add_newline, image.lead_pad,
                            image.anyres.grid_x, image.anyres.grid_y, image.anyres.orig_nx, image.anyres.orig_ny);
@@ -28,7 +28,7 @@ struct call_list {
     }
 };
 
-// Adds the calls that compute an image of this size, scaled and cut as llama.cpp does it.
+// Adds the calls for an image of this size, which is scaled and cut as in llama.cpp.
 void add_image(call_list & list, const mtmd_context & mtmd, const image_size & size) {
     clip_image_u8 whole;
     whole.set_size({ size.width, size.height }, /*is_placeholder =*/true);
@@ -46,7 +46,7 @@ void add_image(call_list & list, const mtmd_context & mtmd, const image_size & s
         if (!clip_support_batch(mtmd.ctx_v)) {
             continue;
         }
-        // parts that no text separates are computed together, as many as a batch holds
+        // parts without text between them are computed in batches
         const size_t equal = (size_t) std::count_if(images.begin(), images.end(), [&](const clip_image_f32 & other) {
             return kind_of(other) == kind_of(image);
         });

@@ -16,15 +16,15 @@ struct image_size {
     int32_t height;
 };
 
-// What a projector computes at once: images of one size, or a piece of sound. For sound the width is its frames, the height what
-// a frame has.
+// The input of one call of a projector: images of one size, or a piece of sound. For sound, the width is the number of frames,
+// and the height the size of a frame.
 struct projector_call {
     bool       audio;
     image_size size;
     size_t     n_images;
 };
 
-// What is known of one of the projectors of a file: there may be one for images and one for sound.
+// A description of one projector in a file. A file may have one for images and one for sound.
 struct projector_part {
     std::string type;  // llama.cpp's name: gemma3, ultravox
     int         layers;
@@ -32,15 +32,15 @@ struct projector_part {
 
 class projector {
   public:
-    // Loads what a file says of projectors, without memory for their weights. Throws std::runtime_error where llama.cpp refuses it.
+    // Loads the projectors of a file without memory for weights. Throws std::runtime_error if llama.cpp refuses the file.
     //
-    // min_tokens, max_tokens  that an image of any size has; 0: as the file says
+    // min_tokens, max_tokens  limits for an image of any size; 0: the file's
     projector(const std::string & path, bool flash_attn, uint32_t min_tokens, uint32_t max_tokens);
     ~projector();
 
     std::vector<projector_part> parts() const;
 
-    // What llama.cpp complains of and what it says goes there.
+    // Sets the callback for llama.cpp's messages and errors.
     static void log_to(void (*log)(enum ggml_log_level level, const char * text, void * user_data));
 
     using reader = std::function<void(const projector_call & call, ggml_cgraph * graph)>;

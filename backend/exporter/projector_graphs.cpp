@@ -44,7 +44,7 @@ struct projector_file {
         try {
             return std::make_unique<projector>(file.path(), flash_attn, opts.image_min_tokens, opts.image_max_tokens);
         } catch (const std::runtime_error & error) {
-            // a complaint names the file as it is read here
+            // messages have the name of the file as it is opened here
             std::string said = last_complaint.empty() ? error.what() : last_complaint;
             for (size_t at; (at = said.find(file.path())) != std::string::npos;) {
                 said.replace(at, file.path().size(), "the file");
@@ -85,7 +85,7 @@ void write_projector_header(const projector_file & file, const projector & loade
     out.print(stdout);
 }
 
-// Writes one graph. Tensors that are neither weights nor computed are set before a call.
+// Writes one graph. Tensors that are neither weights nor results of nodes are its inputs.
 void write_projector_graph(const std::unordered_set<std::string> & weights,
                            const projector_call &                  call,
                            bool                                    flash_attn,

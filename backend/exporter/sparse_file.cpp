@@ -16,7 +16,7 @@
 
 namespace {
 
-// Headers of real models have some MiB, most of them vocabulary.
+// Headers of real models have some MiB, mostly vocabulary.
 constexpr size_t MAX_HEADER = (size_t) 1 << 30;
 constexpr int    MAX_FILES  = 1000;
 
@@ -54,7 +54,7 @@ void copy(int from, int to, size_t size, const std::string & path) {
 
 }  // namespace
 
-// A file that is nowhere but in memory, and gone with the process.
+// A file in memory, which the system removes at the end of the process.
 struct memory_file {
     int fd;
 
@@ -71,7 +71,7 @@ struct memory_file {
 
     std::string path() const { return "/proc/self/fd/" + std::to_string(fd); }
 
-    // What is added is a hole.
+    // The added bytes are a hole.
     void resize(uint64_t size, const std::string & of) const {
         if (size > (uint64_t) INT64_MAX || ftruncate(fd, (off_t) size) != 0) {
             throw std::runtime_error(of + ": tensors of " + std::to_string(size) + " bytes");
@@ -80,7 +80,7 @@ struct memory_file {
 };
 
 sparse_file::sparse_file(const std::string & path, bool with_numbers) {
-    // a pipe without a writer is not waited for
+    // do not wait for the writer of a pipe
     const int source = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (source < 0) {
         throw failure(path);
@@ -100,7 +100,7 @@ sparse_file::sparse_file(const std::string & path, bool with_numbers) {
     if (!S_ISREG(status.st_mode) || pread(source, magic, 4, 0) != 4 || memcmp(magic, "GGUF", 4) != 0) {
         throw std::runtime_error(path + " is not a GGUF file");
     }
-    // A file that ends with its header may lack the few bytes that align what would follow, which gguf insists on.
+    // A file that ends with its header may lack the padding behind it, which gguf requires.
     const bool aligned = status.st_size % GGUF_DEFAULT_ALIGNMENT == 0;
     gguf_ptr   header  = read_header(path);
     if (!header && !aligned && (uint64_t) status.st_size <= MAX_HEADER) {
@@ -130,7 +130,7 @@ sparse_file::sparse_file(const std::string & path, bool with_numbers) {
     }
 }
 
-// Puts tensors of one F32 where they belong.
+// Copies the tensors that are a single F32 number.
 void sparse_file::read_numbers(const gguf_context * header, int source, const std::string & path) const {
     for (int64_t i = 0; i < gguf_get_n_tensors(header); i++) {
         if (gguf_get_tensor_type(header, i) != GGML_TYPE_F32 || gguf_get_tensor_size(header, i) != sizeof(float)) {
@@ -148,7 +148,7 @@ void sparse_file::read_numbers(const gguf_context * header, int source, const st
     }
 }
 
-// Notes the tensors' names, and makes the file as long as they are.
+// Stores the tensors' names, and extends the file to the end of the last tensor.
 void sparse_file::read_tensors(const gguf_context * header, const std::string & path) {
     const uint64_t data_offset = gguf_get_data_offset(header);
     uint64_t       size        = data_offset;

@@ -1,4 +1,4 @@
-// A GGUF file of which llama.cpp reads the header only, made as long as the header says.
+// A GGUF file with its header only, extended to the length that the header gives.
 
 #pragma once
 
@@ -15,22 +15,22 @@ class sparse_file {
   public:
     // Reads the header of the file at `path`. Throws std::runtime_error when it has none.
     //
-    // with_numbers  read tensors of one F32, too: graphs of projectors depend on some of them
+    // with_numbers  also read tensors that are a single F32 number: graphs of projectors depend on some of them
     explicit sparse_file(const std::string & path, bool with_numbers = false);
     ~sparse_file();
     sparse_file(sparse_file && other) noexcept;
     sparse_file(const sparse_file &)             = delete;
     sparse_file & operator=(const sparse_file &) = delete;
 
-    // Where llama.cpp can open it.
+    // The path under which llama.cpp can open it.
     const std::string & path() const { return opened_path; }
 
     const std::vector<std::string> & tensor_names() const { return names; }
 
-    // Of how many files the model consists.
+    // The number of files of the model.
     int n_files() const { return split_count; }
 
-    // Changes the types of tensors, as if the file had been quantized; names that it does not have are left out.
+    // Changes the types of tensors, as if the file had been quantized. Ignores names that the file does not have.
     void set_types(const std::map<std::string, ggml_type> & types);
 
   private:
@@ -43,5 +43,5 @@ class sparse_file {
     int                                 split_count = 1;
 };
 
-// Opens a model's file, or of a split model all files, of which `path` is the first. Throws std::runtime_error.
+// Opens a model's file, or all files of a split model, of which `path` is the first. Throws std::runtime_error.
 std::vector<sparse_file> open_model_files(const std::string & path);

@@ -9,10 +9,10 @@
 
 namespace {
 
-// Nothing is ever read or written there.
+// Nothing reads or writes at this address.
 void * const BASE      = (void *) 0x1000;
 const size_t ALIGNMENT = 128;
-// More than any tensor has: a buffer of the devices is as long as it is asked to be.
+// Larger than any tensor: a buffer of these devices can have any size.
 const size_t SIZE      = (size_t) 1 << 46;
 
 struct fake_device {
@@ -204,7 +204,7 @@ const char * role_on_device(const ggml_tensor * t) {
     }
 }
 
-// Gives a tensor and what it needs a place, in the order that llama.cpp's meta backend wants: sources first.
+// Allocates a tensor and its sources in the order that llama.cpp's meta backend requires: sources first.
 void graph_splitter::place(ggml_backend_sched_t sched, ggml_backend_t meta, ggml_tensor * t) {
     if (!placed.insert(t).second) {
         return;
@@ -223,13 +223,13 @@ void graph_splitter::place(ggml_backend_sched_t sched, ggml_backend_t meta, ggml
         return;
     }
     const ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(meta);
-    // Weights and caches of a model that is loaded without memory have an empty buffer that stands for one.
+    // Weights and caches of a model that is loaded without memory have an empty placeholder buffer.
     if (persistent.count(t) || (t->buffer && !t->data && t->buffer->buft == type)) {
         if (persistent.insert(t).second) {
             t->buffer = t->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS ? weights.get() : caches.get();
         }
     } else if (t->buffer && t->data) {
-        return;  // it has memory of its own
+        return;  // it already has memory
     } else {
         ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(sched, t);
         t->buffer              = !backend || backend == meta ? computed.get() : host.get();
@@ -273,7 +273,7 @@ const std::vector<std::vector<device_step>> & graph_splitter::split(ggml_backend
         while (end < n_nodes && (here(end) || is_view_op(ggml_graph_node(graph, end)->op))) {
             place(sched, meta, ggml_graph_node(graph, end++));
         }
-        // A second range would be cut by memory that the first one has freed: llama.cpp makes one of what it can.
+        // In a second range, llama.cpp could reuse memory that the first range has freed, so only one range is supported.
         if (++ranges > 1) {
             throw std::runtime_error("llama.cpp computes '" + std::string(ggml_graph_node(graph, begin - 1)->name) +
                                      "' on the CPU between two parts: tensors can't be split");

@@ -1,4 +1,5 @@
-// Devices without memory over which llama.cpp splits a model's tensors (-sm tensor). What each is given to compute is recorded.
+// Devices without memory over which llama.cpp splits a model's tensors (-sm tensor). They record the nodes that each device
+// would compute.
 
 #pragma once
 
@@ -10,22 +11,22 @@
 #include <unordered_set>
 #include <vector>
 
-// What one device is given in turn: the nodes of a part, and after each part but the last the tensor that the devices add.
+// A step of a device: the nodes of a part, and the tensor that the devices add after it (none after the last part).
 struct device_step {
     ggml_cgraph *       part = nullptr;
     const ggml_tensor * sum  = nullptr;
 };
 
-// Returns `count` devices and a NULL, as llama_model_params.devices wants them. They are made once and stay.
+// Returns `count` devices and a NULL, as llama_model_params.devices requires. They are made once and never freed.
 ggml_backend_dev_t * split_devices(size_t count);
 
-// Gives llama.cpp's graphs memory that does not exist, and has llama.cpp's meta backend cut them into the parts of each device.
+// Allocates graphs in memory that does not exist, and makes llama.cpp's meta backend split them into each device's parts.
 class graph_splitter {
   public:
     graph_splitter() = default;
 
     // Cuts a graph that `sched` has assigned to its backends. Returns the steps of each device; they hold until the next call.
-    // Throws std::runtime_error when nothing in the graph is for the devices.
+    // Throws std::runtime_error if no node of the graph is for the devices.
     const std::vector<std::vector<device_step>> & split(ggml_backend_sched_t sched, ggml_cgraph * graph);
 
   private:
@@ -36,7 +37,7 @@ class graph_splitter {
     ggml_backend_buffer_ptr           computed;
     ggml_backend_buffer_ptr           host;
     std::unordered_set<ggml_tensor *> placed;      // in this graph
-    std::unordered_set<ggml_tensor *> persistent;  // weights and caches that have got their place here
+    std::unordered_set<ggml_tensor *> persistent;  // weights and caches that have an address
     uintptr_t                         next = 0;
 };
 

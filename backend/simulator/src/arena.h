@@ -1,7 +1,7 @@
 // Shared memory that tensors are allocated from: one arena per simulated core, and one for the host.
 //
-// An arena is one memfd, mapped as a whole here and in the helper, so a tensor is known on both sides by its arena and offset and
-// its bytes never cross the boundary. Memory that was never written costs nothing; what is freed is given back.
+// An arena is one memfd, mapped as a whole here and in the helper, so both sides identify a tensor by arena and offset, and
+// its bytes are never copied between them. Unwritten memory takes no RAM, and freed memory is returned to the system.
 
 #pragma once
 
@@ -18,10 +18,10 @@ namespace simulator {
 
 class arena {
   public:
-    // XLA uses a tensor where it lies if its address is a multiple of this; other tensors it copies.
+    // XLA uses a tensor in place if its address is a multiple of this, and copies it otherwise.
     static constexpr size_t ALIGNMENT = 64;
 
-    // Returns an arena of `size` bytes; null, with the reason in `error`, when the machine has none.
+    // Returns an arena of `size` bytes; null, with the reason in `error`, if the machine lacks the memory.
     static std::shared_ptr<arena> create(uint32_t index, const char * name, size_t size, std::string & error);
 
     ~arena();
@@ -42,11 +42,11 @@ class arena {
 
     size_t used() const;
 
-    // Write to a range that is allocated. Large stretches of zeros take no memory: they read as zeros without.
+    // Write to an allocated range. Large runs of zeros take no memory: unwritten memory reads as zeros.
     void write(size_t offset, const void * from, size_t size) const;
     void fill(size_t offset, int value, size_t size) const;
 
-    // Counts bytes as used that nothing is allocated for: what a runtime has for itself. Returns false when they do not fit.
+    // Counts bytes as used without allocating them, such as a runtime's own memory. Returns false if they do not fit.
     bool charge(size_t size);
     void discharge(size_t size);
 
@@ -64,10 +64,10 @@ class arena {
     size_t                   used_ = 0;
 };
 
-// A range of an arena, given back when the last tensor that shares it is gone.
+// A range of an arena. It is freed with the last tensor that shares it.
 class memory {
   public:
-    // Returns null when the arena has no room.
+    // Returns null if the arena is full.
     static std::shared_ptr<memory> allocate(const std::shared_ptr<arena> & from, size_t size);
 
     ~memory() { arena_->release(offset_, size_); }

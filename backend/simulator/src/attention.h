@@ -1,5 +1,5 @@
-// Products of attention with keys and values that lie in a cache, for the helper: XLA copies the cache for them, as
-// float32 and in another order.
+// Products of attention with keys and values in a cache, for the helper. Without them, XLA copies the cache as float32 in
+// another order.
 //
 // The helper gives XLA the function as a custom call; kernelgen.simulator.attention writes it in place of the
 // instructions that compute the same.
@@ -11,11 +11,11 @@
 
 namespace simulator {
 
-// By the numbers that kernelgen.simulator.attention has for them.
+// The numbers are those of kernelgen.simulator.attention.
 enum class cache_type { f16, bf16, f32 };
 
-// Vectors of a cache, one for each head and cell, and what is multiplied with them. Cell c of head h begins at element
-// h * head_stride + c * cell_stride of the cache; what is in the update is read there, as if it had been written.
+// The operands of a product: vectors of a cache, one for each head and cell, and rows. Cell c of head h begins at element
+// h * head_stride + c * cell_stride of the cache. Vectors in the update's range are read from the update.
 struct cache_product {
     const uint8_t * cache;
     const uint8_t * update;        // whole vectors
@@ -27,10 +27,10 @@ struct cache_product {
     size_t          depth;         // elements of a vector; a multiple of 16
     size_t          head_stride, cell_stride;
 
-    // Returns where a vector begins.
+    // Returns the address of a vector.
     template <typename Element> const Element * at(size_t head, size_t cell) const {
         const size_t first  = head * head_stride + cell * cell_stride;
-        const size_t inside = first - update_first;  // large where it is before the update
+        const size_t inside = first - update_first;  // wraps around if it is before the update
         return inside < update_size ? reinterpret_cast<const Element *>(update) + inside
                                     : reinterpret_cast<const Element *>(cache) + first;
     }
@@ -38,12 +38,12 @@ struct cache_product {
 
 using cache_function = void (*)(const cache_product &);
 
-// The functions of a type: scores are products of a row and each vector, sums are of all vectors, each times a number.
+// The functions of a type: scores are products of a row and each vector; sums are weighted sums of all vectors.
 struct cache_functions {
     cache_function scores, sums;
 };
 
-// Return the functions with vectors of 16 numbers, and of 8; none on other processors than x86-64. Both give the same
+// Return the functions with vectors of 16 and of 8 numbers; null on processors other than x86-64. Both return the same
 // bits.
 cache_functions avx512_attention(cache_type type);
 cache_functions avx2_attention(cache_type type);

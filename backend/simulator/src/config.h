@@ -1,4 +1,4 @@
-// What the environment asks for.
+// Settings from environment variables.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace simulator {
 // A kind of EC2 instance, as AWS describes it.
 struct instance {
     const char * name;
-    uint32_t     family;   // NRT_INSTANCE_TRN1 and the like, as nrt_get_instance_info tells it
+    uint32_t     family;   // NRT_INSTANCE_TRN1 and so on, for nrt_get_instance_info
     uint32_t     size;     // the same
     uint32_t     version;  // of its NeuronCores
     uint32_t     lnc;      // physical cores of a logical one, the family's default
@@ -24,29 +24,29 @@ struct instance {
 struct config {
     uint32_t              total = 1;               // cores of the simulated instance
     std::vector<uint32_t> visible;                 // those of this process, by their number in the instance
-    uint32_t              any_of       = 0;        // cores of which it takes so many, whichever are free; 0: these
+    uint32_t              any_of       = 0;        // take this many free cores of `visible`; 0: take all of them
     size_t                memory       = 0;        // bytes per core
     size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
     double                exec_timeout = 0;        // seconds; 0: none
     double                load_timeout = 120;      // seconds that loading waits for the other ranks
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
     double                gb_per_s     = 0;        // of tensors by the clock of price.h; 0: the target's
-    bool                  priced       = false;    // it takes what its target takes, instead: price.h
+    bool                  priced       = false;    // an execution takes its target's time instead: price.h
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
     uint32_t              lnc          = 0;        // physical cores of a logical one; 0: any
     bool                  older_neffs  = false;    // NEURON_RT_ALLOW_LEGACY_NEFF
     bool                  strict       = true;     // refuse what AWS's documentation does not allow
-    uint32_t              release      = 32;       // of the SDK that is played: 2.32
+    uint32_t              release      = 32;       // of the simulated SDK: 2.32
     uint32_t              queue        = 63;       // places for requests in a queue of nrta_*
     uint32_t              in_flight    = 0;        // NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS
-    std::string           fault;  // NEURON_SIMULATOR_FAULT, a list that faults::read takes; empty: nothing
-    size_t                slice_alignment = 1;  // bytes: other offsets of slices are refused
-    std::string           lock_folder;          // processes with the same one share an instance; empty: none
+    std::string           fault;                   // NEURON_SIMULATOR_FAULT, a list for faults::read; empty: no faults
+    size_t                slice_alignment = 1;     // bytes: other offsets of slices are refused
+    std::string           lock_folder;  // processes with the same folder share an instance; empty: no sharing
 
     // Returns whether a tensor of 4 GiB or more overflows, as it does in releases before 2.28.
     bool overflows() const { return strict && release < 28; }
 
-    // Return whether the release has nrta_*, with a tracker of errors in place of each request's status, and its ways to be told.
+    // Return whether the release has nrta_*, an error tracker in place of each request's status, and completion events.
     bool has_queues() const { return release >= 28; }
 
     bool has_trackers() const { return release == 28; }
@@ -55,7 +55,7 @@ struct config {
 
     bool has_events() const { return release >= 30; }
 
-    // Return bytes: what of a program's memory the state buffer holds, the micro-code, and a page of the scratchpad.
+    // Return bytes: the part of a program's memory in the state buffer, the micro-code, and a page of the scratchpad.
     size_t state_buffer() const;
     size_t microcode() const;
     size_t scratchpad_page() const;
@@ -66,7 +66,7 @@ struct config {
     // Returns whether nrt_execute returns before the execution is done.
     bool returns_early() const { return release < 32 && in_flight > 0; }
 
-    // Returns false, with the reason in `error`, when a variable's value is none that it can have.
+    // Returns false, with the reason in `error`, if a variable has an invalid value.
     static bool read(config & out, std::string & error);
 };
 

@@ -1,4 +1,4 @@
-// Executions: what one is made of, and the request that queues hold for it.
+// Executions, and the requests that queues hold for them.
 
 #pragma once
 
@@ -28,7 +28,7 @@ NRT_STATUS prepare_handles(runtime &                rt,
                            const char *             where,
                            execution &              out);
 
-// Returns a request for an execution, whose launch takes its time from now.
+// Returns a request for an execution. The time of its launch begins now.
 std::shared_ptr<simulator::request> request_for(runtime &                rt,
                                                 execution                launch,
                                                 const nrt_tensor_set_t * inputs,

@@ -1,4 +1,4 @@
-// What is done wrong on purpose, so that those who look for it can be seen to find it: NEURON_SIMULATOR_FAULT.
+// Injected faults (NEURON_SIMULATOR_FAULT), with which tests show that clients detect them.
 
 #pragma once
 
@@ -18,7 +18,7 @@ class faults {
 
     bool empty() const { return all_.empty(); }
 
-    // Counts one more occasion for a fault, and returns whether it is to be made now. Any number of threads may ask at once.
+    // Counts an occasion for a fault, and returns whether to inject it now. Thread-safe.
     bool strikes(const char * name);
 
   private:

@@ -1,5 +1,5 @@
-// What the client's opaque pointers stand for. A pointer is looked up before it is followed, so one that is null, made up or
-// freed is an error and no crash.
+// The objects behind the client's opaque pointers. A pointer is looked up before use, so a null, invalid or freed pointer is an
+// error and not a crash.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace simulator {
 
 template <typename T> class handles {
   public:
-    // Returns null for a pointer that is none of these.
+    // Returns null for an unknown pointer.
     std::shared_ptr<T> find(const T * handle) const {
         const std::shared_lock<std::shared_mutex> lock(mutex_);
         const auto                                found = all_.find(handle);
@@ -26,7 +26,7 @@ template <typename T> class handles {
         return handle;
     }
 
-    // Returns what the pointer stood for, null for one that is none of these.
+    // Returns the object; null for an unknown pointer.
     std::shared_ptr<T> remove(const T * handle) {
         const std::unique_lock<std::shared_mutex> lock(mutex_);
         const auto                                found = all_.find(handle);

@@ -1,4 +1,4 @@
-// The helper: a process of Python that compiles and runs HLO with XLA. It sees the arenas, so requests are small.
+// The helper: a Python process that compiles and runs HLO with XLA. It maps the arenas, so requests are small.
 
 #pragma once
 
@@ -21,26 +21,26 @@ namespace simulator {
 enum class outcome {
     answered,
     not_sent,  // the helper was gone before the request reached it
-    lost,      // it went while it had the request
+    lost,      // the helper ended during the request
     timed_out,
-    refused,   // this process has no pipe left for it; the helper is well
+    refused,   // this process has no descriptors for a pipe; the helper is not affected
 };
 
-// What one request and its answer go through: two pipes. They take two thirds of a socket's time.
+// Two pipes for one request at a time and its answer. They take two thirds of a socket's time.
 class lane {
   public:
-    // `ok`: whether there are pipes.
+    // `ok`: whether the pipes were made.
     explicit lane(bool & ok);
 
-    // Calls `send` with the helper's ends, and closes those of the helper's alone; returns what it returns.
+    // Calls `send` with the helper's ends, then closes the ends that only the helper uses. Returns the result of `send`.
     template <typename F> bool pass(F send) {
         const int  fds[] = { asked_.get(), other_.get() };
         const bool sent  = send(fds, 2);
-        other_.reset();  // or the end of the helper would not be seen
+        other_.reset();  // otherwise the end of the helper would not be detected
         return sent;
     }
 
-    // Returns false when the helper is gone.
+    // Returns false if the helper has ended.
     bool send(const std::vector<uint8_t> & message);
 
     // Waits for the answer, which replaces `message`, for `timeout` seconds or (0) however long it takes.
@@ -79,7 +79,7 @@ class helper {
     // A number that no other helper of this process has.
     uint64_t number() const { return number_; }
 
-    // Of a broken helper: how it ended, as text. Waits for the end of its process.
+    // Returns how a broken helper ended, as text. Waits for the end of its process.
     std::string obituary();
 
   private:

@@ -1,4 +1,4 @@
-// Which process has which core of a simulated instance.
+// Locks of a simulated instance's cores.
 
 #pragma once
 

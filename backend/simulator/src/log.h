@@ -1,4 +1,4 @@
-// Messages to standard error, as many as NEURON_RT_LOG_LEVEL asks for.
+// Messages on standard error, filtered by NEURON_RT_LOG_LEVEL.
 
 #pragma once
 
@@ -6,7 +6,7 @@ namespace simulator {
 
 enum class level { error, warning, info, debug };
 
-// Prints one line, `NRT simulator <LEVEL> <where>: <message>`, if `at` is asked for.
+// Prints one line, `NRT simulator <LEVEL> <where>: <message>`, if the level `at` is enabled.
 __attribute__((format(printf, 3, 4))) void log(level at, const char * where, const char * format, ...);
 
 }  // namespace simulator

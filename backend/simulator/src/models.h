@@ -1,4 +1,4 @@
-// Models in the helper: how they come there, and how a request about one is answered.
+// Models in the helper: loading them, and requests about them.
 
 #pragma once
 
@@ -14,19 +14,19 @@
 
 namespace simulator {
 
-// Returns the helper, started if need be; null when it does not start, which was logged.
+// Returns the helper, and starts it if necessary; null, after a log message, if it does not start.
 std::shared_ptr<simulator::helper> get_helper(runtime & rt, const char * where);
 
-// Makes the model known to the helper, and fills in what the helper says of it. The model's mutex is held.
+// Loads the model in the helper, and stores the helper's answer in it. The caller holds the model's mutex.
 outcome load(nrt_model & model, simulator::helper & helper, NRT_STATUS & status);
 
 NRT_STATUS answered(const std::vector<uint8_t> & message, const char * where);
 
-// What a request that was not answered comes to.
+// Returns the status for a request without an answer.
 NRT_STATUS unanswered(outcome result, simulator::helper & helper, double timeout, const char * where);
 
-// Runs `request(helper, status)` with a helper that knows the model. A helper that was gone before the request reached it is replaced;
-// one that goes while it has the request fails the call.
+// Runs `request(helper, status)` with a helper that has loaded the model. If the helper ended before the request, a new one is
+// started; if it ends during the request, the call fails.
 template <typename F>
 NRT_STATUS with_helper(runtime & rt, nrt_model & model, double timeout, const char * where, F request) {
     for (int attempt = 0;; attempt++) {

@@ -1,4 +1,4 @@
-// What the header of a NEFF says: whether the simulator can run it. The payload is read, and checked, by the helper.
+// Checks the header of a NEFF: whether the simulator can run it. The helper reads and checks the payload.
 
 #pragma once
 
@@ -10,11 +10,11 @@
 
 namespace simulator {
 
-// Returns NRT_SUCCESS for a simulated NEFF, NRT_UNSUPPORTED_NEFF_VERSION for one that is for a device or of a format unknown here,
-// and NRT_INVALID for anything else; then `why` says more.
+// Returns NRT_SUCCESS for a simulated NEFF, NRT_UNSUPPORTED_NEFF_VERSION for a device's NEFF or an unknown format, and
+// NRT_INVALID for other data. `why` gets the details.
 NRT_STATUS check_neff_header(const void * data, size_t size, std::string & why);
 
-// Returns how many physical cores a logical one has that the NEFF was compiled for (--lnc). Its header is good.
+// Returns the number of physical cores per logical core for which the NEFF was compiled (--lnc). Requires a valid header.
 uint32_t lnc_of_neff(const void * data);
 
 }  // namespace simulator

@@ -1,4 +1,4 @@
-// Whether what a kernel computed are numbers.
+// Detects NaNs in results.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace simulator {
 
-// Returns whether one of a tensor's elements is not a number (NaN). `size` is in bytes. Types that are not floats have none.
+// Returns whether a tensor has a NaN. `size` is in bytes. Types that are not floats have none.
 bool holds_nan(nrt_dtype_t type, const uint8_t * data, size_t size);
 
 // Returns the bytes of an element; 1 for a type that is not known.

@@ -1,4 +1,5 @@
-// What an execution takes on a device, by its NeuronCore: the simulator's own clock, which the machine's speed has no part in.
+// The time of an execution on a device, by NeuronCore. The simulator's own clock adds these times; the machine's speed does not
+// matter.
 //
 // Source: the table of the chips, tools/kernelgen/dispatch/chips.json.
 
@@ -10,7 +11,7 @@
 
 namespace simulator {
 
-// What an execution with collectives takes that waits for its ranks.
+// The time in which an execution with collectives waits for its ranks.
 struct barrier_price {
     uint32_t ranks;  // 0: the table ends
     double   us;
@@ -18,8 +19,8 @@ struct barrier_price {
 
 struct price {
     uint32_t      version;        // of the NeuronCore
-    double        waited_us;      // a launch that is waited for
-    double        queued_us;      // what one adds behind others in a queue
+    double        waited_us;      // a launch that the host waits for
+    double        queued_us;      // a launch behind others in a queue
     double        gb_per_s;       // of tensors
     double        all_reduce_us;  // each small collective of an execution
     barrier_price barriers[8];    // by ranks
@@ -27,7 +28,7 @@ struct price {
 
 #include "prices.inc"
 
-// Returns the price on a NeuronCore; trn1's for one that is not known.
+// Returns the price for a NeuronCore; trn1's for an unknown one.
 inline const price & price_of(uint32_t version) {
     for (const price & one : PRICES) {
         if (one.version == version) {
@@ -58,7 +59,7 @@ inline double collectives_us(const price & price, bool queued, uint32_t ranks, u
     return (queued ? 0 : barrier_us(price, ranks)) + price.all_reduce_us * collectives;
 }
 
-// Returns nanoseconds of an execution that reads and writes so many bytes.
+// Returns nanoseconds of an execution that reads and writes this many bytes.
 inline uint64_t price_ns(const price & price, bool queued, size_t bytes) {
     const double us = queued ? price.queued_us : price.waited_us;
     return static_cast<uint64_t>(us * 1000 + static_cast<double>(bytes) / price.gb_per_s);

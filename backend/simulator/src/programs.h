@@ -1,4 +1,4 @@
-// What programs take of a core's memory, besides their tensors.
+// The memory of programs on a core, besides tensors.
 
 #pragma once
 
@@ -19,13 +19,13 @@ class programs {
     programs(std::shared_ptr<arena> core, size_t microcode, size_t page) :
         core_(std::move(core)), microcode_(microcode), page_(page) {}
 
-    // Counts a program of so many bytes. Returns false when the core has no memory for it.
+    // Counts a program of this many bytes. Returns false if the core lacks the memory.
     bool add(size_t size);
 
-    // Counts what a program, which was added, needs of the scratchpad. Returns false when the core has no memory for it.
+    // Counts the scratchpad of an added program. Returns false if the core lacks the memory.
     bool add_scratchpad(size_t size);
 
-    // Both as they were counted for it.
+    // Both sizes must be those that were counted.
     void remove(size_t size, size_t scratchpad);
 
   private:
@@ -36,7 +36,7 @@ class programs {
     const size_t                 page_;
 
     std::mutex            mutex_;
-    bool                  started_ = false;  // the micro-code is there, and stays
+    bool                  started_ = false;  // the micro-code is loaded, and stays
     std::multiset<size_t> scratchpads_;      // of the programs that need one
 };
 

@@ -1,6 +1,6 @@
 // What the library and its helper say to each other; tools/kernelgen/simulator/protocol.py is the other side.
 //
-// Numbers are as the machine has them. The helper inherits the control socket (AF_UNIX, SOCK_SEQPACKET: one message is one packet).
+// Numbers have the machine's byte order. The helper inherits the control socket (AF_UNIX, SOCK_SEQPACKET: one message is one packet).
 // The library greets on it, and the helper answers when it is ready; then it passes lanes: of one pipe the end to read from, of
 // another the end to write to. A lane carries one request at a time and its answer, both behind their size in bytes as uint32_t;
 // threads that execute at the same time use different lanes. The helper ends when the control socket closes.
@@ -36,7 +36,7 @@ struct load {
     uint32_t arena;
     uint64_t offset;
     uint64_t size;
-    uint32_t ranks;  // that load it to execute it together; 0: it is loaded by itself
+    uint32_t ranks;  // that load and execute it together; 0: a single rank
     uint32_t zero;
 };
 

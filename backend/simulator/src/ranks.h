@@ -1,6 +1,6 @@
-// Ranks: the NeuronCores that compute one program together, and where they meet.
+// Ranks: the NeuronCores that compute one program together, and their barriers.
 //
-// Source of what they do: AWS Neuron, nrt.h, nrt_experimental.h, and "Communication timeout" and "Hang on Collectives" of the runtime's
+// Source: AWS Neuron, nrt.h, nrt_experimental.h, and "Communication timeout" and "Hang on Collectives" of the runtime's
 // troubleshooting guide. A program is loaded when all its ranks have loaded it, and an execution begins when all have begun it.
 
 #pragma once
@@ -21,10 +21,10 @@
 
 namespace simulator {
 
-// As many ranks as compute together. Each comes to a round, and a round is held when all are there. Any number of threads may call.
+// A group of ranks that compute together. Each rank enters a round; the round runs when all ranks have entered. Thread-safe.
 class group {
   public:
-    // What the ranks brought, by rank. They stay until it returns.
+    // The ranks' arguments, by rank. They are valid until it returns.
     using action = std::function<NRT_STATUS(const std::vector<const void *> &)>;
 
     explicit group(uint32_t count) : count_(count), current_(std::make_shared<round>(count)) {}
@@ -39,10 +39,10 @@ class group {
     // round ends with that at once: what the device's queues hold then is not known.
     NRT_STATUS meet(uint32_t rank, const void * what, double seconds, const action & act, const char * where);
 
-    // A rank fails instead of coming.
+    // Marks a rank as failed: it will not enter.
     void leave(uint32_t rank);
 
-    // Waits so many seconds, or until a round fails.
+    // Waits for this many seconds, or until a round fails.
     void pause(double seconds);
 
     // Ends all waiting, with NRT_CLOSED.
@@ -78,25 +78,25 @@ class group {
     NRT_STATUS              failed_ = NRT_SUCCESS;
 };
 
-// What ranks of this process do together besides executing, and who they are.
+// The groups of this process's ranks, and their communicators.
 class ranks {
   public:
-    // What a group comes together for. Those of different kinds are not the same.
+    // The purpose of a group. Groups of different kinds are separate.
     enum kind { LOAD, COMMUNICATOR, BARRIER };
 
-    // Of a core: its number among all devices, and how many these are (nrt_build_global_comm).
+    // A core's number among all devices, and the number of devices (nrt_build_global_comm).
     using communicator = std::pair<uint32_t, uint32_t>;
 
     // Returns the group that a rank belongs to: the first of its kind and size that this rank did not join yet, or a new one.
     std::shared_ptr<group> join(kind kind, uint32_t rank, uint32_t count);
 
-    // Has no other rank join the group.
+    // Closes the group to further ranks.
     void give_up(const std::shared_ptr<group> & group);
 
-    // Returns false when the core has another one.
+    // Returns false if the core has another communicator.
     bool set_communicator(uint32_t core, communicator made);
 
-    // Returns false when the core has none.
+    // Returns false if the core has no communicator.
     bool communicator_of(uint32_t core, communicator & out) const;
 
     // Ends all waiting of all groups.

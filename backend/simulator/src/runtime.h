@@ -1,4 +1,4 @@
-// The process's state, of which libnrt's functions are views, and what their handles stand for.
+// The process's state, and the objects behind the handles of libnrt's functions.
 //
 // State is one object per process. It is never destroyed, because a client may call in from its own exit handlers, and a child
 // of fork starts with a new one: the parent's tensors and helper are not the child's.
@@ -41,14 +41,14 @@ struct nrt_tensor {
 
     uint32_t arena() const { return memory->in().index(); }
 
-    // Where the helper finds it.
+    // The tensor's place for the helper.
     size_t position() const { return memory->offset() + offset; }
 
     bool holds(size_t at, size_t bytes) const { return at <= size && bytes <= size - at; }
 };
 
-// Tensors by name. Any number of threads may use a set at once. It owns no tensor: one that was freed since is noticed when it
-// is used.
+// Tensors by name. Any number of threads may use a set at once. It owns no tensor: the use of a freed tensor is
+// detected.
 struct nrt_tensor_set {
     void put(const char * name, const std::shared_ptr<nrt_tensor> & tensor) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -61,7 +61,7 @@ struct nrt_tensor_set {
         tensors_.emplace_back(name, tensor);
     }
 
-    // Returns false when there is none of this name; `out` is null when it was freed.
+    // Returns false if the set has no tensor of this name; `out` is null if the tensor was freed.
     bool find(const char * name, std::shared_ptr<nrt_tensor> & out) const {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto & [own, tensor] : tensors_) {
@@ -126,15 +126,17 @@ struct nrta_error_tracker {
 
 namespace simulator {
 
-// What stays with a core whatever is executed next.
+// State of a core that outlives executions.
 struct core_state {
-    std::atomic<bool> saw_nan{ false };  // an execution made something that is not a number: all later ones report it
-    std::atomic<bool> lost{ false };     // NEURON_SIMULATOR_FAULT
-    std::atomic<bool> wedged{ false };   // ranks did not meet in a collective: none of this core's does from then on
-    std::atomic<NRT_STATUS> owed{ NRT_SUCCESS };  // the same: what the next call says of an execution before it
-    std::atomic<uint64_t>   clock_ns{ 0 };        // what its executions take on a device: price.h
-    std::atomic<uint64_t>   executions{ 0 };
-    std::atomic<uint64_t>   bytes_read{ 0 };      // of inputs that executions do not write
+    std::atomic<bool>       saw_nan{ false };  // an execution produced a NaN: all later ones report it
+    std::atomic<bool>       lost{ false };     // NEURON_SIMULATOR_FAULT
+    std::atomic<bool>       wedged{ false };   // a collective failed: all later ones of this core fail
+    std::atomic<NRT_STATUS> owed{
+        NRT_SUCCESS
+    };  // the same fault: the status of an earlier execution that the next call returns
+    std::atomic<uint64_t> clock_ns{ 0 };    // the time of its executions on a device: price.h
+    std::atomic<uint64_t> executions{ 0 };
+    std::atomic<uint64_t> bytes_read{ 0 };  // of inputs that executions do not write
 };
 
 enum class phase { fresh, open, closed };
@@ -175,7 +177,7 @@ NRT_STATUS invalid(const char * where, const char * what);
 
 NRT_STATUS invalid_handle(const char * where, const char * what);
 
-// Runs `body` on the open runtime. No exception leaves: the C++ library's are all of memory.
+// Runs `body` on the open runtime. Catches all exceptions: the C++ library only throws for lack of memory.
 template <typename F> NRT_STATUS with_runtime(const char * where, F body) {
     try {
         runtime & rt = process();
@@ -186,7 +188,7 @@ template <typename F> NRT_STATUS with_runtime(const char * where, F body) {
     }
 }
 
-// Runs `body` on what the environment asks for, of which nrt_init need not have been called; not after nrt_close.
+// Runs `body` with the settings of the environment, also before nrt_init; not after nrt_close.
 template <typename F> NRT_STATUS with_config(const char * where, F body) {
     try {
         if (process().state == phase::closed) {
@@ -205,19 +207,19 @@ template <typename F> NRT_STATUS with_config(const char * where, F body) {
     }
 }
 
-// Returns what a call that concerns a core, or the host, says first: that the core is lost, or how an execution before it ended.
+// Returns the pending status of a core, or of the host: that the core is lost, or the status of an earlier execution.
 NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where);
 
-// Returns what is wrong with a device's number among so many that compute together, on a core of this process (-1: any).
+// Checks a device's number among the devices that compute together, on a core of this process (-1: any). Returns the status.
 NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where);
 
-// Returns whether each rank is on a core of its own; else says so.
+// Returns whether each rank is on a separate core; logs an error otherwise.
 bool on_different_cores(const std::vector<uint32_t> & cores, const char * where);
 
-// Returns whether an allocation is to fail, and says so.
+// Returns whether to fail an allocation, and logs it.
 bool is_out_of_memory(runtime & rt, const char * where);
 
-// Sees to what a request in flight uses staying until it is done.
+// Keeps the objects that a request in flight uses until it is done.
 void check_freed(const runtime & rt, const void * handle, const char * where);
 
 }  // namespace simulator

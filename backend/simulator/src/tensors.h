@@ -1,4 +1,4 @@
-// Ranges of tensors, as calls and requests use them.
+// Ranges of tensors, for calls and requests.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace simulator {
 
-// Returns a tensor of which bytes are to be used; null, with the status, when that can't be.
+// Returns a tensor after a check of a range of its bytes; null, with the status, if the range is invalid.
 std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
                                          const nrt_tensor_t * handle,
                                          size_t               offset,

@@ -1,6 +1,6 @@
-// Execution units: the queues of nrta_* requests, each with a thread that does them one at a time, in order.
+// Execution units: the queues of nrta_* requests. Each has a thread that executes them one at a time, in order.
 //
-// Source of what they do: AWS Neuron, "Neuron Runtime Async APIs" and nrt_async.h of SDK 2.29 and later. Not documented there, and
+// Source: AWS Neuron, "Neuron Runtime Async APIs" and nrt_async.h of SDK 2.29 and later. Not documented there, and
 // so chosen here: how many requests a queue holds (NEURON_SIMULATOR_QUEUE) and which take more than one place, and numbers of units.
 
 #pragma once
@@ -35,7 +35,7 @@ struct span {
 // Returns whether the order of two accesses matters: they share bytes, and one of them writes.
 bool conflict(const span & a, const span & b);
 
-// What failed, as release 2.28 tells it. Any number of threads may call.
+// Failed requests, as release 2.28 reports them. Thread-safe.
 class error_tracker {
   public:
     void add(nrta_seq_t seq, NRT_STATUS status) {
@@ -43,7 +43,7 @@ class error_tracker {
         errors_.push_back({ seq, static_cast<uint64_t>(status) });
     }
 
-    // Returns all so far, which stay as they are until the next call.
+    // Returns all failures so far. They are valid until the next call.
     const std::vector<nrta_error_t> & list() {
         const std::lock_guard<std::mutex> lock(mutex_);
         listed_ = errors_;
@@ -63,8 +63,8 @@ struct request {
     std::vector<span>           spans;
     std::vector<const void *>   handles;        // which must not be freed before it is done
     size_t                      places = 1;     // that it takes of the queue
-    clock::time_point           not_before;     // when the device begins it at the earliest
-    NRT_STATUS *                ret = nullptr;  // where its status goes; null: to the tracker, or only to the log
+    clock::time_point           not_before;     // the earliest time at which the device begins it
+    NRT_STATUS *                ret = nullptr;  // receives the status; null: the tracker or the log receives it
 
     std::shared_ptr<error_tracker> tracker;
 
@@ -74,10 +74,10 @@ struct request {
     std::vector<unique_fd> events;  // guarded by the unit's mutex: signaled when it is done
 };
 
-// One queue of one execution unit. Any number of threads may call.
+// One queue of one execution unit. Thread-safe.
 class unit {
   public:
-    // `capacity`: places for requests, the one that is being done among them.
+    // `capacity`: places for requests, including the running one.
     unit(uint16_t id, size_t capacity) : id_(id), capacity_(capacity) {}
 
     ~unit() { stop(); }
@@ -85,7 +85,7 @@ class unit {
     unit(const unit &)             = delete;
     unit & operator=(const unit &) = delete;
 
-    // Ends what it is busy with; does nothing more.
+    // Ends the running request and stops.
     void stop();
 
     // Queues a request. When the queue has no room, or already has `most` requests, this returns NRT_QUEUE_FULL and changes nothing; an
@@ -93,25 +93,25 @@ class unit {
     // After a request that ended with NRT_EXEC_UNIT_UNRECOVERABLE it returns that.
     NRT_STATUS submit(std::shared_ptr<request> request, nrta_seq_t & seq, size_t most = SIZE_MAX);
 
-    // Returns false when no request had this number, or it is forgotten.
+    // Returns false if no request had this number, or if it was forgotten.
     bool completed(uint64_t number, bool & out) const;
 
-    // From now on the unit does not know a request, which it nevertheless does: NEURON_SIMULATOR_FAULT.
+    // Forgets a request, but still executes it (NEURON_SIMULATOR_FAULT).
     void forget(uint64_t number);
 
-    // The last request that is done; number 0 when there is none.
+    // Returns the last completed request; number 0 if there is none.
     nrta_seq_t last() const;
 
-    // Signals the eventfd once the request is done, at once when it is. Returns false when no request had this number, or it is forgotten.
+    // Signals the eventfd when the request is done. Returns false if no request had this number, or if it was forgotten.
     bool notify(uint64_t number, unique_fd event);
 
-    // Signals none of a request's eventfds any more. Returns false as `notify` does.
+    // Unregisters a request's eventfds. Returns false in the same cases as `notify`.
     bool unregister(uint64_t number);
 
-    // Returns how many requests have eventfds that were not unregistered.
+    // Returns the number of requests with registered eventfds.
     size_t registered() const;
 
-    // Returns how many requests are not done.
+    // Returns the number of pending requests.
     size_t size() const {
         const std::lock_guard<std::mutex> lock(mutex_);
         return queue_.size();
@@ -159,23 +159,23 @@ class units {
 
     void stop();
 
-    // Returns how many requests have eventfds that were not unregistered.
+    // Returns the number of requests with registered eventfds.
     size_t registered() const;
 
     // Returns whether a request of any of them is not done.
     bool any_queued() const;
 
-    // Returns null for a queue that was not made.
+    // Returns null for an unknown queue.
     unit * find(uint32_t core, nrta_xu_t kind, int queue) const;
 
-    // Returns null when the sequence ID is of none of them.
+    // Returns null for an unknown sequence ID.
     unit * find(nrta_seq_t seq) const;
 
     // Returns whether a request that is not done uses one of the spans so that the order matters. Those of `except`, where order is
     // kept, are not looked at.
     bool busy(const std::vector<span> & spans, const unit * except) const;
 
-    // Notes that a handle is freed, which fails the requests that use it. Returns whether there are some.
+    // Marks a handle as freed, which fails the requests that use it. Returns whether there are any.
     bool freed(const void * handle) const;
 
   private:

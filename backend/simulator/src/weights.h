@@ -1,4 +1,4 @@
-// Products by quantized weights, for the helper: what XLA makes of the HLO that unpacks them is several times slower.
+// Products by quantized weights, for the helper. XLA's code for the HLO that unpacks weights is several times slower.
 //
 // The helper loads this library and gives XLA the functions as custom calls; kernelgen.simulator.weights writes these
 // in place of the instructions that compute the same.
@@ -10,7 +10,7 @@
 
 namespace simulator {
 
-// By the numbers that kernelgen.simulator.weights has for them.
+// The numbers are those of kernelgen.simulator.weights.
 enum class weight_type {
     q4_0,
     q4_1,
@@ -52,7 +52,7 @@ struct weight_product {
 // Computes some rows of the matrix, from one up to another.
 using weight_function = void (*)(const weight_product &, size_t, size_t);
 
-// Return the function of a type: with vectors of 16 numbers, and of 8; null on other processors than x86-64. Both give
+// Return the function of a type with vectors of 16 and of 8 numbers; null on processors other than x86-64. Both return
 // the same bits.
 weight_function avx512_function(weight_type type);
 weight_function avx2_function(weight_type type);
