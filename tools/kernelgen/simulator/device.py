@@ -1,11 +1,11 @@
 """Loads simulated NEFFs and runs them with XLA on tensors that lie in shared memory.
 
-An input is given to XLA where it lies, when its address suits XLA, else as a copy. A result is computed into XLA's own memory
-and then copied to its tensor, so a tensor may be input and output at once; for the same reason, the HLO's aliasing of results and
-inputs is not left to XLA.
+XLA reads an input in place if its address is aligned for XLA, and as a copy otherwise. XLA computes a result into its own memory;
+this module then copies it to its tensor, so a tensor may be input and output at once. For the same reason, XLA does not get the
+HLO's aliasing of results and inputs.
 
-A small kernel takes XLA some microseconds. So whatever a request needs is prepared when it comes for the first time, and found by
-its bytes from then on.
+XLA executes a small kernel in some microseconds. So the first request of a kind prepares its execution, and later ones find it by
+the request's bytes.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ from kernelgen.simulator.unused import unused_parameters
 from kernelgen.targets import TARGETS
 
 MAX_EXECUTABLES = 1024
-"""Compiled HLO that is kept at most; what was not used for longest is compiled again when it is needed. Each takes about 640 KiB
-and ten of the 65,530 mappings that Linux gives a process."""
+"""The most executables to keep. The least recently used one is dropped, and compiled again on its next use. Each takes about
+640 KiB and ten of the 65,530 mappings that Linux allows a process."""
 
 BINDINGS_PER_MODEL = 1024
-"""Prepared executions that a model keeps at most; a client that goes on binding other memory starts over."""
+"""The most prepared executions that a model keeps. With more, all of them are dropped."""
 
 SMALL = 1 << 16
-"""Bytes of a result up to which copying it is quicker than letting other threads run meanwhile."""
+"""The largest result, in bytes, that is copied without releasing the interpreter's lock."""
 
 
 class DeviceError(Exception):
-    """A request that cannot be done; its text is for the client's log."""
+    """An invalid request; the text is for the client's log."""
 
 
 class OutOfBounds(Exception):
-    """An execution had an index of a gather or scatter that is out of bounds; its results were left as they were."""
+    """An execution had an index of a gather or scatter out of bounds; its results are unchanged."""
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Memory that is shared with the client.
+    """Memory shared with the client.
 
     Attributes:
         data: all of it.
-        address: where it lies in this process.
+        address: its address in this process.
     """
 
     data: mmap.mmap
@@ -81,13 +81,13 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class ResultPlace:
-    """Where a result goes.
+    """The place of a result.
 
     Attributes:
         memory: the arena.
-        where: the bytes of it.
-        small: whether it is copied through Python's buffers, which takes less time.
-        address: where it begins in this process.
+        where: its bytes in the arena.
+        small: whether to copy it through Python's buffers, which is faster for small results.
+        address: its address in this process.
         size: in bytes; of a part of a tensor (`updates`), the part's.
     """
 
@@ -98,16 +98,16 @@ class ResultPlace:
     size: int
 
     def put(self, buffer: Any) -> None:
-        """Copies a result there, when XLA has computed it."""
+        """Waits for a result and copies it there."""
         if self.small:
             self.memory[self.where] = buffer
             return
-        # XLA hands what takes longer to threads of its own, also where it is not asked to.
+        # XLA may compute large programs on its own threads, even in a synchronous execution.
         buffer.block_until_ready()
         ctypes.memmove(self.address, address(buffer), self.size)
 
     def put_part(self, buffer: Any, first: int) -> None:
-        """Copies a result behind the first bytes of the place, which stay as they are."""
+        """Copies a result to an offset in the place; the bytes before it are unchanged."""
         if self.small:
             begin = self.where.start + first
             self.memory[begin : begin + self.size] = buffer
@@ -118,14 +118,14 @@ class ResultPlace:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A model with its inputs and outputs in certain places of memory.
+    """A model with the places of its inputs and outputs in memory.
 
     Attributes:
-        program: what is run.
-        arguments: XLA's array for each input that it reads in place; None for one that must be copied each time.
-        copies: whether there is a None among them.
+        program: the model's program.
+        arguments: XLA's array for each input that XLA reads in place; None for an input that is copied for each execution.
+        copies: whether an argument is None.
         views: the inputs as NumPy arrays.
-        results: where each output goes.
+        results: the place of each output.
     """
 
     program: Program
@@ -135,14 +135,14 @@ class Binding:
     results: list[ResultPlace]
 
     def launch(self, executable: Executable, uses: Iterator[int]) -> Callable[[], None]:
-        """Returns a function that runs it, with everything found beforehand that is the same each time.
+        """Returns a function that executes it. All lookups that are the same each time are done before.
 
         The function raises:
-            OutOfBounds: an index of a gather or scatter is.
+            OutOfBounds: an index of a gather or scatter is out of bounds.
 
         Args:
-            executable: what XLA made of its program.
-            uses: what `Program.used` grows by.
+            executable: its program, compiled by XLA.
+            uses: the counter for `Program.used`.
         """
         program, arguments, results = self.program, self.arguments, self.results
         if self.copies or len(results) != 1 or not results[0].small or program.indirect or program.parts:
@@ -153,7 +153,7 @@ class Binding:
 
             return launch
 
-        # A small kernel, as most are of which there are many: these lines take a third of the time of a launch.
+        # The path of most kernels, which are small. These lines take a third of the time of a launch.
         begin, handlers = executable.loaded.execute_sharded, executable.handlers
         memory, where = results[0].memory, results[0].where
 
@@ -168,7 +168,7 @@ class Binding:
         if self.copies:
             pairs = zip(arguments, self.views, strict=True)
             arguments = [put(view) if argument is None else argument for argument, view in pairs]
-        # All of them are computed first: a result may lie where an input of the same execution does.
+        # Compute all results first: a result may share memory with an input of the same execution.
         buffers = executable.begin(arguments)
         if len(buffers) > 1:
             for buffer in buffers:
@@ -186,16 +186,16 @@ class Binding:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Program:
-    """HLO, compiled while it is in use.
+    """HLO, and its executable while it is in use.
 
     Attributes:
-        hlo: what it computes.
-        ranks: how many compute it together, each with inputs and results of its own.
-        executable: what XLA made of it; None when that was not kept.
-        indirect: its gathers and scatters, when the last result says whether an index of one is out of bounds.
-        parts: the results of which it gives a part of the tensor; the result behind the client's says where that is.
-        used: grows with each use.
-        turn: of the thread that compiles it.
+        hlo: the HLO module.
+        ranks: how many ranks compute it together, each with its own inputs and results.
+        executable: the compiled module; None if it was dropped.
+        indirect: its gathers and scatters, if the last result reports an index out of bounds.
+        parts: the results that are a part of their tensor; the result behind the client's has the parts' offsets.
+        used: increases with each use.
+        turn: the lock of the thread that compiles it.
     """
 
     hlo: bytes
@@ -207,7 +207,7 @@ class Program:
     turn: threading.Lock = field(default_factory=threading.Lock)
 
     def firsts(self, result: Any) -> Iterator[tuple[int, int]]:
-        """Yields the number of each part and the byte of its tensor that it begins at, from the result that has these."""
+        """Yields the number of each part and its offset in its tensor in bytes, from the result with the offsets."""
         return zip(self.parts, struct.unpack(f"={len(self.parts)}q", memoryview(result)), strict=True)
 
 
@@ -216,11 +216,11 @@ class LoadedNeff:
     """A loaded NEFF.
 
     Attributes:
-        program: what it computes.
-        inputs: (NumPy dtype, shape, bytes) of each that a rank has.
-        dropped: the numbers of those that a client does not give, because no result depends on them.
-        outputs: (NumPy dtype, bytes, bytes of what the program gives of it) of each that a rank has.
-        requests: what was prepared for it.
+        program: its program.
+        inputs: (NumPy dtype, shape, bytes) of each input of a rank.
+        dropped: the numbers of the inputs that the client omits, because no result depends on them.
+        outputs: (NumPy dtype, bytes, bytes that the program returns) of each output of a rank.
+        requests: the requests that were prepared for it.
     """
 
     program: Program
@@ -231,14 +231,14 @@ class LoadedNeff:
 
 
 class Needs(NamedTuple):
-    """What a model needs of a core, as far as that can be told from its HLO.
+    """The resources of a core that a model needs, estimated from its HLO.
 
     Attributes:
         scratchpad: bytes besides its inputs and outputs.
         code: bytes of its instructions and of its rings for spills, of all physical cores.
         descriptors: of DMA, of each physical core.
-        core_version: of the NeuronCore that it was compiled for; 0 when it does not say.
-        collectives: how many it has.
+        core_version: the version of its NeuronCore; 0 if unknown.
+        collectives: the number of its collectives.
     """
 
     scratchpad: int
@@ -249,15 +249,15 @@ class Needs(NamedTuple):
 
 
 class SimulatedDevice:
-    """What the helper has: arenas, models, and XLA's CPU. Methods may be called by several threads at once.
+    """The helper's state: arenas, models, and XLA for the CPU. Thread-safe.
 
     Args:
         arenas: by number.
-        strict: leave inputs that no result depends on out of a model's tensors, as a compiler may, and refuse indices out of
+        strict: omit inputs that no result depends on from a model's tensors, as a compiler may, and refuse indices out of
             bounds.
 
     Attributes:
-        launches: what executes a request once more, by the request, where it was executed before.
+        launches: functions that execute a request again, by request.
     """
 
     def __init__(self, arenas: Sequence[Arena], strict: bool = False) -> None:
@@ -269,18 +269,18 @@ class SimulatedDevice:
         self._lock = threading.Lock()
         self._number = 0
         self._programs = _Programs(strict, self._forget_launches)
-        client()  # a machine without jaxlib is told so before it has a model
+        client()  # fails early on a machine without jaxlib
 
     def load(
         self, arena: int, offset: int, size: int, count: int = 0
     ) -> tuple[int, tuple[container.NeffTensor, ...], Needs]:
-        """Returns a new model's number, its tensors, inputs first, without those that are dropped, and what it needs of a core.
+        """Loads a model. Returns its number, its tensors without dropped ones (inputs first), and the resources that it needs.
 
         Args:
-            arena: where the NEFF lies.
-            offset: the same, in bytes.
+            arena: the arena of the NEFF.
+            offset: the offset of the NEFF in the arena, in bytes.
             size: bytes of the NEFF.
-            count: ranks that load it and execute it together; 0: it is loaded by itself, and has no collectives.
+            count: ranks that load and execute it together; 0: a single rank, without collectives.
 
         Raises:
             KernelgenError: it is not an undamaged simulated NEFF, or its collectives are not those of so many ranks.
@@ -294,7 +294,7 @@ class SimulatedDevice:
         executable = self._programs.compiled(program)
         inputs = [t for t in contents.tensors if t.usage == "in"]
         outputs = [t for t in contents.tensors if t.usage == "out"]
-        # Those of the first rank, which are as the others'.
+        # All ranks have the types of the first one.
         types = [numpy_dtype(dtype) for _, dtype, _ in executable.parameters[: len(inputs)]]
         results = [numpy_dtype(dtype) for dtype, _ in executable.results[: len(outputs)]]
         found = len(executable.parameters), len(executable.results) - bool(program.indirect) - bool(program.parts)
@@ -319,7 +319,7 @@ class SimulatedDevice:
             return self._number, told, needs
 
     def unload(self, number: int) -> None:
-        """Forgets a model; one that is being executed goes when that is done.
+        """Unloads a model. An execution in progress completes first.
 
         Raises:
             DeviceError: no model has that number.
@@ -331,7 +331,7 @@ class SimulatedDevice:
             self._forget(model)
 
     def _forget(self, model: LoadedNeff) -> None:
-        # Launches are called without the lock, so one may still run; it has all that it needs.
+        # Launches run without the lock, so one may still run. It holds references to its objects.
         for request in model.requests:
             self._bindings.pop(request, None)
             self.launches.pop(request, None)
@@ -341,7 +341,7 @@ class SimulatedDevice:
         """Runs a model.
 
         Args:
-            request: which model, and where its inputs and outputs are, in any form that tells requests apart.
+            request: the model and the places of its inputs and outputs, in any unique form.
             read: reads that: the model's number; (arena, offset) of each input, then of each output; of each rank, one after the
                 other. Not called when the same was executed before.
 
@@ -362,8 +362,8 @@ class SimulatedDevice:
             binding = self._bind(request, *read(request))
         launch = binding.launch(self._programs.compiled(binding.program), self._programs.uses)
         self.launches[request] = launch
-        # Who dropped the executable before the launch was in the table did not find it there.
-        if binding.program.executable is None:  # forgotten meanwhile
+        # Another thread may have dropped the executable before the launch was in the table.
+        if binding.program.executable is None:  # dropped by another thread
             self.launches.pop(request, None)
         return launch
 
@@ -387,7 +387,7 @@ class SimulatedDevice:
         for _ in range(ranks):
             for i, (dtype, shape, size) in enumerate(model.inputs):
                 if i in model.dropped:
-                    # Not numbers, should a kernel read them.
+                    # NaNs, in case a kernel reads them.
                     views.append(np.full(size, 0xFF, np.uint8).view(dtype).reshape(shape))
                     arguments.append(put(views[-1]))
                     continue
@@ -401,7 +401,7 @@ class SimulatedDevice:
             for dtype, whole, size in model.outputs:
                 arena, offset = next(given)
                 begin = self._address((arena, offset), whole)
-                # Python's buffers have no types of ml_dtypes'.
+                # Python's buffers do not support the types of ml_dtypes.
                 small = size <= SMALL and dtype.isbuiltin == 1
                 results.append(ResultPlace(self._arenas[arena].data, slice(offset, offset + size), small, begin, size))
         binding = Binding(model.program, arguments, any(array is None for array in arguments), views, results)
@@ -421,10 +421,10 @@ class SimulatedDevice:
 
 
 class _Programs:
-    """HLO by its digest: compiled once, however many models and threads want it, while it is in use.
+    """Programs by the digest of their HLO. Each is compiled once for all models and threads while it is in use.
 
     Args:
-        strict: have it say whether its indices are in bounds.
+        strict: compile checks of indices.
         forget: a function that this class calls with each program whose executable it drops.
 
     Attributes:
@@ -441,7 +441,7 @@ class _Programs:
         self.uses = itertools.count(1)
 
     def of(self, hlo: bytes, ranks: int) -> Program:
-        """Returns the program that computes some HLO on so many ranks."""
+        """Returns the program for an HLO module on this number of ranks."""
         digest = hashlib.sha256(hlo).digest() + bytes([ranks])
         with self._lock:
             program = self._known.get(digest)
@@ -460,9 +460,9 @@ class _Programs:
         return self._compile(program) if executable is None else executable
 
     def _compile(self, program: Program) -> Executable:
-        # A lock for each program, so that other HLO is compiled meanwhile.
+        # A lock per program: other programs can be compiled at the same time.
         with program.turn:
-            executable = program.executable  # another thread had the turn before
+            executable = program.executable  # another thread has compiled it
             if executable is None:
                 hlo = miscompiles.rewrite(program.hlo, self._mistakes) if self._mistakes else program.hlo
                 executable, program.indirect, program.parts = _compile(hlo, program.ranks, self._strict)
@@ -478,7 +478,7 @@ class _Programs:
 
 
 def _check_collectives(collectives: Collectives, count: int) -> None:
-    """Raises what a program's collectives have against being loaded by so many ranks, 0: with `nrt_load`."""
+    """Raises an error if a program's collectives do not allow this number of ranks; 0: `nrt_load`."""
     if collectives.names and not count:
         raise DeviceError(
             f"{collectives.names[0]} is a collective: a program of several ranks is one NEFF, which every rank loads with "
@@ -506,7 +506,7 @@ def _needs(contents: container.Simulated, collectives: int) -> Needs:
 def _compile(hlo: bytes, count: int, strict: bool) -> tuple[Executable, tuple[str, ...], tuple[int, ...]]:
     module = proto.parse(hlo)
     in_place = updates.aliases(module) if count == 1 else {}
-    # XLA would consume the inputs that results share memory with, and they are the client's.
+    # Otherwise XLA would overwrite inputs that share memory with results, and they belong to the client.
     module.ClearField("input_output_alias")
     try:
         plain = proto.serialize(module)

@@ -22,7 +22,7 @@ _TUPLE = 13
 """XLA's number of the element type."""
 
 _NUMBERS = ("replica-id", "partition-id")
-"""Give a rank its number: a program for one device a rank has either replicas or partitions."""
+"""Ops that return the rank's number. A program with one device per rank has either replicas or partitions."""
 
 _COLLECTIVES = (
     "all-gather",
@@ -34,14 +34,14 @@ _COLLECTIVES = (
     "send",
     "recv",
 )
-"""What opcodes of collectives begin with."""
+"""Prefixes of the opcodes of collectives."""
 
 _REDUCTIONS = ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """What a program's collectives ask for.
+    """The requirements of a program's collectives.
 
     Attributes:
         names: of the collectives, as HLO text has them.
@@ -55,13 +55,13 @@ class Collectives:
 
     @property
     def ranks(self) -> int:
-        """How many ranks the program needs; 0 when it does not say."""
+        """The number of ranks that the program needs; 0 if any number will do."""
         numbers = [n for groups in self.groups for group in groups for n in group]
         numbers += [n for pairs in self.pairs for pair in pairs for n in pair]
         return max(numbers, default=-1) + 1
 
     def mistake(self, ranks: int) -> str:
-        """Returns why so many ranks cannot run the program; an empty text when they can."""
+        """Returns why this number of ranks cannot run the program; empty if they can."""
         if self.ranks > ranks:
             return f"its collectives are over {self.ranks} ranks, and {ranks} load it"
         for groups in self.groups:
@@ -130,14 +130,14 @@ def merge(hlo: bytes, ranks: int) -> bytes:
         shape.parameters.extend(a.shape for a in flat)
         shape.parameter_names.extend(a.name for a in flat)
         shape.result.CopyFrom(made.shape)
-    # What each of several devices has of a tensor; there is one.
+    # Shardings over several devices; here is only one device.
     for field in ("spmd_output_sharding", "spmd_parameters_shardings"):
         module.ClearField(field)
     return proto.serialize(module)
 
 
 class _Merger(Writer):
-    """Appends what each rank computes.
+    """Appends the computation of each rank.
 
     Args:
         module: the program, a `Module`.
@@ -178,7 +178,7 @@ class _Merger(Writer):
         return values[computation.root_id]
 
     def parts(self, x: Any) -> list[Any]:
-        """Returns the parts of a tuple; an array is its only one."""
+        """Returns the parts of a tuple; an array is its own only part."""
         shapes = list(x.shape.tuple_shapes)
         if not shapes:
             return [x]
@@ -193,7 +193,7 @@ class _Merger(Writer):
         return made
 
     def _each(self, i: Any, operands: list[list[Any]]) -> list[Any]:
-        """Returns an instruction on each rank: one for all, when its operands are."""
+        """Returns an instruction on each rank; one shared by all ranks if its operands are shared."""
         made: dict[tuple[int, ...], Any] = {}
         out = []
         for rank in range(self._ranks):
@@ -244,7 +244,7 @@ class _Merger(Writer):
 
     def _reduced(self, i: Any, group: tuple[int, ...], values: list[Any]) -> Any:
         opcode = self._reduction(i)
-        # By the ranks' numbers, however the group lists them.
+        # In the order of the ranks' numbers, whatever the group's order.
         first, *others = [value for _, value in sorted(zip(group, values, strict=True), key=lambda pair: pair[0])]
         for other in others:
             first = self._like(opcode, first, first, other)
@@ -263,7 +263,7 @@ class _Merger(Writer):
         return str(root.opcode)
 
     def _like(self, opcode: str, x: Any, *operands: Any) -> Any:
-        """Returns an instruction whose result is as `x` is."""
+        """Returns an instruction with the shape of `x`."""
         return self.add(x, opcode, tuple(x.shape.dimensions), *operands, element_type=x.shape.element_type)
 
     def _all_gather(self, i: Any, _: tuple[int, ...], values: list[Any]) -> list[Any]:
@@ -289,12 +289,12 @@ class _Merger(Writer):
         return out
 
     def _permute(self, i: Any, values: list[Any]) -> list[Any]:
-        """Returns what each rank receives; one to which nothing is sent has zeros."""
+        """Returns what each rank receives; zeros for a rank without a source."""
         sources = {p.target: p.source for p in i.source_target_pairs}
         return [values[sources[rank]] if rank in sources else self._zeros(values[0]) for rank in range(self._ranks)]
 
     def _zeros(self, x: Any) -> Any:
-        """Returns zeros as `x` is: the integer 0 in its type, everywhere."""
+        """Returns zeros of the shape and type of `x`."""
         zero = self.add(x, "constant", (), element_type=_U32)
         set_shape(zero.literal.shape, (), _U32)
         zero.literal.u32s.append(0)
@@ -303,7 +303,7 @@ class _Merger(Writer):
 
 
 def _meeting(module: Any) -> set[int]:
-    """Returns the ids of the computations in which ranks meet or differ, themselves or in what they call."""
+    """Returns the ids of the computations with collectives or rank numbers, directly or in computations that they call."""
     # A computation comes after those that it calls.
     found: set[int] = set()
     for computation in module.computations:

@@ -1,6 +1,6 @@
-"""What the helper reads and writes: a thread answers on each lane, the main one watches the control socket, whose end is its own.
+"""The helper's server: a thread answers requests on each lane. The main thread watches the control socket, and ends with it.
 
-Nothing that may be missing is imported before the client can be told so.
+Imports of packages that may be missing come late, so that the client gets an error message.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ THREADS_VARIABLE = "NEURON_SIMULATOR_THREADS"
 STRICT_VARIABLE = "NEURON_SIMULATOR_STRICT"
 
 _MOST = 448
-"""Bytes that most requests fit in; Python has memory of its own for so few."""
+"""A size that most requests do not exceed. Python allocates so few bytes from its own pools."""
 
 _LOOKS = 40
-"""How often a lane looks for the next request before it sleeps: some 30 µs. A client whose kernels are small asks again within
-that, and an idle processor takes longer to wake up than such a kernel takes."""
+"""The number of polls for the next request before a lane sleeps: some 30 µs. A client with small kernels sends the next request
+within that time, and an idle processor takes longer to wake up than such a kernel takes."""
 
 MAX_DESCRIPTORS = 253
-"""Linux passes no more in one message; one per core and one for the host."""
+"""The most descriptors that Linux passes in one message: one per core and one for the host."""
 
 
 def serve(control: socket.socket) -> NoReturn:
-    """Answers requests until the client is gone; then ends the process, whatever its threads are doing.
+    """Answers requests until the client closes the control socket, then ends the process and all its threads.
 
     Args:
-        control: the socket that the client greets on.
+        control: the control socket.
     """
     try:
         requests = _greet(control)
@@ -48,13 +48,13 @@ def serve(control: socket.socket) -> NoReturn:
                 break
             threading.Thread(target=_serve_lane, args=(requests, *fds), daemon=True).start()
     except OSError:
-        pass  # the client went while it was answered
-    # XLA's threads may be in the middle of something.
+        pass  # the client ended during an answer
+    # Threads of XLA may still run.
     os._exit(0)
 
 
 def _greet(control: socket.socket) -> Requests:
-    """Returns what answers this client's requests, ready for them; ends the process where it cannot answer."""
+    """Answers the client's greeting. Returns the object that answers its requests; ends the process on errors."""
     message, fds, _, _ = socket.recv_fds(control, protocol.MAX_MESSAGE, MAX_DESCRIPTORS)
     if not message:
         os._exit(0)
@@ -84,7 +84,7 @@ def _greet(control: socket.socket) -> Requests:
         _refuse(control, f"{error}")
     for fd in fds:
         os.close(fd)
-    # What was imported stays: the collector need not look at it again in the middle of a request.
+    # Excludes imported objects from later garbage collections, which would delay requests.
     gc.collect()
     gc.freeze()
     control.send(protocol.DONE)
@@ -97,7 +97,7 @@ def _refuse(control: socket.socket, reason: str) -> NoReturn:
 
 
 def _limit_threads() -> None:
-    """Lets XLA use as many threads as asked for, else as there are processors, but at most 8: kernels are small."""
+    """Limits XLA's threads to the requested number; by default the number of processors, at most 8, because kernels are small."""
     asked = os.environ.get(THREADS_VARIABLE, "")
     count = int(asked) if asked.isdecimal() else min(8, len(os.sched_getaffinity(0)))
     os.environ["PJRT_NPROC"] = str(max(1, count))
@@ -111,11 +111,11 @@ _DONE = _framed(protocol.DONE)
 
 
 _looking = threading.Lock()
-"""Held by the lane that looks: several would take the interpreter from each other."""
+"""The lock of the lane that polls. Several polling lanes would compete for the interpreter."""
 
 
 def _looker(source: int) -> Callable[[], None]:
-    """Returns a function that returns when a pipe has something to read, or after `_LOOKS` looks."""
+    """Returns a function that polls a pipe until it is readable, at most `_LOOKS` times."""
     poller = select.poll()
     poller.register(source, select.POLLIN)
     poll, let_others_run = poller.poll, os.sched_yield
@@ -126,7 +126,7 @@ def _looker(source: int) -> Callable[[], None]:
                 for _ in range(_LOOKS):
                     if poll(0):
                         break
-                    let_others_run()  # the client may be waiting for this processor
+                    let_others_run()  # the client may need this processor
             finally:
                 _looking.release()
 
@@ -134,13 +134,13 @@ def _looker(source: int) -> Callable[[], None]:
 
 
 def _serve_lane(requests: Requests, source: int, sink: int) -> None:
-    """Answers what comes from one pipe into another, until the client closes them."""
+    """Reads requests from one pipe and writes answers to another, until the client closes them."""
     head = protocol.MESSAGE.size
     read, write, find = os.read, os.write, requests.find
     look = _looker(source)
     try:
         while message := (look(), read(source, _MOST))[1]:
-            # What came before is found by its bytes, so it is whole: the common case, and no parsing.
+            # The common case: a repeated request is found by its bytes, without parsing.
             launch = find(message[head:])
             if launch is not None:
                 try:

@@ -106,12 +106,12 @@ class Update:
 
     @staticmethod
     def of(instruction: Any, by_id: Mapping[int, Any]) -> Update | None:
-        """Returns the update that an instruction is; None when it is none, or one of elements that lie apart."""
+        """Returns an instruction as an update; None if it is not an update of contiguous elements."""
         if instruction.opcode != "dynamic-update-slice" or instruction.shape.element_type not in _BYTES:
             return None
         array, part, *starts = (by_id[i] for i in instruction.operand_ids)
         whole, written = tuple(array.shape.dimensions), tuple(part.shape.dimensions)
-        # One element of each axis, then some of one, then all of those behind it.
+        # Contiguous: one element of the first axes, some of the next, and all of the rest.
         axis = next((a for a, n in enumerate(written) if n != 1), len(written))
         if written[axis + 1 :] != whole[axis + 1 :] or not all((*whole, *written)):
             return None
@@ -136,7 +136,7 @@ class Update:
         for axis, start in enumerate(self.starts):
             if whole[axis] == written[axis]:
                 continue
-            # As `dynamic-update-slice` does: so that all of the part is inside.
+            # Clamps the start as `dynamic-update-slice` does, so that the whole part is inside.
             wide = writer.add(start, "convert", (), start, element_type=S64)
             lowest, highest = (_number(writer, start, n) for n in (0, whole[axis] - written[axis]))
             held = writer.add(start, "clamp", (), lowest, wide, highest, element_type=S64)
@@ -147,7 +147,7 @@ class Update:
 
 
 def same_bytes(instruction: Any, by_id: Mapping[int, Any]) -> Any:
-    """Returns the instruction that another one is a reshape of, or that one."""
+    """Returns the operand of a reshape; the instruction itself if it is not a reshape."""
     while instruction.opcode in ("reshape", "bitcast") and len(instruction.operand_ids) == 1:
         before = by_id[instruction.operand_ids[0]]
         if before.shape.element_type != instruction.shape.element_type:

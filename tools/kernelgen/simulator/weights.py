@@ -26,13 +26,13 @@ from kernelgen.simulator.products import Side
 from kernelgen.simulator.writing import BF16, F32, U8, U32, Module, Writer, become_reshape, call, set_shape
 
 LIBRARY_VARIABLE = "NEURON_SIMULATOR_LIBRARY"
-"""Names the library to the helper; libnrt, which is that library, sets it."""
+"""The environment variable with the library's path. libnrt, which is that library, sets it for the helper."""
 
 TARGET = "nrt_simulator_weights"
-"""The function's name, in the library and to XLA."""
+"""The function's name in the library and in custom calls."""
 
 ATTENTION = "nrt_simulator_attention"
-"""That of the function of `attention`."""
+"""The name of the function for `attention`."""
 
 TYPES = (
     *("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
@@ -47,22 +47,22 @@ POINTS = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s"), 8),
     **dict.fromkeys(("iq3_xxs", "iq3_s"), 4),
 }
-"""Elements of a point, by type: of those whose elements are those of points of a lattice."""
+"""Elements of a lattice point, by type, for types whose elements come from a lattice."""
 
 MAX_ROWS = 32
-"""Rows at most: with many more, XLA's product of matrices is quicker, though it unpacks the weight first."""
+"""The most rows. With many more, XLA's matrix product is faster, although it unpacks the weight first."""
 
 MIN_ELEMENTS = 1 << 12
-"""Of the matrix: with fewer a call takes longer than it saves."""
+"""The fewest elements of the matrix. With fewer, the call takes longer than it saves."""
 
 _loaded = False
 
 
 def load(path: str) -> bool:
-    """Makes the functions of a library known to XLA; returns whether it did: with AVX2 or AVX-512.
+    """Registers the functions of a library with XLA. Returns whether it did, which requires AVX2.
 
     Args:
-        path: of the simulator's libnrt.
+        path: the path of the simulator's libnrt.
     """
     global _loaded
     if not _has_avx2():
@@ -83,12 +83,12 @@ def load(path: str) -> bool:
 
 
 def is_loaded() -> bool:
-    """Returns whether XLA knows the functions."""
+    """Returns whether the functions are registered."""
     return _loaded
 
 
 def _has_avx2() -> bool:
-    """Returns whether the processor has what the functions need at least; the library looks for AVX-512 itself."""
+    """Returns whether the processor has AVX2, FMA and F16C, which the functions require. The library detects AVX-512 itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -214,7 +214,7 @@ def _product(dot: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> 
 
 
 def _write(dot: Any, product: tuple[Side, Weight, bool], writer: Writer) -> None:
-    """Writes what computes a product; `dot` becomes the last instruction."""
+    """Writes the instructions of a product; `dot` becomes the last one."""
     rows, weight, swapped = product
     result = weight.call(writer, rows)
     if swapped and rows.free > 1:
@@ -223,18 +223,18 @@ def _write(dot: Any, product: tuple[Side, Weight, bool], writer: Writer) -> None
     become_reshape(dot, result)
 
 
-# --- what makes a weight's elements ---
+# --- recognizing the instructions that unpack a weight ---
 
 
 _ELEMENTWISE = {
     *("add", "and", "bitcast-convert", "convert", "multiply", "or", "reshape", "select"),
     *("shift-left", "shift-right-logical", "subtract", "xor"),
 }
-"""Opcodes that their operands and their result's shape describe."""
+"""Opcodes that are fully described by their operands and their result's shape."""
 
 
 def _weight(operand: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> Weight | None:
-    """Returns the weight that an operand of a product is; None when it is none, or none that the library has a function for."""
+    """Returns the weight behind an operand of a product; None if there is none, or no function for its type."""
     made, rounded = operand, False
     while made.opcode in ("reshape", "convert"):
         before = by_id[made.operand_ids[0]]
