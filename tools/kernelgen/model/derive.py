@@ -1,8 +1,8 @@
 """From a model's graphs to the kernels that it needs, with formulas where there are some.
 
-Graphs of different sizes that have the same ops one after another are laid side by side: what stands at one place is one kernel
-whose shapes, strides and parameters are formulas of the sizes, or it is several. A formula is found from all the graphs that there
-are and holds in all of them. What has none is listed as it is at the sizes that are asked for.
+Graphs of different sizes with the same sequence of ops are compared node by node. The nodes at one place become one kernel whose
+shapes, strides and parameters are formulas of the sizes, or several such kernels. A formula is fitted to all graphs and holds for
+all of them. Kernels without a formula are listed for each requested size.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 Export = Callable[[Sequence[DecodeCall]], Iterable[tuple[DecodeCall, Graph]]]
-"""Returns the graphs of calls, each with its call: all of them for each setting of flash attention."""
+"""Returns the graph of each call, for each setting of flash attention."""
 
 
 _Sampled = tuple[int, str]
-"""Calls with so many sequences and these samplers."""
+"""Calls with this number of sequences and these samplers."""
 
 Cuts = Mapping[tuple[str, ...], Cut | None]
-"""How graphs are cut into graph kernels, by targets; the only one is by none where it is for all."""
+"""How to cut graphs into graph kernels, by targets; an empty tuple of targets means all."""
 
 
 def derive(
@@ -52,13 +52,13 @@ def derive(
     """Returns the kernels that a model needs.
 
     Args:
-        settings: how it is run.
-        catalog: what can be computed.
-        export: where graphs come from.
-        choose: says how graphs are cut into graph kernels, when all that formulas are found from were exported; None for no such
+        settings: how the model is run.
+        catalog: the emitters.
+        export: returns graphs.
+        choose: returns how to cut graphs into graph kernels, after all graphs for formulas were exported; None for no graph
             kernels.
-        causal: whether attention of graph kernels is causal.
-        beside: graphs beside those of calls, whose nodes have kernels as they are.
+        causal: whether attention in graph kernels is causal.
+        beside: further graphs, whose nodes get kernels without formulas.
     """
     export = _with_caches_apart(export, settings)
     export = _with_any_numbers(export, settings)
@@ -91,7 +91,7 @@ def derive(
             if not in_turn or _is_together(settings, call.n_seqs, call.n_tokens, call.n_outputs):
                 classes.note_as_it_is(call, graph, fallback=not in_turn)
             for i, (node, name) in enumerate(zip(graph.nodes, graph.names, strict=True)):
-                # Nodes of a sequence's part have the kernels of one sequence.
+                # Nodes of one sequence's part use the kernels for one sequence.
                 if node.empty or i in graph.parts or (in_turn and not _is_alone(settings, call)):
                     continue
                 spec = node.spec()
@@ -111,7 +111,7 @@ def derive(
 
 
 def both(one: Derived, other: Derived) -> Derived:
-    """Returns what two models need that run together, each kernel once; its calls are those of the first."""
+    """Returns the kernels of two models that run together, each kernel once, with the calls of the first model."""
     known = {(entry.kernel, frozenset(entry.values)) for entry in one.graphs}
     graphs = [entry for entry in other.graphs if (entry.kernel, frozenset(entry.values)) not in known]
     entries = _absorb([*one.entries, *other.entries])
@@ -119,7 +119,7 @@ def both(one: Derived, other: Derived) -> Derived:
 
 
 def as_they_are(graphs: Iterable[Graph], reasons: Reasons) -> list[DerivedKernel]:
-    """Returns a kernel without formulas for each different node of graphs, each with the reason why it can't be built."""
+    """Returns a kernel without formulas for each distinct node of graphs, with the reason if it can't be built."""
     entries = list(_as_they_are(graphs, set()))
     for entry in entries:
         entry.reason = reasons.of_entry(entry)
@@ -127,7 +127,7 @@ def as_they_are(graphs: Iterable[Graph], reasons: Reasons) -> list[DerivedKernel
 
 
 def _as_they_are(graphs: Iterable[Graph], known: set[KernelSpec]) -> Iterator[DerivedKernel]:
-    """Yields a kernel without formulas for each different node of graphs, except for those that are known."""
+    """Yields a kernel without formulas for each distinct node of graphs, except for known ones."""
     for graph in graphs:
         for node, name in zip(graph.nodes, graph.names, strict=True):
             spec = None if node.empty else node.spec()
@@ -142,7 +142,7 @@ def _with_caches_apart(export: Export, settings: Settings) -> Export:
     def graphs(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
         for call, graph in export(calls):
             own = streams.of(graph) if settings.in_turn(call.n_seqs) else graph
-            # Without flash attention strides have the length of the cache of values, so that of keys is whole, too.
+            # Without flash attention, strides depend on the length of the cache of values, so the cache of keys is whole, too.
             yield call, first.of(own) if settings.any_ctx and graph.context["flash_attn"] else own
 
     return graphs
@@ -166,7 +166,7 @@ def _is_together(settings: Settings, n_seqs: int, n_tokens: int, n_outputs: int)
 
 
 def _is_alone(settings: Settings, call: DecodeCall) -> bool:
-    """Whether kernels of single nodes are asked for in a call: those of other calls serve a token of each sequence."""
+    """Whether a call needs kernels for single nodes. A token of each sequence uses the kernels of other calls."""
     return bool(call.samplers) or call.n_tokens in settings.n_tokens
 
 
@@ -192,7 +192,7 @@ def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
 
 
 def graph_kernels(graphs: Iterable[Graph], cut: Cut, reasons: Reasons) -> list[GraphEntry]:
-    """Returns the graph kernels of graphs as they are, each with the reason why it can't be built."""
+    """Returns the graph kernels of graphs without formulas, with the reason if one can't be built."""
     found: dict[GraphFormula, GraphEntry] = {}
     for graph in graphs:
         _note_as_it_is(found, graph, {}, cut)
@@ -211,14 +211,14 @@ def _note_as_it_is(
 def _note(
     found: dict[GraphFormula, GraphEntry], grouped: Iterable[GraphFormula], points: Sequence[Point], *, fallback: bool
 ) -> None:
-    """Adds graph kernels that are asked for at some sizes."""
+    """Adds graph kernels for some sizes."""
     for graph in grouped:
         entry = found.setdefault(graph, GraphEntry(graph, [], graph.nodes[-1].name, fallback=fallback))
         entry.points += points
 
 
 def _graphs(entries: Iterable[GraphEntry], reasons: Reasons) -> list[GraphEntry]:
-    """Returns the graph kernels, each with the reason why it can't be built; without those that others stand for already."""
+    """Returns the graph kernels, with the reason if one can't be built, without those that others already include."""
     found = []
     covered: set[GraphSpec] = set()
     for entry in sorted(entries, key=lambda entry: -len(entry.kernel.names)):
@@ -236,7 +236,7 @@ def _graphs(entries: Iterable[GraphEntry], reasons: Reasons) -> list[GraphEntry]
 
 
 def _of_targets(graphs: Mapping[tuple[str, ...], Sequence[GraphEntry]]) -> list[GraphEntry]:
-    """Returns the graph kernels of all targets, each once with the targets that have it; none where all have it."""
+    """Returns the graph kernels of all targets, each once with its targets; no targets means all."""
     everywhere = {target for targets in graphs for target in targets}
     found: dict[object, GraphEntry] = {}
     for targets, entries in graphs.items():
@@ -265,12 +265,12 @@ def _point(settings: Settings, call: DecodeCall, graph: Graph) -> dict[str, int]
 
 @dataclass
 class _Class:
-    """Graphs that have the same ops one after another, of the same devices and samplers.
+    """Graphs with the same sequence of ops, for the same devices and samplers.
 
     Attributes:
-        alone: whether they say which kernels single nodes have.
-        together: whether they say which groups there are.
-        parts: nodes that have the kernels of other calls, as `Graph.parts`.
+        alone: whether kernels of single nodes come from these graphs.
+        together: whether groups come from these graphs.
+        parts: nodes that use the kernels of other calls, as in `Graph.parts`.
     """
 
     n_seqs: int
@@ -301,7 +301,7 @@ class _Classes:
         self._kept: dict[object, int] = {}
 
     def add(self, call: DecodeCall, graph: Graph) -> None:
-        """Adds a call's graph: for kernels of nodes and for groups, or apart for each where these have other caches."""
+        """Adds a call's graph for kernels of nodes and for groups; separately if groups have other caches."""
         apart = self._with_own_cache(call, graph)
         self._add(call, graph, alone=True, together=apart is graph)
         if apart is not graph:
@@ -327,7 +327,7 @@ class _Classes:
         return graph if self._causal is None else self._causal.of(graph)
 
     def _kind(self, node: ExportedNode) -> int:
-        """A number for what nodes of one column have in common."""
+        """The number of a class of equal nodes in one column."""
         if id(node) not in self._kinds:
             types = tuple(None if t is None else t.dtype for t in node.inputs)
             key = (node.op, types, node.output.dtype, node.alias)
@@ -347,7 +347,7 @@ class _Classes:
             _note_as_it_is(found, self._for_groups(graph), point, cut, fallback=fallback)
 
     def entries(self, asked: Mapping[_Sampled, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[_Sampled]]:
-        """Returns an entry for each kernel, and the calls for which something has no formula."""
+        """Returns an entry for each kernel, and the calls with a kernel that has no formula."""
         found: dict[KernelFormula, DerivedKernel] = {}
         incomplete: set[_Sampled] = set()
         met: dict[tuple[_Sampled, bool, int, tuple[int, ...]], set[DecodeCall]] = {}
@@ -369,7 +369,7 @@ class _Classes:
                     alone = [point for call, point in points.items() if _is_alone(self._settings, call)]
                     if kernel is None:
                         incomplete.add(sampled)
-                    elif alone and one.alone and i not in one.parts:  # those of one sequence serve parts
+                    elif alone and one.alone and i not in one.parts:  # parts use the kernels for one sequence
                         entry = found.setdefault(kernel, DerivedKernel(kernel, [], name))
                         entry.points += alone
                 kernels.append(made[key])
@@ -392,7 +392,7 @@ class _Classes:
 
 
 def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> tuple[dict[DecodeCall, Point], bool]:
-    """Returns the sizes of those calls that formulas of this class are for, and whether these are all that belong to it.
+    """Returns the sizes of the calls that formulas of this class cover, and whether these are all of its calls.
 
     A class that has a number of tokens and outputs at three lengths of the cache at least has it at all lengths.
     """
@@ -435,7 +435,7 @@ def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> t
 
 
 def _absorb(entries: Sequence[DerivedKernel]) -> list[DerivedKernel]:
-    """Returns entries without those that others stand for already, or would at further sizes.
+    """Returns entries without those that other entries include, or would include at further sizes.
 
     Graphs of one token may differ in their ops from graphs of many, and what both need is found twice: as a constant and as a
     formula, which then is right for both. Rows that are outputs pass through the same kernels as rows that are tokens.
@@ -470,5 +470,5 @@ def _rank(entry: DerivedKernel) -> tuple[int, ...]:
 def _stands_for(other: DerivedKernel, entry: DerivedKernel, specs: set[KernelSpec]) -> bool:
     try:
         return {other.kernel.at(point) for point in entry.points} == specs
-    except (KeyError, ValueError):  # a kernel that is listed has no sizes
+    except (KeyError, ValueError):  # a listed kernel has no sizes
         return False

@@ -1,4 +1,4 @@
-"""Finds and runs export-graphs, the program of backend/exporter that asks llama.cpp for a model's graphs."""
+"""Finds and runs export-graphs (backend/exporter), which exports a model's graphs with llama.cpp."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kernelgen.model.sizes import DecodeCall, Settings, shifted
 PROGRAM = "export-graphs"
 
 VARIABLE = "NEURON_KERNELGEN_EXPORTER"
-"""Names the program, when no option does."""
+"""The environment variable with the program's path; an option overrides it."""
 
 TIMEOUT = 600
-"""Seconds; a model takes less than one."""
+"""The time limit in seconds; a model takes less than one."""
 
 WHEEL = "neuron_kernelgen"
-"""The package that has the program for llama-cpp-python's llama.cpp."""
+"""The package with the program for llama-cpp-python's llama.cpp."""
 
 _HOW_TO_GET_IT = (
     "install neuron-kernelgen-llama-cpp beside llama-cpp-python, or build it once, for the llama.cpp that will run the model:\n"
@@ -40,11 +40,11 @@ _HOW_TO_GET_IT = (
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """The program, and where it finds llama.cpp.
+    """The program and its llama.cpp.
 
     Attributes:
         program: its path.
-        libraries: a folder with llama.cpp's shared libraries, or None where it needs none or finds them by itself.
+        libraries: a folder with llama.cpp's shared libraries; None if the program needs none or finds them itself.
     """
 
     program: Path
@@ -53,9 +53,9 @@ class Exporter:
     def run(
         self, source: Path, settings: Settings, n_ctx: int, calls: Sequence[DecodeCall], devices: int = 1
     ) -> ExporterOutput:
-        """Returns what the program prints for calls with the same samplers, in a context of `n_ctx`, tensors split over `devices`.
+        """Returns the program's output for calls with the same samplers, in a context of `n_ctx`, split over `devices`.
 
-        Without calls it prints the graphs of a context shift.
+        Without calls, the output has the graphs of a context shift.
 
         Raises:
             KernelgenError: the program can't be run, or refuses the model.
@@ -72,10 +72,10 @@ class Exporter:
         return self._run(source, command)
 
     def projector(self, asked: Projector, flash_attn: Sequence[bool]) -> ExporterOutput:
-        """Returns what the program prints for a projector.
+        """Returns the program's output for a projector.
 
         Raises:
-            KernelgenError: as of `run`.
+            KernelgenError: see `run`.
         """
         command = ["--mmproj", str(asked.file), "--flash-attn", _on_off(flash_attn), *asked.limits]
         for width, height in asked.images:
@@ -119,12 +119,12 @@ class Exporter:
     def graphs(
         self, source: Path, settings: Settings, calls: Sequence[DecodeCall]
     ) -> Iterator[tuple[ModelHeader, DecodeCall, Graph]]:
-        """Yields the graph of each call with each setting of flash attention, a context after the other.
+        """Yields the graph of each call with each setting of flash attention, in the order of contexts.
 
-        Where tensors are split a call has a graph for each device that computes something else than those before it.
+        If tensors are split, a call has a graph for each device that differs from the devices before it.
 
         Raises:
-            KernelgenError: as of `run`.
+            KernelgenError: see `run`.
         """
         for devices, n_ctx, samplers in itertools.product(settings.devices, settings.n_ctx, settings.samplers):
             own = [call for call in calls if (call.n_ctx, call.samplers) == (n_ctx, samplers)]
@@ -135,10 +135,10 @@ class Exporter:
                     yield exported.model, call, graph
 
     def probes(self, source: Path, settings: Settings) -> Iterator[Graph]:
-        """Yields what llama.cpp asks a device for, before it samples there with each chain.
+        """Yields the ops with which llama.cpp calls supports_op before it samples on a device, for each chain.
 
         Raises:
-            KernelgenError: as of `run`.
+            KernelgenError: see `run`.
         """
         for samplers in filter(None, settings.samplers):
             call = DecodeCall(settings.n_ctx[0], 1, 1, 1, 0, samplers)
@@ -149,7 +149,7 @@ class Exporter:
         """Yields the graphs that shift the positions of the keys in caches of a few lengths.
 
         Raises:
-            KernelgenError: as of `run`.
+            KernelgenError: see `run`.
         """
         one = replace(settings, n_seq_max=1)
         for devices, cells in itertools.product(settings.devices, shifted(settings)):
@@ -173,14 +173,14 @@ def _with_calls(calls: Sequence[DecodeCall], graphs: Iterable[Graph]) -> Iterato
 
 
 class ExporterOutput:
-    """What the program printed: the model, then its graphs."""
+    """The program's output: the model, then its graphs."""
 
     def __init__(self, reader: GraphReader) -> None:
         self.model: ModelHeader = reader.model()
         self._reader = reader
 
     def graphs(self) -> Iterator[Graph]:
-        """Yields the graphs: with each setting of flash attention those of all calls, in their order."""
+        """Yields the graphs of all calls in order, for each setting of flash attention."""
         return self._reader.graphs()
 
 
@@ -223,11 +223,11 @@ def find(named: Path | None, llama_cpp: Path | None) -> Exporter:
     """Returns the program.
 
     Args:
-        named: its path, as the user gave it.
-        llama_cpp: a folder of the user's with llama.cpp's libraries, perhaps with the program among them.
+        named: the user's path of the program.
+        llama_cpp: the user's folder with llama.cpp's libraries, and perhaps the program.
 
     Raises:
-        KernelgenError: it is not there; the message says how to get it.
+        KernelgenError: the program does not exist; the message explains how to get it.
     """
     libraries = _libraries(llama_cpp) if llama_cpp is not None else None
     variable = os.environ.get(VARIABLE)
@@ -268,7 +268,7 @@ def _places(llama_cpp: Path | None) -> Iterator[Path]:
 
 
 def _libraries(folder: Path) -> Path | None:
-    """Returns the folder with libllama.so of a build or an installation of llama.cpp; None when it has none.
+    """Returns the folder with libllama.so in a build or an installation of llama.cpp; None if there is none.
 
     Raises:
         KernelgenError: the folder does not exist.

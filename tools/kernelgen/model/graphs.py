@@ -23,12 +23,12 @@ VIEW_OPS = frozenset({"none", "view", "reshape", "permute", "transpose"})
 Ints = tuple[int, ...]
 
 _WRONG = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
-"""What values of other kinds than are expected raise."""
+"""The exceptions for values of unexpected types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A tensor as a node sees it: ggml's figures, strides of dimensions with one element included.
+    """The tensor of a node with ggml's shape and strides, including strides of dimensions with one element.
 
     Attributes:
         dtype: ggml's type name.
@@ -52,14 +52,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ExportedNode:
-    """A node of a graph that is computed, without its place in the graph: equal nodes of different layers are equal.
+    """A computed node of a graph without its place in the graph: equal nodes of different layers compare equal.
 
     Attributes:
         op: `ggml_op_desc` in lower case.
-        inputs: `src[0…]`; None for one that is absent before one that is there.
+        inputs: `src[0…]`; None for an absent source before a present one.
         output: the result.
         words: `op_params`, 16 words.
-        alias: the input whose memory the result is written to, of ops that ggml does not define so.
+        alias: the input that shares its memory with the result, if ggml does not define the op so.
     """
 
     op: str
@@ -70,22 +70,22 @@ class ExportedNode:
 
     @property
     def empty(self) -> bool:
-        """Whether a tensor of it has no elements."""
+        """Whether one of its tensors has no elements."""
         return any(t is not None and 0 in t.ne for t in (*self.inputs, self.output))
 
     def tensors(self) -> list[TensorDesc | None]:
         """Returns the inputs and the output.
 
         Raises:
-            ValueError: a tensor is none that a kernel has.
+            ValueError: no kernel can have one of the tensors.
         """
         return [None if t is None else TensorDesc.make(t.ne, t.dtype, t.nb) for t in (*self.inputs, self.output)]
 
     def spec(self) -> KernelSpec:
-        """Returns the kernel that it needs.
+        """Returns the node's kernel.
 
         Raises:
-            ValueError: a tensor is none that a kernel has.
+            ValueError: no kernel can have one of the tensors.
         """
         *inputs, output = self.tensors()
         assert output is not None
@@ -94,14 +94,14 @@ class ExportedNode:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A tensor that others are views of: itself one of none.
+    """A tensor that is not a view. Other tensors may be views of it.
 
     Attributes:
         name: llama.cpp's name.
-        shape: all of it.
-        node: its place among the graph's nodes; None when it is given to the graph.
+        shape: its shape.
+        node: its index among the graph's nodes; None for an input of the graph.
         output: whether it is read after the call.
-        weight: whether the export says that it is a tensor of the model's file.
+        weight: whether it is a tensor of the model's file.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a tensor is: bytes from the beginning of a root, which is named by its number in `Graph.roots`."""
+    """The place of a tensor: the offset in a root in bytes, and the root's number in `Graph.roots`."""
 
     root: int
     offset: int
@@ -121,11 +121,11 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """Where a node's tensors are, as `ExportedNode` says what they are.
+    """The places of a node's tensors; `ExportedNode` has the tensors.
 
     Attributes:
-        inputs: of each input; None for one that is absent.
-        output: of the result: a root of its own, or another's memory.
+        inputs: the places of the inputs; None for an absent one.
+        output: the place of the result: a new root, or another root's memory.
     """
 
     inputs: tuple[At | None, ...]
@@ -134,17 +134,17 @@ class Wires:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What one call computes.
+    """The graph of one call.
 
     Attributes:
-        sizes: of the call: `n_tokens`, `n_outputs`, `n_seqs`, and where there is a cache `n_kv` and `n_kv_swa`.
+        sizes: the call's sizes: `n_tokens`, `n_outputs`, `n_seqs`, and with a cache `n_kv` and `n_kv_swa`.
         context: the context's settings, such as `n_ctx` and `flash_attn`.
         nodes: in the order in which they are computed.
         names: llama.cpp's names of the nodes.
-        wires: where the tensors of each node are.
-        roots: the memory that they are in, by number.
-        devices: over how many devices llama.cpp splits tensors; 1 without a split.
-        of: the devices that compute this.
+        wires: the places of each node's tensors.
+        roots: the memory of the tensors, by number.
+        devices: the number of devices over which llama.cpp splits tensors; 1: no split.
+        of: the devices that compute this graph.
         zeroed: nodes `all_reduce` whose summand this device does not compute, since its slices are empty:
             the program that runs them makes it 0.
         unread: roots that a result without elements is made of, as behind the last layer of a call without outputs: with the number
@@ -170,22 +170,22 @@ class Graph:
 
     @property
     def is_probe(self) -> bool:
-        """Whether no call computes this: llama.cpp asks a device whether it computes such nodes, before it samples there."""
+        """Whether no call computes this graph: llama.cpp only calls supports_op with its nodes, before it samples on a device."""
         return bool(self.context.get("probe"))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """What a model's header says.
+    """The description of a model from its header.
 
     Attributes:
         architecture: llama.cpp's name of it.
-        name: as of the header; may be empty.
-        parameters: how many.
-        size: of the weights, in bytes.
-        layers: how many.
-        encoder, decoder, recurrent: what it has.
-        description: in a line; of a projector llama.cpp's name of its kind.
+        name: the name in the header; may be empty.
+        parameters: the number of parameters.
+        size: the size of the weights in bytes.
+        layers: the number of layers.
+        encoder, decoder, recurrent: whether it has or is one.
+        description: a line of text; for a projector llama.cpp's name of its kind.
     """
 
     architecture: str
@@ -229,7 +229,7 @@ def _has_ops_of(graph: Graph, other: Graph) -> bool:
 
 
 def _contents(graph: Graph) -> Iterator[object]:
-    """Yields each node with the memory of its tensors."""
+    """Yields each node with the places of its tensors."""
     for node, wires in zip(graph.nodes, graph.wires, strict=True):
         yield (
             node,
@@ -255,10 +255,10 @@ class GraphReader:
         self._nodes: dict[Any, ExportedNode] = {}
 
     def model(self) -> ModelHeader:
-        """Returns what the first line says.
+        """Returns the model's description from the first line.
 
         Raises:
-            KernelgenError: it is not of this format, or of another version.
+            KernelgenError: the export has another format or version.
         """
         number, line = next(self._lines, (1, b""))
         head = self._parse(number, line)
@@ -290,7 +290,7 @@ class GraphReader:
         Raises:
             KernelgenError: a line is broken.
         """
-        call: list[Graph] = []  # begins with device 0
+        call: list[Graph] = []  # starts with device 0
         for number, line in self._lines:
             value = self._parse(number, line)
             try:

@@ -1,4 +1,4 @@
-"""Which calls of llama_decode a context can meet, and at which of them a model's graph is looked at."""
+"""The calls of llama_decode in a context, and the calls for which a model's graphs are exported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ N_KV_UNIT = 256
 """llama.cpp pads the KV cache, and the part of it that a graph reads, to multiples of this."""
 
 NAMES = ("n_tokens", "n_kv", "n_kv_swa", "n_ctx", "n_outputs")
-"""The sizes that formulas have, the ones to prefer first."""
+"""The sizes in formulas, preferred ones first."""
 
 FEW = (1, 8, 32, 128, 512)
-"""Numbers of tokens by which any number is served, in chunks or padded (`kernelgen.dispatch.lengths`).
+"""Numbers of tokens whose kernels compute calls of any number, in chunks or padded (`kernelgen.dispatch.lengths`).
 
 Up to 128 rows of a product take as long as one (`kernelgen.dispatch.chips`): so 128 is the number for short prompts and the ends
 of long ones. 512 takes two and a half times as long, not four, and spares launches. 1 is generation. 8 and 32 halve the rows of
@@ -22,13 +22,13 @@ padding of short prompts, which are copied. docs/reference/model-choices.md has 
 """
 
 _AT_ONCE = 128
-"""Rows of a product that take as long as one."""
+"""The number of rows of a product that take as long as one row."""
 
 _LONGEST_SHIFT = 1 << 14
-"""Cells that one kernel shifts at most: 16 of them are 262,144."""
+"""The most cells that one kernel shifts; 16 launches shift 262,144."""
 
 _PROBES = (22, 37)
-"""Numbers of tokens per sequence beside those that are asked for: no model has dimensions that are multiples of both."""
+"""Further numbers of tokens per sequence for fitting formulas: no model has dimensions that are multiples of both."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,13 +36,13 @@ class DecodeCall:
     """The sizes of one call.
 
     Attributes:
-        n_ctx: of the context, as it is asked for.
+        n_ctx: the requested size of the context.
         n_seqs: sequences, with equally many tokens each.
-        n_tokens: tokens of all of them.
-        n_outputs: tokens whose logits are asked for; 0 for a part of a prompt that is longer than a call.
-        n_kv: cells of the cache that the graph reads; 0 for the first call, which has just its own tokens in the cache: a recurrent
+        n_tokens: tokens of all sequences.
+        n_outputs: tokens with logits; 0 for a part of a prompt that is longer than a call.
+        n_kv: cells of the cache that the graph reads; 0 for the first call, which has only its own tokens in the cache: a recurrent
             model clears its state then.
-        samplers: what the device samples each sequence's tokens with, as `Settings.samplers` has it.
+        samplers: the chain of samplers on the device, as in `Settings.samplers`.
     """
 
     n_ctx: int
@@ -61,31 +61,32 @@ class Settings:
     """How a model is run; names are those of llama.cpp's options.
 
     Attributes:
-        n_ctx: cells of the KV cache; a context for each.
-        n_ubatch: tokens that a call has at most.
-        n_seq_max: sequences at once.
-        n_tokens: tokens per call to have kernels for.
-        n_outputs: outputs per call; None for 1 and all, and for none of the most tokens with a split or `grouped`.
-        n_kv: cache lengths; None for as many as serve all.
+        n_ctx: sizes of contexts, in cells of the KV cache.
+        n_ubatch: the most tokens of a call.
+        n_seq_max: the most sequences.
+        n_tokens: numbers of tokens per call to make kernels for.
+        n_outputs: numbers of outputs per call; None: 1 and all, and with a split or `grouped` also 0 for calls of the most tokens.
+        n_kv: lengths of the cache; None: as many as are necessary for all lengths.
         type_k, type_v: ggml types of the cache.
         flash_attn: with flash attention, without it, or both.
         kv_unified: whether sequences share one cache.
-        swa_full: whether sliding windows have a cache as long as the others.
-        ftype: the quantization whose types the weights have, by llama-quantize's name; None for those of the file.
-        devices: over how many devices llama.cpp splits the tensors (`-sm tensor`); a run for each. 1 is without a split.
-        any_ctx: whether kernels have the cells in use alone (`kernelgen.model.first_cells`) and so serve caches of any length;
-            `n_ctx` is then the most cells in use, of all sequences.
-        samplers: chains that the device samples with (`--backend-sampling`), as export-graphs takes them; "" for logits.
+        swa_full: whether caches of sliding windows have the full length.
+        ftype: the quantization of the weights, by llama-quantize's name; None: the file's types.
+        devices: numbers of devices over which llama.cpp splits the tensors (`-sm tensor`); 1: no split.
+        any_ctx: whether kernels depend on the used cells alone (`kernelgen.model.first_cells`) and so fit caches of any length;
+            `n_ctx` is then the most used cells of all sequences.
+        samplers: chains of samplers on the device (`--backend-sampling`), in the form of export-graphs; "": logits.
         control_vector: whether layers add a control vector.
-        encoder: whether the calls are those of the encoder of a model that has a decoder, too.
-        n_encoded: tokens that the encoder of a model with a decoder computes, and its decoder attends to; graphs are those of the
-            first number, and without one of as many as in training.
-        embeddings: whether calls want the embeddings of all their tokens, pooled as `pooling` says; None: as the file says.
-        lora: the files of LoRA adapters, in llama.cpp's order, each with what it is multiplied by.
-        speculation: which kind of draft reads the model's hidden states, as `--spec-type` has it; None: none does.
-        draft_file: the file of that draft; None: the model is its own.
-        draft_n_max: tokens that it proposes at most: a recurrent model keeps a state for each.
-        drafting: whether the calls are those of that draft.
+        encoder: whether the calls are calls of the encoder in a model that also has a decoder.
+        n_encoded: numbers of tokens of the encoder, to which the decoder attends. Graphs have the first number; by default the
+            number in training.
+        embeddings: whether calls return the embeddings of all their tokens.
+        pooling: how embeddings are pooled; None: the file's pooling.
+        lora: the files of LoRA adapters in llama.cpp's order, each with its scale.
+        speculation: the kind of draft that reads the model's hidden states, as in `--spec-type`; None: no such draft.
+        draft_file: the file of that draft; None: the model's own layers.
+        draft_n_max: the most tokens that it proposes: a recurrent model keeps a state for each.
+        drafting: whether the calls are calls of that draft.
         grouped: whether there are graph kernels.
     """
 
@@ -128,19 +129,19 @@ class Settings:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that a call has at most, in the longest context."""
+        """The most tokens of a call, in the longest context."""
         return min(self.n_ubatch, self.all_cells(self.n_ctx[-1]))
 
     def cells(self, n_ctx: int) -> int:
-        """Returns the cells of the cache of one sequence, or of all when they share it."""
+        """Returns the cells of one sequence's cache; of the shared cache if it is unified."""
         return pad(n_ctx) if self.kv_unified else pad(pad(n_ctx) // self.n_seq_max)
 
     def all_cells(self, n_ctx: int) -> int:
-        """Returns the cells of all sequences' caches: what llama.cpp makes of `n_ctx`."""
+        """Returns the cells of all sequences' caches, which llama.cpp computes from `n_ctx`."""
         return self.cells(n_ctx) * (1 if self.kv_unified else self.n_seq_max)
 
     def in_turn(self, n_seqs: int) -> bool:
-        """Returns whether attention of a call of so many sequences is one of each sequence, whose cache is a tensor of its own."""
+        """Returns whether attention of a call of this many sequences is split by sequence, with a tensor for each cache."""
         return (self.any_ctx or self.grouped) and self.has_streams(n_seqs)
 
     def one_apart(self, flash_attn: bool) -> bool:
@@ -159,12 +160,12 @@ class Settings:
         return tuple(n * n_seqs for n in sorted(each) if 0 < n <= fullest)
 
     def has_streams(self, n_seqs: int) -> bool:
-        """Returns whether a call of so many sequences reads several caches."""
+        """Returns whether a call of this many sequences reads several caches."""
         return n_seqs > 1 and not self.kv_unified
 
 
 def few(most: int) -> tuple[int, ...]:
-    """Returns numbers of tokens by which every call of 1 to `most` is served: those of `FEW` below, and `most` itself.
+    """Returns numbers of tokens whose kernels compute every call of 1 to `most` tokens: those in `FEW` below `most`, and `most`.
 
     A call of `most` tokens is one chunk then, and rows are gathered from as many.
     """
@@ -172,7 +173,7 @@ def few(most: int) -> tuple[int, ...]:
 
 
 def few_encoded(settings: Settings) -> tuple[int, ...]:
-    """Returns numbers of tokens of an encoder by which it and its decoder are served: no call of it generates, which has one."""
+    """Returns numbers of tokens for an encoder and its decoder, without 1: an encoder has no generation."""
     return few(settings.most_tokens)[1:] or (1,)
 
 
@@ -182,7 +183,7 @@ def pad(n: int) -> int:
 
 
 def asked(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
-    """Yields every call with so many sequences that kernels are asked for; combinations that can't be are left out."""
+    """Yields every call with this many sequences that needs kernels, without impossible combinations."""
     for n_ctx, samplers in itertools.product(settings.n_ctx, settings.samplers):
         for n_tokens in _tokens(settings, n_seqs, samplers):
             lengths = _lengths(settings, n_ctx, n_tokens, n_seqs)
@@ -192,9 +193,7 @@ def asked(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
 
 
 def looked_at(settings: Settings, n_seqs: int) -> list[DecodeCall]:
-    """Returns the calls from which formulas are found and at which they are checked: those asked for, at a few lengths of the
-    cache, and others.
-    """
+    """Returns the calls to which formulas are fitted: the requested calls at a few lengths of the cache, and others."""
     contexts = itertools.product(settings.n_ctx, settings.samplers)
     return [call for context in contexts for call in dict.fromkeys(_looked_at(settings, *context, n_seqs))]
 
@@ -220,9 +219,9 @@ def _looked_at(settings: Settings, n_ctx: int, samplers: str, n_seqs: int) -> It
 
 
 def shifted(settings: Settings) -> Iterator[int]:
-    """Yields numbers of cells whose positions one kernel shifts, each four times the one before: up to 16 launches shift a cache.
+    """Yields numbers of cells that one kernel shifts, each four times the previous one, so that up to 16 launches shift a cache.
 
-    Numbers divide each other, for no key may be shifted twice.
+    Each number divides the next one, because no key may be shifted twice.
     """
     longest = _LONGEST_SHIFT if settings.any_ctx else max(settings.all_cells(n_ctx) for n_ctx in settings.n_ctx)
     return itertools.takewhile(lambda n: n <= longest, (N_KV_UNIT << 2 * i for i in range(4)))
@@ -241,11 +240,11 @@ def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> l
         return [n_tokens]
     wanted = settings.n_outputs
     if settings.drafting:
-        # it reads what the model was given without a result, and proposes a token for each sequence after another
+        # it reads the model's calls without outputs, and proposes tokens one by one, each with an output per sequence
         wanted = (n_seqs,) if samplers else (0, n_seqs)
     if wanted is None:
-        # llama.cpp computes a long prompt in calls of the most tokens, and asks for outputs of the last one alone. The last layer,
-        # and so a step, ends sooner in such a call: without a graph kernel of that, each op of it would be a launch.
+        # llama.cpp computes a long prompt in calls of the most tokens, and only the last call has outputs. The last layer ends
+        # earlier in a call without outputs. Without a graph kernel for it, each of its ops would be a launch.
         together = settings.tokens_in_turn(n_seqs) if settings.in_turn(n_seqs) and not samplers else ()
         most = together[-1] if together else settings.most_tokens
         without = (settings.split or settings.grouped) and n_tokens == most > 1
@@ -257,15 +256,15 @@ def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> l
 
 def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list[int]:
     if n_tokens % n_seqs:
-        return []  # a graph takes equally many tokens of each sequence
+        return []  # a graph has equally many tokens of each sequence
     least = n_tokens if settings.kv_unified else n_tokens // n_seqs
     wanted = settings.n_kv or _all_lengths(settings, settings.cells(n_ctx), n_seqs)
     return [n for n in wanted if least <= n <= settings.cells(n_ctx)]
 
 
 def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
-    """Returns lengths of the cache that serve all: each twice the one before, for attention reads on in a longer cache.
-    Kernels that compute several sequences with a cache each at once do not.
+    """Returns lengths of the cache that fit all lengths: each twice the previous one, because attention can read beyond the used
+    cells. Kernels for several sequences with separate caches cannot.
     """
     if settings.has_streams(n_seqs) and not settings.in_turn(n_seqs):
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)
@@ -274,7 +273,7 @@ def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
 
 
 def _first(settings: Settings, lengths: list[int], n_tokens: int, n_seqs: int) -> tuple[int, ...]:
-    """The first call, when the length of the cache that it meets is among those asked for."""
+    """Returns the first call, if its length of the cache is a requested one."""
     return (0,) if pad(n_tokens if settings.kv_unified else n_tokens // n_seqs) in lengths else ()
 
 
