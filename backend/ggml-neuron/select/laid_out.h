@@ -1,9 +1,9 @@
-// A node by a kernel for more along axes that are not its outermost ones, as those of a product of heads, or of attention to results of
-// the call itself: its tensors lie in scratch memory as the kernel has them, where the host puts them.
+// Nodes that a kernel for larger tensors computes, if the tensors differ along inner axes. Examples are products of heads,
+// and attention to results of the same call. The host copies the node's tensors to scratch memory in the kernel's layout.
 //
-// An element of the node's tensors has the same place along each axis in the kernel's. What is beyond is 0, so that it adds nothing to a
-// product, and -inf in the columns of a mask. What the kernel computes beyond is dropped. A tensor is copied for each node, so this is
-// the last of all ways, and for tensors of the call alone: weights and caches are used where they are.
+// Each element keeps its index along each axis. Further elements are 0, which adds nothing to a product, or -inf in the
+// columns of a mask. Further results are dropped. The host copies tensors for each node, so the backend tries this last,
+// and never copies weights or caches.
 
 #pragma once
 
@@ -16,27 +16,27 @@
 #include <unordered_map>
 #include <vector>
 
-// A tensor as a node and as its kernel have it.
+// The layouts of a tensor in a node and in its kernel.
 struct neuron_laid {
     neuron_kernels_tensor own{};
     neuron_kernels_tensor kernel{};
     bool                  hides   = false;  // a mask
-    bool                  is_read = true;   // else it is written alone
+    bool                  is_read = true;   // false: it is only written
 
-    // Returns the kernel's bytes for those of the node.
+    // Returns the node's bytes in the kernel's layout.
     std::vector<uint8_t> lay_out(const uint8_t * data) const;
 
-    // Sets the node's bytes, which have no gaps, to those of the kernel.
+    // Copies the kernel's bytes to the node's layout, which must be contiguous.
     void take_back(const uint8_t * data, uint8_t * own_data) const;
 
     bool operator==(const neuron_laid & other) const;
 };
 
-// What lays a node out: of each source, and then of the result. Those that the kernel has as the node does are not laid out, and have a
-// kernel without a type.
+// The layouts of a node's sources, and then of its result. If the kernel has the same layout as the node, `kernel` has no
+// type, and the tensor is not copied.
 using neuron_layout_of_node = std::vector<neuron_laid>;
 
-// Kernels that nodes are laid out for.
+// Kernels for which nodes can be laid out.
 class neuron_laid_out_index {
   public:
     void add(const neuron_signature & kernel, const neuron_bundle * bundle, int32_t number);
@@ -54,5 +54,5 @@ class neuron_laid_out_index {
     std::unordered_map<uint64_t, std::vector<kernel>> kernels;
 };
 
-// Returns whether a tensor is of a call: no weight and no cache.
+// Returns whether a tensor belongs to a call: it is neither a weight nor a cache.
 bool neuron_is_of_call(const ggml_tensor * t);

@@ -287,7 +287,7 @@ neuron_group neuron_kernel_store::select_exact(const ggml_tensor * op, const neu
     return group;
 }
 
-// Returns the kernel for more that a node, whose op_hash is set, is laid out for.
+// Returns the kernel for larger tensors for which a node is laid out. Its op_hash must be set.
 neuron_group neuron_kernel_store::select_laid_out(const ggml_tensor * op, const neuron_signature & node) const {
     neuron_group          group;
     neuron_layout_of_node layout;
