@@ -141,10 +141,7 @@ def write_shorter(path: Path, model: Path, n_layer: int) -> None:
         layer = re.match(r"blk\.(\d+)\.", tensor.name)
         if layer is None or int(layer[1]) < n_layer:
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def write_glm4_moe(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
@@ -188,10 +185,7 @@ def write_glm4_moe(path: Path, size: Size, *, seed: int = 1, added: float = 0.05
         tensors.norm(f"blk.{i}.nextn.{norm}.weight", size.n_embd)
     tensors.norm("output_norm.weight", size.n_embd)
     tensors.matrix("output.weight", n_vocab, size.n_embd)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def write_eagle3(path: Path, size: Size, layers: tuple[int, int, int], *, seed: int = 1) -> None:
@@ -224,10 +218,7 @@ def write_eagle3(path: Path, size: Size, layers: tuple[int, int, int], *, seed: 
     tensors.matrix("blk.0.ffn_up.weight", size.n_ff, n)
     tensors.matrix("blk.0.ffn_down.weight", n, size.n_ff, scale=0.1)
     tensors.norm("output_norm.weight", n)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def write_gemma4(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
@@ -253,10 +244,7 @@ def write_gemma4(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) 
         _add_gemma4_layer(tensors, i, size, head, added)
     tensors.norm("output_norm.weight", size.n_embd)
     tensors.matrix("output.weight", n_vocab, size.n_embd)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def write_gemma4_head(path: Path, model: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
@@ -299,10 +287,7 @@ def write_gemma4_head(path: Path, model: Path, size: Size, *, seed: int = 1, add
         _add_gemma4_layer(tensors, i, wide, head, added)
     writer.add_tensor("output_norm.weight", widened("output_norm.weight"))
     tensors.matrix("nextn.post_projection.weight", size.n_embd, wide.n_embd)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def _add_gemma4_sizes(writer: gguf.GGUFWriter, size: Size) -> None:
@@ -366,10 +351,7 @@ def write_t5(path: Path, size: Size, *, seed: int = 1, decoder: bool = False) ->
             tensors.matrix(f"{side}.blk.{i}.ffn_up.weight", size.n_ff, size.n_embd)
             tensors.matrix(f"{side}.blk.{i}.ffn_down.weight", size.n_embd, size.n_ff)
         tensors.norm(f"{side}.output_norm.weight", size.n_embd)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def write_control_vector(path: Path, size: Size, *, seed: int = 1, architecture: str = "llama") -> None:
@@ -380,10 +362,7 @@ def write_control_vector(path: Path, size: Size, *, seed: int = 1, architecture:
     random = np.random.default_rng(seed)
     for layer in range(1, size.n_layer):
         writer.add_tensor(f"direction.{layer}", random.standard_normal(size.n_embd, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def write_bert(
@@ -433,10 +412,7 @@ def write_bert(
     if rank:
         layer("cls", size.n_embd, size.n_embd)
         layer("cls.output", 1, size.n_embd)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def write_adapter(
@@ -474,10 +450,7 @@ def write_adapter(
             name = f"blk.{layer}.{target}.weight"
             tensors.matrix(f"{name}.lora_a", rank, size.n_ff if target == "ffn_down" else size.n_embd)
             tensors.matrix(f"{name}.lora_b", rows.get(target, size.n_embd), rank, scale=added)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
 
 
 def _add_sizes(writer: gguf.GGUFWriter, size: Size, architecture: str) -> None:
@@ -517,6 +490,14 @@ def _add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> int:
     writer.add_unk_token_id(0)
     writer.add_add_bos_token(True)
     return len(tokens)
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    """Writes the file and closes it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 @dataclass(frozen=True)
