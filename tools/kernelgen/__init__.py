@@ -32,6 +32,7 @@ class _Former:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        # The class has a loader's methods, but not its base class, which ModuleSpec's type requires.
         return importlib.machinery.ModuleSpec(name, self) if name in _FORMER else None  # type: ignore[arg-type]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:

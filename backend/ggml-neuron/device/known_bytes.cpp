@@ -33,7 +33,8 @@ void neuron_known_bytes::set(size_t offset, const void * data, size_t size) {
     const auto is_same = [&](const stretch & s) {
         return s.offset == offset && s.data.size() == size;
     };
-    auto into = std::find_if(stretches.begin(), stretches.end(), is_same);  // it has the room, and is no longer valid
+    // The new bytes replace an old copy of the same range, which forget() has marked as outdated.
+    auto into = std::find_if(stretches.begin(), stretches.end(), is_same);
     if (into == stretches.end()) {
         size_t taken = size;
         for (const stretch & s : stretches) {
