@@ -1,6 +1,6 @@
 """`kernelgen model` on Hugging Face checkpoints with llama.cpp's own converter, for a Python that has what the converter needs.
 
-That Python is named by NEURON_KERNELGEN_CONVERTER_PYTHON; without it these tests are skipped (docs/reference/models.md has the command).
+That Python is named by NEURON_KERNELGEN_CONVERTER_PYTHON; without it these tests are skipped (docs/reference/model-inputs.md has the command).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .conftest import ROOT
 
 MODELS = "\n".join(
     (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("models", "model-options", "model-choices")
+    for name in ("models", "model-inputs", "model-options", "model-choices")
 )
 GRAPHS = (ROOT / "docs" / "reference" / "graphs.md").read_text(encoding="utf-8")
 
