@@ -1,7 +1,7 @@
 """The memory of a NeuronCore that a kernel's program needs besides its tensors, available before it is loaded.
 
 It is read from the NEFF if recorded there, else estimated from the HLO: a simulated NEFF has no instructions, and some compilers
-write no copies into theirs. docs/reference/simulator.md has the sources of the figures.
+write no copies into theirs. docs/reference/simulator-refusals.md has the sources of the figures.
 """
 
 from __future__ import annotations
