@@ -40,7 +40,7 @@ _INTRO = """\
 # Ops
 
 This page says which of ggml's ops have kernels, for the cases of llama.cpp's `test-backend-ops`. The device is a NeuronCore that the
-[simulator](../reference/simulator.md) computes on the CPU. [A command](../reference/llama-cpp-tests.md#the-whole-of-it) writes the page from a run of all cases.
+[simulator](../reference/simulator.md) computes on the CPU. [A command](../reference/backend-ops-tests.md#a-run-of-all-cases) writes the page from a run of all cases.
 
 The table has the form of llama.cpp's own `docs/ops.md`. The columns of other backends come from the CSVs in that folder of the same source
 tree: their maintainers wrote these last when the program had fewer cases. The table counts cases of the mode `support`, which leaves
