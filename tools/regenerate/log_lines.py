@@ -17,9 +17,9 @@ _WORD = re.compile(r"[A-Za-z]{3,}")
 
 HEAD = f"""# Messages of the backend
 
-This page lists the messages that the backend prints to stderr. Each line begins with `ggml-neuron: `. A message has at most three lines: what happened, why,
-and what to type. The second and the third line are indented. `…` stands for a name or a number. `{COMMAND}` generates the tables from
-the sources.
+This page lists the messages that the backend prints to stderr. Each line begins with `ggml-neuron: `. A message has at most
+three lines: what happened, why, and what to type. The second and the third line are indented. `…` stands for a name or a number.
+`{COMMAND}` generates the tables from the sources.
 
 [failures.md](failures.md) describes what the backend does in case of an error. [groups.md](groups.md#messages-in-the-log),
 [fallback.md](fallback.md#the-lines) and [memory.md](memory.md#what-a-token-moves-over-the-host) explain the lines of a run.
@@ -28,7 +28,7 @@ The backend prints a message once. It prints at most ten messages that differ on
 all of them.
 """
 TITLES = {
-    "ERROR": "## Errors\n\nThe backend always prints these messages. The table leaves out messages that only pass on a message of libnrt.",
+    "ERROR": "## Errors\n\nThe backend always prints these messages, and also messages of libnrt that it passes on.",
     "WARN": "## Warnings\n\nThe backend always prints these messages.",
     "LOG": "## Details\n\nThe backend prints these messages with `GGML_NEURON_LOG=1`.",
     "DEBUG": "## Debugging\n\nThe backend also prints these messages with `GGML_NEURON_LOG=2`.",
