@@ -315,7 +315,7 @@ def _joined(reasons: Mapping[str, int]) -> str:
 _INTRO = """\
 # Architectures with the default kernels
 
-This page says which architectures of llama.cpp's `test-llama-archs` run wholly on the device with the default kernels of [`kernelgen model`](../reference/models.md), for
+This page lists the architectures of llama.cpp's `test-llama-archs` that run wholly on the device with the default kernels of [`kernelgen model`](../reference/models.md), for
 1, 8, 32, 128 and 256 tokens per call. The context has {n_ctx} cells. The run records nothing. The calls of the test have 64, 32 or 128 tokens: kernels for
 [other numbers of tokens](../reference/kernel-selection.md) compute them. This command writes the page:
 
@@ -324,9 +324,9 @@ This page says which architectures of llama.cpp's `test-llama-archs` run wholly 
 Of {all} architectures {passed} pass, with the test's limits. {whole} of these run wholly on the device, except for the embedding of the input tokens, which
 llama.cpp keeps in host memory.
 
-- *Launches* are those of kernels for other numbers of tokens in the whole test.
-- *On the CPU* says how many nodes no kernel computes, of all nodes, in the graph that has most of them.
-- *Not cut along tokens* are ops that run along the tokens, as those of recurrent models do, and ops without a rule that says how to cut them.
+- *Launches* counts the launches of kernels for other numbers of tokens in the whole test.
+- *On the CPU* counts the nodes without a kernel, and all nodes, in the graph with the most nodes without a kernel.
+- *Not cut along tokens* are ops that run along the tokens, as in recurrent models, and ops without a rule for cutting them.
 - *These tensors* are several matrices or streams, or positions of several dimensions.
 - *No kernel for other numbers*: the tokens are not the outermost axis.
 
@@ -340,7 +340,7 @@ A model with nodes on the CPU runs wholly on the device with kernels for the num
 _LAYERS = """\
 # Architectures with layers as kernels
 
-This page says which architectures of llama.cpp's `test-llama-archs` compute the same with [layers as kernels](../reference/graph-kernels.md). The kernels are the default ones of [`kernelgen model`](../reference/models.md),
+This page lists the architectures of llama.cpp's `test-llama-archs` that compute the same with [layers as kernels](../reference/graph-kernels.md). The kernels are the default ones of [`kernelgen model`](../reference/models.md),
 for 1, 8, 32, 128 and 256 tokens per call and {n_ctx} cells. The calls of the test have 64, 32 or 128 tokens. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer --write-page
@@ -350,7 +350,7 @@ have ops in groups, {share:.0%} of all ops of the whole test. *Other ops* are in
 
 {others}
 
-The test's models have two layers or so. The last one is different: it gathers the rows of the outputs. So *folds* is about the graph of one token of a model with four
+The test's models have about two layers. The last layer is different: it gathers the rows of the outputs. So *folds* describes the graph of one token of a model with four
 or twelve times as many layers of the same kinds: `270 → 10 (4)` means that its 270 nodes are 10 launches of 4 different kernels. In {folds} architectures one kernel computes several layers{unfolded}.
 
 | architecture | passes | kernels | ops in groups | ops per launch | error against no groups | folds | other ops |

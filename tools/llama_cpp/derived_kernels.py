@@ -176,13 +176,13 @@ def compare_all(programs: harness.Programs, names: Sequence[str], say: harness.S
 _INTRO = """\
 # Which model architectures work
 
-This page has every architecture for which llama.cpp's `test-llama-archs` writes a model. It compares the kernels that [`kernelgen model`](../reference/models.md) derives from the header of the file
-with those that a run of the model asks for on a [simulated](../reference/simulator.md) NeuronCore. This command writes the page:
+This page lists every architecture for which llama.cpp's `test-llama-archs` writes a model. It compares the kernels that [`kernelgen model`](../reference/models.md) derives from the header of the file
+with those that a run of the model uses on a [simulated](../reference/simulator.md) NeuronCore. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page
 
-Models are small and random, of two layers or so. The run is `llama-bench` with a prompt of {prompt} tokens and {generated} generated ones, with flash attention and without.
-The manifest is for {tokens} tokens per call and a cache of {n_ctx} cells. kernelgen also derives combinations that this run does not meet.
+Models are small and random, with about two layers. The run is `llama-bench` with a prompt of {prompt} tokens and {generated} generated ones, with flash attention and without.
+The manifest is for {tokens} tokens per call and a cache of {n_ctx} cells. kernelgen also derives combinations that do not occur in this run. *Asked for* counts the kernels that the run uses.
 
 | architecture | nodes for one token | entries | kernels | asked for | missing | without a kernel |
 |---|--:|--:|--:|--:|--:|---|

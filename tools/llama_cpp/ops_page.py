@@ -39,11 +39,11 @@ NAMES = ("neuron", "left-out", "hlo", "backends")
 _INTRO = """\
 # Ops
 
-This page says which of ggml's ops have kernels, for the cases of llama.cpp's `test-backend-ops`. The device is a NeuronCore that the
+This page lists the ops of ggml that have kernels, for the cases of llama.cpp's `test-backend-ops`. The device is a NeuronCore that the
 [simulator](../reference/simulator.md) computes on the CPU. [A command](../reference/backend-ops-tests.md#a-run-of-all-cases) writes the page from a run of all cases.
 
 The table has the form of llama.cpp's own `docs/ops.md`. The columns of other backends come from the CSVs in that folder of the same source
-tree: their maintainers wrote these last when the program had fewer cases. The table counts cases of the mode `support`, which leaves
+tree, which their maintainers last wrote when the program had fewer cases. The table counts cases of the mode `support`, which leaves
 out cases of several ops that some backends compute as one.
 
 - ✅ all cases of the op
@@ -177,11 +177,11 @@ def cases_page(tables: Mapping[str, Table]) -> str:
     lines = [
         "# Cases of ops",
         "",
-        "These are the cases of llama.cpp's `test-backend-ops` behind the table of [ops](ops.md), which says how to write both pages again.",
+        "This page lists the cases of llama.cpp's `test-backend-ops` behind the table of [ops](ops.md). That page has the command that writes both.",
         "",
         "## Cases",
         "",
-        "The cases of the mode `test`. A name that is not an op stands for several ops that some backends compute as one.",
+        "The cases of the mode `test`. A name that is not an op means several ops that some backends compute as one.",
         "",
         "| Operation | cases | supported | not comparable | passed | failed |",
         "|---|---:|---:|---:|---:|---:|",

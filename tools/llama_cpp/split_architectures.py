@@ -247,7 +247,7 @@ def _on_cpu(model: SplitResult) -> str:
 _INTRO = """\
 # Architectures over {cores} cores
 
-This page says which architectures of llama.cpp's `test-llama-archs` run over {cores} [simulated](../reference/simulator.md) NeuronCores with [`-sm tensor`](../reference/tensor-parallel.md), on kernels of
+This page lists the architectures of llama.cpp's `test-llama-archs` that run over {cores} [simulated](../reference/simulator.md) NeuronCores with [`-sm tensor`](../reference/tensor-parallel.md), on kernels of
 their slices. [`kernelgen model --split-mode tensor --devices 1,{cores} --fuse {fuse}`](../reference/models.md) derives the kernels, for the test's own calls of 32, 64 and 128 tokens. This command writes the page:
 
     ./bazelw run //tools/llama_cpp:split_architectures -- --write-page
@@ -255,9 +255,9 @@ their slices. [`kernelgen model --split-mode tensor --devices 1,{cores} --fuse {
 Of {all} architectures llama.cpp splits {splits} ({models} models). {passed} of these pass: an error of at most 1e-4 against the CPU, on each core alone and over all cores, and no op that
 the backend computes on the CPU.
 
-- *Error* is the normalised mean squared error of the logits over all cores; *on one core* is the larger one of the cores alone.
+- *Error* is the normalised mean squared error of the logits over all cores; *on one core* is the largest error of a core alone.
 - *On the CPU* names the ops that the backend computed on the CPU, with the reasons.
-- *Left by llama.cpp* names the ops that llama.cpp gave to its own CPU backend in the graphs that it planned, because it keeps a weight in host memory; its log cuts names after ten characters.
+- *Left by llama.cpp* names the ops that llama.cpp gave to its own CPU backend, because it keeps a weight in host memory. Its log truncates names after ten characters.
 - *Sums* went through the host's memory{sums}.
 
 BLOOM, Jais and Refact have [ALiBi, which llama.cpp computes wrongly](../reference/tensor-parallel.md#what-works) with `-sm tensor`.
