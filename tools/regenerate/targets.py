@@ -147,26 +147,26 @@ def page(text: str) -> str:
         return "".join(f"| {' | '.join([name, *cells])} |\n" for name, cells in head)
 
     facts = table(
-        ("NeuronCore, and NKI's name of it", [f"v{t.neuron_core}, gen{t.neuron_core}" for t in targets]),
-        ("what a NEFF calls the device", [t.device for t in targets]),
+        ("NeuronCore, and its name in NKI", [f"v{t.neuron_core}, gen{t.neuron_core}" for t in targets]),
+        ("name of the device in a NEFF", [t.device for t in targets]),
         ("physical cores of a chip", [str(t.cores_per_chip) for t in targets]),
-        ("`--lnc`: physical cores of a logical one, by default", [str(t.lnc) for t in targets]),
+        ("default of `--lnc`: physical cores per logical core", [str(t.lnc) for t in targets]),
         ("memory of such a logical core", [f"{t.memory_gib * t.lnc} GiB" for t in targets]),
         ("SBUF of a physical core", [f"{t.state_buffer_mib} MiB" for t in targets]),
-        ("what a kernel in NKI may use of it, per partition", [f"{t.sbuf_bytes:,} bytes" for t in targets]),
+        ("SBUF that a kernel in NKI may use, per partition", [f"{t.sbuf_bytes:,} bytes" for t in targets]),
         ("a product's moving operand, per partition", [f"{t.moving_free:,} elements" for t in targets]),
         ("banks of PSUM that a product may write", [str(t.product_banks) for t in targets]),
-        ("a transpose into PSUM is in", ["F32" if t.neuron_core == 2 else "the input's type" for t in targets]),
-        ("NEFFs for other targets that its machines run", [", ".join(t.runs) or "none" for t in targets]),
+        ("type of a transpose into PSUM", ["F32" if t.neuron_core == 2 else "the input's type" for t in targets]),
+        ("other targets whose NEFFs its machines run", [", ".join(t.runs) or "none" for t in targets]),
         ("documented by AWS as a `--target`", ["no" if t.experimental else "yes" for t in targets]),
     )
-    taken = {True: "taken", False: "**refused**"}
+    taken = {True: "accepted", False: "**refused**"}
     refused = table(
         ("`sort` (NCC_EVRF029)", [taken[t.sort] for t in targets]),
         ("`dot` of 32-bit integers (NCC_EVRF035)", [taken[t.int32_dot] for t in targets]),
-        ("`f8e4m3fn` (NCC_EVRF051)", ["taken" if "F8E4M3FN" in t.fp8 else "with a flag" for t in targets]),
+        ("`f8e4m3fn` (NCC_EVRF051)", ["accepted" if "F8E4M3FN" in t.fp8 else "with a flag" for t in targets]),
         ("`--lnc 1`, `--lnc 2` (NCC_EARG001)", [", ".join(taken[n in t.lnc_choices] for n in (1, 2)) for t in targets]),
-        ("inputs and results above (NCC_EOOM001)", [f"{t.memory_gib * t.lnc} GiB" for t in targets]),
+        ("limit of inputs and results (NCC_EOOM001)", [f"{t.memory_gib * t.lnc} GiB" for t in targets]),
     )
     for name, code in (("facts", facts), ("refusals", refused)):
         begin, end = f"<!-- {name}, from tools/kernelgen/targets.py by `{COMMAND}` -->\n", f"<!-- end of {name} -->\n"
