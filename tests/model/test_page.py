@@ -79,4 +79,4 @@ def test_the_format_is_as_described(exporter: Exporter, tmp_path: Path) -> None:
 def test_the_version_of_ggml_is_the_one_that_cmake_takes() -> None:
     text = (ROOT / "backend" / "exporter" / "CMakeLists.txt").read_text(encoding="utf-8")
     (supported,) = re.findall(r"EXPORTER_SUPPORTS_GGML ([\d.]+)", text)
-    assert f"llama.cpp with ggml {supported}, CMake refuses another" in MODELS
+    assert f"It works with ggml {supported}: CMake refuses other versions of llama.cpp" in MODELS
