@@ -36,7 +36,9 @@ def test_a_ready_manifest_is_what_the_command_writes(manifest: Manifest, exporte
     assert "no kernel: " not in said
 
 
-def test_a_published_models_file_is_written_without_its_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_published_models_file_is_written_without_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "llama3.gguf"
     assert main(["--header", "Llama-3-8B", str(file)]) == 0
     written = file.read_bytes()
