@@ -79,7 +79,8 @@ def test_a_shell_is_set_up(clean: dict[str, str], library: Path, program: Path, 
 def test_the_program_gets_its_arguments_and_gives_its_status(kernelgen: Run) -> None:
     done = kernelgen("--", "sh", "-c", 'echo "$0 $1"; exit 7', "--env", "-x y")
     assert (done.returncode, done.stdout, done.stderr) == (7, "--env -x y\n", "")
-    assert kernelgen("sh", "-c", "kill -PIPE $$").returncode == -signal.SIGPIPE  # Python ignores SIGPIPE, programs don't
+    # Python ignores SIGPIPE; programs do not.
+    assert kernelgen("sh", "-c", "kill -PIPE $$").returncode == -signal.SIGPIPE
 
 
 def test_what_is_set_stays(library: Path) -> None:

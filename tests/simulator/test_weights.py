@@ -111,7 +111,8 @@ def test_elements_are_gguf_s_rounded_to_bfloat16(kind: str, vectors: str, librar
     k = columns(kind)
     data = blocks(kind, M)
     one = np.eye(k, dtype=np.float32)
-    for rows in (*np.split(one[:5], 5), *np.array_split(one, 7)):  # one row, and odd numbers of rows
+    # One row, and numbers of rows that are not powers of two.
+    for rows in (*np.split(one[:5], 5), *np.array_split(one, 7)):
         actual = call(library, kind, data, rows, vectors=vectors)
         np.testing.assert_array_equal(actual, rows @ elements(kind, data).T)
 
