@@ -214,7 +214,7 @@ def test_an_archive_that_is_cut_off_or_damaged_anywhere_is_refused(
     bad += [b"not a tar " * 1000, b"\x1f\x8b" + data]
     refused = 0
     for damaged in bad:
-        if len(data) - len(damaged) <= 512 and not damaged.strip(data):
+        if data.startswith(damaged) and len(data) - len(damaged) <= 512:
             continue
         (tmp_path / "bad.tar").write_bytes(damaged)
         with pytest.raises(KernelgenError):

@@ -225,9 +225,7 @@ def test_a_depfile_names_the_folder_of_a_file_that_is_not_there(folder: Path) ->
     )
     words = [f"--{name}={folder / name}" for name in ("folder", "stamp", "depfile")]
     assert step(folder, "emit-batch", *words) == (0, "")
-    assert (folder / "depfile").read_text().endswith(f" {folder / 'mine'} \\\n  {folder / 'mine/own.py'}\n") or (
-        f"  {folder / 'mine'} \\\n" in (folder / "depfile").read_text()
-    )
+    assert f"  {folder / 'mine'} \\\n" in (folder / "depfile").read_text()
 
 
 @pytest.mark.parametrize("step_name", ["emit", "emit-batch"])

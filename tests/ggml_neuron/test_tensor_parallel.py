@@ -201,7 +201,7 @@ def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, mo
     ids=["other sizes", "experts"],
 )
 def test_loading_names_what_another_model_lacks(
-    programs: Programs, kernels: Path, right: Run, tmp_path: Path, size: dict[str, int], lacking: dict[str, str]
+    programs: Programs, kernels: Path, tmp_path: Path, size: dict[str, int], lacking: dict[str, str]
 ) -> None:
     """Loading a model with another model's kernels names the first weight of each shape that lacks a kernel, before any
     graph.

@@ -182,7 +182,7 @@ def test_a_program_has_twelve_replica_groups_at_most(run: Run, count: int, good:
     groups = [",".join(map(str, p)) for p in itertools.islice(itertools.permutations(range(RANKS)), count)]
     body = "".join(all_reduce(group).replace("%", f"%v{i}_") for i, group in enumerate(groups))
     for i in range(count):
-        body = body.replace(f"%v{i}_p", "%p" if i == 0 else f"%v{i - 1}_q").replace(f"%v{i}_q", f"%v{i}_q")
+        body = body.replace(f"%v{i}_p", "%p" if i == 0 else f"%v{i - 1}_q")
     (found,), log = run(hlo_of(body + f"%q = stablehlo.abs %v{count - 1}_q : tensor<64xf32>"), "again")
     assert found == ([[None] * RANKS] * 3 if good else [f"{LOADING} {INVALID}"] * RANKS)
     assert good or "13 different replica groups, and a NEFF has 12 at most" in log
