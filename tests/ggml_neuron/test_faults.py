@@ -454,7 +454,7 @@ def test_data_that_does_not_arrive_ends_the_program(
     [
         ("device", 1024, "no memory"),
         ("host", 1024, "graph_compute: GGML status: error (failed to allocate memory)"),
-        # Room for the program, but for fewer copies than usual.
+        # Room for the program, and for fewer copies than usual.
         ("host", None, "ok"),
     ],
 )
