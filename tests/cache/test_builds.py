@@ -215,7 +215,7 @@ def test_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record: Pa
     assert len(entries(tmp_path / "cache")) == 6
 
 
-# --- what the compiler does -----------------------------------------------------------------------------------------------
+# --- the compiler -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_the_compiler_did_not_finish_is_never_stored(
     assert len(entries(tmp_path / "cache")) == 3
 
 
-# --- what happens to the cache --------------------------------------------------------------------------------------------
+# --- the cache --------------------------------------------------------------------------------------------------------
 
 
 def test_damaged_entries_are_made_again(build: Kernelgen, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def groups_of(path: Path) -> set[GraphSpec]:
     return {kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)}
 
 
-# --- what a group is found by -------------------------------------------------------------------------------------------------
+# --- how a group is found ---------------------------------------------------------------------------------------------
 
 
 def described(spec: GraphSpec) -> str:
@@ -174,7 +174,7 @@ def test_words_are_the_golden_ones(programs: Programs) -> None:
         assert line.split() == vector["key"], vector["about"]
 
 
-# --- what is computed ---------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])

@@ -1,5 +1,5 @@
-"""Weights in layouts of their own: the program reads back the bytes it wrote, and kernels for a layout compute the same
-results.
+"""Weights in other layouts than ggml's: the program reads back the bytes it wrote, and kernels for a layout compute the
+same results.
 """
 
 from __future__ import annotations

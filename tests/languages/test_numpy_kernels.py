@@ -236,7 +236,7 @@ def test_fp8_of_ieee_is_read_and_returned() -> None:
     np.testing.assert_array_equal(found, (x.astype(np.float32) / 2).astype(x.dtype))
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def branches(x: Any) -> Any:

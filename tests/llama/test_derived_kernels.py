@@ -64,7 +64,7 @@ def test_the_page_has_a_row_for_each(rows: list[derived_kernels.Compared]) -> No
 
 
 def test_default_kernels_compute_calls_of_other_numbers_of_tokens(programs: harness.Programs, tmp_path: Path) -> None:
-    """The page says so; `bazel run //tools/llama_cpp:default_kernels` shows it for other architectures."""
+    """The page states this; `bazel run //tools/llama_cpp:default_kernels` shows it for other architectures."""
     work = tmp_path / "work"
     work.mkdir()
     runner = default_kernels.DefaultKernelsRunner(programs, work, 1)

@@ -111,7 +111,7 @@ def refused(convert: Convert, said: Said, source: Path, tmp_path: Path, *argumen
     return captured.err
 
 
-# --- what is taken -------------------------------------------------------------------------------------------------------------------
+# --- accepted files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("named", ["", "config.json", "model.safetensors"])
@@ -294,7 +294,7 @@ def _called(function: ast.FunctionDef) -> list[str]:
     ]
 
 
-# --- what is not taken ---------------------------------------------------------------------------------------------------------------
+# --- refused files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "tokenizer.json", "config.json"])

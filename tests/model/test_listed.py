@@ -354,7 +354,7 @@ def test_configurations_that_can_t_be(value: object, message: str, tmp_path: Pat
     assert message in refused(capsys, path, tmp_path / "m.yaml")
 
 
-# --- what is none of these ---------------------------------------------------------------------------------------------------------
+# --- other files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_few_numbers_of_tokens_and_flash_attention_are_the_default(exporter: Exp
     assert all(spec.op != "soft_max" for spec in specs(output))
 
 
-# --- what is not a model -------------------------------------------------------------------------------------------------------------
+# --- files that are not models ----------------------------------------------------------------------------------------
 
 
 def without(header: GgufHeader, *keys: str, **changes: headers.Value) -> GgufHeader:
