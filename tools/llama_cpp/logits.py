@@ -1,13 +1,14 @@
-"""What a model says next after a prompt: on a NeuronCore, on llama.cpp's CPU backend, and with its weights as F32 on the CPU.
+"""Prints a model's likeliest next tokens after a prompt: on a NeuronCore, on llama.cpp's CPU backend, and with F32 weights.
 
-    python tools/llama_cpp/logits.py model.gguf --prompt "Hi-and-" --plugin libggml-neuron.so --kernels kernels --llama-cpp build/bin
+    python tools/llama_cpp/logits.py model.gguf --prompt "Hi-and-" --plugin libggml-neuron.so --kernels kernels
+        --llama-cpp build/bin
 
-Greedy texts of two backends differ where two tokens are nearly as likely, or where one backend is wrong. The F32 reference tells which:
-printed are the likeliest tokens behind each token of the prompt with their logits, and each run's normalised mean squared error against
-the reference. llama.cpp's CPU backend rounds what it multiplies with quantized weights to 8 bits, kernels to bfloat16. The prompt is
-computed one token at a time, as a text is generated; llama-results wants a multiple of four tokens.
-
-libnrt, or the simulator, is found as the backend finds it (docs/reference/environment.md).
+Greedy texts of two backends differ if two tokens are nearly equally likely, or if one backend is wrong. The F32
+reference on the CPU shows which. The program prints the likeliest tokens after each token of the prompt, with their
+logits, and each run's normalised mean squared error against the reference. llama.cpp's CPU backend rounds the
+activations that it multiplies with quantized weights to 8 bits; kernels round them to bfloat16. The prompt is computed
+one token at a time, as in text generation; llama-results requires a multiple of four tokens. libnrt, or the simulator,
+is found as the backend finds it (docs/reference/environment.md).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 
 
 def write_f32(model: Path, path: Path) -> None:
-    """Writes a model with all weights as F32."""
+    """Writes a model with all weights in F32."""
     reader = gguf.GGUFReader(model)
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(path, architecture)
@@ -43,7 +44,7 @@ def write_f32(model: Path, path: Path) -> None:
 
 
 def logits(llama_cpp: Path, model: Path, prompt: str, *options: str, **variables: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the prompt's tokens, and for each the logits of what follows, as float64[n_tokens, n_vocab].
+    """Returns the prompt's tokens, and the logits after each token, as float64[n_tokens, n_vocab].
 
     Raises:
         RuntimeError: llama-results failed.

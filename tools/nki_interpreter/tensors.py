@@ -467,9 +467,7 @@ def _size_of(dims: Strided) -> int:
 
 def reshaped(dims: Strided, shape: tuple[int, ...]) -> Strided | None:
     """Returns the strides of a view in another shape with as many elements, or None if no strides give that shape."""
-    left: list[
-        tuple[int, int]
-    ] = []  # the dimensions still to divide, from the end; contiguous neighbours are merged
+    left: list[tuple[int, int]] = []  # the dimensions still to divide, from the end; contiguous neighbours are merged
     for stride, size in dims:
         if size == 1:
             continue
