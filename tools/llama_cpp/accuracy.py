@@ -191,8 +191,10 @@ def measure(programs: harness.Programs, model: Path, text: str, windows: int, fo
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file with quantized weights")
-    parser.add_argument("text", type=Path, help="a text that is longer than the windows")
-    parser.add_argument("--windows", type=int, default=4, help=f"of {WINDOW} tokens (default: %(default)s)")
+    parser.add_argument("text", type=Path, help="a text file with more tokens than the windows")
+    parser.add_argument(
+        "--windows", type=int, default=4, help=f"the number of windows of {WINDOW} tokens (default: %(default)s)"
+    )
     chosen = parser.parse_args(arguments)
     for file in (chosen.model, chosen.text):
         if not file.is_file():

@@ -295,14 +295,21 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "-m", dest="models", metavar="NAMES", help=f"of {', '.join(m.key for m in MODELS)}; all by default"
+        "-m", dest="models", metavar="NAMES", help=f"models, from {', '.join(m.key for m in MODELS)}; all by default"
     )
-    parser.add_argument("--depths", help="tokens in the cache before a call; by default " + ",".join(map(str, DEPTHS)))
     parser.add_argument(
-        "--step", type=int, default=1, help="between numbers of tokens, beside those of kernels and their neighbours"
+        "--depths", help="numbers of tokens in the cache before a call; by default " + ",".join(map(str, DEPTHS))
     )
-    parser.add_argument("--fuse", choices=("none", "layer"), default="none", help="as of `kernelgen model`")
-    parser.add_argument("--seeds", type=int, default=4, help="of random calls with several sequences")
+    parser.add_argument(
+        "--step",
+        type=int,
+        default=1,
+        help="test every STEP-th number of tokens, and those next to the kernels' numbers",
+    )
+    parser.add_argument("--fuse", choices=("none", "layer"), default="none", help="--fuse of `kernelgen model`")
+    parser.add_argument(
+        "--seeds", type=int, default=4, help="the number of seeds of random calls with several sequences"
+    )
     args = parser.parse_args()
     programs = harness.Programs.find()
     names = args.models.split(",") if args.models else [model.key for model in MODELS]

@@ -391,21 +391,21 @@ def main() -> int:
     parser.add_argument("-o", dest="ops", metavar="OPS", help="ops or whole cases; every case by default")
     parser.add_argument("-p", dest="params", metavar="REGEX", help="only cases whose parameters match")
     parser.add_argument(
-        "--languages", default="", help="which may compute the kernels, the first choice first: nki,jax"
+        "--languages", default="", help="languages of the kernels, the first choice first, such as nki,jax"
     )
     parser.add_argument(
-        "--computed-by", default="", metavar="LANGUAGE", help="only cases of which this language computes a kernel"
+        "--computed-by", default="", metavar="LANGUAGE", help="only cases with a kernel in this language"
     )
     parser.add_argument(
         "--shard",
         type=_shard,
         default=(1, 1),
         metavar="K/N",
-        help="the K-th of N parts; what they find is kept together",
+        help="run the K-th of N parts; all parts share the work folder",
     )
-    parser.add_argument("--sample", action="store_true", help="the cases that the tests run")
-    parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of what passed")
-    parser.add_argument("--work", type=Path, default=default_work(), help="where kernels and results are kept")
+    parser.add_argument("--sample", action="store_true", help="run the cases that the tests run")
+    parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of the passed cases")
+    parser.add_argument("--work", type=Path, default=default_work(), help="the folder of kernels and results")
     parser.add_argument("-j", "--jobs", type=int, help="groups at once; one per CPU by default")
     args = parser.parse_args()
     chosen = sample() if args.sample else cases.split_cases(args.ops) if args.ops else []

@@ -2,10 +2,8 @@
 
     ./bazelw run //tools/llama_cpp:default_kernels                       every architecture
     ./bazelw run //tools/llama_cpp:default_kernels -- -a llama,qwen3     only these
-    ./bazelw run //tools/llama_cpp:default_kernels -- --write-page       every architecture; writes the table to
-        docs/results/default-kernels.md
-    ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer       with layers as kernels; --write-page writes
-        docs/results/layers.md
+    ./bazelw run //tools/llama_cpp:default_kernels -- --write-page       every architecture; writes docs/results/default-kernels.md
+    ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/results/layers.md
 
 test-llama-archs writes small random models of an architecture. `kernelgen model` derives the kernels from the files'
 headers, with no option except the context length: kernels for 1, 8, 32, 128 and 256 tokens, and none specially for the
@@ -466,9 +464,9 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-a", dest="names", metavar="NAMES", help="architectures; all by default")
-    parser.add_argument("--work", type=Path, help="where results are kept between runs")
+    parser.add_argument("--work", type=Path, help="the folder that keeps results between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
-    parser.add_argument("--fuse", choices=sorted(PAGES), default="none", help="as of `kernelgen model`")
+    parser.add_argument("--fuse", choices=sorted(PAGES), default="none", help="--fuse of `kernelgen model`")
     parser.add_argument(
         "--write-page", action="store_true", help="write docs/results/default-kernels.md or docs/results/layers.md"
     )

@@ -2,8 +2,7 @@
 
     ./bazelw run //tools/llama_cpp:derived_kernels                     every architecture of test-llama-archs
     ./bazelw run //tools/llama_cpp:derived_kernels -- -a llama,qwen3   only these
-    ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page     every architecture; writes the table to
-        docs/results/model-support.md
+    ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page     every architecture; writes docs/results/model-support.md
 
 test-llama-archs writes a small random model of an architecture. The program derives its manifest. llama-bench runs the
 model on a simulated NeuronCore, with flash attention and without, and records the ops that it requests: for a prompt of

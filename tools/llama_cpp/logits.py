@@ -1,7 +1,6 @@
 """Prints a model's likeliest next tokens after a prompt: on a NeuronCore, on llama.cpp's CPU backend, and with F32 weights.
 
-    python tools/llama_cpp/logits.py model.gguf --prompt "Hi-and-" --plugin libggml-neuron.so --kernels kernels
-        --llama-cpp build/bin
+    python tools/llama_cpp/logits.py model.gguf --prompt "Hi-and-" --plugin libggml-neuron.so --kernels kernels --llama-cpp build/bin
 
 Greedy texts of two backends differ if two tokens are nearly equally likely, or if one backend is wrong. The F32
 reference on the CPU shows which. The program prints the likeliest tokens after each token of the prompt, with their
@@ -66,11 +65,13 @@ def logits(llama_cpp: Path, model: Path, prompt: str, *options: str, **variables
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--prompt", required=True, help="of a multiple of four tokens")
+    parser.add_argument("--prompt", required=True, help="the prompt; its number of tokens must be a multiple of four")
     parser.add_argument("--plugin", type=Path, required=True, help="libggml-neuron.so")
-    parser.add_argument("--kernels", type=Path, required=True, help="kernels of the model, for caches of 256 cells")
+    parser.add_argument(
+        "--kernels", type=Path, required=True, help="a folder with kernels of the model, for caches of 256 cells"
+    )
     parser.add_argument("--llama-cpp", type=Path, required=True, help="the folder with llama.cpp's programs")
-    parser.add_argument("--top", type=int, default=4, help="tokens that are printed")
+    parser.add_argument("--top", type=int, default=4, help="the number of tokens to print at each position")
     chosen = parser.parse_args(arguments)
     llama_cpp = chosen.llama_cpp.absolute()
     device = {"GGML_BACKEND_PATH": str(chosen.plugin.absolute()), "GGML_NEURON_KERNEL_DIR": str(chosen.kernels)}

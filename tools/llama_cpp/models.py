@@ -419,9 +419,9 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-a", dest="names", metavar="NAMES", help="architectures; all by default")
-    parser.add_argument("--work", type=Path, help="where kernels and results are kept between runs")
+    parser.add_argument("--work", type=Path, help="the folder that keeps kernels and results between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
-    parser.add_argument("--write-table", type=Path, metavar="FILE", help="write which op which architecture needs")
+    parser.add_argument("--write-table", type=Path, metavar="FILE", help="write the ops that each architecture needs")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

@@ -1,8 +1,7 @@
 """Writes docs/results/ops.md and ops-cases.md: the cases of test-backend-ops that the simulated device and other backends support.
 
     ./bazelw run //tools/llama_cpp:ops_page -- --run FOLDER            after a whole run, which left its CSVs in FOLDER
-    ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         reads the other backends' support from
-        llama.cpp's docs/ops in FOLDER
+    ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         reads the support of other backends from llama.cpp's docs/ops
     ./bazelw run //tools/llama_cpp:ops_page                            writes the pages from the existing summaries
 
 The pages are written from summaries in docs/results/ops, which are in version control; the run's own CSVs are too large
@@ -244,10 +243,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help="the folder in which a whole run left its CSVs")
-    parser.add_argument("--others", type=Path, metavar="FOLDER", help="llama.cpp's docs/ops")
     parser.add_argument(
-        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="the folder of the page, with its folder ops/"
+        "--run", type=Path, metavar="FOLDER", help="the folder with the CSVs of a whole run of backend_ops"
+    )
+    parser.add_argument(
+        "--others", type=Path, metavar="FOLDER", help="llama.cpp's folder docs/ops, with the other backends' support"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="the folder of the pages, with a folder ops/"
     )
     args = parser.parse_args()
     summaries = summarize(args.run) if args.run else {}

@@ -349,12 +349,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-p", dest="cases", help=f"of {', '.join(c.name for c in CASES)}; all by default")
+    parser.add_argument("-p", dest="cases", help=f"cases, from {', '.join(c.name for c in CASES)}; all by default")
     parser.add_argument("--model", type=Path, help="a GGUF file in place of a random model")
+    parser.add_argument("--f32", action="store_true", help="write this model's weights in F32, and compare the answers")
     parser.add_argument(
-        "--f32", action="store_true", help="the weights of this model in F32, whose answers are compared"
+        "--layers", type=int, default=8, help="the number of layers of this model's draft (%(default)s)"
     )
-    parser.add_argument("--layers", type=int, default=8, help="that the draft of this model has (%(default)s)")
     args = parser.parse_args()
     known = [
         case.name

@@ -359,15 +359,17 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [model.name for model in MODELS]
-    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(names)}; all by default")
+    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"models, from {', '.join(names)}; all by default")
     parser.add_argument("--file", type=Path, help="a GGUF file in place of these models")
-    parser.add_argument("--f32", action="store_true", help="the weights of this file in F32")
-    parser.add_argument("--cores", metavar="N,…", help=f"by default {','.join(map(str, CORES))}")
-    parser.add_argument("--fuse", metavar="NAMES", help=f"of {', '.join(FUSE)}; all by default")
-    parser.add_argument("--calls", metavar="NAMES", help=f"of {', '.join(KINDS)}; all by default")
-    parser.add_argument("--prompts", metavar="N,…", help="tokens of prompts; by default 1,45,300,512")
+    parser.add_argument("--f32", action="store_true", help="write this file's weights in F32")
+    parser.add_argument("--cores", metavar="N,…", help=f"numbers of cores; by default {','.join(map(str, CORES))}")
     parser.add_argument(
-        "--depths", metavar="N,…", help="tokens in the cache before a prompt; by default 0,255,1000,2000"
+        "--fuse", metavar="NAMES", help=f"--fuse of `kernelgen model`, from {', '.join(FUSE)}; all by default"
+    )
+    parser.add_argument("--calls", metavar="NAMES", help=f"kinds of calls, from {', '.join(KINDS)}; all by default")
+    parser.add_argument("--prompts", metavar="N,…", help="numbers of tokens of prompts; by default 1,45,300,512")
+    parser.add_argument(
+        "--depths", metavar="N,…", help="numbers of tokens in the cache before a prompt; by default 0,255,1000,2000"
     )
     args = parser.parse_args()
     chosen = _choose(parser, "-m", args.models, names)

@@ -3,8 +3,7 @@
     ./bazelw run //tools/llama_cpp:split_architectures                              every architecture, over two cores
     ./bazelw run //tools/llama_cpp:split_architectures -- -a llama,qwen3            only these
     ./bazelw run //tools/llama_cpp:split_architectures -- --cores 4 --fuse step     over four cores, with steps as kernels
-    ./bazelw run //tools/llama_cpp:split_architectures -- --write-page              every architecture; writes the table
-        to docs/results/split-architectures.md
+    ./bazelw run //tools/llama_cpp:split_architectures -- --write-page              all; writes docs/results/split-architectures.md
 
 test-llama-archs runs each small random model on the CPU, on each core alone, and over all cores with -sm tensor (its
 rows "Meta"). It also writes the models as files. `kernelgen model --split-mode tensor` derives the kernels from the
@@ -337,9 +336,9 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-a", dest="names", metavar="NAMES", help="architectures; all by default")
-    parser.add_argument("--cores", type=int, default=2, help="over how many")
-    parser.add_argument("--fuse", choices=FUSE, default="none", help="as of `kernelgen model`")
-    parser.add_argument("--work", type=Path, help="where results are kept between runs")
+    parser.add_argument("--cores", type=int, default=2, help="the number of cores")
+    parser.add_argument("--fuse", choices=FUSE, default="none", help="--fuse of `kernelgen model`")
+    parser.add_argument("--work", type=Path, help="the folder that keeps results between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
     parser.add_argument("--write-page", action="store_true", help=f"write docs/results/{PAGE.name}")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -293,11 +293,15 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known_models = [*MODELS, *ENCODERS]
-    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(known_models)}; all by default")
     parser.add_argument(
-        "-p", dest="cases", metavar="NAMES", help=f"of {', '.join(c.name for c in CASES)}; all by default"
+        "-m", dest="models", metavar="NAMES", help=f"models, from {', '.join(known_models)}; all by default"
     )
-    parser.add_argument("--file", type=Path, help="a GGUF file in place of the random models; its weights in F32")
+    parser.add_argument(
+        "-p", dest="cases", metavar="NAMES", help=f"cases, from {', '.join(c.name for c in CASES)}; all by default"
+    )
+    parser.add_argument(
+        "--file", type=Path, help="a GGUF file in place of the random models; its weights are written in F32"
+    )
     args = parser.parse_args()
     if args.file and not args.file.is_file():
         parser.error(f"--file: {args.file} is not a file")
