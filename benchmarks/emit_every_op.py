@@ -1,8 +1,11 @@
-"""Emitting every kernel that test-backend-ops asks for, through one worker: `./bazelw run //benchmarks:emit_every_op`.
+"""Measures emitting every kernel of test-backend-ops through one worker: kernels per second, memory in MB, bytes of HLO.
 
-llama.cpp's test program is asked for its cases with no kernel there, and what the backend then records is emitted, one kernel
-after another in a random order that is always the same. Prints kernels per second, the worker's memory over time and sizes of HLO.
-Exit status 1 when the worker's memory grows: JAX keeps what it traced, and must be made to forget.
+    ./bazelw run //benchmarks:emit_every_op [-- --kernels N]
+
+llama.cpp's test program lists its cases without a kernel present, and the backend records the kernels that they
+request. The worker emits these kernels one after another, in a fixed random order. The program prints kernels per
+second, the worker's memory over time and the sizes of HLO. Exit status 1 if the worker's memory grows: JAX caches
+traced functions, so the worker must clear its caches.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ from kernelgen.spec.op_kernel import spec_json
 WORKER = [sys.executable, "-P", "-m", "kernelgen.steps.worker", "--persistent_worker"]
 
 GROWTH = 1.15
-"""What the worker's memory in the last fifth may be of that in the second: the first warms up."""
+"""The limit of the worker's memory in the last fifth of the run, relative to the second fifth; the first fifth warms up."""
 
 PEAK_MB = 1074.0
-"""What it may ever be, in MB: 1 GiB."""
+"""The limit of its memory in MB: 1 GiB."""
 
 
 def recorded(programs: harness.Programs) -> list[Kernel]:
-    """Returns every distinct kernel that the cases ask for and an emitter may take."""
+    """Returns every different kernel that the cases request and that an emitter may support."""
     with tempfile.TemporaryDirectory() as folder:
         rows = cases.listing(programs, Path(folder))
     entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})

@@ -1,8 +1,10 @@
-"""How large the HLO of each op is: `./bazelw run //benchmarks:hlo_size -- [OP…]`.
+"""Prints the size of each op's HLO: bytes, constants, instructions, computations and loops.
 
-Takes the example of every op (tests/kernels/reference) in the first types that it is registered for, or with --every-type in all of
-them, and prints the bytes of the canonical module, the bytes of its constants, its instructions and computations, and how many
-loops it has.
+    ./bazelw run //benchmarks:hlo_size -- [OP…]
+
+It takes the example of every op (tests/kernels/reference) in the first types for which the op is registered, or with
+--every-type in all of them. It prints the bytes of the canonical module, the bytes of its constants, and the numbers of
+its instructions, computations and loops.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from kernelgen.hlo import describe, proto
 
 @dataclass(frozen=True)
 class Size:
-    """One op.
+    """The size of one op.
 
     Attributes:
-        op: its name, and the types of its inputs when each is measured.
-        bytes: of the module.
-        constants: bytes of the literals in it.
-        instructions: of all computations.
-        computations: how many.
-        loops: instructions that are while loops.
+        op: its name, with the types of its inputs if each combination is measured.
+        bytes: the bytes of the module.
+        constants: the bytes of its literals.
+        instructions: the instructions of all computations.
+        computations: the number of computations.
+        loops: the number of while loops.
     """
 
     op: str
