@@ -251,8 +251,8 @@ def measure(count: int, *, bazel: bool = True) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--kernels", type=int, help=f"{KERNELS} by default.")
-    parser.add_argument("--without-bazel", action="store_true")
+    parser.add_argument("--kernels", type=int, help=f"The number of kernels; {KERNELS} by default.")
+    parser.add_argument("--without-bazel", action="store_true", help="Leave out `bazel build`.")
     args = parser.parse_args()
     count = args.kernels or (QUICK if args.quick else KERNELS)
     return figures.report(args, lambda: measure(count, bazel=not args.without_bazel))

@@ -51,7 +51,7 @@ def measure(runs: int) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--runs", type=int, help="50 by default.")
+    parser.add_argument("--runs", type=int, help="The number of calls of each; 50 by default.")
     args = parser.parse_args()
     return figures.report(args, lambda: measure(args.runs or (5 if args.quick else 50)))
 

@@ -192,7 +192,9 @@ def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--loop-kernels", type=int, help="Run the loop on a sample of this size and scale the time.")
+    parser.add_argument(
+        "--loop-kernels", type=int, help="Run the loop on a sample of this many kernels and scale its time."
+    )
     args = parser.parse_args()
     return figures.report(args, lambda: measure(args.loop_kernels or (8 if args.quick else None)))
 

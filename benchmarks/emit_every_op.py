@@ -58,7 +58,7 @@ def recorded(programs: harness.Programs) -> list[Kernel]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--kernels", type=int, help="So many of them; all by default.")
+    parser.add_argument("--kernels", type=int, help="The number of kernels; all by default.")
     args = parser.parse_args()
     root = kernel_builder.KernelBuilder().library.root
     kernels = recorded(harness.Programs.find())[: args.kernels or (100 if args.quick else None)]

@@ -175,8 +175,12 @@ def line(cells: Sequence[str]) -> str:
 def arguments(doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser with the options of every benchmark; the description is the first line of its docstring."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="Small sizes: whether it works, not what it costs.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the figures to a file.")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="Use small sizes, to check that the benchmark works; its figures then mean nothing.",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the figures to this file, as JSON.")
     return parser
 
 

@@ -253,7 +253,9 @@ def brief(one: CallForecast) -> str:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--markdown", action="store_true", help="print a table for docs/results/forecast.md")
-    parser.add_argument("--only", choices=list(dict.fromkeys(model for model, _ in ROWS)), help="this model alone")
+    parser.add_argument(
+        "--only", choices=list(dict.fromkeys(model for model, _ in ROWS)), help="forecast only this model"
+    )
     args = parser.parse_args(arguments)
     programs = Programs.find()
     exporter, catalog = Exporter(programs.exporter, programs.libraries), Catalog([builtin_library()])

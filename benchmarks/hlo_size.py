@@ -68,9 +68,11 @@ def table(sizes: Iterable[Size]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("ops", nargs="*", metavar="OP", help="only these; every op by default")
+    parser.add_argument("ops", nargs="*", metavar="OP", help="the ops to measure; every op by default")
     parser.add_argument("--sort", choices=("op", "bytes", "instructions"), default="bytes", help="default: %(default)s")
-    parser.add_argument("--every-type", action="store_true", help="every combination of types that an op is tested in")
+    parser.add_argument(
+        "--every-type", action="store_true", help="measure every combination of types in which an op is tested"
+    )
     args = parser.parse_args()
     known = LIBRARY.scan()
     if unknown := [op for op in args.ops if op not in known]:

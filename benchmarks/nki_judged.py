@@ -195,8 +195,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("accelopt", type=Path, help="a checkout of zhang677/AccelOpt")
     parser.add_argument("kda", type=Path, help="a checkout of Jerry2423/kda-for-trainium")
-    parser.add_argument("--seconds", type=int, default=600, help="that recording one kernel may take")
-    parser.add_argument("--kept", type=Path, help="a JSON file in which the work of kernels is kept between runs")
+    parser.add_argument("--seconds", type=int, default=600, help="the time limit of recording one kernel")
+    parser.add_argument("--kept", type=Path, help="a JSON file that keeps the work of kernels between runs")
     args = parser.parse_args(arguments)
     for file in (args.accelopt / "NKIBench" / "summary.json", args.kda / "baselines.json"):
         if not file.is_file():

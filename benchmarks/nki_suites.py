@@ -38,8 +38,8 @@ class _XdistHooks:
 
 class _Plugin:
     def pytest_addoption(self, parser: pytest.Parser) -> None:
-        parser.addoption("--each", type=int, default=0, help="only so many cases of each test function")
-        parser.addoption("--seconds", type=float, default=0.0, help="CPU seconds that a test may take")
+        parser.addoption("--each", type=int, default=0, help="run only this many cases of each test function; 0: all")
+        parser.addoption("--seconds", type=float, default=0.0, help="the limit of a test's CPU seconds; 0: none")
 
     @pytest.hookimpl(trylast=True)  # after the selection by the tests and by pytest's marks
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

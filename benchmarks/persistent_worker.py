@@ -94,7 +94,7 @@ def measure(kernels: int) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--kernels", type=int, help="200 by default.")
+    parser.add_argument("--kernels", type=int, help="The number of kernels; 200 by default.")
     args = parser.parse_args()
     return figures.report(args, lambda: measure(args.kernels or (20 if args.quick else 200)))
 

@@ -57,7 +57,7 @@ _SCRIPTS = {
     "persistent_worker": "emitting through a worker, against a process per kernel",
     "incremental_bazel": "what Bazel does again after a change",
     "incremental_cmake": "what Ninja does again after a change",
-    "cold_build": "a cold build, against a shell loop and against the least it could take",
+    "cold_build": "a cold build, against a shell loop and against a lower bound",
     "against_scripts": "five builds, against a shell loop and a generator without a cache",
     "scale": "100, 1,000 and 10,000 kernels",
 }
@@ -209,11 +209,19 @@ def main() -> int:
         type=lambda name: OLD_NAMES.get(name, name),
         choices=BENCHMARKS,
         metavar="NAME",
-        help="Only this one; several times for several.",
+        help="Run only this benchmark; can be given several times.",
     )
-    parser.add_argument("--quick", action="store_true", help="Small sizes: whether it works, not what it costs.")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("build/benchmarks"), help="Where results go; default: %(default)s."
+        "--quick",
+        action="store_true",
+        help="Use small sizes, to check that the benchmarks work; their figures then mean nothing.",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("build/benchmarks"),
+        help="The folder of the results; default: %(default)s.",
     )
     args = parser.parse_args()
     names = args.only or [name for name, benchmark in BENCHMARKS.items() if benchmark.default]

@@ -255,8 +255,16 @@ def main() -> int:
         _child(*sys.argv[2:])
         return 0
     parser = figures.arguments(__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"By default {' '.join(map(str, SIZES))}.")
-    parser.add_argument("--without", action="append", default=[], choices=("bazel", "ninja"), help="Leave one out.")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", metavar="N", help=f"Numbers of kernels; by default {' '.join(map(str, SIZES))}."
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=("bazel", "ninja"),
+        help="Leave out this build tool; can be given twice.",
+    )
     args = parser.parse_args()
     sizes = sorted(args.sizes or (QUICK if args.quick else SIZES))
     if sizes[0] < 1 or sizes[-1] > MOST:

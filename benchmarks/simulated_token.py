@@ -103,7 +103,13 @@ def _token(
 
 if __name__ == "__main__":
     parser = figures.arguments(__doc__)
-    parser.add_argument("types", nargs="*", help="types of weights to measure, such as Q4_0; all of them and SMOLLM2")
-    parser.add_argument("--without-functions", action="store_true", help="also measure products that XLA computes")
+    parser.add_argument(
+        "types", nargs="*", help="types of weights to measure, such as Q4_0; by default all, and the model SMOLLM2"
+    )
+    parser.add_argument(
+        "--without-functions",
+        action="store_true",
+        help="also measure the simulator without its functions for quantized weights",
+    )
     args = parser.parse_args()
     sys.exit(figures.report(args, lambda: measure(args.quick, args.types, without=args.without_functions)))

@@ -167,7 +167,7 @@ def simulated(cores: Sequence[int], *, quick: bool) -> Iterator[figures.Figure]:
 def main() -> int:
     parser = figures.arguments(__doc__)
     parser.add_argument(
-        "--table", action="store_true", help="Print the table of docs/results/tensor-parallel-forecast.md alone."
+        "--table", action="store_true", help="Print only the table of docs/results/tensor-parallel-forecast.md."
     )
     args = parser.parse_args()
     programs = Programs.find()
