@@ -466,8 +466,7 @@ def kernel_builder() -> dict[str, Any]:
     return {**names, "ndarray": ndarray, "isa": isa, "Tensor": Described, "build_kernel": build_kernel}
 
 
-# --- imported names
-# --------------------------------------------------------------------------------------------------------
+# --- imported names -------------------------------------------------------------------------------------------------------
 
 
 def names() -> dict[str, dict[str, Any]]:

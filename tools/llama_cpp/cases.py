@@ -213,8 +213,7 @@ def run(
     return Ended(reader.rows, "\n".join(reader.log), status)
 
 
-# --- the list of cases
-# -------------------------------------------------------------------------------------------------------
+# --- the list of cases ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -332,8 +331,7 @@ def _made(name: str, rows: Sequence[CaseRow]) -> Group:
     return Group(name, dict(Counter(row.case for row in rows)), list(nodes), asks)
 
 
-# --- the outcomes of cases
-# ---------------------------------------------------------------------------------------------------
+# --- the outcomes of cases ------------------------------------------------------------------------------------------------
 
 
 @dataclass

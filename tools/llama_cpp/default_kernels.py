@@ -123,8 +123,7 @@ class DefaultKernelsResult:
         return DefaultKernelsResult(**value | own)
 
 
-# --- why a node has no kernel
-# ----------------------------------------------------------------------------------------------
+# --- why a node has no kernel ---------------------------------------------------------------------------------------------
 
 
 def why(spec: KernelSpec) -> str:

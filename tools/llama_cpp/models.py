@@ -113,8 +113,7 @@ class ArchitectureResult:
         return ArchitectureResult(**{**value, "rows": [ArchitectureRow(**row) for row in value["rows"]]})
 
 
-# --- the programs' output
-# ------------------------------------------------------------------------------------------------
+# --- the programs' output -------------------------------------------------------------------------------------------------
 
 
 def dispatched(log: str, device: str = "NEURO") -> dict[str, Counter[str]]:
