@@ -1,6 +1,7 @@
-"""Run as `python -m published`, or `./bazelw run //tools:published`: writes the manifests of `MANIFESTS`.
+"""Writes the manifests of `MANIFESTS`: `python -m published`, or `./bazelw run //tools:published`.
 
-It needs export-graphs, and llama.cpp's libraries: what Bazel built, or as `kernelgen model` does.
+It needs export-graphs and llama.cpp's libraries: those that Bazel built, or those of the options, as for `kernelgen
+model`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from published.header import write
 
 
 def derive(manifest: Manifest, output: Path, arguments: list[str]) -> str:
-    """Writes a manifest to `output`; returns what the command says."""
+    """Writes a manifest to `output`; returns the command's output."""
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         file = write(manifest.header(), Path(folder) / f"{manifest.model}.gguf")

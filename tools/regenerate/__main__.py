@@ -1,4 +1,4 @@
-"""Run as `python -m regenerate`, or `./bazelw run //tools:regenerate`."""
+"""Runs the generator: `python -m regenerate`, or `./bazelw run //tools:regenerate`."""
 
 from __future__ import annotations
 

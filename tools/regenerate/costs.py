@@ -1,4 +1,4 @@
-"""backend/ggml-neuron/select/costs.inc, from tools/kernelgen/dispatch/chips.json: the figures by which kernels are chosen."""
+"""Generates backend/ggml-neuron/select/costs.inc from tools/kernelgen/dispatch/chips.json: the costs for the choice of kernels."""
 
 from __future__ import annotations
 

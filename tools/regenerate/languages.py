@@ -1,4 +1,4 @@
-"""The languages of `kernelgen.languages` for the rules."""
+"""Generates the languages of `kernelgen.languages` for the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The targets of `kernelgen.targets` for the rules, the backend, and Python that stands alone."""
+"""Generates the targets of `kernelgen.targets` for the rules, the backend, and Python without kernelgen."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def nki() -> str:
 
 
 def _inside(text: str, code: str, begin: str = _BEGIN, end: str = _END) -> str:
-    """Returns a file's text with other code between the two lines that say what is generated."""
+    """Returns a file's text with other code between the two lines that mark the generated part."""
     before, found, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
     if not found or not ended:
@@ -139,7 +139,7 @@ def _inside(text: str, code: str, begin: str = _BEGIN, end: str = _END) -> str:
 
 
 def page(text: str) -> str:
-    """Returns the text of docs/reference/targets.md, whose tables of facts and refusals have a column for each target."""
+    """Returns the text of docs/reference/targets.md; its tables of facts and refusals have a column for each target."""
     targets = TARGETS.values()
 
     def table(*rows: tuple[str, list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""tools/kernelgen/simulator/forms.py: how the emitters unpack each type of weights that the simulator has functions for."""
+"""Generates tools/kernelgen/simulator/forms.py: how emitters unpack each type of weights for which the simulator has functions."""
 
 from __future__ import annotations
 
