@@ -228,9 +228,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("bench", type=Path, metavar="NKIBENCH", help="the folder with summary.json")
     parser.add_argument("solutions", type=Path, nargs="?", help="the folder with OP/benchmark.csv and OP/runs/*.py")
     parser.add_argument("--op", action="append", help="only this op; may be repeated")
-    parser.add_argument("--kernel", default="", help="only kernels whose file's name has this text")
-    parser.add_argument("--execute", action="store_true", help="run what is recorded, and compare with the reference")
-    parser.add_argument("--seconds", type=float, default=120.0, help="CPU seconds in which a kernel must be recorded")
+    parser.add_argument("--kernel", default="", help="only kernels whose file name contains this text")
+    parser.add_argument("--execute", action="store_true", help="run recorded kernels, and compare with the reference")
+    parser.add_argument("--seconds", type=float, default=120.0, help="the limit of CPU seconds to record a kernel")
     parser.add_argument("--jobs", type=int, default=1, help="kernels at a time; some need several gigabytes")
     given = parser.parse_args(words)
     if not (given.bench / "summary.json").is_file():

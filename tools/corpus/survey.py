@@ -414,7 +414,7 @@ def _arrays(parameters: Sequence[tuple[str, str, tuple[int, ...]]], seed: bytes)
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--target", choices=list(TARGETS), help="what modules without a NEFF were compiled for")
+    parser.add_argument("--target", choices=list(TARGETS), help="the target of modules without a NEFF")
     parser.add_argument("--execute", type=int, default=0, metavar="N", help="run this many modules on the CPU")
     arguments = parser.parse_args(argv)
     # Bazel runs programs in another working directory.

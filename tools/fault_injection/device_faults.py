@@ -322,13 +322,11 @@ def _ending_of_bench(done: subprocess.CompletedProcess[str], log: str) -> str:
 
 def main() -> None:
     """Runs rounds, and prints the outcome of each."""
-    parser = argparse.ArgumentParser(description="Makes the simulator fail, and sees what the backend makes of it.")
-    parser.add_argument("--rounds", type=int, default=200, help="how many rounds are made")
+    parser = argparse.ArgumentParser(description="Makes the simulator fail, and checks how the backend ends.")
+    parser.add_argument("--rounds", type=int, default=200, help="the number of rounds")
     parser.add_argument("--seed", type=int, default=1, help="the first round's number")
-    parser.add_argument("--parts", action="store_true", help="make rounds with parts of a model on two cores")
-    parser.add_argument(
-        "--sums", action="store_true", help="make rounds with programs that sum up on both of two cores"
-    )
+    parser.add_argument("--parts", action="store_true", help="run rounds with parts of a model on two cores")
+    parser.add_argument("--sums", action="store_true", help="run rounds with programs that compute sums over two cores")
     arguments = parser.parse_args()
     count: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as name:

@@ -354,8 +354,12 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1, help="of the first round; each next has the next")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the files that show something there")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the seed of the first round; each later round has the next number"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="write the files of failures and reports to this folder"
+    )
     args = parser.parse_args()
     here = Path(os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tools/llama_cpp/llama_cpp")).absolute()
     whole = os.environ.get(

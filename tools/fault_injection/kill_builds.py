@@ -293,9 +293,13 @@ def run(root: Path, rounds: int, seed: int) -> Iterator[tuple[int, str | None]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kills builds at random moments and compares what comes out.")
-    parser.add_argument("--rounds", type=int, default=200, metavar="N", help="processes to kill (200)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses which, and when (1)")
+    parser = argparse.ArgumentParser(
+        description="Kills builds at random moments and compares the results with an undisturbed build."
+    )
+    parser.add_argument("--rounds", type=int, default=200, metavar="N", help="the number of processes to kill (200)")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="the seed that chooses the processes and the moments (1)"
+    )
     arguments = parser.parse_args()
     killed: Counter[str] = Counter()
     begun = time.monotonic()

@@ -133,12 +133,16 @@ def main() -> None:
     parser.add_argument("guide", type=Path, help="a page with commands in indented blocks")
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a GGUF file")
     parser.add_argument(
-        "--section", action="append", default=[], metavar="HEADING", help="only this section; repeatable"
+        "--section",
+        action="append",
+        default=[],
+        metavar="HEADING",
+        help="run only this section; can be given several times",
     )
     parser.add_argument(
-        "--beside", action="append", default=[], type=Path, metavar="FOLDER", help="link it beside the clone"
+        "--beside", action="append", default=[], type=Path, metavar="FOLDER", help="a folder to link beside the clone"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands alone")
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
     asked = parser.parse_args()
     todo = list(commands(sections(asked.guide.read_text(encoding="utf-8"), asked.section)))
     if asked.dry_run:

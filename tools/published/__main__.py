@@ -34,9 +34,9 @@ def derive(manifest: Manifest, output: Path, arguments: list[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="published", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a manifest is stale")
-    parser.add_argument("--exporter", help="as of `kernelgen model`")
-    parser.add_argument("--llama-cpp", help="as of `kernelgen model`")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a manifest is stale")
+    parser.add_argument("--exporter", help="--exporter of `kernelgen model`")
+    parser.add_argument("--llama-cpp", help="--llama-cpp of `kernelgen model`")
     args = parser.parse_args()
     passed = [
         f"--{name}={value}" for name, value in (("exporter", args.exporter), ("llama-cpp", args.llama_cpp)) if value

@@ -108,7 +108,7 @@ def main() -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("output", type=Path, nargs="?", default=Path("dist"), help="folder for the archives (dist)")
-    parser.add_argument("--check", action="store_true", help="only say what is missing")
+    parser.add_argument("--check", action="store_true", help="only print what is missing")
     asked = parser.parse_args()
     wrong = problems(ROOT)
     for problem in wrong:

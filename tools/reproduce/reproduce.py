@@ -248,7 +248,7 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("manifests", nargs="*", default=["basic", "llama3"], help="names in manifests/; all by default")
-    parser.add_argument("--no-bazel", action="store_true", help="only kernelgen build")
+    parser.add_argument("--no-bazel", action="store_true", help="build only with `kernelgen build`")
     args = parser.parse_args()
     try:
         found = compare(args.manifests, with_bazel=not args.no_bazel)

@@ -291,11 +291,11 @@ def finish(site: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "-o", "--output", type=Path, default=ROOT / "build/site", metavar="FOLDER", help="Where to write the site."
+        "-o", "--output", type=Path, default=ROOT / "build/site", metavar="FOLDER", help="The folder of the site."
     )
-    parser.add_argument("--check", action="store_true", help="Keep nothing; exit with 1 when a link leads nowhere.")
+    parser.add_argument("--check", action="store_true", help="Keep nothing; exit with 1 if a link is broken.")
     parser.add_argument(
-        "--words", metavar="COMMIT", help="Print how many words each page had at a commit, and has now."
+        "--words", metavar="COMMIT", help="Print the number of words of each page at a commit, and now."
     )
     parser.add_argument("--python", type=Path, help="A Python that has the generator, instead of the pinned one.")
     args = parser.parse_args()
