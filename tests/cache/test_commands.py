@@ -108,7 +108,7 @@ def test_export_and_import(run: Run, folder: Folder, tmp_path: Path) -> None:
     done = run("cache", "export", tmp_path / "a.tar")
     assert done.code == 0 and done.out.startswith(f"{tmp_path}/a.tar: 4 entries, ")
     done = run("cache", "import", tmp_path / "a.tar", "--cache", tmp_path / "other")
-    assert (done.code, done.out) == (0, f"{tmp_path}/other: 4 entries added, 0 there already\n")
+    assert (done.code, done.out) == (0, f"{tmp_path}/other: 4 entries added, 0 already there\n")
     (tmp_path / "bad.tar").write_bytes(b"not a tar" * 100)
     done = run("cache", "import", tmp_path / "bad.tar", "--cache", tmp_path / "third")
     assert done.code == 2 and "not an exported cache" in done.err

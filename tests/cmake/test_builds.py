@@ -292,14 +292,14 @@ def test_build_folders_share_what_is_compiled(project: Make, sdk: Callable[..., 
     made = project("add_neuron_kernels(k MANIFEST small.yaml TARGETS trn1 FORM PACK)")
     cache = tmp_path / "cache"
     made.configure(f"-DNEURON_SDK={sdk('good')}", f"-DNEURON_KERNELGEN_NEFF_CACHE={cache}")
-    assert "small_trn1: 3 kernels: 3 compiled, 0 from the cache, 0 as before" in made.make().output
+    assert "small_trn1: 3 kernels: 3 compiled, 0 from the cache, 0 up to date" in made.make().output
     assert len(list(cache.glob("*.entry"))) == 3
     [pack] = made.build.rglob("*.gguf")
     # Of the same version, so it is not called.
     broken = sdk("broken", exit=1, output="none")
     other = cmake_project.Project(made.source, tmp_path / "other")
     other.configure(f"-DNEURON_SDK={broken}", f"-DNEURON_KERNELGEN_NEFF_CACHE={cache}")
-    assert "small_trn1: 3 kernels: 0 compiled, 3 from the cache, 0 as before" in other.make().output
+    assert "small_trn1: 3 kernels: 0 compiled, 3 from the cache, 0 up to date" in other.make().output
     assert (other.build / pack.relative_to(made.build)).read_bytes() == pack.read_bytes()
 
 

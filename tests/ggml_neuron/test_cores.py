@@ -133,7 +133,7 @@ def test_loading_says_what_to_use_instead_of_a_split_by_rows(
     )
     said = re.findall(r"^ggml-neuron: (NeuronCores don't.*\n.*)$", done.stderr, re.MULTILINE)
     assert said == [
-        "NeuronCores don't compute with rows of a weight each (-sm row)\n"
+        "NeuronCores do not support -sm row\n"
         "ggml-neuron:     use -sm tensor, which splits weights by heads and the like, or -sm layer, which gives each core whole layers"
     ], done.stderr
     assert done.returncode == 1, done.stderr  # and no signal

@@ -103,12 +103,12 @@ def test_programs_are_taken_for_what_their_bundle_says(
     tree = built_tree(kernels)
     stored = json.loads((tree / "index.json").read_text())["kernels"]
     large = {k["neff_sha256"] for k in stored if k["id"].startswith("add-64x4-f32-")}
-    before, after = free(tree), free(tree, "add", said="takes 250 KiB, and 250 KiB as its bundle says")
+    before, after = free(tree), free(tree, "add", said="takes 250 KiB; its bundle estimates 250 KiB")
     edited = saying(add_is_large)
     assert before - free(edited) == len(large) * (10 * MIB - PROGRAM) + SCRATCHPAD
     assert free(saying(lambda kernel: kernel.pop("neff_memory"))) == before
     # The loaded one counts no more; the pages that it asks for are there as its bundle says, and the others are small.
-    loaded = free(edited, "add", said="takes 250 KiB, and 10240 KiB as its bundle says")
+    loaded = free(edited, "add", said="takes 250 KiB; its bundle estimates 10240 KiB")
     assert after - loaded == (len(large) - 1) * (10 * MIB - PROGRAM)
 
 

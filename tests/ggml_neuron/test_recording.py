@@ -269,4 +269,6 @@ def test_one_round_of_recording_is_enough(programs: Programs, benched: Benched, 
     executed = {kernel for kernel, (_, ran) in counts(benched.recorded).items() if ran}
     assert executed <= set(re.findall(r"core 0: loaded (\S+) of", log)) <= set(counts(benched.recorded))
     assert 0 < len(executed) < len(counts(benched.recorded))
-    assert log.rindex("core 0: loaded ") < log.rindex("core 0: programs of a graph were loaded before it is computed")
+    assert log.rindex("core 0: loaded ") < log.rindex(
+        "core 0: the programs of a graph were loaded before its first launch"
+    )

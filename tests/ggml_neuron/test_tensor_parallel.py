@@ -474,7 +474,7 @@ def test_what_fails_when_a_result_is_asked_for_fails_the_next_graph(
         programs, model, 2, *on_cpu, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}", NEURON_SIMULATOR_FAULT=fault
     )
     assert got.status != 0 and got.logits is None, got.log[-4000:]
-    assert "parts of a graph failed when a result was asked for: the next graph fails" in got.log
+    assert "parts of a graph failed when a result was read: the next graph fails" in got.log
     assert "a launch of an earlier graph failed after ggml had that graph back: this graph is not computed" in got.log
 
 

@@ -182,7 +182,7 @@ def test_costs_are_read_from_regular_files_of_some_size_when_the_backend_is_load
     result = run("memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_COSTS=path)
     assert result.said == {"memory": "ok"}
     said = "it has more than 1 MiB" if kind == "large" else "it is not a regular file"
-    assert f"GGML_NEURON_COSTS: {path}: {said}; kernels are chosen by the figures" in result.log
+    assert f"GGML_NEURON_COSTS: {path}: {said}; kernels are chosen by the built-in costs" in result.log
 
 
 def best_of_all(n: int, counts: Sequence[int], costs: Sequence[float], again: bool) -> float:
@@ -239,7 +239,9 @@ def test_one_price_for_all_launches_is_taken_and_said(run: Run, few: Path, tmp_p
             how = "queued" if depth == "3" else "waited for"
             said = f"by the figures of {path}: a launch that is {how} takes {180 if flat else price} us"
             assert said in result.log, result.log
-            assert ("launch_us counts for launches that are queued and that are waited for alike" in result.log) == flat
+            assert (
+                "launch_us counts both for queued launches and for launches that the host waits for" in result.log
+            ) == flat
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,19 @@ def test_a_head_of_gemma_4_reads_the_cache_of_its_model(
     assert "--model-draft gemma4-head.gguf --spec-type draft-mtp" in (tmp_path / "derived.yaml").read_text()
 
 
+def test_a_head_of_a_gemma_4_of_another_width_is_refused(
+    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, narrow, head = tmp_path / "gemma4.gguf", tmp_path / "narrow.gguf", tmp_path / "head.gguf"
+    random_llama.write_gemma4(model, replace(WINDOWED, n_embd=256))
+    random_llama.write_gemma4(narrow, WINDOWED)
+    random_llama.write_gemma4_head(head, narrow, WINDOWED)
+    arguments = ("--spec-type", "draft-mtp", "--model-draft", head)
+    assert run_model(exporter, model, tmp_path / "m.yaml", *RUN, *arguments) == 2
+    said = capsys.readouterr().err
+    assert "the draft is a head of a gemma4 whose embedding has 128 numbers, and the model is a gemma4 with 256" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

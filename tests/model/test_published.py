@@ -8,7 +8,7 @@ import pytest
 
 from kernelgen.model.exporter import Exporter
 from published import FOLDER, FTYPES, MANIFESTS, MODELS, Manifest
-from published.__main__ import derive
+from published.__main__ import derive, main
 
 from .conftest import ROOT, specs
 
@@ -34,6 +34,19 @@ def test_a_ready_manifest_is_what_the_command_writes(manifest: Manifest, exporte
     said = derive(manifest, tmp_path / "fresh.yaml", arguments)
     assert (tmp_path / "fresh.yaml").read_text() == (ROOT / manifest.path).read_text()
     assert "no kernel: " not in said
+
+
+def test_a_published_models_file_is_written_without_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "llama3.gguf"
+    assert main(["--header", "Llama-3-8B", str(file)]) == 0
+    written = file.read_bytes()
+    assert written.startswith(b"GGUF") and b"Llama-3-8B" in written and b"blk.31.ffn_down.weight" in written
+    assert len(written) < 100_000  # of 16 GB
+    with pytest.raises(SystemExit):
+        main(["--header", "Llama-9", str(file)])
+    assert "the published models are Llama-3-8B, " in capsys.readouterr().err
 
 
 def test_there_is_a_manifest_for_each_model_and_type() -> None:

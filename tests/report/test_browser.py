@@ -14,6 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from kernelgen import cli
+from kernelgen.report.numbers import published
 from kernelgen.report.page import page
 
 pytestmark = pytest.mark.long
@@ -83,6 +84,13 @@ def test_links_lead_to_rows_details_and_pages_of_kernels(opened: webdriver.Chrom
     assert opened.find_element(By.TAG_NAME, "pre").text.startswith("HloModule")
     opened.find_element(By.PARTIAL_LINK_TEXT, "basic.html").click()
     assert opened.current_url.startswith(report.as_uri())
+
+
+def test_published_figures_link_to_their_sources(opened: webdriver.Chrome) -> None:
+    links = [one.get_attribute("href") or "" for one in opened.find_elements(By.CSS_SELECTOR, "table.words td a")]
+    assert [link for link in links if link.startswith("https://")] == [
+        one["url"] for one in published("trn1") if one["url"]
+    ]
 
 
 def test_plots_are_drawn_and_have_a_text(opened: webdriver.Chrome) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 STEPS = {"NeuronEmit": "emitted", "NeuronCompile": "compiled", "NeuronBundle": "bundled"}
 
-_CMAKE = re.compile(r"(\S+): (\d+) kernels: (\d+) compiled, (\d+) from the cache, (\d+) as before")
+_CMAKE = re.compile(r"(\S+): (\d+) kernels: (\d+) compiled, (\d+) from the cache, (\d+) up to date")
 _KERNELGEN = re.compile(r"(\d+) built \((\d+) compiled, (?:(\d+) from the cache, )?(\d+) up to date\), (\d+) failed")
 
 
@@ -55,7 +55,7 @@ def of_log(text: str) -> list[str]:
     rows += [f"| all | {m[2]} | {m[3] or 0} | {m[4]} | {m[5]} |" for m in _KERNELGEN.finditer(text)]
     if not rows:
         return []
-    return ["| kernels | compiled | from the cache | as before | failed |", "|---|---|---|---|---|", *rows]
+    return ["| kernels | compiled | from the cache | up to date | failed |", "|---|---|---|---|---|", *rows]
 
 
 def table(file: Path) -> list[str]:

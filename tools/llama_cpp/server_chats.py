@@ -278,7 +278,7 @@ def check(case: ServerCase, device: Chats, cpu: Chats, exact: bool) -> list[str]
     if not device.answers[LEAVES].pieces:
         wrong.append("the client that goes away reads nothing")
     on_cpu = harness.ran(device.log)["cpu"]
-    if on_cpu or "0 ops ran on the CPU instead of a NeuronCore" not in device.log:
+    if on_cpu or " 0 ops ran on the CPU instead of a NeuronCore" not in device.log:
         wrong.append(f"on the CPU: {dict(on_cpu)}")
     if "because no kernel computes them" in device.log:
         wrong.append("an op has no kernel")

@@ -41,9 +41,7 @@ class Manifest:
 
     def header(self) -> GgufHeader:
         """Returns the header of the model's file."""
-        header = _small() if self.model == SMALL else MODELS[self.model]()
-        header.fields[".general.name"] = self.model
-        return header
+        return model_header(self.model)
 
 
 def _llama3_8b() -> GgufHeader:
@@ -266,6 +264,13 @@ MODELS: Mapping[str, Callable[[], GgufHeader]] = MappingProxyType(
     }
 )
 """The models by name."""
+
+
+def model_header(model: str) -> GgufHeader:
+    """Returns the header of a model's file: one of `MODELS`, or `SMALL`."""
+    header = _small() if model == SMALL else MODELS[model]()
+    header.fields[".general.name"] = model
+    return header
 
 
 def manifest_name(model: str, ftype: str) -> str:

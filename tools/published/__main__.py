@@ -12,10 +12,11 @@ import io
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from kernelgen import cli
-from published import MANIFESTS, Manifest
+from published import MANIFESTS, MODELS, Manifest, model_header
 from published.header import write
 
 
@@ -32,12 +33,30 @@ def derive(manifest: Manifest, output: Path, arguments: list[str]) -> str:
     return said.getvalue()
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="published", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a manifest is stale")
-    parser.add_argument("--exporter", help="--exporter of `kernelgen model`")
-    parser.add_argument("--llama-cpp", help="--llama-cpp of `kernelgen model`")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--header",
+        nargs=2,
+        metavar=("MODEL", "FILE"),
+        help=f"write a published model's GGUF file without its weights instead: {', '.join(MODELS)}. It is enough for"
+        " `kernelgen model`, `forecast` and `report`",
+    )
+    parser.add_argument("--exporter", help="the same option of `kernelgen model`")
+    parser.add_argument("--llama-cpp", help="the same option of `kernelgen model`")
+    args = parser.parse_args(arguments)
+    if args.header:
+        model, file = args.header
+        if model not in MODELS:
+            parser.error(f"--header {model}: the published models are {', '.join(MODELS)}")
+        named = Path(os.environ.get("BUILD_WORKING_DIRECTORY", ".")) / file
+        try:
+            write(model_header(model), named)
+        except OSError as error:
+            parser.error(f"--header: {error.filename}: {error.strerror}")
+        print(f"{named} written")
+        return 0
     passed = [
         f"--{name}={value}" for name, value in (("exporter", args.exporter), ("llama-cpp", args.llama_cpp)) if value
     ]

@@ -191,9 +191,8 @@ NRT_STATUS neuron_launch_queue::judge(const queued_launch & q, NRT_STATUS status
     if (status == NRT_EXEC_COMPLETED_WITH_NUM_ERR) {
         if (!said_not_a_number) {
             // The core keeps this report, so it may belong to an earlier process.
-            NEURON_WARN(
-                "core %d: %s, for node %s, or a program before it: results that are not numbers are passed on\n", vnc,
-                q.bound_launch->model->name.c_str(), q.node.c_str());
+            NEURON_WARN("core %d: %s, for node %s, or a program before it: the results contain infinities or NaN\n",
+                        vnc, q.bound_launch->model->name.c_str(), q.node.c_str());
             said_not_a_number = true;
         }
         return NRT_SUCCESS;

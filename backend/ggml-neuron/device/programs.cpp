@@ -73,7 +73,7 @@ void neuron_core::preload(const std::vector<neuron_kernel> & kernels) {
         }
     }
     if (!wanted.empty()) {
-        NEURON_LOG("core %d: programs of a graph were loaded before it is computed\n", vnc);
+        NEURON_LOG("core %d: the programs of a graph were loaded before its first launch\n", vnc);
     }
 }
 
@@ -132,7 +132,7 @@ void neuron_core::note_refusal(const neuron_model & model) {
     }
     said_full         = true;
     const size_t size = model.memory.bytes ? model.memory.bytes : program_size();
-    NEURON_ERROR("core %d: %s; until tensors are freed, the CPU computes its ops%s\n", vnc, message.c_str(),
+    NEURON_ERROR("core %d: %s; the CPU computes its ops until tensors are freed%s\n", vnc, message.c_str(),
                  occupancy(microcode(nrt) + size, "at least ").c_str());
 }
 

@@ -54,7 +54,7 @@ void neuron_fallback_cost::add_read(const ggml_tensor * tensor, uint64_t bytes) 
     others.add(tensor, bytes);
     if (bytes >= LARGE && !other_said) {
         other_said = true;
-        NEURON_LOG("%s of '%s' are read from the device, as for an op that has no kernel\n", mebibytes(bytes).c_str(),
+        NEURON_LOG("%s of '%s' are read from the device, as if an op had no kernel\n", mebibytes(bytes).c_str(),
                    tensor->name);
     }
 }

@@ -106,7 +106,7 @@ void neuron_flush_chains() {
     const std::lock_guard<std::recursive_mutex> lock(everything().mutex);
     for (const auto & chain : everything().chains) {
         if (chain->flush() != GGML_STATUS_SUCCESS) {
-            NEURON_ERROR("parts of a graph failed when a result was asked for: the next graph fails\n");
+            NEURON_ERROR("parts of a graph failed when a result was read: the next graph fails\n");
             chain->fail();
         }
     }

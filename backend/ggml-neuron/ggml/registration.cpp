@@ -241,7 +241,7 @@ static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, c
     // llama.cpp looks this up while it loads a model with -sm row, and fails without it. Programs may silence its
     // message.
     if (strcmp(name, "ggml_backend_split_buffer_type") == 0) {
-        NEURON_ERROR("NeuronCores don't compute with rows of a weight each (-sm row)\n"
+        NEURON_ERROR("NeuronCores do not support -sm row\n"
                      "use -sm tensor, which splits weights by heads and the like, or -sm layer, which gives each core "
                      "whole layers\n");
     }

@@ -291,7 +291,7 @@ void neuron_reserved_say() {
         }
     }
     if (missing.say(ggml_backend_neuron_shared().kernels, "a reserved graph")) {
-        NEURON_WARN("some parts of this model for %zu cores have no kernels, as the lines before say\n"
+        NEURON_WARN("some parts of this model for %zu cores have no kernels; the lines above name them\n"
                     "to derive all that they need: kernelgen model MODEL.gguf -o MODEL.yaml --split-mode tensor "
                     "--devices %zu\n",
                     r.n_cores, r.n_cores);

@@ -69,7 +69,7 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     const int32_t               layout = neuron_layout_of_buft(weight->buffer->buft);
     const size_t                size   = ggml_backend_buft_get_alloc_size(weight->buffer->buft, weight);
     if (size > NEURON_MAX_TENSOR) {
-        NEURON_WARN("the weight %s has %zu bytes, and the runtime takes at most %zu as one: it stays with the CPU\n",
+        NEURON_WARN("the weight %s has %zu bytes, and the runtime takes at most %zu as one: the CPU keeps it\n",
                     weight->name, size, NEURON_MAX_TENSOR);
         neuron_note_weight(op, weight, false);
         return false;

@@ -45,7 +45,7 @@ static enum ggml_status neuron_compute_with_copies(neuron_core & core, ggml_tens
         moved += size;
         auto * ctx = neuron_buffer_of(owner);
         if (neuron_layout(owner)) {
-            NEURON_ERROR("%s is a weight in a layout of its own, which no op can write to\n", owner->name);
+            NEURON_ERROR("%s is a repacked weight, and no op can write to it\n", owner->name);
             return false;
         }
         return ctx->core == &core && ctx->memory->write_locked(data, offset(owner, address), size) == NRT_SUCCESS;

@@ -97,7 +97,7 @@ static enum ggml_status bind_all(neuron_core &                         core,
             return GGML_STATUS_SUCCESS;
         }
     }
-    NEURON_ERROR("a graph of %d nodes is larger than can be bound at once\n", cgraph->n_nodes);
+    NEURON_ERROR("a graph of %d nodes is too large to bind\n", cgraph->n_nodes);
     return GGML_STATUS_FAILED;
 }
 

@@ -82,16 +82,16 @@ neuron_metrics::~neuron_metrics() {
                    (unsigned long long) pieces.load(), (unsigned long long) padding.load());
     }
     if (recalled + read_back) {
-        NEURON_LOG("masks and numbers of rows were looked at as the program wrote them %llu times, and read from the "
+        NEURON_LOG("masks and row numbers were read from the copy that the program wrote %llu times, and read from the "
                    "device %llu times\n",
                    (unsigned long long) recalled.load(), (unsigned long long) read_back.load());
     }
     if (looked_for) {
-        NEURON_LOG("kernels of ops were looked for %llu times, and known %llu times\n",
+        NEURON_LOG("kernels of ops were searched %llu times, and taken from earlier searches %llu times\n",
                    (unsigned long long) looked_for.load(), (unsigned long long) answered.load());
     }
     if (moves) {
-        NEURON_LOG("%llu copies kept results apart from inputs, or gave kernels more rows\n",
+        NEURON_LOG("%llu copies were added to keep results apart from inputs, or to pad rows\n",
                    (unsigned long long) moves.load());
     }
     uint64_t   n_calls = 0;
@@ -112,7 +112,7 @@ void neuron_metrics::print_groups() const {
                    (unsigned long long) launches.load(), (double) grouped / (double) launches);
     }
     if (found_before) {
-        NEURON_LOG("groups of %llu graphs were known before these had memory\n",
+        NEURON_LOG("groups of %llu graphs were found before the graphs had memory\n",
                    (unsigned long long) found_before.load());
     }
     if (others.total) {

@@ -214,7 +214,7 @@ static bool say_other_attention(const std::vector<const ggml_tensor *> & ops,
         if (!told) {
             NEURON_WARN(
                 "this context is without flash attention, kernels are for flash attention: the CPU computes attention\n"
-                "kernelgen model derives kernels for flash attention, unless --flash-attn says otherwise\n"
+                "kernelgen model derives kernels for flash attention, unless --flash-attn is off\n"
                 "run the program with -fa on, or derive kernels with: kernelgen model --flash-attn both\n");
         }
         return true;
@@ -265,8 +265,8 @@ bool neuron_missing_ops::say(const neuron_kernel_store & kernels, const char * g
     if (more && !said.told_more) {
         said.told_more = true;
         any            = true;
-        NEURON_WARN("%zu %s of %s, and what later ones lack: no kernel either\n"
-                    "GGML_NEURON_LOG=2 says which, and GGML_NEURON_RECORD=FILE writes a manifest of all\n",
+        NEURON_WARN("%zu %s of %s, and ops of later graphs: no kernel either\n"
+                    "GGML_NEURON_LOG=2 names them, and GGML_NEURON_RECORD=FILE writes a manifest of all\n",
                     more, more == 1 ? "other op" : "other ops", graph);
     }
     return any;

@@ -48,7 +48,7 @@ class trace_file {
         fputs(empty ? "[]\n" : "\n]\n", file);
         const bool written = !ferror(file);
         if (fclose(file) != 0 || !written) {
-            NEURON_ERROR("GGML_NEURON_PROFILE: %s: the profile is not whole: %s\n", path.c_str(), strerror(errno));
+            NEURON_ERROR("GGML_NEURON_PROFILE: %s: the profile is incomplete: %s\n", path.c_str(), strerror(errno));
         } else {
             NEURON_LOG("GGML_NEURON_PROFILE: %s has %" PRIu64 " launches\n", path.c_str(), n_launches);
         }

@@ -121,17 +121,17 @@ void neuron_costs::use(const std::string & target, uint32_t lnc, bool queued) {
         if (wrong.empty()) {
             whose = path;
             if (one_launch_us) {
-                NEURON_WARN("GGML_NEURON_COSTS: %s: its launch_us counts for launches that are queued and that are "
-                            "waited for alike\n"
+                NEURON_WARN("GGML_NEURON_COSTS: %s: its launch_us counts both for queued launches and for launches "
+                            "that the host waits for\n"
                             "to tell them apart: {\"queued\": ..., \"waited\": ...}\n",
                             path.c_str());
             }
         } else {
-            NEURON_ERROR("GGML_NEURON_COSTS: %s: %s; kernels are chosen by the figures that this was built with\n",
-                         path.c_str(), wrong.c_str());
+            NEURON_ERROR("GGML_NEURON_COSTS: %s: %s; kernels are chosen by the built-in costs\n", path.c_str(),
+                         wrong.c_str());
         }
     }
-    NEURON_LOG("kernels are chosen by the figures of %s: a launch that is %s takes %g us, memory is read at %g GB/s\n",
+    NEURON_LOG("costs of kernels are those of %s: a launch that is %s takes %g us, memory is read at %g GB/s\n",
                whose.c_str(), queued ? "queued" : "waited for", found.launch_us, found.gb_per_s);
     in_use() = found;
 }

@@ -426,7 +426,7 @@ void neuron_kernel_store::add(const neuron_nrt & nrt, neuron_kernels * handle, s
     const bool   simulated = neuron_kernels_simulated(handle) != 0;
     const char * target    = neuron_kernels_metadata(handle, "target");
     if (simulated && !nrt.simulator) {
-        NEURON_ERROR("%s: left out: its kernels are the simulator's and never run on a NeuronCore\n"
+        NEURON_ERROR("%s: left out: its kernels are for the simulator, and no NeuronCore can load them\n"
                      "build the manifest with the Neuron SDK's compiler: kernelgen build --compiler neuronx-cc\n"
                      "(in CMake COMPILER neuronx-cc, in Bazel --config=release)\n",
                      bundle->origin.c_str());

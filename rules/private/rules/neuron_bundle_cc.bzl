@@ -66,7 +66,7 @@ neuron_bundle_cc = rule(
     doc = "A library with the kernels embedded. cc rules that depend on it link the kernels.",
     implementation = _neuron_bundle_cc_impl,
     attrs = {
-        "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo]),
+        "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo], doc = "The `neuron_kernel_bundle` whose kernels are linked in."),
         "_library": attr.label(default = "//backend/bundle:neuron_kernels", providers = [CcInfo]),
         "_tool": attr.label(default = "//tools/kernelgen:bundle", providers = [KernelgenToolInfo]),
     },

@@ -41,7 +41,7 @@ baseline's by more than `threshold` fails the build.""",
     implementation = _neuron_kernel_report_impl,
     attrs = {
         "baseline": attr.label(allow_single_file = [".json"], doc = "The JSON of an earlier report."),
-        "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo]),
+        "bundle": attr.label(mandatory = True, providers = [NeuronBundleInfo], doc = "The `neuron_kernel_bundle` that the report is about."),
         "measured": attr.label_list(allow_files = True, doc = "Measured times, in the files that `kernelgen report --measured` reads."),
         "model": attr.label(allow_single_file = True, doc = "An export of the model's graphs, from which the report counts launches (docs/reference/models.md)."),
         "threshold": attr.string(default = "5", doc = "The allowed increase of a time over the baseline, in percent."),

@@ -48,7 +48,7 @@ The action depends on the HLO, the compiler, its flags and the driver that runs 
     attrs = {
         "cpus": attr.int(default = 1, doc = "The CPUs to reserve for the compile."),
         "flags": attr.string_list(doc = "The arguments of neuronx-cc without file arguments; by default the target's."),
-        "hlo": attr.label(mandatory = True, providers = [NeuronHloInfo]),
+        "hlo": attr.label(mandatory = True, providers = [NeuronHloInfo], doc = "The `neuron_hlo` to compile."),
         "memory_mb": attr.int(default = 4096, doc = "The memory to reserve for the compile, in MiB."),
         "target": attr.string(mandatory = True, values = TARGETS.keys(), doc = "neuronx-cc's `--target`."),
         "_allowlist_function_transition": attr.label(default = "@bazel_tools//tools/allowlists/function_transition_allowlist"),

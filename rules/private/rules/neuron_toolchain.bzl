@@ -70,7 +70,7 @@ neuron_toolchain = rule(
     doc = "A compiler for `toolchain_type`. With `disabled`, analysis succeeds and the build fails with the reason.",
     implementation = _neuron_toolchain_impl,
     attrs = {
-        "compiler": attr.string(mandatory = True, values = ["neuronx-cc", "simulator"]),
+        "compiler": attr.string(mandatory = True, values = ["neuronx-cc", "simulator"], doc = "Which compiler this is."),
         "disabled": attr.string(doc = "Why this compiler can't be used."),
         "executable": attr.label(allow_single_file = True, doc = "neuronx-cc."),
         "identity": attr.string(doc = "The compiler's name and version, a part of every NEFF's key. The simulator's comes from its sources and jaxlib's version."),

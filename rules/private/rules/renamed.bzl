@@ -12,6 +12,6 @@ def _renamed_impl(ctx):
 renamed = rule(
     doc = "A deprecated name of a C++ library. Analysis prints the new name.",
     implementation = _renamed_impl,
-    attrs = {"actual": attr.label(mandatory = True, providers = [CcInfo])},
+    attrs = {"actual": attr.label(mandatory = True, providers = [CcInfo], doc = "The target that has this name now.")},
     provides = [CcInfo],
 )

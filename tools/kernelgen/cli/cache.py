@@ -343,7 +343,7 @@ def import_(file: Path, folder: Folder) -> None:
     if not file.is_file():
         raise KernelgenError(Diagnostic(f"{file}: the file does not exist"))
     done = archive.read(file, folder)
-    click.echo(f"{folder}: {_entries(done.added)} added, {done.known} there already")
+    click.echo(f"{folder}: {_entries(done.added)} added, {done.known} already there")
 
 
 def _entries(count: int) -> str:

@@ -49,7 +49,7 @@ def resolve(choice: str = "auto", *, path: str | Path | None = None, env: Mappin
         message = "neuronx-cc is not installed: it is neither on PATH nor is NEURON_SDK set"
         raise KernelgenError(Diagnostic(f"{message}{placeholder}", hint=HOW_TO_INSTALL))
     return Simulator(
-        note="neuronx-cc is not installed: kernels are compiled by the simulator, and the NEFFs load on no device"
+        note="neuronx-cc is not installed: kernels are compiled by the simulator, and no device can load the NEFFs"
         + placeholder
     )
 

@@ -15,14 +15,14 @@ SHOWN = 8
 
 PARTS = {
     "launch": "launches",
-    "memory": "weights, cache and results, streamed",
-    "tensor": "products of up to 128 rows",
-    "products": "products of more rows",
+    "memory": "DMA of weights, cache and results",
+    "tensor": "tensor engine, up to 128 rows",
+    "products": "tensor engine, more than 128 rows",
     "descriptors": "gathers and scatters",
-    "elements": "work element by element",
-    "spills": "scores that do not fit into SBUF",
+    "elements": "vector and scalar engines",
+    "spills": "spills of scores from SBUF",
     "waited": "work in few partitions",
-    "latency": "waiting for the instruction before",
+    "latency": "latency of instructions",
     "calls": "starts of NKI kernels",
     "reductions": "sums over cores",
 }

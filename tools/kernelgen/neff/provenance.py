@@ -130,4 +130,4 @@ def count(path: str | Path, known: Mapping[str, NeffOrigin]) -> str:
     fileio.write_bytes(path, canonical_json(runs).encode())
     new = [o for kernel, o in known.items() if not isinstance(before, dict) or before.get(kernel) != o.run]
     compiled = sum(o.source == "compiled" for o in new)
-    return f"{len(known)} kernels: {compiled} compiled, {len(new) - compiled} from the cache, {len(known) - len(new)} as before"
+    return f"{len(known)} kernels: {compiled} compiled, {len(new) - compiled} from the cache, {len(known) - len(new)} up to date"

@@ -28,7 +28,7 @@ FORMAT = 1
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 """Names of products' dtypes in the table of the chips."""
 
-PARTS = {**printing.PARTS, "host": "transfers over the host"}
+PARTS = {**printing.PARTS, "host": "host transfers"}
 """The parts of a call's time, in the order of the bar."""
 
 

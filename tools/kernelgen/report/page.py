@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -18,7 +18,7 @@ COLUMNS = {
     "nodes": "nodes",
     "per_token": "per token",
     "per_prompt": "per prompt",
-    "gflops": "GFLOPs",
+    "flops": "GFLOPs",
     "mb": "MB moved",
     "intensity": "FLOPs per byte",
     "bound": "bound by",
@@ -30,18 +30,39 @@ COLUMNS = {
     "neff_bytes": "NEFF, bytes",
     "compile_s": "compile time, s",
 }
-"""Columns of the table of kernels: the key of a row and the heading."""
+"""Columns of the table of kernels: the key of a row and the heading. The page has a column of FLOPs for each dtype."""
 WORDS = ("id", "kind", "bound")
 """The columns with text; the others have numbers."""
 
 
 def row(kernel: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a kernel's values by column."""
+    """Returns a kernel's values by column of the page."""
     found = {name: kernel.get(name) for name in COLUMNS}
-    found["gflops"] = sum(kernel["flops"].values()) / 1e9
+    del found["flops"]
+    found |= {_flops_column(dtype): flops / 1e9 for dtype, flops in kernel["flops"].items()}
     found["mb"] = kernel["bytes"] / 1e6
     found["share"] = kernel["share"] * 100
     found["padding"] = kernel["padding"] * 100
+    return found
+
+
+def _flops_column(dtype: str) -> str:
+    return f"flops_{dtype}"
+
+
+def _dtypes(kernels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the dtypes of the kernels' products, sorted."""
+    return sorted({dtype for kernel in kernels for dtype in kernel["flops"]})
+
+
+def _columns(kernels: Sequence[Mapping[str, Any]], unused: Collection[str]) -> dict[str, str]:
+    """Returns the columns of the page's table, with one of FLOPs for each dtype."""
+    found: dict[str, str] = {}
+    for name, heading in COLUMNS.items():
+        if name == "flops":
+            found |= {_flops_column(dtype): f"{heading}, {dtype}" for dtype in _dtypes(kernels)}
+        elif name not in unused:
+            found[name] = heading
     return found
 
 
@@ -56,11 +77,11 @@ def text(value: Any) -> str:
 
 def table(numbers: Mapping[str, Any]) -> str:
     """Returns the table of kernels as CSV; FLOPs have a column for each dtype."""
-    dtypes = sorted({dtype for kernel in numbers["kernels"] for dtype in kernel["flops"]})
-    names = [name for name in COLUMNS if name not in ("gflops", "mb")]
+    dtypes = _dtypes(numbers["kernels"])
+    names = [name for name in COLUMNS if name not in ("flops", "mb")]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*names, "bytes", *(f"flops_{dtype}" for dtype in dtypes)])
+    writer.writerow([*names, "bytes", *map(_flops_column, dtypes)])
     for kernel in numbers["kernels"]:
         writer.writerow([kernel[n] for n in names] + [kernel["bytes"]] + [kernel["flops"].get(d, 0) for d in dtypes])
     return out.getvalue()
@@ -134,9 +155,9 @@ def page(
             roofline=plots.roofline(numbers["kernels"], **numbers["roofline"]),
             cache_plot=plots.line(
                 [(call["n_kv"], call["tokens_per_s"]) for call in by_cache],
-                "cells of the cache",
+                "cells of the KV cache",
                 "tokens per second",
-                "Tokens per second over cells of the cache; the table below has the numbers",
+                "Tokens per second over cells of the KV cache; the table below has the numbers",
             ),
             cores_plot=plots.line(
                 [(call["cores"], call["tokens_per_s"]) for call in by_cores],
@@ -144,7 +165,7 @@ def page(
                 "tokens per second",
                 "Tokens per second over cores; the table below has the numbers",
             ),
-            columns={name: heading for name, heading in COLUMNS.items() if name not in unused},
+            columns=_columns(numbers["kernels"], unused),
             words=WORDS,
             row=row,
         )
