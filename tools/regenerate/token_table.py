@@ -21,7 +21,7 @@ def render() -> str:
             *(_rule(name, rule) for name in sorted(OPS) for rule in OPS[name].tokens),
             "};",
             "",
-            "// Those that can't be cut because they run along the tokens.",
+            "// The ops that can't be cut because they run along the tokens.",
             "static const char * const RECURRENT[] = {",
             *(f'    "{name}",' for name in sorted(RECURRENT)),
             "};",
