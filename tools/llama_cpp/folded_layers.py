@@ -123,7 +123,7 @@ def cut(graph: Graph) -> Folded:
     segments = layers(graph)
     found: Counter[Any] = Counter()
     for segment in segments:
-        with contextlib.suppress(ValueError):  # a segment that is no group: its nodes run one by one
+        with contextlib.suppress(ValueError):  # not a group: its nodes run one by one
             found[segment_spec(graph, segment, apart=True)] += 1
     most = max((n for spec, n in found.items() if len(spec.nodes) > 1), default=0)
     why = ""

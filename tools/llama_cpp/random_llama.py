@@ -377,7 +377,7 @@ def write_bert(
         seed: the seed of the weights.
         size: the sizes of the model; `n_head_kv` is not used.
         rank: whether the model is a reranker, with a head of one output.
-        pooling: how the tokens' embeddings are combined, if it is no reranker.
+        pooling: how the tokens' embeddings are combined, if it is not a reranker.
     """
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(size.n_ctx)
