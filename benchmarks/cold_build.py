@@ -182,9 +182,9 @@ def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
         figures.Limit("ratio", at_least=LOOP_AT_LEAST),
     )
     whole = figures.Peer("cold build", ours)
-    yield figures.Figure("of it before the first action", before, "s", kernels, whole)
-    yield figures.Figure("of it after that", actions, "s", kernels, whole)
-    yield figures.Figure("Bazel alone: as many steps that compute nothing", alone, "s", kernels, whole)
+    yield figures.Figure("cold build, before the first action", before, "s", kernels, whole)
+    yield figures.Figure("cold build, from the first action on", actions, "s", kernels, whole)
+    yield figures.Figure("Bazel alone: the same steps, which compute nothing", alone, "s", kernels, whole)
     yield figures.Figure("starting Python and importing JAX", jax, "s", peer=whole)
     yield figures.Figure("lowering and compiling alone, on all cores at once", at_once, "s", kernels, floor_peer)
     yield figures.Figure("lowering and compiling alone in CPU time", least_cpu, "s", kernels, floor_peer)

@@ -90,7 +90,7 @@ def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Ite
         figures.Peer("export-graphs alone", least.peak_mb * 1e6 / 2**20),
         limit=figures.Limit("value", at_most=PEAK_MIB),
     )
-    yield figures.Figure(f"{name}: kernels", kernels, "kernels", peer=figures.Peer("entries", entries))
+    yield figures.Figure(f"{name}: kernels", kernels, "kernels", peer=figures.Peer("entries of the manifest", entries))
 
 
 def coverage(manifest: Path, *arguments: object) -> list[dict[str, Any]]:

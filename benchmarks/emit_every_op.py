@@ -109,10 +109,10 @@ def main() -> int:
     count = len(kernels)
 
     def found() -> Iterator[figures.Figure]:
-        yield figures.Figure("emitting them, the worker's start included", seconds, "s", count)
+        yield figures.Figure("emitting all kernels, with the worker's start", seconds, "s", count)
         alone = figures.Peer("by CPU time", count / cpu)
-        yield figures.Figure("kernels a second", count / seconds, "1/s", count, alone)
-        largest = figures.Peer("largest", max(emitted))
+        yield figures.Figure("kernels per second", count / seconds, "1/s", count, alone)
+        largest = figures.Peer("the largest", max(emitted))
         yield figures.Figure("HLO of a kernel, median", statistics.median(emitted), "bytes", count, largest)
         yield figures.Figure(
             "the worker's memory in the last fifth",
@@ -122,7 +122,9 @@ def main() -> int:
             figures.Peer("in the second fifth", early),
             limit=figures.Limit("ratio", at_most=GROWTH),
         )
-        yield figures.Figure("its peak", peak, "MB", count, limit=figures.Limit("value", at_most=PEAK_MB))
+        yield figures.Figure(
+            "the worker's peak memory", peak, "MB", count, limit=figures.Limit("value", at_most=PEAK_MB)
+        )
 
     return figures.report(args, found)
 

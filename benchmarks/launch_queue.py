@@ -129,7 +129,7 @@ def _prompt(runs: Runs, rounds: int, launch_us: int, *, quick: bool) -> Iterator
             f"a token of a prompt in batches of {BATCH}, layers on {cores} cores, launches of {launch_us / 1000:g} ms",
             statistics.median(prompt[cores]),
             "ms",
-            peer=figures.Peer("on one", statistics.median(prompt[1])),
+            peer=figures.Peer("on one core", statistics.median(prompt[1])),
             direction="peer / value",
         )
 

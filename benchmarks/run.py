@@ -55,11 +55,11 @@ def _built(label: str, *flags: str) -> tuple[str, ...]:
 _SCRIPTS = {
     "bazelw_overhead": "what bazelw adds to a call of Bazel",
     "persistent_worker": "emitting through a worker, against a process per kernel",
-    "incremental_bazel": "what Bazel does again after a change",
-    "incremental_cmake": "what Ninja does again after a change",
+    "incremental_bazel": "what Bazel repeats after a change",
+    "incremental_cmake": "what Ninja repeats after a change",
     "cold_build": "a cold build, against a shell loop and against a lower bound",
     "against_scripts": "five builds, against a shell loop and a generator without a cache",
-    "scale": "100, 1,000 and 10,000 kernels",
+    "scale": "the cost of 100, 1,000 and 10,000 kernels",
 }
 _PROGRAMS = {
     "//benchmarks:derive_manifests": "manifests from the headers of published models (builds llama.cpp)",
@@ -71,11 +71,11 @@ _PROGRAMS = {
     "//benchmarks:layer_launches": "a token with groups of nodes in one launch, and without (builds llama.cpp)",
     "//benchmarks:launch_queue": "a token with one, two and three launches in flight (builds llama.cpp)",
     "//benchmarks:tensor_parallel": "a model over several cores, against one core (builds llama.cpp)",
-    "//benchmarks:weight_layouts": "products by weights in layouts, on the simulator",
-    "//benchmarks/dispatch:dispatch": "the backend's cost per op (builds llama.cpp)",
+    "//benchmarks:weight_layouts": "products with weights in other layouts, on the simulator",
+    "//benchmarks/dispatch:dispatch": "the backend's time per op (builds llama.cpp)",
     "//benchmarks/dispatch:kernel_choice": "choosing kernels among 10,000 (builds llama.cpp)",
-    "//benchmarks/dispatch:repacked_weights": "loading weights that were repacked before, or repacking them (builds llama.cpp)",
-    "//benchmarks:emit_every_op": "every kernel that test-backend-ops asks for (builds llama.cpp)",
+    "//benchmarks/dispatch:repacked_weights": "loading repacked weights, against repacking them at load (builds llama.cpp)",
+    "//benchmarks:emit_every_op": "emitting every kernel that test-backend-ops requests (builds llama.cpp)",
     "//benchmarks:nki_emission": "emitting NKI kernels, against the same in JAX",
 }
 

@@ -121,7 +121,7 @@ def measure(file: Path, programs: Programs, counts: Sequence[int]) -> Iterator[f
         "kernels for every number of tokens and every length",
         len(kernels),
         "kernels",
-        peer=figures.Peer(f"exact kernels for the {len(prompts) + len(depths)} graphs that were looked at", len(exact)),
+        peer=figures.Peer(f"exact kernels for the {len(prompts) + len(depths)} graphs", len(exact)),
         limit=figures.Limit("value", at_most=200),
     )
     lacking = sum(graph.lacking for graph in (*prompts, *depths))
@@ -169,7 +169,9 @@ def measure(file: Path, programs: Programs, counts: Sequence[int]) -> Iterator[f
         "launches per node, averaged over all prompts",
         mean([graph.launches / sum(graph.nodes.values()) for graph in prompts]),
         "launches",
-        peer=figures.Peer("most for a prompt", max(graph.launches / sum(graph.nodes.values()) for graph in prompts)),
+        peer=figures.Peer(
+            "the most for a prompt", max(graph.launches / sum(graph.nodes.values()) for graph in prompts)
+        ),
         limit=figures.Limit("value", at_most=3),
     )
 

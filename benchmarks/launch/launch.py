@@ -87,7 +87,12 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         peer=figures.Peer("two processes that wake each other", exchange),
         limit=None if quick else figures.Limit("value", at_most=LIMIT_US),
     )
-    yield figures.Figure("the same", launch, "µs", peer=figures.Peer("XLA alone, in one process", _xla(kernel)))
+    yield figures.Figure(
+        "a launch of a small kernel on the simulator",
+        launch,
+        "µs",
+        peer=figures.Peer("XLA alone, in one process", _xla(kernel)),
+    )
 
 
 if __name__ == "__main__":
