@@ -237,7 +237,7 @@ def test_one_price_for_all_launches_is_taken_and_said(run: Run, few: Path, tmp_p
                 GGML_NEURON_LOG="1",
             )
             how = "queued" if depth == "3" else "waited for"
-            said = f"by the figures of {path}: a launch that is {how} takes {180 if flat else price} us"
+            said = f"costs of kernels are those of {path}: a launch that is {how} takes {180 if flat else price} us"
             assert said in result.log, result.log
             assert (
                 "launch_us counts both for queued launches and for launches that the host waits for" in result.log
