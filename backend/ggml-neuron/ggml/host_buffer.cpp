@@ -98,7 +98,7 @@ static void drop_copies(kept_buffer & kept, const void * data, size_t size) {
     }
     for (const kept_copy & c : dropped) {
         neuron_core &                     core = *c.memory->core;
-        const std::lock_guard<std::mutex> lock(core.graph_mutex);  // no graph that uses it is half launched
+        const std::lock_guard<std::mutex> lock(core.graph_mutex);  // no thread is launching a graph that uses it
         core.free(c.memory);
     }
 }

@@ -30,7 +30,7 @@ namespace {
 // The beginning of each recording; the backend appends to no other file.
 constexpr const char * BEGINNING = "{\"format\":\"neuron-kernelgen graphs\"";
 
-// Returns the first line of the file. It states no model, which is not known here.
+// Returns the first line of the file. It states no model, because the backend does not have its name.
 std::string first_line() {
     json_line out;
     out.begin_object();
