@@ -117,8 +117,8 @@ struct neuron_plan {
 
     std::vector<neuron_planned>          nodes;              // the nodes to compute
     std::vector<neuron_causal_condition> causal_conditions;  // the plan holds only while these are met
-    std::vector<neuron_row_condition>    row_conditions;     // likewise
-    std::vector<neuron_hidden_condition> hidden_conditions;  // likewise
+    std::vector<neuron_row_condition>    row_conditions;     // also
+    std::vector<neuron_hidden_condition> hidden_conditions;  // also
 
     bool has_conditions() const {
         return !causal_conditions.empty() || !row_conditions.empty() || !hidden_conditions.empty();

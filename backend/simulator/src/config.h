@@ -13,7 +13,7 @@ namespace simulator {
 struct instance {
     const char * name;
     uint32_t     family;   // NRT_INSTANCE_TRN1 and so on, for nrt_get_instance_info
-    uint32_t     size;     // likewise
+    uint32_t     size;     // the same
     uint32_t     version;  // of its NeuronCores
     uint32_t     lnc;      // physical cores of a logical one, the family's default
     uint32_t     cores;    // logical NeuronCores with that LNC
