@@ -63,7 +63,7 @@ def instances() -> str:
         sizes = f"{target.memory_gib * target.lnc} * GIB, {target.state_buffer_mib} * MIB"
         lines.append(f'    {{ "{instance.name}", {", ".join(map(str, numbers))}, {sizes} }},')
     first = next(iter(TARGETS.values()))
-    lines += ["};", "", f"// A core's bytes of HBM and of SBUF without a simulated instance: the same as on {first.name}."]
+    lines += ["};", "", f"// A core's bytes of HBM and SBUF without a simulated instance: the same as on {first.name}."]
     lines.append(f"static constexpr size_t CORE_MEMORY  = {first.memory_gib} * GIB;")
     lines.append(f"static constexpr size_t STATE_BUFFER = {first.state_buffer_mib} * MIB;")
     return "\n".join([*lines, ""])
