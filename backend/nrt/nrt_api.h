@@ -120,7 +120,7 @@ typedef struct {
 #define NRT_INSTANCE_UNKNOWN      0
 #define NRT_INSTANCE_SIZE_UNKNOWN 9
 
-// Later versions may append fields here, too. Libraries of 2023 and before have only the first two fields.
+// Later versions may also append fields here. Libraries of 2023 and before have only the first two fields.
 typedef struct {
     uint32_t family;
     uint32_t size;

@@ -217,7 +217,7 @@ NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bun
 // nothing.
 //
 // Use it to find a graph kernel, which computes several nodes of a graph at once: docs/reference/bundle-keys.md defines
-// the words of its key. It finds any other kernel by its key, too. Since API version 5.
+// the words of its key. It also finds any other kernel by its key. Since API version 5.
 NEURON_KERNELS_API int32_t neuron_kernels_find_words(const neuron_kernels * bundle,
                                                      const uint64_t *       words,
                                                      size_t                 n_words);

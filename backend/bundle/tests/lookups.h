@@ -1,4 +1,4 @@
-// Looks every kernel of a bundle up as a backend does, from the table that lookups.py writes.
+// Looks up every kernel of a bundle, as a backend does, from the table that lookups.py writes.
 
 #pragma once
 

@@ -30,9 +30,9 @@ struct neuron_core;
 // 512 bytes, or not aligned to 512, is slow. A view may begin at any byte.
 constexpr size_t NEURON_ALIGNMENT = 512;
 
-// Core memory that libnrt takes for programs: micro-code once per physical core, and a shared scratchpad, of which this
-// constant is a page. Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a spill,
-// which bundles state. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+// Core memory that libnrt takes for programs: micro-code once per physical core, and a shared scratchpad; the second
+// constant is a page of it. Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a
+// spill, which bundles state. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
 constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
 constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
 
@@ -179,7 +179,7 @@ struct neuron_model {
     // it again only when its tensors take less memory than `refused_beside`.
     std::string refused;
     size_t      refused_beside = 0;  // bytes
-    std::string broken;              // why it is unusable for good; "" when no reason is known
+    std::string broken;              // why it is unusable for good; "" without a known reason
 };
 
 // A kernel bound to operands.

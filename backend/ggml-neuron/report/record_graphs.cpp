@@ -180,8 +180,8 @@ class graph_recorder final : neuron_recording_file {
 
     std::string locked() const override { return path; }
 
-    // locked. Appends pending lines to the file, behind those of other processes. Returns false while another process
-    // is writing.
+    // locked. Appends pending lines to the file, behind other processes' lines. Returns false while another process is
+    // writing.
     bool write() override {
         if (pending.empty() || failed) {
             pending.clear();

@@ -34,8 +34,8 @@ struct neuron_cell_map {
     std::array<axis, 3> outer{};         // axes with larger strides, the largest first
     size_t              n_outer = 0;
 
-    // Sets the axes to those of a tensor that is read; `cells_axis` is the cells' axis. Returns false when the strides
-    // do not give each element a distinct place.
+    // Sets the axes to the axes of a tensor that is read; `cells_axis` is the cells' axis. Returns false when the
+    // strides do not give each element a distinct place.
     bool set_axes(const int64_t ne[4], const uint64_t nb[4], int cells_axis);
 
     // Returns a row's cell.

@@ -24,7 +24,7 @@ struct neuron_group_slot {
     bool   written = false;                   // changed, besides the results
     bool   summed  = false;                   // changed in place by a sum over devices
     size_t row     = 0;                       // bytes per token for a group in pieces; 0: each piece has the whole slot
-    size_t source  = 0;                       // for a single node, if the tensor is not known
+    size_t source  = 0;                       // for a single node, if the tensor is unknown
 
     int64_t             first = 0;            // for row numbers: the first row that the kernel has
     neuron_group_room   room;                 // the kernels' room

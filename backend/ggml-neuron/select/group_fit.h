@@ -1,4 +1,4 @@
-// A group's nodes beside the nodes of a kernel for longer groups, for the files group_fit_*.cpp
+// Compares a group's nodes with the nodes of a kernel for longer groups, for the files group_fit_*.cpp
 // (select/group_lengths.h).
 
 #pragma once

@@ -99,7 +99,7 @@ namespace {
 // The axes along which a kernel may be longer than a node, as bits: for each source and then for the result.
 struct open_axes {
     uint8_t of[GGML_MAX_SRC + 1] = {};
-    int     mask                 = -1;  // the source that hides what is beyond its columns
+    int     mask                 = -1;  // the source that hides columns beyond its own
     bool    is_possible          = false;
 };
 

@@ -83,7 +83,7 @@ class neuron_streams {
     struct caches {
         size_t  stride = 0;
         int64_t first  = 0;
-        int64_t n      = 0;  // 0: the sequences' caches can't be told apart
+        int64_t n      = 0;  // 0: the sequences' caches are indistinguishable
 
         bool operator==(const caches & other) const {
             return stride == other.stride && first == other.first && n == other.n;

@@ -9,7 +9,8 @@
 static constexpr size_t SCORE_CELLS = 4;   // whose scores are computed together
 static constexpr size_t SUM_CELLS   = 16;  // added up before the sum is written
 
-// Prefetches what is read AHEAD cells later: a vector is too short for the processor's prefetcher to detect the stride.
+// Prefetches the data that is read AHEAD cells later: a vector is too short for the processor's prefetcher to detect
+// the stride.
 static constexpr size_t AHEAD = 16;
 
 INLINE void ask_for(const void * at, size_t bytes) {

@@ -19,7 +19,7 @@ static void forked() {
     current = new runtime;
 }
 
-// Reports what the cores did, at the end of the process.
+// Prints a summary of each core's executions at the end of the process.
 static void ended() {
     const runtime & rt = *current;
     for (size_t core = 0; core < rt.core_states.size(); core++) {

@@ -52,7 +52,7 @@ INLINE uint64_t less_32(uint64_t bytes) {
         _mm_cvtsi128_si64(_mm_sub_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)), _mm_set1_epi8(32))));
 }
 
-// Writes sixteen odd numbers times d: 2 x + 1 for each 4-bit number x, two of which are in a byte.
+// Writes sixteen odd numbers times d: 2 x + 1 for each 4-bit number x. A byte has two of them.
 INLINE void scaled_odd(uint64_t nibbles, floats d, float * y) {
     const __m128i low  = _mm_cvtsi64_si128(static_cast<int64_t>(odd_numbers(nibbles)));
     const __m128i high = _mm_cvtsi64_si128(static_cast<int64_t>(odd_numbers(nibbles >> 4 & 0x0f0f0f0f0f0f0f0f)));
