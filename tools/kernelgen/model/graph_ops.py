@@ -40,9 +40,9 @@ class GraphCall:
             export has the distinct ops of several graphs.
         context: the context's settings, such as `n_ctx` and `flash_attn`; empty if `sizes` is.
         nodes: the number of nodes that each kernel computes.
-        groups: the number of nodes in each group, one group for each launch; None if the export has no whole graphs, or there
-            are no groups.
-        outside: the number of nodes outside groups that each kernel computes, by the reason; empty if there are no groups.
+        groups: the number of nodes in each group, one group for each launch; None if the export has no whole graphs, or no
+            graph kernels were given.
+        outside: the number of nodes outside groups that each kernel computes, by the reason; empty if `groups` is None.
     """
 
     line: int
