@@ -52,7 +52,7 @@ def acc(x, y, *, nb1: int, nb2: int, nb3: int, offset: int, inplace: bool = Fals
 
 @emitter("set", types=("f32, f32", "i32, i32"))
 def set_part(x, y, *, nb1: int, nb2: int, nb3: int, offset: int, inplace: bool = False, inputs):
-    """`x` with its part replaced by `y` that starts at byte `offset` and has the shape of `y` and these strides."""
+    """`x` with `y` in place of its part that starts at byte `offset` and has the shape of `y` and these strides."""
     flat, layout, covered = _region(x, inputs[1], (nb1, nb2, nb3), offset)
     return _replace(x, flat, update(covered, layout, y), offset)
 

@@ -17,8 +17,8 @@ FEW = (1, 8, 32, 128, 512)
 """Numbers of tokens whose kernels compute calls of any number, in chunks or padded (`kernelgen.dispatch.lengths`).
 
 1 is generation. A product of up to 128 rows takes as long as one of 1 row (`kernelgen.dispatch.chips`), so short prompts and the
-ends of long ones use 128. 512 takes two and a half times as long, not four times, and saves launches. 8 and 32 reduce the copied
-rows of padding of short prompts. docs/reference/model-choices.md has the figures.
+ends of long ones use 128. 512 takes two and a half times as long, not four times, and saves launches. 8 and 32 halve short
+prompts' rows of padding, which are copied. docs/reference/model-choices.md has the figures.
 """
 
 _AT_ONCE = 128
