@@ -270,7 +270,7 @@ def test_rows_that_pad_or_come_again_write_what_the_groups_own_rows_do(compute: 
 
 def looked_at(log: str) -> tuple[int, int]:
     """Returns how often masks and row numbers were read from the copy that the program wrote, and from the device."""
-    found = re.search(r"as the program wrote them (\d+) times, and read from the device (\d+) times", log)
+    found = re.search(r"the copy that the program wrote (\d+) times, and read from the device (\d+) times", log)
     assert found, log
     return int(found[1]), int(found[2])
 
