@@ -1,4 +1,5 @@
-# kernelgen in a container. Two targets: `simulator`, which needs nothing else, and `sdk`, which has neuronx-cc. docs/guides/containers.md is the manual.
+# kernelgen in a container. Two targets: `simulator`, which needs no other software, and `sdk`, which has neuronx-cc.
+# docs/guides/containers.md is the manual.
 ARG BASE=debian:12.12-slim
 
 FROM ${BASE} AS base
@@ -7,7 +8,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --user-group --no-create-home kernelgen \
     && install -d -m 1777 /cache /output
-# Whoever the container runs as has no home: NEFFs are kept here.
+# The container may run as any user, and users have no home there: NEFFs are kept here.
 ENV NEURON_KERNELGEN_CACHE=/cache PATH=/opt/kernelgen/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 
 FROM base AS kernelgen
@@ -46,7 +47,7 @@ CMD ["--help"]
 # Builds kernels for devices.
 FROM base AS sdk
 COPY --from=kernelgen /opt/kernelgen /opt/kernelgen
-# The package index of AWS's Neuron SDK. It has no default: who builds the image says where the compiler comes from.
+# The package index of AWS's Neuron SDK. It has no default: the user of this file must name the source of the compiler.
 ARG NEURON_INDEX
 ARG NEURONX_CC=2.24.5133.0+58f8de22
 RUN if [ -z "${NEURON_INDEX:-}" ]; then echo "error: name the SDK's package index: --build-arg NEURON_INDEX=ADDRESS" >&2; exit 2; fi \

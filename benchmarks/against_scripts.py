@@ -1,19 +1,21 @@
-"""What a build costs against what people use today: `./bazelw run //benchmarks:against_scripts`.
+"""Compares the cost of builds, in s and compiles, with a shell loop and with a generator script, as people use today.
 
-Four ways to the same NEFFs of the same kernels, with the same sources and the simulator:
+    ./bazelw run //benchmarks:against_scripts [-- --kernels N] [--without-bazel]
 
-* a shell loop: a process per kernel, one after another;
-* a generator: one process for all kernels, one after another, no cache;
+Four ways build the same NEFFs of the same kernels, from the same sources, with the simulator:
+
+* a shell loop: one process per kernel, one after another;
+* a generator: one process for all kernels, one after another, without a cache;
 * `kernelgen build`;
 * `bazel build`.
 
-Five times each: cold; nothing changed; one kernel changed (what rope computes; there is one rope); a comment added to every
-emitter; a second machine, which has only what the first left in the shared cache. The loop and the generator do not
-look at what is there: they do all again whatever changed, so they are run twice, and the second time stands for the
-four cases that are not cold.
+Each way builds five times: cold; with nothing changed; with one kernel changed (the computation of rope; there is one
+rope); with a comment added to every emitter; and on a second machine, which has only the shared cache of the first. The
+loop and the generator ignore existing files and always build everything. So they run twice, and the second run stands
+for the four cases that are not cold.
 
-The kernels are some of Llama-3-8B's. Afterwards every way must have the same bytes, or the status is 1.
-It is also 1 when a build compiles what it should not: that is what decides with a compiler that takes minutes.
+The kernels are a sample of Llama-3-8B's. Exit status 1 if the ways have different bytes in the end, or if a build
+compiles a kernel that it should not: with a compiler that takes minutes, the number of compiles decides.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ KERNELS = 48
 QUICK = 6
 CASES = ("cold", "nothing changed", "one kernel changed", "a comment in every emitter", "a second machine")
 CHANGE = ("np.float32(attn_factor)", "np.float32(1.5 * attn_factor)")
-"""What is edited in rope, and what it becomes."""
+"""The edited text in rope, and its replacement."""
 
 LOOP, GENERATOR, BUILD, BAZEL = "shell loop", "generator", "kernelgen build", "bazel build"
 
@@ -50,8 +52,8 @@ class Timed:
 
     Attributes:
         seconds: wall time.
-        compiles: kernels that were compiled.
-        want: how many should have been.
+        compiles: the number of compiled kernels.
+        want: the expected number.
     """
 
     seconds: float
@@ -60,7 +62,7 @@ class Timed:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """Returns an environment in which Python finds a copy's sources, with only the caches that are named."""
+    """Returns an environment in which Python finds a copy's sources, with only the given caches."""
     return {**cmake_project.environment(), "PYTHONPATH": str(copy / "tools"), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -72,10 +74,10 @@ def plan(copy: Path, manifest: Path) -> dict[str, Any]:
 
 
 def choose(kernels: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Returns `count` kernels spread over those of a plan, exactly one of them a rope.
+    """Returns `count` kernels spread over those of a plan; exactly one of them is a rope.
 
     Raises:
-        ValueError: there are not as many, or no rope.
+        ValueError: there are too few kernels, or there is no rope.
     """
     ropes = [k for k in kernels if k["spec"]["op"] == "rope"]
     others = [k for k in kernels if k["emitter"] != "rope"]
@@ -97,7 +99,7 @@ def comment(copy: Path) -> None:
 
 
 def change(copy: Path) -> None:
-    """Changes what rope computes."""
+    """Changes the computation of rope."""
     module = copy / "kernels/rope.py"
     text = module.read_text()
     if CHANGE[0] not in text:
@@ -111,7 +113,7 @@ def digests(files: Iterator[Path]) -> dict[str, bytes]:
 
 
 def sequential(copy: Path, folder: Path, text: str) -> Iterator[tuple[str, list[Timed], dict[str, bytes]]]:
-    """Yields the loop and the generator: (way, cold and again, NEFFs)."""
+    """Yields the loop and the generator: (way, cold and repeated build, NEFFs)."""
     path = folder / "llama3.yaml"
     path.write_text(text)
     planned = plan(copy, path)
@@ -147,7 +149,7 @@ def with_kernelgen(folder: Path, text: str) -> Iterator[tuple[Timed, dict[str, b
     shared = folder / "shared"
 
     def machine(name: str, source: Path | None = None) -> Path:
-        """Makes a copy of the checkout on a machine that has nothing; of another one's if that is given."""
+        """Copies the checkout to a new machine's folder, or another machine's folder if `source` is given."""
         root = folder / name
         if source is None:
             cmake_project.copy(root / "kernelgen")
@@ -206,7 +208,7 @@ def with_bazel(text: str) -> Iterator[tuple[Timed, dict[str, bytes]]]:
 
 
 def judge(times: dict[str, list[Timed]]) -> Iterator[figures.Figure]:
-    """Yields each case of each way, against the loop and the generator; times of the latter are cold and again."""
+    """Yields each case of each way, against the loop and the generator, whose times are cold and repeated."""
     for at, case in enumerate(CASES):
         for way, timed in times.items():
             is_peer = way in (LOOP, GENERATOR)
@@ -240,7 +242,7 @@ def measure(count: int, *, bazel: bool = True) -> Iterator[figures.Figure]:
             times[way] = []
             for timed, made in run():
                 times[way].append(timed)
-                neffs.setdefault(way, made)  # of the cold build: what follows changes the sources
+                neffs.setdefault(way, made)  # of the cold build: later cases change the sources
     yield from judge(times)
     for way, made in neffs.items():
         same = sum(made.get(kernel) == neff for kernel, neff in neffs[LOOP].items())
@@ -249,8 +251,8 @@ def measure(count: int, *, bazel: bool = True) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--kernels", type=int, help=f"{KERNELS} by default.")
-    parser.add_argument("--without-bazel", action="store_true")
+    parser.add_argument("--kernels", type=int, help=f"The number of kernels; {KERNELS} by default.")
+    parser.add_argument("--without-bazel", action="store_true", help="Leave out `bazel build`.")
     args = parser.parse_args()
     count = args.kernels or (QUICK if args.quick else KERNELS)
     return figures.report(args, lambda: measure(count, bazel=not args.without_bazel))

@@ -1,4 +1,4 @@
-"""Finds the programs that benchmarks run: built by Bazel, or named by a variable. Does not depend on kernelgen."""
+"""Finds the programs that benchmarks run: built by Bazel, or named by a variable. This module does not depend on kernelgen."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# The project's files as a program of Bazel's sees them: links into the checkout and into what was built.
+# The root of the project's files in a Bazel program: links into the checkout and to built files.
 ROOT = Path(__file__).absolute().parents[1]
 
 KERNELGEN = (sys.executable, "-P", "-m", "kernelgen")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns this process's environment, in which `KERNELGEN` is found, with more variables."""
+    """Returns this process's environment with more variables, so that `KERNELGEN` is found."""
     return os.environ | {"PYTHONPATH": str(ROOT / "tools")} | more
 
 
 def built(path: str, variable: str) -> Path:
-    """Returns the path of what Bazel built at `path`, or of what a variable names.
+    """Returns the path of the file that Bazel built at `path`, or that a variable names.
 
     Raises:
-        SystemExit: it is not there.
+        SystemExit: it does not exist.
     """
     found = Path(os.environ.get(variable, ROOT / path)).absolute()
     if not found.exists():
@@ -34,7 +34,7 @@ def built(path: str, variable: str) -> Path:
 
 @dataclass(frozen=True)
 class Programs:
-    """What asks llama.cpp.
+    """The programs that export llama.cpp's graphs.
 
     Attributes:
         exporter: the path of export-graphs.
@@ -46,10 +46,10 @@ class Programs:
 
     @staticmethod
     def find() -> Programs:
-        """Returns what Bazel built, or NEURON_KERNELGEN_EXPORTER and LLAMA_CPP_PROGRAMS name.
+        """Returns the programs that Bazel built, or that NEURON_KERNELGEN_EXPORTER and LLAMA_CPP_PROGRAMS name.
 
         Raises:
-            SystemExit: one is not there.
+            SystemExit: a program is missing.
         """
         return Programs(
             built("backend/exporter/exporter/export-graphs", "NEURON_KERNELGEN_EXPORTER"),
@@ -57,5 +57,5 @@ class Programs:
         )
 
     def options(self) -> list[str]:
-        """Returns the options with which kernelgen takes these programs."""
+        """Returns kernelgen's options for these programs."""
         return [f"--exporter={self.exporter}", f"--llama-cpp={self.libraries}"]

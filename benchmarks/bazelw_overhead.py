@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What `bazelw` adds to a call of Bazel when everything is in place: at most 50 ms.
+"""Measures what `bazelw` adds to a call of Bazel, in ms; the limit is 50 ms.
 
     benchmarks/bazelw_overhead.py [--runs N] [--quick] [--json FILE]
 
-Times `./bazelw build` against a direct call of the same program, in turn, and prints the medians. The program is a stand-in for
-Bazel that prints its version and ends at once, so that only the wrapper is measured: finding the program, asking its version
-and reading the remembered answer of the registry probe. Exits with 1 when the difference is above the limit.
+It calls `./bazelw build` and the same program directly, in turn, and prints the medians. The program is a stand-in for
+Bazel that prints its version and exits, so that only the wrapper is measured: finding the program, calling it for its
+version, and reading the cached answer of the registry probe. Exit status 1 if the difference exceeds the limit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure(runs: int) -> Iterator[figures.Figure]:
         environment.pop("NEURON_KERNELGEN_OFFLINE", None)
         commands = {"bazel": [str(bazel), "build"], "bazelw": [str(ROOT / "bazelw"), "build"]}
         times: dict[str, list[float]] = {name: [] for name in commands}
-        for _ in range(runs + 1):  # the first, which may have to probe the network, is not counted
+        for _ in range(runs + 1):  # the first call, which may probe the network, is not counted
             for name, command in commands.items():
                 begun = time.perf_counter()
                 subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
@@ -51,7 +51,7 @@ def measure(runs: int) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--runs", type=int, help="50 by default.")
+    parser.add_argument("--runs", type=int, help="The number of calls of each; 50 by default.")
     args = parser.parse_args()
     return figures.report(args, lambda: measure(args.runs or (5 if args.quick else 50)))
 

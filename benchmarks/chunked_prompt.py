@@ -1,9 +1,12 @@
-"""A prompt of 300 tokens on the simulated device, with kernels for other numbers: `./bazelw run //benchmarks:chunked_prompt`.
+"""Compares a prompt of 300 tokens with kernels for other numbers of tokens with exact kernels on the simulator, in ms.
 
-llama-bench runs a random Llama of 12 layers with the kernels that `kernelgen model` derives for its file: exact ones; those for the
-default numbers of tokens, of which 300 is none; and those for 1 and 512, each only for just these numbers (GGML_NEURON_EXACT=1).
-The three take turns, and the fastest prompt of each counts. The simulator computes padding as it computes everything: what counts
-on a device is in benchmarks/served_lengths. Exit status 1 when the default kernels leave a node to the CPU.
+    ./bazelw run //benchmarks:chunked_prompt
+
+llama-bench runs a random Llama of 12 layers with three sets of kernels that `kernelgen model` derives: exact kernels;
+kernels for the default numbers of tokens, without 300; and kernels for 1 and 512 tokens only, which compute only these
+numbers (GGML_NEURON_EXACT=1). The three take turns, and the fastest prompt of each counts. The simulator computes
+padding like other data; benchmarks/served_lengths has the figures that matter on a device. Exit status 1 if the default
+kernels leave a node to the CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ N_CTX = 512
 N_LAYER = 12
 N_EMBD = 512
 ROUNDS = 3
-"""How often each takes its turn."""
+"""The number of turns of each way."""
 
 _OPS = re.compile(
     r"(?P<device>\d+) of the (?P<ops>\d+) ops of a graph ran .*?, in (?P<splits>\d+) splits?, (?P<lacking>\d+) on the CPU"
@@ -46,9 +49,9 @@ class Way:
     """A way to run the prompt.
 
     Attributes:
-        name: what it is called.
-        n_tokens: numbers of tokens that there are kernels for; None for the default ones.
-        exact: whether kernels compute only what they are made for.
+        name: its name in the table.
+        n_tokens: the numbers of tokens for which there are kernels; None for the default.
+        exact: whether kernels compute only the numbers of tokens for which they are made.
     """
 
     name: str
@@ -65,8 +68,10 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run came to: milliseconds of the fastest prompt; the device's splits of the graph with most of them, and its nodes
-    on the CPU because no kernel computes them.
+    """The result of a run.
+
+    It has the milliseconds of the fastest prompt, the device's splits of the graph with the most splits, and that
+    graph's nodes on the CPU for lack of a kernel.
     """
 
     ms: float
@@ -77,15 +82,15 @@ class Ran:
 def derive(
     programs: harness.Programs, builder: kernel_builder.KernelBuilder, model: Path, way: Way, folder: Path
 ) -> int:
-    """Writes the pack of a way's kernels to `folder`, and returns how many they are.
+    """Writes the pack of a way's kernels to `folder`, and returns the number of kernels.
 
     Raises:
-        SystemExit: one can't be derived or emitted.
+        SystemExit: a kernel can't be derived or emitted.
     """
     folder.mkdir()
     output = folder / "derived.yaml"
     words = ["model", model, "-o", output, "--n-ctx", N_CTX, "--target", harness.target()]
-    words += ["--fuse", "none"]  # pieces and padding of single ops
+    words += ["--fuse", "none"]  # so that single ops are cut and padded
     words += [*backend_programs.Programs.find().options(), *(["--n-tokens", way.n_tokens] if way.n_tokens else [])]
     with contextlib.redirect_stdout(sys.stderr):
         status = cli.run(list(map(str, words)))
@@ -102,7 +107,7 @@ def derive(
 
 
 def run(programs: harness.Programs, model: Path, kernels: Path, compiled: Path, *, exact: bool) -> Ran:
-    """Runs the prompt twice after a warm-up, in which kernels are loaded.
+    """Runs the prompt twice after a warm-up, which loads the kernels.
 
     Raises:
         SystemExit: llama-bench failed.

@@ -1,6 +1,6 @@
 """A scratch copy of this checkout, a project that uses it with CMake, and builds of that project whose commands are counted.
 
-Used by benchmarks/incremental_cmake.py and by the tests of `add_neuron_kernels()`. Needs CMake and Ninja or make.
+benchmarks/incremental_cmake.py and the tests of `add_neuron_kernels()` use it. It needs CMake and Ninja or make.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Result:
     """One build.
 
     Attributes:
-        output: what the build tool printed.
+        output: the build tool's output.
         seconds: wall time.
-        emits: kernels that were emitted.
-        compiles: NEFFs that were compiled, by `<kernel>.<config>`.
+        emits: the number of emitted kernels.
+        compiles: the compiled NEFFs, by `<kernel>.<config>`.
         commands: every command that ran, as the build tool describes it.
     """
 
@@ -47,7 +47,7 @@ class Result:
 
 
 def copy(destination: Path) -> Path:
-    """Copies what of this checkout CMake builds read."""
+    """Copies the files of this checkout that CMake builds read."""
     for name in _COPIED:
         source, target = CHECKOUT / name, destination / name
         if source.is_dir():
@@ -55,7 +55,7 @@ def copy(destination: Path) -> Path:
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
-    # Steps write no bytecode, and each would compile what it imports. Bytecode of a module that was changed is not taken.
+    # Steps write no bytecode, so each would compile its imports. Bytecode of a changed module is ignored.
     compileall.compile_dir(
         destination / "tools", quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
     )
@@ -63,7 +63,7 @@ def copy(destination: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Returns this process's environment without what would change a build, and with no cache that others share."""
+    """Returns this process's environment without variables that affect a build, and without shared caches."""
     prefixes = (
         "BAZEL",
         "BUILD_",
@@ -83,10 +83,10 @@ def environment() -> dict[str, str]:
 
 
 def run(*command: object, expect: int | None = 0, env: dict[str, str] | None = None) -> str:
-    """Runs a command and returns what it printed.
+    """Runs a command and returns its output.
 
     Raises:
-        BuildFailed: the exit status is not `expect` (None: any will do).
+        BuildFailed: the exit status is not `expect`; None accepts any status.
     """
     words = [str(word) for word in command]
     done = subprocess.run(
@@ -102,11 +102,11 @@ class Project:
     """A project with a build folder.
 
     Attributes:
-        source: its folder.
-        build: where it is built.
-        generator: CMake's.
-        cmake: the program.
-        variables: the environment's additions.
+        source: its source folder.
+        build: its build folder.
+        generator: CMake's generator.
+        cmake: the CMake program.
+        variables: additional environment variables.
     """
 
     source: Path
@@ -116,7 +116,7 @@ class Project:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def configure(self, *arguments: str, expect: int | None = 0, python: str | None = sys.executable) -> str:
-        """Runs CMake; `python` is the interpreter with kernelgen's packages, None leaves it to CMake to find one."""
+        """Runs CMake; `python` is the interpreter with kernelgen's packages; if None, CMake finds one."""
         named = [f"-DNEURON_KERNELGEN_PYTHON={python}"] if python else []
         return run(
             *(self.cmake, "-G", self.generator, "-S", self.source, "-B", self.build, *named, *arguments),
@@ -125,19 +125,19 @@ class Project:
         )
 
     def make(self, *arguments: str, expect: int | None = 0) -> Result:
-        """Builds, and counts what was done."""
+        """Builds the project, and counts the executed steps."""
         begun = time.perf_counter()
         command = [self.cmake, "--build", self.build, "--parallel", "2", *arguments]
         output = run(*command, expect=expect, env=environment() | dict(self.variables))
         seconds = time.perf_counter() - begun
-        # Both tools print a command's description behind its number or share: "[3/17] Emitting …", "[ 42%] Emitting …".
+        # Both tools print a command's description after its number or share: "[3/17] Emitting …", "[ 42%] Emitting …".
         commands = tuple(re.findall(r"^\[[^\]]+\] ((?!Re-running|Built target).*)$", output, re.MULTILINE))
         emits = [int(n) for c in commands for n in re.findall(r"^Emitting \S+ \((\d+)\)$", c)]
         compiles = [id_ for c in commands for id_ in re.findall(r"^Compiling (\S+) \(", c)]
         return Result(output, seconds, sum(emits), tuple(sorted(compiles)), commands)
 
     def ninja(self, *arguments: str) -> tuple[str, float]:
-        """Runs Ninja itself; returns what it printed, and the seconds it took."""
+        """Runs Ninja itself; returns its output and the seconds."""
         begun = time.perf_counter()
         output = run("ninja", "-C", self.build, *arguments)
         return output, time.perf_counter() - begun

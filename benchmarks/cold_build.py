@@ -1,21 +1,23 @@
-"""A cold build against what people do today and against the least it could take: `./bazelw run //benchmarks:cold_build`.
+"""Compares a cold build, in s, with a shell loop as people use today, and with a lower bound.
 
-Three ways to get the NEFFs of //manifests:llama3_trn1, in one run, all with the simulator:
+    ./bazelw run //benchmarks:cold_build [-- --loop-kernels N]
 
-* `bazel build` in a scratch checkout with nothing built or cached, Bazel's server started by the build;
-* the shell loop: for each kernel a fresh process that emits and a fresh process that compiles, one after another;
-* the lower bound: lowering and compiling alone, measured in one process that has everything imported, divided by
-  the number of cores.
+Three ways build the NEFFs of //manifests:llama3_trn1 in one run, all with the simulator:
 
-The limits are on these. What is printed besides explains a miss:
+* `bazel build` in a scratch checkout with nothing built or cached; the build starts Bazel's server;
+* the shell loop: for each kernel, a new process that emits and a new process that compiles, one after another;
+* the lower bound: lowering and compiling alone, measured in one process with all imports done, divided by the number of cores.
 
-* how much of the build passes before the first action: starting the server, loading and analysing;
-* Bazel alone: the same cold build with emit and compile steps that compute nothing and import nothing;
-* starting Python and importing JAX, which each core's first emit waits for;
-* the lower bound in a process per core at once, which share the machine's memory and caches as the build's processes do;
-* the lower bound in CPU time, which is less than the lower bound when something else keeps the machine busy.
+The limits apply to these three. The other lines explain a miss:
 
-Exit status 1 when the loop is not at least 10 times as long as the build, or the build more than 2 times the lower bound.
+* the time before the first action: starting the server, loading and analysing;
+* Bazel alone: the same cold build with emit and compile steps that compute and import nothing;
+* starting Python and importing JAX, which delays each core's first emit;
+* the lower bound in one process per core at once, which share the machine's memory and caches like the build's processes;
+* the lower bound in CPU time, which is less than the lower bound if the machine has other work.
+
+Exit status 1 if the loop takes less than 10 times as long as the build, or the build more than 2 times as long as the
+lower bound.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ def plan_of(source: Library) -> Plan:
 
 
 def build(kernels: int, *, alone: bool = False) -> tuple[float, float]:
-    """Returns the seconds of the cold build: those before the first action (server, repositories, analysis), and the rest.
+    """Returns the seconds of the cold build before the first action (server, repositories, analysis), and of the rest.
 
     Args:
-        kernels: how many it has.
-        alone: whether its emit and compile steps compute nothing, so that it is Bazel alone.
+        kernels: the number of its kernels.
+        alone: whether its emit and compile steps compute nothing, which measures Bazel alone.
     """
     with scratch.checkout() as checkout:
         if alone:
@@ -70,7 +72,7 @@ def build(kernels: int, *, alone: bool = False) -> tuple[float, float]:
             )
         result = checkout.bazel("build", "//manifests:llama3_trn1", count=False)
         ran = re.search(r"(\d+) worker", result.output)
-        steps = 2 * kernels + 2  # and the check of all HLO, and the bundle's
+        steps = 2 * kernels + 2  # the other two: the check of all HLO, and the bundle
         if not ran or int(ran[1]) != steps:
             raise SystemExit(f"the build was not cold: expected {steps} actions in workers\n{result.output}")
         (profile,) = checkout.output_root.glob("*/command.profile.gz")
@@ -79,7 +81,7 @@ def build(kernels: int, *, alone: bool = False) -> tuple[float, float]:
 
 
 def _before_actions(events: list[dict[str, Any]]) -> float:
-    """Returns the seconds from the start of Bazel's client to the first action, from the profile that every build leaves."""
+    """Returns the seconds from the start of Bazel's client to the first action, from the profile that every build writes."""
     launch = next(e["ts"] for e in events if e.get("name") == "Launch Blaze")
     return (min(e["ts"] for e in events if e.get("cat") == "action processing") - launch) / 1e6  # type: ignore[no-any-return]
 
@@ -107,7 +109,7 @@ def loop(source: Library, plan: Plan, count: int | None) -> float:
 
 
 def floor(source: Library, plan: Plan) -> tuple[float, float]:
-    """Returns the wall seconds and the CPU seconds of lowering and compiling alone, each over the number of cores."""
+    """Returns the wall and CPU seconds of lowering and compiling alone, each divided by the number of cores."""
     config = next(c for c in plan.configs if c.target == "trn1")
     compiler = choice.resolve("simulator")
     registrations = source.scan()
@@ -133,14 +135,14 @@ def _floor_here(_number: int) -> float:
 
 
 def floor_on_all_cores() -> float:
-    """Returns the seconds of the lower bound when a process per core takes it at once: the slowest's."""
+    """Returns the seconds of the lower bound with one process per core at once: the slowest process's."""
     cores = os.cpu_count() or 1
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         return max(pool.map(_floor_here, range(cores), chunksize=1))
 
 
 def import_jax() -> float:
-    """Returns the seconds from starting Python to having JAX, when its files were read before: the least of three."""
+    """Returns the seconds to start Python and import JAX with files in the page cache: the least of three."""
     command = [sys.executable, "-P", "-c", "from kernelgen.hlo import cpu; cpu.import_jax()"]
     seconds = []
     for _ in range(3):
@@ -151,10 +153,10 @@ def import_jax() -> float:
 
 
 def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
-    """Yields the cold build against the loop and the lower bound, then what explains it.
+    """Yields the cold build against the loop and the lower bound, then the explaining figures.
 
     Args:
-        loop_kernels: the loop runs on so many kernels, spread over the plan, and its time is scaled to all; None: all.
+        loop_kernels: the number of kernels in the loop, spread over the plan; its time is scaled to all. None: all.
     """
     source = builtin_library()
     plan = plan_of(source)
@@ -180,9 +182,9 @@ def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
         figures.Limit("ratio", at_least=LOOP_AT_LEAST),
     )
     whole = figures.Peer("cold build", ours)
-    yield figures.Figure("of it before the first action", before, "s", kernels, whole)
-    yield figures.Figure("of it after that", actions, "s", kernels, whole)
-    yield figures.Figure("Bazel alone: as many steps that compute nothing", alone, "s", kernels, whole)
+    yield figures.Figure("cold build, before the first action", before, "s", kernels, whole)
+    yield figures.Figure("cold build, from the first action on", actions, "s", kernels, whole)
+    yield figures.Figure("Bazel alone: the same steps, which compute nothing", alone, "s", kernels, whole)
     yield figures.Figure("starting Python and importing JAX", jax, "s", peer=whole)
     yield figures.Figure("lowering and compiling alone, on all cores at once", at_once, "s", kernels, floor_peer)
     yield figures.Figure("lowering and compiling alone in CPU time", least_cpu, "s", kernels, floor_peer)
@@ -190,7 +192,9 @@ def measure(loop_kernels: int | None) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--loop-kernels", type=int, help="Run the loop on a sample of this size and scale the time.")
+    parser.add_argument(
+        "--loop-kernels", type=int, help="Run the loop on a sample of this many kernels and scale its time."
+    )
     args = parser.parse_args()
     return figures.report(args, lambda: measure(args.loop_kernels or (8 if args.quick else None)))
 

@@ -1,9 +1,11 @@
-"""Deriving manifests from the headers of published models: `./bazelw run //benchmarks:derive_manifests`.
+"""Measures deriving manifests from the headers of published models, in CPU s and MiB, against export-graphs alone.
 
-`kernelgen model` runs for each as a user runs it, on one core; the lower bound in the same run is export-graphs alone, with the
-arguments that `kernelgen model` gave it. Prints time and memory, how many kernels the manifests hold, and what has no kernel in
-them: nodes of all graphs that a run can meet, as `kernelgen coverage` asks llama.cpp for them, and ops of the exports of
-test-export-graph-ops in tests/data/graph-ops. Exit status 1 when a limit is missed.
+    ./bazelw run //benchmarks:derive_manifests
+
+`kernelgen model` runs for each model as for a user, on one core. The lower bound in the same run is export-graphs
+alone, with the arguments that `kernelgen model` gave it. The program prints time and memory, the number of kernels in
+the manifests, and what has no kernel in them: nodes of all graphs that a run can have, as `kernelgen coverage` lists
+them, and ops of the exports of test-export-graph-ops in tests/data/graph-ops. Exit status 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from backend_programs import KERNELGEN, ROOT, Programs, environment
 MODELS = ("Llama-3-8B", "Qwen3-8B", "Gemma-2-2B", "Mixtral-8x7B")
 
 SECONDS = 2.0
-"""What deriving one may take, of CPU time: on one core it is the wall time, except for other work on the machine."""
+"""The limit of CPU seconds to derive one manifest; on one core, wall time is the same except for other work on the machine."""
 
 PEAK_MIB = 100.0
-"""What the largest process may ever have in memory."""
+"""The limit of the largest process's peak memory."""
 
 RUNS = 3
-"""Of these the quickest counts."""
+"""The number of runs; the quickest counts."""
 
-# In a process of its own: one that measures stays small, as `usage.Usage.peak_mb` says.
+# In a separate process: the measuring process must stay small (`usage.Usage.peak_mb`).
 WRITE_HEADERS = """
 import sys
 from pathlib import Path
@@ -44,7 +46,7 @@ for name in sys.argv[2:]:
     write(MODELS[name](), Path(sys.argv[1]) / f"{name}.gguf")
 """
 
-# Runs a program, and keeps its arguments for a second run.
+# Runs a program, and stores its arguments for a second run.
 RECORD_ARGUMENTS = """\
 #!/bin/sh
 for argument; do printf '%s\\0' "$argument"; done >"{log}"
@@ -53,7 +55,7 @@ exec "{program}" "$@"
 
 
 def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Iterator[figures.Figure]:
-    """Yields what deriving a model's manifest takes, and writes it to `output`."""
+    """Yields the costs of deriving a model's manifest, and writes the manifest to `output`."""
     name = file.stem
     command = [*KERNELGEN, "model", file, "-o", output, "--ftype", "F16", f"--llama-cpp={programs.libraries}"]
     command += ["--fuse", "none"]
@@ -88,12 +90,12 @@ def model(file: Path, output: Path, programs: Programs, runs: int = RUNS) -> Ite
         figures.Peer("export-graphs alone", least.peak_mb * 1e6 / 2**20),
         limit=figures.Limit("value", at_most=PEAK_MIB),
     )
-    yield figures.Figure(f"{name}: kernels", kernels, "kernels", peer=figures.Peer("entries", entries))
+    yield figures.Figure(f"{name}: kernels", kernels, "kernels", peer=figures.Peer("entries of the manifest", entries))
 
 
 def coverage(manifest: Path, *arguments: object) -> list[dict[str, Any]]:
-    """Returns what `kernelgen coverage` says of each export or model."""
-    # It exits with 1 when something has no kernel, which is a figure here.
+    """Returns the report of `kernelgen coverage` for each export or model."""
+    # It exits with 1 if something has no kernel, which is a figure here.
     command = [*KERNELGEN, "coverage", manifest, *arguments, "--format", "json"]
     done = usage.run(["sh", "-c", '"$0" "$@" || [ $? = 1 ]', *command], env=environment())
     found: list[dict[str, Any]] = json.loads(done.output)["graphs"]
@@ -101,7 +103,7 @@ def coverage(manifest: Path, *arguments: object) -> list[dict[str, Any]]:
 
 
 def graphs(file: Path, manifest: Path, programs: Programs) -> figures.Figure:
-    """Returns how many nodes have no kernel, of all graphs that a run of the model can meet."""
+    """Returns the number of nodes without a kernel in all graphs that a run of the model can have."""
     (found,) = coverage(manifest, "--model", file, "--ftype", "F16", *programs.options())
     steps = found["steps"]
     nodes = sum(step["nodes"] for step in steps)
@@ -113,7 +115,7 @@ def graphs(file: Path, manifest: Path, programs: Programs) -> figures.Figure:
 
 
 def exports(manifests: Mapping[str, Path], folder: Path) -> Iterator[figures.Figure]:
-    """Yields how many ops of the exports of test-export-graph-ops have no kernel in the manifest of their model."""
+    """Yields the number of ops without a kernel in their model's manifest, for each export of test-export-graph-ops."""
     for name, manifest in manifests.items():
         for file in sorted(folder.glob(f"{name}.*flash-attn.txt")):
             (found,) = coverage(manifest, "--graph-ops", file)

@@ -1,8 +1,11 @@
-"""Emitting every kernel that test-backend-ops asks for, through one worker: `./bazelw run //benchmarks:emit_every_op`.
+"""Measures emitting every kernel of test-backend-ops through one worker: kernels per second, memory in MB, bytes of HLO.
 
-llama.cpp's test program is asked for its cases with no kernel there, and what the backend then records is emitted, one kernel
-after another in a random order that is always the same. Prints kernels per second, the worker's memory over time and sizes of HLO.
-Exit status 1 when the worker's memory grows: JAX keeps what it traced, and must be made to forget.
+    ./bazelw run //benchmarks:emit_every_op [-- --kernels N]
+
+llama.cpp's test program lists its cases without a kernel present, and the backend records the kernels that they
+request. The worker emits these kernels one after another, in a fixed random order. The program prints kernels per
+second, the worker's memory over time and the sizes of HLO. Exit status 1 if the worker's memory grows: JAX caches
+traced functions, so the worker must clear its caches.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ from kernelgen.spec.op_kernel import spec_json
 WORKER = [sys.executable, "-P", "-m", "kernelgen.steps.worker", "--persistent_worker"]
 
 GROWTH = 1.15
-"""What the worker's memory in the last fifth may be of that in the second: the first warms up."""
+"""The limit of the worker's memory in the last fifth of the run, relative to the second fifth; the first fifth warms up."""
 
 PEAK_MB = 1074.0
-"""What it may ever be, in MB: 1 GiB."""
+"""The limit of its memory in MB: 1 GiB."""
 
 
 def recorded(programs: harness.Programs) -> list[Kernel]:
-    """Returns every distinct kernel that the cases ask for and an emitter may take."""
+    """Returns every different kernel that the cases request and that an emitter may support."""
     with tempfile.TemporaryDirectory() as folder:
         rows = cases.listing(programs, Path(folder))
     entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
@@ -55,7 +58,7 @@ def recorded(programs: harness.Programs) -> list[Kernel]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--kernels", type=int, help="So many of them; all by default.")
+    parser.add_argument("--kernels", type=int, help="The number of kernels; all by default.")
     args = parser.parse_args()
     root = kernel_builder.KernelBuilder().library.root
     kernels = recorded(harness.Programs.find())[: args.kernels or (100 if args.quick else None)]
@@ -106,10 +109,10 @@ def main() -> int:
     count = len(kernels)
 
     def found() -> Iterator[figures.Figure]:
-        yield figures.Figure("emitting them, the worker's start included", seconds, "s", count)
+        yield figures.Figure("emitting all kernels, with the worker's start", seconds, "s", count)
         alone = figures.Peer("by CPU time", count / cpu)
-        yield figures.Figure("kernels a second", count / seconds, "1/s", count, alone)
-        largest = figures.Peer("largest", max(emitted))
+        yield figures.Figure("kernels per second", count / seconds, "1/s", count, alone)
+        largest = figures.Peer("the largest", max(emitted))
         yield figures.Figure("HLO of a kernel, median", statistics.median(emitted), "bytes", count, largest)
         yield figures.Figure(
             "the worker's memory in the last fifth",
@@ -119,7 +122,9 @@ def main() -> int:
             figures.Peer("in the second fifth", early),
             limit=figures.Limit("ratio", at_most=GROWTH),
         )
-        yield figures.Figure("its peak", peak, "MB", count, limit=figures.Limit("value", at_most=PEAK_MB))
+        yield figures.Figure(
+            "the worker's peak memory", peak, "MB", count, limit=figures.Limit("value", at_most=PEAK_MB)
+        )
 
     return figures.report(args, found)
 

@@ -1,7 +1,7 @@
-"""A benchmark's results as values: a figure, its baseline and its limit; and their table and JSON.
+"""A benchmark's results as values: a figure, its baseline and its limit; their table and JSON.
 
-Every benchmark yields `Figure`s. `main` runs it, or `report` if it has its own arguments, and run.py collects their
-output. Does not depend on kernelgen.
+Every benchmark yields `Figure`s. `main` runs it, or `report` if it has its own arguments; run.py collects the output.
+This module does not depend on kernelgen.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Direction = Literal["value / peer", "peer / value"]
 UNITS = tuple(
     "s ms µs ns MB MiB KiB bytes kernels nodes ops launches splits lines instructions descriptors errors times 1/s".split()
 )
-"""What a figure may be in; results.schema.json has the same."""
+"""The allowed units of a figure; results.schema.json has the same list."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What a figure is compared with, measured in the same run.
+    """The baseline of a figure, measured in the same run.
 
     Attributes:
-        what: what it is.
-        value: in the figure's unit.
-        kernels: how many kernels it is for, when that differs from the figure's.
+        what: a description.
+        value: its value, in the figure's unit.
+        kernels: the number of kernels, if it differs from the figure's.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Limit:
-    """What a figure, or its ratio to the peer, must not pass."""
+    """The limit of a figure, or of its ratio to the baseline."""
 
     of: Literal["value", "ratio"]
     at_least: float | None = None
@@ -56,21 +56,21 @@ class Limit:
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing measured.
+    """One measured value.
 
     Attributes:
-        what: what it is.
-        value: in `unit`.
-        unit: of `UNITS`.
-        kernels: how many kernels it is for; None when that is not part of it.
-        peer: what it is compared with.
-        direction: how the ratio is taken. Where figure and peer are for different numbers of kernels it is that of the costs per
-            kernel.
-        limit: None when there is none.
-        series: figures of one series, for several numbers of kernels, are a line in the plot.
+        what: a description.
+        value: its value, in `unit`.
+        unit: one of `UNITS`.
+        kernels: the number of kernels that it covers; None if that does not apply.
+        peer: its baseline.
+        direction: the direction of the ratio. If figure and baseline cover different numbers of kernels, it is the
+            ratio of the costs per kernel.
+        limit: its limit, if any.
+        series: the name of a series; figures of one series, for several numbers of kernels, form a line in the plot.
 
     Raises:
-        ValueError: the unit is none of `UNITS`.
+        ValueError: the unit is not in `UNITS`.
     """
 
     what: str
@@ -88,7 +88,7 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """The ratio to the peer; None without one, or when it would be a division by 0."""
+        """The ratio to the baseline; None if there is none, or if the divisor is 0."""
         if self.peer is None:
             return None
         value, peer = self.value, self.peer.value
@@ -99,7 +99,7 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        """Whether the limit is kept; a limit of a ratio that there is not is missed."""
+        """Whether the limit is met; a limit on a missing ratio is missed."""
         if self.limit is None:
             return True
         number = self.value if self.limit.of == "value" else self.ratio
@@ -121,7 +121,7 @@ class Figure:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Figure:
-        """Returns the figure that `to_json` described; `ratio` and `met` are worked out again."""
+        """Returns the figure that `to_json` described; `ratio` and `met` are computed again."""
         peer, limit = value.get("peer"), value.get("limit")
         return Figure(
             value["what"],
@@ -140,13 +140,13 @@ _WIDTHS = (50, 8, 14, 46, 8, 14, 0)
 
 
 def exactly(what: str, value: int, wanted: int | range, peer: Peer | None = None) -> Figure:
-    """Returns a count of kernels that must be a number, or in a range."""
+    """Returns a figure for a count of kernels that must equal a number, or lie in a range."""
     low, high = (wanted.start, wanted.stop - 1) if isinstance(wanted, range) else (wanted, wanted)
     return Figure(what, value, "kernels", peer=peer, limit=Limit("value", low, high))
 
 
 def number(value: float) -> str:
-    """Returns a number with three digits that say something."""
+    """Returns a number as text, with three significant digits; numbers from 100 on and integers without decimals."""
     return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
@@ -173,15 +173,19 @@ def line(cells: Sequence[str]) -> str:
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with what every benchmark takes; the description is the first line of its docstring."""
+    """Returns a parser with the options of every benchmark; the description is the first line of its docstring."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="Small sizes: whether it works, not what it costs.")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the figures to a file.")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="Use small sizes, to check that the benchmark works; its figures then mean nothing.",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the figures to this file, as JSON.")
     return parser
 
 
 def report(args: argparse.Namespace, measure: Callable[[], Iterable[Figure]]) -> int:
-    """Prints figures as they come, and writes them to `args.json`; returns the exit status, 1 when a limit is missed."""
+    """Prints figures as they arrive, and writes them to `args.json`; returns the exit status, 1 if a limit is missed."""
     print(line(HEADER))
     found: list[Figure] = []
     for figure in measure():
@@ -193,11 +197,11 @@ def report(args: argparse.Namespace, measure: Callable[[], Iterable[Figure]]) ->
 
 
 def main(doc: str | None, measure: Callable[[bool], Iterable[Figure]]) -> int:
-    """Is the `main` of a benchmark that has no arguments of its own: returns the exit status.
+    """Runs a benchmark that has no arguments of its own, and returns the exit status.
 
     Args:
         doc: the benchmark's docstring.
-        measure: yields its figures; is told whether `--quick` was given.
+        measure: yields its figures; receives whether `--quick` was given.
     """
     args = arguments(doc).parse_args()
     return report(args, lambda: measure(args.quick))
@@ -211,7 +215,7 @@ def read(path: Path) -> list[Figure]:
     """Returns the figures that a benchmark wrote.
 
     Raises:
-        ValueError: the file is not what a benchmark writes.
+        ValueError: the file is not a benchmark's output.
     """
     try:
         return [Figure.from_json(value) for value in json.loads(path.read_text())["figures"]]

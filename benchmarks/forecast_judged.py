@@ -1,13 +1,17 @@
-"""What others measured beside what `kernelgen forecast` says for it: `./bazelw run //benchmarks:forecast_judged`.
+"""Compares the times that others measured on devices with the forecast of `kernelgen forecast`, in ms.
 
-The work is written down here in JAX, as it was on the device (dense transformers in BF16 by XLA, all of a step in one graph unless
-said), traced to HLO, and counted as the command counts kernels. Figures that the table of the chips was taken from are marked: they
-can't judge it. Of the other `FIGURES` every second one judges, from the second on: the rules of the model were chosen with the
-first, the third and so on in view. `LATER` were added when the rules stood, and all judge. `--markdown` prints the table of
+    ./bazelw run //benchmarks:forecast_judged [-- --markdown]
+
+The measured work is written here in JAX, as it ran on the device: dense transformers in BF16 compiled by XLA, one graph
+per step unless noted. The program traces it to HLO and counts it as the command counts kernels. The table marks figures
+from which the chips' rates were taken: they can't judge the model. Of the other `FIGURES`, every second one judges,
+from the second on; the model's rules were chosen with the first, the third and so on in view. The figures in `LATER`
+were added when the rules were fixed, and all of them judge. `--markdown` prints the table of
 docs/results/forecast-judged.md.
 
-What a source says that its program does is in the work: a cache in pages that XLA gathers, prompts in chunks, all cells of a bucket
-of lengths, the kernel that computes attention, sampling on the device, a host that waits for each step.
+The work includes all that a source reports of its program: a cache in pages that XLA gathers, prompts in chunks, all
+cells of a bucket of lengths, the kernel that computes attention, sampling on the device, a host that waits for each
+step.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from kernelgen.lowering.op import traced_hlo
 
 WITHIN = 0.3
 QUICKER = 0.1
-"""Below a measured time by more than this part of it is too quick."""
+"""A modelled time below the measured time by more than this share is too quick."""
 
 Shape = tuple[tuple[int, ...], str]
 
@@ -42,10 +46,10 @@ class Model:
     """A dense transformer.
 
     Attributes:
-        width, layers: of the whole.
-        heads, kv_heads, head: heads of queries and of keys, and their size.
-        feed: width of the feed-forward layer.
-        vocabulary: tokens it knows.
+        width, layers: the width of the whole model, and its layers.
+        heads, kv_heads, head: the heads of queries and of keys, and their size.
+        feed: the width of the feed-forward layer.
+        vocabulary: the number of tokens in the vocabulary.
         normed: whether heads of queries and keys are normed.
     """
 
@@ -86,7 +90,10 @@ def rope(x: Any, sin: Any, cos: Any) -> Any:
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
-    """Scores of all keys in F32: q [sequences, heads, rows, head], k and v [sequences, heads of keys, cells, head]."""
+    """Computes attention with the scores of all keys in F32.
+
+    q is [sequences, heads, rows, head]; k and v are [sequences, heads of keys, cells, head].
+    """
     n, heads, rows, size = q.shape
     grouped = q.reshape(n, k.shape[1], heads // k.shape[1] * rows, size)
     scores = jnp.einsum("nhrd,nhcd->nhrc", grouped, k, preferred_element_type=jnp.float32) * size**-0.5
@@ -98,7 +105,7 @@ def attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def linear(x: Any, w: Any) -> Any:
-    """Returns a product with weights as PyTorch has them, [out, in]: x [..., in]."""
+    """Returns the product of x [..., in] with weights in PyTorch's layout, [out, in]."""
     return jax.lax.dot_general(x, w, (((x.ndim - 1,), (1,)), ((), ())))
 
 
@@ -112,19 +119,19 @@ def layer(model: Model, ranks: int, n_seqs: int, rows: int, cells: int, target: 
 
     Args:
         model: the model.
-        ranks: cores.
-        n_seqs: sequences.
-        rows: tokens of each.
-        cells: of the cache of each, in pages of `page`; 0 where it is one piece.
-        target: whose SBUF there is.
-        page: see `cells`.
-        attends: whether attention is part of it.
+        ranks: the number of cores.
+        n_seqs: the number of sequences.
+        rows: the tokens of each sequence.
+        cells: the cells of each sequence's cache, in pages of `page`.
+        target: the target, for the size of its SBUF.
+        page: the cells of a page; 0 for a cache in one piece.
+        attends: whether the work includes attention.
     """
     heads, kv, feed = model.heads // ranks, max(model.kv_heads // ranks, 1), model.feed // ranks
     size = model.head
 
     def cached(cache: Any, new: Any, slots: Any, table: Any) -> tuple[Any, Any]:
-        """Writes rows of a cache, and returns it and what is in use, [sequences, heads, cells, head]."""
+        """Writes rows of a cache; returns the cache and its used part, [sequences, heads, cells, head]."""
         if not page:
             cache = jax.lax.dynamic_update_slice(cache, new.swapaxes(1, 2), (0, 0, cells - rows, 0))
             return cache, cache
@@ -174,22 +181,27 @@ def layer(model: Model, ranks: int, n_seqs: int, rows: int, cells: int, target: 
 
 
 SAMPLED_NS = 9.1
-"""Nanoseconds for each token that a model knows, of what samples the next one on the device: foxl-ai/kiln's sampler, preparation
-and logits of Qwen3.5-0.8B on trn1 take 4.5 ms with 248,320 tokens, 2.24 of them the 509 MB of weights at 227 GB/s
-(bench/results/2026-10-03-trn1.2xlarge-qwen3.5-0.8b.md)."""
+"""Nanoseconds per token of the vocabulary to sample the next token on the device.
+
+The sampler, preparation and logits of foxl-ai/kiln with Qwen3.5-0.8B on trn1 take 4.5 ms with 248,320 tokens; 2.24 ms
+of these are the 509 MB of weights at 227 GB/s (bench/results/2026-10-03-trn1.2xlarge-qwen3.5-0.8b.md).
+"""
 
 HOST_MS = 4.5
-"""Of a step over four cores of trn2 that the host waits for (bench/results/2026-10-07-eagle3-trn2-llama31.md)."""
+"""The time that the host adds to a step over four cores of trn2 that it waits for.
+
+Source: bench/results/2026-10-07-eagle3-trn2-llama31.md.
+"""
 
 FLASH_MS: Mapping[str, tuple[int, int, tuple[tuple[int, float], ...]]] = {
     "trn1": (16, 2048, ((0, 6.184), (6144, 19.740), (14336, 38.094))),
     "trn2": (8, 4096, ((0, 2.742), (4096, 4.411), (28672, 14.045))),
 }
-"""Heads, rows, and ms by cells before these of the kernel for attention alone (docs/neuron-notes.md, "The kernel alone")."""
+"""For the attention kernel alone: heads, rows, and ms by the number of earlier cells (docs/neuron-notes.md, "The kernel alone")."""
 
 
 def flash_ms(target: str, heads: int, rows: int, before: int) -> float:
-    """Returns the ms of attention of `rows` tokens behind `before` cells by the kernel, as it was measured alone."""
+    """Returns the ms of attention of `rows` tokens after `before` cells, from the measurements of the kernel alone."""
     measured_heads, most, times = FLASH_MS[target]
     ms = 0.0
     for at in range(before, before + rows, most):
@@ -215,20 +227,20 @@ def step(
     waited: bool = False,
     sampled: bool = True,
 ) -> float:
-    """Returns the ms of a step: `rows` tokens of each of `n_seqs` sequences, then the logits of the last ones.
+    """Returns the ms of a step: `rows` tokens of each of `n_seqs` sequences, then the logits of the last token of each.
 
     Args:
         model: the model.
-        target: where.
-        ranks: cores.
-        n_seqs: sequences.
-        rows: tokens of each.
-        cells: of the cache of each, that attention computes.
-        launches: of the step.
-        page: cells of a page of the cache; 0 where it is one piece.
-        flash: how many cells are before, where a kernel computes attention.
-        waited: whether the host waits for it.
-        sampled: whether the next tokens are sampled on the device.
+        target: the target.
+        ranks: the number of cores.
+        n_seqs: the number of sequences.
+        rows: the tokens of each sequence.
+        cells: the cells of each sequence's cache that attention computes.
+        launches: the launches of the step.
+        page: the cells of a page of the cache; 0 for a cache in one piece.
+        flash: the number of earlier cells, if a kernel computes attention.
+        waited: whether the host waits for the step.
+        sampled: whether the device samples the next tokens.
     """
     chip = chips.of(target)
     work = layer(model, ranks, n_seqs, rows, cells, target, page, flash is None)
@@ -237,7 +249,7 @@ def step(
     inside = sum(n * (t.total - t.launch) for n, t in ((model.layers, of_work(work, chip)), (1, of_work(head, chip))))
     if flash is not None:
         inside += 1e3 * model.layers * flash_ms(target, model.heads // ranks, rows, flash)
-    # A barrier of the execution is not in it: launches that are queued hide it.
+    # Without the barrier of an execution: queued launches hide it.
     sums = 2 * model.layers
     summed = summed_us(chip, sums, sums * 2 * n_seqs * rows * model.width) if ranks > 1 else 0.0
     sampling = SAMPLED_NS * model.vocabulary / ranks / 1e3 if sampled else 0.0
@@ -246,7 +258,7 @@ def step(
 
 
 def program(target: str, function: Callable[..., Any], *shapes: Shape) -> Time:
-    """Returns what a program takes beside its launch."""
+    """Returns the modelled time of a program without its launch."""
     chip = chips.of(target)
     return replace(of_work(counted(function, shapes, chip), chip), launch=0.0)
 
@@ -273,14 +285,14 @@ def unpacked_ms(**work: Any) -> float:
 
 
 def nki_calls_ms(count: int) -> float:
-    """Returns the ms of a graph of as many NKI kernels, each of which reads 4,096 x 4,096 weights."""
+    """Returns the ms of a graph of `count` NKI kernels, each of which reads 4,096 x 4,096 weights."""
     chip = chips.of("trn1")
     return count * (chip.number("nki_call_us") / 1e3 + 2 * 4096**2 / chip.at("dma_gb_per_s", 8192) / 1e6)
 
 
 @dataclass(frozen=True)
 class Published:
-    """A figure: what was measured, where from, its ms, what the model says, and whether the table of the chips is taken from it."""
+    """A published figure: what was measured, its source, its ms, the modelled ms, and whether the chips' rates come from it."""
 
     what: str
     source: str
@@ -306,14 +318,14 @@ def prompt(
     """Returns the figure of a prompt over several cores.
 
     Args:
-        name: the model's.
+        name: the model's name.
         model: the model.
-        target: where.
-        cores: how many share it.
-        n: tokens.
-        ms: measured.
-        chunks: rows of each call, and cells that attention computes, or with `flash` those that are before.
-        flash: whether attention is a kernel in NKI.
+        target: the target.
+        cores: the number of cores that share it.
+        n: the number of tokens.
+        ms: the measured ms.
+        chunks: the rows of each call, and the cells that attention computes; with `flash`, the earlier cells.
+        flash: whether an NKI kernel computes attention.
     """
 
     def modelled() -> float:
@@ -338,12 +350,12 @@ def prompt(
 
 
 def in_chunks(n: int, rows: int) -> list[tuple[int, int]]:
-    """Returns the chunks of a prompt whose attention reads what is before each."""
+    """Returns the chunks of a prompt whose attention reads the cells before each chunk."""
     return [(rows, at) for at in range(0, n, rows)]
 
 
 def in_buckets(n: int, rows: int, buckets: Sequence[int] = (2048, 8192, 16384, 32768)) -> list[tuple[int, int]]:
-    """Returns the chunks of a prompt whose attention computes all cells of a bucket, the least that holds what is before and it."""
+    """Returns the chunks of a prompt whose attention computes all cells of a bucket, the smallest that holds the cells so far."""
     return [(rows, min(bucket for bucket in buckets if bucket >= at + rows)) for at in range(0, n, rows)]
 
 

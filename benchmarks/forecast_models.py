@@ -1,11 +1,13 @@
-"""What a token of published models takes by the forecast, on each target and over 1, 2 and 4 cores:
-`./bazelw run //benchmarks:forecast_models`.
+"""Forecasts the time per token of published models, in ms, on each target and over 1, 2 and 4 cores.
 
-llama.cpp says what it computes for one token and for a prompt of 512 with 1,024 cells, from the models' headers; each layer is
-one kernel. Of more than one core each does an even part of the work. Quantized weights have the layouts that `kernelgen model`
-chooses, for one token, the target and the number of cores. Before, they were as ggml has them, and multiplied in F32: the same
-counts, with the rate of F32. A second table has FLOPs in F32 and bytes that are read, of a layer's launch and of a token,
-before and now. `--markdown` prints both for docs/results/forecast.md.
+    ./bazelw run //benchmarks:forecast_models [-- --markdown] [--only MODEL]
+
+Nothing is measured. llama.cpp's graphs of one token and of a prompt of 512 tokens, with 1,024 cells, come from the
+models' headers; each layer is one kernel. With several cores, each core does an equal part of the work. Quantized
+weights have the layouts that `kernelgen model` chooses for one token, the target and the number of cores. The columns
+"before" have ggml's layouts and products in F32: the same counts, with the rate of F32. A second table has FLOPs in F32
+and bytes read, of a layer's launch and of a token, before and now. `--markdown` prints both tables for
+docs/results/forecast.md.
 """
 
 from __future__ import annotations
@@ -63,13 +65,13 @@ Spec = KernelSpec | GraphSpec
 
 
 def quantized(spec: Spec) -> bool:
-    """Returns whether a kernel reads quantized weights: its products of BF16 are then by these."""
+    """Returns whether a kernel reads quantized weights: its products in BF16 are then products with these."""
     kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]
     return any(TYPES[t.dtype].quantized for kernel in kernels for t in kernel.inputs if t is not None)
 
 
 def in_f32(work: Work) -> Work:
-    """Returns the work with its products of BF16 as ones of F32."""
+    """Returns the work with its products in BF16 counted as products in F32."""
     found = [Counter(columns) for columns in (work.columns, work.columns_many)]
     for columns in found:
         columns["float32"] += columns.pop("bfloat16", 0)
@@ -77,7 +79,7 @@ def in_f32(work: Work) -> Work:
 
 
 def laid_out(spec: Spec, widened: Widened) -> Spec:
-    """Returns a kernel that has some weights in the layout `bf16`."""
+    """Returns a kernel with the weights in `widened` in the layout `bf16`."""
     if isinstance(spec, KernelSpec):
         return replace(spec, inputs=tuple(in_layout(spec.op, n, t, widened) for n, t in enumerate(spec.inputs)))
     nodes = []
@@ -89,17 +91,17 @@ def laid_out(spec: Spec, widened: Widened) -> Spec:
 
 
 def in_layout(op: str, number: int, tensor: TensorDesc | None, widened: Widened) -> TensorDesc | None:
-    """Returns an input of an op, in the layout `bf16` where it is a weight among some."""
+    """Returns an input of an op, in the layout `bf16` if it is one of the weights in `widened`."""
     return tensor.in_layout(BF16) if tensor is not None and tensor in widened and WEIGHTS.get(op) == number else tensor
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Of a launch or a call.
+    """The sums of a launch or a call.
 
     Attributes:
-        gflop: that the tensor engine multiplies in F32, in 1e9: of all columns that move through tiles of 128 x 128, used or not.
-        gb: that are read (weights, cache and activations), in 1e9 bytes.
+        gflop: the FLOPs of the tensor engine in F32, in 1e9: of all columns that move through tiles of 128 x 128, used or not.
+        gb: the bytes read (weights, cache and activations), in 1e9.
     """
 
     gflop: float
@@ -107,23 +109,23 @@ class Sums:
 
     @classmethod
     def of(cls, works: Sequence[tuple[Work, int]]) -> Sums:
-        """Returns the sums of works, each so often."""
+        """Returns the sums of works, each with the number of its repetitions."""
         columns = sum(n * (work.columns["float32"] + work.columns_many["float32"]) for work, n in works)
         return cls(2 * PARTITIONS**2 * columns / 1e9, sum(n * work.read for work, n in works) / 1e9)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a model takes on a target.
+    """The forecasts of a model on a target.
 
     Attributes:
         target: its name.
         token: one token, over each of `CORES`.
         prompt: a prompt of `N_PROMPT` tokens on one core.
-        before: one token, over each of `CORES`, with quantized weights as ggml has them, and their products in F32.
-        prompt_before: a prompt so, on one core.
-        layouts: what quantized weights are in on one core; empty where none are quantized.
-        sums: of a launch of the layer that takes longest and of a token: before, and now.
+        before: one token, over each of `CORES`, with ggml's layouts of quantized weights, and their products in F32.
+        prompt_before: a prompt on one core, with these layouts and products.
+        layouts: the layouts of quantized weights on one core; empty if there are none.
+        sums: the sums of a launch of the slowest layer, and of a token: before, and now.
     """
 
     target: str
@@ -148,7 +150,7 @@ def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> I
 
     @cache
     def hlo(spec: Spec) -> bytes:
-        with contextlib.redirect_stdout(sys.stderr):  # what an emitter prints
+        with contextlib.redirect_stdout(sys.stderr):  # emitters may print
             return emission.emit(catalog.emitters(catalog.kernel(spec)), spec).hlo
 
     @cache
@@ -200,7 +202,7 @@ def forecasts(model: str, ftype: str, exporter: Exporter, catalog: Catalog) -> I
 
 
 def fields(row: Row) -> tuple[str, ...]:
-    """Returns what a line of the first table has behind the target."""
+    """Returns the cells after the target in a line of the first table."""
     one = row.token[0]
     held = (one.memory.weights + one.memory.cache) / (1 << 30)
     parts = sorted(one.parts_ms.items(), key=lambda part: -part[1])[:2]
@@ -216,7 +218,7 @@ def fields(row: Row) -> tuple[str, ...]:
 
 
 def sums_fields(row: Row) -> tuple[str, ...]:
-    """Returns what a line of the second table has behind the target."""
+    """Returns the cells after the target in a line of the second table."""
     found = [short(row.layouts)]
     for before, now in row.sums:
         found += [f"{before.gflop:.2f}, {now.gflop:.2f}", f"{before.gb:.3f}, {now.gb:.3f}"]
@@ -224,12 +226,12 @@ def sums_fields(row: Row) -> tuple[str, ...]:
 
 
 def short(layouts: str) -> str:
-    """Returns the name of layouts as the tables have it."""
+    """Returns the name of layouts for the tables."""
     return "as ggml's" if layouts == AS_GGML else layouts.replace(" shapes and types", "").replace(" for ", ": ")
 
 
 def merged(model: str, ftype: str, found: Sequence[tuple[str, tuple[str, ...]]]) -> Iterator[list[str]]:
-    """Yields the fields of each line; targets of the same figures have one."""
+    """Yields the cells of each line; targets with the same figures share a line."""
     targets: dict[tuple[str, ...], list[str]] = {}
     for target, figures in found:
         targets.setdefault(figures, []).append(target)
@@ -238,20 +240,22 @@ def merged(model: str, ftype: str, found: Sequence[tuple[str, tuple[str, ...]]])
 
 
 def cell(one: CallForecast) -> str:
-    """Returns ms and tokens a second, in parentheses where the memory of the cores does not hold the model."""
+    """Returns ms and tokens per second, in parentheses if the model does not fit into the cores' memory."""
     text = f"{one.ms:.1f} ms, {1e3 / one.ms:.0f}"
     return text if one.memory.fits else f"({text})"
 
 
 def brief(one: CallForecast) -> str:
-    """Returns ms, in parentheses where the memory of the cores does not hold the model."""
+    """Returns ms, in parentheses if the model does not fit into the cores' memory."""
     return f"{one.ms:.1f}" if one.memory.fits else f"({one.ms:.1f})"
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--markdown", action="store_true", help="print a table for docs/results/forecast.md")
-    parser.add_argument("--only", choices=list(dict.fromkeys(model for model, _ in ROWS)), help="this model alone")
+    parser.add_argument(
+        "--only", choices=list(dict.fromkeys(model for model, _ in ROWS)), help="forecast only this model"
+    )
     args = parser.parse_args(arguments)
     programs = Programs.find()
     exporter, catalog = Exporter(programs.exporter, programs.libraries), Catalog([builtin_library()])

@@ -1,8 +1,10 @@
-"""How large the HLO of each op is: `./bazelw run //benchmarks:hlo_size -- [OP…]`.
+"""Prints the size of each op's HLO: bytes, constants, instructions, computations and loops.
 
-Takes the example of every op (tests/kernels/reference) in the first types that it is registered for, or with --every-type in all of
-them, and prints the bytes of the canonical module, the bytes of its constants, its instructions and computations, and how many
-loops it has.
+    ./bazelw run //benchmarks:hlo_size -- [OP…]
+
+It takes the example of every op (tests/kernels/reference) in the first types for which the op is registered, or with
+--every-type in all of them. It prints the bytes of the canonical module, the bytes of its constants, and the numbers of
+its instructions, computations and loops.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from kernelgen.hlo import describe, proto
 
 @dataclass(frozen=True)
 class Size:
-    """One op.
+    """The size of one op.
 
     Attributes:
-        op: its name, and the types of its inputs when each is measured.
-        bytes: of the module.
-        constants: bytes of the literals in it.
-        instructions: of all computations.
-        computations: how many.
-        loops: instructions that are while loops.
+        op: its name, with the types of its inputs if each combination is measured.
+        bytes: the bytes of the module.
+        constants: the bytes of its literals.
+        instructions: the instructions of all computations.
+        computations: the number of computations.
+        loops: the number of while loops.
     """
 
     op: str
@@ -66,9 +68,11 @@ def table(sizes: Iterable[Size]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("ops", nargs="*", metavar="OP", help="only these; every op by default")
+    parser.add_argument("ops", nargs="*", metavar="OP", help="the ops to measure; every op by default")
     parser.add_argument("--sort", choices=("op", "bytes", "instructions"), default="bytes", help="default: %(default)s")
-    parser.add_argument("--every-type", action="store_true", help="every combination of types that an op is tested in")
+    parser.add_argument(
+        "--every-type", action="store_true", help="measure every combination of types in which an op is tested"
+    )
     args = parser.parse_args()
     known = LIBRARY.scan()
     if unknown := [op for op in args.ops if op not in known]:

@@ -1,8 +1,11 @@
-"""Counts what a build does again after a change: `python3 benchmarks/incremental_bazel.py`.
+"""Counts the actions that a build repeats after a change, against the expected counts.
 
-Works in scratch copies of this checkout and prints, for each change, how many emit and compile actions Bazel executed and how many
-it should have; then, for Bazel, CMake and `kernelgen build`, with the double of neuronx-cc and with the simulator, how much was
-compiled after changes that leave HLO as it was (`unchanged_hlo.py`). Exit status 1 when a count is not as it should be.
+    python3 benchmarks/incremental_bazel.py
+
+It works in scratch copies of this checkout. For each change, it prints how many emit and compile actions Bazel executed
+and how many it should have executed. Then, for Bazel, CMake and `kernelgen build`, with the double of neuronx-cc and
+with the simulator, it prints how many kernels were compiled after changes that leave HLO unchanged
+(`unchanged_hlo.py`). Exit status 1 if a count is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import scratch
 import unchanged_hlo
 
 NUMERIC = ("np.float32(attn_factor)", "np.float32(1.5 * attn_factor)")
-"""A change of what rope computes."""
+"""A change of rope's computation."""
 
 ADDED = """
   - op: add
@@ -33,12 +36,12 @@ ADDED = """
 
 
 SMALL = Path(__file__).with_name("small.yaml").read_text(encoding="utf-8")
-"""A manifest `llama3` of a llama of toy size: every kind of kernel that Llama-3-8B has, few of each."""
+"""A manifest `llama3` of a tiny llama: every kind of kernel that Llama-3-8B has, a few of each."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One change: what was done, and how many actions ran of how many that should."""
+    """One change: its description, the numbers of actions that ran, and the expected numbers."""
 
     change: str
     emits: int
@@ -56,9 +59,9 @@ def run(checkouts: scratch.Checkouts, manifest: str | None = None) -> Iterator[R
     """Yields a row per change.
 
     Args:
-        checkouts: where to build.
-        manifest: text of the manifest `llama3` to use instead of the project's own; a small one makes a quick test. It must ask for
-            trn1 and inf2 and for ropes.
+        checkouts: the checkouts to build in.
+        manifest: the text of a manifest `llama3` in place of the project's; a small one makes a quick test. It must
+            contain trn1 and inf2, and ropes.
     """
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-") as cache, contextlib.ExitStack() as stack:
         flags = [f"--disk_cache={cache}"]
@@ -103,7 +106,7 @@ def run(checkouts: scratch.Checkouts, manifest: str | None = None) -> Iterator[R
 
 
 def _plan(checkout: scratch.Checkout) -> dict[str, Any]:
-    """Returns the plan that the checkout's build follows."""
+    """Returns the plan of the checkout's build."""
     shown = checkout.bazel("query", "--output=location", "@neuron_kernels//:plan.json").output
     line = next(line for line in shown.splitlines() if "plan.json:" in line)
     plan: dict[str, Any] = json.loads(Path(line.partition(":")[0]).read_text())
@@ -117,7 +120,7 @@ def _ids(plan: dict[str, Any], bundle: str, prefix: str = "") -> list[str]:
 
 
 def _second_manifest(checkout: scratch.Checkout) -> int:
-    """Adds a manifest, half of whose kernels are llama3's and half its own; returns the size of a half."""
+    """Adds a manifest; half of its kernels are llama3's, the others are its own. Returns the size of a half."""
     plan = _plan(checkout)
     chosen = set(_ids(plan, "llama3_trn1")[:20])
     specs = [k["spec"] for k in plan["kernels"] if k["id"] in chosen]
@@ -136,9 +139,9 @@ def _second_manifest(checkout: scratch.Checkout) -> int:
 
 
 def measure(manifest: str | None) -> Iterator[figures.Figure]:
-    """Yields two counts and the seconds for each row; counts are compared with the cold build's, seconds too.
+    """Yields two counts and the seconds for each row, compared with the cold build's.
 
-    Then how much each way to build compiled after each change that leaves HLO as it was.
+    Then yields the number of kernels that each way to build compiled after each change that leaves HLO unchanged.
     """
     with scratch.checkouts() as checkouts:
         yield from _measure(checkouts, manifest)

@@ -1,8 +1,10 @@
-"""Counts what a CMake build with Ninja does again after a change: `python3 benchmarks/incremental_cmake.py`.
+"""Counts what a CMake build with Ninja repeats after a change, against the expected counts.
 
-Works in a scratch copy of this checkout, with a manifest of 128 kernels. For each change it prints how many kernels were emitted
-and how many NEFFs compiled, and how many should have been; then how long Ninja takes when there is nothing to do. Exit status 1
-when a count is not as it should be, or that takes more than 100 ms.
+    python3 benchmarks/incremental_cmake.py
+
+It works in a scratch copy of this checkout, with a manifest of 128 kernels. For each change, it prints how many kernels
+were emitted, how many NEFFs were compiled, and the expected numbers; then the seconds of Ninja with nothing to do. Exit
+status 1 if a count is wrong, or if that takes more than 100 ms.
 """
 
 from __future__ import annotations
@@ -21,23 +23,23 @@ import figures
 
 KERNELS = 128
 NULL_SECONDS = 0.1
-"""What Ninja may take when there is nothing to do."""
+"""The limit of Ninja's seconds with nothing to do."""
 
 ONE_BATCH = range(1, 65)
-"""A kernel is emitted together with others: about 32, at most twice as many (`kernelgen.render.cmake.BATCH`)."""
+"""Kernels are emitted in batches of about 32, at most twice as many (`kernelgen.render.cmake.BATCH`)."""
 
 NUMERIC = ("np.float32(eps)", "np.float32(1.5 * eps)")
-"""A change of what the norms compute."""
+"""A change of the norms' computation."""
 
 _OPS = ("relu", "silu", "gelu", "add", "mul", "rms_norm", "soft_max", "reshape")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One change: how many kernels were emitted and NEFFs compiled, and how many of each should have been.
+    """One change: the numbers of kernels emitted and NEFFs compiled, and the expected numbers.
 
     Attributes:
-        want_emits: the number, or a range: kernels are emitted in batches.
+        want_emits: the number, or a range, because kernels are emitted in batches.
     """
 
     change: str
@@ -54,7 +56,7 @@ class Row:
 
 
 def manifest(count: int) -> str:
-    """Returns a manifest of `count` kernels, as many of each op; YAML reads JSON."""
+    """Returns a manifest of `count` kernels, with the same number of each op; YAML reads JSON."""
     kernels = []
     for number in range(count):
         op, width = _OPS[number % len(_OPS)], 32 + number // len(_OPS)
@@ -71,7 +73,7 @@ def manifest(count: int) -> str:
 
 
 def prepare(folder: Path, count: int, generator: str = "Ninja") -> tuple[Path, cmake_project.Project]:
-    """Returns a scratch checkout and a project of `count` kernels that uses it, configured."""
+    """Returns a scratch checkout and a configured project of `count` kernels that uses it."""
     root = cmake_project.copy(folder / "kernelgen")
     project = cmake_project.Project(folder / "project", folder / "build", generator)
     cmake_project.write(
@@ -88,7 +90,7 @@ def prepare(folder: Path, count: int, generator: str = "Ninja") -> tuple[Path, c
 
 
 def changes(root: Path, project: cmake_project.Project, count: int) -> Iterator[Row]:
-    """Yields a row per change to a project that was prepared and not yet built."""
+    """Yields a row per change of a project that is configured and not yet built."""
     norms = len([n for n in range(count) if _OPS[n % len(_OPS)] == "rms_norm"])
 
     def row(change: str, want_emits: int | range, want_compiles: int) -> Row:
@@ -118,7 +120,7 @@ def changes(root: Path, project: cmake_project.Project, count: int) -> Iterator[
 
 
 def measure(kernels: int) -> Iterator[figures.Figure]:
-    """Yields two counts and the seconds for each change, compared with the cold build's; then what a null build costs."""
+    """Yields two counts and the seconds for each change, compared with the cold build's; then the cost of a null build."""
     cold: Row | None = None
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-") as folder:
         root, project = prepare(Path(folder), kernels)
@@ -131,7 +133,7 @@ def measure(kernels: int) -> Iterator[figures.Figure]:
         runs = [project.ninja() for _ in range(10)]
         if not all("no work to do" in output for output, _ in runs):
             raise SystemExit(f"Ninja found something to do:\n{runs[0][0]}")
-        # The machine's other work can only add to it.
+        # Other work on the machine can only add to the time.
         best = min(seconds for _, seconds in runs)
         yield figures.Figure(
             "Ninja with nothing to do, best of 10",

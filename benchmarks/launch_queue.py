@@ -1,14 +1,16 @@
-"""A token of a small model with one, two and three launches in flight: `./bazelw run //benchmarks:launch_queue`.
+"""Compares one, two and three launches in flight on the simulator: ms per token of a small model, and a prompt on two cores.
 
-The model is a Llama with random weights, each layer one launch. A launch takes 180 µs on the simulator before the kernel begins,
-as with a current runtime, and those that are in flight take them at the same time. A prompt is computed in small batches by one
-core and by two that share the layers, so that one core computes a batch while the other computes the next: once more with launches
-that take 10 ms, time that the machine's processors do not spend. The second core has few layers: the last one is one launch
-for each node in a batch that no logits are read of. Results are compared bit by bit.
+    ./bazelw run //benchmarks:launch_queue
 
-llama.cpp waits for all cores before it computes the same graph again. Batches of a long prompt are different graphs where each sees
-256 cells more of the cache, as batches of 256 tokens do; here batches are small, and llama.cpp is kept from finding out that their
-graphs are the same.
+The model is a Llama with random weights; each layer is one launch. A launch takes 180 µs on the simulator before the
+kernel begins, as with a current runtime; launches in flight wait at the same time. The program also measures a prompt
+in small batches, on one core and on two that share the layers: one core computes a batch while the other computes the
+next. It repeats this with launches of 10 ms, which do not use the machine's processors. The second core has few layers,
+because in a batch whose logits are not read, the last layer is one launch per node. Results are compared bit by bit.
+
+llama.cpp waits for all cores before it computes the same graph again. Batches of a long prompt have different graphs if
+each reads 256 more cells of the cache, as batches of 256 tokens do. Here batches are small, so a variable keeps
+llama.cpp from reusing graphs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from simulated_model import SimulatedModel, random_llama
 LAUNCH_US = 180
 LONG_LAUNCH_US = 10_000
 DEPTHS = (1, 2, 3)
-CORES = {1: "1", 2: "10/3"}  # and how they share layers, the output being one: -ts of llama-bench
+CORES = {
+    1: "1",
+    2: "10/3",
+}  # numbers of cores, and how they share the layers, with the output as one layer: -ts of llama-bench
 SIZE = random_llama.Size(n_layer=12)
 QUICK = random_llama.Size(n_layer=4)
 PROMPT = "A NeuronCore computes what its kernels say"
@@ -36,7 +41,7 @@ BATCH = 16
 
 
 class Runs:
-    """llama.cpp's programs with a model on the simulator."""
+    """Runs llama.cpp's programs with a model on the simulator."""
 
     def __init__(self, folder: Path, *, quick: bool) -> None:
         self._folder = folder
@@ -44,7 +49,7 @@ class Runs:
         self._model = SimulatedModel(folder, size=QUICK if quick else SIZE, n_tokens=f"1,2,{BATCH}")
 
     def logits(self, name: str, **variables: object) -> bytes:
-        """Returns the file of the logits of each token of a prompt."""
+        """Returns the file with the logits of each token of a prompt."""
         output = self._folder / name
         words = ("--model", self._model.file, "--output", output, "--prompt", PROMPT, "--ctx-size", 256, "-ngl", 99)
         words += ("--fit", "off", "-fa", "on", "-ub", BATCH)
@@ -54,7 +59,7 @@ class Runs:
     def token_ms(
         self, prompt: int, generated: int, launch_us: int = LAUNCH_US, cores: int = 1, **variables: object
     ) -> tuple[list[float], str]:
-        """Returns the milliseconds of a token in each repetition, and what the backend says of its launches."""
+        """Returns the milliseconds per token in each repetition, and the backend's log of its launches."""
         return self._model.bench(
             prompt=prompt,
             generated=generated,
@@ -69,7 +74,7 @@ class Runs:
 
 
 def _launches(log: str) -> tuple[int, int]:
-    """Returns how many launches there were, and how many of them while another one was in flight."""
+    """Returns the number of launches, and how many of them began while another one was in flight."""
     found = re.findall(r"(\d+) launches, (\d+) of them while another one was in flight", log)
     return sum(int(n) for n, _ in found), sum(int(n) for _, n in found)
 
@@ -86,7 +91,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
 
         token: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
         share = dict.fromkeys(DEPTHS, (0, 0))
-        for _ in range(rounds):  # in turn, so that what else the machine does meets all alike
+        for _ in range(rounds):  # in turn, so that other work on the machine affects all alike
             for depth in DEPTHS:
                 found, log = runs.token_ms(0, 8 if quick else 32, GGML_NEURON_QUEUE_DEPTH=depth)
                 token[depth] += found
@@ -114,7 +119,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
 
 
 def _prompt(runs: Runs, rounds: int, launch_us: int, *, quick: bool) -> Iterator[figures.Figure]:
-    """Yields how a prompt on several cores compares with the same on one."""
+    """Yields the figures of a prompt on several cores against one core."""
     prompt: dict[int, list[float]] = {cores: [] for cores in CORES}
     for _ in range(rounds):
         for cores in CORES:
@@ -124,7 +129,7 @@ def _prompt(runs: Runs, rounds: int, launch_us: int, *, quick: bool) -> Iterator
             f"a token of a prompt in batches of {BATCH}, layers on {cores} cores, launches of {launch_us / 1000:g} ms",
             statistics.median(prompt[cores]),
             "ms",
-            peer=figures.Peer("on one", statistics.median(prompt[1])),
+            peer=figures.Peer("on one core", statistics.median(prompt[1])),
             direction="peer / value",
         )
 

@@ -1,8 +1,11 @@
-"""Layers of published models as kernels, from the models' headers: `./bazelw run //benchmarks:layer_kernels`.
+"""Compares layers of published models as one kernel each with one kernel per node: launches, kernels, bytes of HLO, CPU s.
 
-Prints, for a decode step and for a prompt of 512 tokens, how many launches a graph takes when its layers are one kernel each,
-against one launch per node, and how many kernels these are; then how large the HLO of the largest layer is, the CPU time of
-emitting it, and what the lint of any target refuses. Exit status 1 when a limit is missed.
+    ./bazelw run //benchmarks:layer_kernels
+
+It reads the models' headers. For a decode step and for a prompt of 512 tokens, it prints the launches of a graph whose
+layers are one kernel each, against one launch per node, and the number of these kernels. It also prints the bytes of
+the HLO of the largest layer, the CPU time of emitting it, and what the lint refuses for any target. Exit status 1 if a
+limit is missed.
 """
 
 from __future__ import annotations
@@ -33,18 +36,18 @@ from published.header import GgufHeader, Tensor, write
 
 N_CTX = 4096
 CALLS = {"decode": DecodeCall(N_CTX, 1, 1, 1, 1024), "512 tokens": DecodeCall(N_CTX, 1, 512, 1, 1024)}
-"""What is looked at, at one length of the cache."""
+"""The calls to examine, with one length of the cache."""
 
 EMIT_SECONDS = 1.0
-"""CPU time that emitting a layer may take."""
+"""The limit of the CPU time of emitting a layer."""
 
 LAUNCHES = {"Llama-3-8B": 34}
 KERNELS = {"Llama-3-8B": 5}
-"""Limits of a step's launches, and of its distinct kernels."""
+"""Limits of a step's launches, and of its different kernels."""
 
 
 def mamba() -> GgufHeader:
-    """Returns the header of Mamba-2.8B: state-spaces/mamba-2.8b's own config.json, under llama.cpp's names."""
+    """Returns the header of Mamba-2.8B: the values of state-spaces/mamba-2.8b's config.json, under llama.cpp's names."""
     n_embd, n_layer, n_vocab, d_conv, d_state, dt_rank = 2560, 64, 50280, 4, 16, 160
     d_inner = 2 * n_embd
     tensors = [Tensor("token_embd.weight", (n_embd, n_vocab), "f16"), Tensor("output_norm.weight", (n_embd,), "f32")]
@@ -141,7 +144,7 @@ def kernels(name: str, ftype: str, graphs: dict[str, Graph], catalog: Catalog) -
         spec = max(groups(graph), key=lambda s: (len(s.nodes), s.id))
         members = sorted({node.kernel for node in spec.nodes}, key=lambda s: s.id)
         sizes, seconds = [], []
-        # Emitted once before: what is imported then is not the emitters' time.
+        # The first emission is not timed, because it includes imports.
         for one in (spec, spec, *members):
             kernel = catalog.kernel(one)
             before = time.process_time()

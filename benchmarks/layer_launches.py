@@ -1,8 +1,11 @@
-"""A token of a small model with groups of nodes in one launch, and without: `./bazelw run //benchmarks:layer_launches`.
+"""Compares a token of a small model with layers in one launch each with one launch per node, on the simulator, in ms.
 
-The model is a Llama of three layers with random weights; llama-bench generates with it on the simulator, whose launches take 0, 13
-and 180 µs besides, as on a device at best and as they take with a current runtime. The same run measures llama.cpp's CPU backend.
-The simulator's own time per launch is in every figure: only the difference that the launches make means something.
+    ./bazelw run //benchmarks:layer_launches
+
+The model is a Llama of three layers with random weights. llama-bench generates with it on the simulator, whose launches
+take an additional 0, 13 and 180 µs: the last two are a device's best case and a current runtime. The same run measures
+llama.cpp's CPU backend. Every figure includes the simulator's own time per launch, so only the differences between
+launches are meaningful.
 """
 
 from __future__ import annotations

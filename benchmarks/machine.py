@@ -1,4 +1,4 @@
-"""Describes the machine and the software of a measurement, for storage beside its figures."""
+"""Describes the machine and the software of a measurement, to be stored with its figures."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PACKAGES = ("jax", "jaxlib", "numpy", "protobuf", "matplotlib")
 
 
 def describe() -> dict[str, Any]:
-    """Returns CPU, cores, memory, system, load, versions, and the commit; what is not known is None.
+    """Returns CPU, cores, memory, system, load, versions, and the commit; unknown values are None.
 
-    Nothing that names the machine or its user is part of it.
+    The result contains nothing that identifies the machine or its user.
     """
     return {
         "cpu": _cpu(),
@@ -66,7 +66,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def _said(program: str, *arguments: str) -> str | None:
-    """Returns the version that a program says it has: the last word of its first line."""
+    """Returns the version that a program prints: the last word of its first line."""
     if shutil.which(program) is None:
         return None
     said = _output([program, *arguments])

@@ -1,13 +1,14 @@
-"""What emitting NKI kernels costs: seconds and lines of HLO, beside the same computation in JAX; and what kernels take.
+"""Measures emitting NKI kernels, in s and lines of HLO, against the same computation in JAX, and counts the kernels' work.
 
     ./bazelw run //benchmarks:nki_emission
 
-The product of large matrices is written here, with a DMA per tile of each product; the other kernels are kernelgen's own, in NKI
-and in JAX, for a Llama of 8 billion parameters. Seconds are of one CPU, the least of three times: recording, rolling loops, and
-lowering through JAX to canonical HLO. In the first of the three JAX traces its own functions as well. Each is compared with the
-emitter in JAX in the same run. What kernelgen's own take of a trn1, instructions and DMA descriptors, is counted from the record
-of those in NKI, a descriptor for each run in memory, and estimated from the HLO of those in JAX. Exit status 1 where a kernel
-takes more than a second or has more than 1,000 lines.
+The first kernel, a product of large matrices, is defined here, with a DMA per tile of each product. The other kernels
+are kernelgen's own, in NKI and in JAX, for a Llama of 8 billion parameters. Seconds are CPU time on one core, the least
+of three runs: recording, rolling loops, and lowering through JAX to canonical HLO. In the first run, JAX also traces
+its own functions. Each kernel is compared with the emitter in JAX in the same run. For kernelgen's own kernels, the
+program also prints instructions and DMA descriptors on trn1: for NKI, counted from the record, with one descriptor per
+run of contiguous memory; for JAX, estimated from the HLO. Exit status 1 if emitting a kernel takes more than a second,
+or if it has more than 1,000 lines.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ TIMES = 3
 
 
 def product(stationary: Any, moving: Any) -> Any:
-    """`stationary.T @ moving` in tiles of [128, 128] and [128, 512], a DMA for each tile of each product."""
+    """Computes `stationary.T @ moving` in tiles of [128, 128] and [128, 512], with a DMA for each tile of each product."""
     rows, columns = stationary.shape[1], moving.shape[1]
     result = nl.ndarray((rows, columns), stationary.dtype, buffer=nl.shared_hbm)
     for m in nl.affine_range(rows // 128):
@@ -64,9 +65,9 @@ def product(stationary: Any, moving: Any) -> Any:
 
 @dataclass(frozen=True)
 class Cost:
-    """What emitting a kernel takes: CPU seconds, the least and those of the first time, and the lines of its HLO.
+    """The cost of emitting a kernel: the least CPU seconds, those of the first run, and the lines of its HLO.
 
-    `instructions` and `descriptors` are what it takes of a device.
+    `instructions` and `descriptors` are the kernel's work on a device.
     """
 
     seconds: float
@@ -77,7 +78,7 @@ class Cost:
 
 
 def done(work: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Does work some times; returns the least CPU seconds, those of the first time, and what it returned."""
+    """Runs work several times; returns the least CPU seconds, those of the first run, and the result."""
     seconds = []
     for _ in range(TIMES):
         start = time.process_time()
@@ -87,14 +88,14 @@ def done(work: Callable[[], Any]) -> tuple[float, float, Any]:
 
 
 def traced(function: Callable[..., Any], inputs: list[Any]) -> Cost:
-    """Returns what it takes to lower a function of arrays to HLO."""
-    # A new function each time: JAX keeps what it traced.
+    """Returns the cost of lowering a function of arrays to HLO."""
+    # A new function each time, because JAX caches traced functions.
     seconds, first, made = done(lambda: jax.jit(lambda *given: function(*given)).lower(*inputs).compiler_ir("hlo"))
     return Cost(seconds, first, len(made.as_hlo_text().splitlines()))
 
 
 def emitted(spec: KernelSpec, language: str, catalog: Catalog) -> Cost:
-    """Returns what it takes to emit a kernel in a language; the lines are the instructions of its HLO."""
+    """Returns the cost of emitting a kernel in a language; the lines are the instructions of its HLO."""
     chosen = catalog.choose(spec, (language,), "trn1")
     assert chosen is not None
     assert chosen[1].fits(spec)
@@ -110,7 +111,7 @@ def emitted(spec: KernelSpec, language: str, catalog: Catalog) -> Cost:
 
 
 def library() -> Iterator[tuple[str, KernelSpec]]:
-    """Yields kernels of a Llama of 8 billion parameters, for a token with 4,096 cells of cache and for 512 with 1,024.
+    """Yields kernels of a Llama of 8 billion parameters, for 1 token with 4,096 cells of cache and for 512 tokens with 1,024.
 
     The products with 8 of 128 experts are those of a Qwen3 of 30 billion parameters, for 1 to 32 tokens.
     """
@@ -149,7 +150,7 @@ def library() -> Iterator[tuple[str, KernelSpec]]:
 
 
 def measured(quick: bool) -> Iterator[tuple[str, Cost, Cost]]:
-    """Yields each kernel's name, and what it takes in NKI and in JAX; of the first alone for `quick`."""
+    """Yields each kernel's name, and its costs in NKI and in JAX; only the first kernel if `quick`."""
     square = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
     base = traced(lambda a, b: a.T @ b, square)
     found = traced(lambda a, b: kernel.record(product, [a, b], {}, older=False)(a, b), square)

@@ -1,13 +1,17 @@
-"""What NKI kernels take by the model, judged by what others measured: `./bazelw run //benchmarks:nki_judged -- ACCELOPT KDA`.
+"""Compares the modelled times of NKI kernels, in ns, with latencies that others measured.
 
-ACCELOPT is a checkout of zhang677/AccelOpt, whose folder NKIBench has 14 kernels and their inputs; KDA is one of
-Jerry2423/kda-for-trainium, which has variants of them and `benchmark.csv` with a latency for each. Neither is part of this project.
+    ./bazelw run //benchmarks:nki_judged -- ACCELOPT KDA
 
-Each kernel is recorded and its work counted (nki_interpreter.cost); kernelgen.dispatch.modelled_cost makes nanoseconds of it by the
-figures of a physical core of trn2. What the latencies were measured on is doubtful (its rates are about twice those of such a
-core), so all times are scaled by one factor. It is fitted on every second op by name, as is what engines wait for each other
-(`modelled_cost.UNHIDDEN`); the other ops judge.
-Of two kernels of an op whose latencies differ by 3 % or more the model says which is quicker, or that they are equal: within 3 %.
+ACCELOPT is a checkout of zhang677/AccelOpt; its folder NKIBench has 14 kernels and their inputs. KDA is a checkout of
+Jerry2423/kda-for-trainium; it has variants of these kernels, and `benchmark.csv` with a latency for each. Neither is
+part of this project.
+
+The program records each kernel and counts its work (nki_interpreter.cost). kernelgen.dispatch.modelled_cost converts
+the work to nanoseconds by the figures of a physical core of trn2. The device of the latencies is uncertain (its rates
+are about twice those of such a core), so one factor scales all modelled times. Every second op by name serves to fit
+the factor, and the share of waiting between engines (`modelled_cost.UNHIDDEN`); the other ops judge the model. For two
+kernels of an op whose latencies differ by 3 % or more, the table also counts whether the model orders them correctly,
+wrongly, or calls them equal (within 3 %).
 """
 
 from __future__ import annotations
@@ -35,16 +39,16 @@ from nki_interpreter.loading import interpreter, load_kernel
 
 TARGET = "trn2"
 EQUAL = 1.03
-"""Times whose ratio is less are equal."""
+"""Times with a smaller ratio count as equal."""
 FACTOR = 1.5
 ENGINES = ("tensor", "vector", "scalar", "dma")
 SCALES = tuple(0.01 * n for n in range(10, 201))
-"""That are tried."""
+"""The scales to try."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A kernel: its op and name, measured ns, those of each engine by the model, and what either of two would take."""
+    """A kernel: its op and name, the measured ns, the modelled ns of each engine, and of work that either of two engines can do."""
 
     op: str
     name: str
@@ -53,12 +57,12 @@ class Judged:
     either: Mapping[str, float]
 
     def modelled(self, scale: float = 1.0) -> float:
-        """Returns the nanoseconds of the kernel."""
+        """Returns the modelled nanoseconds of the kernel."""
         return scale * elapsed(shared(self.engines, self.either))
 
 
 def latencies(folder: Path) -> dict[str, float]:
-    """Returns the milliseconds of each kernel of an op by its file's stem: of the last row that has it and one latency."""
+    """Returns the milliseconds of each kernel of an op, by its file's stem, from the last row with a single latency."""
     found = {}
     with (folder / "benchmark.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -83,7 +87,7 @@ def counted(kernel: Path, reference: Path, seconds: int) -> dict[str, Any]:
     Raises:
         LoadError: the file has no kernel.
         NkiError: the kernel breaks a rule of NKI.
-        _TooLong: it takes more than `seconds` to record.
+        _TooLong: recording it takes more than `seconds`.
     """
     spec = importlib.util.spec_from_file_location("reference", reference)
     assert spec is not None and spec.loader is not None
@@ -101,13 +105,13 @@ def counted(kernel: Path, reference: Path, seconds: int) -> dict[str, Any]:
 
 
 def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Iterator[Judged]:
-    """Yields the kernels that have a latency and can be recorded; says of the others why not.
+    """Yields the kernels that have a latency and can be recorded; prints why the others can't.
 
     Args:
         accelopt: the checkout of AccelOpt.
         kda: the checkout of kda-for-trainium.
-        kept: work of kernels by op and name, which is added to.
-        seconds: what recording one may take.
+        kept: the cached work of kernels by op and name; new work is added.
+        seconds: the time limit of recording one kernel.
     """
     bench = accelopt / "NKIBench"
     baselines = {one["kernel"]: one for one in json.loads((kda / "baselines.json").read_text()).values()}
@@ -137,7 +141,7 @@ def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Ite
 
 
 def _distance(kernels: Sequence[Judged], scale: float) -> float:
-    """Returns the mean, over ops, of the mean distance of the logarithms of both times."""
+    """Returns the mean, over ops, of the mean distance between the logarithms of modelled and measured times."""
     by_op: dict[str, list[float]] = {}
     for one in kernels:
         by_op.setdefault(one.op, []).append(abs(math.log(one.modelled(scale) / one.measured)))
@@ -145,12 +149,12 @@ def _distance(kernels: Sequence[Judged], scale: float) -> float:
 
 
 def fit(kernels: Sequence[Judged]) -> float:
-    """Returns the factor that brings modelled times nearest to measured ones."""
+    """Returns the factor that brings modelled times nearest to measured times."""
     return min(SCALES, key=lambda scale: _distance(kernels, scale))
 
 
 def order(kernels: Sequence[Judged]) -> tuple[int, int, int]:
-    """Returns how many pairs of kernels of one op that differ the model orders right, wrong, and calls equal."""
+    """Returns the numbers of pairs of different kernels of one op that the model orders right, orders wrong, and calls equal."""
     right = wrong = tied = 0
     for a, b in combinations(kernels, 2):
         if a.op != b.op or max(a.measured, b.measured) < EQUAL * min(a.measured, b.measured):
@@ -166,7 +170,7 @@ def order(kernels: Sequence[Judged]) -> tuple[int, int, int]:
 
 
 def table(kernels: Sequence[Judged]) -> list[str]:
-    """Returns the lines that say how near the model is: the fitted scale, each op, and each half."""
+    """Returns the lines of the result: the fitted scale, each op, and each half."""
     ops = sorted({one.op for one in kernels})
     fitted = [one for one in kernels if one.op in ops[::2]]
     scale = fit(fitted)
@@ -191,8 +195,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("accelopt", type=Path, help="a checkout of zhang677/AccelOpt")
     parser.add_argument("kda", type=Path, help="a checkout of Jerry2423/kda-for-trainium")
-    parser.add_argument("--seconds", type=int, default=600, help="that recording one kernel may take")
-    parser.add_argument("--kept", type=Path, help="a JSON file in which the work of kernels is kept between runs")
+    parser.add_argument("--seconds", type=int, default=600, help="the time limit of recording one kernel")
+    parser.add_argument("--kept", type=Path, help="a JSON file that keeps the work of kernels between runs")
     args = parser.parse_args(arguments)
     for file in (args.accelopt / "NKIBench" / "summary.json", args.kda / "baselines.json"):
         if not file.is_file():

@@ -1,11 +1,11 @@
-"""Runs tests of a checkout of AWS's NKI repositories with kernelgen's interpreter in place of the SDK; fetches nothing.
+"""Runs the tests of a checkout of AWS's NKI repositories with kernelgen's interpreter in place of the SDK; fetches nothing.
 
 PYTHONPATH=tools python benchmarks/nki_suites.py CHECKOUT/nki/test [--each N] [--seconds S] [pytest's options]
 
-In the tests' process, imports of `neuronxcc.nki`, `nki` and `torch_neuronx` resolve to the interpreter, and what else the suites
-import to `suites`. `--each 2` takes the first two cases of each test function, and `--seconds 60` fails a test that takes more CPU
-seconds. All run in one process: pytest-xdist is not loaded where it is installed. docs/results/nki-suites.md has the
-commands and what they print.
+In the tests' process, imports of `neuronxcc.nki`, `nki` and `torch_neuronx` resolve to the interpreter, and the suites'
+other imports to `suites`. `--each 2` takes the first two cases of each test function, and `--seconds 60` fails a test
+that takes more CPU seconds. All tests run in one process: pytest-xdist is disabled even if it is installed.
+docs/results/nki-suites.md has the commands and their output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from suites.modules import installed
 
 
 class _XdistHooks:
-    """The hooks that suites implement for pytest-xdist, whose processes would not have the interpreter: it is not loaded."""
+    """The hooks of pytest-xdist that suites implement; it is disabled, because its processes would lack the interpreter."""
 
     @pytest.hookspec(firstresult=True)
     def pytest_xdist_auto_num_workers(self, config: pytest.Config) -> int | None:
@@ -38,10 +38,10 @@ class _XdistHooks:
 
 class _Plugin:
     def pytest_addoption(self, parser: pytest.Parser) -> None:
-        parser.addoption("--each", type=int, default=0, help="only so many cases of each test function")
-        parser.addoption("--seconds", type=float, default=0.0, help="CPU seconds that a test may take")
+        parser.addoption("--each", type=int, default=0, help="run only this many cases of each test function; 0: all")
+        parser.addoption("--seconds", type=float, default=0.0, help="the limit of a test's CPU seconds; 0: none")
 
-    @pytest.hookimpl(trylast=True)  # after the tests' own choice and pytest's, by marks
+    @pytest.hookimpl(trylast=True)  # after the selection by the tests and by pytest's marks
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         each = config.getoption("--each")
         if not each:

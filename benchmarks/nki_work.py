@@ -1,8 +1,10 @@
-"""What kernelgen's kernels in NKI take by the model, beside the same op in JAX: `./bazelw run //benchmarks:nki_work`.
+"""Compares the modelled times of kernelgen's NKI kernels, in µs, with the same op in JAX.
 
-Nothing is measured. Of a kernel in NKI the busiest engine's time counts (kernelgen.dispatch.modelled_cost), of the one in JAX what
-the forecast adds up (kernelgen.forecast.time), without its launch; both for a core of the target. A second table has each engine's
-time of the products by packed weights.
+    ./bazelw run //benchmarks:nki_work [-- --target TARGET]
+
+Nothing is measured. The time of an NKI kernel is that of its busiest engine (kernelgen.dispatch.modelled_cost). The
+time of a JAX kernel is the forecast without its launch (kernelgen.forecast.time). Both are for one core of the target.
+A second table has each engine's time for the products with packed weights.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 ATTENTION = ((1, 4096), (1, 8192), (1, 32768), (8, 8192), (32, 8192), (128, 4096))
 PROMPTS = ((512, 512), (512, 1024), (512, 2048), (512, 4096), (2048, 2048))
-"""Tokens and keys of attention that is computed as it is and with `causal`."""
+"""Tokens and keys of attention, computed without and with `causal`."""
 F8 = "q8_0:f8_e4m3_128x128"
 PRODUCTS = (
     *((kind, 1) for kind in ("q4_0", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "bf16")),
     *((kind, 512) for kind in ("q4_0", "q8_0", "q4_K", "q6_K")),
     *((F8, rows) for rows in (1, 8, 128, 512)),
 )
-"""Types of weights, and rows."""
+"""Types of weights, and numbers of rows."""
 HEADER = (
     "| kernel | tensor, vector, scalar, DMA instructions | MB by DMA | SBUF, KiB "
     "| busiest engine | µs | µs in JAX | of these spilled |"
@@ -41,7 +43,7 @@ ENGINES_HEADER = f"| kernel | {', '.join(ENGINES)}: µs | together µs | µs in 
 
 
 def kernels() -> Iterator[tuple[str, KernelSpec]]:
-    """Yields attention of 32 heads on 8 of keys by tokens and keys, and products of rows by weights."""
+    """Yields attention with 32 heads of queries and 8 of keys, by tokens and keys, and products of rows with weights."""
     attention = [(n, n_kv, {}) for n, n_kv in ATTENTION]
     attention += [(n, n_kv, causal) for n, n_kv in PROMPTS for causal in ({}, {"causal": True})]
     for n, n_kv, params in attention:
@@ -57,7 +59,7 @@ def kernels() -> Iterator[tuple[str, KernelSpec]]:
 
 
 def rows(name: str, spec: KernelSpec, catalog: Catalog, target: str) -> tuple[str, str]:
-    """Returns a kernel as a line of the table, and as one of the table of engines; that is empty where NKI declines it."""
+    """Returns a kernel as a line of the table, and as a line of the table of engines, which is empty if NKI declines the kernel."""
     made = {}
     for language in ("nki", "jax"):
         chosen = catalog.choose(spec, (language,), target)

@@ -1,7 +1,9 @@
-"""Emitting through a persistent worker against one process per kernel: `./bazelw run //benchmarks:persistent_worker`.
+"""Measures emitting through a persistent worker against one process per kernel, in s.
 
-Both emit the same 200 kernels of the manifest llama3 and others like them, one after another, in the same run; the result is their
-ratio. Exit status 1 when it is below 8.
+    ./bazelw run //benchmarks:persistent_worker [-- --kernels N]
+
+Both emit the same 200 kernels, those of the manifest llama3 and repetitions of them, one after another in the same run;
+the result is the ratio of their times. Exit status 1 if it is below 8.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ AT_LEAST = 8.0
 
 
 def requests(count: int, folder: Path) -> list[list[str]]:
-    """Returns the arguments of `count` emit steps: the kernels of llama3, and again from the first when there are fewer."""
+    """Returns the arguments of `count` emit steps: the kernels of llama3, repeated from the first if there are fewer."""
     source = builtin_library()
     plan = Plan.merge(manifest.load([CHECKOUT / "manifests/llama3.yaml"], Catalog([source])))
     kernels: list[Kernel] = list(itertools.islice(itertools.cycle(plan.kernels), count))
@@ -47,7 +49,7 @@ def requests(count: int, folder: Path) -> list[list[str]]:
 
 
 def through_worker(steps: list[list[str]]) -> float:
-    """Returns the seconds that one worker takes, its start included."""
+    """Returns the seconds of one worker, including its start."""
     start = time.perf_counter()
     with subprocess.Popen(
         [*WORKER, "--persistent_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -64,7 +66,7 @@ def through_worker(steps: list[list[str]]) -> float:
 
 
 def process_per_kernel(steps: list[list[str]]) -> float:
-    """Returns the seconds that a process for each kernel takes."""
+    """Returns the seconds with one process per kernel."""
     start = time.perf_counter()
     for step in steps:
         subprocess.run([*WORKER, *step], check=True)
@@ -92,7 +94,7 @@ def measure(kernels: int) -> Iterator[figures.Figure]:
 
 def main() -> int:
     parser = figures.arguments(__doc__)
-    parser.add_argument("--kernels", type=int, help="200 by default.")
+    parser.add_argument("--kernels", type=int, help="The number of kernels; 200 by default.")
     args = parser.parse_args()
     return figures.report(args, lambda: measure(args.kernels or (20 if args.quick else 200)))
 

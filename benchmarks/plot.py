@@ -1,4 +1,4 @@
-"""Draws results as an SVG: costs by number of kernels, and builds compared with what people use today.
+"""Draws results as an SVG: costs by number of kernels, and builds against the scripts that people use today.
 
 The same results give the same bytes: the SVG has no date and no random ids, and keeps text as text.
 """
@@ -14,15 +14,15 @@ from typing import Any
 from figures import Figure
 
 _KINDS = {"s": "seconds", "CPU s": "seconds of CPU time", "MB": "peak memory of a process, MB"}
-"""What a series ends in, after a comma, and what its axis is called."""
+"""The last words of a series' name, after a comma, and the title of its axis."""
 
 
 def svg(results: Mapping[str, Sequence[Figure]], machine: Mapping[str, Any]) -> bytes:
     """Returns a picture of the figures that belong to a series.
 
     Args:
-        results: figures by benchmark.
-        machine: as `machine.describe` gives it.
+        results: the figures by benchmark.
+        machine: the description from `machine.describe`.
     """
     import matplotlib
 
@@ -51,7 +51,7 @@ def svg(results: Mapping[str, Sequence[Figure]], machine: Mapping[str, Any]) -> 
         out = io.BytesIO()
         picture.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
         pyplot.close(picture)
-    # matplotlib leaves blanks at the ends of lines.
+    # matplotlib leaves trailing blanks.
     return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
 
 
@@ -65,7 +65,7 @@ def _lines(found: Sequence[Figure]) -> dict[str, list[tuple[int, float]]]:
 
 
 def _bars(found: Sequence[Figure]) -> dict[str, dict[str, float]]:
-    """Returns seconds by way and case, of figures that are called `way: case`."""
+    """Returns seconds by way and case, from figures with names `way: case`."""
     ways: dict[str, dict[str, float]] = {}
     for figure in found:
         way, _, case = figure.what.partition(": ")
@@ -84,7 +84,7 @@ def _draw_lines(axes: Any, kind: str, lines: Mapping[str, Sequence[tuple[int, fl
             label=name.removesuffix(f", {kind}"),
         )
     sizes = sorted({n for points in lines.values() for n, _ in points})
-    # Through the dearest at the largest size: what is above it at smaller ones is the cost of starting.
+    # Through the largest cost at the largest size; higher values at smaller sizes are the cost of starting.
     high = max(value for points in lines.values() for _, value in points)
     axes.plot(sizes, [high * n / sizes[-1] for n in sizes], color="0.7", linewidth=0.8, label="linear")
     axes.set_xscale("log")

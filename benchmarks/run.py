@@ -1,8 +1,8 @@
-"""Runs benchmarks and keeps what they find: `./bazelw run //benchmarks -- [--quick] [--only NAME]… [-o FOLDER]`.
+"""Runs benchmarks and writes their results: `./bazelw run //benchmarks -- [--quick] [--only NAME]… [-o FOLDER]`.
 
-Each runs in a process of its own, one after another, and hands over its figures; what it prints passes through. Written are
-`results.json` (as results.schema.json says, with a description of the machine) and `results.svg`. Exit status 1 when a limit was
-missed or a benchmark failed; the others still run.
+Each benchmark runs in its own process, one after another; its output passes through. The program writes `results.json`
+(schema: results.schema.json), with a description of the machine, and `results.svg`. Exit status 1 if a limit was missed
+or a benchmark failed; the others still run.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ import plot
 HERE = Path(__file__).resolve().parent
 
 FORMAT = 1
-"""Version of results.json."""
+"""The version of the format of results.json."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One of them.
+    """One benchmark.
 
     Attributes:
         what: what it measures.
-        command: what runs it; `--json FILE` and `--quick` are added. Those that need programs of this project are built when they
-            are run, so that who did not ask for llama.cpp does not wait for it.
-        default: whether it is run when none is named.
+        command: the command that runs it; `--json FILE` and `--quick` are added. Programs of this project are built
+            when a benchmark that needs them runs, so that other runs do not wait for llama.cpp.
+        default: whether it runs when none is named.
     """
 
     what: str
@@ -51,15 +51,15 @@ def _built(label: str, *flags: str) -> tuple[str, ...]:
     return (str(HERE.parent / "bazelw"), "run", "--ui_event_filters=-info", "--noshow_progress", *flags, label, "--")
 
 
-# Of a script, and of a program that Bazel builds: what it measures.
+# What each script measures, and each program that Bazel builds.
 _SCRIPTS = {
     "bazelw_overhead": "what bazelw adds to a call of Bazel",
     "persistent_worker": "emitting through a worker, against a process per kernel",
-    "incremental_bazel": "what Bazel does again after a change",
-    "incremental_cmake": "what Ninja does again after a change",
-    "cold_build": "a cold build, against a shell loop and against the least it could take",
+    "incremental_bazel": "what Bazel repeats after a change",
+    "incremental_cmake": "what Ninja repeats after a change",
+    "cold_build": "a cold build, against a shell loop and against a lower bound",
     "against_scripts": "five builds, against a shell loop and a generator without a cache",
-    "scale": "100, 1,000 and 10,000 kernels",
+    "scale": "the cost of 100, 1,000 and 10,000 kernels",
 }
 _PROGRAMS = {
     "//benchmarks:derive_manifests": "manifests from the headers of published models (builds llama.cpp)",
@@ -71,11 +71,11 @@ _PROGRAMS = {
     "//benchmarks:layer_launches": "a token with groups of nodes in one launch, and without (builds llama.cpp)",
     "//benchmarks:launch_queue": "a token with one, two and three launches in flight (builds llama.cpp)",
     "//benchmarks:tensor_parallel": "a model over several cores, against one core (builds llama.cpp)",
-    "//benchmarks:weight_layouts": "products by weights in layouts, on the simulator",
-    "//benchmarks/dispatch:dispatch": "the backend's cost per op (builds llama.cpp)",
+    "//benchmarks:weight_layouts": "products with weights in other layouts, on the simulator",
+    "//benchmarks/dispatch:dispatch": "the backend's time per op (builds llama.cpp)",
     "//benchmarks/dispatch:kernel_choice": "choosing kernels among 10,000 (builds llama.cpp)",
-    "//benchmarks/dispatch:repacked_weights": "loading weights that were repacked before, or repacking them (builds llama.cpp)",
-    "//benchmarks:emit_every_op": "every kernel that test-backend-ops asks for (builds llama.cpp)",
+    "//benchmarks/dispatch:repacked_weights": "loading repacked weights, against repacking them at load (builds llama.cpp)",
+    "//benchmarks:emit_every_op": "emitting every kernel that test-backend-ops requests (builds llama.cpp)",
     "//benchmarks:nki_emission": "emitting NKI kernels, against the same in JAX",
 }
 
@@ -103,17 +103,17 @@ OLD_NAMES = {
     "simulated": "simulated_token",
     "today": "against_scripts",
 }
-"""What benchmarks were called, which `--only` still takes; Bazel has the same as aliases."""
+"""Former names of benchmarks, which `--only` still accepts; Bazel has them as aliases."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one benchmark went.
+    """The outcome of one benchmark.
 
     Attributes:
-        seconds: how long it took.
-        found: its figures, as many as it wrote.
-        failure: why it has none, or None.
+        seconds: its duration.
+        found: the figures that it wrote.
+        failure: the error, or None.
     """
 
     seconds: float
@@ -132,7 +132,7 @@ def run(benchmark: Benchmark, *, quick: bool) -> Outcome:
         path = Path(folder) / "figures.json"
         words = [*benchmark.command, f"--json={path}", *(["--quick"] if quick else [])]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("BUILD_", "RUNFILES"))}
-        # A call of Bazel is for the checkout, wherever the user stands.
+        # Bazel runs in the checkout, whatever the user's working directory is.
         done = subprocess.run(words, check=False, env=environment, cwd=HERE.parent)
         seconds = time.perf_counter() - begun
         try:
@@ -141,7 +141,7 @@ def run(benchmark: Benchmark, *, quick: bool) -> Outcome:
             return Outcome(seconds, [], f"exit status {done.returncode}: {error}")
     missed = not all(figure.met for figure in found)
     if done.returncode != int(missed):
-        # It says of itself that it failed, and its figures do not say why; or its figures say so, and it does not.
+        # Its exit status and its figures disagree about a failure.
         return Outcome(seconds, found, f"exit status {done.returncode}, expected {int(missed)} from its figures")
     return Outcome(seconds, found)
 
@@ -176,9 +176,9 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
 def collect(
     names: Sequence[str], output: Path, *, quick: bool, benchmarks: Mapping[str, Benchmark] = BENCHMARKS
 ) -> int:
-    """Runs benchmarks, prints and writes what they found, and returns the exit status.
+    """Runs benchmarks, prints and writes their results, and returns the exit status.
 
-    The files are written again after each benchmark, so that one that is stopped does not take the others' figures with it.
+    It rewrites the files after each benchmark, so that an interruption does not lose the earlier figures.
     """
     output.mkdir(parents=True, exist_ok=True)
     described = machine.describe()
@@ -209,11 +209,19 @@ def main() -> int:
         type=lambda name: OLD_NAMES.get(name, name),
         choices=BENCHMARKS,
         metavar="NAME",
-        help="Only this one; several times for several.",
+        help="Run only this benchmark; can be given several times.",
     )
-    parser.add_argument("--quick", action="store_true", help="Small sizes: whether it works, not what it costs.")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("build/benchmarks"), help="Where results go; default: %(default)s."
+        "--quick",
+        action="store_true",
+        help="Use small sizes, to check that the benchmarks work; their figures then mean nothing.",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("build/benchmarks"),
+        help="The folder of the results; default: %(default)s.",
     )
     args = parser.parse_args()
     names = args.only or [name for name, benchmark in BENCHMARKS.items() if benchmark.default]

@@ -1,16 +1,19 @@
-"""What 100, 1,000 and 10,000 kernels cost, and that it grows no faster than they do: `./bazelw run //benchmarks:scale`.
+"""Measures what builds of 100, 1,000 and 10,000 kernels cost, and checks that the cost grows no faster than the kernels.
 
-The manifest lists every kernel by itself, the longest form there is. Nothing real is emitted or compiled: for the bundles, kernels
-are made up from one real kernel, and in the builds the steps write that one's HLO and NEFF for all (`synthetic_kernels.py`).
+    ./bazelw run //benchmarks:scale [-- --sizes N… --without bazel|ninja]
 
-For each step: seconds, CPU time, and the largest memory of one of its processes.
+The manifest lists every kernel separately, the longest possible form. No kernel is really emitted or compiled, except
+one: the bundles contain kernels made from it, and the builds' steps write its HLO and NEFF for all kernels
+(`synthetic_kernels.py`).
 
-* Seconds have limits at 10,000.
-* CPU time per kernel must not be more than `GROWTH` times that of the size before: CPU time, because what else the machine does
-  adds less to it. Of a step whose cost is quadratic it would be 10 times.
-* Every process but Bazel's server stays under `PEAK_MB`. CMake's peak is over CMake and the kernelgen that it runs.
+For each step, the program prints the wall time in s, the CPU time in s, and the largest memory of one process in MB.
 
-Exit status 1 when a limit is passed.
+* The wall time has limits at 10,000 kernels.
+* The CPU time per kernel must not exceed `GROWTH` times that of the previous size. CPU time is used because other work
+  on the machine affects it less. A step with quadratic cost would have a factor of 10.
+* Every process except Bazel's server must stay under `PEAK_MB`. CMake's peak includes the kernelgen that it runs.
+
+Exit status 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -35,26 +38,26 @@ SIZES = (100, 1_000, 10_000)
 QUICK = (20, 100)
 
 SECONDS = {"plan": 2.0, "render for Bazel": 3.0, "Bazel: load and analyse": 20.0}
-"""Limits at 10,000 kernels."""
+"""Limits in seconds at 10,000 kernels."""
 
 GROWTH = 1.5
-"""What a kernel may cost of its cost in a tenth as large a manifest: n log n gives 1.33, and the rest is for noise."""
+"""The largest allowed factor between the costs per kernel of two sizes: n log n gives 1.33, and the rest allows for noise."""
 
 PEAK_MB = 1500.0
 MOST = 40_000
-"""As many different kernels as `text` has."""
+"""The number of different kernels that `text` can write."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step took.
+    """The cost of one step.
 
     Attributes:
         step: its name.
         seconds: wall time.
         cpu_seconds: CPU time.
         peak_mb: the largest memory of one process, in MB.
-        own: whether that is a process of this project's, or of a tool that it calls; not Bazel's server.
+        own: whether that process belongs to this project, or to a tool that it calls; False for Bazel's server.
     """
 
     step: str
@@ -81,13 +84,13 @@ def text(count: int) -> str:
 
 
 def by_itself(count: int, folder: Path, copy: Path, sample: synthetic_kernels.Sample) -> Iterator[Cost]:
-    """Yields what kernelgen costs without a build tool: plan, render, and bundles written and opened.
+    """Yields kernelgen's costs without a build tool: plan, render, and bundles written and opened.
 
     Args:
-        count: kernels.
+        count: the number of kernels.
         folder: scratch space.
         copy: a copy of the checkout.
-        sample: the real kernel that the others are made from.
+        sample: the real kernel from which the others are made.
     """
     env = {**cmake_project.environment(), "PYTHONPATH": str(copy / "tools"), "PYTHONDONTWRITEBYTECODE": "1"}
     kernelgen = [sys.executable, "-P", "-m", "kernelgen"]
@@ -101,7 +104,7 @@ def by_itself(count: int, folder: Path, copy: Path, sample: synthetic_kernels.Sa
     plan.write_text(planned.output)
 
     def child(what: str, *arguments: object) -> Cost:
-        """Runs one function of this file in a process of its own, which says how long the part that counts took."""
+        """Runs one function of this file in a child process, which prints the times of the relevant part."""
         used = usage.run([sys.executable, "-P", __file__, "--child", what, *arguments], env=env)
         seconds, cpu = json.loads(used.output)
         return Cost(what, seconds, cpu, used.peak_mb)
@@ -119,23 +122,24 @@ def by_itself(count: int, folder: Path, copy: Path, sample: synthetic_kernels.Sa
 
 
 def with_bazel(count: int, sample: synthetic_kernels.Sample) -> Iterator[Cost]:
-    """Yields what Bazel costs: its loading and analysis, and a build with nothing to do."""
+    """Yields Bazel's costs: loading and analysis, and a build with nothing to do."""
     with scratch.checkout() as checkout:
         synthetic_kernels.stand_in(checkout.path, sample, checkout.path.parent)
         (checkout.path / "manifests/big.yaml").write_text(text(count))
         line = 'neuron.kernels(manifest = ["//manifests:llama3.yaml"])'
         checkout.edit("MODULE.bazel", line, f"{line}\n{line.replace('llama3', 'big')}")
-        # The kernels repository is fetched first: planning is counted by itself.
+        # The kernels repository is fetched first, because planning is measured separately.
         checkout.bazel("query", "@neuron_kernels//:plan.json")
         pid = int(checkout.bazel("info", "server_pid").output.split()[-1])
 
         def measured(step: str, *flags: str) -> Cost:
             before = usage.process_cpu_seconds(pid)
-            # The made-up steps write nothing that a sandbox would keep from them, and it would take longer than they do.
+            # The synthetic steps write only their outputs, so they need no sandbox, which would take longer than they
+            # do.
             result = checkout.bazel(
                 "build", "@neuron_kernels//bundles:big_trn1", flags=["--noworker_sandboxing", *flags], count=False
             )
-            # The clock that CPU time is read off ticks 100 times a second.
+            # The clock of CPU time ticks 100 times a second.
             cpu = max(usage.process_cpu_seconds(pid) - before, 0.01)
             return Cost(step, result.seconds, cpu, usage.process_memory_mb(pid)[1], own=False)
 
@@ -146,7 +150,7 @@ def with_bazel(count: int, sample: synthetic_kernels.Sample) -> Iterator[Cost]:
 
 
 def with_ninja(count: int, sample: synthetic_kernels.Sample, folder: Path, copy: Path) -> Iterator[Cost]:
-    """Yields what CMake and Ninja cost: configuring, and a build with nothing to do."""
+    """Yields the costs of CMake and Ninja: configuring, and a build with nothing to do."""
     project = cmake_project.Project(folder / "project", folder / "build")
     cmake_project.write(
         project.source,
@@ -160,7 +164,7 @@ def with_ninja(count: int, sample: synthetic_kernels.Sample, folder: Path, copy:
     env = cmake_project.environment()
     yield Cost.of("CMake: configure", usage.run([*configure, f"-DNEURON_KERNELGEN_PYTHON={sys.executable}"], env=env))
     usage.run(["ninja", "-C", project.build], env=env)
-    usage.run(["ninja", "-C", project.build], env=env)  # it compacts its log of dependencies once
+    usage.run(["ninja", "-C", project.build], env=env)  # Ninja compacts its log of dependencies once
     runs = [usage.run(["ninja", "-C", project.build], env=env) for _ in range(3)]
     if not all("no work to do" in run.output for run in runs):
         raise SystemExit(f"Ninja found something to do:\n{runs[0].output}")
@@ -185,10 +189,10 @@ def judge(count: int, cost: Cost, before: tuple[int, Cost] | None, largest: bool
     """Yields a step's figures with their limits.
 
     Args:
-        count: kernels.
-        cost: of the step.
-        before: the size before, and what the step cost there.
-        largest: whether this is the size that the limits on time are for.
+        count: the number of kernels.
+        cost: the cost of the step.
+        before: the previous size, and the step's cost there.
+        largest: whether this is the size to which the limits on time apply.
     """
 
     def peer(attribute: str) -> figures.Peer | None:
@@ -214,7 +218,7 @@ def measure(sizes: Sequence[int], *, bazel: bool = True, ninja: bool = True) -> 
 
 
 def _child(what: str, *arguments: str) -> None:
-    """Runs one function and prints its seconds and its CPU seconds; imports and the reading of the plan are not counted."""
+    """Runs one function and prints its wall and CPU seconds, without imports and without reading the plan."""
     begun = cpu = 0.0
     sys.path.insert(0, str(scratch.CHECKOUT / "tools"))
 
@@ -251,8 +255,16 @@ def main() -> int:
         _child(*sys.argv[2:])
         return 0
     parser = figures.arguments(__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"By default {' '.join(map(str, SIZES))}.")
-    parser.add_argument("--without", action="append", default=[], choices=("bazel", "ninja"), help="Leave one out.")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", metavar="N", help=f"Numbers of kernels; by default {' '.join(map(str, SIZES))}."
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=("bazel", "ninja"),
+        help="Leave out this build tool; can be given twice.",
+    )
     args = parser.parse_args()
     sizes = sorted(args.sizes or (QUICK if args.quick else SIZES))
     if sizes[0] < 1 or sizes[-1] > MOST:

@@ -1,8 +1,8 @@
 """A scratch copy of this checkout, and Bazel builds in it whose executed actions are counted.
 
-Used by the benchmarks beside it and by the tests of the rules. Needs Bazel (through `bazelw`) and nothing of the user's build: each
-scratch folder has an output root, so that it starts cold and leaves nothing behind. Tests use the same folders and servers in turn
-(`Checkouts`).
+The benchmarks in this folder and the tests of the rules use it. It needs Bazel (through `bazelw`) and none of the
+user's build: each scratch folder has its own output root, so it starts cold and leaves nothing behind. Tests use the
+same folders and servers in turn (`Checkouts`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LEFT_OUT = shutil.ignore_patterns(
 )
 
 SMALL_SERVER = ("--host_jvm_args=-XX:+UseSerialGC", "--host_jvm_args=-XX:CICompilerCount=1")
-"""Options of a server that has a few small builds to do: threads that collect and compile side by side cost more than they save."""
+"""Options of a server for a few small builds: parallel garbage collection and compilation threads cost more than they save."""
 
 ONE_WORKER = tuple(f"--worker_max_instances={mnemonic}=1" for mnemonic in ("NeuronEmit", "NeuronCompile"))
-"""A few small kernels are not worth the start of two workers each, which import JAX."""
+"""For a few small kernels, a second worker of each kind is not worth its start, which imports JAX."""
 
 
 class BuildFailed(Exception):
@@ -42,9 +42,9 @@ class Result:
     """One Bazel invocation.
 
     Attributes:
-        seconds: wall time, as the user waits for it.
-        executed: actions that ran, by mnemonic; not those that a cache answered.
-        cached: actions that a disk or remote cache answered, by mnemonic.
+        seconds: wall time.
+        executed: the actions that ran, by mnemonic, without cache hits.
+        cached: the hits in a disk or remote cache, by mnemonic.
         output: standard output and error.
     """
 
@@ -64,13 +64,13 @@ class Result:
 
 @dataclass
 class Checkout:
-    """A copy of the project with an output root of its own.
+    """A copy of the project with its own output root.
 
     Attributes:
         path: the copy.
         output_root: Bazel's output user root.
         flags: options of every build.
-        env: the environment's additions.
+        env: additional environment variables.
         startup: options of the server.
     """
 
@@ -85,17 +85,17 @@ class Checkout:
     def bazel(
         self, command: str, *arguments: str, expect: int | None = 0, flags: Sequence[str] = (), count: bool = True
     ) -> Result:
-        """Runs a Bazel command and counts what it executed.
+        """Runs a Bazel command and counts the executed actions.
 
         Args:
-            command: `build` and the like.
-            *arguments: what follows it.
-            expect: its exit status; None: any will do.
+            command: the command, such as `build`.
+            *arguments: its arguments.
+            expect: the expected exit status; None to accept any.
             flags: more options.
-            count: whether to have Bazel write what it executed, which takes it a part of a second in a large build.
+            count: whether to write an execution log, which takes part of a second in a large build.
 
         Raises:
-            BuildFailed: the exit status is not `expect` (None: any will do).
+            BuildFailed: the exit status is not `expect`.
         """
         log = self.output_root / "execution.json"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ class Checkout:
         return Result(seconds, executed, cached, output)
 
     def start(self, command: str, *arguments: str, flags: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """Starts a Bazel command; its standard output and error come through one pipe."""
+        """Starts a Bazel command; one pipe carries its standard output and error."""
         words = [str(self.path / "bazelw"), f"--output_user_root={self.output_root}", *self.startup, command]
         if command in ("build", "test", "run"):
             words += ["--color=no", "--curses=no", *self.flags, *flags]
@@ -133,7 +133,7 @@ class Checkout:
         )
 
     def edit(self, file: str, old: str, new: str) -> None:
-        """Replaces text that must be there."""
+        """Replaces text in a file; raises ValueError if the text is missing."""
         path = self.path / file
         text = path.read_text()
         if old not in text:
@@ -145,7 +145,7 @@ class Checkout:
             stream.write(text)
 
     def output(self, label_path: str) -> Path:
-        """Returns the file of `bazel-bin` at a path."""
+        """Returns the path of a file in `bazel-bin`."""
         return self.path / self.folder / "bazel-bin" / label_path
 
 
@@ -163,19 +163,19 @@ def spawns(log: Path) -> Iterator[dict[str, object]]:
 
 
 def cache_folder() -> Path:
-    """Returns where the user's environments are kept, and the Bazel that `bazelw` unpacked."""
+    """Returns the folder with the user's environments and with the Bazel that `bazelw` unpacked."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("NEURON_KERNELGEN_CACHE") or Path(base) / "neuron-kernelgen")
 
 
 def provide_bazel(cache: Path) -> None:
-    """Gives another cache folder the Bazel that `bazelw` unpacked for the user, if it did: it would download it again."""
+    """Copies the Bazel that `bazelw` unpacked for the user to another cache folder, to avoid another download."""
     for unpacked in cache_folder().glob("debian-bazel-*"):
         if (unpacked / "bazel").is_file():
             provided = cache / unpacked.name
             provided.mkdir(parents=True)
             for entry in unpacked.iterdir():
-                # `bazelw` writes the files at each call; the launcher among them names the folders where they are.
+                # `bazelw` rewrites the files at each call; one of them, the launcher, contains the folders' paths.
                 if entry.is_dir():
                     (provided / entry.name).symlink_to(entry)
                 else:
@@ -183,13 +183,13 @@ def provide_bazel(cache: Path) -> None:
 
 
 def copy(destination: Path) -> Path:
-    """Copies the project, without what builds leave in it."""
+    """Copies the project without build outputs."""
     shutil.copytree(CHECKOUT, destination, ignore=_LEFT_OUT, symlinks=True)
     return destination
 
 
 def mirror(source: Path, destination: Path) -> None:
-    """Makes the files of `destination` those of `source`, except for what builds leave in either; equal files are not touched."""
+    """Makes the files of `destination` equal to those of `source`, except build outputs; does not touch equal files."""
     wanted, found = _files(source), _files(destination)
     for name in found - wanted:
         (destination / name).unlink()
@@ -205,7 +205,7 @@ def mirror(source: Path, destination: Path) -> None:
 
 
 def _files(folder: Path) -> set[str]:
-    """Returns the paths of files and links below a folder, without what builds leave in it."""
+    """Returns the paths of files and links below a folder, without build outputs."""
     found: set[str] = set()
     for parent, folders, files in os.walk(folder):
         left_out = _LEFT_OUT(parent, [*folders, *files])
@@ -223,7 +223,7 @@ def _same(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """Yields a temporary folder that is removed even where Bazel made folders of it read-only."""
+    """Yields a temporary folder, and removes it afterwards, even if Bazel made folders in it read-only."""
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-", ignore_cleanup_errors=True) as folder:
         try:
             yield Path(folder)
@@ -233,7 +233,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def checkout(**kwargs: object) -> Iterator[Checkout]:
-    """Yields a scratch checkout; its server is stopped and its files are removed afterwards."""
+    """Yields a scratch checkout; afterwards stops its server and removes its files."""
     with _folder() as folder:
         scratch = Checkout(copy(folder / "project"), folder / "out", **kwargs)  # type: ignore[arg-type]
         try:
@@ -244,13 +244,13 @@ def checkout(**kwargs: object) -> Iterator[Checkout]:
 
 @dataclass
 class Checkouts:
-    """Scratch checkouts by name, each of which tests use in turn.
+    """Scratch checkouts by name, which tests use in turn.
 
-    A test finds in one the files of the project and nothing built. The server and what it fetched stay: to start a server, and to
-    load and analyse the first time, costs it more than most tests do after that.
+    A checkout that a test receives has the project's files and no built files. The server and its fetched files stay:
+    for most tests, starting a server, loading and analysing the first time cost more than the rest.
 
     Attributes:
-        folder: where they are.
+        folder: the folder of the checkouts.
         flags: options of every build.
     """
 
@@ -262,17 +262,17 @@ class Checkouts:
     def lend(
         self, name: str, *, source: Path = CHECKOUT, flags: Sequence[str] = (), folder: str = "."
     ) -> Iterator[Checkout]:
-        """Yields a checkout; what is changed and built there is undone afterwards, or when it is lent the next time.
+        """Yields a checkout; undoes its changes and builds afterwards, or when it is lent the next time.
 
         Args:
-            name: which; the path below `self.folder`.
-            source: what it is a copy of.
-            flags: options of every build, beside `self.flags`.
-            folder: the workspace inside it, the same each time.
+            name: the name of the checkout, its path below `self.folder`.
+            source: the folder to copy.
+            flags: options of every build, in addition to `self.flags`.
+            folder: the workspace inside the copy, the same each time.
         """
         path = self.folder / name
         mirror(source, path)
-        # The tests between may use other checkouts, or none.
+        # The tests in between may use other checkouts, or none.
         startup = ["--max_idle_secs=600", *SMALL_SERVER]
         lent = Checkout(path, self.folder / "out" / name, [*self.flags, *flags], startup=startup, folder=folder)
         self._known[name] = lent
@@ -281,7 +281,7 @@ class Checkouts:
         finally:
             lent.env = {}
             if lent.output_root.exists():
-                # It ends workers, too.
+                # `clean` also ends the workers.
                 lent.bazel("clean")
 
     def close(self) -> None:
@@ -292,7 +292,7 @@ class Checkouts:
 
 @contextlib.contextmanager
 def checkouts(flags: Sequence[str] = ()) -> Iterator[Checkouts]:
-    """Yields checkouts for several tests; their servers are stopped and their files are removed afterwards."""
+    """Yields checkouts for several tests; afterwards stops their servers and removes their files."""
     with _folder() as folder:
         made = Checkouts(folder, flags)
         try:

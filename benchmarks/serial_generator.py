@@ -1,9 +1,9 @@
-"""The generator that a first version of this project would have been: kernels emitted and compiled one after another, and no cache.
+"""A simple generator without a cache, as a baseline: it emits and compiles kernels one after another.
 
     serial_generator.py KERNELS OUTPUT
 
-KERNELS is a file with a kernel a line, in JSON: `spec`, `library`, `emitter` (a file) and `config`. Used by against_scripts.py,
-with all kernels in one process, and with a process for each.
+KERNELS is a file with one kernel per line, in JSON: `spec`, `library`, `emitter` (a file) and `config`.
+against_scripts.py runs it with all kernels in one process, and with one process per kernel.
 """
 
 from __future__ import annotations

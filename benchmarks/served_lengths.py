@@ -1,9 +1,11 @@
-"""Any number of tokens and any length of the cache from few kernels: `./bazelw run //benchmarks:served_lengths`.
+"""Compares few kernels that serve any number of tokens and any cache length with exact kernels: modelled time, bytes, launches.
 
-The manifest of Llama-3-8B is derived as the ready manifests are, for a cache of 8,192 cells and calls of up to 512 tokens.
-llama.cpp says what it computes for each number of tokens and each length; each node is served as the backend serves it
-(kernelgen.dispatch.lengths), and compared with a kernel of its own. Times are modelled, those of trn1
-(tools/kernelgen/dispatch/chips.json). Exit status 1 when a limit is missed.
+    ./bazelw run //benchmarks:served_lengths
+
+It derives the manifest of Llama-3-8B as the ready manifests are derived, for a cache of 8,192 cells and calls of up to
+512 tokens. For each number of tokens and each length, it takes llama.cpp's graph, serves each node as the backend does
+(kernelgen.dispatch.lengths), and compares it with a kernel of its own. Times are modelled for trn1
+(tools/kernelgen/dispatch/chips.json), not measured. Exit status 1 if a limit is missed.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ N_CTX = 8192
 N_UBATCH = 512
 
 SHOWN = (1, 2, 7, 20, 64, 100, 128, 129, 200, 256, 300, 400, 511, 512)
-"""Numbers of tokens that have a row of their own."""
+"""The numbers of tokens with a row of their own."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph: how many of its nodes are computed alike, and how each is served; None where no kernels do."""
+    """A graph: the number of equal nodes, and how each node is served; None if no kernels compute it."""
 
     call: DecodeCall
     nodes: Mapping[KernelSpec, int]
@@ -119,7 +121,7 @@ def measure(file: Path, programs: Programs, counts: Sequence[int]) -> Iterator[f
         "kernels for every number of tokens and every length",
         len(kernels),
         "kernels",
-        peer=figures.Peer(f"exact kernels for the {len(prompts) + len(depths)} graphs that were looked at", len(exact)),
+        peer=figures.Peer(f"exact kernels for the {len(prompts) + len(depths)} graphs", len(exact)),
         limit=figures.Limit("value", at_most=200),
     )
     lacking = sum(graph.lacking for graph in (*prompts, *depths))
@@ -167,7 +169,9 @@ def measure(file: Path, programs: Programs, counts: Sequence[int]) -> Iterator[f
         "launches per node, averaged over all prompts",
         mean([graph.launches / sum(graph.nodes.values()) for graph in prompts]),
         "launches",
-        peer=figures.Peer("most for a prompt", max(graph.launches / sum(graph.nodes.values()) for graph in prompts)),
+        peer=figures.Peer(
+            "the most for a prompt", max(graph.launches / sum(graph.nodes.values()) for graph in prompts)
+        ),
         limit=figures.Limit("value", at_most=3),
     )
 

@@ -21,7 +21,7 @@ from backend_programs import KERNELGEN, Programs, environment
 
 
 class SimulatedModel:
-    """A random Llama in a folder, or a model, with its kernels for the simulator: layers and nodes, for a cache of 256 cells.
+    """A random Llama in a folder, or a given model, with its kernels for the simulator: layers and nodes, for a cache of 256 cells.
 
     Attributes:
         file: the model.
@@ -38,19 +38,19 @@ class SimulatedModel:
         more: Sequence[str] = ("--fuse=layer",),
         file: Path | None = None,
     ) -> None:
-        """Writes the model, derives its manifest and builds its kernels, in `folder`, which is made.
+        """Writes the model, derives its manifest and builds its kernels in `folder`, which it creates.
 
         Args:
-            folder: where.
-            size: the model's; None for three small layers.
-            weights: the type of its matrices, as of `random_llama.write`.
-            n_tokens: numbers of tokens that there are kernels for.
-            target: what kernels are for.
+            folder: the folder for all files.
+            size: the model's sizes; None for three small layers.
+            weights: the type of its matrices, as for `random_llama.write`.
+            n_tokens: the numbers of tokens for which there are kernels.
+            target: the target of the kernels.
             more: options of `kernelgen model`.
-            file: a model that there is, instead of a random one.
+            file: an existing model in place of a random one.
 
         Raises:
-            SystemExit: a program is not there, or failed.
+            SystemExit: a program is missing, or failed.
         """
         folder.mkdir(exist_ok=True)
         self.file = file or folder / "model.gguf"
@@ -84,8 +84,8 @@ class SimulatedModel:
         Args:
             program: its name.
             *arguments: its arguments.
-            device: whether it has the simulated device; else it has the CPU alone.
-            **variables: more of its environment.
+            device: whether it runs on the simulated device; else on the CPU alone.
+            **variables: additional environment variables.
 
         Raises:
             SystemExit: it failed.
@@ -101,14 +101,14 @@ class SimulatedModel:
     def bench(
         self, *, prompt: int, generated: int, runs: int, options: tuple[object, ...] = (), **variables: Any
     ) -> tuple[list[float], str]:
-        """Returns the milliseconds of a token in each run of llama-bench, and its stderr.
+        """Returns the milliseconds per token in each run of llama-bench, and its stderr.
 
         Args:
-            prompt: tokens of the prompt.
-            generated: tokens that are generated.
-            runs: how many, after a warm-up.
-            options: more of llama-bench's.
-            **variables: as of `run`, and `device`.
+            prompt: the tokens of the prompt.
+            generated: the generated tokens.
+            runs: the number of runs, after a warm-up.
+            options: more options of llama-bench.
+            **variables: as for `run`, and `device`.
         """
         words = ("-m", self.file, "-p", prompt, "-n", generated, "-r", runs, "-fa", 1, "-o", "json", *options)
         done = self.run("llama-bench", *words, **variables)
@@ -116,23 +116,24 @@ class SimulatedModel:
         return [ns / (prompt + generated) / 1e6 for ns in result["samples_ns"]], done.stderr
 
     def token_ms(self, quick: bool, **variables: Any) -> float:
-        """Returns the milliseconds that a generated token takes on average, on all of this process's processors."""
+        """Returns the mean milliseconds per generated token, on all of this process's processors."""
         threads = ("-t", len(os.sched_getaffinity(0)))
         n, runs = (8, 1) if quick else (32, 3)
         found, _ = self.bench(prompt=0, generated=n, runs=runs, options=threads, **variables)
         return sum(found) / len(found)
 
     def token_cpu_ms(self, quick: bool, *, tokens: int = 24, device: bool = True, **variables: object) -> float:
-        """Returns the milliseconds that processors work for a generated token: for llama-bench, the simulator's helper and XLA.
+        """Returns the CPU milliseconds per generated token: of llama-bench, the simulator's helper and XLA.
 
-        Other programs on the machine matter less to it than to the time that passes. It is the least of some repetitions in one
-        process, without the first one, in which kernels are loaded, and at least what the clock of processes can tell.
+        Other programs on the machine affect CPU time less than wall time. The result is the least of several
+        repetitions in one process, without the first, which loads kernels; it is at least the resolution of the process
+        clock.
 
         Args:
-            quick: whether a few tokens do.
-            tokens: in each repetition.
-            device: whether it has the simulated device; else it has the CPU alone.
-            **variables: more of its environment.
+            quick: whether a few tokens are enough.
+            tokens: the tokens per repetition.
+            device: whether it runs on the simulated device; else on the CPU alone.
+            **variables: additional environment variables.
         """
         n, repetitions = (4, 2) if quick else (tokens, 4)
         base = self._device if device else os.environ
@@ -166,13 +167,13 @@ class SimulatedModel:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Returns how long processors worked for a process, for its children and for theirs."""
+    """Returns the CPU seconds of a process and all its descendants."""
     try:
-        # The second word is a name in parentheses, which may have spaces in it.
+        # The second word is a name in parentheses that may contain spaces.
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = [
             int(c) for task in Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()
         ]
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
     return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK") + sum(_cpu_seconds(c) for c in children)

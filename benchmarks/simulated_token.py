@@ -1,11 +1,14 @@
-"""A generated token on the simulator, against llama.cpp's CPU backend: `./bazelw run //benchmarks:simulated_token`.
+"""Measures a generated token on the simulator against llama.cpp's CPU backend, as CPU ms on one processor.
 
-A Llama of 125M parameters with random weights, of each type that users have, on one processor: llama-bench, the simulator's
-helper and XLA share it when the device computes, and llama-bench has it alone with the CPU backend. Layers are one launch each,
-or there is a launch per node. With SMOLLM2, the path of a model, also that one. On a processor with AVX-512 it also measures
-products with AVX2 alone, as on others. The figures are processor time: those of the median of some ratios, each of runs that
-followed one another. They say how fast tests are, and nothing of a device. Types can be named: `-- Q4_0 BF16`. With
-`--without-functions` it also measures the simulator without its functions for quantized weights.
+    ./bazelw run //benchmarks:simulated_token [-- TYPE… --without-functions]
+
+The model is a Llama of 125M parameters with random weights, measured with each type of weights that users have.
+llama-bench, the simulator's helper and XLA share one processor; with the CPU backend, llama-bench has it alone. Layers
+are one launch each, or each node is a launch. If SMOLLM2 is set to the path of a model, that model is measured too. On
+a processor with AVX-512, products with AVX2 alone are also measured. The figures are CPU time: those of the median of
+several ratios, each from consecutive runs. They show the speed of tests, and say nothing about a device. Arguments
+select types, such as `-- Q4_0 BF16`. `--without-functions` also measures the simulator without its functions for
+quantized weights.
 """
 
 from __future__ import annotations
@@ -34,18 +37,18 @@ QUICK_TYPES = ("F16", "Q8_0", "Q4_K")
 FLOATS = ("F16", "BF16")
 WITHOUT = "layers in one launch, without functions"
 PER_NODE = ("F16", "Q8_0")
-"""Types that are also measured with a launch per node."""
+"""Types that are also measured with one launch per node."""
 ROUNDS = 3
-"""Ratios of which the median counts."""
+"""The number of ratios; the median counts."""
 TOKENS = 24
 TOKENS_WITHOUT = 1
-"""Tokens in a repetition, with functions for quantized weights, and without: that takes a second for each, and is measured once."""
+"""Tokens per repetition, with functions for quantized weights and without. Without, a token takes a second, and one is measured."""
 LIMIT = 3
-"""Times of the CPU backend's time that a token takes at most, with layers in one launch each."""
+"""The limit of a token's time with layers in one launch each, as a multiple of the CPU backend's time."""
 
 
 def measure(quick: bool, types: Sequence[str] = (), *, without: bool = False) -> Iterator[figures.Figure]:
-    # What is started later keeps to the same processor.
+    # Processes started later inherit this affinity.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for weights in types or (QUICK_TYPES if quick else TYPES):
         kind = np.float16 if weights == "F16" else _type_of(weights)
@@ -100,7 +103,13 @@ def _token(
 
 if __name__ == "__main__":
     parser = figures.arguments(__doc__)
-    parser.add_argument("types", nargs="*", help="types of weights to measure, such as Q4_0; all of them and SMOLLM2")
-    parser.add_argument("--without-functions", action="store_true", help="also measure products that XLA computes")
+    parser.add_argument(
+        "types", nargs="*", help="types of weights to measure, such as Q4_0; by default all, and the model SMOLLM2"
+    )
+    parser.add_argument(
+        "--without-functions",
+        action="store_true",
+        help="also measure the simulator without its functions for quantized weights",
+    )
     args = parser.parse_args()
     sys.exit(figures.report(args, lambda: measure(args.quick, args.types, without=args.without_functions)))

@@ -1,10 +1,10 @@
 """Makes synthetic kernels, so that a build of 10,000 kernels measures the build and not the kernels.
 
-Two kinds, both from the HLO of one real kernel:
+There are two kinds, both from the HLO of one real kernel:
 
 * `files`: an HLO and a simulated NEFF for each kernel of a plan, all different, for writing bundles;
-* `stand_in`: a scratch copy of this checkout whose emit and compile steps write that one kernel's HLO and NEFF for every kernel.
-  What Bazel, CMake and Ninja do around the steps, and the steps' command lines and outputs, stay as they are.
+* `stand_in`: a scratch copy of this checkout whose emit and compile steps write that kernel's HLO and NEFF for every
+  kernel. The work of Bazel, CMake and Ninja around the steps, and the steps' command lines and outputs, stay the same.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 SPEC = {"op": "add", "inputs": ["(8,4,1,1)/f32", "(8,1,1,1)/f32"], "output": "(8,4,1,1)/f32"}
-"""The one kernel that is real."""
+"""The one real kernel."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the real steps wrote for one kernel.
+    """The outputs of the real steps for one kernel.
 
     Attributes:
         hlo: its HLO.
         neff: its simulated NEFF.
-        origin: what CMake's compile step writes beside the NEFF.
+        origin: the text that CMake's compile step writes with the NEFF.
     """
 
     hlo: bytes
@@ -121,7 +121,7 @@ def step(arguments: Arguments) -> None:
 
 """
 
-# CMake's compile step is a process per kernel; this one is a shell, which starts in a tenth of the time.
+# CMake's compile step is a process per kernel; this shell script starts in a tenth of the time.
 _STEP = """\
 #!/bin/sh
 case "$4" in compile)
@@ -138,7 +138,7 @@ esac
 
 
 def stand_in(copy: Path, made: Sample, folder: Path) -> None:
-    """Makes the emit and compile steps of a scratch copy write one kernel's HLO and NEFF, whatever they are asked for."""
+    """Makes the emit and compile steps of a scratch copy write one kernel's HLO and NEFF for every request."""
     for program, addition in (("steps/worker.py", _WORKER), ("steps/simulate.py", _SIMULATE)):
         path = copy / "tools/kernelgen" / program
         before, found, after = path.read_text().partition('if __name__ == "__main__":')
@@ -158,17 +158,17 @@ def stand_in(copy: Path, made: Sample, folder: Path) -> None:
 
 
 def files(plan: Any, made: Sample, folder: Path) -> tuple[Path, Path]:
-    """Writes an HLO and a simulated NEFF for each kernel of a plan, as `kernelgen bundle` takes them.
+    """Writes an HLO and a simulated NEFF for each kernel of a plan, in the form that `kernelgen bundle` reads.
 
-    Each HLO is the real one with the kernel's id for its name, so that no two are equal.
+    Each HLO is the real one with the kernel's id as its name, so that all are different.
 
     Args:
         plan: `kernelgen.plan.Plan` of one set of settings.
         made: the real kernel.
-        folder: where to.
+        folder: the output folder.
 
     Returns:
-        the folder of the HLO and that of the NEFFs.
+        the folder of the HLO and the folder of the NEFFs.
     """
     from kernelgen.compilers import choice
     from kernelgen.hlo import proto

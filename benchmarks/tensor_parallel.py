@@ -1,16 +1,20 @@
-"""A token over several NeuronCores (`-sm tensor`) against the same token on one: `./bazelw run //benchmarks:tensor_parallel`.
+"""Compares a token over several NeuronCores (`-sm tensor`) with one core: launches, bytes and ms.
 
-Of Llama-3-8B in F16 nothing is run: llama.cpp says what each device computes, from the model's header, and kernels are cut from
-that as `kernelgen model --fuse` cuts them. Printed are launches and bytes of weights of a token and core, and what the token takes
-by the forecast on each target. `--table` prints the table of docs/results/tensor-parallel-forecast.md alone.
+    ./bazelw run //benchmarks:tensor_parallel [-- --table]
 
-A small Llama with random weights is run on a simulated trn2, whose 2 and 4 cores are of one chip: the whole step in one launch,
-two layers or one in a launch each, a part and the sum before it in a launch each, and parts whose sums go over the host.
-Launches, bytes and time are counted by the simulator's clock, which does not depend on this machine: a launch takes what the
-table of the chips says, and its tensors are read and written at a rate at which the weights of a layer take 10 ms on one core. So
-a launch of a layer is one of 10 ms, and what a core has less to do takes less. What engines compute has no price. The clock has
-no transfers over the host either: for each sum over it, a read and a write for each core are added, at the table's price of
-transfers. Figures of a token are those of a long run less those of a short one.
+Llama-3-8B in F16 is not run: llama.cpp exports each device's graph from the model's header, and kernels are cut from it
+as `kernelgen model --fuse` cuts them. The program prints the launches and the bytes of weights per token and core, and
+the forecast time of a token on each target. `--table` prints only the table of
+docs/results/tensor-parallel-forecast.md.
+
+A small Llama with random weights runs on a simulated trn2, whose 2 and 4 cores are on one chip. The ways are: the whole
+step in one launch; two layers or one layer per launch; a part and the preceding sum per launch; and parts whose sums go
+through the host. The simulator's clock counts launches, bytes and time, independently of this machine: a launch takes
+the time in the table of chips, and tensors are read and written at a rate at which the weights of a layer take 10 ms on
+one core. So a layer on one core takes 10 ms, and a smaller part takes less. Computation in the engines takes no time on
+this clock. Nor do transfers through the host: for each sum through the host, the program adds a read and a write per
+core, at the table's price of transfers. The figures of a token are the difference between a long and a short run,
+divided by the number of tokens.
 """
 
 from __future__ import annotations
@@ -34,19 +38,19 @@ from tensor_plan import MORE_BYTES, WAYS
 SIZE = random_llama.Size(n_embd=512, n_head=8, n_head_kv=8, n_ff=1024, n_layer=4, n_ctx=256, n_vocab=1024)
 LAYER_MS = 10
 QUICKER = {2: 1.7, 4: 3.0}
-"""How many times as quick a token is at least, by cores."""
+"""The smallest allowed speedup of a token, by number of cores."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a token: launches and bytes of a core, milliseconds of all, sums over the host.
+    """The counts of a token: launches and bytes of a core, milliseconds of all, sums through the host.
 
     Attributes:
-        launches: that the core with most has.
-        read: bytes of inputs that launches do not write (weights, masks, activations), of the core with most.
-        core_ms: of the core with most.
-        sums: over the host.
-        sums_ms: of these.
+        launches: the launches of the core with the most.
+        read: the bytes of inputs that launches do not write (weights, masks, activations), of the core with the most.
+        core_ms: the milliseconds of the slowest core.
+        sums: the number of sums through the host.
+        sums_ms: the milliseconds of these.
     """
 
     launches: float
@@ -67,7 +71,7 @@ def layer_bytes(size: random_llama.Size) -> int:
 
 
 class Runs:
-    """The small model with kernels of a way."""
+    """Runs the small model with the kernels of one way to cut it."""
 
     def __init__(self, folder: Path, way: str, cores: Sequence[int], *, quick: bool) -> None:
         devices = ",".join(map(str, (1, *cores)))
@@ -82,7 +86,7 @@ class Runs:
         self._chip = chips.of("trn2")
 
     def token(self, cores: int, *, waited: bool) -> Counts:
-        """Returns what a generated token takes over so many cores."""
+        """Returns the counts of a generated token over a number of cores."""
         short, long = (self._totals(cores, n, waited=waited) for n in self._tokens)
         n = self._tokens[1] - self._tokens[0]
         launches, read, ns = (
@@ -119,7 +123,7 @@ class Runs:
 
 
 def simulated(cores: Sequence[int], *, quick: bool) -> Iterator[figures.Figure]:
-    """Yields what a token of the small model takes, by way and cores."""
+    """Yields the figures of a token of the small model, by way and cores."""
     n = SIZE.n_layer
     most = {"step": 4, "layers:2": n // 2 + 2, "layer": n + 2, "parts+sums": 2 * n + 2, "parts": None}
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +167,7 @@ def simulated(cores: Sequence[int], *, quick: bool) -> Iterator[figures.Figure]:
 def main() -> int:
     parser = figures.arguments(__doc__)
     parser.add_argument(
-        "--table", action="store_true", help="Print the table of docs/results/tensor-parallel-forecast.md alone."
+        "--table", action="store_true", help="Print only the table of docs/results/tensor-parallel-forecast.md."
     )
     args = parser.parse_args()
     programs = Programs.find()

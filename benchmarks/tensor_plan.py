@@ -1,6 +1,6 @@
-"""Llama-3-8B over several cores, by its header: launches and bytes of weights of a token and core, and the forecast of a token.
+"""Plans Llama-3-8B over several cores from its header: launches and bytes of weights per token and core, and a token's forecast.
 
-llama.cpp says what each device computes, and kernels are cut from that as `kernelgen model --fuse` cuts them.
+llama.cpp exports each device's graph; kernels are cut from it as `kernelgen model --fuse` cuts them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from published.header import write
 MODEL, LAYERS, N_CTX, N_KV = "Llama-3-8B", 32, 4096, 1024
 CORES = (1, 2, 4, 8)
 CHIPS = (("trn1", None), ("inf2", None), ("trn2", None), ("trn2", 1), ("trn3", None), ("trn3", 1))
-"""Targets, and physical cores of a logical one where these are not the target's own."""
+"""Targets, and the physical cores per logical core if they differ from the target's default."""
 WAYS = {"step": 4, "layers:2": LAYERS // 2 + 2, "layer": LAYERS + 2, "parts+sums": 2 * LAYERS + 2, "parts": None}
-"""Ways to cut a step, by the names of --fuse, and the launches of a token that each may have."""
+"""Ways to cut a step, by the names of --fuse, and the limit of launches per token of each."""
 MORE_BYTES = 0.02
-"""Of what one core reads, what each of several reads at most beside its part."""
+"""The share of one core's bytes that each of several cores may read in addition to its part."""
 
 
 def graphs(programs: Programs, cores: Sequence[int]) -> dict[int, list[Graph]]:
-    """Returns what each device computes for a token of Llama-3-8B; devices that compute the same have one graph."""
+    """Returns the graph of each device for a token of Llama-3-8B; devices with the same graph share it."""
     settings = Settings(
         n_ctx=(N_CTX,),
         n_ubatch=512,
@@ -68,19 +68,19 @@ def segments_of(graph: Graph, way: str) -> list[Segment]:
 
 
 def weights_read(graph: Graph, segments: Sequence[Segment]) -> int:
-    """Returns the bytes of weights that a graph's launches read, each of a launch once."""
+    """Returns the bytes of weights that a graph's launches read; each launch counts a weight once."""
     count = 0
     for segment in segments:
         nodes = range(segment.start, segment.end)
         read = {at.root for n in nodes for at in graph.wires[n].inputs if at and graph.roots[at.root].weight}
-        rows = {graph.wires[n].inputs[0] for n in nodes if graph.nodes[n].op == "get_rows"}  # the CPU's
+        rows = {graph.wires[n].inputs[0] for n in nodes if graph.nodes[n].op == "get_rows"}  # on the CPU
         read -= {at.root for at in rows if at}
         count += sum(graph.roots[root].shape.storage_bytes for root in read)
     return count
 
 
 def planned(found: dict[int, list[Graph]]) -> Iterator[figures.Figure]:
-    """Yields launches and weights of a token and core."""
+    """Yields the launches and the weights per token and core."""
     for way, most in WAYS.items():
         one = found[1][0]
         whole = weights_read(one, segments_of(one, "step"))
@@ -107,14 +107,14 @@ def planned(found: dict[int, list[Graph]]) -> Iterator[figures.Figure]:
 
 @dataclass(frozen=True)
 class Token:
-    """What a token takes by the forecast, in ms: with launches in a queue, and waited for."""
+    """The forecast of a token in ms: with queued launches, and with launches that the host waits for."""
 
     queued: float
     waited: float
 
 
 def forecasts(found: dict[int, list[Graph]], way: str) -> dict[tuple[str, int], Token]:
-    """Returns what a token takes by target and cores, of the slowest device; a sum between parts goes over the host."""
+    """Returns the forecast by target and cores, of the slowest device; a sum between parts goes through the host."""
     catalog = Catalog([builtin_library()])
     tokens = {}
     for cores, devices in found.items():
@@ -133,7 +133,7 @@ def name_of(target: str, lnc: int | None) -> str:
 
 
 def slowest(kernels: Kernels, devices: Sequence[Graph], chip: chips.Chip, *, queued: bool) -> float:
-    """Returns the milliseconds of the device that takes longest."""
+    """Returns the milliseconds of the slowest device."""
     calls = [kernels.forecast(graph, chip, queued=queued, layers=LAYERS) for graph in devices]
     if missing := sum(call.missing for call in calls):
         raise SystemExit(f"{MODEL}, {chip.target}: {missing} nodes have no kernel")

@@ -1,8 +1,9 @@
-"""Makes changes that leave HLO unchanged, and counts the kernels that each build compiles after them: none.
+"""Makes changes that leave HLO unchanged, and counts the kernels that each build compiles after them; the expected count is 0.
 
-A `Way` builds one small manifest in a scratch checkout, with the simulator or with the double of neuronx-cc that the tests have.
-Changes are made one after another and stay. A build knows packages and the interpreter by an environment, whose key has the lock
-and the interpreter's version; copies of this machine's environment, under the keys that others would have, play the others.
+A `Way` builds one small manifest in a scratch checkout, with the simulator or with the tests' double of neuronx-cc.
+Changes are made one after another and stay. A build identifies packages and interpreter by an environment whose key
+contains the lock and the interpreter's version. Other environments are copies of this machine's environment under their
+keys.
 
 `incremental_bazel.py` prints the table.
 """
@@ -52,7 +53,7 @@ add_neuron_kernels(kernels MANIFEST "{root}/manifests/basic.yaml" TARGETS ${{TAR
 
 @dataclass(frozen=True)
 class Counts:
-    """What a build did: kernels emitted, compiles begun, runs of the compiler itself; None for what is not told."""
+    """The counts of a build: kernels emitted, compiles started, and runs of the compiler itself; None if not reported."""
 
     emits: int | None
     compiles: int
@@ -61,13 +62,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class Row:
-    """One change built in one way.
+    """One change, built in one way.
 
     Attributes:
-        way, compiler, change: what it is.
-        counts: what was done.
-        want_compiles: how many compiles there should be.
-        want_runs: how many runs of the compiler, when that is another number.
+        way, compiler, change: the way to build, the compiler, and the change.
+        counts: the counts of the build.
+        want_compiles: the expected number of compiles.
+        want_runs: the expected number of runs of the compiler, if it differs.
     """
 
     way: str
@@ -84,10 +85,10 @@ class Row:
 
 
 class Environments:
-    """Python environments in a cache folder of their own, under the keys that the rules look for.
+    """Python environments in a separate cache folder, under the keys that the rules look up.
 
     Args:
-        folder: what NEURON_KERNELGEN_CACHE is to name.
+        folder: the value of NEURON_KERNELGEN_CACHE.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +102,7 @@ class Environments:
         self._version = subprocess.run(shown, check=True, capture_output=True, text=True).stdout
 
     def add(self, lock: bytes, release: str | None = None, jaxlib: str | None = None) -> Path:
-        """Returns the environment of a lock, of another release of Python (`3.11.99`) or with another version of jaxlib."""
+        """Returns the environment of a lock, of another release of Python (`3.11.99`), or with another version of jaxlib."""
         version = self._version if release is None else self._version.replace(self._version.split()[0], release)
         path = self.folder / "python" / self._key(lock, version)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,12 +113,12 @@ class Environments:
         (old,) = path.glob("lib/python3*/site-packages/jaxlib-*.dist-info")
         new = old.rename(old.with_name(f"jaxlib-{jaxlib}.dist-info"))
         text = (new / "METADATA").read_text()
-        (new / "METADATA").unlink()  # a link to the original's
+        (new / "METADATA").unlink()  # a link to the original file
         (new / "METADATA").write_text(re.sub(r"^Version: .*$", f"Version: {jaxlib}", text, count=1, flags=re.MULTILINE))
         return path
 
     def interpreter(self, release: str) -> Path:
-        """Returns a program that is this machine's Python except for the version that an environment's key is made of."""
+        """Returns a program like this machine's Python, except for the version in an environment's key."""
         program = self.folder / f"python{release}"
         version = self._version.replace(self._version.split()[0], release)
         (self.folder / f"{program.name}.py").write_text(
@@ -147,11 +148,11 @@ class Tree:
 
     Attributes:
         path: the checkout.
-        environments: Python environments for it.
+        environments: its Python environments.
         variables: environment variables of the builds.
-        python: the interpreter of the packages now.
-        release: of Python, where it is played.
-        targets: what is built.
+        python: the current interpreter.
+        release: the simulated release of Python, if any.
+        targets: the targets to build.
     """
 
     path: Path
@@ -162,7 +163,7 @@ class Tree:
     targets: tuple[str, ...] = ("trn1",)
 
     def edit(self, file: str, old: str, new: str) -> None:
-        """Replaces text that must be there."""
+        """Replaces text in a file; raises ValueError if the text is missing."""
         path = self.path / file
         text = path.read_text()
         if old not in text:
@@ -170,7 +171,7 @@ class Tree:
         path.write_text(text.replace(old, new, 1))
 
     def use_environment(self, release: str | None = None, jaxlib: str | None = None) -> None:
-        """Has builds use the environment of the lock as it is now."""
+        """Makes builds use the environment of the current lock."""
         lock = (self.path / "requirements.txt").read_bytes()
         self.release = release or self.release
         self.python = self.environments.add(lock, self.release, jaxlib) / "bin" / "python"
@@ -179,7 +180,7 @@ class Tree:
 
 
 class Way(Protocol):
-    """A way to build, in a tree of its own."""
+    """A way to build, in its own tree."""
 
     name: str
     tree: Tree
@@ -188,14 +189,14 @@ class Way(Protocol):
         """Builds `tree.targets`."""
 
     def moved(self) -> Counts:
-        """Builds in a copy of the tree at another path, with what is built there shared by a cache."""
+        """Builds in a copy of the tree at another path, with a shared cache."""
 
     def close(self) -> None:
-        """Stops what runs on."""
+        """Stops the processes that still run."""
 
 
 class Bazel:
-    """Bazel, whose execution log is counted."""
+    """Bazel; counts the actions in its execution log."""
 
     name = "Bazel"
 
@@ -227,7 +228,7 @@ class Bazel:
 
 
 class CMake:
-    """CMake with Ninja, whose commands are counted."""
+    """CMake with Ninja; counts their commands."""
 
     name = "CMake"
 
@@ -255,14 +256,14 @@ class CMake:
         path = self._folder / "elsewhere" / "moved"
         shutil.copytree(self.tree.path, path, symlinks=True)
         counts = self.build(project=self._make_project(path, self._folder / "elsewhere" / "user"))
-        # A new build folder has no NEFF yet: each step runs, and takes it from the cache.
+        # A new build folder has no NEFFs yet: each step runs, and takes its NEFF from the cache.
         (pack,) = (self._folder / "elsewhere").glob("user/build/**/basic_inf2.kernels.gguf")
         assert pack.stat().st_size
         return Counts(counts.emits, self._compiled)
 
     @property
     def _compiled(self) -> int:
-        """How many NEFFs of the moved build were compiled, by what its compile steps say of them."""
+        """The number of NEFFs that the moved build compiled, as its compile steps report."""
         found = list((self._folder / "elsewhere").glob("user/build/**/*.origin"))
         assert found
         return sum(json.loads(path.read_text())["source"] == "compiled" for path in found)
@@ -272,7 +273,7 @@ class CMake:
 
 
 class CommandLine:
-    """`kernelgen build`, which says what it did."""
+    """`kernelgen build`, which reports its counts."""
 
     name = "kernelgen build"
 
@@ -357,7 +358,7 @@ def bump_jaxlib(tree: Tree) -> None:
 
 
 def bump(tree: Tree, package: str) -> str:
-    """Locks another version of a package; returns it."""
+    """Locks another version of a package; returns the version."""
     locked = re.search(rf"^{package}==(\S+)", (tree.path / "requirements.txt").read_text(), re.MULTILINE)
     assert locked
     tree.edit("requirements.txt", locked[0], f"{locked[0]}.post1")
@@ -389,17 +390,18 @@ MOVED = "another checkout path"
 
 @dataclass(frozen=True)
 class Change:
-    """One change and what it may compile.
+    """One change, and what a build may compile after it.
 
     Attributes:
-        name: what is done.
-        make: does it.
+        name: a description of the change.
+        make: makes the change.
         all_of: the compilers whose NEFFs are all made again.
-        added: how many NEFFs are new.
-        ways: the ways to build that it is a change for.
-        flags: of the build.
-        found: whether every NEFF that an action makes again is found in kernelgen's cache, so that the compiler does not run.
-        of: what it changes. Changes of the same may be made at once: what none of them compiles, all of them together do not.
+        added: the number of new NEFFs.
+        ways: the ways to build to which the change applies.
+        flags: flags of the build.
+        found: whether kernelgen's cache has every NEFF that an action makes again, so that the compiler does not run.
+        of: the thing that it changes. Changes with the same value may be made at once: if none of them compiles a
+            kernel, all of them together don't.
     """
 
     name: str
@@ -440,7 +442,7 @@ CHANGES = (
 
 @contextlib.contextmanager
 def prepared(way: str, compiler: str, checkouts: scratch.Checkouts) -> Iterator[tuple[Way, Path]]:
-    """Yields a way to build, and the file in which the double of neuronx-cc writes its runs; Bazel builds in one of `checkouts`."""
+    """Yields a way to build, and the file to which the double of neuronx-cc writes its runs; Bazel builds in one of `checkouts`."""
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-", ignore_cleanup_errors=True) as text:
         folder = Path(text)
         tree = Tree(scratch.copy(folder / "project"), Environments(folder / "cache"))
@@ -464,7 +466,7 @@ def prepared(way: str, compiler: str, checkouts: scratch.Checkouts) -> Iterator[
 
 
 def run(way: str, compiler: str, checkouts: scratch.Checkouts, *, at_once: bool = False) -> Iterator[Row]:
-    """Yields a row per change, built in one way with one compiler; with `at_once`, a row per changes of the same."""
+    """Yields a row per change, built in one way with one compiler; with `at_once`, one per group with the same `of`."""
     with prepared(way, compiler, checkouts) as (built, record):
         changes = [change for change in CHANGES if way in change.ways and compiler in change.compilers]
         alike = itertools.groupby(changes, lambda change: change.of if at_once and change.of else change.name)
@@ -472,7 +474,7 @@ def run(way: str, compiler: str, checkouts: scratch.Checkouts, *, at_once: bool 
             before = _runs(record)
             for one in group:
                 one.make(built.tree)
-            # Several are alike in what follows.
+            # All changes of a group have the same expected counts.
             change = group[-1]
             counts = (
                 built.moved() if change.name == MOVED else built.build(*(flag for one in group for flag in one.flags))
@@ -486,5 +488,5 @@ def run(way: str, compiler: str, checkouts: scratch.Checkouts, *, at_once: bool 
 
 
 def _runs(record: Path) -> int:
-    """Returns how often the double compiled."""
+    """Returns the number of compiles of the double."""
     return sum(json.loads(line)["arguments"][:1] == ["compile"] for line in record.read_text().splitlines())

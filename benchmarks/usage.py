@@ -12,18 +12,18 @@ from pathlib import Path
 
 
 class CommandFailed(Exception):
-    """A command exited with another status than 0; the message is what it printed."""
+    """A command exited with another status than 0; the message is its output."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one command took.
+    """The resources that a command used.
 
     Attributes:
         seconds: wall time.
-        cpu_seconds: of the process and of those that it started and waited for.
-        peak_mb: the most that one of these processes had in memory, in MB. It counts from the fork, so it is never less than what
-            the process that measures has itself: that must stay small.
+        cpu_seconds: the CPU time of the process and of the descendants for which it waited.
+        peak_mb: the peak memory of one of these processes, in MB. It counts from the fork, so it is at least the memory
+            of the measuring process, which must stay small.
         output: standard output; standard error is part of a failure's message.
     """
 
@@ -42,7 +42,7 @@ def run(
         CommandFailed: it failed.
     """
     words = [str(word) for word in command]
-    # Files, because a process is waited for with wait4, beside which this process would not empty a pipe.
+    # Files instead of pipes: the process is awaited with wait4, during which this process would not drain a pipe.
     with (
         tempfile.TemporaryFile("w+") as given,
         tempfile.TemporaryFile("w+") as output,
@@ -54,7 +54,7 @@ def run(
         process = subprocess.Popen(words, env=env, cwd=cwd, stdin=given, stdout=output, stderr=errors)
         _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - begun
-        process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait for it too
+        process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait again
         output.seek(0)
         errors.seek(0)
         if process.returncode:
@@ -63,13 +63,13 @@ def run(
 
 
 def process_cpu_seconds(pid: int) -> float:
-    """Returns the CPU time that a running process has had."""
+    """Returns the CPU seconds of a running process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def process_memory_mb(pid: int) -> tuple[float, float]:
-    """Returns a running process's resident memory and the most that it ever was, in MB."""
+    """Returns a running process's current and peak resident memory, in MB."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     now, peak = (int(lines[key].split()[0]) * 1024 / 1e6 for key in ("VmRSS", "VmHWM"))
     return now, peak

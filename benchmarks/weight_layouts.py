@@ -1,8 +1,10 @@
-"""Products by weights in layouts against the same by weights as ggml has them: `./bazelw run //benchmarks:weight_layouts`.
+"""Compares products with weights in other layouts with products with ggml's layout, in CPU ms on the simulator.
 
-For each type MUL_MAT of a matrix of 1024 x 1024 with 1 and with 32 rows, as the simulator computes it: CPU time, the least of
-several turns that alternate between the two. The bytes of each kernel's HLO are in the same rows. It says what XLA makes of the two
-on a CPU; what neuronx-cc makes of them is not known.
+    ./bazelw run //benchmarks:weight_layouts
+
+For each type, it measures MUL_MAT of a matrix of 1024 x 1024 with 1 row and with 32 rows, as the simulator computes it:
+CPU time, the least of several turns that alternate between the two layouts. The rows also have the bytes of each
+kernel's HLO. The figures show XLA's code on a CPU; neuronx-cc's result is not known.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ class Product:
     """A kernel with its inputs.
 
     Attributes:
-        hlo_bytes: of its module.
-        executable: what the simulator runs.
+        hlo_bytes: the bytes of its module.
+        executable: the executable that the simulator runs.
         arrays: its inputs.
         best_ms: the least CPU time of a turn so far.
     """
@@ -55,7 +57,7 @@ class Product:
 
 
 def product(weights: str, rows: int) -> Product:
-    """Returns the product of `rows` rows and a matrix of a type, which may have a layout of its own."""
+    """Returns the product of `rows` rows and a matrix of a type, which may include a layout."""
     kernel = spec("mul_mat", [f"({SIZE},{SIZE},1,1)/{weights}", f"({SIZE},{rows},1,1)/f32"], f"({SIZE},{rows},1,1)/f32")
     hlo = emit(kernel)
     executable = execute.compile_for_cpu(products.rewrite(scales.rewrite(hlo)))

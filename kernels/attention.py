@@ -12,10 +12,10 @@ from .common import PREC_F32, add_mask, f32, grouped_dot, per_head, per_row, rep
 from .dequantize import floats
 
 QUERIES, KEYS = 128, 2048
-"""Queries of all heads, and keys, whose scores are computed at once: 8 KiB in each of SBUF's 128 partitions."""
+"""The block of scores without a prompt: queries of all heads, and keys. It takes 8 KiB in each of SBUF's 128 partitions."""
 
 SCORES, FEWEST_KEYS = 2 << 20, 512
-"""Scores of a prompt that are computed at once: 8 MiB, a third of trn1's SBUF. But of as many keys at least."""
+"""The block of scores of a prompt: 8 MiB, a third of trn1's SBUF, and the fewest keys of such a block."""
 
 
 @emitter("flash_attn_ext", types="f32, float quantized, float quantized, f16, f32")
@@ -37,16 +37,16 @@ def flash_attn_ext(
 ):
     """softmax(scale * q k^T + slope * mask) v for every head; query heads share key and value heads in groups.
 
-    As ggml's CPU backend does, `q` is rounded to the type of `k`. The weights of `v` are rounded to its type too, unless `prec`
-    asks for float32. With `logit_softcap`, scores are capped as cap * tanh(score / cap) before the mask. A query that the mask
-    hides from every key gets zeros. `n_kv_max` says how many keys a query sees at most, for kernels that gather them; all are read
-    here, and the mask hides the others.
+    As in ggml's CPU backend, `q` is rounded to the type of `k`. The weights of `v` are rounded to the type of `v`, unless `prec` is
+    float32. With `logit_softcap`, scores are capped as cap * tanh(score / cap) before the mask. A query without visible keys gets
+    zeros. `n_kv_max` is the most keys that a query attends to, for kernels that gather them; this kernel reads all keys, and the
+    mask hides the others.
 
-    Where scores are many, keys pass by in blocks, and sums, maximum and total of each query are carried from one to the next; of a
-    prompt for 128 tokens after the other, so that the scores of all heads fit into SBUF beside the rest. Measured by others on trn1
-    and trn2, attention in XLA that held the scores of all of 8,448 keys moved 2.1 GB of them to HBM and back, and took 3 to 5 times
-    as long as a kernel in NKI with blocks; this form was not measured. With `causal`, keys that none of the
-    128 tokens sees are left out (`kernelgen.ggml.causality`).
+    With many scores, the kernel reads keys in blocks, and carries sums, maximum and total of each query from block to block. It
+    processes a prompt in chunks of 128 tokens, so that the scores of all heads fit into SBUF. Others measured attention in XLA with
+    the scores of all of 8,448 keys on trn1 and trn2: it moved 2.1 GB of scores to HBM and back, and took 3 to 5 times as long as an
+    NKI kernel with blocks. This form was not measured. With `causal`, the kernel omits keys that no token of a chunk attends to
+    (`kernelgen.ggml.causality`).
 
     q: [B, H, n, DK] f32; k: [K3, K2, n_kv, DK], v: [V3, V2, n_kv, DV], both f32, f16, bf16 or quantized, K2 and V2 dividing
     H; mask: [M3, M2, n or more, n_kv] f16; sinks: [1, 1, 1, H] f32. Returns [B, n, H, DV] f32.
@@ -59,7 +59,7 @@ def flash_attn_ext(
         part = lax.slice_in_dim(q, first, min(first + rows, n), axis=2)
         n_seen = seen(n, n_kv, first, part.shape[2]) if causal else n_kv
         sums = total = None
-        # The largest score so far, of no key or of the sink; the latter adds one to the total.
+        # The largest score so far: none, or the sink's, which adds one to the total.
         top = None if sinks is None else per_head(sinks, part)
         for start in range(0, n_seen, width):
             end = min(start + width, n_seen)
@@ -73,8 +73,8 @@ def flash_attn_ext(
             if mask is not None:
                 of_rows = lax.slice_in_dim(mask, first, first + part.shape[2], axis=2)
                 scores = add_mask(scores, lax.slice_in_dim(of_rows, start, end, axis=3), max_bias)
-            # The maximum of a query that sees nothing is -inf, and -inf - -inf would be no number: it is held at the least finite
-            # one, so that the weights are zeros. Of any other query they sum to one at least, for that of the maximum is one.
+            # The maximum of a query without visible keys would be -inf, and -inf - -inf is NaN. The smallest finite number as a
+            # lower bound makes its weights zeros. The weights of any other query sum to at least one, the maximum's weight.
             before, top = top, lax.reduce(scores, np.finfo(np.float32).min, lax.max, (3,))
             if before is not None:
                 top = lax.max(top, before)
@@ -94,14 +94,14 @@ def flash_attn_ext(
 
 
 def _block(heads: int, n: int, n_kv: int, causal: bool) -> tuple[int, int]:
-    """Returns of how many tokens and keys the scores are computed at once: of all where scores are few."""
+    """Returns the numbers of tokens and keys in a block of scores; all of them if there are few scores."""
     if n >= TOKENS and (causal or heads * n * n_kv > SCORES):
         return TOKENS, min(max(SCORES // (heads * TOKENS) // FEWEST_KEYS, 1) * FEWEST_KEYS, KEYS, n_kv)
     return n, KEYS if n_kv > KEYS and heads * n * n_kv > QUERIES * KEYS else n_kv
 
 
 def _keys(x: Array, tensor: TensorDesc, start: int, width: int) -> Array:
-    """Returns a block of keys or values, dequantized: [N3, N2, width, D] of all `x`, [N3, N2, n_kv, …]."""
+    """Returns a block of keys or values, dequantized: [N3, N2, width, D] from `x`, [N3, N2, n_kv, …]."""
     if width == x.shape[2]:
         return floats(x, tensor)
     block = TensorDesc.make((tensor.ne[0], width, *tensor.ne[2:]), tensor.dtype)
@@ -110,7 +110,7 @@ def _keys(x: Array, tensor: TensorDesc, start: int, width: int) -> Array:
 
 @emitter("lightning_indexer", types="f32, float quantized, f32, f16")
 def lightning_indexer(q, k, weights, mask, *, inputs, out):
-    """How much each query wants each key: the sum over the indexer's heads of `weights * relu(q k^T)`, plus the mask.
+    """The score of each query and key: the sum over the indexer's heads of `weights * relu(q k^T)`, plus the mask.
 
     q: [N, n, H, D] f32; k: [N, n_kv, 1, D] f32, f16, bf16 or quantized; weights: [N, 1, n, H] f32; mask: [M, 1, n, n_kv] f16, M
     dividing N. Returns [N, 1, n, n_kv] f32.

@@ -1,4 +1,4 @@
-"""What several devices compute together. Each runs the same program on tensors of its own."""
+"""Computations of several devices. Each device runs the same program on tensors of its own."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import stablehlo
 from kernelgen.emitters import emitter
 
 _all_reduce = Primitive("all_reduce")
-"""JAX's own sums over devices want devices that are there when they are lowered; this one wants their number."""
+"""A sum over devices that requires only their number. JAX's own sums require the devices when they are lowered."""
 
 
 @_all_reduce.def_abstract_eval
@@ -34,5 +34,5 @@ mlir.register_lowering(_all_reduce, _lower)
 
 @emitter("all_reduce", types="f32")
 def all_reduce(x, *, n_devices: int):
-    """The sum of what `n_devices` devices have as `x`, on each of them, as `x`."""
+    """The sum of `x` over `n_devices` devices, on each of them, in the shape of `x`."""
     return _all_reduce.bind(x, n_devices=n_devices)

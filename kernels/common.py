@@ -1,9 +1,9 @@
-"""What emitters share: GGML's conventions in JAX.
+"""Common functions of emitters: GGML's conventions in JAX.
 
-Arrays have the reverse of GGML's shape, `[ne3, ne2, ne1, ne0]`: ggml's dimension i is axis `-1 - i`. Quantized tensors are the
-business of `dequantize` and `quantize`.
+Arrays have the reverse of GGML's shape, `[ne3, ne2, ne1, ne0]`: ggml's dimension i is axis `-1 - i`. `dequantize` and `quantize`
+handle quantized tensors.
 
-Emitters call `lax` and plain operators rather than `jax.nn`: what a kernel computes is then read off its text, and its HLO does not
+Emitters call `lax` and plain operators rather than `jax.nn`, so that a kernel's text shows its computation, and its HLO does not
 change with JAX's release.
 """
 
@@ -26,11 +26,11 @@ DTYPES = {
 """JAX's type for each of ggml's types that is neither quantized nor 64 bits wide."""
 
 PREC_F32 = 10
-"""`GGML_PREC_F32`, the value of a `prec` parameter that asks for float32 throughout."""
+"""`GGML_PREC_F32`, the value of a `prec` parameter for float32 throughout."""
 
 
 class Unsupported(ValueError):
-    """What an emitter raises for a kernel that it does not compute; the message goes into the error that names the kernel."""
+    """An emitter raises this for a kernel that it does not support; the error that names the kernel includes the message."""
 
 
 PREC_F32 = 10
@@ -38,12 +38,12 @@ PREC_F32 = 10
 
 
 def f32(x: Array) -> Array:
-    """Returns `x` as float32: ggml's CPU backend computes in it whatever the storage type is."""
+    """Returns `x` as float32, in which ggml's CPU backend computes for all storage types."""
     return lax.convert_element_type(x, jnp.float32)
 
 
 def number(value: float | Array) -> np.float32 | Array:
-    """Returns a parameter as float32: a constant, or an array of shape () that the kernel is given at run time."""
+    """Returns a parameter as float32: a constant, or a run-time input of shape ()."""
     return np.float32(value) if isinstance(value, int | float) else value
 
 
@@ -62,17 +62,16 @@ def repeat(x: Array, shape: tuple[int, ...]) -> Array:
     split: list[int] = []
     dims: list[int] = []
     for n, m in zip(shape, x.shape, strict=True):
-        # Only an axis that is neither whole nor of one element needs a second one to repeat over.
+        # An axis needs a second axis to repeat over, unless it has one element or its full length already.
         split += [n // m, m] if 1 < m < n else [n]
         dims.append(len(split) - 1)
     return lax.reshape(lax.broadcast_in_dim(x, split, dims), shape)
 
 
 def prefix_sum(x: Array) -> Array:
-    """Returns the sum of each element of a row and those before it: [..., n].
+    """Returns the sum of each element of a row and the elements before it: [..., n].
 
-    Doubles the reach of the sums with each step, so that rounding errors grow with log(n) and an infinity reaches no element
-    before it.
+    Each step doubles the range of the sums, so that rounding errors grow with log(n), and an infinity affects no element before it.
     """
     n, axis = x.shape[-1], x.ndim - 1
     steps = (n - 1).bit_length()
@@ -85,29 +84,29 @@ def prefix_sum(x: Array) -> Array:
         start = np.int32(most) - lax.shift_left(np.int32(1), i)
         return x + lax.dynamic_slice_in_dim(lax.pad(x, x.dtype.type(0), before), start, n, axis)
 
-    # A loop rather than its steps: XLA would fuse these, and compute each of them again for every one that follows.
+    # A loop, because XLA would fuse unrolled steps, and compute each of them again for every later one.
     return lax.fori_loop(0, steps, step, x)
 
 
 def per_row(x: Array, like: Array) -> Array:
-    """Returns a number per row, [ne3, ne2, ne1], along the rows of `like`, [ne3, ne2, ne1, ne0]."""
+    """Broadcasts a number per row, [ne3, ne2, ne1], to the shape of `like`, [ne3, ne2, ne1, ne0]."""
     return lax.broadcast_in_dim(x, like.shape, (0, 1, 2))
 
 
 def per_head(x: Array, like: Array) -> Array:
-    """Returns a number per head, [1, 1, 1, H], for every row of `like`, [B, H, n, ne0]: [B, H, n] f32."""
+    """Broadcasts a number per head, [1, 1, 1, H], to every row of `like`, [B, H, n, ne0]: [B, H, n] f32."""
     return lax.broadcast_in_dim(lax.reshape(f32(x), like.shape[1:2]), like.shape[:3], (1,))
 
 
 def grouped_dot(a: Array, b: Array, axis: int) -> Array:
-    """Returns the product of matrices of which several of `b` share one of `a` (grouped heads, broadcast weights).
+    """Returns products of matrices, where several matrices of `b` share one of `a` (grouped heads, broadcast weights).
 
-    Matrix (i3, i2) of `b` meets matrix (i3 * A3 / B3, i2 * A2 / B2) of `a`. Those that share become an axis of their own, so `a` is
-    read where it lies and is never repeated in memory. Accumulates in float32.
+    Matrix (i3, i2) of `b` is multiplied by matrix (i3 * A3 / B3, i2 * A2 / B2) of `a`. The matrices that share one become a
+    separate axis, so `a` is read in place and never repeated in memory. Accumulates in float32.
 
     Args:
         a: [A3, A2, r, c]; A3 divides B3 and A2 divides B2.
-        b: [B3, B2, n, k], k being the length of the contracted axis of `a`; of the same type.
+        b: [B3, B2, n, k] of the same type; k is the length of the contracted axis of `a`.
         axis: the axis of `a` that is contracted, 2 or 3.
 
     Returns:
@@ -124,7 +123,7 @@ def grouped_dot(a: Array, b: Array, axis: int) -> Array:
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> np.ndarray:
-    """Returns ALiBi's slope of each head, [n_head, 1, 1] f32; ones when `max_bias` is 0."""
+    """Returns ALiBi's slope of each head, [n_head, 1, 1] f32; ones if `max_bias` is 0."""
     if max_bias <= 0:
         return np.ones((n_head, 1, 1), np.float32)
     power = 2 ** math.floor(math.log2(n_head))

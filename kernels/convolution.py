@@ -29,7 +29,7 @@ def _product(x: Array, kernel: Array, **steps) -> Array:
 
 
 def _columns(x: Array, k: Sequence[int], s: Sequence[int], p: Sequence[int], d: Sequence[int]) -> Array:
-    """Returns [N, O…, C, K…]: for each place of the kernel the elements of x [N, C, …] that it covers; all outermost first."""
+    """Returns [N, O…, C, K…]: the elements of x [N, C, …] that the kernel covers at each place; all outermost first."""
     rank = len(k)
     for i in range(rank):
         axis = 2 + 2 * i
@@ -52,10 +52,10 @@ def im2col(
     is_2D: bool,
     out,
 ):
-    """For each place of the kernel the elements of the image that it covers, 0 where it stands out.
+    """The elements of the image that the kernel covers at each place, 0 outside of the image.
 
-    kernel: [OC, IC, KH, KW], only its shape counts; x: [N, IC, H, W]. Returns [N, OH, OW, IC * KH * KW], f32 or f16. Not `is_2D`:
-    kernel [1, OC, IC, K], x [1, N, IC, L], returns [1, N, OL, IC * K].
+    kernel: [OC, IC, KH, KW], only its shape is used; x: [N, IC, H, W]. Returns [N, OH, OW, IC * KH * KW], f32 or f16. Without
+    `is_2D`: kernel [1, OC, IC, K], x [1, N, IC, L], returns [1, N, OL, IC * K].
     """
     x = lax.convert_element_type(x, jnp.float16 if out.dtype == "f16" else jnp.float32)
     if is_2D:
@@ -77,9 +77,9 @@ def im2col_back(
     is_2D: bool,
     out,
 ):
-    """The gradient of im2col's image: the sum of what each of its elements went to.
+    """The gradient of im2col's image: each element is the sum of the gradients of its copies.
 
-    gradient: [N, OH, OW, IC * KH * KW] f32; kernel: [OC, IC, KH, KW], only its shape counts. Returns [N, IC, H, W] f32. Not
+    gradient: [N, OH, OW, IC * KH * KW] f32; kernel: [OC, IC, KH, KW], only its shape is used. Returns [N, IC, H, W] f32. Without
     `is_2D`: gradient [1, N, OL, IC * K], kernel [1, OC, IC, K], returns [1, N, IC, L].
     """
     n, oh, ow, _ = gradient.shape
@@ -113,8 +113,8 @@ def im2col_3d(
 ):
     """im2col of volumes.
 
-    kernel: [OC * IC, KD, KH, KW], only its shape counts; x: [N * IC, D, H, W] f32. Returns [N * OD, OH, OW, IC * KD * KH * KW], f32
-    or f16. Channels beyond the last whole N are not used.
+    kernel: [OC * IC, KD, KH, KW], only its shape is used; x: [N * IC, D, H, W] f32. Returns [N * OD, OH, OW, IC * KD * KH * KW],
+    f32 or f16. Channels beyond the last whole N are not used.
     """
     x = lax.convert_element_type(x, jnp.float16 if out.dtype == "f16" else jnp.float32)
     n = x.shape[0] // IC
@@ -124,7 +124,7 @@ def im2col_3d(
 
 @emitter("col2im_1d", types="float")
 def col2im_1d(x, *, s0: int, oc: int, p0: int, out):
-    """The sum of overlapping columns, what is left of a transposed convolution after its matrix product.
+    """The sum of overlapping columns: the step of a transposed convolution after its matrix product.
 
     x: [1, 1, T, OC * K]; returns [1, 1, OC, (T - 1) * s0 + K - 2 * p0].
     """
@@ -145,7 +145,7 @@ def conv_2d(kernel, x, *, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int, 
 
 @emitter("conv_2d_dw", types="f32 f16, f32")
 def conv_2d_dw(kernel, x, *, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int, out):
-    """A convolution of each channel with a kernel of its own.
+    """A convolution of each channel with its own kernel.
 
     kernel: [C, 1, KH, KW] f32 or f16; x: [N, C, H, W] f32. Returns [N, C, OH, OW] f32.
     """
@@ -200,7 +200,7 @@ def conv_transpose_2d(kernel, x, *, stride: int, out):
 
 
 def _transposed(x: Array, kernel: Array, s: Sequence[int]) -> Array:
-    """Returns [N, OC, …] f32 of x [N, IC, …] and kernel [IC, OC, …]: the image spread out, with the kernel turned round."""
+    """Returns [N, OC, …] f32 of x [N, IC, …] and kernel [IC, OC, …]: the dilated image convolved with the mirrored kernel."""
     rank = len(s)
     padding = [(k - 1, k - 1) for k in kernel.shape[2:]]
     kernel = lax.rev(lax.transpose(kernel, (1, 0, *range(2, 2 + rank))), range(2, 2 + rank))

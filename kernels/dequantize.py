@@ -1,11 +1,11 @@
-"""Quantized tensors: ggml's block formats, read; `quantize` writes them.
+"""Reads quantized tensors in ggml's block formats; `quantize` writes them.
 
-A quantized tensor arrives as its bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8, in the layout `planes` as those of
-its rows, `[ne3, ne2, ne1, bytes per row]` u8, and stays so in the NEFF's inputs: what is here becomes part of the kernel that uses
-it. In the layout `bf16` it arrives dequantized. Formats are those of ggml-common.h, results those of ggml-quants.c.
+A quantized tensor is an array of bytes, `[ne3, ne2, ne1, blocks per row, bytes per block]` u8; in the layout `planes` it is
+`[ne3, ne2, ne1, bytes per row]` u8. The NEFF's inputs have this form: the kernel that uses the tensor dequantizes it. In the layout
+`bf16` it is already dequantized. The formats are the same as in ggml-common.h, the results as in ggml-quants.c.
 
-The lattices of the IQ types (`iq2xxs_grid` and its like) come from the gguf package, which keeps them as ggml does. In a kernel
-each is a table of 16-bit words, the codes of one point of the lattice packed; what a code stands for is computed.
+The lattices of the IQ types (`iq2xxs_grid` and similar) come from the gguf package, which stores them like ggml. In a kernel each
+is a table of 16-bit words with the packed codes of one lattice point; the kernel computes the value of a code.
 """
 
 import functools
@@ -25,7 +25,7 @@ from .common import Unsupported, f32
 def floats(x: Array, tensor: TensorDesc) -> Array:
     """Returns a tensor in its own float type, or dequantized to float32: `[ne3, ne2, ne1, ne0]`.
 
-    One in the layout `bf16` is bfloat16, as it is stored.
+    A tensor in the layout `bf16` stays bfloat16.
     """
     if not TYPES[tensor.dtype].quantized or tensor.layout == BF16:
         return x
@@ -39,12 +39,12 @@ def floats(x: Array, tensor: TensorDesc) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """Blocks whose fields are apart, each field of all blocks of a row side by side; read as an array of blocks by `_part`.
+    """Blocks in planes: a row has the first field of all its blocks, then the second, and so on. `_part` reads it like blocks.
 
     Attributes:
         rows: [..., bytes per row] u8.
         fields: bytes of each field of a block, in the order of the planes.
-        blocks: in a row.
+        blocks: the number of blocks in a row.
     """
 
     rows: Array
@@ -53,11 +53,11 @@ class Planes:
 
     @property
     def ndim(self) -> int:
-        """Of the array of blocks that it stands for."""
+        """The number of axes of the equivalent array of blocks."""
         return self.rows.ndim + 1
 
     def part(self, start: int, stop: int) -> Array:
-        """Returns bytes `start` up to `stop` of each block, which are of one field: [..., blocks, stop - start] u8."""
+        """Returns bytes `start` up to `stop` of each block, which must be in one field: [..., blocks, stop - start] u8."""
         first = 0
         for width in self.fields:
             if first <= start and stop <= first + width:
@@ -86,14 +86,15 @@ def split(x: Array, *shape: int) -> Array:
 
 
 def flat(x: Array, n_axes: int) -> Array:
-    """Returns `x` with its last axes made one."""
+    """Returns `x` with its last `n_axes` axes merged."""
     return lax.reshape(x, (*x.shape[:-n_axes], int(np.prod(x.shape[-n_axes:]))))
 
 
 def _fields(x: Array, bits: int, width: int, count: int = 0) -> Array:
     """Returns fields of `bits` bits, lowest first: [..., n / width, count, width] from [..., n].
 
-    Runs of `width` words hold the fields one above the other; `count` is as many as the type of `x` holds unless given.
+    Each word has `count` fields; by default as many as fit into the type of `x`. Word i of a run of `width` words has element i of
+    `count` consecutive runs.
     """
     count = count or 8 * x.dtype.itemsize // bits
     shifts = np.arange(0, bits * count, bits, dtype=x.dtype)[:, None]
@@ -128,9 +129,9 @@ def _bits(x: Array) -> Array:
 
 
 def lookup(table: tuple[int, ...], code: Array) -> Array:
-    """Returns `table[code]` as float32; the table has a power of two of entries.
+    """Returns `table[code]` as float32; the number of entries is a power of two.
 
-    A tree of selections: devices have no quick gather of single elements.
+    It is a tree of selects, because devices have no fast gather of single elements.
     """
     rows: list[Array | np.float32] = [np.float32(v) for v in table]
     bit = 1
@@ -161,7 +162,7 @@ def _q4_1(x: Array) -> Array:
 
 
 def _five(x: Array, high: int, low: int) -> Array:
-    """Returns numbers of five bits: 32 bits from byte `high` on are the top bits, 16 bytes from `low` on the others."""
+    """Returns numbers of five bits: 32 bits from byte `high` on are their top bits, 16 bytes from `low` on their lower ones."""
     return f32(_nibbles(_part(x, low, low + 16)) | (_bits(_part(x, high, high + 4)) << np.uint8(4)))
 
 
@@ -178,7 +179,7 @@ def _q8_0(x: Array) -> Array:
 
 
 def _scaled(q: Array, scale: Array, minimum: Array | None = None) -> Array:
-    """Returns [..., 256] from numbers in runs, the first axes of which `scale` and `minimum` have: q * scale - minimum."""
+    """Returns q * scale - minimum, [..., 256]; `scale` and `minimum`, [..., runs], have a number for each run of `q`."""
     runs = scale.shape[-1]
     y = split(q, runs, q.shape[-1] // runs) * scale[..., None]
     return flat(y if minimum is None else y - minimum[..., None], 2)
@@ -193,14 +194,14 @@ def _q2_k(x: Array) -> Array:
 def _q3_k(x: Array) -> Array:
     high = flat(_fields(_part(x, 0, 32), 1, 32), 3)
     low = flat(_fields(_part(x, 32, 96), 2, 32), 3)
-    # Sixteen 6-bit scales in 12 bytes: the lower halves of eight, the upper ones, and two more bits of each in four.
+    # Sixteen 6-bit scales are in 12 bytes: eight bytes have the lower four bits of all, the other four two more bits of each.
     scale = _nibbles(_part(x, 96, 104)) | (flat(_fields(_part(x, 104, 108), 2, 4), 3) << np.uint8(4))
     return _scaled(f32(low | (high << np.uint8(2))) - 4, _half(x, 108) * (f32(scale) - 32))
 
 
 def _k_scales(x: Array) -> tuple[Array, Array]:
     """Returns the scales and minima, [..., 8] f32 each, of Q4_K and Q5_K: 6 bits each in bytes 4 to 15."""
-    # 0 to 3 are in the lower bits of the first eight bytes, the rest is pieced together.
+    # Numbers 0 to 3 are in the lower bits of the first eight bytes; the others are split.
     low, mid, high = (_part(x, k, k + 4) for k in (4, 8, 12))
     six, four, two = np.uint8(63), np.uint8(4), np.uint8(6)
     scale = lax.concatenate([low & six, (high & np.uint8(15)) | ((low >> two) << four)], x.ndim - 1)
@@ -226,7 +227,7 @@ def _q6_k(x: Array) -> Array:
 
 def _tq1_0(x: Array) -> Array:
     def digits(start: int, stop: int, count: int) -> Array:
-        # A byte is a fraction of 256 in base 3, digits from the top: shifted by 3^k, what overflows is cut off.
+        # A byte is a fraction of 256 in base 3, highest digit first: multiplying by 3^k drops the first k digits as overflow.
         powers = np.array([3**k for k in range(count)], np.uint8)[:, None]
         q = lax.convert_element_type(split(_part(x, start, stop), 1, stop - start) * powers, jnp.uint16)
         return flat((q * np.uint16(3)) >> np.uint16(8), 2)
@@ -284,7 +285,7 @@ def _nvfp4(x: Array) -> Array:
 @functools.cache
 def _lattice(name: str) -> np.ndarray:
     """Returns the words of a lattice of gguf: element i of a point of n has its code at bit `16 / n * i`, [points] u16."""
-    from gguf import quants  # only some types need it, and every kernel would load it
+    from gguf import quants  # a late import, because only some types need it
 
     quant = getattr(quants, name)
     quant.init_grid()
@@ -307,12 +308,12 @@ def _points(name: str, n: int, index: Array) -> Array:
 
 
 def _with_signs(x: Array, signs: Array) -> Array:
-    """Returns numbers, [..., n], with the sign from the bits of bytes, [..., n / 8]."""
+    """Returns numbers, [..., n], negated where the bits of `signs`, [..., n / 8] bytes, are set."""
     return x * (1 - 2 * f32(_bits(signs)))
 
 
 def _even_signs(index: Array) -> Array:
-    """Returns bytes of signs from seven bits each: the eighth makes their number even (`ksigns_iq2xs`)."""
+    """Returns bytes of signs from seven bits each; the eighth bit makes the number of set bits even (`ksigns_iq2xs`)."""
     index = lax.convert_element_type(index, jnp.uint8)
     parity = index ^ (index >> np.uint8(4))
     parity = parity ^ (parity >> np.uint8(2))
@@ -351,7 +352,7 @@ def _iq2_xs(x: Array) -> Array:
 
 
 def _index(low: Array, high: Array) -> Array:
-    """Returns numbers of a lower byte and further bits, [..., n] u16."""
+    """Returns numbers from their lower bytes and further bits, [..., n] u16."""
     low, high = (lax.convert_element_type(k, jnp.uint16) for k in (low, high))
     return low | (high << np.uint16(8))
 
@@ -391,7 +392,7 @@ def _iq1_s(x: Array) -> Array:
 
 def _iq1_m(x: Array) -> Array:
     words = _word(x, 48, 56, 2)
-    # The upper four bits of the four words are an f16 number.
+    # The upper four bits of the four words form an f16 number.
     quarters = (words >> np.uint16(12)) << np.arange(0, 16, 4, dtype=np.uint16)
     d = lax.reduce(quarters, np.uint16(0), lax.bitwise_or, (words.ndim - 1,))[..., None]
     d = f32(lax.bitcast_convert_type(d, jnp.float16))

@@ -19,7 +19,7 @@ _ONE, _ZERO, _HALF = np.float32(1), np.float32(0), np.float32(0.5)
 def binary(a, b, *, op, out):
     """`a op b`, `b` repeated to the shape of `a`; add1's `b` is one number.
 
-    a: [ne3, ne2, ne1, ne0]; b: each axis divides that of a; both f32, f16 or bf16 in any mixture.
+    a: [ne3, ne2, ne1, ne0]; b: each axis divides the axis of a; both f32, f16 or bf16 in any mixture.
     """
     b = repeat(f32(b), a.shape)
     function = {"add": lax.add, "add1": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div}[op]
@@ -28,7 +28,7 @@ def binary(a, b, *, op, out):
 
 @emitter("add_id", types="f32, f32, i32")
 def add_id(a, b, ids, *, out):
-    """`a` with the row of `b` that `ids` names added to each row: the biases of the experts that were chosen.
+    """`a` plus, in each row, the row of `b` that `ids` names: the biases of the chosen experts.
 
     a: [ne3, n_tokens, n_used, ne0]; b: [1, 1, n_experts, ne0]; ids: [1, 1, n_tokens, n_used] i32, each below n_experts.
     """
@@ -44,7 +44,7 @@ def add_id(a, b, ids, *, out):
 
 @emitter("scale", types="float")
 def scale(x, *, s: float, b: float = 0.0, out):
-    """`s * x + b`; `s` and `b` may be given at run time."""
+    """`s * x + b`; `s` and `b` may be run-time inputs."""
     y = f32(x) * number(s)
     return result(y if isinstance(b, int | float) and b == 0 else y + number(b), out)
 
@@ -75,7 +75,7 @@ def leaky_relu(x, *, negative_slope: float, out):
 def xielu(x, *, alpha_n: float, alpha_p: float, beta: float, eps: float, out):
     """`alpha_p * x^2 + beta * x` where `x` is positive, else `alpha_n * (expm1(min(x, eps)) - x) + beta * x`.
 
-    The parameters are what ggml stores, not what `ggml_xielu` takes: it stores `beta + softplus(alpha_n)` and `softplus(alpha_p)`.
+    The parameters are the ones that ggml stores: `ggml_xielu` stores `beta + softplus(alpha_n)` and `softplus(alpha_p)`.
     """
     x = f32(x)
     alpha_n, alpha_p, beta, eps = map(np.float32, (alpha_n, alpha_p, beta, eps))
@@ -149,14 +149,14 @@ _GATES = {
 }
 
 _F16_TABLES = ("gelu", "geglu", "gelu_quick", "geglu_quick")
-"""Functions that ggml's CPU backend looks up in a table of f16 by f16, for f32 and f16 operands."""
+"""Functions that ggml's CPU backend looks up in a table from f16 to f16, for f32 and f16 operands."""
 
 
 def _apply(function, x: Array, op: str, dtype: str) -> Array:
-    """Returns `function(x)` in float32, through the rounding of ggml's f16 tables where it has one.
+    """Returns `function(x)` in float32, rounded like ggml's f16 table if it has one.
 
-    Results are compared to the CPU's within 1e-7 of their mean square, which is finer than the table: so its rounding is part of
-    the op. Outside of [-10, 10] gelu does not use the table.
+    test-backend-ops compares results with the CPU's within 1e-7 of their mean square, which is finer than the table, so its
+    rounding is part of the op. Outside of [-10, 10] gelu does not use the table.
     """
     x = f32(x)
     if op not in _F16_TABLES or dtype not in ("f32", "f16"):
@@ -211,10 +211,10 @@ def _halves(x: Array, gate: Array | None, swapped: bool) -> tuple[Array, Array]:
 
 @emitter("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick", types="float, same")
 def glu(x, gate=None, *, swapped: bool = False, op, inputs, out):
-    """`function(x) * gate`, both given, or the two halves of the rows of `x`.
+    """`function(x) * gate`; without `gate`, the two halves of the rows of `x`.
 
-    x: [ne3, ne2, ne1, ne0], or twice as long rows without `gate`: its first half is the argument and its second the gate, the other
-    way round when `swapped`. The last value of rows of an odd length is not used.
+    x: [ne3, ne2, ne1, ne0], or rows twice as long without `gate`: the first half is the argument and the second the gate, or the
+    reverse if `swapped`. The last value of rows of an odd length is not used.
     """
     x, gate = _halves(x, gate, swapped)
     return result(_apply(_GATES[op], x, op, inputs[0].dtype) * f32(gate), out)
@@ -222,7 +222,7 @@ def glu(x, gate=None, *, swapped: bool = False, op, inputs, out):
 
 @emitter("swiglu_oai", types="f32, same")
 def swiglu_oai(x, gate=None, *, swapped: bool = False, alpha: float, limit: float, out):
-    """gpt-oss's `x * sigmoid(alpha * x) * (gate + 1)`, `x` at most `limit` and `gate` in [-limit, limit]; inputs as `glu`'s."""
+    """gpt-oss's `x * sigmoid(alpha * x) * (gate + 1)`, `x` at most `limit` and `gate` in [-limit, limit]; inputs as in `glu`."""
     x, gate = (f32(t) for t in _halves(x, gate, swapped))
     alpha, limit = np.float32(alpha), np.float32(limit)
     x, gate = lax.min(x, limit), lax.max(lax.min(gate, limit), -limit)
@@ -231,7 +231,7 @@ def swiglu_oai(x, gate=None, *, swapped: bool = False, alpha: float, limit: floa
 
 @emitter("swiglu_clamp", types="f32 f16, same")
 def swiglu_clamp(x, gate=None, *, swapped: bool = False, limit: float, out):
-    """`silu(x) * gate`, `x` at most `limit` and `gate` in [-limit, limit]; inputs as `glu`'s."""
+    """`silu(x) * gate`, `x` at most `limit` and `gate` in [-limit, limit]; inputs as in `glu`."""
     x, gate = (f32(t) for t in _halves(x, gate, swapped))
     limit = np.float32(limit)
     return result(_silu(lax.min(x, limit)) * lax.max(lax.min(gate, limit), -limit), out)

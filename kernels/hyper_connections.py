@@ -9,7 +9,7 @@ from kernelgen.emitters import emitter
 from .common import result
 
 STREAMS = 4
-"""How many streams `dsv4_hc_comb` mixes; ggml has it for no other number."""
+"""The number of streams that `dsv4_hc_comb` mixes; ggml supports no other number."""
 
 
 @emitter("dsv4_hc_pre", types="f32, f32")
@@ -24,10 +24,10 @@ def dsv4_hc_pre(x, weights, *, scale: float = 1.0, gated: bool = False, out):
 
 @emitter("dsv4_hc_comb", types="f32, f32, f32")
 def dsv4_hc_comb(mixes, scale, base, *, eps: float, n_iter: int, out):
-    """How streams mix: a softmax over each stream's targets, then `n_iter` rounds that make rows and columns sum to one (Sinkhorn).
+    """The mixing matrix: softmax over each stream's targets, then `n_iter` rounds that make rows and columns sum to 1 (Sinkhorn).
 
-    mixes: [1, 1, n_tokens, 24] f32, of which the last 16 are the matrix; scale: [1, 1, 1, 3 or more], of which the third counts;
-    base: [1, 1, 1, 24]. Returns [1, n_tokens, source, target].
+    mixes: [1, 1, n_tokens, 24] f32, whose last 16 elements are the matrix; scale: [1, 1, 1, 3 or more], only the third element is
+    used; base: [1, 1, 1, 24]. Returns [1, n_tokens, source, target].
     """
     n_tokens, eps = mixes.shape[2], np.float32(eps)
     at = 2 * STREAMS
@@ -46,10 +46,10 @@ def dsv4_hc_comb(mixes, scale, base, *, eps: float, n_iter: int, out):
 
 @emitter("dsv4_hc_post", types="f32, f32, f32, f32")
 def dsv4_hc_post(x, residual, post, comb=None, *, out):
-    """The streams after a layer: its result `x`, weighed by `post` for each stream, plus the streams before it, mixed by `comb`.
+    """The streams after a layer: its result `x`, weighted by `post` for each stream, plus the streams before it, mixed by `comb`.
 
     x: [1, 1, n_tokens, n_embd] f32; residual: [1, n_tokens, hc, n_embd]; post: [1, 1, n_tokens, hc]; comb: [1, n_tokens, source,
-    target], without which each stream keeps its own. Returns [1, n_tokens, hc, n_embd].
+    target]; without it, streams are not mixed. Returns [1, n_tokens, hc, n_embd].
     """
     y = lax.broadcast_in_dim(x[0, 0], residual.shape, (1, 3)) * lax.broadcast_in_dim(post[0, 0], residual.shape, (1, 2))
     if comb is not None:

@@ -1,6 +1,6 @@
-"""What vision and diffusion models do to images beside convolution: resize, pad, roll, cut into windows, embed positions and times.
+"""Ops of vision and diffusion models besides convolution: resizing, padding, rolling, windows, embeddings of positions and times.
 
-Images are [N, C, H, W]. Where an op only moves elements, any type but quantized ones is taken.
+Images are [N, C, H, W]. Ops that only move elements support all types except quantized ones.
 """
 
 import numpy as np
@@ -21,8 +21,8 @@ _ALIGN_CORNERS, _ANTIALIAS = 1 << 8, 1 << 9
 def upscale(x, *, mode: int, out):
     """`x` resized to the result's shape, by ggml's `mode`: nearest, bilinear or bicubic, plus flags.
 
-    Batches and channels are resized to the nearest, whatever the mode. The positions and weights of the source's elements are
-    constants, computed in float32 in the order of ggml's CPU backend: which element is nearest can hang on the last bit.
+    Batches and channels are resized to the nearest in all modes. The positions and weights of the source's elements are constants,
+    computed in float32 in the order of ggml's CPU backend: the last bit can decide which element is nearest.
     """
     kind = mode & 0xFF
     for axis in (0, 1):
@@ -47,7 +47,7 @@ def upscale(x, *, mode: int, out):
 
 
 def _nearest(n: int, m: int, factor: np.float32) -> np.ndarray:
-    """Returns for each of `n` positions that of the nearest of `m` elements, [n] i32."""
+    """Returns the position of the nearest of `m` elements for each of `n` positions, [n] i32."""
     return np.minimum((np.arange(n, dtype=np.float32) / factor).astype(np.int32), np.int32(m - 1))
 
 
@@ -79,7 +79,7 @@ def _cubic(n: int, m: int, factor: np.float32, offset: np.float32) -> tuple[np.n
 
 
 def _triangle(n: int, m: int, factor: np.float32, offset: np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Returns positions and weights, [n, taps] each, of linear interpolation over all that a smaller result's element covers."""
+    """Returns positions and weights, [n, taps] each, of linear interpolation over all elements that a result's element covers."""
     support = np.maximum(np.float32(1), np.float32(1) / factor)
     at = (np.arange(n, dtype=np.float32) + offset) / factor
     begin = np.maximum((at - support + offset).astype(np.int32), 0)
@@ -93,7 +93,7 @@ def _triangle(n: int, m: int, factor: np.float32, offset: np.float32) -> tuple[n
 
 
 def _take(x: Array, axis: int, index: np.ndarray) -> Array:
-    """Returns the elements of an axis that `index` names, [n] or [n, taps] i32; taps become the last axis."""
+    """Returns the elements of an axis at the positions `index`, [n] or [n, taps] i32; taps become the last axis."""
     if index.ndim == 1 and np.array_equal(index, np.arange(x.shape[axis])):
         return x
     offsets = [i for i in range(x.ndim) if i != axis]
@@ -104,7 +104,7 @@ def _take(x: Array, axis: int, index: np.ndarray) -> Array:
 
 
 def _blend(x: Array, axis: int, index: np.ndarray, weight: np.ndarray) -> Array:
-    """Returns along an axis the sums of the elements that each row of `index` names by its `weight`."""
+    """Returns sums of elements of an axis, weighted by `weight`: for each row of `index`, the elements at its positions."""
     taken = _take(x, axis, index)
     return lax.reduce_sum(taken * lax.broadcast_in_dim(weight, taken.shape, (axis, x.ndim)), (x.ndim,))
 
@@ -127,7 +127,7 @@ def pad(
     circular: bool,
     out,
 ):
-    """`x` with that many elements more before (lp) and after (rp) each of ggml's dimensions: zeros, or `x` over and over."""
+    """`x` with `lp` elements before and `rp` elements after each of ggml's dimensions: zeros, or repeats of `x`."""
     edges = ((lp3, rp3), (lp2, rp2), (lp1, rp1), (lp0, rp0))
     if not circular:
         return result(lax.pad(x, x.dtype.type(0), [(*edge, 0) for edge in edges]), out)
@@ -137,7 +137,7 @@ def pad(
 
 
 def _wrap(x: Array, axis: int, start: int, n: int) -> Array:
-    """Returns `n` elements of an axis from `start` on, which may be outside of it: the axis repeats forever."""
+    """Returns `n` elements of an axis from `start` on, which may be outside of it: the axis repeats."""
     length = x.shape[axis]
     start %= length
     if (start, n) == (0, length):
@@ -157,7 +157,7 @@ def pad_reflect_1d(x, *, p0: int, p1: int, out):
 
 @emitter("roll", types="number")
 def roll(x, *, shift0: int, shift1: int, shift2: int, shift3: int, out):
-    """`x` with each of ggml's dimensions shifted, what leaves at one end entering at the other."""
+    """`x` with each of ggml's dimensions rotated: elements that leave at one end enter at the other."""
     for axis, shift in enumerate((shift3, shift2, shift1, shift0)):
         x = _wrap(x, axis, -shift, x.shape[axis])
     return result(x, out)
@@ -208,7 +208,7 @@ def win_unpart(x, *, w: int, out):
 
 @emitter("get_rel_pos", types="f16")
 def get_rel_pos(x, *, out):
-    """The row of `x` for each distance of a query and a key: [1, 1, 2 * n - 1, C] to [1, n, n, C], y[q, k] = x[n - 1 - k + q]."""
+    """The row of `x` for the distance of each query and key: [1, 1, 2 * n - 1, C] to [1, n, n, C], y[q, k] = x[n - 1 - k + q]."""
     n = out.ne[1]
     y = windows(lax.reshape(x, x.shape[2:]), 0, n, n, 1, 0, 1)  # [i, q, C], x[q + i]
     return result(lax.transpose(lax.rev(y, (0,)), (1, 0, 2)), out)
@@ -216,7 +216,7 @@ def get_rel_pos(x, *, out):
 
 @emitter("add_rel_pos", types="f32, f32, f32")
 def add_rel_pos(x, pw, ph, *, inplace: bool = False, out):
-    """Attention scores plus what the distance along each axis adds.
+    """Attention scores plus a summand for the distance along each axis.
 
     x: [1, B, H * W, h * w]; pw, ph: [B, H, W, w], for keys along w and along h, h being w. Returns the shape of `x`.
     """

@@ -1,6 +1,6 @@
-"""Moving and converting elements without changing them otherwise: copies, reshapes, transposes.
+"""Ops that move and convert elements without other changes: copies, reshapes, transposes.
 
-In a graph, reshape and transpose are views and cost nothing; as kernels they write the view out.
+In a graph, reshape and transpose are views and cost nothing; as kernels they copy the view.
 """
 
 from jax import lax
@@ -14,7 +14,7 @@ from .quantize import stored
 
 @emitter("cont", "dup", "reshape", types="number")
 def cont(x, *, out):
-    """The elements of `x` in order, dense, in the result's shape and type."""
+    """The elements of `x` in order, contiguous, in the result's shape and type."""
     return result(x, out)
 
 
@@ -28,7 +28,7 @@ def transpose(x, *, out):
 def cpy(x, dst, *, inputs):
     """The elements of `x`, in order, written to `dst` in its shape and type; in place.
 
-    x, dst: as many elements each, of any type when it is the same, otherwise numbers or quantized.
+    x, dst: the same number of elements; any type if both have the same, otherwise numbers or quantized.
     """
     if inputs[0].dtype == inputs[1].dtype:
         return lax.reshape(x, dst.shape)

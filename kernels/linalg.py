@@ -9,12 +9,12 @@ from kernelgen.emitters import emitter
 def solve_tri(a, b):
     """X with A X = B, for lower triangular A.
 
-    a: [B3, B2, n, n], of which only the lower triangle with the diagonal counts; b: [B3, B2, n, k]. Returns as `b`.
+    a: [B3, B2, n, n]; only the lower triangle with the diagonal is used; b: [B3, B2, n, k]. Returns the shape of `b`.
     """
     n = a.shape[2]
     columns = lax.transpose(a, (0, 1, 3, 2))
 
-    # `part` is what the elements of X found so far contribute to each row, added in the order in which ggml adds it.
+    # `part` is the contribution of the elements of X found so far to each row, added in ggml's order.
     def step(i, state):
         x, part = state
         pivot = lax.dynamic_slice_in_dim(lax.dynamic_slice_in_dim(a, i, 1, axis=2), i, 1, axis=3)

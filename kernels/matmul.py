@@ -17,17 +17,17 @@ from .dequantize import floats
 def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, out):
     """The product of `b` and the transpose of `a`, accumulated in float32: dst[n, m] = sum over k of b[n, k] * a[m, k].
 
-    As ggml's CPU backend does, `b` is first rounded to the type of `a` (F16, BF16). Quantized weights are dequantized and rounded
-    to bfloat16, and so is `b`: the tensor engine multiplies float32 at a fifth of that rate, and the CPU backend rounds `b` to
-    8 bits. Where `prec_src1` asks for F32, both are float32. `prec` says how coarse accumulation may get, and this is finer;
-    `hint` names a structure of `a` that could be used, and changes no number.
+    As in ggml's CPU backend, `b` is first rounded to the type of `a` (F16, BF16). Quantized weights are dequantized and rounded to
+    bfloat16, and so is `b`: the tensor engine multiplies float32 at a fifth of that rate, and the CPU backend rounds `b` to 8 bits.
+    If `prec_src1` is F32, both are float32. `prec` allows coarser accumulation than this kernel's. `hint` names a structure of `a`
+    that a kernel may use, and changes no result.
 
-    Of a weight in `f8_e4m3_128x128` the codes are multiplied, which bfloat16 holds exactly, and the product of each tile by its
-    scale. Where rows times tiles of a row are more than `MAX_SPREAD`, the codes are multiplied by their scales first, and rounded.
+    For a weight in `f8_e4m3_128x128`, the kernel multiplies the codes, which are exact in bfloat16, and then each tile's product by
+    the tile's scale. If rows times tiles of a row exceed `MAX_SPREAD`, it first multiplies codes by their scales, and rounds.
 
-    a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] when it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
-    `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each matrix of `a` serves that many
-    of `b`. Returns [B3, B2, n, m] f32.
+    a: [A3, A2, m, k] f32, f16, bf16 or quantized, [A3, A2, k, m] if it is stored transposed, [A3, A2, 1, bytes of a matrix] i8 in
+    `f8_e4m3_128x128`; b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and B3 / A3 * B2 / A2 matrices of `b`
+    share each matrix of `a`. Returns [B3, B2, n, m] f32.
     """
     del prec, hint
     if inputs[0].layout == F8_TILES:
@@ -37,26 +37,27 @@ def mul_mat(a, b, *, prec: int = 0, hint: int = 0, prec_src1: int = 0, inputs, o
 
 
 def _factor(a: Array, tensor: TensorDesc, prec_src1: int) -> Array:
-    """Returns weights in the type that is multiplied: bfloat16 for a quantized tensor, float32 where `prec_src1` asks for it."""
+    """Returns weights in the type of the product: bfloat16 for a quantized tensor, float32 if `prec_src1` is F32."""
     a = floats(a, tensor)
     return lax.convert_element_type(a, jnp.bfloat16) if TYPES[tensor.dtype].quantized and prec_src1 != PREC_F32 else a
 
 
 MAX_SPREAD = 128
-"""Products of tiles that are scaled at most for a row of the weights: as many pass by a tile in the time of one."""
+"""The most tile products to scale per row of the weights: up to this many take as long as one."""
 
 
 def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Array:
     """Returns the product of `b` and weights in `f8_e4m3_128x128`: [B3, B2, n, m] f32.
 
-    Of few rows the product of each tile is multiplied by its scale. Such a row is spread out to one for each tile of columns, which
-    is zero but there: the product of a matrix has the products of its tiles then. Of more rows the codes are scaled, and rounded.
+    With few rows, the product of each tile is multiplied by the tile's scale. Each row becomes one row per tile of columns, with
+    zeros outside that tile, so one matrix product returns the products of all tiles. With more rows, the codes are scaled and
+    rounded.
 
     Args:
         a: [A3, A2, 1, bytes of a matrix] i8.
         tensor: the weight.
-        b: [B3, B2, n, k] f32, f16 or bf16, of which A3 divides B3 and A2 divides B2.
-        prec_src1: F32 where factors are to be float32.
+        b: [B3, B2, n, k] f32, f16 or bf16; A3 divides B3 and A2 divides B2.
+        prec_src1: F32 for float32 factors.
     """
     a3, a2 = a.shape[:2]
     b3, b2, n, k = b.shape
@@ -80,7 +81,7 @@ def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Ar
     b = lax.broadcast_in_dim(lax.reshape(b, (*shape[:5], kt, TILE)), shape, (0, 1, 2, 3, 4, 6, 7))
     own = lax.broadcast_in_dim(np.eye(kt, dtype=np.bool_), shape, (5, 6))
     b = lax.reshape(lax.select(own, b, lax.full_like(b, 0)), (*shape[:6], kt * TILE))
-    # The weights are first, so that a result's partitions are their rows, and tiles are added up within each.
+    # The weights come first, so that a result's partitions are their rows, and tiles are added within a partition.
     y = lax.dot_general(
         lax.reshape(lax.convert_element_type(codes, kind), (a3, a2, kt * TILE, m)),
         b,
@@ -95,33 +96,34 @@ def _tiled_product(a: Array, tensor: TensorDesc, b: Array, prec_src1: int) -> Ar
 def out_prod(a, b, *, inputs, out):
     """The sum of outer products of rows: dst[n, m] = sum over k of b[k, n] * a[k, m], in float32.
 
-    a: [A3, A2, k, m] f32, f16, bf16 or quantized; b: [B3, B2, k, n] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and each
-    matrix of `a` serves that many of `b`. Returns [B3, B2, n, m] f32.
+    a: [A3, A2, k, m] f32, f16, bf16 or quantized; b: [B3, B2, k, n] f32, f16 or bf16; A3 divides B3 and A2 divides B2, and
+    B3 / A3 * B2 / A2 matrices of `b` share each matrix of `a`. Returns [B3, B2, n, m] f32.
     """
     return result(grouped_dot(f32(floats(a, inputs[0])), lax.transpose(f32(b), (0, 1, 3, 2)), 2), out)
 
 
 MAX_BLOCK = 128
-"""Rows that meet an expert's weights at once at most: a tensor engine has as many."""
+"""The most rows of a block: the number of rows of a tensor engine."""
 
 
 @emitter("mul_mat_id", types="float quantized, float, i32", layouts=("planes", "transposed", "bf16", "f8_e4m3_128x128"))
 def mul_mat_id(a, b, ids, *, prec: int = 0, prec_src1: int = 0, inputs, out):
     """Each token's product with the weights of the experts that `ids` names for it: dst[t, u] = a[ids[t, u]] b[t, u mod B].
 
-    A loop over blocks of rows that share an expert: each step reads the weights of one, packed as they are, and dequantizes them
-    when it needs them. Neither the weights of all experts nor those of all tokens are ever unpacked at once, experts that no token
-    asks for are not read, and the number of steps is fixed: one for each expert and each `MAX_BLOCK` rows, or at most twice as
-    many as there are experts. With fewer rows than experts, as for a single token, every row is a block of its own.
+    The kernel loops over blocks of rows that share an expert. Each step reads the packed weights of one expert and dequantizes
+    them, so the weights of several experts are never unpacked at once. Experts that no token uses are not read. The number of steps
+    is fixed: one for each expert and each `MAX_BLOCK` rows, or at most twice the number of experts. With fewer rows than experts,
+    as for a single token, every row is a block of its own.
 
-    Not measured on a device. Measured by others on trn1 and trn2, XLA's gathers of experts took 2.4 to 54 ms a layer, and a step of
-    a loop 20 to 37 us; a kernel in NKI that reads each expert by one DMA took 0.2 to 1.2 ms; `nki_matmul.py` has one.
+    This kernel was not measured on a device. Others measured on trn1 and trn2: XLA's gathers of experts took 2.4 to 54 ms a layer,
+    a step of a loop 20 to 37 us, and an NKI kernel that reads each expert by one DMA 0.2 to 1.2 ms; `nki_matmul.py` has such a
+    kernel.
 
-    Rounding is that of `mul_mat`.
+    Rounding is the same as in `mul_mat`.
 
-    a: [1, E, m, k] f32, f16, bf16 or quantized, [1, E, k, m] when it is stored transposed, or [1, E, 1, bytes of a matrix] i8 in
-    `f8_e4m3_128x128`; b: [1, T, B, k] f32, f16 or bf16, B
-    dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m] f32.
+    a: [1, E, m, k] f32, f16, bf16 or quantized, [1, E, k, m] if it is stored transposed, or [1, E, 1, bytes of a matrix] i8 in
+    `f8_e4m3_128x128`; b: [1, T, B, k] f32, f16 or bf16, B dividing U; ids: [1, 1, T, U] i32, each below E. Returns [1, T, U, m]
+    f32.
     """
     del prec
     n_experts, pairs = a.shape[1], ids.size
@@ -156,20 +158,20 @@ def by_expert(b: Array, ids: Array, n_experts: int, size: int) -> tuple[Array, A
     Args:
         b: [1, T, B, k].
         ids: the experts of each token, [1, 1, T, U] i32, B dividing U.
-        n_experts: how many experts there are.
-        size: rows in a block, where there are more pairs of a token and an expert than experts; else every pair is a block.
+        n_experts: the number of experts.
+        size: rows in a block, if there are more pairs of a token and an expert than experts; else every pair is a block.
 
     Returns:
-        `b` as rows, [T * B, k]; which of them each block has, [blocks, size] i32; the expert of each block, [blocks] i32; where in
-        the blocks each pair is, [T * U] i32, or None where block and pair are one.
+        `b` as rows, [T * B, k]; the row numbers of each block, [blocks, size] i32; the expert of each block, [blocks] i32; the
+        place of each pair in the blocks, [T * U] i32, or None if every pair is a block.
     """
     (n_tokens, n_used), n_rows = ids.shape[2:], b.shape[2]
     pairs = n_tokens * n_used
     ids = lax.reshape(ids, (pairs,))
-    # A token and a place in its list make a pair; row of b by pair.
+    # A pair is a token and a place in its list of experts.
     token, place = (lax.reshape(_number((n_tokens, n_used), k), (pairs,)) for k in (0, 1))
     if 1 < n_rows < n_used and n_rows & (n_rows - 1):
-        # neuronx-cc divides by a float32 reciprocal: exact by powers of two, and of what is below the divisor.
+        # neuronx-cc divides by a float32 reciprocal, which is exact for powers of two, and for dividends below the divisor.
         row = lax.reshape(_number((n_tokens, n_used // n_rows, n_rows), 2), (pairs,))
     else:
         row = lax.rem(place, np.int32(n_rows))
@@ -178,7 +180,7 @@ def by_expert(b: Array, ids: Array, n_experts: int, size: int) -> tuple[Array, A
     if pairs <= n_experts:
         return b, row_of[:, None], ids, None
     place, expert_of, n_blocks = _blocks(ids, n_experts, size)
-    # Places that no pair has repeat the first row; what becomes of it is not read.
+    # Places without a pair repeat the first row; their results are not read.
     rows = lax.scatter(
         lax.full((n_blocks * size,), 0, jnp.int32),
         place[:, None],
@@ -205,21 +207,21 @@ def _number(shape: tuple[int, ...], axis: int) -> Array:
 
 
 def _blocks(ids: Array, n_experts: int, size: int) -> tuple[Array, Array, int]:
-    """Returns how rows are sorted into blocks of `size` rows of one expert: (place of each row, expert of each block, blocks).
+    """Sorts rows into blocks of `size` rows of one expert: (place of each row, expert of each block, number of blocks).
 
     Args:
-        ids: the expert of each row, [n] i32, more than `n_experts`.
-        n_experts: how many experts there are.
+        ids: the expert of each row, [n] i32, with n more than `n_experts`.
+        n_experts: the number of experts.
         size: rows in a block.
 
     Returns:
-        [n] i32 below blocks * size; [blocks] i32; the most blocks that can be needed.
+        [n] i32 below blocks * size; [blocks] i32; the most blocks that any ids need.
     """
     n = ids.shape[0]
     n_blocks = n_experts + (n - n_experts) // size
     rank, rows = _ranks(ids, n_experts)
     blocks = lax.div(rows + np.int32(size - 1), np.int32(size))
-    # Blocks of experts up to and with each.
+    # The number of blocks of each expert and the experts before it.
     square = (n_experts, n_experts)
     upto = lax.select(
         _number(square, 1) <= _number(square, 0),
@@ -232,14 +234,14 @@ def _blocks(ids: Array, n_experts: int, size: int) -> tuple[Array, Array, int]:
 
 
 def _ranks(ids: Array, n_experts: int) -> tuple[Array, Array]:
-    """Returns how many rows before each have its expert, [n] i32, and how many rows each expert has, [n_experts] i32.
+    """Returns the number of rows before each row with the same expert, [n] i32, and of each expert's rows, [n_experts] i32.
 
-    Running sums as products with triangles of ones, which need neither a sort nor a table of all rows by all rows. Operands are
-    small integers, so that not even bfloat16 rounds them.
+    The running sums are products with triangles of ones, which need neither a sort nor a table of all rows by all rows. The
+    operands are small integers, which are exact even in bfloat16.
     """
     n = ids.shape[0]
     chunks = -(-n // MAX_BLOCK)
-    # What fills up the last chunk has no expert.
+    # The padding of the last chunk has no expert.
     ids = lax.pad(ids, np.int32(-1), [(0, chunks * MAX_BLOCK - n, 0)])
     own = f32(ids[:, None] == _number((chunks * MAX_BLOCK, n_experts), 1))
     own = lax.reshape(own, (chunks, MAX_BLOCK, n_experts))
@@ -252,10 +254,10 @@ def _ranks(ids: Array, n_experts: int) -> tuple[Array, Array]:
 
 
 def _below(n: int) -> Array:
-    """Returns ones where the column is less than the row, [n, n] f32."""
+    """Returns a matrix of ones below the diagonal and zeros elsewhere, [n, n] f32."""
     return f32(_number((n, n), 1) < _number((n, n), 0))
 
 
 def _count(flags: Array) -> Array:
-    """Returns how many are set in each row, [rows] i32 from [rows, n] of bool."""
+    """Returns the number of true elements in each row, [rows] i32 from [rows, n] of bool."""
     return lax.reduce_sum(lax.convert_element_type(flags, jnp.int32), (1,))

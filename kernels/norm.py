@@ -48,7 +48,7 @@ def l2_norm(x, *, eps: float, out):
 def group_norm(x, *, n_groups: int, eps: float, out):
     """`(x - mean) / sqrt(variance + eps)` of each group of channels of x [N, C, H, W].
 
-    A group has C / n_groups channels, rounded up; the last ones get what is left, and none where nothing is.
+    A group has C / n_groups channels, rounded up; the last group with channels has the rest, and groups after it are empty.
     """
     n, c, h, w = x.shape
     channels = -(-c // n_groups)

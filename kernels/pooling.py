@@ -12,7 +12,7 @@ _MAX = 0
 """`GGML_OP_POOL_MAX`; 1 is the mean."""
 
 _LOWEST = np.finfo(np.float32).min
-"""What ggml's CPU backend begins a maximum with, and so the result where no element is larger."""
+"""The initial value of maxima in ggml's CPU backend, and so the result if no element is larger."""
 
 
 def _pool(
@@ -20,7 +20,7 @@ def _pool(
 ) -> Array:
     """Returns the maximum or the sum of each window of x [N, C, H, W], f32, in the shape `out`; k, s, p along H, W."""
     x = f32(x)
-    # ggml's padding may be no whole number, of which op_params keeps the whole part: what the windows reach beyond is as empty.
+    # ggml's padding may be a fraction, whose integer part is in op_params. Windows may reach further, over more padding.
     edges = [(p[i], max(0, (out[2 + i] - 1) * s[i] + k[i] - p[i] - x.shape[2 + i])) for i in range(2)]
     window = ((1, 1, *k), (1, 1, *s), [(0, 0), (0, 0), *edges])
     if pool == _MAX:
@@ -32,7 +32,7 @@ def _pool(
 
 @emitter("pool_1d", types="f32 f16")
 def pool_1d(x, *, pool: int, k0: int, s0: int, p0: int, out):
-    """Windows along W of x [N, C, H, W]. The mean is that of the elements inside, 0 where there are none."""
+    """Windows along W of x [N, C, H, W]. The mean is over the elements inside of `x`, 0 if there are none."""
     y = _pool(x, pool, (1, k0), (1, s0), (0, p0), out.shape)
     if pool == _MAX:
         return result(y, out)
@@ -43,14 +43,14 @@ def pool_1d(x, *, pool: int, k0: int, s0: int, p0: int, out):
 
 @emitter("pool_2d", types="f32 f16")
 def pool_2d(x, *, pool: int, k0: int, k1: int, s0: int, s1: int, p0: int, p1: int, out):
-    """Windows along H and W of x [N, C, H, W]. The mean is over the whole window, 0 outside of `x`."""
+    """Windows along H and W of x [N, C, H, W]. The mean is over the whole window, with zeros outside of `x`."""
     y = _pool(x, pool, (k1, k0), (s1, s0), (p1, p0), out.shape)
     return result(y if pool == _MAX else y / np.float32(k0 * k1), out)
 
 
 @emitter("pool_2d_back", types="f32, f32 f16")
 def pool_2d_back(gradient, x, *, pool: int, k0: int, k1: int, s0: int, s1: int, p0: int, p1: int, out):
-    """The gradient of pool_2d's input: a window's goes to its first largest element, or evenly to all.
+    """The gradient of pool_2d's input: a window's gradient goes to its first largest element, or evenly to all elements.
 
     gradient: [N, C, OH, OW] f32; x: [N, C, H, W], the input. Returns [N, C, H, W].
     """
@@ -62,7 +62,7 @@ def pool_2d_back(gradient, x, *, pool: int, k0: int, k1: int, s0: int, s1: int, 
         y = windows(y, 4, ow, k0, s0, p0, 1, fill=_LOWEST)
         largest = lax.broadcast_in_dim(lax.reduce_max(y, (2, 4)), shape, (0, 1, 3, 5))
         number = lax.broadcasted_iota(np.int32, shape, 2) * np.int32(k0) + lax.broadcasted_iota(np.int32, shape, 4)
-        # None is the largest where none is above the lowest.
+        # A window without an element above the lowest has no largest one.
         number = lax.select((y == largest) & (y > _LOWEST), number, lax.full_like(number, k0 * k1))
         first = lax.broadcast_in_dim(lax.reduce_min(number, (2, 4)), shape, (0, 1, 3, 5))
         share = lax.select((number == first) & (first < k0 * k1), share, lax.full_like(share, 0))

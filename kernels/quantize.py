@@ -1,9 +1,9 @@
-"""Quantized tensors: ggml's block formats, written; `dequantize` reads them.
+"""Quantizes tensors to ggml's block formats; `dequantize` reads them.
 
-What is written is what ggml's `quantize_row_*_ref` write, which its CPU backend uses. Several formats search for the scale that
-fits best: each candidate's error is a sum, and the next steps depend on which is the smallest, so sums are made in ggml's order,
-and products are rounded before they are added. Where the scale of a part of a block ends up as zero, ggml leaves the numbers of
-that part as the search left them; here they come from the elements. They stand for the same values.
+The results are the same as of ggml's `quantize_row_*_ref`, which its CPU backend uses. Several formats search for the scale that
+fits best. Each candidate's error is a sum, and the next steps depend on the smallest error, so this module adds in ggml's order
+and rounds products before it adds them. If the scale of a part of a block becomes zero, ggml keeps the part's numbers from the
+search, while this module computes them from the elements. Both represent the same values.
 """
 
 import itertools
@@ -37,18 +37,18 @@ def stored(x: Array, tensor: TensorDesc) -> Array:
 
 
 def _rounded(x: Array) -> Array:
-    """Returns `x`, which is finite: the limits keep compilers from fusing a product with a sum, which would round once only."""
+    """Returns `x`, which is finite. The clamp keeps compilers from fusing a product with a sum, which would round only once."""
     return lax.clamp(np.float32(-_MAX), x, np.float32(_MAX))
 
 
 def _in_order(x: Array) -> Array:
-    """Returns sums over the last axis, [...] f32, each added up from the first element to the last."""
+    """Returns sums over the last axis, [...] f32, added from the first element to the last."""
     terms = lax.transpose(x, (x.ndim - 1, *range(x.ndim - 1)))
     return lax.scan(lambda total, term: (total + term, None), lax.full(x.shape[:-1], 0.0, jnp.float32), terms)[0]
 
 
 def _in_halves(x: Array) -> Array:
-    """Returns sums over the last axis, of a power of two: one half is added to the other until one number is left."""
+    """Returns sums over the last axis, whose length is a power of two: adds one half to the other until one number is left."""
     while (n := x.shape[-1]) > 1:
         x = lax.slice_in_dim(x, 0, n // 2, axis=-1) + lax.slice_in_dim(x, n // 2, n, axis=-1)
     return lax.squeeze(x, (-1,))
@@ -60,7 +60,7 @@ def _quotient(a: Array | np.float32, b: Array) -> Array:
 
 
 def _over(x: Array, n: float) -> Array:
-    """Returns x / n. Compilers multiply by the inverse of a divisor that they know, which rounds another way."""
+    """Returns x / n. Compilers replace division by a constant with multiplication by its inverse, which rounds differently."""
     return x / jnp.where(x == 0, np.float32(1), np.float32(n))
 
 
@@ -91,7 +91,7 @@ def _extreme(x: Array) -> Array:
 
 
 def _u8(x: Array) -> Array:
-    """Returns bytes from numbers of 0 to 255, whatever their type."""
+    """Converts numbers of 0 to 255 of any type to bytes."""
     return lax.convert_element_type(x, jnp.uint8)
 
 
@@ -111,7 +111,7 @@ def _join(*parts: Array) -> Array:
 
 
 def _pack(q: Array, bits: int, width: int) -> Array:
-    """Returns bytes from numbers of `bits` bits, lowest first: the opposite of `_fields` in `dequantize`, flat."""
+    """Packs numbers of `bits` bits into bytes, lowest first: the inverse of `_fields` in `dequantize`, flat."""
     count = 8 // bits
     fields = split(_u8(q), q.shape[-1] // (count * width), count, width)
     shifted = fields << np.arange(0, 8, bits, dtype=np.uint8)[:, None]
@@ -133,7 +133,7 @@ def _to_q2_0(x: Array) -> Array:
 
 
 def _towards_zero(x: Array, add: float, top: float) -> Array:
-    """Returns x + add cut to an integer, at most `top`."""
+    """Returns x + add truncated to an integer, at most `top`."""
     return lax.min(lax.floor(_rounded(x) + np.float32(add)), np.float32(top))
 
 
@@ -172,14 +172,14 @@ def _to_q5_1(x: Array) -> Array:
 
 def _to_q8_0(x: Array) -> Array:
     top = _top(x)
-    # Ties are common in F16 and BF16 tensors. They go to the even number, as where ggml has vector instructions.
+    # Ties are common in F16 and BF16 tensors. They round to the even number, as in ggml's vector instructions.
     q = _nearest(x * _quotient(np.float32(127), top), -127, 127)
     quants = lax.bitcast_convert_type(lax.convert_element_type(q, jnp.int8), jnp.uint8)
     return _join(_bytes_of_half(_over(top, 127)), quants)
 
 
 def _ternary(x: Array) -> tuple[Array, Array]:
-    """Returns the bytes of the scale, and 0, 1 and 2 for minus, nothing and plus, u8."""
+    """Returns the bytes of the scale, and 0, 1 and 2 for negative, zero and positive elements, u8."""
     d = _top(x)
     return _bytes_of_half(d), _u8(lax.round(x * _inverse(d), lax.RoundingMethod.AWAY_FROM_ZERO) + 1)
 
@@ -191,7 +191,7 @@ def _to_tq1_0(x: Array) -> Array:
         parts = split(lax.slice_in_dim(q, start, stop, axis=q.ndim - 1), count, (stop - start) // count)
         powers = np.array([3**k for k in (4, 3, 2, 1, 0)[:count]], np.uint16)[:, None]
         number = lax.reduce_sum(lax.convert_element_type(parts, jnp.uint16) * powers, (parts.ndim - 2,))
-        # number * 256 / 243, rounded up. neuronx-cc divides integers inexactly; half a step keeps this one off any integer.
+        # number * 256 / 243, rounded up. neuronx-cc divides integers inexactly; adding 242.5 keeps quotients away from integers.
         quotient = (f32(number) * np.float32(256) + np.float32(242.5)) * np.float32(1 / 243)
         return lax.convert_element_type(lax.floor(quotient), jnp.uint16)
 
@@ -204,7 +204,7 @@ def _to_tq2_0(x: Array) -> Array:
 
 
 def _to_e2m1(x: Array, d: Array) -> Array:
-    """Returns the numbers of the nearest values of `E2M1` times d, u8; of two equally near ones the smaller magnitude."""
+    """Returns the numbers of the nearest values of `E2M1` times d, u8; of two equally near values the smaller magnitude."""
     size = lax.abs(x)
     code = lax.full_like(x, 0)
     errors = [lax.abs(_rounded(np.float32(v) * d) - size) for v in E2M1[:8]]
@@ -218,14 +218,14 @@ def _bits(x: Array) -> Array:
 
 
 def _to_mxfp4(x: Array) -> Array:
-    # The exponent of the largest magnitude, less 2: the largest value is 6.
+    # The exponent of the largest magnitude minus 2, because the largest value is 6.
     e = _u8(lax.max((_bits(_top(x)) >> 23) - np.int32(2), np.int32(0)))
     return _join(e, _pack(_to_e2m1(x, e8m0(e)), 4, 16))
 
 
 def _to_ue4m3(x: Array) -> Array:
     """Returns a number of at least 0 as unsigned E4M3, u8 (`ggml_fp32_to_ue4m3`)."""
-    # A float32 cut to three bits, half up, its exponent's offset moved from 127 to 7.
+    # Rounds a float32 to three bits of mantissa, half up, and changes its exponent's bias from 127 to 7.
     number = ((_bits(lax.min(x, np.float32(448))) >> 19) + 1 >> 1) - np.int32(120 << 3)
     small = lax.min(lax.floor(_rounded(x * np.float32(512)) + np.float32(0.5)), np.float32(7))
     normal = _bits(x) >= np.int32(121 << 23)
@@ -243,7 +243,7 @@ def _to_nvfp4(x: Array) -> Array:
 
 
 def _iq4(x: Array, weights: np.ndarray) -> Array:
-    """Returns a sum of weights, one for each value of IQ4_NL but the first that is nearer to `x`, or as near, as the one before."""
+    """Returns the sum of the weights of values of IQ4_NL, except the first, that are at least as near to `x` as the one before."""
     total = lax.full_like(x, 0)
     for (low, high), weight in zip(itertools.pairwise(IQ4_NL), weights, strict=True):
         beyond = ~(x - np.float32(low) < np.float32(high) - x)
@@ -257,7 +257,7 @@ def _iq4_code(x: Array) -> Array:
 
 
 def _iq4_sums(x: Array, scaled: Array, add: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Returns the sums of x² q x and x² q q over the last axis, q being the values of IQ4_NL nearest to `scaled`."""
+    """Returns the sums of x² q x and x² q q over the last axis, where q are the values of IQ4_NL nearest to `scaled`."""
     q = _iq4(scaled, np.diff(IQ4_NL)) + np.float32(IQ4_NL[0])
     wq = _rounded(x * x) * q
     return add(_rounded(wq * x)), add(_rounded(wq * q))
@@ -266,13 +266,13 @@ def _iq4_sums(x: Array, scaled: Array, add: Callable[[Array], Array]) -> tuple[A
 def _to_iq4_nl(x: Array) -> Array:
     top = _extreme(x)
     scaled = _inverse(_over(top, IQ4_NL[0])) * x
-    # The scale that fits these numbers best. Which bit its sums end in shows in an f16 number hardly ever.
+    # The scale that fits these numbers best. The order of its sums hardly ever changes the f16 number.
     scale = _quotient(*_iq4_sums(x, scaled, _in_halves))[..., None]
     return _join(_bytes_of_half(_unless_zero(top, scale)), _pack(_iq4_code(scaled), 4, 16))
 
 
 def _unless_zero(top: Array, scale: Array) -> Array:
-    """Returns `scale`, but 0 where the largest magnitude is next to nothing."""
+    """Returns `scale`, but 0 where the largest magnitude is almost 0."""
     return jnp.where(lax.abs(top) < np.float32(_GROUP_MAX_EPS), np.float32(0), scale)
 
 
@@ -280,9 +280,9 @@ def _best_fit(factors: Array, sums: Callable[[Array], tuple[Array, Array]]) -> A
     """Returns the scale that fits rows of numbers best, [...] f32.
 
     Args:
-        factors: what a row is multiplied by before it is rounded, in the order in which ggml tries them, [tries, ..., 1]: a later
-            one must be better than all before it.
-        sums: of weight * number * rounded and weight * rounded * rounded, [tries, ...] each, for the factors.
+        factors: the factors by which a row is multiplied before it is rounded, in the order in which ggml tries them,
+            [tries, ..., 1]: a later factor must be better than all before it.
+        sums: returns the sums of weight * number * rounded and of weight * rounded * rounded, [tries, ...] each, for the factors.
     """
     over, under = sums(factors)
 
@@ -298,7 +298,7 @@ def _best_fit(factors: Array, sums: Callable[[Array], tuple[Array, Array]]) -> A
 
 
 def _column(values: np.ndarray, like: Array) -> np.ndarray:
-    """Returns values along an axis before those of `like`."""
+    """Returns values along a new axis before the axes of `like`."""
     return values.astype(np.float32).reshape(-1, *[1] * like.ndim)
 
 
@@ -354,7 +354,7 @@ def _numbers(parts: Array, minimum: Array | None, scale: Array, low: int, high: 
 
 
 def _q3_scales(x: Array) -> Array:
-    """Returns scales, [...] of [..., 16], for numbers of -4 to 3, which are changed one by one as long as that fits better."""
+    """Returns scales, [...] from [..., 16], for numbers of -4 to 3, which it changes one by one while the fit improves."""
     top = _extreme(x)
     w = _rounded(x * x)
     wx = _rounded(w * x)
@@ -395,7 +395,7 @@ def _to_q3_k(x: Array) -> Array:
 
 
 def _or_zeros(factor: Array, *parts: Array) -> Array:
-    """Returns the bytes of a block from its parts, all of them zeros where the factor is: for a block of zeros."""
+    """Returns the bytes of a block from its parts; zeros where the factor is 0, which means a block of zeros."""
     return jnp.where(factor == 0, np.uint8(0), _join(*parts))
 
 
@@ -406,11 +406,11 @@ def _line(
 
     Args:
         x: [..., n].
-        weights: of its elements.
+        weights: the weights of its elements.
         top: the largest number.
-        first: what the first factor tried differs from `top` by; each further one is larger by 0.1.
-        tries: how many there are.
-        error: of a difference.
+        first: the difference of the first factor and `top`; each further factor is larger by 0.1.
+        tries: the number of factors.
+        error: returns the error of a difference.
     """
     low = lax.min(lax.reduce_min(x, (x.ndim - 1,)), np.float32(0))
     high = lax.reduce_max(x, (x.ndim - 1,))
@@ -457,7 +457,7 @@ def _six_bits(scales: Array, minima: Array) -> Array:
 
 
 def _up_to(values: Array, top: int) -> tuple[Array, Array]:
-    """Returns the scale of values of at least 0, [..., 1], and the values in its terms: 0 to `top`, [..., n] f32."""
+    """Returns the scale of values of at least 0, [..., 1], and the scaled values, 0 to `top`, [..., n] f32."""
     largest = lax.max(lax.reduce_max(values, (values.ndim - 1,))[..., None], np.float32(0))
     return _over(largest, top), _nearest(_quotient(np.float32(top), largest) * values, 0, top)
 
@@ -515,6 +515,6 @@ QUANTIZE = {
 }
 """Quantization of [..., blocks, elements per block] f32 to [..., blocks, bytes per block] u8, by ggml's type name.
 
-The other types that can be read need a table of each lattice's neighbours, and mostly weights from a calibration: ggml's CPU
+The other readable types require a table of each lattice's neighbours, and most of them weights from a calibration: ggml's CPU
 backend does not write them either.
 """

@@ -1,12 +1,12 @@
 """State-space models and linear attention: ops that carry a state from token to token.
 
-Each has one way through its tokens, `_run`: a loop whose body sees one token, with the state as its carried value, and no loop for
-a single token. All that does not depend on the state (decays, softplus, the token's own share) is computed for all tokens at once
-before it, and the matrix products of the body are those with the state. A prompt so costs as many steps as it has tokens, each of
-which reads and writes the state: heads of matrices of some KiB, a few MiB in the largest models, which on-chip memory can hold.
-Forms that take tokens by chunks would need fewer and larger products; they are exact for a decay per head alone.
+Each uses `_run`: a loop whose body computes one token and carries the state; a single token needs no loop. Everything that does not
+depend on the state (decays, softplus, the token's own share) is computed for all tokens before the loop, so the body's only matrix
+products are with the state. A prompt takes one step per token, and each step reads and writes the state: a matrix of some KiB per
+head, a few MiB in the largest models, which fits into on-chip memory. Forms that process tokens in chunks would need fewer and
+larger products, but are exact only for a decay per head.
 
-ggml's results are the tokens' results and the states after them, one after the other in one tensor.
+ggml's result is one tensor with the tokens' results followed by the states after them.
 """
 
 import math
@@ -24,15 +24,15 @@ Step = Callable[[Array, tuple[Array, ...]], tuple[Array, Array]]
 
 
 def _run(step: Step, state: Array, xs: Sequence[Array], snapshots: int = 1) -> tuple[Array, Array]:
-    """Returns what `step` gives for each token, [tokens, ...], and the last states, newest first: [snapshots, ...].
+    """Returns the result of `step` for each token, [tokens, ...], and the last states, newest first: [snapshots, ...].
 
-    States from before the first token are zeros.
+    States before the first token are zeros.
 
     Args:
         step: takes a state and the token's part of each of `xs`; returns the next state and the token's result.
         state: the state before the first token.
         xs: arrays of [tokens, ...].
-        snapshots: how many states to return.
+        snapshots: the number of states to return.
     """
     xs = tuple(xs)
     tokens = xs[0].shape[0]
@@ -62,18 +62,18 @@ def _run(step: Step, state: Array, xs: Sequence[Array], snapshots: int = 1) -> t
 
 
 def _joined(out, *parts: Array) -> Array:
-    """Returns arrays one after the other, as the elements of the result."""
+    """Returns the elements of arrays, one array after the other, in the result's shape."""
     return result(jnp.concatenate([lax.reshape(p, (math.prod(p.shape),)) for p in parts]), out)
 
 
 def _dot(a: Array, b: Array, batch: int, axes: tuple[int, int]) -> Array:
-    """Returns the product of `a` and `b` over one axis of each, the first `batch` axes of both being the same."""
+    """Returns the product of `a` and `b` over one axis of each; the first `batch` axes of both are batch axes."""
     same = tuple(range(batch))
     return lax.dot_general(a, b, (((axes[0],), (axes[1],)), (same, same)), preferred_element_type=jnp.float32)
 
 
 def _outer(a: Array, b: Array) -> Array:
-    """Returns [..., i, j] of [..., i] and [..., j]."""
+    """Returns the outer products [..., i, j] of [..., i] and [..., j]."""
     return a[..., :, None] * b[..., None, :]
 
 
@@ -107,10 +107,10 @@ def _softplus(x: Array) -> Array:
 def ssm_scan(s, x, dt, a, b, c, ids, *, K: int = 1, out):
     """Mamba's selective scan: `state = state * exp(dt a) + x dt b`, `y = state c`, with dt after softplus.
 
-    `a` decays each element of the state (Mamba-1) or each head (Mamba-2). Heads share b and c in groups. The states after the last
-    `K` tokens are returned, newest first; those that would lie before the first token are zeros.
+    `a` decays each element of the state (Mamba-1) or each head (Mamba-2). Heads share b and c in groups. It returns the states
+    after the last `K` tokens, newest first; states before the first token are zeros.
 
-    s: [n, n_head, dim, d_state], of which `ids`, [1, 1, 1, n_seqs] i32, names one per sequence; x: [n_seqs, n_tokens, n_head, dim];
+    s: [n, n_head, dim, d_state]; `ids`, [1, 1, 1, n_seqs] i32, has its index for each sequence; x: [n_seqs, n_tokens, n_head, dim];
     dt: [1, n_seqs, n_tokens, n_head]; a: [1, 1, n_head, d_state or 1]; b, c: [n_seqs, n_tokens, n_group, d_state]; f32.
     """
     n_seqs, n_tokens, n_head, dim = x.shape
@@ -148,7 +148,7 @@ def ssm_scan(s, x, dt, a, b, c, ids, *, K: int = 1, out):
 
 
 def _by_token(n_seqs: int, *arrays: Array) -> list[Array]:
-    """Returns [n_tokens / n_seqs, n_seqs, H, S] of arrays [1, n_tokens, H, S], which hold one sequence after the other."""
+    """Returns [n_tokens / n_seqs, n_seqs, H, S] from arrays [1, n_tokens, H, S], which have one sequence after the other."""
     _, n, heads, size = arrays[0].shape
     if n % n_seqs:
         raise Unsupported(f"{n} tokens can't be shared out over {n_seqs} sequences")
@@ -156,7 +156,7 @@ def _by_token(n_seqs: int, *arrays: Array) -> list[Array]:
 
 
 def _matrices(state: Array, heads: int, size: int) -> Array:
-    """Returns [n_seqs, H, S, S] of ggml's [1, 1, n_seqs, S * S * H]."""
+    """Returns [n_seqs, H, S, S] from ggml's [1, 1, n_seqs, S * S * H]."""
     return lax.reshape(state, (state.shape[2], heads, size, size))
 
 
@@ -222,9 +222,9 @@ def gated_linear_attn(k, v, q, g, state, *, scale: float, out):
 def gated_delta_net(q, k, v, g, beta, state, *, K: int = 1, out):
     """The gated delta rule: `state = state exp(g)`, `state += beta (v - state k)^T k`, `y = state q / sqrt(S)`, for each head.
 
-    The gate is a number per head, or one per channel of k. Head h of v meets head h modulo H2 of q and k; a sequence of q and k is
-    shared by V3 / Q3 of v. The states after the last `K` tokens are returned, newest first; those that would lie before the first
-    token are zeros.
+    The gate is a number per head, or one per channel of k. Head h of v uses head h modulo H2 of q and k; V3 / Q3 sequences of v
+    share a sequence of q and k. It returns the states after the last `K` tokens, newest first; states before the first token are
+    zeros.
 
     q, k: [Q3, n_tokens, H2, S] f32; v: [V3, n_tokens, H, S]; g: [V3, n_tokens, H, 1 or S]; beta: [V3, n_tokens, H, 1];
     state: [V3, H, S, S], rows of v's channels.

@@ -1,4 +1,4 @@
-"""Rotary position embedding: plain, NEOX, and the multi-dimensional modes of vision models, with YaRN scaling; and the way back."""
+"""Rotary position embedding with YaRN scaling, and its gradient: plain, NEOX, and the multi-dimensional modes of vision models."""
 
 import math
 
@@ -38,9 +38,9 @@ def rope(
 ):
     """Rotates pairs of channels by angles that grow with the position; channels outside of [n_offs, n_offs + n_dims) are copied.
 
-    Pair i is (2i, 2i + 1) in mode 0 and (i, i + n_dims / 2) otherwise; in the vision mode all of ne0 = 2 n_dims is rotated. The
-    angle is position * freq_base^(-2i / n_dims) / freq_factors[i], stretched by `freq_scale` and YaRN's `ext_factor`. `rope_back`
-    rotates by the opposite angle: it takes the gradient of the result to that of the input.
+    Pair i is (2i, 2i + 1) in mode 0 and (i, i + n_dims / 2) otherwise; the vision mode rotates all of ne0 = 2 n_dims. The angle is
+    position * freq_base^(-2i / n_dims) / freq_factors[i], stretched by `freq_scale` and YaRN's `ext_factor`. `rope_back` rotates by
+    the opposite angle: it turns the gradient of the result into the gradient of the input.
 
     x: [ne3, n_tokens, n_heads, ne0] f32 or f16; pos: [1, 1, 1, n_tokens] i32, four times as long in the multi-dimensional modes;
     freq_factors: [1, 1, 1, n_dims / 2 or more] f32.
@@ -72,7 +72,7 @@ def rope(
 
 
 def refuse(x: Array, pos: Array, n_dims: int, mode: int, n_offs: int) -> None:
-    """Raises `Unsupported` when the mode is unknown, or the channels or positions do not fit the tensors."""
+    """Raises `Unsupported` if the mode is unknown, or the channels or positions do not fit the tensors."""
     n_tokens, ne0 = x.shape[1], x.shape[3]
     if mode not in (NORMAL, NEOX, MROPE, VISION, IMROPE):
         raise Unsupported(f"rope has no mode {mode}; 0, 2, 8, 24 and 40 are known")
@@ -103,8 +103,8 @@ def _rotate(x: Array, cos: Array, sin: Array, *, adjacent: bool) -> Array:
 def _frequencies(n_dims: int, pairs: int, mode: int, base: float, sections: tuple[int, ...]) -> np.ndarray:
     """Returns the angle of each pair at position 1, per component of the position: [components, pairs] f32, 0 where unused.
 
-    ggml multiplies by base^(-2 / n_dims) from pair to pair in float32; at large positions the accumulated rounding shows, so the
-    same steps are taken here.
+    ggml multiplies by base^(-2 / n_dims) from pair to pair in float32. At large positions the accumulated rounding is visible, so
+    this function takes the same steps.
     """
     step = np.float32(base ** (-2.0 / n_dims))
     if mode in (NORMAL, NEOX):
@@ -136,10 +136,11 @@ def _frequencies(n_dims: int, pairs: int, mode: int, base: float, sections: tupl
 
 
 def _yarn_ramp(n_dims: int, pairs: int, n_ctx_orig: int, base: float, fast: float, slow: float) -> np.ndarray:
-    """Returns how far each pair keeps its own frequency (1) rather than the stretched one (0), [pairs] f32.
+    """Returns the share of each pair's own frequency, from 1 (its own) to 0 (the stretched one), [pairs] f32.
 
-    YaRN, arXiv:2309.00071, section 3.2. Without an original context all but the first pair are stretched, as in ggml, which gets
-    there by the logarithm of 0.
+    Source: YaRN, arXiv:2309.00071, section 3.2. Without an original context, all but the first pair are stretched, as in ggml,
+        where
+    this results from the logarithm of 0.
     """
     if n_ctx_orig <= 0:
         return (np.arange(pairs) == 0).astype(np.float32)

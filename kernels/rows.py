@@ -36,7 +36,7 @@ def get_rows(x, rows, *, inputs, out):
         (1, *table.shape[1:]),
         mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS,
     )
-    # Only what was read is dequantized.
+    # Only the gathered rows are dequantized.
     picked = type(inputs[0]).make((inputs[0].ne[0], n, n2, n3), inputs[0].dtype)
     gathered = floats(lax.reshape(gathered, (n3, n2, n, *x.shape[3:])), picked)
     return result(gathered if out.dtype == "i32" else f32(gathered), out)
@@ -47,7 +47,7 @@ def set_rows(x, rows, dst, *, inputs):
     """`dst` with row `rows[i]` replaced by row i of `x`, rounded or quantized to the type of `dst`; in place.
 
     x: [N3, N2, n, ne0] f32 or f16; rows: [1, R3, R2, n] i32 or i64, R3 dividing N3 and R2 dividing N2; dst:
-    [N3, N2, n_rows, ne0] f32, f16, bf16 or quantized. Rows that `rows` names twice are left with either.
+    [N3, N2, n_rows, ne0] f32, f16, bf16 or quantized. A row that `rows` names twice gets either value.
     """
     n3, n2, n_rows = dst.shape[:3]
     n = x.shape[2]

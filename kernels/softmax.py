@@ -1,4 +1,4 @@
-"""Softmax as attention uses it: scaled, masked, with ALiBi and sinks; its gradient, and the older ops that mask a triangle."""
+"""Softmax of attention: scaled, masked, with ALiBi and sinks; its gradient, and the older ops that mask a triangle."""
 
 import numpy as np
 from jax import lax
@@ -12,8 +12,8 @@ from .common import add_mask, f32, per_head, per_row, result
 def soft_max(x, mask=None, sinks=None, *, scale: float = 1.0, max_bias: float = 0.0, out):
     """The softmax of each row of `scale * x + slope * mask`.
 
-    `max_bias` above 0 gives each head (axis 1) its ALiBi slope. A head's sink takes part in the maximum and in the sum and has no
-    result of its own. A row that the mask hides altogether has no defined result.
+    `max_bias` above 0 gives each head (axis 1) its ALiBi slope. A head's sink is part of the maximum and of the sum, and has no
+    result of its own. The result of a row that the mask hides completely is undefined.
 
     x: [B, H, n, n_kv] f32; mask: [M3, M2, n or more, n_kv] f32 or f16, M3 dividing B and M2 dividing H; sinks: [1, 1, 1, H] f32.
     """
@@ -33,9 +33,9 @@ def soft_max(x, mask=None, sinks=None, *, scale: float = 1.0, max_bias: float = 
 
 @emitter("soft_max_back", types="f32, f32")
 def soft_max_back(grad, y, *, scale: float = 1.0, max_bias: float = 0.0, out):
-    """The gradient of `soft_max` by its input: `scale * y * (grad - sum(grad * y))` in each row.
+    """The gradient of `soft_max` with respect to its input: `scale * y * (grad - sum(grad * y))` in each row.
 
-    Neither the mask nor `max_bias`, which only weighs the mask, takes part: the mask is a constant that `y` has in it.
+    It does not depend on the mask and on `max_bias`, which weights the mask: the mask is a constant that `y` includes.
 
     grad, y: [ne3, ne2, ne1, ne0] f32; y is the result of `soft_max`.
     """
@@ -45,7 +45,7 @@ def soft_max_back(grad, y, *, scale: float = 1.0, max_bias: float = 0.0, out):
 
 @emitter("diag_mask_inf", "diag_mask_zero", types="f32")
 def diag_mask(x, *, n_past: int = 0, op, out):
-    """`x` with -inf or 0 right of the diagonal that begins at column `n_past`: a token sees itself and those before it.
+    """`x` with -inf or 0 right of the diagonal that begins at column `n_past`: a token attends to itself and earlier tokens.
 
     x: [ne3, ne2, n, n_kv] f32.
     """

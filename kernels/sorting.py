@@ -1,8 +1,8 @@
 """Sorting rows, and finding their largest elements.
 
-neuronx-cc refuses HLO's `sort` on trn2 and later, and elsewhere turns it into a top-k of at most 16384 elements. So nothing here is
-a sort in HLO: rows are sorted by a network, and the largest elements are found by counting. Both are loops of a constant number of
-steps over whole rows. They compare floats only; NaN counts as the largest number.
+neuronx-cc refuses HLO's `sort` on trn2 and later, and elsewhere turns it into a top-k of at most 16384 elements. So these kernels
+sort rows with a network instead, and find the largest elements by counting. Both are loops of a constant number of steps over whole
+rows. They compare only floats; NaN counts as the largest number.
 """
 
 import numpy as np
@@ -20,10 +20,10 @@ def _numbers(x: Array) -> Array:
 
 
 def _argsort(key: Array) -> Array:
-    """Returns where each row's elements are from the smallest to the largest, equal ones in their order: [rows, n] i32.
+    """Returns the indices that sort each row in ascending order, with equal elements in their order: [rows, n] i32.
 
-    A bitonic network in which each step ends with a perfect shuffle (Stone, 1971): what a step compares is always the first half of
-    a row with the second, so that no step needs a gather.
+    It is a bitonic network in which each step ends with a perfect shuffle (Stone, 1971): each step compares the first half of a row
+    with the second, so that no step needs a gather.
     """
     rows, n = key.shape
     levels = max((n - 1).bit_length(), 1)
@@ -42,7 +42,7 @@ def _argsort(key: Array) -> Array:
     def merge(level, state):
         def step(i, state):
             key, index = state
-            bit = np.int32(levels - 1) - i  # of its unshuffled place, in which an element and the one it meets differ
+            bit = np.int32(levels - 1) - i  # the bit of the unshuffled places in which two compared elements differ
             shift = lax.broadcast(lax.max(level - bit, np.int32(0)), place.shape)
             down = ((lax.shift_right_logical(place, shift) & 1) == 1) & (level < np.int32(levels - 1))
             (a, b), (ia, ib) = halves(key), halves(index)
@@ -60,13 +60,13 @@ def _argsort(key: Array) -> Array:
 
 @emitter("argsort", types="f32")
 def argsort(x, *, order: int, out):
-    """Where the elements of each row are in ascending (`order` 0) or descending (1) order, equal ones in their own: as `x`, i32."""
+    """The indices that sort each row in ascending (`order` 0) or descending (1) order, equal elements in theirs: as `x`, i32."""
     key = _numbers(lax.reshape(x, (x.size // x.shape[3], x.shape[3])))
     return result(_argsort(-key if order else key), out)
 
 
 def _float(ordered: Array) -> Array:
-    """Returns the floats whose place among all floats is given, as i32 with the sign bit flipped; -inf below them all."""
+    """Returns the floats at these places in the order of all floats, i32 with the sign bit flipped; -inf below the first."""
     flipped = lax.select(ordered < 0, ordered ^ np.int32(-(2**31)), ~ordered)
     x = lax.bitcast_convert_type(flipped, np.float32)
     return lax.select((x != x) & (ordered >= 0), lax.full_like(x, -_INF), x)
@@ -78,7 +78,7 @@ def _count(x: Array) -> Array:
 
 @emitter("top_k", types="f32")
 def top_k(x, *, out):
-    """Where the `out.ne[0]` largest elements of each row are, in ascending order of place: [ne3, ne2, ne1, k] i32."""
+    """The indices of the `out.ne[0]` largest elements of each row, in ascending order: [ne3, ne2, ne1, k] i32."""
     n, k = x.shape[3], out.ne[0]
     rows = x.size // n
     x = _numbers(lax.reshape(x, (rows, n)))
@@ -86,7 +86,7 @@ def top_k(x, *, out):
     def wide(t):
         return lax.broadcast_in_dim(t, x.shape, (0,))
 
-    # The k-th largest element, bit by bit from the highest: the largest number that k elements reach.
+    # Finds the k-th largest element bit by bit from the highest: it is the largest number that k elements reach.
     def refine(i, found):
         candidate = found | lax.shift_left(np.int32(1), np.int32(31) - i)
         reached = _count(x >= wide(_float(candidate)))
@@ -94,14 +94,14 @@ def top_k(x, *, out):
 
     least = wide(_float(lax.fori_loop(0, 32, refine, lax.full((rows,), 0, np.int32))))
 
-    # What is larger is taken, and of what is equal to it the first elements, up to k.
+    # Takes all larger elements, and the first equal ones, up to k.
     above, equal = x > least, x == least
     counts = lax.concatenate([lax.convert_element_type(c, np.int32)[None] for c in (above, equal)], 0)
     counts = prefix_sum(counts)
     room = lax.broadcast_in_dim(np.int32(k) - counts[0, :, n - 1], x.shape, (0,))
-    taken = counts[0] + lax.min(counts[1], room)  # up to and with each element
+    taken = counts[0] + lax.min(counts[1], room)  # the number of taken elements up to and including each
 
-    # Element j of the result is where the (j + 1)-th is taken: as many places lie before it as have taken no more than j.
+    # Element j of the result is the index of the (j + 1)-th taken element: the number of indices up to which at most j are taken.
     target = lax.broadcasted_iota(np.int32, (rows, k), 1)
     row = lax.broadcasted_iota(np.int32, (rows, k), 0) * np.int32(n)
     taken = lax.reshape(taken, (rows * n,))

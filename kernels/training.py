@@ -1,4 +1,4 @@
-"""What training adds to a model's graph: gradients, losses and the optimizer's steps. All compute in float32."""
+"""The ops of training: gradients, losses and the optimizer's steps. All compute in float32."""
 
 import math
 
@@ -18,7 +18,7 @@ def _sum(x: Array) -> Array:
 
 @emitter("silu_back", types="f32 f16, same")
 def silu_back(grad, x, *, out):
-    """The gradient of `silu(x)`, given that of its result."""
+    """The gradient of `silu(x)`, from the gradient of its result."""
     grad, x = f32(grad), f32(x)
     s = _ONE / (_ONE + lax.exp(-x))
     return result(grad * s * (_ONE + x * (_ONE - s)), out)
@@ -26,7 +26,7 @@ def silu_back(grad, x, *, out):
 
 @emitter("rms_norm_back", types="f32, f32")
 def rms_norm_back(grad, x, *, eps: float, out):
-    """The gradient of `rms_norm(x)`, given that of its result; both [ne3, ne2, ne1, ne0]."""
+    """The gradient of `rms_norm(x)`, from the gradient of its result; both [ne3, ne2, ne1, ne0]."""
     n, eps = np.float32(x.shape[3]), np.float32(eps)
     squares = _sum(x * x)
     scale = -_sum(x * grad) / (squares + eps * n)
@@ -45,7 +45,7 @@ def cross_entropy_loss(logits, labels, *, out):
 
 @emitter("cross_entropy_loss_back", types="f32, f32, f32")
 def cross_entropy_loss_back(grad, logits, labels, *, out):
-    """The gradient of `cross_entropy_loss` with respect to the logits, given that of the loss, [1, 1, 1, 1]."""
+    """The gradient of `cross_entropy_loss` with respect to the logits, from the gradient of the loss, [1, 1, 1, 1]."""
     e = lax.exp(logits - per_row(lax.reduce_max(logits, (3,)), logits))
     softmax = e * per_row(_ONE / _sum(e), e)
     rows = math.prod(logits.shape[:3])
@@ -65,7 +65,7 @@ def opt_step_sgd(w, grad, params):
 
 @emitter("opt_step_adamw", types="f32, f32, f32, f32, f32")
 def opt_step_adamw(w, grad, m, v, params):
-    """A step of AdamW: the new weights and, in place as they are, the new momenta `m` and `v`.
+    """A step of AdamW: the new weights and the new momenta `m` and `v`, all in place.
 
     w, grad, m, v: [ne3, ne2, ne1, ne0]; params: [1, 1, 1, 7], alpha, beta1, beta2, eps, wd, beta1h, beta2h, where beta1h is
     `1 / (1 - beta1^t)` at step t.

@@ -1,16 +1,16 @@
 """Sliding windows over an axis and their inverse, the sum of overlapping windows.
 
-Both are made of pads, broadcasts, reshapes and slices only: no gather, no convolution with ones, and as little HLO for a window of
-32 x 32 as for one of 3 x 3.
+Both consist of pads, broadcasts, reshapes and slices only, without gathers and convolutions with ones. A window of 32 x 32 needs no
+more HLO than a window of 3 x 3.
 """
 
 from jax import Array, lax
 
 
 def n_windows(length: int, k: int, s: int, p: int, d: int) -> int:
-    """Returns how many windows there are (`ggml_calc_conv_output_size`).
+    """Returns the number of windows (`ggml_calc_conv_output_size`).
 
-    C divides towards zero, so an axis that is less than `s` elements too short for a window has one: what it lacks is as empty as
+    C divides towards zero, so an axis that is less than `s` elements too short for a window has one: the missing elements count as
     padding.
     """
     room = length + 2 * p - d * (k - 1) - 1
@@ -22,24 +22,24 @@ def windows(x: Array, axis: int, n: int, k: int, s: int, p: int, d: int, fill: f
 
     Args:
         x: any array.
-        axis: the axis, not negative; two axes, of `k` and of `n`, take its place.
-        n: number of windows.
-        k: elements of a window.
-        s: from a window to the next.
-        p: elements that the first window begins before the axis.
-        d: from an element of a window to the next (dilation).
-        fill: what is outside of `x`.
+        axis: the axis, not negative; two axes, of `k` and of `n`, replace it.
+        n: the number of windows.
+        k: the number of elements in a window.
+        s: the distance of two windows (stride).
+        p: the number of elements before the axis in the first window (padding).
+        d: the distance of two elements of a window (dilation).
+        fill: the value of elements outside of `x`.
     """
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     span = (k - 1) * d + 1
     if s >= span:
-        # Windows that do not overlap are a part of each group of s elements.
+        # Each window is a part of a group of s elements, because windows do not overlap.
         y = lax.reshape(_fit(x, axis, p, n * s, fill), (*before, n, s, *after))
         y = lax.slice_in_dim(y, 0, span, d, axis + 1)
         order = list(range(y.ndim))
         order[axis : axis + 2] = axis + 1, axis
         return lax.transpose(y, order)
-    # The axis over and over, read as rows that are d elements longer than it: each row begins d elements further on.
+    # Repeats the axis and reshapes it to rows that are d elements longer, so that each row begins d elements later in the axis.
     length = (n - 1) * s + span
     copies = _copies(length, k, d)
     y = _fit(x, axis, p, length, fill)
@@ -55,11 +55,11 @@ def overlap_add(y: Array, axis: int, length: int, s: int, p: int, d: int) -> Arr
 
     Args:
         y: the elements of a window on `axis`, the windows on the axis after it.
-        axis: not negative; one axis of `length` takes the place of the two.
-        length: elements of the result.
-        s: as for `windows`.
-        p: as for `windows`.
-        d: as for `windows`.
+        axis: the first axis, not negative; one axis of `length` replaces the two.
+        length: the number of elements in the result.
+        s: see `windows`.
+        p: see `windows`.
+        d: see `windows`.
     """
     before, (k, n), after = y.shape[:axis], y.shape[axis : axis + 2], y.shape[axis + 2 :]
     total = (n - 1) * s + (k - 1) * d + 1
@@ -76,7 +76,7 @@ def _copies(length: int, k: int, d: int) -> int:
 
 
 def _fit(x: Array, axis: int, p: int, length: int, fill: float) -> Array:
-    """Returns `x` after `p` times `fill`, cut or filled up to `length`."""
+    """Returns `p` times `fill` followed by `x`, cut or filled up to `length`."""
     return _pad(x, axis, p, length - p - x.shape[axis], fill=fill)
 
 

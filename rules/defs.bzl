@@ -49,10 +49,10 @@ neuron_neff = _neuron_neff
 neuron_source_hlo = _neuron_source_hlo
 neuron_toolchain = _neuron_toolchain
 
-# The values of neuronx-cc's `--target` that AWS documents, which are those that `kernelgen model` writes without one.
+# The documented values of neuronx-cc's `--target`. `kernelgen model` writes these if the user names no target.
 NEURON_TARGETS = [name for name, target in _TARGETS.items() if not target.experimental]
 
-# The suffixes of a bundle's name that name its forms, as in CMake's FORM.
+# The suffixes of a bundle's name for its forms, which equal CMake's FORM.
 BUNDLE_FORMS = ["", ".embed", ".pack", ".tree"]
 
 def neuron_kernel_bundle(name, visibility = None, tags = [], **kwargs):

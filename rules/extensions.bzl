@@ -8,9 +8,9 @@
     )
     use_repo(neuron, "neuron_kernels")
 
-The arguments are those of CMake's `add_neuron_kernels()`. `@neuron_kernels` then holds a target for every kernel of every manifest;
-`neuron_manifest` in `@neuron_kernels//:defs.bzl` gives a manifest's bundles names in a package of yours. Manifests that are built now
-and then go into a repository of their own, which is planned when something of it is built:
+CMake's `add_neuron_kernels()` has the same arguments. `@neuron_kernels` then holds a target for every kernel of every manifest.
+`neuron_manifest` in `@neuron_kernels//:defs.bzl` names a manifest's bundles in your own package. Put manifests that you build rarely
+into a repository of their own: Bazel plans it only when it builds a target of it.
 
     neuron.kernels(
         name = "neuron_others",
@@ -49,7 +49,7 @@ _manifest = tag_class(
 )
 
 def _reproducible(mctx):
-    # The repositories depend on the tags alone, so MODULE.bazel.lock needs no entry for them or for the files that they read.
+    # The repositories depend only on the tags, so MODULE.bazel.lock needs no entry for them or for the files that they read.
     return mctx.extension_metadata(reproducible = True)
 
 def _repositories(module):

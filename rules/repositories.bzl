@@ -1,4 +1,4 @@
-"""The same as `extensions.bzl`, for WORKSPACE."""
+"""The functions of `extensions.bzl` for WORKSPACE."""
 
 load("//rules/private/repositories:declarations.bzl", "declare_dependencies", "declare_development_dependencies", "declare_kernels")
 load("//rules/private/repositories:kernels.bzl", "manifest_options")
@@ -25,7 +25,7 @@ def neuron_kernels(
         kernels = [],
         data = [],
         manifests = []):
-    """Declares the repository of kernel targets. The arguments are those of CMake's `add_neuron_kernels()`.
+    """Declares the repository of kernel targets. CMake's `add_neuron_kernels()` has the same arguments.
 
     Args:
         name: the repository's name.
@@ -64,5 +64,5 @@ def _canonical(label):
     return str(Label("@" + label if label.startswith("//") else label))
 
 def neuron_kernelgen_development_dependencies():
-    """Declares what this project's own tests and linters need."""
+    """Declares the repositories for this project's own tests and linters."""
     declare_development_dependencies()

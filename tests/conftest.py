@@ -1,12 +1,16 @@
-"""What all tests share: no cache of NEFFs, NEFFs in the real form, quick compiles, and Bazel's sharding protocol for pytest (each shard
-runs every n-th test; tests that `pytest.mark.together` gives the same name count as one, as `OF_ONE_SHARD` says of folders). Tests that
-`pytest.mark.long` marks run only when KERNELGEN_LONG_TESTS is set, as `./bazelw test --config=long //...` does.
+"""Settings for all tests: no cache of NEFFs, NEFFs in the real form, fast compiles, and Bazel's sharding protocol for
+pytest.
 
-Tests that run kernels on simulated NeuronCores do so for one of `INSTANCES`: each file of tests for one that follows from its name, or
-all of them for what `--neuron-target` or KERNELGEN_TEST_TARGET says, as `./bazelw test --config=trn2 //...` does.
+Each shard runs every n-th test. Tests with the same name in `pytest.mark.together` are in one shard; so are the files
+of a folder in `OF_ONE_SHARD`. Tests with `pytest.mark.long` run only if KERNELGEN_LONG_TESTS is set, as `./bazelw test
+--config=long //...` does.
 
-`python -m pytest` in a checkout runs them without Bazel: there a test skips when it needs a program that is not built (`there`).
-`-m "not slow"` leaves out the folders of `SLOW`, and the rest takes some two minutes.
+Tests that run kernels on simulated NeuronCores use one of `TARGETS`: each file of tests has a target that follows from
+its name, unless `--neuron-target` or KERNELGEN_TEST_TARGET names one for all, as `./bazelw test --config=trn2 //...`
+does.
+
+`python -m pytest` in a checkout runs the tests without Bazel: a test whose program is not built is skipped (`there`).
+`-m "not slow"` omits the folders of `SLOW`; the rest takes about two minutes.
 """
 
 from __future__ import annotations
@@ -23,18 +27,18 @@ from pathlib import Path
 
 import pytest
 
-# Tests of builds count what is compiled: what others have in a cache must not be found. Tests of the cache name one.
+# Tests of builds count compiles, so no earlier cache entry may be found. Tests of the cache name a cache.
 os.environ["NEURON_KERNELGEN_NEFF_CACHE"] = "off"
 os.environ.pop("NEURON_KERNELGEN_SHARED_CACHE", None)
 
-# Tests run a kernel once or a few times, on small tensors: XLA compiles in a third of the time without LLVM's optimizations, and when
-# LLVM rather than XLA's own passes on MLIR lowers what is fused.
+# Tests run a kernel a few times on small tensors. XLA compiles in a third of the time without LLVM's optimizations, and
+# with fusions lowered by LLVM instead of XLA's MLIR passes.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
-# NumPy's threads for products of matrices spin for a tenth of a second in each process that imports it.
+# NumPy's threads for matrix products spin for a tenth of a second in each process that imports NumPy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Processes that tests start find kernelgen as the tests do, with no environment of Bazel's.
+# Processes that tests start find kernelgen as the tests do, without Bazel's environment.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parents[1] / "tools"), os.environ.get("PYTHONPATH")])
 )
@@ -45,12 +49,13 @@ SLOW = frozenset(
 """Folders whose tests start builds, run llama.cpp's programs, or compute every kernel."""
 
 TARGETS = ("trn1", "trn2", "inf2")
-"""Those that tests run for; trn1n is trn1 with more network, and AWS does not document trn3 as one."""
+"""Targets of the tests. trn1n is trn1 with a faster network, and AWS does not document trn3 in full."""
 TARGET = "KERNELGEN_TEST_TARGET"
 
 OF_ONE_SHARD = {"ggml_neuron": ("inf2",), "simulator": ("trn2",)}
-"""Folders whose tests share much that is built for a target, and targets: one of two shards has the files of these, the other has the rest and
-takes about as long."""
+"""Folders whose tests share programs that are built for a target. One of two shards has the files of the listed
+targets; the other has the rest and takes about as long.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,21 +70,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def turn(file: Path) -> str:
-    """Returns the target that a file's tests are for when none is chosen."""
+    """Returns the target of a file's tests if none is chosen."""
     return TARGETS[zlib.crc32(file.name.encode()) % len(TARGETS)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives each test that depends on `neuron_target` one target, so that a run for all of them takes no longer than for one."""
+    """Gives each test that depends on `neuron_target` one target, so all targets together take no longer than one."""
     if "neuron_target" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--neuron-target") or turn(Path(metafunc.module.__file__))
-        # Of the whole session: pytest runs the tests of one target after the other, and makes what they share once for each.
+        # Session scope: pytest runs the tests of one target after another, and makes shared fixtures once per target.
         metafunc.parametrize("neuron_target", [chosen], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def neuron_target(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Gives the target that kernels are compiled for, and that the machine has which the simulator plays; programs find it, too."""
+    """Gives the target of compiles and of the simulated machine, and sets it in the environment for programs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(TARGET, request.param)
         yield request.param
@@ -87,9 +92,10 @@ def neuron_target(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def there() -> Callable[[Path, str], Path]:
-    """Returns a function that gives the path of what is built from C++: `built`, where Bazel puts it, or what a variable names.
+    """Returns a function that returns the path of a program or folder built from C++: `built`, where Bazel puts it, or
+    a variable's value.
 
-    What is absent skips the test, unless Bazel runs it or the variable is set: then it fails.
+    If the path does not exist, the test is skipped; it fails under Bazel, or if the variable is set.
     """
 
     def there(built: Path, variable: str) -> Path:
@@ -106,21 +112,23 @@ def there() -> Callable[[Path, str], Path]:
 
 @pytest.fixture(scope="session")
 def llama_cpp_sources(there: Callable[[Path, str], Path]) -> Path:
-    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or what Bazel fetched."""
+    """Returns llama.cpp's source tree: LLAMA_CPP_SOURCES, or the tree that Bazel fetched."""
     fetched = Path(os.environ.get("TEST_SRCDIR", "sources of llama.cpp")).glob("*llama_cpp*/CMakeLists.txt")
     return there(next(fetched, Path("sources of llama.cpp/CMakeLists.txt")).parent, "LLAMA_CPP_SOURCES")
 
 
 @pytest.fixture(scope="session")
 def real_neff() -> Callable[..., bytes]:
-    """Makes NEFFs in the form that neuronx-cc writes, by the double's function `neff(hlo, target, lnc, …)`."""
+    """Returns the double's function `neff(hlo, target, lnc, …)`, which makes NEFFs in neuronx-cc's form."""
     made: Callable[..., bytes] = runpy.run_path(str(Path(__file__).parent / "compilers" / "fake_neuronx_cc"))["neff"]
     return made
 
 
 @pytest.fixture(scope="session")
 def keep_workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Returns what leaves workers of one build in this process, which have imported JAX, to the next one with the same environment."""
+    """Returns a context manager that passes one build's workers, which have imported JAX, to the next build with the
+    same environment.
+    """
     from kernelgen.build import executor, pool
 
     folder = tmp_path_factory.mktemp("workers")
@@ -139,9 +147,9 @@ def keep_workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], conte
         class KeptPool(pool.Pool):
             def __init__(self, size: int, logs: Path, environment: Mapping[str, str]) -> None:
                 nonlocal key
-                # The build's own folder of temporary files goes with the build.
+                # The build's own folder of temporary files is removed with the build.
                 super().__init__(size, Path(tempfile.mkdtemp(dir=folder)), {**environment, "TMPDIR": str(folder)})
-                # Which SDK there is, the build's own process finds out.
+                # The build's own process looks for the SDK, so NEURON_SDK does not matter here.
                 own = (Path.cwd(), {**self._environment, "PYTEST_CURRENT_TEST": "", "NEURON_SDK": ""})
                 if own != key:
                     end()
@@ -165,7 +173,7 @@ def keep_workers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], conte
 
 @pytest.fixture(scope="module")
 def kept_workers(keep_workers: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Lets the builds of a file of tests share workers, which takes a second or two off each."""
+    """Shares workers between the builds of a file of tests, which saves each build a second or two."""
     with keep_workers():
         yield
 
@@ -177,7 +185,7 @@ def keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.It
 
 
 def unit(item: pytest.Item) -> str:
-    """Returns a name for what is in one shard with a test."""
+    """Returns the name of the group of tests that share a shard with this test."""
     if mark := item.get_closest_marker("together"):
         return str(mark.args)
     if targets := OF_ONE_SHARD.get(item.path.parent.name):

@@ -1,8 +1,8 @@
-"""One test target for each folder of tests."""
+"""Declares one test target for each folder of tests."""
 
 load("//tools/bazel:kernelgen_tool.bzl", "kernelgen_py_test")
 
-# What any test of the Python side may import or read.
+# The files that any Python test may import or read.
 _PROJECT = [
     "//:project_files",
     "//kernels",
@@ -15,9 +15,9 @@ def pytest_folder(name, data = [], size = "medium", **kwargs):
 
     Args:
         name: the folder.
-        data: what these tests read beyond kernelgen, the kernels and the manifests.
-        size: as of every test.
-        **kwargs: as of the rule.
+        data: the files that these tests read besides kernelgen, the kernels and the manifests.
+        size: Bazel's size of the test.
+        **kwargs: further attributes of the rule.
     """
     kernelgen_py_test(
         name = name,
@@ -35,8 +35,8 @@ def pytest_folder_with_bazel(name, tags = [], **kwargs):
 
     Args:
         name: the folder's name.
-        tags: beside those that all of them have.
-        **kwargs: as of `pytest_folder`.
+        tags: further tags of the test.
+        **kwargs: further arguments of `pytest_folder`.
     """
     pytest_folder(
         name = name,

@@ -1,4 +1,5 @@
-// Prints the graphs that llama.cpp builds for a model, from the model's header alone. docs/reference/graphs.md describes what it prints.
+// Prints the graphs that llama.cpp builds for a model, from only the model's header. docs/reference/graphs.md describes
+// the format.
 //
 // It uses llama.cpp itself: it loads the model without its weights, tracks the cells of the KV cache in a context as in a
 // run, and writes each graph instead of computing it. It computes nothing and reads no weight.

@@ -28,13 +28,13 @@ struct model_context {
     const options &                   opts;
     std::unordered_set<std::string>   weights;   // names of the files' tensors
     model_ptr                         model;
-    model_ptr                         other;     // the draft of the model, or the model of the draft
-    std::vector<llama_adapter_lora *> adapters;  // the model's
+    model_ptr                         other;     // the model's draft, or the draft's model
+    std::vector<llama_adapter_lora *> adapters;  // the model's adapters
     std::vector<float>                scales;
     std::vector<sampler_ptr>          samplers;
     context_ptr                       target;              // the model's context, if `context` is the draft's
     context_ptr                       context;             // empty before open()
-    bool                              flash_attn = false;  // of the context
+    bool                              flash_attn = false;  // the context's setting
 
     // others  the files of the model's draft, or of the draft's model; none for a model with its own MTP layers
     model_context(const options &                  opts,
@@ -44,10 +44,10 @@ struct model_context {
     // Makes a new context and frees the earlier one.
     void open(bool with_flash_attn);
 
-    // Whether the model has an encoder and a decoder.
+    // Returns whether the model has an encoder and a decoder.
     bool has_both() const;
 
-    // Whether calls only read the cells of the target's cache, as calls of a Gemma 4 head do.
+    // Returns whether calls only read the cells of the target's cache, like calls of a Gemma 4 head.
     bool shares_cells() const;
 
     // Returns the memory of calls; NULL if they use none.

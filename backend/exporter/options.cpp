@@ -148,8 +148,8 @@ const std::vector<sampler_option> & known_samplers() {
         { "top_k",       { 40 }            },
         { "top_p",       { 0.95 }          },
         { "min_p",       { 0.05 }          },
-        { "temperature", { 0.8, 0, 1 }     }, // and the range and the exponent of a dynamic one
-        { "logit_bias",  { 1 }             }, // of so many tokens
+        { "temperature", { 0.8, 0, 1 }     }, // with the range and the exponent of a dynamic temperature
+        { "logit_bias",  { 1 }             }, // for this many tokens
         { "penalties",   { 64, 1.1, 0, 0 } }, // of the last tokens: repeated, by frequency, by presence
     };
     return known;

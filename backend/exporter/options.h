@@ -44,14 +44,14 @@ struct options {
     uint32_t          n_devices      = 1;
     bool              control_vector = false;  // all layers but the first add one
     bool              encoder        = false;  // the graphs of llama_encode
-    bool              embeddings     = false;  // calls want embeddings
+    bool              embeddings     = false;  // calls return embeddings
     int               pooling        = -1;     // llama_pooling_type; -1: the file's
     uint32_t          n_encoded      = 0;  // tokens that a decoder's encoder has computed; 0: as many as in training
     std::string       spec_type;           // kind of speculative decoding: draft-mtp, draft-eagle3; empty: none
     std::string       model_draft;         // the file of the draft; empty: the model's own layers are the draft
     uint32_t          draft_n_max = 0;  // most tokens that a draft proposes; a recurrent model keeps this many states
-    bool              draft       = false;  // the graphs of the draft in place of those of the model
-    bool              shift       = false;  // the graphs of context shifts in place of those of calls
+    bool              draft       = false;  // the graphs of the draft in place of the model's graphs
+    bool              shift       = false;  // the graphs of context shifts in place of the graphs of calls
     bool              version     = false;
     std::vector<graph_size>     graphs;
     std::vector<scaled_adapter> adapters;
@@ -63,7 +63,7 @@ struct options {
     uint32_t                image_min_tokens = 0;  // 0: the file's
     uint32_t                image_max_tokens = 0;
 
-    // The chain of samplers on the device for each sequence, and the user's text of it; empty: calls return logits.
+    // The chain of samplers on the device for each sequence, and the user's text for it; empty: calls return logits.
     std::vector<sampler_option> samplers;
     std::string                 chain;
 };

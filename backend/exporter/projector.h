@@ -1,4 +1,5 @@
-// The graphs of a projector: what llama.cpp's mtmd computes of an image or of sound, from the header of an --mmproj file.
+// The graphs of a projector: the graphs that llama.cpp's mtmd computes for an image or for sound, from the header of an
+// --mmproj file.
 
 #pragma once
 
@@ -45,8 +46,9 @@ class projector {
 
     using reader = std::function<void(const projector_call & call, ggml_cgraph * graph)>;
 
-    // Passes the graphs of llama.cpp's warm-up to `read`, then those of images and sound, each once: the sizes that llama.cpp
-    // scales and cuts images of these sizes to, and that it cuts sound of so many seconds to.
+    // Passes the graphs of llama.cpp's warm-up to `read`, then the graphs of images and sound, each once: for the sizes
+    // to which llama.cpp scales and cuts images of these sizes, and for the pieces into which it cuts sound of these
+    // lengths in seconds.
     void graphs(const std::vector<image_size> & images,
                 const std::vector<uint32_t> &   seconds,
                 const reader &                  read) const;

@@ -44,7 +44,7 @@ struct projector_file {
         try {
             return std::make_unique<projector>(file.path(), flash_attn, opts.image_min_tokens, opts.image_max_tokens);
         } catch (const std::runtime_error & error) {
-            // messages have the name of the file as it is opened here
+            // The messages contain the name under which the file is opened here.
             std::string said = last_complaint.empty() ? error.what() : last_complaint;
             for (size_t at; (at = said.find(file.path())) != std::string::npos;) {
                 said.replace(at, file.path().size(), "the file");

@@ -41,5 +41,5 @@ class graph_splitter {
     uintptr_t                         next = 0;
 };
 
-// Returns what a tensor of a device is to the graph, or NULL.
+// Returns the role of a device's tensor in the graph, or NULL.
 const char * role_on_device(const ggml_tensor * t);

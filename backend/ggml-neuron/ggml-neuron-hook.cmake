@@ -1,8 +1,8 @@
-# Adds ggml-neuron to the build of an unchanged llama.cpp (or ggml), by the last of these options:
+# Adds ggml-neuron to the build of an unchanged llama.cpp (or ggml), with the last of these options:
 #
 #     cmake -S llama.cpp -B build -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF -DCMAKE_PROJECT_ggml_INCLUDE=<this file>
 #
-# With -DGGML_NEURON_MANIFESTS="a.yaml;b.yaml" the kernels of these manifests are built too, and are part of the
+# With -DGGML_NEURON_MANIFESTS="a.yaml;b.yaml" the build also compiles the kernels of these manifests into the
 # backend. With -DGGML_NEURON_TOOLS=ON the build has two more targets: export-graphs, into bin/, and neuron_simulator,
 # into neuron-simulator/.
 #

@@ -5,8 +5,8 @@
 # Include this before ggml-neuron.cmake, and not from code that CMake defers to a folder's end: that code can't add
 # folders.
 
-# FILEPATH makes a path on CMake's command line relative to the folder in which CMake is called. A project may set() the
-# variables instead, before it adds the backend.
+# With the type FILEPATH, a path on CMake's command line is relative to the folder in which CMake is called. A project
+# may set() the variables before it adds the backend.
 if(NOT DEFINED GGML_NEURON_MANIFESTS OR DEFINED CACHE{GGML_NEURON_MANIFESTS})
     set(GGML_NEURON_MANIFESTS "" CACHE FILEPATH "Manifests whose kernels are built and embedded in the backend")
 endif()

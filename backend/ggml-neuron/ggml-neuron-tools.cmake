@@ -4,7 +4,7 @@
 #     cmake -S llama.cpp -B build -DGGML_NEURON_TOOLS=ON … && cmake --build build --target llama-simple export-graphs neuron_simulator
 #
 # CMake includes this file at ggml's project() call, and not at the end of its CMakeLists.txt, which can't add folders.
-# CMake finds the targets of llama.cpp that export-graphs links to by name when it generates.
+# export-graphs links to llama.cpp's targets by name; CMake finds them when it generates.
 
 option(GGML_NEURON_TOOLS "Have the targets export-graphs and neuron_simulator" OFF)
 
@@ -13,8 +13,8 @@ function(ggml_neuron_add_tools)
     set(GGML_NEURON_LLAMA_DIR "${CMAKE_CURRENT_SOURCE_DIR}/..")
     set(GGML_NEURON_IN_LLAMA_BUILD ON)
     add_subdirectory("${backend}/exporter" "${CMAKE_BINARY_DIR}/export-graphs" EXCLUDE_FROM_ALL)
-    # In its own folder: llama.cpp's programs look into bin/ for libraries, and must not find the simulator in place of
-    # the real libnrt.
+    # In its own folder: llama.cpp's programs search bin/ for libraries, and must not find the simulator in place of the
+    # real libnrt.
     set(CMAKE_LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/neuron-simulator")
     add_subdirectory("${backend}/simulator" "${CMAKE_BINARY_DIR}/simulator" EXCLUDE_FROM_ALL)
 endfunction()

@@ -1,5 +1,5 @@
-#The list of the backend's sources for every build: see CMakeLists.txt (a separate plugin) and ggml-neuron-hook.cmake
-#(inside a llama.cpp tree).
+# The list of the backend's sources for every build: see CMakeLists.txt (a separate plugin) and ggml-neuron-hook.cmake
+# (inside a llama.cpp tree).
 
 get_filename_component(GGML_NEURON_BACKEND_DIR "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 include(${GGML_NEURON_BACKEND_DIR}/bundle/sources.cmake)
@@ -71,13 +71,13 @@ set(GGML_NEURON_SOURCES
     ${NEURON_KERNELS_SOURCES}
 )
 
-#Bundles to link in : targets of add_neuron_kernels(with EMBED among their forms), or.c files of `kernelgen build
-#-- form embed `.A project may set() it before it adds the backend.
+# Bundles to link in: targets of add_neuron_kernels (with EMBED among their forms), or .c files of
+# `kernelgen build --form embed`. A project may set() this variable before it adds the backend.
 if(NOT DEFINED GGML_NEURON_EMBED)
     set(GGML_NEURON_EMBED "" CACHE STRING "Kernel bundles to embed in the backend: targets or generated .c files")
 endif()
 
-#Adds everything but ggml itself to a backend target.
+# Adds everything but ggml itself to a backend target.
 function(ggml_neuron_configure target)
     target_compile_features(${target} PRIVATE cxx_std_17)
     target_include_directories(${target}
@@ -98,7 +98,7 @@ function(ggml_neuron_configure target)
     endif()
 endfunction()
 
-#Links bundles into a backend target, and writes the function that registers them, which the backend calls.
+# Links bundles into a backend target, and writes the function that registers them, which the backend calls.
 function(ggml_neuron_embed target)
     set(symbols "")
     foreach(item IN LISTS ARGN)
@@ -122,7 +122,7 @@ function(ggml_neuron_embed target)
                 message(FATAL_ERROR "GGML_NEURON_EMBED: enable the language ASM (project(... LANGUAGES C CXX ASM))")
             endif()
             target_sources(${target} PRIVATE "${item}" "${folder}/${name}.S")
-#The assembly includes the pack in the same folder.
+            # The assembly includes the pack in the same folder.
             set_property(SOURCE "${folder}/${name}.S" APPEND PROPERTY INCLUDE_DIRECTORIES "${folder}")
             set_property(SOURCE "${folder}/${name}.S" APPEND PROPERTY
                 OBJECT_DEPENDS "${folder}/${name}.kernels.gguf")

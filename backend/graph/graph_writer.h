@@ -1,4 +1,5 @@
-// Writes a graph of ggml as docs/reference/graphs.md describes it: export-graphs does, and the backend when it records graphs.
+// Writes a graph of ggml in the format of docs/reference/graphs.md, for export-graphs, and for the backend when it
+// records graphs.
 
 #pragma once
 
@@ -16,11 +17,11 @@
 
 constexpr int GRAPH_FORMAT_VERSION = 1;
 
-// Numbers the tensors of a graph and writes them: nodes in the order in which they are computed, and everything else
-// before its first use. A tensor that is not a node of the graph is an input, even if another graph computed it.
+// Numbers the tensors of a graph and writes them: nodes in the order of computation, and other tensors before their
+// first use. A tensor that is not a node of the graph is an input, even if another graph computed it.
 class graph_writer {
   public:
-    // Returns what a tensor is to the graph ("weight", "cache", "input", "output"), or NULL.
+    // Returns the role of a tensor in the graph ("weight", "cache", "input", "output"), or NULL.
     using role_of_t = std::function<const char *(const ggml_tensor *)>;
 
     graph_writer(json_line & out, role_of_t role_of) : out(out), role_of(std::move(role_of)) {}
@@ -34,8 +35,8 @@ class graph_writer {
         }
     }
 
-    // Writes the sum over `n_devices` devices that takes the place of `t`, which was written before: a node in the memory of
-    // `t` that every later node has as its source.
+    // Writes the sum over `n_devices` devices that replaces `t`, which was written before: a node in the memory of `t`
+    // that every later node has as its source.
     void write_all_reduce(const ggml_tensor * t, int n_devices) {
         const int storage = t->view_src ? storage_of(t->view_src) : storage_of(t);
         const int source  = number_of(t);
@@ -52,7 +53,7 @@ class graph_writer {
     }
 
   private:
-    // Returns the number of the tensor that has memory of its own for `t`: a sum is in the memory of its source.
+    // Returns the number of the tensor whose memory `t` uses: a sum is in the memory of its source.
     int storage_of(const ggml_tensor * t) {
         const int  number = number_of(t);
         const auto found  = places.find(t);
@@ -73,12 +74,12 @@ class graph_writer {
         if (found != numbers.end()) {
             return found->second;
         }
-        // Sources come before what uses them; in a graph they do so already, so that this is never deep.
+        // Sources come before the nodes that use them. A graph already has this order, so the recursion is never deep.
         int       sources[GGML_MAX_SRC];
         int       n_src  = 0;
         const int n_seen = in_graph.count(t) ? GGML_MAX_SRC : 0;
         for (int i = 0; i < n_seen; i++) {
-            // some ops name themselves as a source: a placeholder for their own type
+            // some ops are their own source: a placeholder for their own type
             sources[i] = !t->src[i] ? -1 : t->src[i] == t ? SELF : number_of(t->src[i]);
             n_src      = t->src[i] ? i + 1 : n_src;
         }
@@ -138,6 +139,6 @@ class graph_writer {
     const role_of_t                              role_of;
     int                                          n_written = 0;
     std::unordered_map<const ggml_tensor *, int> numbers;
-    std::unordered_map<const ggml_tensor *, int> places;  // of sources of sums
+    std::unordered_map<const ggml_tensor *, int> places;  // by sources of sums
     std::unordered_set<const ggml_tensor *>      in_graph;
 };

@@ -37,13 +37,13 @@ class json_line {
         line += std::to_string(value);
     }
 
-    // Adds what another line has written, which begins with a key.
+    // Adds the content of another line, which begins with a key.
     void append(const json_line & other) {
         start(nullptr);
         line += other.line;
     }
 
-    // Returns what was written so far.
+    // Returns the text written so far.
     const std::string & written() const { return line; }
 
     void print(FILE * file) {
@@ -69,7 +69,7 @@ class json_line {
 
     void close(char bracket) { line += bracket; }
 
-    // Names come from the file, which may hold any bytes: what is not ASCII is written as U+FFFD, a byte at a time.
+    // Names come from the file and may hold any bytes: each byte that is not ASCII is written as U+FFFD.
     void add_string(const char * value) {
         line += '"';
         for (const char * p = value; *p; p++) {

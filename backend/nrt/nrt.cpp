@@ -43,7 +43,7 @@ static bool read_target(const neuron_nrt & nrt, std::string & target) {
     if (!nrt.nrt_get_instance_info || nrt.nrt_get_instance_info(&info, sizeof(info)) != NRT_SUCCESS) {
         return false;
     }
-    // AWS's frameworks decide by the family, too; arch_name is the name of an architecture that several instances share
+    // AWS's frameworks also decide by the family; arch_name is the name of an architecture that several instances share
     target = neuron_target_of_family(info.family);
     if (target.empty()) {
         char name[sizeof(info.arch_name) + 1] = {};
@@ -88,7 +88,7 @@ static uint32_t expect_cores(const neuron_nrt & nrt) {
 }
 
 // Returns whether the library's runtime belongs to release 2.`release` of the SDK or a later one. The runtime's minor
-// version is the SDK's plus 2: SDK 2.29 has runtime 2.31. Returns false for a library that reports no version.
+// version is the SDK's plus 2: SDK 2.29 has runtime 2.31. Returns false for a library without a version.
 static bool has_release(const neuron_nrt & nrt, uint64_t release) {
     return nrt.version.rt_major > 2 || (nrt.version.rt_major == 2 && nrt.version.rt_minor >= release + 2);
 }
@@ -139,7 +139,8 @@ static const neuron_nrt * load(std::string & message) {
         paths = { "/opt/aws/neuron/lib/libnrt.so.1", "libnrt.so.1" };
     }
 
-    // The binding is never freed: see `users`. Nor is the library, because its threads may outlive any caller.
+    // The binding is never freed (see `users`), and the library stays loaded, because its threads may outlive any
+    // caller.
     auto * nrt    = new neuron_nrt;
     void * handle = nullptr;
     for (const std::string & path : paths) {

@@ -71,11 +71,11 @@ struct neuron_nrt {
 
 // Returns the library, loaded, or NULL with the reasons in `message`. The first call decides for the process.
 //
-// The library is not initialized yet, unless it reports the number of NeuronCores or the machine only then.
-// Initialization claims the NeuronCores that NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES names, or else all of the
-// machine. On a machine with more than NEURON_MAX_CORES this function sets the second variable to that number, unless
-// the user set one of them.
+// The library is not initialized yet, unless it reports the number of NeuronCores or the machine only after
+// initialization. Initialization claims the NeuronCores that NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES names, or
+// else all of the machine's. On a machine with more than NEURON_MAX_CORES this function sets the second variable to
+// that number, unless the user set one of them.
 //
-// It looks in this order: the file that GGML_NEURON_LIBNRT names (and then no other), /opt/aws/neuron/lib/libnrt.so.1,
-// and libnrt.so.1 on the dynamic linker's path.
+// It searches in this order: the file that GGML_NEURON_LIBNRT names (and then no other),
+// /opt/aws/neuron/lib/libnrt.so.1, and libnrt.so.1 on the dynamic linker's path.
 const neuron_nrt * neuron_nrt_get(std::string & message);

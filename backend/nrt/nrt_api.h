@@ -33,8 +33,8 @@ typedef enum {
     NRT_LOAD_NOT_ENOUGH_NC          = 9,  // a NEFF requires more cores than there are
     NRT_UNSUPPORTED_NEFF_VERSION    = 10,
     NRT_FAIL_HOST_MEM_ALLOC         = 11,
-    NRT_UNINITIALIZED               = 13,  // nrt_init was not called
-    NRT_CLOSED                      = 14,  // nrt_close was called
+    NRT_UNINITIALIZED               = 13,  // call nrt_init first
+    NRT_CLOSED                      = 14,  // nrt_close was called before
     NRT_QUEUE_EMPTY                 = 15,
     NRT_EXEC_UNIT_UNRECOVERABLE     = 101,
     NRT_EXEC_BAD_INPUT              = 1002,
@@ -80,7 +80,7 @@ typedef enum {
 } nrt_dtype_t;
 
 typedef struct nrt_model      nrt_model_t;       // a NEFF, loaded
-typedef struct nrt_tensor     nrt_tensor_t;      // memory, or a view of a tensor's
+typedef struct nrt_tensor     nrt_tensor_t;      // memory, or a view of another tensor's memory
 typedef struct nrt_tensor_set nrt_tensor_set_t;  // tensors by name: the inputs or the outputs of a launch
 
 #define NRT_TENSOR_NAME_MAX 256
@@ -116,11 +116,11 @@ typedef struct {
     size_t bytes_limit;
 } nrt_vnc_memory_stats_t;
 
-// Values of nrt_instance_info_t for what the library does not report. The table of targets has the other values.
+// Values in nrt_instance_info_t for an unknown family or size. The table of targets has the other values.
 #define NRT_INSTANCE_UNKNOWN      0
 #define NRT_INSTANCE_SIZE_UNKNOWN 9
 
-// Later versions may append fields here, too. Libraries of 2023 and before have only the first two fields.
+// Later versions may also append fields here. Libraries of 2023 and before have only the first two fields.
 typedef struct {
     uint32_t family;
     uint32_t size;
@@ -152,8 +152,8 @@ NRT_STATUS nrt_load(const void * neff, size_t size, int32_t start_vnc, int32_t v
 NRT_STATUS nrt_unload(nrt_model_t * model);
 
 // Loads a program with collectives. Each of `count` ranks loads the same NEFF, and a call returns when all have loaded
-// it. So a thread for each rank makes these calls, at the same time, and the executions, too, which wait for each
-// other. vnc_count is deprecated: -1.
+// it. So each rank needs its own thread: the threads make these calls at the same time, and the executions, which also
+// wait for each other. vnc_count is deprecated: -1.
 NRT_STATUS nrt_load_collectives(const void *   neff,
                                 size_t         size,
                                 int32_t        vnc,
@@ -206,13 +206,13 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
                            size_t               destination_offset,
                            size_t               size);
 
-// ---- requests in flight: SDK 2.29 and later (nrt_async.h) --------------------------------------------------------------
+// ---- requests in flight: SDK 2.29 and later (nrt_async.h) -----------------------------------------------------------
 //
 // A schedule call queues a request on an execution unit of a core and returns at once. The runtime writes the request's
 // status to `ret` before it reports the request as completed. `ret`, tensors, sets and models must live until then. A
 // queue keeps its order. Between queues, and between a queue and calls of nrt_*, the caller waits for requests that
-// share memory. Release 2.28 has functions of these names with an error tracker in place of `ret`, and other numbers of
-// units: the end of this section declares the difference.
+// share memory. In release 2.28 the functions of these names take an error tracker in place of `ret`, and the units
+// have other numbers: the end of this section declares the differences.
 
 typedef enum {
     NRTA_XU_TENSOR_OP   = 0,  // copies and transfers; two queues
@@ -220,7 +220,7 @@ typedef enum {
     NRTA_XU_COLLECTIVES = 2,
 } nrta_xu_t;
 
-// A sequence number: 16 bits for an execution unit's queue, and 48 bits for the request in it, which grow.
+// A sequence number: 16 bits for an execution unit's queue, and 48 bits for the request in it. The latter increase.
 typedef uint64_t nrta_seq_t;
 
 #define NRTA_SEQ_NUM_MAX             ((1ull << 48) - 1)
@@ -257,14 +257,13 @@ NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
                             NRT_STATUS *   ret,
                             nrta_seq_t *   seq);
 
-// NRT_INVALID: the runtime has no such request. For a request that it has, AWS documents only NRT_SUCCESS, completed or
-// not.
+// NRT_INVALID: unknown request. For a known request AWS documents only NRT_SUCCESS, whether it is completed or not.
 NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed);
 NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t unit, int queue, nrta_seq_t * seq);
 
 // Signals an eventfd of the caller when the request is completed. Since SDK 2.30. The library keeps the descriptor
-// until a call with -1 in its place: make that call before you close it or use it for another request. Source: AWS's
-// nkipy, which calls it so.
+// until a call with -1 in its place: make that call before you close it or use it for another request. Source: the
+// calls in AWS's nkipy.
 NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event);
 
 // SDK 2.28: the backend does not use this, the simulator implements it.
@@ -320,7 +319,7 @@ NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor);
     X(nrt_tensor_read)              \
     X(nrt_tensor_write)
 
-// A libnrt may lack these: the backend works without them or never calls them.
+// A libnrt may lack these: the backend works without them, or never calls them.
 #define NRT_FUNCTIONS_OPTIONAL(X)     \
     X(nrt_tensor_copy)                \
     X(nrt_tensor_memset)              \

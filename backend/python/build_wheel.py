@@ -2,7 +2,7 @@
 
     ./bazelw run //backend/python:wheel -- FOLDER
 
-The same sources give the same bytes, as far as the C++ compiler does.
+The same sources give the same bytes, if the C++ compiler's output is also the same.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ PLUGIN = ROOT / "backend/ggml-neuron/plugin/libggml-neuron.so"
 EXPORTER = ROOT / "backend/exporter/server_exporter/export-graphs"
 SIMULATOR = ROOT / "backend/simulator/libnrt.so.1"
 VERSION = "0.3.36"
-"""Of llama-cpp-python, whose llama.cpp Bazel fetches (rules/private/repositories/pypi_sdist.bzl)."""
+"""The version of llama-cpp-python; Bazel fetches its llama.cpp (rules/private/repositories/pypi_sdist.bzl)."""
 
 
 def build(folder: Path, plugin: Path, exporter: Path, simulator: Path, version: str) -> Path:
     """Writes the wheel into a folder and returns it.
 
     Args:
-        folder: where to; it is made if need be.
+        folder: the destination; created if it does not exist.
         plugin: libggml-neuron.so.
         exporter: export-graphs.
         simulator: libnrt.so.1, which `kernelgen simulate` finds in the environment that the wheel is installed in.
-        version: of the llama-cpp-python that plugin and exporter are built for.
+        version: the version of llama-cpp-python for which the plugin and the exporter are built.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.absolute()

@@ -1,20 +1,19 @@
-// What the backend costs per op: the time of graph_compute above nrt_execute itself, on a device that does nothing.
+// Measures the backend's overhead per op: the time of graph_compute minus the time of nrt_execute, on a device that does nothing.
 //
 //     dispatch <libggml-neuron.so> <libnrt that does nothing> [--json=FILE]
 //
-// Graphs of 100 ops are computed until 10,000 ops were dispatched, the kernels being found in a bundle of 10,000. Printed is
-// the median over rounds, per op; the program fails when a graph that is computed again costs more than LIMIT_US. That is the
-// case of generation, where llama.cpp computes one graph for token after token; `walked` is the same without the number by
-// which ggml's scheduler names a graph, so that the backend looks at each node to know it again; `resolved` is a graph seen for
-// the first time, with the lookups and the tensor sets that this takes; `host` keeps tensors in host memory and copies them.
+// It computes graphs of 100 ops until it has dispatched 10,000 ops, with a bundle of 10,000 kernels. It prints the median over
+// rounds, per op, in four cases. `repeated`: the same graph again, as when llama.cpp generates tokens. `walked`: the same
+// without the number by which ggml's scheduler identifies a graph, so that the backend must compare each node. `resolved`: a
+// new graph, with lookups and tensor sets. `host`: tensors in host memory, which are copied. The program fails when `repeated`
+// takes more than LIMIT_US.
 //
-// A graph of 1,000 nodes in groups of 20, each of which one kernel computes, is measured as a whole: `found` when it is seen for
-// the first time, which fails above GRAPH_LIMIT_US, `again` when it is computed again, beside `by one`, the same without groups.
-// So is one of N_PIECES times as many rows as its longest kernel, which is computed in pieces: for it there are N_LENGTHS
-// kernels for groups of other numbers of rows to choose from.
+// It measures a graph of 1,000 nodes in groups of 20 as a whole; one kernel computes each group. `found`: the first time; it
+// fails above GRAPH_LIMIT_US. `again`: a repetition. `by one`: the same without groups. It does the same for a graph with
+// N_PIECES times as many rows as its longest kernel, which is computed in pieces, with kernels for N_LENGTHS numbers of rows.
 //
-// A graph that is divided among N_DEVICES devices by ggml's scheduler, which asks them for each node, is measured beside one that is
-// given to one device, in CPU time.
+// It measures, in CPU time, how ggml's scheduler divides a graph among N_DEVICES devices, with a call of supports_op for each
+// node, and compares this with a single device.
 
 #include "ggml-backend.h"
 #include "ggml-impl.h"
@@ -50,7 +49,7 @@ static constexpr int    N_PIECES  = 2;
 static constexpr int    N_DEVICES = 15;
 static constexpr size_t N_DIVIDED = 1000;
 
-// Rows of the kernels for a divided graph, and its own.
+// The numbers of rows of the kernels for a divided graph, and of the graph itself.
 static constexpr int64_t FEW_ROWS[] = { 1, 8, 32, 128, 512 };
 static constexpr int64_t ROWS       = 300;
 
@@ -80,12 +79,12 @@ template <typename F> static double median_us_per_op(F compute) {
 
 static const char * const OPS[] = { "add", "sub", "mul", "div" };
 
-// Rows of the kernels for groups of several.
+// Returns the number of rows of the kernels for groups of one of the lengths.
 static int64_t rows_of(int length) {
     return 8 * (int64_t) length;
 }
 
-// The key of a group: a sum, difference, product, quotient, and so on, all with the same tensor.
+// Returns the key of a group: a sum, difference, product, quotient, and so on, all with the same tensor.
 static test::kernel group_of_ops(int64_t rows) {
     const neuron_kernels_tensor t    = test::dense(GGML_TYPE_F32, NE, rows);
     const uint64_t              size = (uint64_t) rows * NE * sizeof(float);
@@ -103,7 +102,7 @@ static test::kernel group_of_ops(int64_t rows) {
     return key.done();
 }
 
-// The four ops that the graph has, among others that differ in their shapes, and the group.
+// Returns the graph's four ops, among others with other shapes, and the group.
 static std::vector<test::kernel> pack_contents() {
     std::vector<test::kernel> kernels = { group_of_ops(1) };
     for (int i = 1; i <= N_LENGTHS; i++) {
@@ -120,7 +119,7 @@ static std::vector<test::kernel> pack_contents() {
     return kernels;
 }
 
-// What a model's bundle has: kernels of the ops for a few numbers of rows, and of the group.
+// Returns the kernels of a model's bundle: the ops for a few numbers of rows, and the group.
 static std::vector<test::kernel> few_contents() {
     std::vector<test::kernel> kernels;
     for (const int64_t rows : FEW_ROWS) {
@@ -136,7 +135,7 @@ static std::vector<test::kernel> few_contents() {
     return kernels;
 }
 
-// What one call of nrt_execute takes, called as the backend does.
+// Returns the time of one call of nrt_execute, made as the backend makes it.
 static double bare_execute_us(const char * libnrt) {
     void * handle  = dlopen(libnrt, RTLD_NOW | RTLD_LOCAL);
     auto * load    = (decltype(&nrt_load)) dlsym(handle, "nrt_load");
@@ -191,7 +190,7 @@ static void compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
     }
 }
 
-// Returns the median time that something takes.
+// Returns the median time of a function.
 template <typename F> static double median_us(F compute) {
     std::vector<double> rounds;
     for (int round = 0; round < 5 * N_ROUNDS; round++) {
@@ -211,7 +210,7 @@ static void write_text(const std::string & path, const char * mode, const std::s
     }
 }
 
-// Adds a figure to a file, as benchmarks/figures.py reads them; a comma comes before each but the first.
+// Adds a figure to a file, in the format of benchmarks/figures.py, with a comma before all but the first.
 static void write_figure(const char * path, const char * what, double above, double bare, bool limited) {
     char text[512];
     snprintf(text, sizeof(text),
@@ -226,7 +225,7 @@ static void write_figure(const char * path, const char * what, double above, dou
     write_text(path, "a", figure + "}");
 }
 
-// Adds the figure of a whole graph, and what it takes without groups; 0: nothing is known of that.
+// Adds the figure of a whole graph, and its time without groups; 0: not measured.
 static void write_graph_figure(const char * path, const char * what, double value, double without, bool limited) {
     char        text[512];
     std::string figure;
@@ -244,7 +243,7 @@ static void write_graph_figure(const char * path, const char * what, double valu
     write_text(path, "a", figure + "}");
 }
 
-// Measures in a process of its own kind of buffers; prints what was found and returns the time that is limited.
+// Measures one kind of buffers, in a separate process. Prints the results and returns the time that has the limit.
 static double measure(const char * plugin, const char * libnrt) {
     ggml_backend_reg_t reg = ggml_backend_load(plugin);
     if (!reg || ggml_backend_reg_dev_count(reg) == 0) {
@@ -265,7 +264,7 @@ static double measure(const char * plugin, const char * libnrt) {
     };
 
     graph g(backend, N_NODES);
-    // All four ops are there, or this would time the CPU.
+    // Without kernels for all four ops, this would measure the CPU.
     if (!ggml_backend_supports_op(backend, g.cgraph->nodes[0]) ||
         !ggml_backend_supports_op(backend, g.cgraph->nodes[3])) {
         fprintf(stderr, "dispatch: the backend did not find the kernels\n");
@@ -294,8 +293,8 @@ using fusion_get_t    = void * (*)(ggml_backend_dev_t);
 using fusion_enable_t = void (*)(void *, bool);
 using fusion_stats_t  = int (*)(void *, const char **, uint64_t *, int);
 
-// Measures graphs of groups, in a process of its own, each of which is computed in as many pieces; returns whether a graph that is
-// seen for the first time takes no longer than the limit.
+// Measures graphs of groups that are computed in this many pieces, in a separate process. Returns whether the first
+// time of a graph is within the limit.
 static bool measure_groups(const char * plugin, const char * libnrt, int pieces) {
     ggml_backend_reg_t reg = ggml_backend_load(plugin);
     if (!reg || ggml_backend_reg_dev_count(reg) == 0) {
@@ -350,8 +349,9 @@ static bool measure_groups(const char * plugin, const char * libnrt, int pieces)
     return found <= GRAPH_LIMIT_US;
 }
 
-// Graphs of which each device has a part, by the weight that its nodes read: groups of nodes, of a number of rows for which kernels
-// are chosen. Between two groups is a node that has no kernel, and one that reads no weight.
+// Graphs that the scheduler divides by the weight that each node reads, so that each device has a part: groups of
+// nodes, for whose number of rows kernels are chosen. Between two groups are a node without a kernel and a node that
+// reads no weight.
 struct divided_graphs {
     std::vector<ggml_backend_t>        backends;  // the CPU is the last
     std::vector<ggml_tensor *>         weights;
@@ -365,7 +365,7 @@ struct divided_graphs {
             contexts.push_back(make_context(1));
             weights.push_back(ggml_new_tensor_2d(contexts.back(), GGML_TYPE_F32, NE, ROWS));
             graph first(backends.back(), 1);
-            compute(backends.back(), first.cgraph);  // from then on no programs are loaded when a graph is divided
+            compute(backends.back(), first.cgraph);  // from now on dividing a graph loads no programs
             buffers.push_back(ggml_backend_alloc_ctx_tensors(contexts.back(), backends.back()));
             ggml_backend_buffer_set_usage(buffers.back(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         }
@@ -381,12 +381,12 @@ struct divided_graphs {
         std::for_each(backends.begin(), backends.end(), ggml_backend_free);
     }
 
-    // Makes graphs again, as llama.cpp does for each call that is not as the one before, and does something with them. Returns the median
-    // of its CPU time, which other programs on the machine change least.
+    // Makes new graphs, as llama.cpp does for each call that differs from the one before, and calls a function with
+    // each. Returns the median of its CPU time, which other programs on the machine affect least.
     template <typename F> double median_us(F use) {
         std::vector<double> rounds;
         for (int round = 0; round < N_ROUNDS; round++) {
-            contexts.push_back(make_context(N_DIVIDED + 1));  // kept: no graph is at the address of an earlier one
+            contexts.push_back(make_context(N_DIVIDED + 1));  // kept: no graph has an earlier one's address
             ggml_cgraph * cgraph = build(contexts.back());
             ggml_backend_sched_reset(scheduler);
             const double start = cpu_us();
@@ -424,7 +424,7 @@ struct divided_graphs {
     }
 };
 
-// Loads the CPU's backend, which is where ggml is.
+// Loads the CPU's backend from ggml's own folder.
 static void load_cpu() {
     Dl_info found;
     if (dladdr((void *) ggml_backend_load_all_from_path, &found)) {
@@ -432,7 +432,7 @@ static void load_cpu() {
     }
 }
 
-// Measures what it takes to divide a graph among devices, in a process of its own.
+// Measures the time to divide a graph among devices, in a separate process.
 static bool measure_devices(const char * plugin) {
     ggml_backend_reg_t reg = ggml_backend_load(plugin);
     load_cpu();
@@ -460,7 +460,7 @@ static bool measure_devices(const char * plugin) {
     return true;
 }
 
-// Says what size the tensors of kernels for as many rows have.
+// Sets the sizes of the tensors of kernels for this many rows.
 static void set_tensors(int64_t rows) {
     const std::string bytes = std::to_string((size_t) rows * NE * sizeof(float));
     setenv("NOOP_NRT_TENSORS", ("input0=" + bytes + ",input1=" + bytes + ",output0=" + bytes).c_str(), 1);
@@ -472,13 +472,13 @@ int main(int argc, char ** argv) {
         return 2;
     }
     const std::string own = argc == 4 ? argv[3] : "";
-    if (own == "groups" || own == "pieces") {  // started by itself
+    if (own == "groups" || own == "pieces") {  // started by this program
         return measure_groups(argv[1], argv[2], own == "groups" ? 1 : N_PIECES) ? 0 : 1;
     }
-    if (own == "devices") {  // the same
+    if (own == "devices") {  // also
         return measure_devices(argv[1]) ? 0 : 1;
     }
-    if (argc == 4 && argv[3][0] != '-') {  // the same
+    if (argc == 4 && argv[3][0] != '-') {  // also
         return measure(argv[1], argv[2]) <= LIMIT_US || std::string(argv[3]) == "host" ? 0 : 1;
     }
     std::string json;
@@ -486,7 +486,7 @@ int main(int argc, char ** argv) {
         const std::string argument = argv[i];
         if (argument.rfind("--json=", 0) == 0) {
             json = argument.substr(7);
-        } else if (argument != "--quick") {  // it never takes long
+        } else if (argument != "--quick") {  // the program is always quick
             fprintf(stderr, "dispatch: unknown argument %s\n", argv[i]);
             return 2;
         }

@@ -1,4 +1,4 @@
-"""Runs the dispatch benchmark with what Bazel built; dispatch.cpp says what it measures."""
+"""Runs the dispatch benchmark that Bazel built; dispatch.cpp describes what it measures."""
 
 import os
 import sys

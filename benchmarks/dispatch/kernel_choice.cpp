@@ -1,11 +1,11 @@
-// What the choice of a node's kernels takes, in a bundle of 10,000: the kernel that is made for it, none, or pieces.
+// Measures the time to choose a node's kernels in a bundle of 10,000: for an exact kernel, for none, and for pieces.
 //
 //     kernel_choice [--quick] [--json=FILE]
 //
-// The bundle has the ops of a transformer's layer in many widths, each for 1, 8, 32, 128 and 512 tokens, and attention also for
-// six lengths of the cache. Nodes are asked for in random order. For each op the nanoseconds of the fastest of several runs are printed, and
-// the mean of all ops is compared with limits: a graph's nodes are of all of them. The program fails when one is missed, or when something
-// else is found than what must be.
+// The bundle has the ops of a transformer's layer in many widths, each for 1, 8, 32, 128 and 512 tokens, and attention also
+// for six lengths of the cache. The program looks up nodes in random order. It prints the nanoseconds of the fastest of
+// several runs for each op, and compares the mean of all ops, as in a graph, with limits. It fails when a limit is missed, or
+// when a lookup has a wrong result.
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -24,15 +24,15 @@
 static constexpr double HIT_NS    = 300;
 static constexpr double PIECES_NS = 1000;
 
-static constexpr size_t  N_NODES   = 1000;  // of each op, as many as a graph has
+static constexpr size_t  N_NODES   = 1000;  // per op, as many as in a graph
 static constexpr size_t  N_ROUNDS  = 10;
 static constexpr int     N_RUNS    = 21;
 static constexpr int64_t COUNTS[]  = { 1, 8, 32, 128, 512 };
 static constexpr int64_t LENGTHS[] = { 256, 512, 1024, 2048, 4096, 8192 };
-static constexpr int64_t OTHER     = 300;  // tokens, for which no kernel is made
-static constexpr int64_t CELLS     = 768;  // the same
+static constexpr int64_t OTHER     = 300;  // tokens for which there is no kernel
+static constexpr int64_t CELLS     = 768;  // cells for which there is no kernel
 
-// Makes nodes of one op, in a layer of one width.
+// Makes nodes of one op in a layer of one width.
 struct op_case {
     const char * name;
     bool         is_attention;
@@ -96,7 +96,7 @@ static const op_case CASES[] = {
 };
 static constexpr size_t N_CASES = sizeof(CASES) / sizeof(CASES[0]);
 
-// The kernel that is made for a node.
+// Returns the exact kernel for a node.
 static test::kernel kernel_of(const ggml_tensor * node) {
     const neuron_signature s = neuron_signature_of(node);
     test::kernel           k = {
@@ -107,14 +107,15 @@ static test::kernel kernel_of(const ggml_tensor * node) {
     return k;
 }
 
-// CPU time of this thread: others on the machine add less to it.
+// Returns the CPU time of this thread, which other programs on the machine affect less.
 static double now_ns() {
     timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return 1e9 * (double) now.tv_sec + (double) now.tv_nsec;
 }
 
-// Returns the nanoseconds of the fastest run over nodes; each must be computed by `wanted` kernels, or by some when that is -1.
+// Returns the nanoseconds of the fastest run over nodes. `wanted`: the number of kernels that must compute each node;
+// -1: any.
 static double measure(const neuron_kernel_store & store, const std::vector<ggml_tensor *> & nodes, int wanted) {
     const double n    = (double) (N_ROUNDS * nodes.size());
     double       best = 1e30;
@@ -164,7 +165,7 @@ int main(int argc, char ** argv) {
             return 2;
         }
     }
-    // Nodes are some kilobytes with their sources: those that are asked for, and once more those of each kernel.
+    // A node takes some kilobytes with its sources. The nodes are the looked-up ones, and another one for each kernel.
     const ggml_init_params params = { ggml_tensor_overhead() * 8 * (n_kernels + 4 * N_NODES * N_CASES), nullptr, true };
     ggml_context *         ctx    = ggml_init(params);
 

@@ -1,4 +1,4 @@
-"""Runs the benchmark of choosing kernels with what Bazel built; kernel_choice.cpp says what it measures."""
+"""Runs the benchmark of choosing kernels that Bazel built; kernel_choice.cpp describes what it measures."""
 
 import os
 import sys

@@ -1,13 +1,13 @@
-// A libnrt that does nothing when a kernel is executed: what is left of the time is the backend's own.
+// A libnrt whose nrt_execute does nothing, so that the remaining time is the backend's own.
 //
-// It has the functions that the backend requires (nrt_api.h), and no others. Tensors are plain host memory, so that data can
-// be written and read back. Any NEFF loads; since nothing reads it, its tensors' names and sizes come from the environment
-// variable NOOP_NRT_TENSORS: "input0=256,input1=256,output0=256".
+// It has only the functions that the backend requires (nrt_api.h). Tensors are plain host memory, so programs can write data
+// and read it back. It loads any NEFF without reading it. The environment variable NOOP_NRT_TENSORS gives the names and sizes
+// of its tensors: "input0=256,input1=256,output0=256".
 //
-// For tests of what the backend does about errors, NOOP_NRT_FAIL is a list of "function=status": that function returns that
-// status from then on. "function=status@n": on its n-th call only.
+// For tests of the backend's error handling, NOOP_NRT_FAIL is a list of "function=status": every call of the function returns
+// this status. "function=status@n": only its n-th call does.
 //
-// With NOOP_NRT_COUNT it prints to stderr, when it is unloaded, what was written to its tensors and read from them.
+// With NOOP_NRT_COUNT it prints to stderr, when it is unloaded, the bytes written to its tensors and read from them.
 
 #include "nrt_api.h"
 
@@ -43,7 +43,7 @@ struct failure {
     long       calls = 0;
 };
 
-// Returns what the call of a function is to come to.
+// Returns the status for a call of a function.
 NRT_STATUS outcome(const char * function) {
     static auto * failures = [] {
         auto *       table = new std::unordered_map<std::string, failure>;
@@ -126,7 +126,7 @@ API const char * nrt_get_status_as_str(NRT_STATUS status) {
 
 API NRT_STATUS nrt_get_version(nrt_version_t * version, size_t size) {
     nrt_version_t v{};
-    // NEFFs of the simulator are what tests have; they are not looked into here.
+    // The tests have NEFFs of the simulator, which this library does not read.
     snprintf(v.rt_detail, sizeof(v.rt_detail), "%s", getenv("NOOP_NRT_REAL") ? "no-op" : "no-op simulator");
     memcpy(version, &v, size < sizeof(v) ? size : sizeof(v));
     return NRT_SUCCESS;

@@ -1,8 +1,11 @@
-"""Loads weights that were repacked before, against repacking them at load: `./bazelw run //benchmarks/dispatch:repacked_weights`.
+"""Compares loading weights that were repacked before with repacking them at load, in ms.
 
-For each type and layout four matrices of 4096 x 4096, in a model that is mapped as llama.cpp maps one. The backend's test program
-`layouts` sets them in turns, by their names, which the file has, and by others: the least time of several turns, of as many threads
-as there are processors. Both files are in the system's cache. The libnrt copies what is written, and does nothing else.
+    ./bazelw run //benchmarks/dispatch:repacked_weights
+
+For each type and layout, the model has four matrices of 4096 x 4096, and is mapped as llama.cpp maps a model. The
+backend's test program `layouts` sets the matrices alternately by their names in the file and by other names. The least
+time of several turns counts, with as many threads as processors. Both files are in the page cache. The libnrt only
+copies the written data.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ MATRICES = 4
 
 
 def write_model(path: Path, dtype: str, size: int) -> None:
-    """Writes a model of some matrices of noise, whose scales are numbers."""
+    """Writes a model of several matrices of noise, with finite scales."""
     kind = TYPES[dtype]
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")

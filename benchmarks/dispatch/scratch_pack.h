@@ -1,4 +1,4 @@
-// A pack that is a file for as long as this process needs it.
+// A pack in a temporary file, which exists while this process needs it.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 class scratch_pack {
   public:
-    // Ends the program when the folder for temporary files can't be written to.
+    // Ends the program when it can't write to the folder for temporary files.
     explicit scratch_pack(const std::vector<test::kernel> & kernels) {
         std::error_code error;
         std::string     name = (std::filesystem::temp_directory_path(error) / "scratch-pack-XXXXXX").string();

@@ -1,8 +1,10 @@
-"""The round trip of a launch on the simulator: `./bazelw run //benchmarks/launch`.
+"""Measures the round trip of a launch on the simulator, in µs, against two processes that wake each other and against XLA alone.
 
-A client executes a kernel that adds 256 numbers. The simulator computes in another process, so a launch takes at least what two
-processes need to wake each other, and what XLA needs to execute so small a kernel: both are measured in the same run. It says how
-fast tests with many small kernels are, and nothing of a device.
+    ./bazelw run //benchmarks/launch
+
+A client executes a kernel that adds 256 numbers. The simulator computes in another process, so a launch takes at least
+the time of two processes to wake each other, and XLA's time to execute the small kernel. Both are measured in the same
+run. The figure shows the speed of tests with many small kernels, and says nothing about a device.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ EACH = 2000
 
 
 def _hlo() -> bytes:
-    """Returns a kernel that adds 64 × 4 floats to as many."""
+    """Returns a kernel that adds two arrays of 64 × 4 floats."""
     f32 = TensorDesc.parse("(64,4,1,1)/f32")
     return lowering.emit(
         KernelSpec.make("add", [f32, f32], f32), load_function(*Catalog([builtin_library()]).find("add"))
@@ -46,7 +48,7 @@ def _hlo() -> bytes:
 
 
 def _launches(kernel: bytes, rounds: int) -> tuple[float, float]:
-    """Returns the median microseconds of a launch, and of an exchange of nothing between two processes."""
+    """Returns the median microseconds of a launch, and of an empty exchange between two processes."""
     program = backend_programs.built("benchmarks/launch/launches", "LAUNCHES")
     with tempfile.NamedTemporaryFile(suffix=".neff") as file:
         file.write(container.write_simulated(kernel, CompileConfig.make("trn1").flags(), "simulator 1"))
@@ -63,7 +65,7 @@ def _launches(kernel: bytes, rounds: int) -> tuple[float, float]:
 
 
 def _xla(kernel: bytes) -> float:
-    """Returns the median microseconds that XLA takes to execute it, again and again in one process."""
+    """Returns the median microseconds of an execution by XLA, repeated in one process."""
     executable = execute.compile_for_cpu(kernel)
     buffers = [execute.put(np.zeros(shape, dtype)) for _, dtype, shape in executable.parameters]
     times = []
@@ -85,7 +87,12 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         peer=figures.Peer("two processes that wake each other", exchange),
         limit=None if quick else figures.Limit("value", at_most=LIMIT_US),
     )
-    yield figures.Figure("the same", launch, "µs", peer=figures.Peer("XLA alone, in one process", _xla(kernel)))
+    yield figures.Figure(
+        "a launch of a small kernel on the simulator",
+        launch,
+        "µs",
+        peer=figures.Peer("XLA alone, in one process", _xla(kernel)),
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-// Microseconds of nrt_execute, in turn with what two processes need to wake each other: launches NEFF ROUNDS prints for each round the
-// medians of a launch, and of an exchange of nothing by futex, one line each.
+// Measures the microseconds of nrt_execute, and in turn the time in which two processes wake each other. `launches NEFF ROUNDS`
+// prints two lines for each round: the median of a launch, and the median of an exchange of no data by futex.
 //
-// The NEFF has inputs and outputs that need no values. The exchange is what a launch has least of, as long as another process
-// computes.
+// The NEFF has inputs and outputs that need no values. As long as another process computes, a launch takes at least as long as
+// the exchange.
 
 #define _GNU_SOURCE
 #include "../../backend/nrt/nrt_api.h"
@@ -41,7 +41,7 @@ static int compare(const void * a, const void * b) {
     return (x > y) - (x < y);
 }
 
-// ---- an exchange of nothing --------------------------------------------------------------------------------------------
+// ---- an exchange of no data --------------------------------------------------------------------------------------------
 
 typedef struct {
     _Alignas(64) atomic_int asked;
@@ -59,7 +59,7 @@ static void wait_for(atomic_int * word, int value) {
     }
 }
 
-// Starts a process that answers, until this one ends.
+// Starts a process that answers until this process ends.
 static line * start_other(void) {
     line * shared = mmap(NULL, sizeof(line), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
@@ -129,7 +129,7 @@ int main(int argc, char ** argv) {
     }
     line * const  other  = start_other();
     const program kernel = load(argv[1]);
-    OK(nrt_execute(kernel.model, kernel.inputs, kernel.outputs));  // the first one takes longer
+    OK(nrt_execute(kernel.model, kernel.inputs, kernel.outputs));  // the first launch takes longer
     for (int round = 0; round < atoi(argv[2]); round++) {
         static double launches[EACH];
         static double exchanges[EACH];

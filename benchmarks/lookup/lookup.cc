@@ -1,13 +1,12 @@
-// How long it takes to find a kernel in a bundle, against a hash map of text keys, which is what one writes first.
+// Measures the time to find a kernel in a bundle, and compares it with a hash map of text keys, the obvious alternative.
 //
 //     lookup [--kernels=10000] [--max-ns=N] [--quick] [--json=FILE]
 //
-// Prints nanoseconds per lookup, for descriptions that are in the bundle and for ones that are not, in random order,
-// the best of several runs. The map is measured twice: with the text made from the description at each lookup, as a
-// backend that has a graph node in its hand must, and with the text already made.
+// Prints nanoseconds per lookup, for descriptions in the bundle and for others, in random order, as the best of several runs.
+// It measures the map twice: with a text made from the description at each lookup, as a backend must for a graph node, and
+// with a text that already exists.
 //
-// Fails when a hit in the bundle takes more than --max-ns, or when a lookup finds what it must not or misses what it
-// must find.
+// Fails when a hit in the bundle takes more than --max-ns, or when a lookup has a wrong result.
 
 #include "backend/bundle/tests/pack_builder.h"
 #include "neuron_kernels.h"
@@ -23,10 +22,10 @@ namespace {
 
 constexpr size_t N_LOOKUPS = 1 << 16;
 constexpr int    N_RUNS    = 7;
-constexpr double MAX_NS    = 300;  // of the figures that are written
+constexpr double MAX_NS    = 300;  // the limit in the written figures
 
-// Returns n different kernels as models ask for them: the shapes grow, and the kinds take turns. `odd` ones are in no
-// bundle of kernels that are not.
+// Returns n different kernels as models request them, with growing shapes, of each kind in turn. A bundle of kernels
+// that are not `odd` has no `odd` kernel.
 std::vector<test::kernel> make_kernels(size_t n, bool odd) {
     constexpr int32_t F32 = 0, F16 = 1, I64 = 27;
 
@@ -85,7 +84,7 @@ std::vector<test::kernel> make_kernels(size_t n, bool odd) {
     return kernels;
 }
 
-// The key that a backend without this library would use.
+// Returns the key that a backend without this library would use.
 std::string text_key(const test::kernel & k) {
     char        part[256];
     std::string text   = k.op;
@@ -111,7 +110,8 @@ std::string text_key(const test::kernel & k) {
     return text;
 }
 
-// Returns the nanoseconds of the fastest run of `find` over `order`; all lookups must be hits, or none, as asked.
+// Returns the nanoseconds of the fastest run of `find` over `order`. All lookups must be hits if `hits` is true, else
+// misses.
 template <typename F> double measure(const std::vector<uint32_t> & order, bool hits, F find) {
     double best = 1e30;
     for (int run = 0; run < N_RUNS; run++) {
@@ -130,7 +130,7 @@ template <typename F> double measure(const std::vector<uint32_t> & order, bool h
     return best;
 }
 
-// Writes the figures as benchmarks/figures.py reads them.
+// Writes the figures in the format of benchmarks/figures.py.
 bool write_json(const std::string & path,
                 size_t              n,
                 double              open_ms,

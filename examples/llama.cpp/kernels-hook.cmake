@@ -4,7 +4,7 @@
 #
 # -DNEURON_KERNELGEN_DIR=<folder> names the checkout of neuron-kernelgen when this file is elsewhere.
 #
-# It says what -DGGML_NEURON_MANIFESTS and -DGGML_NEURON_TARGETS say on the command line.
+# It sets the same options as -DGGML_NEURON_MANIFESTS and -DGGML_NEURON_TARGETS on the command line.
 
 if(NOT DEFINED NEURON_KERNELGEN_DIR)
     set(NEURON_KERNELGEN_DIR "${CMAKE_CURRENT_LIST_DIR}/../..")

@@ -1,4 +1,4 @@
-"""The ready manifests of slices, and the targets with so many cores in a chip. MODULE.bazel has the same names."""
+"""The ready manifests of slices, and the targets with this number of cores per chip. MODULE.bazel has the same names."""
 
 DEVICES = {
     "llama_3_8b_f16_2_devices": [

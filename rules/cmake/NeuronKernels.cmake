@@ -8,46 +8,45 @@
 #         FORM     EMBED PACK)
 #     target_link_libraries(my_backend PRIVATE llama3_kernels)
 #
-# `add_neuron_kernels(<name> MANIFEST <file>... [...])` builds the kernels that manifests ask for (docs/reference/manifest.md) and
-# declares the library <name>, with the alias NeuronKernels::<name>, that brings them and NeuronKernels::neuron_kernels, which
-# finds kernels in them (docs/reference/cpp-library.md), to a program that links to it.
+# `add_neuron_kernels(<name> MANIFEST <file>... [...])` builds the kernels of manifests (docs/reference/manifest.md) and declares
+# the library <name>, with the alias NeuronKernels::<name>. A program that links to the library gets the kernels, and
+# NeuronKernels::neuron_kernels, which finds kernels in them (docs/reference/cpp-library.md).
 #
 #   MANIFEST <file>...    YAML files; relative to the current source folder.
-#   TARGETS <target>...   only these targets of the manifests; all by default. Each manifest must be for each of them.
-#   COMPILER <choice>     auto | neuronx-cc | simulator: as Bazel's --//rules:compiler. `auto`, the default, is neuronx-cc where
-#                         it is installed (in the virtual environment that NEURON_SDK names, or on PATH) and elsewhere the
-#                         simulator, whose NEFFs load on no device. -DNEURON_KERNELGEN_COMPILER=<choice> decides for all
-#                         calls that do not say.
-#   FORM <form>...        what to make of each manifest and target; EMBED by default.
+#   TARGETS <target>...   builds only these targets of the manifests; the default is all of them. Each manifest must have each target.
+#   COMPILER <choice>     auto | neuronx-cc | simulator, like Bazel's --//rules:compiler. `auto`, the default, selects neuronx-cc if it
+#                         is installed (in the virtual environment that NEURON_SDK names, or on PATH), else the simulator, whose
+#                         NEFFs load on no device. -DNEURON_KERNELGEN_COMPILER=<choice> sets the default of all calls.
+#   FORM <form>...        the forms of each manifest and target; the default is EMBED.
 #                           EMBED   part of the program: <neuron_kernels/<manifest>_<target>.h> declares the bundle
 #                           PACK    one file, <manifest>_<target>.kernels.gguf
 #                           TREE    a folder for GGML_NEURON_KERNEL_DIR
 #                           REPORT  a page about the kernels, <manifest>_<target>.report.html (docs/reference/report.md)
-#   MEMORY_PER_COMPILE <size>   what one compile is counted for and may use: 8G, 6144M. By default what the manifest or the table
-#                         of targets says. As many compiles run at once as fit into four fifths of the machine's memory.
-#   EMIT_TIMEOUT <seconds>  how long one kernel's emitter may run: 600 by default, 0 means no limit. As Bazel's --//rules:emit_timeout.
-#                         -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> decides for all calls that do not say.
-#   KERNELS <folder>...   emitters of your own (docs/guides/write-a-kernel.md); they win over kernelgen's.
-#   DATA <file>...        files that the emitters of KERNELS open, and targets that make such files: they are made first.
-#   EXCLUDE_FROM_ALL      built only when something that is built needs it, or by name.
+#   MEMORY_PER_COMPILE <size>   the memory that one compile reserves and may use: 8G, 6144M. The default is in the manifest or in the table of
+#                         targets. As many compiles run at once as fit into four fifths of the machine's memory.
+#   EMIT_TIMEOUT <seconds>  the most seconds that one kernel's emitter may run: by default 600; 0: no limit. Like Bazel's
+#                         --//rules:emit_timeout. -DNEURON_KERNELGEN_EMIT_TIMEOUT=<seconds> sets the default of all calls.
+#   KERNELS <folder>...   your own folders of emitters (docs/guides/write-a-kernel.md); they override kernelgen's emitters.
+#   DATA <file>...        files that the emitters of KERNELS read, and targets that generate such files; these are built first.
+#   EXCLUDE_FROM_ALL      builds the kernels only for a target that needs them, or by name.
 #
 # Targets: <name>; <name>.kernels builds every form. Properties of <name>, for install(FILES) and tests:
 # NEURON_KERNELS_BUNDLES (names such as llama3_trn1), NEURON_KERNELS_PACKS, NEURON_KERNELS_TREES, NEURON_KERNELS_REPORTS,
 # NEURON_KERNELS_HEADERS.
 #
-# Planning happens when CMake runs, and CMake runs by itself when a manifest, a folder of kernels or kernelgen changed. Python 3.11
-# or later is needed on the machine that builds. kernelgen's packages come from a virtual environment with the versions of
-# requirements.txt, pinned by hash, which is made in the user's cache folder when it is first needed.
+# CMake plans the kernels when it configures, and configures again when a manifest, a folder of kernels or kernelgen changes. The build
+# machine needs Python 3.11 or later. kernelgen's packages come from a virtual environment with the versions of requirements.txt,
+# pinned by hash. The first use creates it in the user's cache folder.
 #
-#   NEURON_KERNELGEN_PYTHON       the interpreter to use. If it has the packages, it runs kernelgen itself; else it makes the
+#   NEURON_KERNELGEN_PYTHON       the interpreter to use. If it has the packages, it runs kernelgen itself; else it creates the
 #                                 environment.
-#   NEURON_KERNELGEN_PYTHON_ENV   OFF: make no environment; packages that the interpreter lacks are an error.
-#   NEURON_KERNELGEN_NEFF_CACHE   a folder of NEFFs by what they depend on, which this machine's builds share; `off` for none. By default
-#                                 a folder in the user's cache folder.
+#   NEURON_KERNELGEN_PYTHON_ENV   OFF: create no environment; packages that the interpreter lacks are an error.
+#   NEURON_KERNELGEN_NEFF_CACHE   a folder of NEFFs, by all inputs of their compiles, that this machine's builds share; `off` for none.
+#                                 The default is a folder in the user's cache folder.
 #   NEURON_KERNELGEN_SHARED_CACHE, NEURON_KERNELGEN_SHARED_CACHE_MODE, NEURON_KERNELGEN_SHARED_CACHE_TIMEOUT
-#                                 one that machines share: a folder or a URL; read-write or read-only; seconds. See docs/reference/caching.md.
+#                                 a cache that machines share: a folder or a URL; read-write or read-only; seconds. See docs/reference/caching.md.
 #
-# These and NEURON_SDK are CMake variables; the environment's of the same name set them when CMake first runs.
+# These and NEURON_SDK are CMake variables. When CMake first runs, environment variables of the same name set them.
 #
 # Ninja and Makefile generators; CMake 3.20 or later.
 
@@ -72,7 +71,7 @@ function(add_neuron_kernels name)
     file(GLOB_RECURSE generator "${root}/tools/kernelgen/*.py" "${root}/tools/kernelgen/*.j2" "${root}/tools/kernelgen/*.json")
     set(watched ${MANIFEST} ${generator} "${root}/requirements.txt")
     _neuron_kernels_library("${root}")
-    # In a folder of its own, because languages can be enabled for a folder and not in a function.
+    # In its own folder, because a folder can enable languages and a function cannot.
     set(exclude)
     if(ARG_EXCLUDE_FROM_ALL)
         set(exclude EXCLUDE_FROM_ALL)
@@ -80,9 +79,9 @@ function(add_neuron_kernels name)
     add_subdirectory("${root}/rules/cmake/kernels" "${folder}" ${exclude})
 endfunction()
 
-# --- Steps of add_neuron_kernels(), in its scope: what it was given is in ARG_*, `call` begins its messages ------------------
+# --- Steps of add_neuron_kernels(), in its scope: ARG_* are its arguments, `call` is the beginning of its messages ----------
 
-# Ends with an error for a name, a generator or words that it can't take.
+# Ends with an error for a wrong name, generator or argument.
 macro(_neuron_kernels_check_words)
     if(TARGET "${name}")
         message(FATAL_ERROR "${call}: there is a target of that name already")
@@ -98,7 +97,7 @@ macro(_neuron_kernels_check_words)
     foreach(keyword IN LISTS ARG_KEYWORDS_MISSING_VALUES)
         message(FATAL_ERROR "${call}: ${keyword} is given no value")
     endforeach()
-    # A misspelt keyword counts as one more value of the argument before it.
+    # A misspelt keyword becomes a value of the argument before it.
     foreach(keyword MANIFEST TARGETS KERNELS DATA)
         foreach(value IN LISTS ARG_${keyword})
             if(value MATCHES "^[A-Z_]+$" AND NOT EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${value}")
@@ -109,7 +108,7 @@ macro(_neuron_kernels_check_words)
     endforeach()
 endmacro()
 
-# Sets MANIFEST and KERNELS to whole paths, and `data` to the targets among DATA.
+# Sets MANIFEST and KERNELS to absolute paths, and `data` to the targets in DATA.
 macro(_neuron_kernels_read_files)
     if(NOT ARG_MANIFEST)
         message(FATAL_ERROR "${call}: MANIFEST names no file")
@@ -126,7 +125,7 @@ macro(_neuron_kernels_read_files)
         set(${keyword} "${paths}")
     endforeach()
 
-    # What an emitter reads is noted when it runs: a file needs no more than to be there.
+    # The emitter's process records the files that it reads, so a file only has to exist.
     set(data)
     foreach(file IN LISTS ARG_DATA)
         get_filename_component(full "${file}" ABSOLUTE)
@@ -138,7 +137,7 @@ macro(_neuron_kernels_read_files)
     endforeach()
 endmacro()
 
-# Sets `compiler`, FORM and `emit_timeout`; a cache variable is for calls that do not say.
+# Sets `compiler`, FORM and `emit_timeout`. The cache variables are the defaults of calls.
 macro(_neuron_kernels_read_settings)
     set(compiler auto)
     foreach(choice "${NEURON_KERNELGEN_COMPILER}" "${ARG_COMPILER}")
@@ -169,7 +168,7 @@ macro(_neuron_kernels_read_settings)
     endif()
 endmacro()
 
-# Plans the kernels and writes the build's files into `folder`; sets `root`, `python` and `environment`, with which steps run.
+# Plans the kernels and writes the build's files into `folder`. Sets `root`, `python` and `environment`, with which the steps run.
 macro(_neuron_kernels_plan)
     _neuron_kernels_root(root)
     _neuron_kernels_python(python "${call}")
@@ -206,7 +205,7 @@ macro(_neuron_kernels_plan)
         OUTPUT_STRIP_TRAILING_WHITESPACE
         ERROR_STRIP_TRAILING_WHITESPACE
     )
-    # Indented lines are shown as they are; others CMake would fill into paragraphs.
+    # CMake prints indented lines unchanged, and reflows others into paragraphs.
     if(NOT status EQUAL 0)
         string(REPLACE "\n" "\n  " mistakes "${mistakes}")
         message(FATAL_ERROR "${call}:\n  ${mistakes}")
@@ -217,7 +216,7 @@ endmacro()
 
 # --- Checking arguments --------------------------------------------------------------------------------------------------
 
-# Ends with an error unless `value` is one of the others.
+# Ends with an error unless `value` is one of the other arguments.
 function(_neuron_kernels_choice what value)
     if(NOT value IN_LIST ARGN)
         _neuron_kernels_nearest(near "${value}" ${ARGN})
@@ -226,7 +225,7 @@ function(_neuron_kernels_choice what value)
     endif()
 endfunction()
 
-# Sets `out` to ": did you mean 'X'?" for the word among the others that is nearest to `word`, or to nothing.
+# Sets `out` to ": did you mean 'X'?" with the other argument that is most similar to `word`, or to an empty text.
 function(_neuron_kernels_nearest out word)
     set(near)
     _neuron_kernels_root(root)
@@ -244,7 +243,7 @@ function(_neuron_kernels_nearest out word)
     set(${out} "${near}" PARENT_SCOPE)
 endfunction()
 
-# --- What is needed --------------------------------------------------------------------------------------------------------
+# --- Tools and libraries ---------------------------------------------------------------------------------------------------
 
 # Sets `out` to the folder that holds kernelgen: the repository, or its copy in an installation.
 function(_neuron_kernels_root out)
@@ -252,18 +251,18 @@ function(_neuron_kernels_root out)
     set(${out} "${root}" PARENT_SCOPE)
 endfunction()
 
-# Makes the target NeuronKernels::neuron_kernels where neither an installation nor the project has it.
+# Makes the target NeuronKernels::neuron_kernels if neither an installation nor the project has it.
 function(_neuron_kernels_library root)
     if(NOT TARGET NeuronKernels::neuron_kernels)
         if(NOT EXISTS "${root}/backend/bundle")
-            # Imported targets are known in the folder that imports them and below.
+            # Imported targets are visible in the folder that imports them and below it.
             message(FATAL_ERROR "find_package(NeuronKernels) is needed in ${CMAKE_CURRENT_SOURCE_DIR} or a folder above it")
         endif()
         add_subdirectory("${root}/backend/bundle" "${CMAKE_BINARY_DIR}/neuron_kernels/library" EXCLUDE_FROM_ALL)
     endif()
 endfunction()
 
-# Makes an environment variable a CMake variable, because CMake is run again by builds whose environment may lack it.
+# Copies an environment variable to a CMake variable: builds run CMake again, and their environment may lack it.
 function(_neuron_kernels_remember variable what)
     if(NOT DEFINED ${variable})
         set(${variable} "$ENV{${variable}}" CACHE STRING "${what}")
@@ -288,7 +287,7 @@ function(_neuron_kernels_python out call)
             "  apt-get install python3-venv                 on Debian 12 and Ubuntu 24.04 or later\n"
             "  cmake -DNEURON_KERNELGEN_PYTHON=<interpreter>    when it is elsewhere")
     endif()
-    # Who was not named must have what the environment would have, so that everyone builds the same.
+    # An interpreter that the user did not name must have the exact versions of the environment, so that all builds are equal.
     set(wanted requirements.txt)
     if(NEURON_KERNELGEN_PYTHON)
         set(wanted requirements.in)
@@ -334,12 +333,12 @@ function(_neuron_kernels_python out call)
     set(${out} "${python}" PARENT_SCOPE)
 endfunction()
 
-# Sets `out` to the Python that runs kernelgen or makes its environment, the one that is named if one is, or to nothing.
+# Sets `out` to the Python that runs kernelgen or creates its environment: the one that the user names, or one on PATH, or nothing.
 function(_neuron_kernels_any_python out)
     _neuron_kernels_remember(NEURON_KERNELGEN_PYTHON "Python 3.11 or later that runs kernelgen, or makes its environment")
     set(names "${NEURON_KERNELGEN_PYTHON}")
     if(NOT names)
-        # The system's own comes first when it is new enough.
+        # Prefers the system's python3 if it is new enough.
         set(names "${Python3_EXECUTABLE}" python3 python3.14 python3.13 python3.12 python3.11)
     endif()
     foreach(name IN LISTS names)
@@ -351,7 +350,7 @@ function(_neuron_kernels_any_python out)
     set(${out} "${python}" PARENT_SCOPE)
 endfunction()
 
-# Sets `out` to the full path of a Python 3.11 or later, or to nothing. It is the build machine's, also when compiling for another.
+# Sets `out` to the full path of a Python 3.11 or later on the build machine, also in a cross build; to nothing if `name` is not one.
 function(_neuron_kernels_interpreter out name)
     set(found)
     if(name)

@@ -1,4 +1,4 @@
-"""The C++ test programs: as Bazel built them, or else built here with CMake."""
+"""The C++ test programs: from Bazel, or built here with CMake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# For what writes the tables that the programs look kernels up with, and bundles for them.
+# For the modules that write bundles, and tables of lookups in them.
 sys.path.insert(0, str(ROOT / "backend" / "bundle" / "tests"))
 sys.path.insert(0, str(ROOT / "tests" / "data"))
 

@@ -1,4 +1,4 @@
-"""The C++ library agrees with `kernelgen.bundle`: the same keys, and it finds in a bundle what was put into it."""
+"""The C++ library agrees with `kernelgen.bundle`: it makes the same keys, and finds the kernels of a bundle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def specs() -> list[KernelSpec]:
-    """Returns kernels of every type, with strides, absent inputs, aliasing, parameters; one op is not ggml's."""
+    """Returns kernels of every type, with strides, absent inputs, aliasing, parameters; ggml does not have one of the ops."""
     f32 = T("(64,4,1,1)/f32")
     out = [
         KernelSpec.make("add", [T("(4096,512,1,1)/f32")] * 2, T("(4096,512,1,1)/f32")),
@@ -44,7 +44,7 @@ def specs() -> list[KernelSpec]:
         KernelSpec.make("my_op", [f32], f32, {"factor": 0.5, "wrap": True}),
         KernelSpec.make("my_op", [], f32),
     ]
-    # A row of one block has every stride from the type's size alone, so a type that C++ has wrong is not found.
+    # In a row of one block, every stride follows from the type's size, so a wrong type in C++ is not found.
     for name, t in TYPES.items():
         one, more = TensorDesc.make((t.block, 1, 1, 1), name), TensorDesc.make((t.block * 2, 3, 1, 1), name)
         out += [KernelSpec.make("cont", [one], one), KernelSpec.make("cont", [more], more)]
@@ -58,7 +58,7 @@ class Bundle:
     Attributes:
         pack: a file.
         tree: a folder.
-        table: what is in them, as backend/bundle/tests/lookups.py writes it.
+        table: their content, in the format of backend/bundle/tests/lookups.py.
     """
 
     pack: Path
@@ -72,7 +72,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     index = KernelIndex.build(specs())
     by_id = {spec.id: spec for spec in specs()}
     neffs = []
-    for number in range(7):  # fewer than kernels: they share
+    for number in range(7):  # fewer than kernels: some are shared
         data = bytes([number]) * (100 * number + 1)
         path = folder / f"{number}.neff"
         path.write_bytes(data)
@@ -101,7 +101,7 @@ def test_finds_every_kernel_of_a_bundle_and_no_other(run: Run, bundle: Bundle, f
 
 
 def test_a_kernel_that_is_not_in_the_pack_is_noticed(run: Run, bundle: Bundle, tmp_path: Path) -> None:
-    """The test program itself can fail."""
+    """The test program can fail."""
     other = KernelSpec.make("sub", [T("(4096,512,1,1)/f32")] * 2, T("(4096,512,1,1)/f32"))
     table = tmp_path / "lookups.txt"
     table.write_text(lookups([other, *specs()[1:]]))
@@ -147,7 +147,7 @@ def test_keys_are_the_golden_ones(run: Run, tmp_path: Path) -> None:
 
 
 def test_strides_are_made_canonical_as_in_python(run: Run, tmp_path: Path) -> None:
-    """Random shapes full of ones, with anything in the strides that mean nothing."""
+    """Random shapes with many ones, and arbitrary strides where they have no meaning."""
     rng = random.Random(7)
     lines = []
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""`kernelgen inspect --check` and the C++ library say the same of bundles: of the broken ones of tests/data, and of mutated ones."""
+"""`kernelgen inspect --check` and the C++ library agree about bundles: the broken ones of tests/data, and mutated ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 STRICTER = {
-    # What kernelgen alone refuses, by its messages: patterns of what the library does not look at.
+    # Patterns of messages for mistakes that only kernelgen refuses, each with the part that the library does not read.
     r"its key does not match its spec|its spec belongs to|no key can be made of its spec|spec.* (cannot be read|is missing)|kernel\.specs": "specs",
     r"\.notes|notes has|the notes of": "notes",
     r"kernel\.flags|\.flags is not": "flags of single kernels",
@@ -48,7 +48,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def library_says(run: Run, paths: Sequence[Path]) -> list[str]:
-    """Returns what is wrong with each bundle, or an empty text."""
+    """Returns the library's error for each bundle, or ""."""
     done = run("opens", stdin="".join(f"{path}\n" for path in paths))
     assert done.returncode == 0, done.stderr
     lines = ["" if line == "ok" else line for line in done.stdout.splitlines()]
@@ -57,7 +57,7 @@ def library_says(run: Run, paths: Sequence[Path]) -> list[str]:
 
 
 def check_says(path: Path) -> str:
-    """Returns what is wrong with a bundle, or an empty text."""
+    """Returns kernelgen's error for a bundle, or ""."""
     try:
         describe.text(describe.describe(path, check=True))
     except KernelgenError as error:
@@ -79,7 +79,7 @@ def test_the_library_says_what_the_table_says(run: Run, right: Path, tmp_path: P
 
 
 def _mutated_bytes(data: bytes, end: int, chance: random.Random) -> bytes:
-    """Returns bytes with some changes before `end`: other bits or bytes, some lost, some twice."""
+    """Returns bytes with some changes before `end`: flipped bits, other bytes, lost parts, repeated parts."""
     made = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 3))):
         at = chance.randrange(end)
@@ -100,7 +100,7 @@ def _mutated_bytes(data: bytes, end: int, chance: random.Random) -> bytes:
 
 
 def _mutated_values(made: Any, chance: random.Random) -> None:
-    """Changes a value somewhere in an index: another of its own, one that is dangerous, a word of a key, or none."""
+    """Changes a value in an index: swaps two of its values, sets a dangerous one or a word of a key, or deletes one."""
     places: list[tuple[Any, Any]] = []
     waiting = [made]
     while waiting:
@@ -123,7 +123,9 @@ def _mutated_values(made: Any, chance: random.Random) -> None:
 
 
 def _derived(made: dict[str, Any], chance: random.Random) -> None:
-    """Changes a number or a name in a kernel's spec, and makes of it what follows from the spec: what kernelgen takes has a right key."""
+    """Changes a number or a name in a kernel's spec, and updates the values that follow from it: kernelgen accepts only
+    right keys.
+    """
     kernel = chance.choice(made["kernels"])
     text = json.dumps(kernel["spec"])
     for _ in range(chance.choice((1, 1, 2))):
@@ -139,7 +141,7 @@ def _derived(made: dict[str, Any], chance: random.Random) -> None:
         spec = spec_from_json(json.loads(text))
         kernel |= {"spec": spec.to_json(), "id": spec.id, "key": "".join(f"{word:016x}" for word in key(spec))}
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-        return  # no kernel's
+        return  # no kernel has such a spec
     made["format"] = chance.choice((3, 3, 3, 2))
     made["kernels"].sort(key=lambda kernel: str(kernel["id"]).encode())
 
@@ -174,7 +176,7 @@ def mutated(right: Path, folder: Path, chance: random.Random, count: int) -> Ite
                 KernelgenError,
                 struct.error,
             ):
-                continue  # no pack can hold it
+                continue  # a pack can't contain it
             path.write_bytes(data if by_value else _mutated_bytes(data, end, chance))
         else:
             tiny_bundles.write_tree(tiny_bundles.Draft(right, value), path)
@@ -202,7 +204,7 @@ def test_what_check_takes_the_library_opens_and_the_reverse(
             wrong.append(f"{path}: the library opens it, kernelgen: {check}")
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert not wrong, "\n".join(wrong)
-    # Each outcome but the wrong one is reached, or the changes are of no use.
+    # The mutations reach each outcome except the wrong one.
     assert all(outcomes[each] > count // 100 for each in ((True, True), (True, False), (False, False))), outcomes
     assert outcomes[False, True] == 0
 

@@ -1,4 +1,4 @@
-"""The arguments of neuron.kernels(), those of CMake's add_neuron_kernels(), in both modes; and the names that they had before."""
+"""The arguments of neuron.kernels() in both modes, which are those of CMake's add_neuron_kernels(), and their earlier names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_kind_of_kernel_is_in_the_pack_that_kernelgen_build_writes(
             checkout.edit(
                 f"e2e/smoke/{file}", 'manifest = ["//:tiny.yaml"],', f'manifest = ["//:every.yaml"],\n    {arguments}'
             )
-        # The arguments win over the flags.
+        # The arguments override the flags.
         flags = ["--@neuron_kernelgen//rules:compiler=neuronx-cc"]
         checkout.bazel("build", "@neuron_kernels//bundles:every_trn1", flags=flags)
         repository = "neuron_kernels" if mode else "*[~+]neuron_kernels"
@@ -86,6 +86,6 @@ def test_earlier_names_work_and_say_what_they_are_called_now(mode: list[str], ch
             assert 'my_kernels:BUILD.bazel") is deprecated: neuron.kernels(kernels = ["' in said
         aquery = ["aquery", 'mnemonic(NeuronEmit, deps("//:tiny_trn1"))', "--include_param_files"]
         assert "my_kernels/BUILD.bazel" in checkout.bazel(*aquery).output
-        # A pattern does not ask for them, and is not told.
+        # A pattern does not build these targets, so nothing is printed.
         checkout.edit("e2e/smoke/BUILD.bazel", ":tiny_trn1.cc", ":tiny_trn1.embed")
         assert "tiny_trn1.cc" not in checkout.bazel("build", "--nobuild", "//...").output

@@ -1,4 +1,4 @@
-"""Builds as a user runs them: both modes, the choice of a compiler, and what a mistake looks like."""
+"""Builds as a user runs them: in both modes, with each choice of a compiler, and with mistakes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAKE = Path(__file__).resolve().parents[1] / "compilers" / "fake_neuronx_cc"
 @pytest.fixture(scope="module")
 def checkout(checkouts: scratch.Checkouts) -> Iterator[scratch.Checkout]:
     with checkouts.lend("project") as made:
-        # Only the basic manifest: what is tested here does not depend on how many kernels there are.
+        # Only the basic manifest: these tests do not depend on the number of kernels.
         made.edit("MODULE.bazel", 'neuron.kernels(manifest = ["//manifests:llama3.yaml"])\n', "")
         made.edit("WORKSPACE", '        "//manifests:llama3.yaml",\n', "")
         made.edit("manifests/BUILD.bazel", 'neuron_manifest(name = "llama3")\n', "")
@@ -67,10 +67,10 @@ def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.C
     whole = digest(checkout)
     checkout.bazel("clean")
     checkout.bazel("build", "--nobuild", "//manifests:basic_trn1")
-    # `clean` ended those of the first build.
+    # `clean` ended the workers of the first build.
     assert not workers(checkout)
     with checkout.start("build", "--worker_max_instances=NeuronEmit=2", "//manifests:basic_trn1") as build:
-        # Its first steps have begun, and import JAX.
+        # The first steps have begun, and import JAX.
         while not workers(checkout) and build.poll() is None:
             time.sleep(0.01)
         build.send_signal(signal.SIGINT)
@@ -83,10 +83,10 @@ def test_a_build_may_follow_one_that_was_interrupted_at_once(checkout: scratch.C
 @pytest.mark.long
 def test_no_lock_of_modules_is_written_or_read(checkout: scratch.Checkout) -> None:
     lock = checkout.path / "MODULE.bazel.lock"
-    lock.unlink(missing_ok=True)  # a Bazel of another version may have left one in this checkout
+    lock.unlink(missing_ok=True)  # another version of Bazel may have left one in this checkout
     checkout.bazel("build", "--nobuild", "//manifests:basic_trn1")
     assert not lock.exists()
-    # As a Bazel writes one that can.
+    # A lock file in Bazel's format.
     text = '{"lockFileVersion": 13, "registryFileHashes": {}, "selectedYankedVersions": {}, "moduleExtensions": {}}'
     lock.write_text(text)
     checkout.bazel("shutdown")
@@ -96,7 +96,7 @@ def test_no_lock_of_modules_is_written_or_read(checkout: scratch.Checkout) -> No
 
 
 def test_the_choice_of_the_simulator_is_said_once(checkout: scratch.Checkout) -> None:
-    # A target that is analysed already says nothing.
+    # A target that is already analyzed prints nothing.
     checkout.bazel("clean")
     output = checkout.bazel("build", "//manifests:basic_trn1", "//manifests:basic_inf2").output
     assert output.count("the kernels are compiled for the simulator") == 1
@@ -116,7 +116,7 @@ def test_an_unknown_compiler_is_refused_by_name(checkout: scratch.Checkout) -> N
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["worker", "local"])
 def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratch.Checkout, strategy: str) -> None:
-    """In a worker, and in a process of its own."""
+    """With a worker, and with a process for each step."""
     module = checkout.path / "kernels" / "softmax.py"
     text = module.read_text()
     flags = checkout.path / "rules" / "BUILD.bazel"
@@ -138,7 +138,7 @@ def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratc
             result.output,
         ), result.output
         assert all(kernel.startswith("soft_max-") for kernel in re.findall(r"kernel (\S+): it took", result.output))
-        # The worker that had to stop one goes on.
+        # The worker that stopped a step continues.
         slow = text[:begin] + "    __import__('time').sleep(5.5)\n" + text[begin:]
         module.write_text(slow)
         checkout.bazel("build", "--//rules:emit_timeout=0", "//manifests:basic_trn1", "--output_groups=hlo")
@@ -148,7 +148,7 @@ def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(checkout: scratc
 
 @pytest.fixture
 def sdk(tmp_path: Path) -> Path:
-    """A virtual environment that holds the double of neuronx-cc."""
+    """Returns a virtual environment with the double of neuronx-cc."""
     folder = tmp_path / "sdk"
     (folder / "bin").mkdir(parents=True)
     shutil.copy(FAKE, folder / "bin" / "neuronx-cc")
@@ -194,7 +194,7 @@ def test_a_failed_compile_names_the_kernel_and_keeps_its_log(checkout: scratch.C
     (sdk / "bin" / "neuronx-cc.json").write_text(json.dumps(failure))
     checkout.env = {"NEURON_SDK": str(sdk)}
     try:
-        # Bazel 7.7.1 may crash when a failure interrupts the start of another action that states what resources it needs.
+        # Bazel 7.7.1 may crash if a failure interrupts the start of another action with stated resources.
         output = checkout.bazel("build", "--keep_going", "//manifests:basic_trn2", expect=1).output
     finally:
         checkout.env = {}
@@ -258,14 +258,16 @@ STATED = "2.24.5133.0+58f8de22"
 
 @pytest.fixture
 def launcher(checkout: scratch.Checkout, tmp_path: Path) -> Path:
-    """What a worker gets for neuronx-cc when the version is stated and this machine has no SDK: a copy, with nothing beside it."""
+    """Returns a copy, without the files beside it, of the program that a worker runs as neuronx-cc if the version is
+    stated and this machine has no SDK.
+    """
     checkout.env = {"NEURON_SDK_VERSION": STATED}
     try:
         # Bazel 7.7.1 may crash when the first failure stops the other compiles.
         output = checkout.bazel("build", "--keep_going", "--config=release", "//manifests:basic_trn1", expect=1).output
     finally:
         checkout.env = {}
-    # This machine is not such a worker: the compile says what it looked for and where.
+    # This machine has no SDK, so the compile reports what it searched, and where.
     assert f"neuronx-cc {STATED} is not on this machine" in output
     (made,) = checkout.output_root.glob("*/external/*neuron_sdk/neuronx-cc")
     return Path(shutil.copy(made, tmp_path / "launcher"))
@@ -278,7 +280,7 @@ def test_a_stated_compiler_is_run_where_it_is_and_only_in_that_version(launcher:
 
     assert STATED in version().stdout
     manners = sdk / "bin" / "neuronx-cc.json"
-    # A longer version that begins the same is a different one.
+    # A longer version with the same beginning is another version.
     for other in ("2.11.0.1+aaaaaaaaa", STATED + "0", STATED + "a", STATED + "-rc1"):
         manners.write_text(json.dumps({"version": f"NeuronX Compiler version {other}\n"}))
         refused = version()

@@ -1,4 +1,4 @@
-"""Data that an emitter reads is declared, and then an edit of it builds what is made of it and nothing else."""
+"""Data that an emitter reads must be declared; then an edit of the data rebuilds only what depends on it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_data_is_declared(mode: list[str], checkouts: scratch.Checkouts) -> None
         given = 'kernels = ["//my_kernels"],'
         for file in ("MODULE.bazel", "WORKSPACE"):
             checkout.edit(f"e2e/smoke/{file}", given, f'data = ["//my_kernels:factor.txt"],\n    {given}')
-        # The other kernels may have been compiled beside the one that failed.
+        # Other kernels may have been compiled beside the failed one.
         assert checkout.bazel("build", "//:tiny_trn1.pack").compiles in (1, 2, 3)
         (checkout.path / kernels / "factor.txt").write_text("3\n")
         result = checkout.bazel("build", "//:tiny_trn1.pack")

@@ -1,4 +1,4 @@
-"""A change rebuilds what it changes and nothing else."""
+"""A change rebuilds what depends on it and nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import unchanged_hlo
 
 
 def built(way: str, *arguments: str, long: bool = False) -> Any:
-    """Returns the parameters of a test that builds in one way; those with Bazel use the same servers."""
+    """Returns the parameters of a test for one way to build; tests with Bazel share servers."""
     marks = [pytest.mark.together("changes")] if way == "Bazel" else []
     return pytest.param(way, *arguments, marks=[*marks, pytest.mark.long] if long else marks)
 
@@ -30,8 +30,8 @@ def test_every_change_runs_exactly_the_actions_it_must(checkouts: scratch.Checko
     assert 0 < rope.want_emits < cold.want_emits
 
 
-# The benchmark makes each change by itself, and has the simulator for the other ways, too; they find its NEFFs as they find those of
-# neuronx-cc.
+# The benchmark makes each change by itself, and also runs the other ways with the simulator; they find its NEFFs as
+# they find neuronx-cc's.
 @pytest.mark.parametrize(
     ("way", "compiler"),
     [
@@ -46,7 +46,7 @@ def test_what_leaves_hlo_as_it_was_compiles_nothing(way: str, compiler: str, che
     assert counts == {r.change: (r.want_compiles, n) for r, n in zip(rows, runs, strict=True)}
     assert counts["cold build"][0] == unchanged_hlo.KERNELS
     changed = [r for r in rows if r.counts.emits and not r.counts.compiles]
-    # A change that reaches no step proves nothing: those of kernelgen and of its environment have kernels emitted again.
+    # A change that reaches no step proves nothing: changes of kernelgen and of its environment emit kernels again.
     assert len(changed) >= 2 or way == "kernelgen build"
 
 

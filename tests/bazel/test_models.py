@@ -1,4 +1,4 @@
-"""The ready manifests' bundles: built by name, in both modes, and not so much as planned by a pattern."""
+"""The ready manifests' bundles are built by name in both modes; a pattern does not even plan them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODELS = {re.sub("_(f16|q4_k_m)$", "", name) for name in NAMES}
 TARGETS = ("trn1", "trn1n", "inf2", "trn2")
 ANALYSE = ("build", "--nobuild")
 
-# They use the checkout of test_builds.py, whose server runs.
+# These tests use the checkout of test_builds.py, whose server is running.
 pytestmark = pytest.mark.together("builds")
 
 
@@ -36,7 +36,7 @@ def planned(checkout: scratch.Checkout) -> set[str]:
 
 
 def listed(text: str, name: str) -> list[str]:
-    """Returns the words of a list that `name` begins."""
+    """Returns the words of the list after `name`."""
     (words,) = re.findall(rf"{name} \[(.*?)\]", text, re.DOTALL)
     return re.findall(r'"(\w+)"', words)
 

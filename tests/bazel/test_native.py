@@ -1,4 +1,4 @@
-"""A kernel that NKI's own compiler compiles, of which a double stands in, by the Python of the SDK that NEURON_SDK names."""
+"""A kernel that NKI's own compiler, here a double, compiles with the Python of the SDK in NEURON_SDK."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BUNDLES = ("@neuron_kernels//bundles:native_trn1", "@neuron_kernels//bundles:nat
 
 @pytest.fixture
 def sdk(tmp_path: Path) -> Path:
-    """A virtual environment that holds the double of neuronx-cc, and NumPy."""
+    """Returns a virtual environment with the double of neuronx-cc and NumPy."""
     folder = tmp_path / "sdk"
     venv.create(folder)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -97,7 +97,7 @@ def test_the_sdks_python_compiles_it_and_an_edit_compiles_its_own_kernels_alone(
     built = checkout.bazel("build", *BUNDLES)
     assert (built.emits, built.compiles) == (4, 2)
     assert runs() == 6
-    # What was compiled before is in kernelgen's cache.
+    # Earlier compiles are in kernelgen's cache.
     checkout.edit("manifests/native/kernels.py", "return 2 * x", "return x + x")
     built = checkout.bazel("build", *BUNDLES)
     assert (built.emits, built.compiles) == (4, 2)

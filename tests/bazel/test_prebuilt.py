@@ -1,4 +1,4 @@
-"""Kernels that NKI's own compiler made before, of which a double stands in, built by Bazel with a double of neuronx-cc."""
+"""Kernels that NKI's own compiler, here a double, made earlier; Bazel builds them with a double of neuronx-cc."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUNDLE = "@neuron_kernels//bundles:native_trn1"
 
 
 def prebuilt(folder: Path, salt: str) -> Path:
-    """Returns a copy of the manifest and its kernels with what the double makes of them."""
+    """Returns a copy of the manifest and its kernels with the double's results."""
     shutil.copytree(DATA, folder)
     with using(Double(True, salt=salt)):
         assert run(["prebuild", str(folder / "native.yaml"), "--target", "trn1"]) == 0
@@ -36,7 +36,7 @@ def test_kernels_of_nkis_own_compiler_are_built_and_built_again_where_they_chang
 ) -> None:
     sdk = tmp_path / "sdk" / "bin"
     sdk.mkdir(parents=True)
-    # It refuses a module whose calls name files that are not there.
+    # The double refuses a module whose calls name missing files.
     shutil.copy(ROOT / "tests" / "compilers" / "fake_neuronx_cc", sdk / "neuronx-cc")
     with checkouts.lend("smoke", folder="e2e/smoke", flags=mode) as checkout:
         smoke = checkout.path / "e2e" / "smoke"
@@ -60,7 +60,7 @@ def check(checkout: scratch.Checkout, smoke: Path, tmp_path: Path) -> None:
     shutil.copytree(one, smoke, dirs_exist_ok=True)
     result = checkout.bazel("build", "--output_groups=hlo,pack", BUNDLE)
     assert (result.emits, result.compiles) == (2, 2)  # one kernel is interpreted, and did not fail
-    # The bytes are those that are emitted without Bazel.
+    # The bytes equal those emitted without Bazel.
     assert run(["emit", str(one / "native.yaml"), "--only", "*.trn1.nki", "-o", str(tmp_path / "emitted")]) == 0
     outputs = [
         *checkout.output_root.glob("*/execroot/*/bazel-out/*/bin/external/*neuron_kernels/kernels/*.trn1.nki.hlo.pb")

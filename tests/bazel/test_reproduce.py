@@ -1,4 +1,4 @@
-"""tools/reproduce: two builds under different conditions are the same, and one that differs is found."""
+"""tools/reproduce: builds under different conditions give equal bytes, and a build that differs is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another repository depends on this one, with a manifest, a kernel and a program of its own: as the module registry builds it."""
+"""Another repository with its own manifest, kernel and program depends on this one, as the module registry builds it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SOURCE = json.loads((scratch.CHECKOUT / ".bcr/source.template.json").read_text()
 
 
 def field(name: str) -> str:
-    """Returns what MODULE.bazel says of the module."""
+    """Returns a field of the module in MODULE.bazel."""
     found = re.search(rf'^    {name} = "(.*)",$', MODULE, re.MULTILINE)
     assert found is not None
     return found[1]
 
 
 def prefix() -> str:
-    """Returns the folder in the source archive."""
+    """Returns the folder inside the source archive."""
     return str(SOURCE["strip_prefix"].replace("{VERSION}", field("version")))
 
 
 def git(*words: str, **environment: str) -> str:
-    """Runs git in the checkout and returns what it prints."""
+    """Runs git in the checkout; returns its output."""
     command = ["git", "-C", str(scratch.CHECKOUT), *words]
     done = subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True, text=True)
     return done.stdout.strip()
@@ -43,11 +43,13 @@ def git(*words: str, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source archive of the checkout as it is, unpacked as the registry says: `git archive` leaves out what git does not know."""
+    """Returns the unpacked source archive of the checkout's current state, made as the registry does: `git archive`
+    omits files that git does not track.
+    """
     if not (scratch.CHECKOUT / ".git").exists():
         return scratch.CHECKOUT
     folder = tmp_path_factory.mktemp("archive")
-    # An index and objects of its own: the repository stays as it is.
+    # Its own index and objects: the repository stays unchanged.
     objects, index = git("rev-parse", "--path-format=absolute", "--git-path", "objects", "--git-path", "index").split(
         "\n"
     )
@@ -110,5 +112,5 @@ def test_the_archive_of_a_commit_is_always_the_same(tmp_path: Path) -> None:
     archives = [tmp_path / name for name in ("one.tar.gz", "other.tar.gz")]
     for archive, zone in zip(archives, ("UTC", "Asia/Tokyo"), strict=True):
         git("archive", "--format=tar.gz", f"--prefix={prefix()}/", f"--output={archive}", "HEAD", TZ=zone)
-        time.sleep(1.1)  # the time of the archive's own making must not be in it
+        time.sleep(1.1)  # the archive must not contain the time of its creation
     assert archives[0].read_bytes() == archives[1].read_bytes()

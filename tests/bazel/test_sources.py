@@ -1,4 +1,4 @@
-"""Kernels that a manifest names by their source, of every language, for two targets: built once, and again where they change."""
+"""Kernels in every language that a manifest names by their source, for two targets: built once, and again after an edit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_an_edit_builds_what_it_changes_and_a_comment_compiles_nothing(checkouts
         assert counts() == (3, 0)
         checkout.edit("e2e/smoke/kernels/in_nki.py", "        tile = ", "        # A comment.\n        tile = ")
         assert counts() == (2, 0)
-        # What a file imports is of its kernels; where it changes what one of them is, that one is compiled for each target.
+        # An imported file belongs to the kernels that import it; a kernel whose HLO changes is compiled for each
+        # target.
         checkout.edit("e2e/smoke/kernels/rows.py", "rows[-1:]", "rows[:1]")
         assert counts() == (3, 2)
         checkout.edit("e2e/smoke/sources.yaml", "{BLOCK: 512}", "{BLOCK: 256}")

@@ -1,6 +1,6 @@
-"""`bazelw` finds the right Bazel, gets Debian's only where nothing else is left, and passes arguments on as they should be.
+"""`bazelw` finds the right Bazel, gets Debian's only as a last resort, and passes arguments on correctly.
 
-Each test runs the script with a PATH of its own that holds fakes; what a fake was called with is in its log.
+Each test runs the script with its own PATH of fakes; a fake logs its arguments.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ REGISTRY = "https://bcr.bazel.build/bazel_registry.json"
 
 
 class Machine:
-    """A machine as the script sees it: a checkout, a PATH, a home and some system files."""
+    """A machine from the script's point of view: a checkout, a PATH, a home and some system files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -62,7 +62,7 @@ class Machine:
         self.fake("id", "echo 1000")
 
     def fake(self, name: str, body: str, folder: Path | None = None) -> None:
-        """Puts a program on PATH that logs its arguments, one call a line with `|` between them, and then runs `body`."""
+        """Puts a program on PATH that logs its arguments, one call per line with `|` between them, and then runs `body`."""
         path = (folder or self.bin) / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f'#!/usr/bin/env bash\nIFS="|"; echo "$*" >>"{self.logs / name}"; unset IFS\n{body}\n')
@@ -96,7 +96,7 @@ class Machine:
             [str(self.project / "bazelw"), *args],
             env=environment,
             cwd=cwd or self.project,
-            start_new_session=True,  # what a fake sends its process group stays in it, as a terminal's interrupt does
+            start_new_session=True,  # signals of a fake to its process group stay inside, like a terminal's interrupt
             capture_output=True,
             text=True,
             timeout=60,
@@ -104,7 +104,7 @@ class Machine:
         )
 
     def given(self, *args: str) -> list[str]:
-        """Runs the script and returns what Bazel was given."""
+        """Runs the script; returns Bazel's arguments."""
         done = self.run(*args)
         assert done.returncode == 0, done.stderr
         return self.calls("bazel")[-1]
@@ -273,7 +273,8 @@ def test_use_bazel_version_is_honoured(machine: Machine) -> None:
 
 MIRROR, OTHER = "http://mirror.invalid/debian/", "http://other.invalid/apt/"
 
-# What the packages hold, as far as it is looked at: the loader prints what the program that it starts was given.
+# The content of the packages, as far as the script reads it: the loader prints the arguments of the program that it
+# starts.
 PACKAGES = f"""
 cd "$3"
 program() {{ mkdir -p "${{1%/*}}"; printf '#!/usr/bin/env bash\\n%s\\n' "${{2:-}}" >"$1"; chmod +x "$1"; }}
@@ -296,7 +297,7 @@ printf '%s\\n' 'try-import /etc/bazel.bazelrc' 'startup --install_base=/usr/shar
 
 @pytest.fixture(params=["0", "1000"], ids=["root", "user"])
 def debian(machine: Machine, request: pytest.FixtureRequest) -> Machine:
-    """A Debian machine whose apt can download Bazel; a file fail-STEP makes that step fail."""
+    """Returns a Debian machine whose apt can download Bazel; a file fail-STEP makes that step fail."""
     machine.os("debian")
     machine.network(reached=False)
     machine.fake("id", f"echo {request.param}")
@@ -328,12 +329,12 @@ def debian(machine: Machine, request: pytest.FixtureRequest) -> Machine:
 
 
 def place(machine: Machine) -> Path:
-    """Where the copy of Debian's Bazel is."""
+    """Returns the place of the copy of Debian's Bazel."""
     return machine.home / ".cache/neuron-kernelgen" / f"debian-bazel-{os.uname().machine}"
 
 
 def kept(machine: Machine) -> list[str]:
-    """What of a copy is in the cache folder, whole or not."""
+    """Returns the names of the copies in the cache folder, whole or not."""
     return sorted(path.name for path in place(machine).parent.iterdir() if path.is_dir())
 
 
@@ -431,7 +432,7 @@ def test_debians_bazel_takes_its_own_rulesets(debian: Machine) -> None:
     )
     assert len(named) > 10
     assert [line.partition("=")[2].partition("=")[2] for line in lines[1:]] == [f"{copy}{path}" for path in named]
-    # Another checkout, or this one later, may name others.
+    # Another checkout, or a later state of this one, may name others.
     (debian.project / ".bazelrc").write_text(
         "common:offline --override_module=a=/usr/share/bazel/a\ncommon:offline --noenable_workspace\n"
     )

@@ -1,4 +1,4 @@
-"""What a figure's ratio is, when its limit is missed, and how it is handed over. No time is measured here."""
+"""A figure's ratio, its limit, and its JSON. These tests measure no time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from figures import Figure, Limit, Peer
         # Costs per kernel: 30 s for 1,000 against 2 s for 100.
         (Figure("plan", 30, "s", 1000, Peer("smaller", 2, 100)), 1.5),
         (Figure("plan", 30, "s", 1000, Peer("smaller", 2, 100), "peer / value"), 1 / 1.5),
-        # As many kernels: the ratio of the times.
+        # The same number of kernels: the ratio of the times.
         (Figure("plan", 30, "s", 100, Peer("other", 2, 100)), 15),
         (Figure("plan", 30, "s", 100, Peer("other", 2)), 15),
         (Figure("counted", 0, "kernels", peer=Peer("cold build", 8)), 0),

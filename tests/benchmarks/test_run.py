@@ -1,4 +1,4 @@
-"""The command that runs benchmarks: what it writes, and its exit status. The benchmarks here are made up."""
+"""The command that runs benchmarks: its files and its exit status. The benchmarks here are made up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MACHINE: dict[str, Any] = {"cpu": "A processor <&>", "cores": 2, "system": "Debi
 
 
 def benchmark(folder: Path, name: str, program: str) -> run.Benchmark:
-    """Returns a benchmark that is a program, given the path of its JSON in sys.argv[1] as `--json=…`."""
+    """Returns a benchmark that is a program; sys.argv[1] has the path of its JSON as `--json=…`."""
     script = folder / f"{name}.py"
     script.write_text(f"import json, sys\npath = sys.argv[1].removeprefix('--json=')\n{program}\n")
     return run.Benchmark(name, (sys.executable, str(script)))
@@ -57,7 +57,7 @@ BAD = Figure("bad", 9, "s", limit=Limit("value", at_most=2))
         ([program(BAD, GOOD, status=1), program(GOOD)], ["missed", "met"], 1),
         (["sys.exit('broken')", program(GOOD)], ["failed", "met"], 1),
         (["open(path, 'w').write('no json')"], ["failed"], 1),
-        # A status that its figures do not explain is neither a success nor a miss.
+        # A status that does not agree with the figures is neither a success nor a miss.
         ([program(GOOD, status=1)], ["failed"], 1),
         ([program(BAD, status=0)], ["failed"], 1),
     ],
@@ -153,9 +153,9 @@ def test_every_benchmark_of_the_command_is_there(name: str) -> None:
 
 
 def test_what_benchmarks_were_called_is_still_taken() -> None:
-    """By the command, and by Bazel as an alias."""
+    """The command takes them, and Bazel has them as aliases."""
     assert set(run.OLD_NAMES.values()) <= set(run.BENCHMARKS)
     text = "".join((run.HERE / folder / "BUILD.bazel").read_text() for folder in (".", "dispatch"))
     of_bazel = dict(re.findall(r'^        "(\w+)": "(\w+)",$', text, re.MULTILINE)) | {"pieces": "kernel_choice"}
-    # One of them is a file alone, and one a list without figures.
+    # One of them is a file, and one a list without figures.
     assert of_bazel | {"bazelw": "bazelw_overhead"} == run.OLD_NAMES | {"hlo": "hlo_size"}

@@ -1,4 +1,4 @@
-"""The benchmarks' own logic, at tiny sizes: what is counted and judged is right; times are not looked at."""
+"""The benchmarks' own logic, at tiny sizes: counts and judgements are right; times are not checked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_growth_is_judged_by_cpu_time_per_kernel() -> None:
     assert missed(Cost("plan", 1.4, 9.9, 60), before=None) == []
     assert missed(Cost("plan", 2.1, 1.4, 60), largest=True) == ["plan"]
     assert missed(Cost("plan", 1.4, 1.4, 1501)) == ["plan: peak memory"]
-    # Bazel's server may take what it likes.
+    # The memory of Bazel's server has no limit.
     assert missed(Cost("plan", 1.4, 1.4, 1501, own=False)) == []
 
 
@@ -121,7 +121,7 @@ def test_cases_are_judged_against_the_run_that_they_stand_for() -> None:
     assert ratios[f"{BAZEL}: nothing changed", LOOP] == 90
     assert ratios[f"{BAZEL}: a second machine", GENERATOR] == 4.5
     assert ratios[f"{GENERATOR}: cold", LOOP] == 5
-    # A kernel that was compiled and need not have been.
+    # A compile that was not necessary.
     times[BAZEL] = [*ours[:3], Timed(3, 1, 0), ours[4]]
     assert [f.what for f in against_scripts.judge(times) if not f.met] == [
         f"{BAZEL}: a comment in every emitter: compiles"

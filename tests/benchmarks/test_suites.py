@@ -1,4 +1,4 @@
-"""The runner of AWS's test suites, with small suites in their manner: what passes passes, and what fails is seen."""
+"""The runner of AWS's test suites, on small suites of the same form: right tests pass, and failures are reported."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def pytest_addhooks(pluginmanager):
 
 
 def run(folder: Path, *arguments: str, installed: tuple[Path, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Runs the runner; `installed` are folders of further packages."""
+    """Runs the runner; `installed` are folders of additional packages."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, installed), *filter(None, sys.path)])}
     command = [sys.executable, str(RUNNER), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)

@@ -1,4 +1,4 @@
-"""Fixtures of the bundle tests: kernels with HLO and NEFFs that need no JAX."""
+"""Fixtures of the bundle tests: kernels with HLO and NEFFs, made without JAX."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPILER = "simulator 1 (jaxlib 1.2.3)"
 
 @dataclass
 class Kernels:
-    """Everything that a bundle is built from; tests change it before they build."""
+    """The input of a bundle; tests change it before they build."""
 
     folder: Path
     bundle: Bundle
@@ -61,7 +61,7 @@ def unary(op: str, length: int) -> KernelSpec:
 
 @pytest.fixture
 def kernels(tmp_path: Path) -> Kernels:
-    """Twelve kernels with six distinct NEFFs: relu and silu of one length are given the same HLO."""
+    """Twelve kernels with six distinct NEFFs: relu and silu of one length have the same HLO."""
     return make_kernels(tmp_path / "in", [unary(op, n) for op in ("relu", "silu") for n in range(1, 7)])
 
 

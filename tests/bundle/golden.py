@@ -1,6 +1,6 @@
-"""Writes tests/data/bundle-keys.json: specs with the key words and hashes that Python and C++ must agree on.
+"""Writes tests/data/bundle-keys.json: specs with the key words and hashes for which Python and C++ must agree.
 
-    PYTHONPATH=tools python tests/bundle/golden.py
+  PYTHONPATH=tools python tests/bundle/golden.py
 
 The file is the format: a change in it is a change of every bundle, and needs a new format version.
 """
@@ -21,7 +21,7 @@ T = TensorDesc.parse
 
 
 def specs() -> list[KernelSpec]:
-    """Returns one kernel for each thing that a key can get wrong."""
+    """Returns one kernel for each mistake that a key can have."""
     make = KernelSpec.make
     f32 = T("(64,4,1,1)/f32")
     return [
@@ -33,20 +33,20 @@ def specs() -> list[KernelSpec]:
         make("mul_mat", [T("(32,7,1,1)/q8_0"), T("(32,1,3,2)/f32")], T("(7,1,3,2)/f32")),
         # A permuted view: strides that are not dense.
         make("cont", [T("(128,512,32,1)/f32/(4,16384,512,8388608)")], T("(128,512,32,1)/f32")),
-        # A dimension of one element, whose stride ggml fills with anything.
+        # A dimension of one element, for which ggml's stride is arbitrary.
         make("cont", [T("(128,1,32,1)/f16/(2,98,1048576,33554432)")], T("(128,1,32,1)/f16")),
         make("cont", [T("(1,5,1,3)/f32/(8,4,12,20)")], T("(1,5,1,3)/f32")),
         make("sqr", [T("(1,1,1,1)/f32")], T("(1,1,1,1)/f32")),
         # Broadcast by a stride of 0.
         make("cont", [T("(8,8,1,1)/f32/(0,32,256,256)")], T("(8,8,1,1)/f32")),
-        # An absent input before one that is there, and absent ones at the end.
+        # An absent input before one that exists, and absent ones at the end.
         make("soft_max", [f32, None, T("(4,1,1,1)/f32")], f32, {"scale": 0.125}),
         make("soft_max", [f32, None, None], f32, {"scale": 0.125, "max_bias": 8.0}),
         # In place.
         make("set_rows", [T("(64,2,1,1)/f32"), T("(2,1,1,1)/i64"), T("(64,32,1,1)/f16")], T("(64,32,1,1)/f16")),
         make("add", [f32, f32], f32, alias=0),
         make("add", [f32, f32], f32, alias=1),
-        # Integers with a sign, floats and bools in op_params.
+        # Signed integers, floats and bools in op_params.
         make("rope", [T("(128,32,7,1)/f32"), T("(7,1,1,1)/i32")], T("(128,32,7,1)/f32"),
              {"n_dims": 128, "mode": 2, "freq_base": 500000.0, "beta_slow": -1.5, "n_ctx_orig": 8192}),
         make("clamp", [f32], f32, {"min": float("-inf"), "max": -0.0}),
@@ -59,7 +59,7 @@ def specs() -> list[KernelSpec]:
         # ggml has no such op: its parameters are a digest.
         make("my_scale", [f32], f32, {"factor": 0.5, "steps": 3, "wrap": True}),
         make("my_scale", [f32], f32),
-        # Weights in layouts of their own.
+        # Weights in other layouts.
         make("mul_mat", [T("(4096,1024,1,1)/q4_K:planes"), T("(4096,1,1,1)/f32")], T("(1024,1,1,1)/f32"), {"prec": 10}),
         make("mul_mat", [T("(4096,1024,1,1)/f16:transposed"), T("(4096,1,1,1)/f32")], T("(1024,1,1,1)/f32")),
         # Large numbers.
@@ -68,7 +68,7 @@ def specs() -> list[KernelSpec]:
 
 
 def vectors() -> list[dict[str, Any]]:
-    """Returns the file's content: id, spec, key (16 hexadecimal digits a word) and hash."""
+    """Returns the file's content: id, spec, key (16 hexadecimal digits per word) and hash."""
     return [
         {
             "id": spec.id,

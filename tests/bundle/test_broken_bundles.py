@@ -1,4 +1,4 @@
-"""What `kernelgen inspect --check` says of each bundle of tests/data/broken-bundles.json; tests/backend has the C++ library's side."""
+"""`kernelgen inspect --check` reports each bundle of tests/data/broken-bundles.json; tests/backend tests the C++ library."""
 
 from __future__ import annotations
 

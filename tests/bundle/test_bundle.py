@@ -1,4 +1,4 @@
-"""What a bundle is built from, and what is refused."""
+"""The input of a bundle, and what is refused."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_all_mistakes_at_once(kernels: Kernels) -> None:
 
 
 def test_an_equal_neff_of_another_hlo_is_noticed(kernels: Kernels) -> None:
-    # The second kernel's NEFF is one that was seen before, so it is not read again; its HLO is.
+    # The second kernel has a NEFF that was read before, so only its HLO is read.
     last = max(kernels.specs)
     kernels.hlos[last].write_bytes(make_hlo(99))
     assert f"kernel {last}: {kernels.neffs[last]}: compiled from another HLO" in refused(kernels)
@@ -151,7 +151,7 @@ def test_spec_of_another_kernel(kernels: Kernels) -> None:
 
 
 def test_settings_are_compared_by_what_a_neff_depends_on(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A later version may have settings that the compiler is not told of: what was compiled before stays good.
+    # A later version may have settings that the compiler does not get: earlier compiles remain valid.
     plain = CompileConfig.to_json
     monkeypatch.setattr(CompileConfig, "to_json", lambda self: {**plain(self), "new": 1})
     assert bundle.gather(*kernels.arguments).origin.target == "trn1"

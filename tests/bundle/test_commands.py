@@ -1,4 +1,4 @@
-"""`kernelgen inspect`, `compile` and `bundle` as commands: what they print, and how they end."""
+"""`kernelgen inspect`, `compile` and `bundle` as commands: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_check_compares_real_neffs_with_what_the_index_says(
     made = bundle.build(*kernels.arguments, tree_path=laid, pack_path=packed)
     assert made.origin.compiler == "neuronx-cc 2.24.5133.0+58f8de22"
     assert described(laid, "--check")["neff_count"] == described(packed, "--check")["neff_count"] == 12
-    # A writer of the index can write any digest.
+    # The index may have any digest.
     index = json.loads((laid / "index.json").read_text())
     file = laid / index["kernels"][3]["neff"]
 

@@ -17,7 +17,7 @@ from .conftest import Kernels
 
 HEADERS = Path(__file__).parents[2] / "backend/bundle/include"
 
-# Prints every table, so that the test compares text with text.
+# Prints every table; the test compares the text.
 MAIN = r"""
 #include "tiny_trn1.h"
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""Outputs appear whole or not at all."""
+"""Outputs appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["device", "FIFO", "socket"])
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """Something that is not a file; the device is a copy of /dev/null, where one can be made."""
+    """A device, FIFO or socket; the device is a copy of /dev/null, if the test may make one."""
     path = tmp_path / "special"
     if request.param == "FIFO":
         os.mkfifo(path)

@@ -1,4 +1,4 @@
-"""Graph kernels' canonical form and keys: equal structure gives equal words, and any difference gives others."""
+"""Graph kernels' canonical form and keys: equal structure gives equal words, and any difference gives different words."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_layout() -> None:
 
 
 def _nodes(vector: dict[str, Any], rename: dict[str, str], shift: int) -> list[LooseNode]:
-    """Returns a vector's nodes with slots of other names, all at other addresses of their roots."""
+    """Returns a vector's nodes with slots of other names, each at another address of its root."""
     spec = GraphSpec.from_json(vector["spec"])
 
     def loose(place: Any, tensor: TensorDesc) -> Loose:
@@ -155,7 +155,7 @@ def _other_places(name: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["about"])
 def test_every_field_counts(vector: dict[str, Any]) -> None:
-    """What can't be changed alone is refused: either way it does not find this kernel."""
+    """A field that can't change alone is refused; in both cases the spec does not find this kernel."""
     original = GraphSpec.from_json(vector["spec"])
     index = KernelIndex.build([original])
     fields = set()

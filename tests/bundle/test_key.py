@@ -1,4 +1,4 @@
-"""Keys, their hash, and the table over them."""
+"""Keys, their hash, and the hash table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import golden
 
 
 def test_golden_keys() -> None:
-    """A difference breaks every bundle that exists; see golden.py."""
+    """A difference breaks every existing bundle; see golden.py."""
     assert json.loads(golden.PATH.read_text()) == golden.vectors()
 
 
@@ -87,7 +87,7 @@ def test_index_is_not_empty_and_not_ambiguous() -> None:
 
 @pytest.mark.parametrize(("dtype", "layout"), [("q8_0", "planes"), ("f16", "transposed")])
 def test_a_kernel_for_another_layout_is_another_kernel(dtype: str, layout: str) -> None:
-    """The layout is in the id, in the key and in what plans hold; a lookup for one layout does not find a kernel for the other."""
+    """The layout is in the id, in the key and in plans; a lookup for one layout does not find a kernel for the other."""
     f32, result = TensorDesc.parse("(64,3,1,1)/f32"), TensorDesc.parse("(8,3,1,1)/f32")
     plain, rearranged = (
         KernelSpec.make("mul_mat", [TensorDesc.parse(f"(64,8,1,1)/{t}"), f32], result)
@@ -116,7 +116,7 @@ def test_groups_with_weights_in_other_layouts_are_other_kernels() -> None:
 
 
 def test_so_many_keys_of_one_hash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches would take longer with each kernel; the library refuses such a bundle."""
+    """Each such kernel would make searches longer; the library refuses such a bundle."""
     monkeypatch.setattr(index, "key_hash", lambda words: 7)
     assert set(index.make_slots(range(40), range(41))) == set(range(41))
     with pytest.raises(KernelgenError, match="more equal hashes"):

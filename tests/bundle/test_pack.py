@@ -1,4 +1,4 @@
-"""Packs: as others read them, and as they must not be read when they are damaged."""
+"""Packs: other readers can read them, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_gguf_package_reads_it(packed: Path, kernels: Kernels) -> None:
 
 
 def test_offsets_of_arrays(packed: Path) -> None:
-    """The embedded form takes the arrays out of the file by these."""
+    """The embedded form takes the arrays out of the file by these offsets."""
     data = packed.read_bytes()
     made = pack.read(packed)
     words = made.metadata["kernelgen.key.words"]
@@ -67,12 +67,12 @@ def test_truncated_anywhere(packed: Path, tmp_path: Path) -> None:
         cut.write_bytes(data[:length])
         with pytest.raises(KernelgenError, match=r"cut\.gguf"):
             pack.read(cut)
-    cut.write_bytes(data[:last])  # without the padding after the last tensor, which nothing needs
+    cut.write_bytes(data[:last])  # without the padding after the last tensor, which no reader needs
     assert pack.read(cut).neffs == made.neffs
 
 
 def test_mutated_anywhere(packed: Path, tmp_path: Path) -> None:
-    """Any byte of the metadata changed to anything: read as something, or refused; never another error."""
+    """After any change of any byte of the metadata, the pack is read or refused, without another error."""
     data = packed.read_bytes()
     end = pack.read(packed).data_offset
     chance = random.Random(7)
@@ -124,7 +124,7 @@ def put(name: str, value: int, code: str = "<I", element: int = 0) -> Callable[[
         (lambda data, made: struct.pack_into("<Q", data, 16, 2**63), "damaged kernel pack at byte"),
         (put("general.architecture", ord("x"), "<B", 8), "a GGUF file, but no kernel pack"),
         (put("kernelgen.kernel.ids", ord("z"), "<B", 8), "is not ascending"),
-        # The files of an embedded bundle are named after these.
+        # These name the files of an embedded bundle.
         (put("kernelgen.name", ord("/"), "<B", 8), "'/iny' cannot be the name of a file"),
         (put("kernelgen.name", ord("\n"), "<B", 9), "cannot be the name of a file"),
         (put("kernelgen.target", ord("."), "<B", 8), "'.rn1' cannot be the name of a file"),

@@ -1,4 +1,4 @@
-"""What the tests of the cache share: entries to store, an HTTP store that can be told to misbehave, builds in processes of their own."""
+"""Fixtures of the cache's tests: entries, an HTTP store with faults, and builds in their own processes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = Path(__file__).absolute().parents[2] / "tools"
-"""Not where links lead: Bazel puts bytecode beside them."""
+"""Links are not resolved: Bazel puts bytecode beside the links."""
 
 TRN1 = CompileConfig.make("trn1")
 
 
 @contextlib.contextmanager
 def little_memory() -> Iterator[None]:
-    """Lets this process have a gibibyte more than it has: what reads a file of 300 fails, and the machine goes on."""
+    """Limits this process to one more gibibyte: reading a file of 300 GiB fails, without harm to the machine."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), before[1]))
@@ -46,7 +46,7 @@ def little_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def modules() -> list[bytes]:
-    """The HLO of a few kernels."""
+    """Returns the HLO of a few kernels."""
     made = []
     for n in range(1, 5):
         tensor = TensorDesc.parse(f"({8 * n},4,1,1)/f32")
@@ -56,7 +56,7 @@ def modules() -> list[bytes]:
 
 @pytest.fixture(scope="session")
 def neffs(modules: list[bytes]) -> list[tuple[cache.Key, bytes]]:
-    """Keys and NEFFs of `modules`."""
+    """Returns the keys and NEFFs of `modules`."""
     return [
         (
             cache.Key.make(module, "simulator 1", TRN1.flags()),
@@ -75,12 +75,12 @@ def store() -> Iterator[Store]:
 
 @pytest.fixture
 def sdk(tmp_path: Path) -> Callable[..., Path]:
-    """Installs the double of neuronx-cc as an SDK in a folder, with some manners, and returns the folder."""
+    """Returns a function that installs the double of neuronx-cc as an SDK with some settings, and returns the SDK's folder."""
     return lambda folder="sdk", **manners: install(tmp_path / folder, **manners)
 
 
 def install(folder: Path, **manners: Any) -> Path:
-    """Installs the double of neuronx-cc as an SDK in a folder and returns the folder."""
+    """Installs the double of neuronx-cc as an SDK in a folder; returns the folder."""
     double = ROOT / "tests" / "compilers" / "fake_neuronx_cc"
     program = folder / "bin" / "neuronx-cc"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def manifest(folder: Path, *ops: str, name: str = "small", targets: str = "trn1"
 
 
 def environment(**more: object) -> dict[str, str]:
-    """For a process of its own: the same modules as here, with only the caches that are named."""
+    """Returns the environment of a separate process: the same modules as here, and only the given caches."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_", "AWS_")) and "proxy" not in k.lower()}
     path = os.pathsep.join([str(TOOLS), *filter(None, sys.path)])
     return {**kept, "PYTHONPATH": path, **{k: str(v) for k, v in more.items()}}
@@ -108,7 +108,7 @@ def environment(**more: object) -> dict[str, str]:
 
 @pytest.fixture
 def kernelgen(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command line in a process of its own, with a cache in `cache`."""
+    """Returns a function that runs a command line in its own process, with the cache in `cache`."""
 
     def run(*arguments: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""An HTTP server that stores what is PUT, as nginx with WebDAV does, and misbehaves as it is told."""
+"""An HTTP server that stores PUT bodies, like nginx with WebDAV, and has faults."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from types import TracebackType
 
 @dataclass
 class Store:
-    """Use it as a context manager.
+    """A store; use it as a context manager.
 
     Attributes:
-        objects: what is stored, by path.
+        objects: the stored bodies, by path.
         requests: (method, path) of every request.
-        status: answer all requests of a method with this status.
+        status: the status of all answers to a method.
         delay: seconds before every answer.
         trickle: seconds between the bytes of an answer to GET.
-        cut: send only so many bytes of what the header promises.
-        endless: go on with zeros after what is there, and promise nothing.
-        promised: what the header promises of an answer to GET, in place of what is sent.
-        sent: bytes of endless answers that were sent.
+        cut: the number of bytes that are sent of an answer.
+        endless: send zeros after the body, without a length in the header.
+        promised: the length in the header of an answer to GET, instead of the body's.
+        sent: bytes sent in endless answers.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Store:
             daemon_threads = True
 
             def handle_error(self, *args: object) -> None:
-                pass  # the client gave up
+                pass  # the client closed the connection
 
         self.stopped = threading.Event()
         self.server = Server(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""An exported cache is the same bytes for the same entries; one that is imported is not believed in anything."""
+"""Equal entries export to equal bytes; an import verifies everything in an archive."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_is_exported_can_be_imported(tmp_path: Path, folder: Folder, target
     for name in names(folder):
         assert target.path(name).read_bytes() == folder.path(name).read_bytes()
     assert archive.read(tmp_path / "a.tar", target) == Imported(0, 4)
-    # A damaged entry that is there already is replaced.
+    # An import replaces a damaged entry.
     target.path(names(target)[0]).write_bytes(b"damaged")
     assert archive.read(tmp_path / "a.tar", target) == Imported(1, 3)
 
@@ -129,7 +129,7 @@ HOSTILE = {
 
 
 def rewrite(source: Path, output: Path, change: Hostile, form: int) -> None:
-    """Copies an exported cache with its last member changed."""
+    """Copies an exported cache and changes its last member."""
     with tarfile.open(source) as old, tarfile.open(output, "w", format=form) as new:
         members = old.getmembers()
         for member in members:
@@ -214,7 +214,7 @@ def test_an_archive_that_is_cut_off_or_damaged_anywhere_is_refused(
     bad += [b"not a tar " * 1000, b"\x1f\x8b" + data]
     refused = 0
     for damaged in bad:
-        if len(data) - len(damaged) <= 512 and not damaged.strip(data):
+        if data.startswith(damaged) and len(data) - len(damaged) <= 512:
             continue
         (tmp_path / "bad.tar").write_bytes(damaged)
         with pytest.raises(KernelgenError):
@@ -236,7 +236,7 @@ def test_a_flipped_bit_is_noticed_or_changes_no_entry(tmp_path: Path, folder: Fo
             archive.read(tmp_path / "bad.tar", target)
         except KernelgenError:
             assert names(target) == []
-        else:  # a bit of a tar header that means nothing here
+        else:  # a bit of a tar header without effect here
             for name in names(target):
                 assert target.path(name).read_bytes() == folder.path(name).read_bytes()
                 target.drop(name)

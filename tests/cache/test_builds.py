@@ -1,4 +1,4 @@
-"""Builds that share a cache, as processes of their own: nothing is compiled twice, and whatever goes wrong, nothing wrong comes out."""
+"""Builds in their own processes share a cache: nothing is compiled twice, and no failure gives a wrong result."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ BUILDS_AT_ONCE = 5
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """Where the double of neuronx-cc writes down its calls."""
+    """Returns the file where the double of neuronx-cc records its calls."""
     return tmp_path / "record"
 
 
 @pytest.fixture
 def build(tmp_path: Path, record: Path, kernelgen: Kernelgen) -> Kernelgen:
-    """Builds three kernels with the double of neuronx-cc into a folder."""
+    """Returns a function that builds three kernels with the double of neuronx-cc into a folder."""
     manifest(tmp_path, *OPS)
     install(tmp_path / "sdk", record=str(record))
 
@@ -51,7 +51,7 @@ def pack(folder: Path) -> bytes:
 
 
 def counts(done: subprocess.CompletedProcess[str]) -> tuple[int, int]:
-    """Returns how many were compiled and how many came from a cache, as the build says."""
+    """Returns the numbers of compiled kernels and of kernels from a cache, from the build's output."""
     assert done.returncode == 0, done.stderr
     match = re.search(
         r"^3 built \((\d+) compiled, (?:(\d+) from the cache, )?\d+ up to date\), 0 failed", done.stdout, re.M
@@ -65,7 +65,7 @@ def warnings(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def entries(folder: Path) -> dict[str, bytes]:
-    """Returns the NEFFs of a cache, by entry; all must be whole."""
+    """Returns the NEFFs of a cache by entry; all must be whole."""
     found = {}
     for stored in Folder(folder).entries():
         data = Folder(folder).path(stored.name).read_bytes()
@@ -81,7 +81,7 @@ def test_a_second_build_compiles_nothing_and_is_the_same(build: Kernelgen, tmp_p
     done = build("other")
     assert counts(done) == (0, 3) and done.stderr.count("from the cache") == 3
     assert pack(tmp_path / "other") == pack(tmp_path / "out")
-    # Another machine, with what both share.
+    # Another machine, which shares the shared cache.
     shared = {"NEURON_KERNELGEN_SHARED_CACHE": tmp_path / "shared"}
     shutil.rmtree(tmp_path / "cache")
     assert counts(build("third", **shared)) == (3, 0)
@@ -92,7 +92,7 @@ def test_a_second_build_compiles_nothing_and_is_the_same(build: Kernelgen, tmp_p
 
 
 class CMake:
-    """A project with the three kernels, configured once; its build folder is `build`."""
+    """A CMake project with the three kernels, configured once; its build folder is `build`."""
 
     def __init__(self, folder: Path, generator: str, *arguments: str, **settings: object) -> None:
         if shutil.which("cmake") is None or shutil.which("ninja" if generator == "Ninja" else "make") is None:
@@ -109,7 +109,7 @@ class CMake:
         assert self._run("-S", self.source, "-B", self.build, "-G", generator, *flags).returncode == 0
 
     def make(self, expect: int = 0) -> str:
-        """Builds and returns what was printed."""
+        """Builds; returns the output."""
         done = self._run("--build", self.build, "-j", "2")
         assert (done.returncode != 0) == expect, done.stdout
         return done.stdout
@@ -171,12 +171,12 @@ def test_cmake_takes_no_neff_of_an_earlier_hlo_when_the_clock_was_set_back(tmp_p
     manifest(tmp_path, "relu")
     install(tmp_path / "sdk", record=str(record))
     settings = {"NEURON_SDK": tmp_path / "sdk", "NEURON_KERNELGEN_NEFF_CACHE": tmp_path / "cache"}
-    # make compares times alone; Ninja remembers them.
+    # make compares times alone; Ninja records them.
     project = CMake(tmp_path, "Unix Makefiles", f'KERNELS "{tmp_path}/mine"', **settings)
     project.make()
     [made] = project.build.rglob("*.gguf")
     first = made.read_bytes()
-    # It was compiled before the clock was set back, and is emitted again after.
+    # The NEFF was compiled before the clock was set back, and the kernel is emitted again after that.
     [neff] = project.build.rglob("*.neff")
     os.utime(neff, (time.time() + 86400, time.time() + 86400))
     (tmp_path / "mine" / "own.py").write_text(emitter.format("x * 3"))
@@ -215,7 +215,7 @@ def test_cold_builds_at_once_compile_each_kernel_once(tmp_path: Path, record: Pa
     assert len(entries(tmp_path / "cache")) == 6
 
 
-# --- what the compiler does -----------------------------------------------------------------------------------------------
+# --- the compiler -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_the_compiler_did_not_finish_is_never_stored(
     assert len(entries(tmp_path / "cache")) == 3
 
 
-# --- what happens to the cache --------------------------------------------------------------------------------------------
+# --- the cache --------------------------------------------------------------------------------------------------------
 
 
 def test_damaged_entries_are_made_again(build: Kernelgen, tmp_path: Path) -> None:
@@ -254,14 +254,14 @@ def test_damaged_entries_are_made_again(build: Kernelgen, tmp_path: Path) -> Non
 
 def test_a_clock_that_was_set_back_changes_nothing(build: Kernelgen, tmp_path: Path, record: Path) -> None:
     build()
-    # For a clock that was set back, all that is there is of the future.
+    # After the clock is set back, all existing files have future times.
     future = time.time() + 10 * 365 * 86400
     for folder in ("out", "cache", "sdk"):
         for path in (tmp_path / folder).rglob("*"):
             os.utime(path, (future, future))
     assert counts(build()) == (0, 0)
     assert counts(build("other")) == (0, 3)
-    # What is other now is compiled, and not what was left behind taken for it.
+    # Changed inputs are compiled; the NEFFs of the earlier inputs are not used.
     install(tmp_path / "sdk", record=str(record), version="NeuronX Compiler version 9.9.9+abc\n")
     before = pack(tmp_path / "out")
     done = build()
@@ -271,7 +271,7 @@ def test_a_clock_that_was_set_back_changes_nothing(build: Kernelgen, tmp_path: P
 
 
 def in_a_mount(script: str, build: list[str], **more: object) -> subprocess.CompletedProcess[str]:
-    """Runs a script as root in a name space whose mounts are gone when it ends; `"$@"` in it is a build."""
+    """Runs a script as root in a mount namespace that ends with it; `"$@"` in the script is a build."""
     for unshare in (["unshare", "-m"], ["unshare", "-rm"]):
         command = [*unshare, "sh", "-ec"]
         if shutil.which("unshare") and not subprocess.call(
@@ -293,7 +293,7 @@ def test_a_full_disk_under_the_cache_costs_the_cache_only(build: Kernelgen, tmp_
     whole = entries(tmp_path / "cache")
     record.unlink()
     (tmp_path / "small disk").mkdir()
-    # 20 KiB: room for one entry, of 12, and not for two.
+    # 20 KiB: enough for one entry of 12 KiB, but not for two.
     done = in_a_mount(
         f"""
         cd '{tmp_path}'; mount -t tmpfs -o size=20k tmpfs 'small disk'
@@ -306,7 +306,7 @@ def test_a_full_disk_under_the_cache_costs_the_cache_only(build: Kernelgen, tmp_
     assert counts(done) == (3, 0)
     assert pack(tmp_path / "full") == pack(tmp_path / "out")
     assert len(warnings(done)) == 1 and "No space left on device" in warnings(done)[0]
-    # What fitted is whole, and nothing half-written is beside it.
+    # The entries that fit are whole, and no half-written file is beside them.
     kept = entries(tmp_path / "kept")
     assert 1 <= len(kept) < 3 and kept.items() <= whole.items()
     assert done.stdout.rstrip().endswith("small disk/tmp:")
@@ -420,7 +420,7 @@ def test_a_build_that_is_stopped_leaves_nothing_half_written_in_the_cache(
         text=True,
     )
     deadline = time.monotonic() + 120
-    while len(compiles(record)) < 2:  # the first is done, the second at work
+    while len(compiles(record)) < 2:  # the first is done, the second runs
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
     process.send_signal(number)
@@ -480,7 +480,7 @@ def test_a_link_in_the_output_folder_is_not_written_through(build: Kernelgen, tm
     (tmp_path / "out" / form).symlink_to(victim if form != "small_trn1.kernels.gguf" else victim / "file")
     done = build()
     if form == ".kernelgen":
-        # The state may be kept elsewhere; what is there already is let alone.
+        # The state folder may be elsewhere; the build leaves its existing files unchanged.
         assert counts(done) == (3, 0)
     assert (victim / "file").read_text() == "precious"
     assert form == ".kernelgen" or [p.name for p in victim.iterdir()] == ["file"]

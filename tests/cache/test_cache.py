@@ -1,4 +1,6 @@
-"""The levels of the cache: what one has is not made, what is wrong with one has one message and costs time, never a build."""
+"""The levels of the cache: a stored NEFF is not made again; a fault prints one message and costs time, but never fails
+a build.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ Neffs = list[tuple[Key, bytes]]
 
 
 class Made(list[str]):
-    """Makes a NEFF, and remembers that it did."""
+    """Makes NEFFs, and records their names."""
 
     def __init__(self, neffs: Neffs) -> None:
         super().__init__()
@@ -162,7 +164,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_no
     (tmp_path / "tmp").mkdir()
     dead, living = (tmp_path / "tmp" / f"{neffs[0][0].name}.{end * 6}" for end in ("de", "11"))
     dead.write_bytes(b"half")
-    # Not what its time says, which a clock that was set back makes meaningless.
+    # The lock counts, not the file's time, which means nothing after a clock was set back.
     os.utime(dead, (2**33, 2**33))
     with living.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -254,7 +256,7 @@ with Folder(Path(sys.argv[1])).locked(sys.argv[2], 5):
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Any:
-    """Starts a process that holds the right to make an entry and does not make it."""
+    """Returns a function that starts a process which holds an entry's lock and does not make the entry."""
     started: list[subprocess.Popen[str]] = []
 
     def start(name: str) -> subprocess.Popen[str]:
@@ -276,7 +278,7 @@ def test_who_waits_goes_on_when_the_other_is_killed(
 ) -> None:
     key, neff = neffs[0]
     process = holder(key.name)
-    # Of other work it does not keep anyone.
+    # The lock does not block other entries.
     assert made.get(opened(said, folder=tmp_path), neffs[1][0])[1] == COMPILED
     answers: list[tuple[bytes, str]] = []
     waiting = threading.Thread(target=lambda: answers.append(made.get(opened(said, folder=tmp_path), key)))
@@ -303,7 +305,7 @@ def test_who_is_patient_only_for_so_long_makes_it_himself(
 
 @pytest.fixture(params=["folder", "http", "memory"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path, store: Store) -> str:
-    """Where a shared cache is."""
+    """Returns the place of a shared cache."""
     if request.param == "folder":
         return str(tmp_path / "shared")
     return store.url if request.param == "http" else f"memory://{tmp_path}/neffs"
@@ -316,7 +318,7 @@ def test_machines_share_what_one_compiled(
         for key, neff in neffs:
             cache = opened(said, folder=tmp_path / machine, shared=shared)
             assert made.get(cache, key) == (neff, expected)
-    # Also without a folder of its own.
+    # Also without a local folder.
     assert made.get(opened(said, shared=shared), neffs[0][0])[1] == SHARED
     assert len(made) == len(neffs) and said == []
 
@@ -384,7 +386,7 @@ def test_what_a_store_sends_without_end_is_not_read(
     with little_memory():
         assert made.get(opened(said, folder=tmp_path, shared=store.url), key) == (neff, COMPILED)
     assert len(said) == 1 and message.format(size=len(whole)) in said[0] and store.url in said[0], said
-    # What was under way when reading ended.
+    # The bytes that were in transit when reading ended.
     assert store.sent < 64 << 20
     assert store.objects == {path: whole}
 
@@ -491,14 +493,14 @@ def test_a_build_of_many_processes_says_it_once_and_asks_once(
     for key, _ in neffs[:2]:
         made.get(process("1"), key)
     assert (len(said), store.count("GET")) == (1, 1)
-    # The next build says it again, and asks again.
+    # The next build prints it again, and sends a request again.
     made.get(process("2"), neffs[2][0])
     assert (len(said), store.count("GET")) == (2, 2)
-    # A long build tries again after a while, and does not repeat itself.
+    # A long build retries after a while, but does not print it again.
     monkeypatch.setattr(notices, "RETRY_SECONDS", 0.0)
     made.get(process("2"), neffs[3][0])
     assert (len(said), store.count("GET")) == (2, 3)
-    # What earlier builds left behind is gone.
+    # Files of earlier builds are removed.
     assert all(p.name.startswith("2.") for p in (tmp_path / "notices").iterdir())
 
 

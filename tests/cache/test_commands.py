@@ -1,4 +1,4 @@
-"""`kernelgen cache`: what a person asks of the cache, and what a script reads."""
+"""`kernelgen cache`: its output for people and for scripts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command line in this process, with a cache in `cache`."""
+    """Returns a function that runs a command line in this process, with the cache in `cache`."""
     monkeypatch.setenv("NEURON_KERNELGEN_NEFF_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("NEURON_SDK", raising=False)
 
@@ -46,7 +46,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 @pytest.fixture
 def folder(tmp_path: Path, neffs: Neffs) -> Folder:
-    """The cache, with four entries; the first was used last."""
+    """Returns the cache with four entries; the first was used last."""
     made = Folder(tmp_path / "cache")
     for n, (key, neff) in enumerate(neffs):
         made.write(key.name, entry.pack(key, f"k{n}", neff))

@@ -1,4 +1,4 @@
-"""An entry is used whole or not at all: no byte of it can change unnoticed."""
+"""An entry is used as a whole or not at all: a change of any byte is noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A NEFF's name says what it depends on and nothing else, and a miss can be explained part by part."""
+"""A NEFF's name depends on its inputs alone, and a miss can be explained part by part."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_key_whose_target_is_not_the_flags_is_refused() -> None:
 
 
 def test_a_name_is_the_same_on_every_machine_and_in_every_version() -> None:
-    # A change of this digest makes every cache worthless: raise FORMAT with it.
+    # If this digest changes, no existing cache can be used: raise FORMAT with it.
     assert KEY.name == "b28271c14f2820663e482fe550a6634a823e654a3c264dd06ca6932d704e04d3"
 
 

@@ -1,4 +1,4 @@
-"""`python -m pytest` in a checkout, with nothing of Bazel's around it: what needs no programs passes, and the rest is collected."""
+"""`python -m pytest` in a checkout, without Bazel: tests that need no programs pass, and all others are collected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 COLLECT = ("--collect-only", "--assert=plain")
-"""Asks for the names of tests alone; half the time of collecting them goes into assertions that say more when they fail."""
+"""Asks only for the names of tests; rewriting assertions takes half the time of collecting them."""
 
 # When Bazel runs a test, this file is a link into the checkout.
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def test_each_target_has_its_share_of_the_tests_that_run_kernels(collected: list
     def targets(tests: list[str]) -> set[str]:
         files = {(test.split("::")[0], *re.findall(r"\[(trn1|trn2|inf2)\b", test)) for test in tests}
         chosen = [file for file in files if len(file) == 2]
-        assert len({name for name, _ in chosen}) == len(chosen)  # each file has one
+        assert len({name for name, _ in chosen}) == len(chosen)  # each file has one target
         assert len(chosen) > 20
         return {target for _, target in chosen}
 

@@ -1,4 +1,4 @@
-"""examples/ci: the steps of both workflows do what they say, run after run, with what the first run left in the cache."""
+"""examples/ci: the steps of both workflows work, in several runs, with the cache of the first run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ONE_MORE = '  - {op: silu, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32"}
 
 
 class Runner:
-    """A machine of GitHub's: a home folder, a folder for temporary files, and a summary."""
+    """A double of one of GitHub's machines: a home folder, a folder for temporary files, and a summary."""
 
     def __init__(self, folder: Path, checkout: Path) -> None:
         self.home, self.temp, self.checkout = folder / "home", folder / "temp", checkout
@@ -61,7 +61,7 @@ class Runner:
         self.env = kept | own
 
     def run(self, workflow: str) -> str:
-        """Runs a workflow's steps and returns the job's summary."""
+        """Runs a workflow's steps; returns the job's summary."""
         (job,) = yaml.safe_load((EXAMPLES / workflow).read_text())["jobs"].values()
         for step in job["steps"]:
             if "run" in step and step.get("name") not in NOT_RUN:
@@ -80,13 +80,13 @@ class Runner:
         return text
 
     def cached(self, workflow: str) -> list[Path]:
-        """Returns the folders that the workflow keeps from run to run."""
+        """Returns the folders that the workflow keeps between runs."""
         (job,) = yaml.safe_load((EXAMPLES / workflow).read_text())["jobs"].values()
         (step,) = (s for s in job["steps"] if str(s.get("uses", "")).startswith("actions/cache@"))
         return [Path(line.replace("~", str(self.home))) for line in step["with"]["path"].split()]
 
     def hand_over(self, workflow: str, to: Runner) -> None:
-        """Gives the next machine what this one kept: all of it, and nothing else."""
+        """Gives the next machine the kept folders, complete, and nothing else."""
         for ours, theirs in zip(self.cached(workflow), to.cached(workflow), strict=True):
             assert ours.is_dir(), f"the workflow keeps {ours}, which does not exist"
             theirs.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def test_a_repository_with_bazel(tmp_path: Path) -> None:
         first, second = (Runner(tmp_path / name, checkout.path) for name in ("first", "second"))
         provide_python(first)
         for runner in (first, second):
-            # A machine of GitHub's has Bazelisk.
+            # GitHub's machines have Bazelisk.
             scratch.provide_bazel(runner.home / ".cache" / "neuron-kernelgen")
         # Bazel takes ~ from the user's entry in the system, not from HOME.
         rc = "build:disk-cache --disk_cache={}/.cache/neuron-kernelgen/bazel\n" + "".join(

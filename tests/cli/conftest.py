@@ -1,4 +1,4 @@
-"""What the tests of the command line share: calling it, in this process or in one of its own."""
+"""Fixtures of the command line's tests: running kernelgen in this process, or in its own process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Done:
 
 @pytest.fixture
 def kernelgen(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Runs a command line in this process."""
+    """Returns a function that runs a command line in this process."""
 
     def run(*args: str | Path) -> Done:
         capsys.readouterr()
@@ -37,13 +37,13 @@ def kernelgen(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
 
 
 def environment() -> dict[str, str]:
-    """For a process of its own: the same modules as here, and a width that does not depend on the terminal."""
+    """Returns the environment of a separate process: the same modules as here, and a width independent of the terminal."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "120"}
 
 
 @pytest.fixture
 def process() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command line in a process of its own."""
+    """Returns a function that runs a command line in its own process."""
 
     def run(*args: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

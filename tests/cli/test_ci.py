@@ -1,4 +1,4 @@
-"""`.ci/run` counts everything that went wrong, also what left no report."""
+"""`.ci/run` counts all failures, including those without a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SKIP = '<testcase name="d"><skipped/></testcase>'
 
 
 class Run:
-    """One run of CI, as files."""
+    """The files of one CI run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

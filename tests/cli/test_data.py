@@ -1,4 +1,4 @@
-"""What an emitter reads besides its sources is an input of its HLO, however and whenever it reads it."""
+"""Data that an emitter reads beside its sources is an input of its HLO, for any way and time of reading."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_data_that_is_not_declared_is_refused_with_its_place(folder: Path, when:
     assert code == 1 and f"own.py:{line}:1: error: kernel scaled-4-f32-" in said
     assert f"its emitter reads {data}, which is not a declared input" in said and "`data` of neuron.kernels" in said
     assert not (folder / "k.hlo.pb").exists()
-    # The same process, as a persistent worker: what it remembers of one request is nothing to the next.
+    # The same process, as a persistent worker: one request's reads do not affect the next.
     assert declared(folder, data) == (0, "")
     two = (folder / "k.hlo.pb").read_bytes()
     assert declared(folder)[0] == 1
@@ -179,7 +179,7 @@ def test_data_that_is_not_declared_and_so_not_there_is_named(folder: Path) -> No
 
 
 def test_packages_of_an_environment_below_this_one_are_no_data(folder: Path) -> None:
-    """A folder of sources that the interpreter is told of is data."""
+    """A folder of sources on the interpreter's path is data."""
     paths = [folder / "base" / "site-packages", folder / "sources"]
     for path in paths:
         path.mkdir(parents=True)
@@ -225,9 +225,7 @@ def test_a_depfile_names_the_folder_of_a_file_that_is_not_there(folder: Path) ->
     )
     words = [f"--{name}={folder / name}" for name in ("folder", "stamp", "depfile")]
     assert step(folder, "emit-batch", *words) == (0, "")
-    assert (folder / "depfile").read_text().endswith(f" {folder / 'mine'} \\\n  {folder / 'mine/own.py'}\n") or (
-        f"  {folder / 'mine'} \\\n" in (folder / "depfile").read_text()
-    )
+    assert f"  {folder / 'mine'} \\\n" in (folder / "depfile").read_text()
 
 
 @pytest.mark.parametrize("step_name", ["emit", "emit-batch"])

@@ -1,4 +1,4 @@
-"""`--check-determinism` finds emitters whose result is not the same every time, and nothing else."""
+"""`--check-determinism` finds emitters whose results vary, and only these."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def line(function: str) -> int:
 
 def test_what_is_not_the_same_every_time_fails_and_costs_no_other_kernel(kernelgen: Run, folder: Path) -> None:
     path = manifest(folder, "chance", "hashed", "counted", "sometimes", "steady")
-    done = build(kernelgen, folder, path, "--check-determinism", "-j", "1")  # in one process, so that the order tells
+    done = build(kernelgen, folder, path, "--check-determinism", "-j", "1")  # in one process, so the order matters
     assert done.code == 1
     assert "2 built (2 compiled, 0 up to date), 8 failed" in done.out
     for op in ("chance", "hashed", "counted", "sometimes"):

@@ -1,4 +1,4 @@
-"""`kernelgen doctor` tells what is there from what is not, and only what building needs makes it fail."""
+"""`kernelgen doctor` reports what is installed and what is missing, and fails only if a build's requirement is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user names is a FIFO or a device: each command refuses it at once, and says what it is."""
+"""Each command refuses a FIFO or a device as an input at once, and names the kind of file."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What needs a kernel's HLO before any compile: `kernelgen plan --estimate`, and `kernelgen validate --lint`."""
+"""Checks of a kernel's HLO before any compile: `kernelgen plan --estimate` and `kernelgen validate --lint`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_plan_warns_of_groups_with_too_many_products(
     path = tmp_path / "g.yaml"
     path.write_text(GROUP)
     assert kernelgen("plan", path).err == ""
-    # 4 tiles of what is summed by 2 of 512 columns, and twice 4 by 8 to transpose: 72 times 1.5.
+    # 4 tiles of the summed axis times 2 of 512 columns, and twice 4 by 8 transposes: 72 times 1.5.
     monkeypatch.setattr(cli_plan, "MAX_INSTRUCTIONS", 200)
     done = kernelgen("plan", path)
     assert done.code == 0 and done.err.startswith("warning: kernel graph-2-")

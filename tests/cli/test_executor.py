@@ -1,4 +1,4 @@
-"""What a build starts: what is not there already, and as much at once as the machine has memory and CPUs for."""
+"""A build runs the steps that are not up to date, as many at once as memory and CPUs allow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kernelgen.targets import SIMULATOR_MEMORY_MB
 
 @dataclass
 class FakePool:
-    """Runs nothing: a step's outputs are made up when it ends; what ran at once is kept."""
+    """Runs nothing: writes made-up outputs when a step ends, and records which steps ran at once."""
 
     size: int
     hlo: bytes | None = None
@@ -189,7 +189,7 @@ def test_other_settings_another_compiler_or_target_compile_again(tmp_path: Path)
         neffs |= {path.name for path in result.neffs.values()}
     assert len(neffs) == len(variants)
     again, _ = run(FakePool(1), plan(1, memory_mb=5, cpus=3), tmp_path / "again")
-    assert {path.name for path in again.neffs.values()} <= neffs  # what a compile may use is not part of its result
+    assert {path.name for path in again.neffs.values()} <= neffs  # resources do not change the result
 
 
 def test_the_machines_memory_is_a_sensible_number() -> None:
@@ -198,7 +198,7 @@ def test_the_machines_memory_is_a_sensible_number() -> None:
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Library:
-    """A library whose emitter of relu has a helper."""
+    """Returns a library whose emitter of relu imports a helper."""
     root = tmp_path / "mine"
     root.mkdir()
     emitter = "from kernelgen.emitters import emitter\n\nfrom .helper import f\n\n\n@emitter('relu')\ndef relu(x):\n    return f(x)\n"
@@ -209,7 +209,7 @@ def mine(tmp_path: Path) -> Library:
 
 
 def emitted(count: int, tmp_path: Path, mine: Library) -> int:
-    """Returns how many of some kernels that `mine` computes a build emits."""
+    """Returns how many of `count` kernels of `mine` a build emits."""
     what = plan(count, emitter="unary", library="mine")
     result, _ = run(FakePool(2), what, tmp_path / "out", [mine])
     assert len(result.hlos) == len(what.kernels)
@@ -264,7 +264,7 @@ def test_an_emitter_that_is_edited_while_it_runs_runs_again(mine: Library, tmp_p
             return super().wait()
 
     run(Editing(1), plan(1, emitter="unary", library="mine"), tmp_path / "out", [mine])
-    helper.write_text(before)  # as it was when the emit was started, and maybe not when it read the file
+    helper.write_text(before)  # as at the start of the emit, but maybe not as at the time of the read
     assert emitted(1, tmp_path, mine) == 1
     assert emitted(1, tmp_path, mine) == 0
 
@@ -320,7 +320,7 @@ def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: 
     made = up_to_date.Emits(tmp_path, [source])
     relu = plan(1).kernels[0].spec
     known = {
-        # As many inputs as an op may work on in place.
+        # As many inputs as an in-place op may have.
         r.module: made.inputs(Kernel(KernelSpec.make(op, relu.inputs * 3, relu.output), r.module))
         for op, r in source.scan().items()
     }

@@ -1,4 +1,4 @@
-"""How long a build may take, and what that is known from."""
+"""The forecast of a build's time, and its basis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_records_only_the_number_is_known() -> None:
 def test_records_of_the_same_op_and_the_nearest_size_decide() -> None:
     records = [Record(kernel("mul_mat", f"{64 << n}x8"), 10.0 * n) for n in range(1, 11)]
     records += [Record(kernel("add", "4096x512"), 1000.0)]
-    # The five nearest of ten are those of 30 to 70 s.
+    # The five nearest of ten take 30 to 70 s.
     assert forecast([kernel("mul_mat", f"{64 << 5}x8")], records, 1) == Forecast(1, 50.0, 11, 0)
     assert forecast([kernel("mul_mat", "1")], records, 1).seconds == 30.0
     assert forecast([kernel("add", "1x1x1")], records, 1).seconds == 1000.0
@@ -105,12 +105,12 @@ def test_a_build_says_what_is_ahead(kernelgen: Kernelgen, tmp_path: Path) -> Non
     assert unknown in build("out").err.splitlines()
     (one, two) = [Folder(cache).head(stored.name) for stored in Folder(cache).entries()]
     assert one and two and one.seconds and two.seconds
-    # Both are there, and a third is known from them.
+    # Both are up to date, and their records give a forecast for a third.
     assert "ahead" not in build("out", "--dry-run").out + build("out").err
     text = build("out", "--dry-run", ops=("relu", "silu", "gelu")).out.splitlines()[-1]
     assert text.startswith("at most 1 compile ahead, about ")
     assert text.endswith(" s with -j 1 (from 2 recorded compiles, none of them of the op of 1)")
-    # What the cache has is not compiled, and what the output folder has lost is known to be.
+    # The forecast skips compiles that are in the cache, and NEFFs that the output folder has lost.
     build("other")
     shutil.rmtree(tmp_path / "other/.kernelgen/neff")
     assert "ahead" not in build("other", "--dry-run").out

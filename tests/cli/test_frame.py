@@ -1,4 +1,4 @@
-"""The command line as a whole: help, start-up, and how every kind of error ends."""
+"""The command line as a whole: help, start-up, and the exit of every kind of error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_help_lists_every_command(kernelgen: Run) -> None:
 
 
 def completions(words: str) -> list[str]:
-    """Returns what bash offers for the last word."""
+    """Returns bash's completions of the last word."""
     environ = {
         **environment(),
         "_KERNELGEN_COMPLETE": "bash_complete",

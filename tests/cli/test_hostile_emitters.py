@@ -1,4 +1,4 @@
-"""What an emitter does to its process reaches no other kernel, not the protocol and not the exit status."""
+"""An emitter that disturbs its process affects no other kernel, not the protocol, and not the exit status."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_bad_manners_cost_the_kernel_that_has_them_and_no_other(
     assert "its worker was killed by signal 37" in done.err
     assert "\x1b" not in done.err and "\\x1b[2J and \\x07" in done.err
     assert re.search(r"yyy\n *… and 99\d{5} characters more\n", done.err) and len(done.err) < 20_000
-    # Again, with relative paths, from the folder.
+    # Again with relative paths, from the folder.
     assert kernelgen("build", "m.yaml", *words, "--only", "moves").code == 0
     assert list(folder.glob("out/.kernelgen/hlo/moves-*.hlo.pb"))
 
@@ -257,7 +257,7 @@ def test_an_emitter_has_a_time_limit_that_can_be_lifted(kernelgen: Run, folder: 
 def test_a_step_has_a_time_limit(folder: Path) -> None:
     code, said = step(folder, "loops", "--timeout=0.5")
     message = "it took longer than its time limit and was stopped after 0.5 s"
-    # Where it was is at the loop, or in the line that does nothing.
+    # The location is the loop, or the line in it.
     at = line("while True:\n        pass")
     assert code == 1 and re.match(
         rf"\S+own\.py:({at}|{at + 1}):1: error: kernel loops-4-f32-\w+: {message}\n    another limit: ", said
@@ -265,7 +265,7 @@ def test_a_step_has_a_time_limit(folder: Path) -> None:
     assert not (folder / "loops").exists()
     code, said = step(folder, "late", "--timeout=0.5")
     assert code == 1 and f"{message}\n" in said, said
-    # The limit is of a step; and another alarm than its own does not end it.
+    # The limit is per step, and the emitter's own alarm does not end the step.
     assert step(folder, "alarms", "--timeout=20") == (0, "")
     assert step(folder, "sees", "--timeout=0") == (0, "")
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
@@ -301,7 +301,7 @@ def test_what_a_step_leaves_is_looked_at(
     kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (folder / "stamp").touch()
-    # A step that succeeds and does something else.
+    # A step that succeeds but does something else.
     flags = json.dumps(CompileConfig.make("trn1").flags())
     other = ["lint", f"--flags={flags}", f"--hlo={folder}/hlo", f"--stamp={folder}/stamp"]
     (folder / "hlo").write_bytes(hlo())
@@ -321,7 +321,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def fake_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Pool]]:
-    """Returns pools of one worker whose program is given."""
+    """Returns a function that makes pools of one worker with the given program."""
     made: list[Pool] = []
 
     def make(answer: str) -> Pool:

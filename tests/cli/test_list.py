@@ -1,4 +1,4 @@
-"""`kernelgen list` shows what a manifest can name."""
+"""`kernelgen list` shows the names that a manifest can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's file that is given for a manifest or a bundle is called what it is, and the command that takes it is named."""
+"""Commands that receive a model's file instead of a manifest or bundle say what it is, and name the command for it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_command_that_is_named_takes_the_file(
     program, *words = line.partition(" writes ")[0].split()
     assert program == "kernelgen"
     monkeypatch.setenv("NEURON_KERNELGEN_EXPORTER", str(tmp_path / "none"))
-    # As far as that goes without llama.cpp.
+    # Without llama.cpp the command gets only this far.
     assert kernelgen(*words).err.startswith("error: NEURON_KERNELGEN_EXPORTER: there is no program ")
 
 
@@ -123,7 +123,7 @@ def test_a_pack_is_not_a_model(kernelgen: Run, tmp_path: Path) -> None:
     assert (
         f"{pack} is a bundle of kernels, a GGUF pack, not a manifest\n    kernelgen inspect {pack} prints" in done.err
     )
-    # Damaged, it is still a pack.
+    # A damaged pack is still recognized as a pack.
     pack.write_bytes(pack.read_bytes()[:200])
     assert "damaged kernel pack" in kernelgen("inspect", pack).err
 

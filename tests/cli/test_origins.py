@@ -1,4 +1,4 @@
-"""What a compile step says of its NEFF, and what a bundle step makes of it."""
+"""The record that a compile step writes about its NEFF, and the bundle step's check of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelgen.neff import provenance
 
 @pytest.fixture
 def made(tmp_path: Path) -> dict[str, dict[str, Path]]:
-    """The origin, the HLO and the NEFF of one kernel, `k`, as arguments of `check`."""
+    """Returns the origin, HLO and NEFF of one kernel, `k`, as arguments of `check`."""
     files = {name: tmp_path / f"k.{name}" for name in ("origin", "hlo", "neff")}
     files["hlo"].write_bytes(b"HLO")
     files["neff"].write_bytes(b"NEFF")

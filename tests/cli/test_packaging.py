@@ -1,4 +1,4 @@
-"""`pip install .`: the wheel has everything that a checkout has, and works with no checkout beside it."""
+"""`pip install .`: the wheel has all files of a checkout, and works without one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_dev_lock_agrees_with_the_lock() -> None:
 
 
 def copy_sources(source: Path) -> Path:
-    """Copies what a wheel or an sdist is built from, and returns the folder."""
+    """Copies the sources of a wheel or an sdist; returns the folder."""
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "commit.txt")
     for name in ("tools/kernelgen", "tools/nki_interpreter", "tools/packaging", "kernels"):
         shutil.copytree(ROOT / name, source / name, ignore=ignore)
@@ -68,7 +68,7 @@ def copy_sources(source: Path) -> Path:
 
 
 def build(source: Path, what: str, output: Path) -> Path:
-    """Builds the `wheel` or the `sdist` of a source tree, and returns it."""
+    """Builds the `wheel` or the `sdist` of a source tree; returns its path."""
     output.mkdir(exist_ok=True)
     code = f"import sys, reproducible; print(reproducible.build_{what}(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["tools/packaging", *filter(None, sys.path)])}
@@ -86,7 +86,7 @@ def build(source: Path, what: str, output: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel and the sdist, built from a copy of the sources."""
+    """Returns the wheel and the sdist, built from a copy of the sources."""
     folder = tmp_path_factory.mktemp("built")
     source = copy_sources(folder / "source")
     return build(source, "wheel", folder), build(source, "sdist", folder)
@@ -94,7 +94,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def site(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, installed by pip."""
+    """Returns the folder where pip installed the wheel."""
     folder = tmp_path_factory.mktemp("site")
     command = [
         sys.executable,

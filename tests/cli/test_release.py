@@ -1,4 +1,4 @@
-"""tools/release: a release needs one version, a publisher who is named, and a clean checkout of its tag."""
+"""tools/release: a release requires one version, a named publisher, and a clean checkout of its tag."""
 
 from __future__ import annotations
 

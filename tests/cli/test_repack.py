@@ -1,4 +1,6 @@
-"""`kernelgen repack`: what it writes, what it leaves out, and what it refuses. tests/ggml_neuron loads such files."""
+"""`kernelgen repack`: the files that it writes, the weights that it omits, and its errors. tests/ggml_neuron loads such
+files.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ SHAPES = {
 def write_model(
     path: Path, shapes: Mapping[str, tuple[int, int, str]] = SHAPES, split: tuple[int, int] | None = None
 ) -> Path:
-    """Writes a model, or one of the files of one."""
+    """Writes a model, or one file of a split model."""
     random = np.random.default_rng(3)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
@@ -115,7 +117,7 @@ def test_a_digest_is_that_of_its_definition() -> None:
 
 
 def test_an_embedding_beside_an_output_is_left_out(kernelgen: Run, tmp_path: Path) -> None:
-    """llama.cpp keeps it on the CPU."""
+    """llama.cpp keeps the embedding on the CPU."""
     shapes = {**SHAPES, "output.weight": SHAPES["token_embd.weight"]}
     model, manifest = write_model(tmp_path / "m.gguf", shapes), write_manifest(tmp_path / "m.yaml", "[bf16]", shapes)
     assert kernelgen("repack", model, manifest).out.startswith(f"{tmp_path}/m.repacked.gguf: 3 of 5 tensors, 3 in bf16")

@@ -1,4 +1,4 @@
-"""`--used`: of a recorded manifest the kernels that ran."""
+"""`--used` selects the kernels of a recorded manifest that ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The persistent worker's protocol, whatever a step does to the descriptors that it finds."""
+"""The persistent worker's protocol works for any use of file descriptors in a step."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_check_of_hlo_is_for_the_flags_of_each_kernel(tmp_path: Path) -> Non
 
 
 def powers(folder: Path) -> Path:
-    """Writes HLO that raises 64-bit integers to their own power, which NCC_EVRF062 is about."""
+    """Writes HLO that raises 64-bit integers to their own power, for NCC_EVRF062."""
     path = wide(folder, "s64")
     module = proto.parse(path.read_bytes())
     (computation,) = module.computations

@@ -1,6 +1,7 @@
 """A scratch copy of the checkout for projects that use it, and the double of neuronx-cc.
 
-benchmarks/cmake_project.py and benchmarks/incremental_cmake.py are importable here: the tests build projects as the benchmark does.
+benchmarks/cmake_project.py and benchmarks/incremental_cmake.py are importable here: the tests build projects like the
+benchmark.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-# When Bazel runs a test, this file is a link into the checkout; the scratch copies are made of the checkout itself.
+# Under Bazel, this file is a link into the checkout; the scratch copies are made of the checkout itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import cmake_project
@@ -30,7 +31,7 @@ kernels:
   - {op: relu, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32", compiler: {optlevel: 1}}
   - {op: rms_norm, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32", params: {eps: 1.0e-6}}
 """
-"""A manifest of three kernels, of two modules, one compiled with settings of its own."""
+"""A manifest of three kernels, from two modules, one with its own compile settings."""
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +42,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(checkout: Path, tmp_path: Path) -> Callable[..., cmake_project.Project]:
-    """Returns a function that writes a project with the small manifest and some calls, which is built in `build`."""
+    """Returns a function that writes a project with the small manifest and some calls; it is built in `build`."""
 
     def project(*calls: str, generator: str = "Ninja", languages: str = "NONE") -> cmake_project.Project:
         made = cmake_project.Project(tmp_path / "project", tmp_path / "build", generator)
@@ -54,7 +55,7 @@ def project(checkout: Path, tmp_path: Path) -> Callable[..., cmake_project.Proje
 
 @pytest.fixture
 def sdk(tmp_path: Path) -> Callable[..., Path]:
-    """Returns a function that installs the double of neuronx-cc, with some manners, as an SDK in a folder."""
+    """Returns a function that installs the double of neuronx-cc, with some behaviour, as an SDK in a folder."""
 
     def sdk(folder: str = "sdk", **manners: Any) -> Path:
         double = ROOT / "tests" / "compilers" / "fake_neuronx_cc"

@@ -1,4 +1,4 @@
-"""What is wrong with a call, a manifest or the machine has a message when CMake runs, in words that help."""
+"""When CMake runs, a mistake in a call, in a manifest or on the machine gives a helpful message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Make = Callable[..., cmake_project.Project]
 
 
 def said(output: str) -> str:
-    """Returns what CMake printed in one line: it fills text into paragraphs."""
+    """Returns CMake's output in one line: CMake wraps text into paragraphs."""
     return " ".join(output.split())
 
 
@@ -76,7 +76,7 @@ def test_every_mistake_of_a_manifest_is_shown_in_its_place_and_nothing_else(proj
 
 
 def test_packages_that_are_missing_are_named_with_what_to_do(project: Make, tmp_path: Path) -> None:
-    # An interpreter without packages: this one, told not to look for any.
+    # An interpreter without packages: this one, with an option that hides them.
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
@@ -104,14 +104,14 @@ def test_without_a_python_an_unknown_argument_is_named_and_no_other_is_proposed(
 
 
 def test_the_environment_that_is_made_by_default_is_the_one_that_bazel_makes(project: Make) -> None:
-    """Needs the network the first time on a machine, as Bazel does."""
+    """Needs the network the first time on a machine, like Bazel."""
     made = project("add_neuron_kernels(k MANIFEST small.yaml FORM PACK)")
     output = made.configure(python=None)
     found = re.search(r"Python environment of kernelgen \(made on first use\) - (/.*)$", output, re.MULTILINE)
     if found is None:
-        # The interpreter on PATH has exactly what the lock names.
+        # The interpreter on PATH has exactly the packages of the lock.
         assert "3 kernels, 6 compiles" in output
         return
     assert (Path(found[1]) / "complete").exists()
-    # One message.
+    # The message appears once.
     assert "Python environment" not in made.configure(python=None)

@@ -1,4 +1,4 @@
-"""What add_neuron_kernels() builds is what `kernelgen build` builds, and a change rebuilds what it changes and nothing else."""
+"""add_neuron_kernels() builds the same as `kernelgen build`, and a change rebuilds only what depends on it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_make
     assert all(line.endswith(" 1") for line in printed[::2])
     assert all(line.startswith("doubled-3x2x5-f32-") for line in printed[1::2])
 
-    # The same manifest under another path; no path is in a pack or a tree.
+    # The same manifest under another path; packs and trees contain no path.
     manifest = tmp_path / "elsewhere" / "small.yaml"
     shutil.copytree(made.source / "own", manifest.parent / "own")
     manifest.write_text(SMALL + NAMED)
@@ -115,7 +115,7 @@ def test_a_program_finds_kernels_that_are_the_same_bytes_as_kernelgen_build_make
         contents = [{f.relative_to(t): f.read_bytes() for f in t.rglob("*") if f.is_file()} for t in trees]
         assert contents[0] == contents[1] and len(contents[0]) == 9
 
-    # A build tool that finds nothing to do leaves no doubt about the order of times.
+    # If the build tool finds nothing to do, the files' times are in the right order.
     assert made.make().commands == ()
     if generator == "Ninja":
         assert "no work to do" in made.ninja()[0]
@@ -141,7 +141,7 @@ def test_every_change_runs_exactly_the_commands_it_must(tmp_path: Path, generato
     rows = list(incremental_cmake.changes(root, project, 8))
     assert [(r.change, r.emits, r.compiles) for r in rows if not r.right] == []
     assert len(rows) == 7
-    # A kernel that is gone from the manifest takes nothing with it.
+    # A kernel removed from the manifest removes nothing else.
     (project.source / "many.yaml").write_text(incremental_cmake.manifest(8))
     result = project.make()
     assert result.compiles == ()
@@ -149,7 +149,7 @@ def test_every_change_runs_exactly_the_commands_it_must(tmp_path: Path, generato
     packs = sorted((project.build / "neuron_kernels" / "many_kernels").glob("*.gguf"))
     assert len(packs) == 2
 
-    # A build folder is not to be moved, but one elsewhere gives the same.
+    # A build folder can't be moved, but another one gives the same bytes.
     other = cmake_project.Project(tmp_path / "moved" / "project", tmp_path / "moved" / "build", generator)
     shutil.copytree(project.source, other.source)
     other.configure("-DTARGETS=trn1;inf2")
@@ -175,7 +175,7 @@ def test_a_kernel_that_fails_is_an_error_until_it_is_mended(project: Make, tmp_p
     result = made.make()
     assert [id_.partition("-")[0] for id_ in result.compiles][-1:] in (["relu"], ["rms_norm"])
     assert list(made.build.rglob("*.gguf"))
-    # A module more, even one that computes nothing yet, is noticed.
+    # A new module is noticed.
     (library / "more.py").write_text(good.format("x * 3").replace("relu", "silu"))
     text = SMALL + '  - {op: silu, inputs: ["(64,4,1,1)/f32"], output: "(64,4,1,1)/f32"}\n'
     (made.source / "small.yaml").write_text(text)
@@ -210,7 +210,7 @@ def test_an_emitter_has_a_time_limit_that_can_be_set_and_lifted(project: Make, t
     ), output
     hlos = {path.name.partition("-")[0] for path in made.build.rglob("*.hlo.pb")}
     assert hlos == {"add", "rms_norm"} and not list(made.build.rglob("*.gguf"))
-    # The call decides before the variable; another limit emits nothing again.
+    # The call takes precedence over the variable; after a change of the limit, kernels are not emitted again.
     lists = made.source / "CMakeLists.txt"
     lists.write_text(lists.read_text().replace(f"{call})", f"{call} EMIT_TIMEOUT 0)"))
     file.write_text(module.replace("WAIT_relu", "time.sleep(5.5)").replace("WAIT_add", "pass"))
@@ -277,7 +277,7 @@ def test_the_real_compiler_is_called_once_for_a_neff_and_not_again_for_having_mo
     second = sdk("second", exit=1, output="none")
     made.configure(f"-DNEURON_SDK={second}")
     assert made.make().compiles == ()
-    # Another version is another compiler; a failure says how to repeat it, and is repeated.
+    # Another version is another compiler; a failure prints how to repeat it, and is repeated.
     sdk("second", version="NeuronX Compiler version 9.9.9+abc\n", exit=1, output="none", print="no such instruction")
     made.configure(f"-DNEURON_SDK={second}")
     for _ in range(2):
@@ -295,7 +295,7 @@ def test_build_folders_share_what_is_compiled(project: Make, sdk: Callable[..., 
     assert "small_trn1: 3 kernels: 3 compiled, 0 from the cache, 0 up to date" in made.make().output
     assert len(list(cache.glob("*.entry"))) == 3
     [pack] = made.build.rglob("*.gguf")
-    # Of the same version, so it is not called.
+    # It has the same version, so it is not called.
     broken = sdk("broken", exit=1, output="none")
     other = cmake_project.Project(made.source, tmp_path / "other")
     other.configure(f"-DNEURON_SDK={broken}", f"-DNEURON_KERNELGEN_NEFF_CACHE={cache}")

@@ -1,4 +1,4 @@
-"""Kernels that a manifest names by their source, of every language, for two targets: built once, and again where they change."""
+"""Kernels in every language that a manifest names by their source, for two targets: built once, and again after an edit."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.together("ways in")
 
 @pytest.fixture(scope="module")
 def installed(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prefix of an installation with the packs of a small manifest; the build that it came from is gone."""
+    """The prefix of an installation with the packs of a small manifest; its build folder is deleted."""
     folder = tmp_path_factory.mktemp("install")
     (folder / "small.yaml").write_text(SMALL)
     top = cmake_project.Project(checkout, folder / "build")
@@ -52,7 +52,7 @@ def test_an_installation_has_everything_where_it_belongs(installed: Path) -> Non
 
 
 def test_the_page_shows_a_project_that_works_with_an_installation(installed: Path, tmp_path: Path) -> None:
-    """The files in docs/guides/build-with-cmake.md are those of the installed example, and its program prints what the page says."""
+    """docs/guides/build-with-cmake.md shows the files of the installed example, and the output of its program."""
     page = (ROOT / "docs" / "guides" / "build-with-cmake.md").read_text()
     source = tmp_path / "layer"
     shutil.copytree(installed / "data" / "neuron-kernelgen" / "examples" / "cmake", source)
@@ -78,7 +78,9 @@ def test_another_minor_version_is_not_taken(installed: Path, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_as_a_subfolder_it_adds_nothing_to_all_and_installs_nothing(checkout: Path, tmp_path: Path) -> None:
-    """Kernels without EMBED are an interface library: who links to it has packs, and the library that opens them."""
+    """Kernels without EMBED are an interface library: a target that links to it gets the packs, and the library that
+    opens them.
+    """
     source = tmp_path / "project"
     cmake_project.write(
         source,
@@ -116,7 +118,7 @@ def test_as_a_subfolder_it_adds_nothing_to_all_and_installs_nothing(checkout: Pa
 
 @pytest.mark.long
 def test_for_another_machine_python_is_this_ones_and_the_assembler_the_others(checkout: Path, tmp_path: Path) -> None:
-    """The toolchain looks for programs in its own root alone, where there is no Python; its compiler tells when it is called."""
+    """The toolchain looks for programs only in its own root, which has no Python; its compiler logs its calls."""
     log = tmp_path / "log"
     wrapper = tmp_path / "other-linux-gcc"
     wrapper.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\nexec {shutil.which("cc")} "$@"\n')
@@ -140,7 +142,7 @@ def test_for_another_machine_python_is_this_ones_and_the_assembler_the_others(ch
     )
     (source / "small.yaml").write_text(SMALL)
     user = cmake_project.Project(source, tmp_path / "build")
-    # By name, so that it is looked for.
+    # By name, so CMake looks for it.
     environment = cmake_project.environment()
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     name = Path(sys.executable).name

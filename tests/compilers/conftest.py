@@ -1,4 +1,4 @@
-"""Fixtures of the compiler tests: an HLO to compile, and the double of neuronx-cc with the manners that a test asks for."""
+"""Fixtures of the compiler tests: an HLO to compile, and the double of neuronx-cc with any behaviour."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def module(spec: KernelSpec) -> bytes:
 
 @pytest.fixture
 def install(tmp_path: Path) -> Callable[..., Path]:
-    """Installs the double as `<folder>/bin/neuronx-cc` with the given manners and returns its path."""
+    """Installs the double as `<folder>/bin/neuronx-cc` with the given behaviour; returns its path."""
 
     def install(folder: str = "sdk", **manners: Any) -> Path:
         program = tmp_path / folder / "bin" / "neuronx-cc"

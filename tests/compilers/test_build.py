@@ -1,4 +1,6 @@
-"""`kernelgen build` with neuronx-cc, as its double plays it: what is compiled, with what, and how its failures show."""
+"""`kernelgen build` with the double of neuronx-cc: which kernels are compiled, with which settings, and how failures
+are reported.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ DEVICES = Path(__file__).resolve().parents[2] / "manifests" / "devices"
 def build(
     tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Build:
-    """Installs the double with some manners and builds two kernels with it; returns (exit status, stdout, stderr)."""
+    """Installs the double with some behaviour and builds two kernels with it; returns (exit status, stdout, stderr)."""
     manifest = tmp_path / "two.yaml"
     tensor = '"(8,4,1,1)/f32"'
     manifest.write_text(
@@ -80,7 +82,7 @@ def test_what_the_sdk_compiled_is_not_compiled_again_by_the_same_version(build: 
 
 
 def test_a_neff_of_the_sdk_is_judged_by_the_digest_that_was_recorded(build: Build, tmp_path: Path) -> None:
-    """Its own hash is not known how to make, and two compiles are never byte-equal."""
+    """The algorithm of its own hash is unknown, and two compiles never have equal bytes."""
     build()
     one, two = sorted((tmp_path / "out/.kernelgen/neff").glob("*.neff"))
     data = one.read_bytes()
@@ -165,7 +167,7 @@ def test_settings_of_some_kernels_compile_these_and_no_others(build: Build, tmp_
     manifest = tmp_path / "two.yaml"
 
     def compiled(text: str) -> tuple[list[str], set[str]]:
-        """Builds a manifest; returns the ops of what was compiled, `graph` for a group, and the --optlevels."""
+        """Builds a manifest; returns the ops of the compiled kernels, `graph` for a group, and the --optlevels."""
         (tmp_path / "record").write_text("")
         manifest.write_text(text)
         code, _, err = build()
@@ -193,7 +195,7 @@ def test_settings_of_some_kernels_compile_these_and_no_others(build: Build, tmp_
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("devices", "target", "lnc", "sums"),
-    # Sums of the longest kernel: two a layer, of two layers or of a step with all 32.
+    # Sums of the longest kernel: two per layer, of two layers or of a step with all 32.
     [(2, "trn1", 1, 4), (4, "trn2", 2, 64), (8, "trn2", 1, 64)],
 )
 def test_bundles_of_a_model_over_several_cores_are_built_whole(
@@ -206,7 +208,7 @@ def test_bundles_of_a_model_over_several_cores_are_built_whole(
     lnc: int,
     sums: int,
 ) -> None:
-    """Emitted, checked for what neuronx-cc refuses, compiled by its double with the settings of each kernel, and read again."""
+    """Emitted, linted, compiled by the double with the settings of each kernel, and read again."""
     path = DEVICES / f"llama_3_8b_f16_{devices}_devices.yaml"
     (request,) = manifests.load([path], Catalog([builtin_library()]))
     wanted = {kernel.id: kernel.spec for kernel in request.kernels_for(target)}
@@ -241,7 +243,7 @@ def test_the_logs_of_compiles_are_on_the_kernels_pages(build: Build, tmp_path: P
     moved = bundle.rename(tmp_path / "moved")
     assert ["The compile's log" in page for page in pages(moved)] == [False, False]
     assert all("The compile's log" in page for page in pages(moved, "--logs", str(tmp_path / "out")))
-    # As CMake names them.
+    # By CMake's names.
     (tmp_path / "neff").mkdir()
     ids = sorted(path.stem for path in (tmp_path / "a.kernels").iterdir())
     logs[0].rename(tmp_path / "neff" / f"{ids[0]}.trn1.log")

@@ -1,4 +1,4 @@
-"""The choice of a compiler, the simulator, and what is the same for all compilers."""
+"""The choice of a compiler, the simulator, and the properties of all compilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The driver of neuronx-cc as the program that Bazel runs: a system's Python, no packages, and what kernelgen's cache adds."""
+"""The driver of neuronx-cc as the program that Bazel runs, with a system's Python and no packages, and with kernelgen's
+cache.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ DRIVER = Path(driver.__file__)
 IDENTITY = "neuronx-cc 2.24.5133.0+58f8de22"
 KERNEL = "sqr-64x4-f32-0123456789ab"
 
-# What the rules copy without its lines of comment: the driver, and the modules of the simulator's step (tools/kernelgen/BUILD.bazel).
+# The files that the rules copy without comment lines: the driver, and the modules of the simulator's step
+# (tools/kernelgen/BUILD.bazel).
 COPIED = [
     *("errors.py", "fileio.py", "spec/__init__.py", "spec/canonical.py"),
     *("compilers/__init__.py", "compilers/neuronx_cc_driver.py", "compilers/simulate.py"),
@@ -40,7 +43,7 @@ def run(
     hlo = folder / f"{KERNEL}.hlo.pb"
     hlo.write_bytes(module)
     words = [f"--compiler={program}", f"--identity={identity}", f"--hlo={hlo}", f"--output={output(folder)}", *more]
-    # As Bazel calls it: isolated, in an environment with a PATH and nothing else.
+    # Bazel calls it like this: isolated, in an environment with only PATH.
     return subprocess.run(
         [sys.executable, "-I", "-S", DRIVER, *words, "--", *CompileConfig.make("trn1").flags()],
         env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
@@ -104,7 +107,7 @@ def test_another_version_of_the_compiler_is_refused(install: Install, module: by
 
 
 def cache(program: Path, tmp_path: Path, **variables: str) -> None:
-    """Puts the program that looks into kernelgen's cache beside the compiler, as the rules do where one is configured."""
+    """Puts the program that reads kernelgen's cache beside the compiler, as the rules do if a cache is configured."""
     tools = DRIVER.parents[2]
     text = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
     script = program.with_name("neff-cache")
@@ -128,7 +131,7 @@ def test_what_is_in_the_cache_is_not_compiled(install: Install, module: bytes, t
     done = run(program, tmp_path, module)
     assert (done.returncode, done.stderr, runs(tmp_path)) == (0, "", 1)
     assert output(tmp_path).read_bytes() == made
-    # The launcher of another build may be a link to the same compiler; the cache belongs to the launcher.
+    # Another build's launcher may be a link to the same compiler; the cache belongs to the launcher.
     other = tmp_path / "elsewhere"
     other.mkdir()
     (other / "neuronx-cc").symlink_to(program)
@@ -157,13 +160,13 @@ def test_a_cache_that_can_not_be_used_does_not_stop_a_compile(
 
 
 def without_comments(source: str) -> str:
-    """As the rules copy it (tools/bazel/kernelgen_tool.bzl)."""
+    """Returns the rules' copy (tools/bazel/kernelgen_tool.bzl)."""
     command = ["sed", "-e", "/^[[:space:]]*#/d", "-e", "/^[[:space:]]*$/d"]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
 
 
 def meaning(source: str) -> str:
-    """Returns a module's syntax without its docstrings, whose empty lines the copy drops."""
+    """Returns a module's syntax without its docstrings: the copy drops their empty lines."""
     tree = ast.parse(source, feature_version=(3, 8))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -199,14 +202,14 @@ def test_the_driver_needs_nothing_but_the_standard_library() -> None:
 
 
 def test_a_simulated_neff_has_the_bytes_that_its_version_stands_for() -> None:
-    # The caches know a simulated NEFF by the simulator's version: raise it with this digest.
+    # The caches identify a simulated NEFF by the simulator's version: raise it together with this digest.
     assert simulate.VERSION == "3"
     made = container.write_simulated(copy_module(), CompileConfig.make("trn1").flags(), "simulator 3 (jaxlib 0)")
     assert hashlib.sha256(made).hexdigest() == "634ae124ba160e93af8a8aef61b437de513177b9fd24db619e0b15eed4a88594"
 
 
 def copy_module() -> bytes:
-    """Returns HLO that no version of JAX wrote: its one parameter, f32[4], is its result."""
+    """Returns HLO that does not depend on JAX's version: its one parameter, f32[4], is its result."""
     message = proto.parse(b"\x1a\x00")
     message.name = message.entry_computation_name = "k"
     (computation,) = message.computations

@@ -1,4 +1,4 @@
-"""The driver of neuronx-cc against a double that behaves, and misbehaves, as the real one is known to."""
+"""The driver of neuronx-cc with a double that has the known behaviour and misbehaviour of the real one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def compile_with(program: Path, module: bytes, log_dir: Path, **limits: Any) -> 
 
 
 def failure(program: Path, module: bytes, log_dir: Path, **limits: Any) -> str:
-    """Returns the error of a compile, after checking what every such error holds."""
+    """Returns the error of a compile, after checking the parts that every such error has."""
     with pytest.raises(KernelgenError) as caught:
         compile_with(program, module, log_dir, **limits)
     assert caught.value.exit_code == EXIT_FAILED
@@ -113,7 +113,7 @@ def test_status(install: Install, module: bytes, tmp_path: Path) -> None:
     assert "  | [F134] backend: out of registers" in text
     assert re.search(r"the compiler's own log: .*log-neuron-cc\.txt", text)
     command = text.partition("to run it again: ")[2]
-    # The double litters its home as the compiler does, and by hand that is the user's.
+    # The double writes into its home like the compiler; run by hand, that is the user's.
     home = os.environ | {"HOME": str(tmp_path)}
     again = subprocess.run(command, shell=True, capture_output=True, text=True, env=home)
     assert again.returncode == 70 and "out of registers" in again.stdout
@@ -149,7 +149,7 @@ def test_a_simulated_neff_is_not_from_the_sdk(install: Install, module: bytes, t
 
 def test_hang(install: Install, module: bytes, tmp_path: Path) -> None:
     record = tmp_path / "record"
-    # The child in the background goes on after the compiler, unless the whole group is killed.
+    # The background child outlives the compiler, unless the whole group is killed.
     program = install(hang=True, record=str(record))
     compiler = NeuronxCC(program, "2.0")
     begun = time.monotonic()
@@ -239,7 +239,7 @@ def test_odd_version(install: Install, version: str) -> None:
 
 
 def product(rows: int, depth: int, columns: int, batch: int = 1) -> bytes:
-    """Returns the HLO of a product in float16 of so many matrices."""
+    """Returns the HLO of a float16 product of `batch` pairs of matrices."""
 
     import jax
 
@@ -261,7 +261,7 @@ def product(rows: int, depth: int, columns: int, batch: int = 1) -> bytes:
             (16384, 128, 16384, 1221),
             "[NCC_EBVF030] The number of instructions generated exceeds the limit: products alone take 5001216, ",
         ),
-        ((16384, 129, 16384, 611), "[NCC_EBVF030]"),  # a part of 128 rows is one more
+        ((16384, 129, 16384, 611), "[NCC_EBVF030]"),  # 129 rows need one more part of 128
         # 16 GiB, and 8 KiB
         ((1 << 21, 4096, 1, 1), "[NCC_EOOM001]"),
     ],
@@ -286,7 +286,7 @@ def test_arguments_are_refused_by_the_compiler(install: Install, module: bytes, 
 
 
 def test_dies_with_its_caller(install: Install, module: bytes, tmp_path: Path) -> None:
-    """A build that is killed with SIGKILL leaves no compiler behind that eats the machine's memory."""
+    """A build that is killed with SIGKILL leaves no compiler that fills the machine's memory."""
     record = tmp_path / "record"
     program = install(hang=True, record=str(record))
     (tmp_path / "hlo").write_bytes(module)

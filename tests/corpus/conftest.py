@@ -1,4 +1,4 @@
-"""What the tests of the survey share: the programs as modules."""
+"""Makes the programs of the survey importable."""
 
 from __future__ import annotations
 

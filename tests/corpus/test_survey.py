@@ -1,4 +1,6 @@
-"""The survey of compiled artifacts, on a folder that the double of neuronx-cc fills, and on a public one where there is one."""
+"""The survey of compiled artifacts, on a folder that the double of neuronx-cc fills, and on a public one if this
+machine has it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def edited(data: bytes, change: Callable[[Any], None]) -> bytes:
 
 
 def as_xla_writes_it(data: bytes) -> bytes:
-    """Returns a module with names, metadata and ids as XLA gives them: from 0, and not dense."""
+    """Returns a module with names, metadata and ids like XLA's: from 0, and not dense."""
 
     def change(module: Any) -> None:
         module.name = "SyncTensorsGraph.42"
@@ -59,7 +61,7 @@ def as_xla_writes_it(data: bytes) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: Path, modules: list[bytes], real_neff: Make) -> Path:
-    """AWS's compile cache, a cache of kernelgen's, HLO that carries a NEFF, and things that are nothing of the kind."""
+    """AWS's compile cache, a cache of kernelgen's, HLO that carries a NEFF, and unrelated files."""
     root = tmp_path / "corpus"
 
     def put(path: str, data: bytes) -> None:
@@ -104,7 +106,7 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(text: str) -> dict[str, str]:
-    """Returns the table: what, and the rest of the line."""
+    """Returns the table: the name, and the rest of the line."""
     return {
         line.strip().partition("  ")[0]: " ".join(line.strip().partition("  ")[2].split()) for line in text.splitlines()
     }
@@ -132,7 +134,7 @@ def test_the_table_of_a_folder(folder: Path) -> None:
 
 def test_what_must_not_be_is_said_and_is_the_exit_status(folder: Path, modules: list[bytes], real_neff: Make) -> None:
     aws = folder / "aws" / "neuronxcc-2.24"
-    (aws / "MODULE_0" / "model.neff").write_bytes(real_neff(modules[1], "trn1", 1))  # of another module
+    (aws / "MODULE_0" / "model.neff").write_bytes(real_neff(modules[1], "trn1", 1))  # belongs to another module
     damaged = bytearray(real_neff(modules[0], "trn1", 1))
     damaged[1500] ^= 4
     (folder / "copies" / "again.neff").write_bytes(damaged)
@@ -212,7 +214,7 @@ def test_files_of_all_commits_are_found(tmp_path: Path, modules: list[bytes], re
 
 
 def test_public_artifacts() -> None:
-    """What docs/results/real-artifacts.md has the figures of; these files have no licence to be kept here."""
+    """docs/results/real-artifacts.md has the figures of these files; they have no licence that allows copies here."""
     folder = os.environ.get(CORPUS)
     if not folder:
         pytest.skip(

@@ -1,13 +1,14 @@
-"""Small bundles for tests, right and broken: `broken-bundles.json` says how each is broken, and what kernelgen and the C++ library say of it.
+"""Small bundles for tests, right and broken: `broken-bundles.json` has the damage of each, and the messages of
+kernelgen and the C++ library.
 
 A row is written as a tree, as a pack, or as both. It is an object:
 
-    broken    what is wrong
-    forms     "tree", "pack", or both when it is left out
-    edits     what is done to the right bundle, in order; see `_EDITS`
-    check     a part of what `kernelgen inspect --check` says; none when it finds nothing
-    library   a part of what the C++ library says; none when it opens the bundle
-    why       where only kernelgen refuses it: the reason
+  broken    what is wrong
+  forms     "tree" or "pack"; both if it is absent
+  edits     the edits of the right bundle, in order; see `_EDITS`
+  check     a part of the message of `kernelgen inspect --check`; absent if it finds nothing
+  library   a part of the message of the C++ library; absent if it opens the bundle
+  why       the reason, if only kernelgen refuses it
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def make_hlo(length: int) -> bytes:
 
 
 def specs() -> list[Spec]:
-    """Returns one kernel of each kind that keys tell apart; rows name them by the beginnings of their ids."""
+    """Returns one kernel of each kind that keys distinguish; rows name them by the beginnings of their ids."""
     t = TensorDesc.parse
     f32 = t("(64,4,1,1)/f32")
     return [
@@ -78,14 +79,14 @@ def specs() -> list[Spec]:
 
 @dataclass
 class Draft:
-    """A bundle that edits are made to.
+    """A bundle that edits change.
 
     Attributes:
         folder: a tree without mistakes.
-        index: what is to be its index.json.
+        index: the content of the new index.json.
         texts: (old, new) parts of the text of index.json.
-        metadata: (name, kind, value) of the pack that are not what the index makes them.
-        changes: what is done to the tree's files.
+        metadata: (name, kind, value) of the pack's fields that differ from the index.
+        changes: functions that change the tree's files.
     """
 
     folder: Path
@@ -95,7 +96,7 @@ class Draft:
     changes: list[Callable[[Path], None]] = field(default_factory=list)
 
     def find(self, path: list[Any]) -> tuple[Any, Any]:
-        """Returns where a value is, and its name or number there; a kernel is named by the beginning of its id."""
+        """Returns the container of a value, and its name or number there; a kernel is named by the beginning of its id."""
         at: Any = self.index
         for number, name in enumerate(path):
             if isinstance(at, list) and isinstance(name, str):
@@ -128,7 +129,7 @@ class Draft:
         self.set(["kernels", kernel, "key"], f"{key[: 16 * number]}{value:016x}{key[16 * number + 16 :]}")
 
     def file(self, path: list[Any], text: str) -> None:
-        """Writes another file where the index has one."""
+        """Replaces a file that the index names."""
         name = self.get(path)
 
         def change(folder: Path) -> None:
@@ -138,7 +139,7 @@ class Draft:
         self.changes.append(change)
 
     def link(self, path: list[Any]) -> None:
-        """Puts a file of the tree elsewhere, and a link to it where it was."""
+        """Moves a file of the tree elsewhere, and puts a link to it in its place."""
         name = self.get(path)
 
         def change(folder: Path) -> None:
@@ -168,7 +169,7 @@ def write_right(folder: Path) -> Path:
     config = CompileConfig.make("trn1")
     hlos, neffs = {}, {}
     for number, spec in enumerate(made):
-        hlo = make_hlo(1 + number // 2)  # two kernels each have one NEFF
+        hlo = make_hlo(1 + number // 2)  # two kernels each share a NEFF
         hlos[spec.id], neffs[spec.id] = folder / f"{spec.id}.hlo.pb", folder / f"{spec.id}.neff"
         hlos[spec.id].write_bytes(hlo)
         neffs[spec.id].write_bytes(container.write_simulated(hlo, config.flags(), "simulator 1 (jaxlib 1.2.3)"))
@@ -180,18 +181,18 @@ def write_right(folder: Path) -> Path:
 
 
 def forms(row: Mapping[str, Any]) -> list[str]:
-    """Returns the forms that a row is written in."""
+    """Returns the forms of a row."""
     return [row["forms"]] if "forms" in row else ["tree", "pack"]
 
 
 def write(row: Mapping[str, Any], form: str, right: Path, path: Path) -> Path:
-    """Writes a row's bundle and returns its path.
+    """Writes a row's bundle; returns its path.
 
     Args:
         row: the row.
         form: "tree" or "pack".
         right: the tree without mistakes.
-        path: where to, without an ending.
+        path: the output, without an ending.
     """
     draft = Draft(right, json.loads((right / "index.json").read_text()))
     for name, *arguments in row["edits"]:
@@ -222,7 +223,7 @@ _KINDS = {"u32": (4, "I"), "bool": (7, "B"), "string": (8, ""), "u64": (10, "Q")
 
 
 def pack_bytes(draft: Draft) -> bytes:
-    """Returns a pack: as kernelgen.bundle.pack writes it, but of anything."""
+    """Returns a pack in the format of kernelgen.bundle.pack, with any content."""
     index, kernels = draft.index, draft.index["kernels"]
     files = {kernel["neff_sha256"]: draft.folder / kernel["neff"] for kernel in kernels}
     digests = list(files)

@@ -1,4 +1,4 @@
-"""Walks docs/guides/write-a-kernel.md and add-an-op.md: files are written where they say, commands are run as they give them."""
+"""Follows docs/guides/write-a-kernel.md and add-an-op.md: writes their files and runs their commands."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def files(text: str) -> dict[str, str]:
-    """Returns the blocks that a line with only a path introduces."""
+    """Returns the code blocks that follow a line with only a path, by path."""
     return dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
 def run(command: str, folder: Path, path: Path) -> str:
-    """Runs a command line of the page with this Python, and returns what it prints."""
+    """Runs a command line of the page with this Python; returns its output."""
     words = shlex.split(command)
     program = {"kernelgen": [sys.executable, "-m", "kernelgen"], "python": [sys.executable]}[words[0]]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
@@ -71,7 +71,7 @@ def test_the_kernel_in_a_folder_of_ones_own_is_what_llama_cpp_asks_for(tmp_path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what the second half of the page edits."""
+    """Returns a copy of the files that add-an-op.md edits."""
     ignored = shutil.ignore_patterns("__pycache__", ".*cache")
     shutil.copytree(PACKAGE, tmp_path / "tools" / "kernelgen", ignore=ignored)
     shutil.copytree(builtin_library().root, tmp_path / "kernels", ignore=ignored)
@@ -98,12 +98,12 @@ def test_a_kernel_in_this_repository(checkout: Path) -> None:
     generate, command = (line for block in blocks(text, "sh") for line in block.splitlines())
     ops = checkout / "tools" / "kernelgen" / "ggml" / "ops.py"
     source = ops.read_text()
-    # The page repeats two places of the file: the list with one word more, and an entry as it is.
+    # The page repeats two places of the file: the list with one more word, and an unchanged entry.
     assert variants.replace(" mish\n", "\n") in source, "the list of UNARY on the page is not that of ops.py"
     assert entry in source, "the entry on the page is not in ops.py"
     ops.write_text(source.replace(variants.replace(" mish\n", "\n"), variants))
 
-    # Each step is needed: with the op alone, the suite says that its emitter is missing, and then that its reference is.
+    # Each step is needed: with the op alone, the suite reports that its emitter is missing, and then its reference.
     for file, addition in (("kernels/elementwise.py", emitter), ("tests/kernels/reference/elementwise.py", reference)):
         with pytest.raises(AssertionError, match="mish"):
             run(
@@ -118,7 +118,7 @@ def test_a_kernel_in_this_repository(checkout: Path) -> None:
     tests = command.replace("test_elementwise.py", "test_elementwise.py -k 'mish or (every and not target) or names'")
     with pytest.raises(AssertionError, match="mish"):
         run(tests, checkout, checkout / "tools")
-    # The page's command builds this one.
+    # The page's command runs this program.
     assert generate == "./bazelw run //tools:regenerate"
     with pytest.raises(AssertionError, match=f"{TABLE} is stale"):
         run("python -m regenerate --check", checkout, checkout / "tools")

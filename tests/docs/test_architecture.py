@@ -1,4 +1,4 @@
-"""Which module of the package imports which: docs/reference/architecture.md's levels, and no circle."""
+"""Imports between the package's modules follow the levels of docs/reference/architecture.md, without circles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yields the package or module of kernelgen that each import names, and its line; imports inside of functions count."""
+    """Yields the package or module of kernelgen that each import names, and its line, also for imports inside functions."""
     for node in ast.iter_child_nodes(tree):
         if is_for_types(node):
             continue
@@ -37,7 +37,7 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def upward(path: Path, text: str) -> list[str]:
-    """Returns the imports of a module that go to a level above its own, each with its line."""
+    """Returns a module's imports of a level above its own, each with its line."""
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     allowed = LEVELS[: LEVELS.index(own) + 1]
     return [
@@ -72,7 +72,7 @@ def test_an_import_that_goes_up_is_found(line: str) -> None:
 
 
 def modules_imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
-    """Yields the modules of a package that a module imports, also inside of functions and by a name in a text."""
+    """Yields the modules of a package that a module imports, also inside functions and by a name in a string."""
     for node in ast.iter_child_nodes(tree):
         if is_for_types(node):
             continue
@@ -87,7 +87,7 @@ def modules_imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
 
 
 def circle(texts: Mapping[str, str], known: Mapping[str, Path]) -> list[str]:
-    """Returns the modules of a circle of imports, the first again at the end; nothing when there is none."""
+    """Returns the modules of a circle of imports, with the first repeated at the end; [] if there is none."""
     graph = {name: {*modules_imported(ast.parse(text), known)} & known.keys() - {name} for name, text in texts.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -97,7 +97,7 @@ def circle(texts: Mapping[str, str], known: Mapping[str, Path]) -> list[str]:
 
 
 def modules_of(package: Path) -> dict[str, Path]:
-    """Returns the files of a package by the names of their modules."""
+    """Returns the files of a package by module name."""
     return {
         ".".join((package.name, *path.relative_to(package).with_suffix("").parts)).removesuffix(".__init__"): path
         for path in package.rglob("*.py")

@@ -1,7 +1,7 @@
-"""The commands that docs/reference/command-line.md shows work as shown.
+"""The commands of docs/reference/command-line.md print what the page shows.
 
-A `console` block is a session: lines with `$ ` are run in order, in a folder with the project's manifests, and what stands below a
-command must be what it prints, in order. `…` stands for anything: alone on a line for any lines, else for any text in a line.
+A `console` block is a session: lines with `$ ` run in order, in a folder with the project's manifests, and the text
+below a command must be its output. `…` stands for any text in a line, and alone on a line for any lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAGE = "docs/reference/command-line.md"
 
 
 def sessions() -> list[tuple[str, str]]:
-    """Returns (command, what it prints) of the page's blocks, in order."""
+    """Returns (command, output) of the page's blocks, in order."""
     found: list[tuple[str, str]] = []
     for block in re.findall(r"^```console\n(.*?)^```$", (ROOT / PAGE).read_text(), re.MULTILINE | re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -83,7 +83,8 @@ def test_the_page_shows_every_command() -> None:
     text = (ROOT / PAGE).read_text()
     shown = {match for command, _ in sessions() for match in re.findall(r"kernelgen (\w+)", command)}
     mentioned = set(re.findall(r"kernelgen (\w+)", text))
-    # What these print depends on the machine, on llama.cpp, on NKI's own compiler or on a model; and docs/guides/source-kernels.md shows check.
+    # The output of these depends on the machine, on llama.cpp, on NKI's own compiler or on a model;
+    # docs/guides/source-kernels.md shows check.
     elsewhere = {"check", "doctor", "model", "prebuild", "repack", "simulate"}
     assert set(COMMANDS) - elsewhere <= shown
     assert elsewhere <= mentioned

@@ -1,4 +1,6 @@
-"""Dockerfile and compose.yaml, which no container engine reads here: what they name exists, and what docs/guides/containers.md says holds."""
+"""Dockerfile and compose.yaml, which no container engine reads here: the files that they name exist, and
+docs/guides/containers.md describes them correctly.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """Returns the instructions of each stage of the Dockerfile as (name, arguments), without the ones before the first."""
+    """Returns the instructions of each stage of the Dockerfile as (name, arguments), without those before the first stage."""
     joined = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE))
     found: dict[str, list[tuple[str, str]]] = {}
     for line in filter(None, joined.splitlines()):
@@ -42,7 +44,7 @@ STAGES = stages()
 
 
 def ignored(path: str) -> bool:
-    """Whether .dockerignore keeps a file of the checkout from the build."""
+    """Whether .dockerignore excludes a file of the checkout from the build."""
     kept = False
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         pattern = line.removeprefix("!")
@@ -120,7 +122,7 @@ def test_a_service_runs_a_command_that_exists(
     assert mounts == {"/manifests": "./manifests", "/output": "./output", "/cache": "cache"}
     words = [re.sub(r"\$\{MANIFEST:-(.*?)\}", r"\1", word) for word in service["command"]]
     assert (ROOT / words[1].lstrip("/")).is_file()
-    # The default manifest has many kernels; another one is quicker planned.
+    # The default manifest has many kernels; planning another one is faster.
     words[1] = str(ROOT / "manifests/basic.yaml")
     words[words.index("--output") + 1] = str(tmp_path / Path(words[words.index("--output") + 1]).relative_to("/output"))
     sdk = tmp_path / "sdk" / "bin"

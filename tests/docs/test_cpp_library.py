@@ -1,4 +1,4 @@
-"""The program in docs/reference/cpp-library.md is the one that is compiled and run as backend/bundle/tests/example.cc."""
+"""The program in docs/reference/cpp-library.md is backend/bundle/tests/example.cc, which is compiled and run."""
 
 from __future__ import annotations
 

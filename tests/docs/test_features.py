@@ -1,4 +1,4 @@
-"""The table of llama.cpp's features: each test that it names exists, and each option of `kernelgen model`."""
+"""The table of llama.cpp's features: the tests and the options of `kernelgen model` that it names exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def functions(file: Path) -> set[str]:
 
 
 def missing(cell: str) -> list[str]:
-    """Returns what a cell of the last column names and is not there."""
+    """Returns the names in a cell of the last column that do not exist."""
     source = (ROOT / "tools/llama_cpp/program_cases.py").read_text()
     cases = re.findall(r'"([a-z0-9-]+)",\s+"(?:llama|test)-', source) + re.findall(
         r'^ +\("([a-z0-9-]+)", \(', source, re.MULTILINE

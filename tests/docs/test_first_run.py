@@ -1,4 +1,4 @@
-"""docs/results/first-run.md counts the commands of the ways to a first answer as their guides have them."""
+"""docs/results/first-run.md has the right numbers of commands for the guides to a first answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ commands, run, table = FIRST_RUN["commands"], FIRST_RUN["run"], FIRST_RUN["table
 
 
 def section(page: str, *headings: str) -> str:
-    """Returns sections of a guide, or all of it."""
+    """Returns sections of a guide, or the whole guide."""
     text: str = FIRST_RUN["sections"]((DOCS / "guides" / page).read_text(), headings)
     return text
 

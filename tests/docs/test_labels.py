@@ -1,4 +1,4 @@
-"""The targets of Bazel that pages name, such as //tools/lint or //backend/python:wheel, are declared in their packages."""
+"""Bazel targets that pages name, such as //tools/lint or //backend/python:wheel, are declared in their packages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 LABEL = re.compile(r"(?<![\w:/@.)])//([a-z][\w/-]*\w)(?::([\w.+-]*\w))?(?![\w/])")
 OF_A_MANIFEST = re.compile(rf"(\w+)_({'|'.join(TARGETS)})(?:\.(?:embed|pack|report|tree))?")
 OF_READERS = ("models", "my_kernels", "visibility")
-"""Packages of a reader's repository, and the one that Bazel has."""
+"""Packages of a reader's repository, and Bazel's own."""
 AS_PACKAGES = ("manifests", "manifests/models")
-"""Named as packages, whose targets are the manifests'."""
+"""Packages that pages name as such; their targets are the manifests'."""
 
 
 def declared(root: Path, package: str, name: str) -> bool:
-    """Whether a package declares a target: its BUILD file has the name in quotes, or a manifest in its folder gives it."""
+    """Whether a package declares a target: its BUILD file has the name in quotes, or a manifest in its folder defines it."""
     made = OF_A_MANIFEST.fullmatch(name)
     if package.partition("/")[0] == "manifests" and made:
         return made[1] == "all" or (root / package / f"{made[1]}.yaml").is_file()

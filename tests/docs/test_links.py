@@ -1,4 +1,4 @@
-"""Links from one page of the documentation to another lead somewhere."""
+"""Links between pages of the documentation have existing targets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OF_OTHERS = {"docs/neuron-notes.md", "docs/ops.md"}  # of kiln (docs/results/as-measured.md) and of llama.cpp
+OF_OTHERS = {"docs/neuron-notes.md", "docs/ops.md"}  # pages of kiln (docs/results/as-measured.md) and of llama.cpp
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def anchors(page: Path) -> set[str]:
-    """Returns the anchors of a page's headings, as code hosts make them."""
+    """Returns the anchors of a page's headings in the form of code hosts."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
 

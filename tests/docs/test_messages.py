@@ -1,7 +1,7 @@
-"""What messages name exists: options of the command line, keys of a manifest, environment variables.
+"""The names in messages exist: options of the command line, keys of a manifest, environment variables.
 
-A message is a string in a source that has a space in it and is not a docstring; what it names stands in quotes or backquotes, or is known by
-its form (`--option`, `a_key`, `compiler.optlevel`, `NEURON_SDK`).
+A message is a string in a source that contains a space and is not a docstring. Names in it are in quotes or backquotes,
+or have a known form (`--option`, `a_key`, `compiler.optlevel`, `NEURON_SDK`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TABLES = tuple(
     f"kernelgen/{file}.py"
     for file in ("device/manifest", "ggml/ops", "hlo/linted", "hlo/proto", "bundle/embed", "simulator/writing")
 )
-"""Their texts are data, or C."""
+"""Modules whose strings are data or C."""
 
 OF_OTHERS = {
     "--build": "of cmake",
@@ -82,7 +82,7 @@ NO_KEYS = {
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:
-    """Yields (line, text) of a Python source's strings with a space in them; what an f-string fills in is `{}`."""
+    """Yields (line, text) of a Python source's strings with a space; `{}` replaces the fields of an f-string."""
     tree = ast.parse(source)
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -107,14 +107,14 @@ def messages() -> list[tuple[str, str]]:
 
 
 def options(command: click.Command) -> set[str]:
-    """Returns the options of a command and of those below it."""
+    """Returns the options of a command and of its subcommands."""
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     below = command.commands.values() if isinstance(command, click.Group) else ()
     return own.union({"--help"}, *map(options, below))
 
 
 def keys(node: object) -> Iterator[str]:
-    """Yields the names that a part of the manifest's schema gives: keys, and values that are spelt out."""
+    """Yields the names in a part of the manifest's schema: keys and literal values."""
     if isinstance(node, dict):
         yield from node.get("properties", {})
         yield from (value for value in [*node.get("enum", []), node.get("const")] if isinstance(value, str))
@@ -126,7 +126,9 @@ def keys(node: object) -> Iterator[str]:
 
 
 def nki_names() -> set[str]:
-    """Returns what kernels in NKI may write: the interpreter's functions and classes, and their parameters and fields."""
+    """Returns the names that kernels in NKI may use: the interpreter's functions and classes, and their parameters and
+    fields.
+    """
     found = {"nki", "nl", "nisa", "typing", "language", "isa"}
     for path in INTERPRETER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -156,7 +158,7 @@ def known_keys() -> set[str]:
 
 
 def unknown(pattern: re.Pattern[str], known: set[str], said: list[tuple[str, str]]) -> list[str]:
-    """Returns where texts name what is not known; of a dotted key every part must be."""
+    """Returns the places where texts contain unknown names; each part of a dotted key must be known."""
     return [
         f"{where}: {name}"
         for where, text in said

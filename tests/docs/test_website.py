@@ -1,4 +1,4 @@
-"""tools/website: what the site's generator is given. The generator itself is not among the tests' packages."""
+"""tools/website: the input of the site's generator, which is not among the tests' packages."""
 
 from __future__ import annotations
 

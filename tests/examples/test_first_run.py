@@ -25,8 +25,8 @@ PROGRAMS = {
 def ask(
     there: Callable[[Path, str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[str, str]]:
-    """Returns a function that asks the model and gives what went to stdout and stderr; the first call starts with nothing."""
-    # NEFFs may come from this folder, as they do for a user; what others have compiled may not.
+    """Returns a function that asks the model and returns stdout and stderr; the first call starts with an empty cache."""
+    # NEFFs may come from this folder, as for a user, but not from other caches.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NEURON_KERNELGEN_")}
     environment |= {variable: str(there(ROOT / built, variable)) for variable, built in PROGRAMS.items()}
     environment["NEURON_KERNELGEN_CACHE"] = str(tmp_path_factory.mktemp("cache"))

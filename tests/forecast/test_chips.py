@@ -1,4 +1,4 @@
-"""The one table of the chips: each figure for each target and LNC, how it is known, and from where."""
+"""The table of the chips: each figure for each target and LNC, its mark, and its source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_every_target_has_every_figure_with_its_source_for_each_lnc() -> None:
 
 @pytest.mark.parametrize("target", ["trn1", "inf2", "trn2", "trn3"])
 def test_no_rate_is_above_what_the_chip_is_promised_to_reach(target: str) -> None:
-    """AWS's HBM bandwidth by physical core, in 10⁹ bytes per second, and its rate of BF16 products, in 10¹² operations."""
+    """AWS's HBM bandwidth per physical core, in 10⁹ bytes per second, and its rate of BF16 products, in 10¹² operations
+    per second.
+    """
     gb_per_s, tflops = {2: (440, 92), 3: (389, 84), 4: (658, 84)}[TARGETS[target].neuron_core]
     for lnc in TARGETS[target].lnc_choices:
         chip = chips.of(target, lnc)

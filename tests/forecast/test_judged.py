@@ -1,4 +1,4 @@
-"""What others measured beside the models: how near they are, and how the programs that say so count."""
+"""Published measurements compared with the models: the errors, and the programs that count them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_scale_is_the_one_that_brings_the_times_together() -> None:
 
 def test_pairs_are_ordered_right_or_wrong_or_called_equal() -> None:
     kernels = [judged("a", "1", 100.0, dma=100.0), judged("a", "2", 200.0, dma=101.0)]  # the model calls them equal
-    kernels += [judged("b", "1", 100.0, dma=50.0), judged("b", "2", 102.0, dma=99.0)]  # measured as equal: not asked
+    kernels += [judged("b", "1", 100.0, dma=50.0), judged("b", "2", 102.0, dma=99.0)]  # measured as equal: not compared
     kernels += [
         judged("c", "1", 100.0, dma=90.0),
         judged("c", "2", 150.0, dma=80.0),
@@ -83,7 +83,9 @@ def transform_to_nki_inputs(inputs): return inputs
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """A corpus of two ops. One op has three files: a kernel, a file without a kernel, and a kernel without a latency."""
+    """Returns a corpus of two ops. One op has three files: a kernel, a file without a kernel, and a kernel without a
+    latency.
+    """
     bench, kda = tmp_path / "accelopt" / "NKIBench", tmp_path / "kda"
     (bench / "kernels").mkdir(parents=True)
     (bench / "reference").mkdir()

@@ -1,4 +1,4 @@
-"""What is counted of a program's HLO, and what time is made of it."""
+"""Counts of a program's HLO, and the time computed from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bf16(*shape: int) -> tuple[tuple[int, ...], str]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(1, 32 * 4096), (128, 32 * 4096), (129, 2 * 32 * 4096 - 0), (512, 32 * 32 * 512)]
+    ("rows", "columns"), [(1, 32 * 4096), (128, 32 * 4096), (129, 2 * 32 * 4096), (512, 32 * 32 * 512)]
 )
 def test_a_product_reads_its_weights_once_and_pays_128_rows_at_least(rows: int, columns: int) -> None:
     found = work(lambda x, w: x @ w, bf16(rows, 4096), bf16(4096, 4096))
@@ -53,7 +53,7 @@ def test_weights_that_are_converted_are_work_of_either_engine_and_products_of_f3
 
 @pytest.mark.parametrize(
     ("dtype", "operations"), [("q8_0", 2), ("q4_K", 5), ("q6_K", 9)]
-)  # of a weight: 8 bits are converted and scaled, smaller ones shifted out of bytes before
+)  # per weight: 8 bits are converted and scaled; smaller ones are first shifted out of bytes
 @pytest.mark.parametrize(("prec_src1", "multiplied"), [(0, "bfloat16"), (PREC_F32, "float32")])
 def test_each_launch_dequantizes_its_weights_and_multiplies_them_in_bfloat16_unless_f32_is_asked_for(
     dtype: str, operations: int, prec_src1: int, multiplied: str
@@ -65,7 +65,7 @@ def test_each_launch_dequantizes_its_weights_and_multiplies_them_in_bfloat16_unl
     found = of_hlo(emission.emit(catalog.emitters(catalog.kernel(spec)), spec).hlo, SBUF)
     assert dict(found.columns) == {multiplied: 512 // 128 * 256}
     assert found.read == weights.storage_bytes + 4 * 512
-    # beside those of each weight there are those of the scales, of which there are few
+    # The operations of the scales are added; they are few.
     assert operations <= (found.either + found.vector_two) / (512 * 256 / 128) < operations + 0.4
 
 
@@ -82,7 +82,7 @@ def test_what_is_sliced_or_written_over_counts_and_not_all_of_a_cache() -> None:
 
 def test_descriptors_of_rows_and_of_single_elements() -> None:
     rows = work(lambda x, at: x[at], bf16(1000, 256), ((32,), "int32"))
-    assert (rows.rows, rows.elements, rows.read) == (32, 0, 4 * 32)  # descriptors move what is gathered
+    assert (rows.rows, rows.elements, rows.read) == (32, 0, 4 * 32)  # descriptors move the gathered rows
     long = work(lambda x, at: x[at], bf16(1000, 4096), ((32,), "int32"))
     assert long.rows == 4 * 32  # 2 KB each
     elements = work(lambda x, at: x[at], bf16(1000), ((512,), "int32"))
@@ -114,7 +114,7 @@ def test_attention_of_few_rows_waits_in_few_partitions_and_of_many_moves_its_sco
     assert of(16).waited == few.waited  # in four times as many partitions as there are rows
     assert of(33).waited == pytest.approx(few.waited * 33 / 2 * 4 / 33)  # two heads of more than 32 rows
     assert many.waited == 0
-    # scores, and their exponentials: written once, and read by a reduction and by what follows
+    # scores, and their exponentials: each written once, and read by a reduction and by the next op
     assert many.spilled == 2 * 3 * 4 * 8 * 4096 * 4096
     assert of_work(few, chips.of("trn1")).waited > 0
 
@@ -149,7 +149,7 @@ def test_short_rows_of_weights_take_longer_to_read() -> None:
         assert set(found.narrow) == ({row} if row < 4096 else set())
         times[row] = of_work(found, chip).memory / (found.read + found.written)
     assert times[512] == pytest.approx(times[4096] * 262 / 160, rel=0.01)
-    weights = ((1, 1, 2048, 256), "float16")  # as ggml's kernels have them: rows of 512 bytes
+    weights = ((1, 1, 2048, 256), "float16")  # rows of 512 bytes, as in ggml's kernels
     product = (((3,), (3,)), ((0, 1), (0, 1)))
     x = ((1, 1, 1, 256), "float16")
     direct = work(lambda x, w: jax.lax.dot_general(x, w, product), x, weights)
@@ -165,7 +165,7 @@ def test_short_rows_of_weights_take_longer_to_read() -> None:
     for found in (direct, converted, experts):
         assert found.narrow == {512: 2 * 2048 * 256}
     heads = work(lambda q, k: jnp.einsum("hd,hcd->hc", q, k), bf16(8, 128), bf16(8, 4096, 128))
-    assert not heads.narrow  # of several matrices
+    assert not heads.narrow  # several matrices
     assert times[4096] < times[2048] < times[512]
 
 
@@ -195,7 +195,9 @@ def test_each_instruction_on_the_longest_way_waits_for_the_one_before() -> None:
 
 @pytest.mark.parametrize("n", [2, 8])
 def test_a_scatter_of_few_rows_of_a_cache_takes_no_longer_than_a_slice_for_each(n: int) -> None:
-    """So kernels of SET_ROWS have a scatter (docs/reference/forecast.md); one slice of all rows would be right for consecutive ones alone."""
+    """For this reason kernels of SET_ROWS have a scatter (docs/reference/forecast.md); one slice of all rows is right
+    only for consecutive rows.
+    """
     cache, rows, at = ((4096, 1024), "float16"), ((n, 1024), "float16"), ((n,), "int32")
 
     def scattered(cache: Any, rows: Any, at: Any) -> Any:

@@ -1,8 +1,8 @@
-"""The backend as a plugin, and the program that puts it through scenarios.
+"""Fixtures: the backend as a plugin, and the test programs that run scenarios with it.
 
-Programs are found where Bazel puts them; GGML_NEURON_TEST_PROGRAMS (a build of backend/ggml-neuron with GGML_NEURON_TESTS=ON),
-LLAMA_CPP_PROGRAMS and GGML_NEURON_LIBNRT name others, and GGML_NEURON_SANITIZED_PROGRAMS the folder of builds of backend/sanitizers that
-are called `address` and `thread`.
+Programs are found where Bazel puts them. Variables name other places: GGML_NEURON_TEST_PROGRAMS (a build of
+backend/ggml-neuron with GGML_NEURON_TESTS=ON), LLAMA_CPP_PROGRAMS, GGML_NEURON_LIBNRT, and
+GGML_NEURON_SANITIZED_PROGRAMS (the folder of the builds `address` and `thread` of backend/sanitizers).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import random_llama
 
 @pytest.fixture(scope="session", autouse=True)
 def builds_share_workers(keep_workers: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Lets builds take a second or two less: their workers have imported JAX before."""
+    """Shares workers between builds: a build takes a second or two less when its workers have already imported JAX."""
     with keep_workers():
         yield
 
@@ -55,7 +55,7 @@ def programs(
 
 @pytest.fixture(scope="session", params=["address", "thread"])
 def sanitized(request: pytest.FixtureRequest, programs: Programs, there: Callable[[Path, str], Path]) -> Programs:
-    """Returns the same, and the simulator, compiled with a sanitizer; the last part of its folder's name tells which."""
+    """Returns the programs and the simulator compiled with a sanitizer; the last part of the folder's name is the sanitizer."""
     variable = "GGML_NEURON_SANITIZED_PROGRAMS"
     if variable in os.environ:
         found = there(ROOT, variable) / str(request.param)
@@ -66,7 +66,7 @@ def sanitized(request: pytest.FixtureRequest, programs: Programs, there: Callabl
 
 @pytest.fixture(scope="session")
 def run(programs: Programs) -> Run:
-    """Returns a function that runs scenarios; environment variables are given by name."""
+    """Returns a function that runs scenarios; keyword arguments are environment variables."""
 
     def run(*scenarios: str, **variables: str | Path | None) -> Result:
         result = programs.run("scenarios", *scenarios, **variables)
@@ -78,7 +78,9 @@ def run(programs: Programs) -> Run:
 
 @pytest.fixture(scope="session")
 def noop(programs: Programs) -> dict[str, str | Path]:
-    """Returns the variables that put the libnrt that does nothing in the simulator's place, for the kernel of `add`."""
+    """Returns the variables that replace the simulator with the libnrt that does nothing, with the tensors of the
+    kernel of `add`.
+    """
     return {
         "GGML_NEURON_LIBNRT": programs.find("libnrt-noop.so"),
         "NOOP_NRT_TENSORS": "input0=1024,input1=256,output0=1024",
@@ -87,7 +89,7 @@ def noop(programs: Programs) -> dict[str, str | Path]:
 
 @pytest.fixture(scope="session")
 def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the manifest of what the scenarios ask for when there are no kernels, and the CPU computes it."""
+    """Returns the manifest that a run of all scenarios records when there are no kernels and the CPU computes everything."""
     manifest = tmp_path_factory.mktemp("recorded") / "scenarios.yaml"
     result = run(*SCENARIOS, GGML_NEURON_RECORD=manifest, GGML_NEURON_BUFFERS="device")
     assert result.said == dict.fromkeys(SCENARIOS, "ok"), result.log
@@ -96,7 +98,7 @@ def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def kernels(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the pack and the tree of what was recorded."""
+    """Returns a folder with the pack and the tree that are built from the recorded manifest."""
     output = tmp_path_factory.mktemp("kernels")
     build(recorded, output)
     return output
@@ -104,7 +106,9 @@ def kernels(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def group_kernels(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the kernels of the groups that `GROUPS` and `RANDOM` have, and of their nodes; `groups.yaml` is beside it."""
+    """Returns a folder with the kernels of the groups in `GROUPS` and `RANDOM` and of their nodes; `groups.yaml` is
+    beside the folder.
+    """
     path = tmp_path_factory.mktemp("groups") / "groups.yaml"
     path.write_text(groups_manifest(programs, *GROUPS, *RANDOM))
     build(path, path.parent / "kernels")

@@ -1,6 +1,7 @@
-"""Writes tests/data/token-cuts.json: kernels and nodes, and how both Python and C++ must cut a node for a kernel.
+"""Writes tests/data/token-cuts.json: pairs of a node and a kernel, and how Python and C++ must cut the node for the
+kernel.
 
-PYTHONPATH=tools python tests/ggml_neuron/golden_cuts.py
+    PYTHONPATH=tools python tests/ggml_neuron/golden_cuts.py
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CACHE = "(16,{m},4,1)/f16/(2,128,32,8192)"
 QUERY = "(16,{n},4,1)/f32/(4,256,64,4096)"
 STREAMS = "(16,{n},4,2)/f32/(4,256,64,4096)"
 
-# The sources and then the result. {n} tokens, {m} cells.
+# The sources, then the result. {n} is the number of tokens, {m} the number of cells.
 NODES: tuple[tuple[str, Texts], ...] = (
     ("mul_mat", ["(32,24,1,1)/q8_0", ROW, "(24,{n},1,1)/f32"]),
     ("mul_mat_id", ["(32,24,3,1)/f16", "(32,1,{n},1)/f32", "(2,{n},1,1)/i32", "(24,2,{n},1)/f32"]),
@@ -51,14 +52,14 @@ NODES: tuple[tuple[str, Texts], ...] = (
     ("swiglu", [ROW, ROW, ROW]),
     ("silu", [HEADS, HEADS]),
     ("top_k", [ROW, "(3,{n},1,1)/i32"]),
-    # no rule has these
+    # no rule covers these
     ("ssm_conv", ["(10,32,1,1)/f32", "(4,32,1,1)/f32", ROW]),
     ("conv_2d", ["(3,3,4,8)/f16", "(8,8,4,1)/f32", "(8,8,8,1)/f32"]),
 )
 
 
 def _changed(rng: random.Random, text: str) -> str:
-    """Returns a tensor with one thing changed that it matters for: an extent, or the order of its elements."""
+    """Returns a tensor with one change that can matter to a cut: another extent or another stride."""
     t = TensorDesc.parse(text)
     ne = list(t.ne)
     axis = rng.randrange(1, 4)
@@ -88,7 +89,7 @@ def _cases() -> Iterator[tuple[str, Texts, Texts]]:
 
 
 def cut(name: str, node: Sequence[str | None], kernel: Sequence[str | None]) -> tuple[str, str]:
-    """Returns a node's tokens, its cells and the axis of each tensor, or `none`; and why it can't be cut at all."""
+    """Returns a node's tokens, cells and the axis of each tensor, or `none`; and why the node can't be cut at all, or ""."""
     tensors, its = ([t and TensorDesc.parse(t) for t in texts] for texts in (node, kernel))
     (*sources, result), (*kernels, made) = tensors, its
     assert result and made

@@ -1,4 +1,4 @@
-# Within llama.cpp, when all of its targets are there: compile once the headers that most of the backend's files read.
+# Included by llama.cpp after all of its targets exist. Precompiles the headers that most of the backend's files include.
 
 function(precompile)
     set(headers algorithm array atomic chrono cmath cstdio cstdlib cstring functional limits map memory mutex optional string

@@ -1,4 +1,4 @@
-"""How the tests of this folder run the programs that were built from C++."""
+"""Runs the programs that were built from C++, for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernelgen.targets import INSTANCES, TARGETS
 
 ROOT = Path(__file__).parents[2]
 
-# Those that need kernels and say by name which are missing.
+# Scenarios that need kernels; each prints the names of the kernels that are missing.
 SCENARIOS = (
     "add",
     "chain",
@@ -40,7 +40,7 @@ SCENARIOS = (
 )
 
 
-# Of the program `groups`, each a graph with groups in it.
+# Graphs of the program `groups`; each contains groups.
 GROUPS = (
     *("hit", "twice", "between", "cache", "attention", "unmasked", "reading", "softmax", "softmax-unmasked"),
     *("in-place", "views", "several-results", "kept", "square", "tied"),
@@ -53,11 +53,11 @@ RANDOM = ("random-0", "random-1")
 
 @dataclass(frozen=True)
 class Result:
-    """How a run of `scenarios` ended.
+    """The outcome of a run of `scenarios`.
 
     Attributes:
-        status: its exit status; negative for a signal.
-        said: what each scenario came to: `ok`, or what was wrong.
+        status: the exit status; negative for a signal.
+        said: each scenario's outcome: `ok`, or what was wrong.
         log: stderr.
     """
 
@@ -70,7 +70,7 @@ Run = Callable[..., Result]
 
 
 def ran_on(result: Result) -> tuple[int, int]:
-    """Returns how many nodes ran on the device, and on the CPU instead, from the log."""
+    """Returns how many nodes ran on the device and how many on the CPU instead, from the log."""
     device = re.search(r"(\d+) ops ran on NeuronCores", result.log)
     cpu = re.search(r"(\d+) ops ran on the CPU instead of a NeuronCore", result.log)
     assert device and cpu, result.log
@@ -79,7 +79,7 @@ def ran_on(result: Result) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Benched:
-    """A model, what `llama_bench` asks for when it is recorded, and a folder with the kernels for that."""
+    """A model, the manifest that `llama_bench` records with it, and a folder with the kernels of that manifest."""
 
     model: Path
     recorded: Path
@@ -88,14 +88,14 @@ class Benched:
 
 @dataclass(frozen=True)
 class Programs:
-    """What was built from C++.
+    """The programs that were built from C++.
 
     Attributes:
-        folder: with scenarios, dispatch, the plugin and the libnrt that does nothing.
-        llama_cpp: ggml's libraries and its CPU backend.
+        folder: the folder with scenarios, dispatch, the plugin and the libnrt that does nothing.
+        llama_cpp: the folder with ggml's libraries and its CPU backend.
         simulator: the simulator's libnrt.
-        compiled: a folder for what XLA compiles, so that no program waits for what another did; None for none.
-        target: of the machine that the simulator plays, unless NEURON_SIMULATOR_INSTANCE is given.
+        compiled: a folder where programs share what XLA compiled; None for no sharing.
+        target: the target of the simulated machine, unless NEURON_SIMULATOR_INSTANCE is given.
     """
 
     folder: Path
@@ -108,7 +108,7 @@ class Programs:
         return next(path for path in self.folder.rglob(name) if path.is_file())
 
     def environment(self, **variables: str | Path | None) -> dict[str, str]:
-        """Returns variables with which the backend finds the simulator; others are given by name, None for not set."""
+        """Returns variables with which the backend finds the simulator; `variables` replace them, None removes one."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("GGML_", "NEURON_", "NOOP_"))}
         chosen = {
             "LD_LIBRARY_PATH": self.llama_cpp,
@@ -123,7 +123,7 @@ class Programs:
         return inherited | {name: str(value) for name, value in chosen.items() if value is not None}
 
     def run(self, program: str, *scenarios: str, **variables: str | Path | None) -> subprocess.CompletedProcess[str]:
-        """Runs scenarios of a test program; variables are those of `environment`."""
+        """Runs scenarios of a test program; `variables` are those of `environment`."""
         return subprocess.run(
             [self.find(program), self.find("libggml-neuron.so"), self.llama_cpp, *scenarios],
             env=self.environment(**variables),
@@ -135,14 +135,14 @@ class Programs:
 
 
 def named(built: Path, variable: str) -> Path:
-    """Returns where something is that was built from C++: where Bazel puts it, or what a variable names."""
+    """Returns the path of a file or folder built from C++: `built`, where Bazel puts it, or the value of a variable."""
     path = Path(os.environ.get(variable, built)).absolute()
     assert path.exists(), f"{path} is not there; run this through Bazel"
     return path
 
 
 def find_programs(there: Callable[[Path, str], Path] = named) -> Programs:
-    """Returns what was built from C++, wherever it is; `there` says where one is, and what to do when it is not."""
+    """Returns the programs that were built from C++; `there` finds each path and handles a missing one."""
     built = ROOT / "backend" / "ggml-neuron" / "test_programs"
     llama_cpp = ROOT / "tools" / "llama_cpp" / "llama_cpp"
     simulator = ROOT / "backend" / "simulator" / "libnrt.so.1"
@@ -154,7 +154,9 @@ def find_programs(there: Callable[[Path, str], Path] = named) -> Programs:
 
 
 def build(manifest: Path, output: Path) -> None:
-    """Builds a manifest's pack and tree with the simulator; a kernel that another bundle of this process has is not made again."""
+    """Builds a manifest's pack and tree with the simulator's compiler; kernels of earlier builds of this process are
+    not built again.
+    """
     state = output / STATE
     output.mkdir(parents=True, exist_ok=True)
     if _MADE.exists():
@@ -166,17 +168,17 @@ def build(manifest: Path, output: Path) -> None:
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="kernels-")
 _MADE = Path(_FOLDER.name) / "made"
-"""HLO and NEFFs of all builds, in a folder that each has in turn; digests in it say what is up to date."""
+"""HLO and NEFFs of all builds. The folder moves into each build in turn; digests in it say what is up to date."""
 
 
 def kernelgen(*arguments: str | Path) -> None:
-    """Runs a command line in this process."""
+    """Runs a command line of kernelgen in this process."""
     status = cli.run([str(argument) for argument in arguments])
     assert status == 0, f"kernelgen {shlex.join(map(str, arguments))}: exit status {status}"
 
 
 def built_tree(kernels: Path) -> Path:
-    """Returns the only tree in a folder that `build` wrote, whatever target it is for."""
+    """Returns the only tree in a folder that `build` wrote, for any target."""
     (index,) = kernels.glob("*/index.json")
     return index.parent
 
@@ -188,12 +190,12 @@ def built_pack(kernels: Path) -> Path:
 
 
 def microcode(target: str) -> int:
-    """Returns the bytes that libnrt takes on a logical core before anything is loaded."""
+    """Returns the bytes that libnrt takes on a logical core before a program is loaded."""
     return TARGETS[target].lnc * (96 << 20)
 
 
 def groups_manifest(programs: Programs, *names: str) -> str:
-    """Returns what the program `groups` says of its kernels, for the target of the tests."""
+    """Returns the manifest that the program `groups` prints for its kernels, for the target of the tests."""
     command = [programs.find("groups"), "manifest", *names]
     done = subprocess.run(command, env=programs.environment(), capture_output=True, text=True, check=True)
     return done.stdout.replace("targets: [trn1]", f"targets: [{programs.target}]")
@@ -202,7 +204,9 @@ def groups_manifest(programs: Programs, *names: str) -> str:
 def llama_bench(
     programs: Programs, model: Path, *more: str, flash_attn: str = "auto", **variables: str | Path
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a prompt of 16 tokens and generates 4 by a program that silences ggml's logger, with flash attention where there is some."""
+    """Runs llama-bench, which silences ggml's logger: a prompt of 16 tokens, then 4 generated tokens; by default with
+    flash attention where the model has it.
+    """
     arguments = ["-p", "16", "-n", "4", "-r", "1", "-ngl", "99", "-fa", flash_attn]
     return subprocess.run(
         [programs.llama_cpp / "llama-bench", "-m", model, *arguments, *more],

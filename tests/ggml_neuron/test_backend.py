@@ -1,4 +1,4 @@
-"""The GGML backend on a simulated NeuronCore: what it computes, where memory is, and what that costs."""
+"""The ggml backend on a simulated NeuronCore: what it computes, where its memory is, and how many bytes it moves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_needs_no_kernel_of_its_own(run: Run, kernels: Path, buffers: str, 
 
 
 def test_weights_of_two_models_have_the_same_name(run: Run, tmp_path: Path) -> None:
-    """While ops are recorded, the device takes what can be built."""
+    """The scenario passes while ops are recorded: then the device takes every op that can be built."""
     variables = {"GGML_NEURON_RECORD": tmp_path / "mine.yaml", "GGML_NEURON_BUFFERS": "device"}
     result = run("same-names", **variables)
     assert result.said == {"same-names": "ok"}, result.log
@@ -49,7 +49,7 @@ def test_a_node_that_only_the_device_can_run_is_computed_without_a_kernel(run: R
 
 
 def test_rows_written_on_the_cpu_are_all_that_is_moved(run: Run, kernels: Path) -> None:
-    """Of a cache of 17.6 MiB two planes' six rows of 1 KiB: what lies between some of them comes along."""
+    """The cache has 17.6 MiB. The node writes six rows of 1 KiB in two planes; the bytes between some of them move too."""
     result = run("stranded-rows", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     assert result.said == {"stranded-rows": "ok"}, result.log
     assert ran_on(result) == (0, 1)
@@ -72,7 +72,7 @@ def test_without_a_kernel_an_optimizers_step_changes_its_momenta_too(run: Run, k
     [
         ("two-cores", (2 * 5 * 6, 2 * 5)),
         ("two-cores-and-the-cpu", (0, 2 * 5)),
-    ],  # rounds of a chain of six nodes and one
+    ],  # rounds of a chain of six nodes and of one node
 )
 def test_two_cores_compute_at_once(run: Run, kernels: Path, scenario: str, ran: tuple[int, int]) -> None:
     result = run(
@@ -112,7 +112,7 @@ def test_buffers_are_in_host_memory_when_kernels_do_not_make_up_a_transformer(ru
 
 
 def test_the_benchmark_of_dispatch_measures_and_judges(programs: Programs, tmp_path: Path) -> None:
-    """Times are the benchmark's own to judge: here other tests run at the same time."""
+    """Tests may run at the same time, so this only checks that the exit status agrees with the benchmark's own limits."""
     result = subprocess.run(
         [
             *(programs.find("dispatch"), programs.find("libggml-neuron.so"), programs.find("libnrt-noop.so")),

@@ -1,6 +1,6 @@
-"""The backend with a bundle embedded that `kernelgen build` wrote, and what its build refuses.
+"""The backend with an embedded bundle that `kernelgen build` wrote, and the errors of the backend's build.
 
-As a plugin of its own it is what every other test of this folder loads. test_page.py builds it inside an unchanged llama.cpp.
+All other tests of this folder load the backend as a plugin. test_page.py builds it inside an unchanged llama.cpp.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ BACKEND = ROOT / "backend" / "ggml-neuron"
 
 
 def cmake(source: Path, build: Path, *arguments: str, target: str = "ggml-neuron") -> Path:
-    """Configures and builds a target with CMake; returns the plugin that came out."""
+    """Configures and builds a target with CMake; returns the plugin's path."""
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    options = ["-DCMAKE_BUILD_TYPE=None"]  # which optimizes nothing
+    options = ["-DCMAKE_BUILD_TYPE=None"]  # no optimization
     for command in (
         ["cmake", *generator, "-S", source, "-B", build, *options, *arguments],
         ["cmake", "--build", build, "--parallel", "2", "--target", target],
@@ -67,7 +67,7 @@ def test_kernels_are_embedded(programs: Programs, recorded: Path, llama_cpp: Pat
         f"-DGGML_NEURON_LLAMA_DIR={llama_cpp}",
         f"-DGGML_NEURON_EMBED={output}/scenarios_{programs.target}.c",
     )
-    shutil.rmtree(output)  # everything is in the plugin
+    shutil.rmtree(output)  # the plugin contains everything
     done = run(programs, plugin, "chain", "cache")
     assert done.stdout == "chain: ok\ncache: ok\n", done.stderr
     count = len(re.findall(r"^  - \{op: ", recorded.read_text(), re.MULTILINE))

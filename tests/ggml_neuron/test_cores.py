@@ -1,4 +1,4 @@
-"""A model's layers on several NeuronCores (-sm layer, -ts): logits are those of one core."""
+"""A model's layers on several NeuronCores (-sm layer, -ts) give the logits of one core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 import random_llama
 
 LAYERS = 15
-PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results wants a multiple of four
+PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results requires a multiple of four
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Model:
 def results(
     programs: Programs, model: Path, cores: int, *arguments: str, **variables: str | Path
 ) -> tuple[np.ndarray, str]:
-    """Returns the logits of the prompt's tokens, and the log."""
+    """Returns the logits of the prompt's tokens and the log."""
     output = model.parent / f"results-{cores}.gguf"
     output.unlink(missing_ok=True)
     command: list[str | Path] = [programs.llama_cpp / "llama-results", "-m", model, "-o", output, "-p", PROMPT]
@@ -72,7 +72,7 @@ def model(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Model
 
 
 def layers_of(log: str) -> dict[int, str]:
-    """Returns the device of each layer, as llama.cpp says it."""
+    """Returns the device of each layer from llama.cpp's log."""
     return {int(n): device for n, device in re.findall(r"layer\s+(\d+) assigned to device (\w+)", log)}
 
 
@@ -83,7 +83,7 @@ def layers_of(log: str) -> dict[int, str]:
         pytest.param(2, "", 2, marks=pytest.mark.long),
         pytest.param(4, "", 4, marks=pytest.mark.long),
         pytest.param(4, "1,0,2,1", 3, marks=pytest.mark.long),
-        pytest.param(16, "", 15, marks=pytest.mark.long),  # ggml takes no more
+        pytest.param(16, "", 15, marks=pytest.mark.long),  # ggml takes at most 15 devices
     ],
 )
 def test_layers_on_several_cores(programs: Programs, model: Model, cores: int, split: str, used: int) -> None:
@@ -102,7 +102,7 @@ def test_layers_on_several_cores(programs: Programs, model: Model, cores: int, s
 def test_loading_says_what_to_use_instead_of_a_split_by_rows(
     programs: Programs, model: Model, tmp_path: Path, program: str
 ) -> None:
-    """llama-bench silences llama.cpp's own messages."""
+    """Also with llama-bench, which silences llama.cpp's own messages."""
     command: list[str | Path] = [
         programs.llama_cpp / program,
         "-m",
@@ -136,7 +136,7 @@ def test_loading_says_what_to_use_instead_of_a_split_by_rows(
         "NeuronCores do not support -sm row\n"
         "ggml-neuron:     use -sm tensor, which splits weights by heads and the like, or -sm layer, which gives each core whole layers"
     ], done.stderr
-    assert done.returncode == 1, done.stderr  # and no signal
+    assert done.returncode == 1, done.stderr  # not a signal
     assert "ggml_abort" not in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""What it costs that the CPU computes nodes whose tensors are in device memory: the bytes that go to the host and back."""
+"""The cost of nodes that the CPU computes on tensors in device memory: the bytes moved to the host and back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ def test_of_a_large_tensor_only_the_rows_that_a_node_uses_move(run: Run, kernels
     result = run("stranded-gather", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     assert result.said == {"stranded-gather": "ok"}, result.log
     (moved,) = re.findall(r"nodes on the CPU moved ([\d.]+) MiB to the host or back, at most", result.log)
-    assert float(moved) <= 0.2  # the tensor has 17.6
+    assert float(moved) <= 0.2  # the tensor has 17.6 MiB
 
 
 def test_of_a_cache_that_the_scheduler_copies_only_the_cells_in_use_move(run: Run, kernels: Path) -> None:
-    """Of 8 MiB 256 cells of 256 bytes, once in the order of keys and once of transposed values; it says so, and of what most."""
+    """Of 8 MiB, 256 cells of 256 bytes move: once as keys, once as transposed values. The log names the tensor that
+    moved most.
+    """
     result = run("copied-views", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     assert result.said == {"copied-views": "ok"}, result.log
     said = re.findall(

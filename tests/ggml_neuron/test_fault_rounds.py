@@ -1,4 +1,4 @@
-"""Rounds in which the simulator fails on purpose: see tools/fault_injection/device_faults.py, which makes more of them."""
+"""Rounds of injected faults on the simulated device; tools/fault_injection/device_faults.py runs more of them."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_every_nth_allocation_fails(bench: RoundsBench, what: str, buffers: str,
     ("one", "ending"),
     [
         (Round("scenarios", "execute@1", "device"), "an error"),
-        (Round("model", "execute/30", "host"), "ended"),  # in the prompt, whose batch is then not decoded
+        (Round("model", "execute/30", "host"), "ended"),  # in the prompt, whose batch then is not decoded
         (Round("scenarios", "lost@30", "device"), "an error"),
         (Round("parts", "execute@90", "device"), "ended"),  # on one of two cores, in the prompt
         (Round("parts", "lost@45", "device"), "ended"),
         pytest.param(Round("parts", "load/1", "device"), "right", marks=pytest.mark.long),
-        # Right where the helper is gone before it reads the execution: the next helper does it.
+        # Right if the helper ends before it reads the execution: the next helper runs it.
         (Round("scenarios", "kill@1", "device"), "an error or right"),
         pytest.param(Round("scenarios", "load/1", "device"), "an error", marks=pytest.mark.long),
         (Round("model", "load/1", "device"), "right"),  # the CPU computes everything

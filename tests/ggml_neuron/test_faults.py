@@ -1,4 +1,4 @@
-"""What happens when something is wrong: with libnrt, with kernels and NEFFs, with memory, and with executions."""
+"""What the backend does when libnrt, kernels, NEFFs, memory or executions fail."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_a_libnrt_that_does_not_initialize_gives_no_devices(run: Run, noop: dict
     assert "nrt_init failed: NRT_INVALID (2)" in result.log
 
 
-# Loads the plugin, says how many devices there are, and uses the first one when it is told to.
+# Loads the plugin, prints the number of devices and the first one's name; with `memory` its memory in use, with `use`
+# opens it.
 USE = """
 import ctypes, sys
 ggml = ctypes.CDLL("libggml.so")
@@ -96,7 +97,7 @@ def test_cores_are_claimed_by_their_first_use(
     assert (said, "simulated cores" in log, list(tmp_path.iterdir())) == (["1 NEURON0"], False, [])
     said, log = use("use")
     assert (said, log.count("1 simulated cores")) == (["1 NEURON0", "used"], 1)
-    # What is reported as free leaves room for the kernels' programs, and a page of their scratchpad.
+    # The reported free memory leaves room for the kernels' programs and for a page of their scratchpad.
     said, log = use("memory")
     neffs = {hashlib.sha256(neff.read_bytes()).digest() for neff in kernels.rglob("*.neff")}
     taken = microcode(programs.target if described else "trn1")
@@ -111,7 +112,9 @@ def test_cores_are_claimed_by_their_first_use(
 
 
 def test_every_function_that_a_libnrt_must_have_is_called() -> None:
-    """The libnrt that does nothing has these functions and no others, so what is required besides fails every test with it."""
+    """The libnrt that does nothing has only the required functions, so another required function fails every test that
+    uses it.
+    """
     backend = ROOT / "backend"
     required, _ = (
         (backend / "nrt" / "nrt_api.h").read_text().split("#define NRT_FUNCTIONS_REQUIRED(X)")[1].split("#define")
@@ -161,7 +164,7 @@ def test_a_neff_that_disagrees_with_the_index_is_not_used(
     add |= {name: by_op["mul_mat"][name] for name in ("neff", "neff_sha256", "neff_size", "neff_memory")}
     (tree / "index.json").write_text(json.dumps(index))
 
-    # The first graph is computed nevertheless, by the CPU; after that the op is refused.
+    # The CPU computes the first graph; after that the backend refuses the op.
     result = run("add", "skip", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
     assert result.said == {"add": "ok", "skip": "no kernel for ADD"}, result.log
     assert ran_on(result) == (0, 2)
@@ -171,22 +174,22 @@ def test_a_neff_that_disagrees_with_the_index_is_not_used(
 
 
 def damage_tree(kernels: Path, folder: Path) -> Path:
-    """Copies a tree and changes bytes of the NEFFs of `add`."""
+    """Copies a tree and changes bytes in the NEFFs of `add`."""
     tree = folder / "tree"
     shutil.copytree(built_tree(kernels), tree)
     for neff in tree.rglob("add-*.neff"):
         data = neff.read_bytes()
-        neff.unlink()  # it may be a hard link
+        neff.unlink()  # the file may be a hard link
         neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
     return tree
 
 
 def damage_pack(kernels: Path, folder: Path) -> Path:
-    """Copies a pack and changes a byte of the NEFFs of `add`."""
+    """Copies a pack and changes a byte in the NEFFs of `add`."""
     pack = folder / "damaged.kernels.gguf"
     data = built_pack(kernels).read_bytes()
     for neff in built_tree(kernels).rglob("add-*.neff"):
-        at = data.index(neff.read_bytes()) + 500  # in the header's padding, which nrt_load does not look at
+        at = data.index(neff.read_bytes()) + 500  # in the header's padding, which nrt_load does not read
         data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     pack.write_bytes(data)
     return pack
@@ -204,7 +207,7 @@ def test_a_damaged_neff_is_not_used(
     )
     assert {path for _, path in found} == {str(damaged)}
     assert "loaded add-" not in result.log
-    assert "loaded sub-" in result.log  # others are used
+    assert "loaded sub-" in result.log  # other kernels are used
 
 
 @pytest.mark.parametrize(
@@ -223,7 +226,7 @@ def test_a_pack_that_changes_while_it_is_open_is_not_used_any_more(
         scenario,
         GGML_NEURON_KERNEL_DIR=pack,
         GGML_NEURON_BUFFERS="device",
-        NEURON_SIMULATOR_MEMORY=str(microcode(neuron_target) + (250 << 10) + (64 << 10)),  # for one program
+        NEURON_SIMULATOR_MEMORY=str(microcode(neuron_target) + (250 << 10) + (64 << 10)),  # room for one program
     )
     assert result.said == {scenario: "ok"}, result.log
     assert len(re.findall(rf"core 0: sub-64x4-f32-\w+ of {pack}: its NEFF is damaged: {said}", result.log)) == 1, (
@@ -238,7 +241,7 @@ def test_a_folder_that_cannot_be_read_is_said(run: Run, kernels: Path, tmp_path:
     closed.mkdir()
     closed.chmod(0)
     paths = [loop, tmp_path / "missing"]
-    if os.geteuid() != 0:  # root reads everything
+    if os.geteuid() != 0:  # root can read every folder
         paths.append(closed)
     result = run("add", GGML_NEURON_KERNEL_DIR=":".join(map(str, [*paths, kernels])))
     closed.chmod(0o700)
@@ -252,7 +255,7 @@ def test_kernels_of_the_simulator_are_not_loaded_by_a_real_libnrt(
 ) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_REAL="1", NOOP_NRT_FAIL="nrt_load=1", **noop)
     assert (result.status, result.said) == (3, {})
-    assert "never run on a NeuronCore\nggml-neuron:     build the manifest with the Neuron SDK's compiler" in result.log
+    assert "no NeuronCore can load them\nggml-neuron:     build the manifest with the Neuron SDK's compiler" in result.log
     assert "nrt_load" not in result.log
 
 
@@ -272,7 +275,7 @@ def expect_used_or_left_out(result: Result, target: str, machine: str) -> None:
 def test_an_instance_is_known_by_its_family(
     run: Run, kernels: Path, neuron_target: str, instance: str, cores: int
 ) -> None:
-    """What is compiled for trn1 runs on inf2, too. Of many cores as many are claimed as ggml's scheduler takes."""
+    """Kernels compiled for trn1 also run on inf2. The backend claims at most as many cores as ggml's scheduler takes."""
     variables = {"NEURON_SIMULATOR_INSTANCE": instance, "NEURON_RT_NUM_CORES": None, "GGML_NEURON_LOG": "1"}
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **variables)
     expect_used_or_left_out(result, neuron_target, instance.partition(".")[0])
@@ -283,7 +286,7 @@ def test_an_instance_is_known_by_its_family(
     ("configured", "instance", "cores"),
     [
         ("1", "", 1),
-        (None, "", None),  # nothing is known of the cores
+        (None, "", None),  # the number of physical cores is unknown
         ("2", "", 2),
         ("2", "trn1.2xlarge", 2),
         ("some", "", 0),
@@ -300,7 +303,7 @@ def test_kernels_for_other_logical_cores_are_left_out(
     instance: str,
     cores: int | None,
 ) -> None:
-    """The kernels are for as many physical cores as the target's default; they say that they are for the instance's target."""
+    """The kernels use the default number of physical cores of their target; the index names the instance's target."""
     tree = tmp_path / "tree"
     shutil.copytree(built_tree(kernels), tree)
     said = f'"target": "{instance.partition(".")[0] or neuron_target}"'
@@ -321,7 +324,7 @@ def test_more_cores_than_ggml_takes(run: Run, kernels: Path) -> None:
 
 
 def test_the_helper_is_killed_with_an_execution(run: Run, kernels: Path) -> None:
-    """Which fails, or is done by the next helper; `kill` among the faults kills one that executes."""
+    """The execution fails, or the next helper runs it. The fault `kill` kills a helper during an execution."""
     result = run("killed", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", GGML_NEURON_QUEUE_DEPTH="1")
     assert result.said == {"killed": "ok"}, result.log
     said = re.search(r"nrt_execute failed: NRT_\w+ \(\d+\): add-64x4-f32-\w+ of .*, for node", result.log)
@@ -338,7 +341,7 @@ def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
 
 @pytest.mark.parametrize("buffers", BUFFERS)
 def test_a_core_that_goes_on_reporting_a_nan_is_not_taken_for_a_failure(run: Run, kernels: Path, buffers: str) -> None:
-    """The simulator keeps the report, as a device does, so that each execution after it comes with a status that is not success."""
+    """The simulator keeps reporting the NaN, as a device does: each later execution returns a status other than success."""
     scenarios = ("chain", "not-a-number", "chain", "add")
     result = run(*scenarios, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_RT_LOG_LEVEL="INFO")
     assert result.said == dict.fromkeys(scenarios, "ok"), result.log
@@ -357,7 +360,7 @@ def test_an_input_that_the_compiler_left_out_is_not_bound(run: Run, kernels: Pat
 @pytest.mark.parametrize(
     ("tensors", "wrong"),
     [
-        ("input0=1024,output0=1024", ""),  # a compiler may leave any input out
+        ("input0=1024,output0=1024", ""),  # a compiler may remove any input
         ("output0=1024", ""),
         ("input0=1024,input1=256", "it lacks output0"),
         ("input0=1024,input1=256,input2=4,output0=1024", "input2 has 4 bytes and the index says 0"),
@@ -376,7 +379,7 @@ def test_the_tensors_of_a_neff_are_those_of_the_index(
 
 
 def test_what_the_backend_places_itself_is_aligned(run: Run, kernels: Path) -> None:
-    """Scratch memory and the tensors of buffers, which slices are made of, lie at multiples of 512 bytes."""
+    """Scratch memory and the tensors of buffers, from which slices are made, start at multiples of 512 bytes."""
     names = ("add", "chain", "cache", "inplace", "same-twice", "optimizer", "scheduled")
     for buffers in ("device", "host"):
         result = run(
@@ -408,7 +411,7 @@ def test_every_failure_is_reported_with_its_function(
     result = run(
         "skip", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NOOP_NRT_FAIL=f"{function}=4", **noop
     )
-    assert result.status in (0, 1), result.log  # no signal ended it
+    assert result.status in (0, 1), result.log  # no signal ended the program
     assert f"{function} failed: NRT_RESOURCE (4)" in result.log
 
 
@@ -451,7 +454,7 @@ def test_data_that_does_not_arrive_ends_the_program(
     [
         ("device", 1024, "no memory"),
         ("host", 1024, "graph_compute: GGML status: error (failed to allocate memory)"),
-        # The program, and less than what copies take when there is plenty.
+        # Room for the program, and for fewer copies than usual.
         ("host", None, "ok"),
     ],
 )
@@ -468,7 +471,7 @@ def test_a_device_without_enough_memory(
 def test_a_program_that_does_not_fit_is_not_tried_again_before_memory_is_freed(
     run: Run, kernels: Path, noop: dict[str, str]
 ) -> None:
-    # The library would load it the second time.
+    # The second nrt_load would succeed.
     variables = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024", "NOOP_NRT_FAIL": "nrt_load=4@1"}
     result = run(
         "given-back",
@@ -480,17 +483,17 @@ def test_a_program_that_does_not_fit_is_not_tried_again_before_memory_is_freed(
     assert result.said == {"given-back": "ok"}, result.log
     assert result.log.count(" does not fit beside the tensors, though no other program is loaded") == 1, result.log
     assert result.log.count("memory is missing; computing ADD on the CPU\n") == 1  # the plan is kept
-    # Of five times the first four lack the kernel; the other kernel is there each time.
+    # Five rounds: in the first four the CPU computes one op; the other kernel runs each time.
     assert ran_on(result) == (6, 4)
 
 
 def test_a_full_core_is_said_once(programs: Programs, benched: Benched) -> None:
-    """Neither the first program nor any other has room beside the model, which is what a second model finds, too."""
+    """No program fits beside the model. A second context of the model reports the same."""
     variables = {"GGML_NEURON_KERNEL_DIR": benched.kernels, "GGML_NEURON_BUFFERS": "device"}
     size = microcode(programs.target) >> 20
     log = llama_bench(programs, benched.model, NEURON_SIMULATOR_MEMORY=f"{4 + size}M", **variables).stderr
     said = [line for line in log.splitlines() if line.startswith("ggml-neuron: ")]
-    assert len(said) == 8, log  # of two contexts, one after the other
+    assert len(said) == 8, log  # two contexts, one after the other
     full = (
         r"ggml-neuron: core 0: nrt_load failed: NRT_RESOURCE \(4\): \S+ of \S+ does not fit beside the tensors, though no other "
         r"program is loaded; the CPU computes its ops until tensors are freed",
@@ -550,14 +553,14 @@ def test_no_buffer_and_no_weight_is_larger_than_the_runtime_takes(run: Run, kern
 
 @pytest.mark.parametrize("memory", ["1K", "64M"])
 def test_a_full_core_says_that_some_memory_is_free(run: Run, kernels: Path, memory: str) -> None:
-    """llama.cpp ends a program in which no device has any."""
+    """llama.cpp ends a program in which no device reports free memory."""
     result = run("free-memory", GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_MEMORY=memory)
     assert re.fullmatch(r"1048576 of \d+ bytes", result.said["free-memory"]), result.said
 
 
 @pytest.mark.parametrize("value", ["zz", "-1", " 1", "1 ", "0x1", "1e1", "99999999999999999999"])
 def test_a_value_that_a_variable_does_not_have_is_reported(run: Run, kernels: Path, value: str) -> None:
-    """So that GGML_NEURON_EXACT=zz turns nothing on; of GGML_NEURON_LOG=zz nothing is seen but that."""
+    """GGML_NEURON_EXACT=zz turns nothing on. GGML_NEURON_LOG=zz prints only the message about its value."""
     known = {
         "GGML_NEURON_EXACT": ("0 or 1", 0),
         "GGML_NEURON_FALLBACK_MEMORY": ("a number of MiB", 1024),
@@ -576,7 +579,7 @@ def test_a_value_that_a_variable_does_not_have_is_reported(run: Run, kernels: Pa
 
 
 def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, noop: dict[str, str]) -> None:
-    # The second load finds no room until the first model is gone.
+    # The second load fails until the first model is unloaded.
     sizes = {"NOOP_NRT_TENSORS": "input0=1024,input1=1024,output0=1024"}
     result = run(
         "in-turn", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", NOOP_NRT_FAIL="nrt_load=4@2", **noop | sizes
@@ -592,7 +595,7 @@ def test_programs_that_take_turns_are_said_once(run: Run, kernels: Path, neuron_
         "in-turn-often",
         GGML_NEURON_KERNEL_DIR=kernels,
         GGML_NEURON_BUFFERS="device",
-        NEURON_SIMULATOR_MEMORY=str(microcode(neuron_target) + (250 << 10) + (64 << 10)),  # for one
+        NEURON_SIMULATOR_MEMORY=str(microcode(neuron_target) + (250 << 10) + (64 << 10)),  # room for one program
     )
     assert result.said == {"in-turn-often": "ok"}, result.log
     assert result.log.count("core 0: programs are loaded again and again (32 times so far)") == 1

@@ -1,8 +1,8 @@
-"""llama.cpp's own judge of what a backend computes in one launch, test-fusion, on a small Llama whose layers are one kernel each.
+"""Runs llama.cpp's own test of fused ops, test-fusion, on a small Llama with one kernel per layer.
 
-It compares how often each graph kernel was launched with `fusion/NEURON.csv`, and the logits with those without groups and the
-CPU's. It does not notice when a row of that file is missing from what it counts: this does. After a change that is meant to change the
-rows, `--record` in place of `--check` writes the file.
+test-fusion compares the number of launches of each graph kernel with `fusion/NEURON.csv`, and the logits with those
+without groups and with the CPU's. It does not notice a row of that file without a count; this test does. To write the
+file after an intended change, run test-fusion with `--record` in place of `--check`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def model(programs: Programs, exporter: Path, tmp_path_factory: pytest.TempPathF
 
 
 def fusions(text: str) -> dict[tuple[str, str], int]:
-    """Returns the counts of a baseline, by mode and label."""
+    """Returns the counts of a baseline by mode and label."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if not line.startswith("#")]
     return {(mode, label): int(count) for _, _, mode, label, count in rows}
 

@@ -1,4 +1,6 @@
-"""Groups of nodes that one kernel computes: which are found in a graph, and that their results are those of the nodes."""
+"""Groups of nodes that one kernel computes: which groups the backend finds in a graph, and that results equal the
+nodes' own.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ Compute = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def manifest(group_kernels: Path) -> Path:
-    """Returns a manifest of the scenarios' groups, and of their nodes one by one."""
+    """Returns a manifest of the scenarios' groups and of each of their nodes."""
     return group_kernels.parent / "groups.yaml"
 
 
@@ -93,7 +95,7 @@ def kernels(group_kernels: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def first_cells(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels for attention to a cache that has no more cells than it reads."""
+    """Returns a folder with kernels for attention that reads all cells of its cache."""
     folder = tmp_path_factory.mktemp("cells")
     (folder / "cells.yaml").write_text(groups_manifest(programs, "cells-64"))
     build(folder / "cells.yaml", folder / "kernels")
@@ -102,7 +104,7 @@ def first_cells(programs: Programs, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def causal_kernels(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels for attention of 160 tokens that leave out cells of 320, in groups."""
+    """Returns a folder with kernels for groups of attention of 160 tokens that skip hidden cells of 320."""
     folder = tmp_path_factory.mktemp("hidden")
     (folder / "hidden.yaml").write_text(groups_manifest(programs, "hidden"))
     build(folder / "hidden.yaml", folder / "kernels")
@@ -137,11 +139,11 @@ def groups_of(path: Path) -> set[GraphSpec]:
     return {kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)}
 
 
-# --- what a group is found by -------------------------------------------------------------------------------------------------
+# --- how a group is found ---------------------------------------------------------------------------------------------
 
 
 def described(spec: GraphSpec) -> str:
-    """Returns a group as `groups words` reads it."""
+    """Returns a group in the form that `groups words` reads."""
 
     def tensor(place: TensorPlace | None, t: TensorDesc) -> str:
         name = "own" if place is None else f"{'s' if place.slot else 'n'}{place.index}"
@@ -156,9 +158,9 @@ def described(spec: GraphSpec) -> str:
 
 
 def test_words_are_the_golden_ones(programs: Programs) -> None:
-    """At other addresses, and in slots that begin elsewhere in their tensors."""
+    """The graphs lie at other addresses, and their slots begin at other offsets in their tensors."""
     vectors = json.loads((ROOT / "tests" / "data" / "bundle-graph-keys.json").read_text())
-    known = [v for v in vectors if v["about"] != "custom op"]  # which ggml can't have
+    known = [v for v in vectors if v["about"] != "custom op"]  # ggml can't have this one
     assert len(known) == len(vectors) - 1
     result = subprocess.run(
         [programs.find("groups"), "words"],
@@ -172,7 +174,7 @@ def test_words_are_the_golden_ones(programs: Programs) -> None:
         assert line.split() == vector["key"], vector["about"]
 
 
-# --- what is computed ---------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
@@ -184,7 +186,7 @@ def test_groups_compute_what_their_nodes_do(
     expect_ok(result, *GROUPS, *RANDOM)
     grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches, (\d+\.\d) ops each", result.stderr)
     assert grouped and int(grouped[1]) > 2 * int(grouped[2]), result.stderr
-    # `kernelgen coverage` finds the same; here each graph was computed several times
+    # `kernelgen coverage` finds the same groups; the program computed each graph several times
     found = [Groups(groups_of(manifest)).find(graph) for graph in read_graphs(graphs)]
     launches = sum(len(one.groups) for one in found)
     assert launches and int(grouped[1]) * launches == int(grouped[2]) * sum(one.nodes for one in found)
@@ -193,7 +195,7 @@ def test_groups_compute_what_their_nodes_do(
 
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_groups_of_fewer_tokens_and_cells_than_their_kernels(compute: Compute, kernels: Path, buffers: str) -> None:
-    """By kernels for more; the caches that they write have the same content."""
+    """Kernels for more tokens and cells compute them; the caches that they write have the same content."""
     names = (*SHORTER, "scheduled:shorter-twice", "scheduled:shorter-attention-1x32", "reused:shorter-attention-1x32")
     result = compute(kernels, *names, GGML_NEURON_BUFFERS=buffers)
     expect_ok(result, *names)
@@ -205,7 +207,9 @@ def test_groups_of_fewer_tokens_and_cells_than_their_kernels(compute: Compute, k
 def test_kernels_for_the_first_cells_serve_caches_of_any_length(
     compute: Compute, first_cells: Path, buffers: str
 ) -> None:
-    """In groups of their own lengths, of fewer tokens and cells, and in pieces; and node by node. A shorter cache has memory behind it."""
+    """The caches are used in groups of their own lengths, of fewer tokens and cells, in pieces, and node by node. A
+    shorter cache has memory behind it.
+    """
     result = compute(first_cells, *CACHES, GGML_NEURON_BUFFERS=buffers)
     expect_ok(result, *CACHES)
     assert " 0 ops ran on the CPU instead of a NeuronCore" in result.stderr
@@ -220,7 +224,7 @@ def test_a_cache_of_less_than_half_of_the_cells_of_kernels_has_no_memory_behind_
 
 
 def test_rows_beyond_the_first_cells_are_written_all_the_same(compute: Compute, first_cells: Path) -> None:
-    """Where numbers of rows change so that kernels lack some of them, the CPU writes these, and no group is launched."""
+    """When row numbers change so that kernels lack some of the rows, the CPU writes these and no group is launched."""
     changing = [f"changing:{name}" for name in CACHES if not name.startswith(("cells-40", "cells-64"))]
     result = compute(first_cells, *changing)
     expect_ok(result, *changing)
@@ -228,7 +232,9 @@ def test_rows_beyond_the_first_cells_are_written_all_the_same(compute: Compute, 
 
 
 def test_a_kernel_for_all_of_a_cache_serves_longer_and_shorter_ones(compute: Compute, kernels: Path) -> None:
-    """Kernels that were built for one context length have its cells as the first ones of others; shorter ones have memory behind them."""
+    """Kernels for one context length serve others: its cells are the first cells of longer caches; shorter ones have
+    memory behind them.
+    """
     names = [name for name in CACHES if name.startswith(("cells-64", "cells-80", "cells-256"))]
     result = compute(kernels, *names)
     expect_ok(result, *names)
@@ -244,7 +250,7 @@ def test_groups_that_no_longer_kernel_computes(compute: Compute, kernels: Path) 
 
 @pytest.mark.parametrize("buffers", ["device", "host"])
 def test_groups_of_more_tokens_than_their_kernels(compute: Compute, kernels: Path, buffers: str) -> None:
-    """In pieces, by kernels for fewer; the caches that they write have the same content."""
+    """Kernels for fewer tokens compute them in pieces; the caches that they write have the same content."""
     names = (*PIECES, "scheduled:pieces-twice", "scheduled:pieces-attention-5x32", "reused:pieces-attention-5x64")
     changing = ("changing:pieces-attention-5x32", "changing:pieces-softmax-6x64")
     result = compute(kernels, *names, *changing, GGML_NEURON_BUFFERS=buffers)
@@ -253,7 +259,9 @@ def test_groups_of_more_tokens_than_their_kernels(compute: Compute, kernels: Pat
 
 
 def test_rows_that_pad_or_come_again_write_what_the_groups_own_rows_do(compute: Compute, kernels: Path) -> None:
-    """On a device, rows that wrote other values to one place changed what others read. Here such a write loses the whole cache."""
+    """On a device, rows that wrote different values to one place changed what others read. The fault `race` makes such
+    a write lose the whole cache.
+    """
     names = (*SHORTER, *PIECES, "scheduled:shorter-twice", "scheduled:pieces-twice")
     result = compute(kernels, *names, NEURON_SIMULATOR_FAULT="race")
     expect_ok(result, *names)
@@ -261,8 +269,8 @@ def test_rows_that_pad_or_come_again_write_what_the_groups_own_rows_do(compute: 
 
 
 def looked_at(log: str) -> tuple[int, int]:
-    """Returns how often masks and row numbers were read from the copy that the program wrote, and read from the device."""
-    found = re.search(r"as the program wrote them (\d+) times, and read from the device (\d+) times", log)
+    """Returns how often masks and row numbers were read from the copy that the program wrote, and from the device."""
+    found = re.search(r"the copy that the program wrote (\d+) times, and read from the device (\d+) times", log)
     assert found, log
     return int(found[1]), int(found[2])
 
@@ -290,7 +298,7 @@ def test_what_computes_an_op_is_found_once_for_all_that_ask(compute: Compute, ke
 def test_kernels_that_leave_out_cells_are_for_masks_that_hide_them(
     compute: Compute, causal_kernels: Path, buffers: str
 ) -> None:
-    """Where a mask shows one of these cells, or is computed in the graph, nodes are computed one by one."""
+    """If a mask shows one of these cells, or the graph computes the mask, nodes are computed one by one."""
     names = ("hidden", "hidden-all", "hidden-fewer", "hidden-pieces", "hidden-seen", "hidden-computed")
     changing = ("changing:hidden", "changing:hidden-pieces", "changing:hidden-fewer")
     result = compute(causal_kernels, *names, *changing, GGML_NEURON_BUFFERS=buffers)
@@ -298,24 +306,28 @@ def test_kernels_that_leave_out_cells_are_for_masks_that_hide_them(
 
 
 def test_what_the_program_wrote_is_not_read_from_the_device(compute: Compute, kernels: Path) -> None:
-    """Of memory that ggml's scheduler gives a graph nothing is read; of other memory, what is written before it is first asked for."""
+    """Nothing is read back from memory that ggml's scheduler gives a graph. From other memory, only what was written
+    before the first check is read.
+    """
     scheduled = ("scheduled:pieces-attention-5x32", "scheduled:shorter-attention-1x32")
     result = compute(kernels, *scheduled)
     expect_ok(result, *scheduled)
     known, read = looked_at(result.stderr)
-    # two computations: a mask and numbers of rows that are checked, and a longer mask
+    # two computations: each checks a mask and row numbers, and a longer mask
     assert known >= 2 * 2 + 2 and read == 0
 
     name = "changing:pieces-attention-5x64"
     result = compute(kernels, name)
     expect_ok(result, name)
-    # a mask and numbers of rows in seven computations, which all write them: numbers are not looked at where the mask is wrong
+    # Seven computations write a mask and row numbers; row numbers are not checked where the mask is wrong.
     known, read = looked_at(result.stderr)
     assert read == 2 and known + read == 2 * 7
 
 
 def test_masks_that_are_written_in_any_way(compute: Compute, kernels: Path) -> None:
-    """By the program, in whole or in part, by copies from this core, another one and the host, and by launches."""
+    """The program writes them in whole or in part; copies from this core, another core and the host write them;
+    launches write them.
+    """
     name = "written:pieces-attention-5x32"
     result = compute(kernels, name, NEURON_RT_NUM_CORES="2")
     expect_ok(result, name)
@@ -327,7 +339,7 @@ def test_groups_that_cannot_be_cut(compute: Compute, kernels: Path) -> None:
     result = compute(kernels, *WHOLE_ONLY)
     expect_ok(result, *WHOLE_ONLY)
     assert "the first see what later ones write" not in result.stderr
-    for name in IN_ORDER:  # what depends on the mask is looked at each time
+    for name in IN_ORDER:  # what depends on the mask is checked each time
         result = compute(kernels, name)
         expect_ok(result, name)
         reason = "their group is for fewer tokens, of which the first see what later ones write"
@@ -340,7 +352,7 @@ def test_groups_that_cannot_be_cut(compute: Compute, kernels: Path) -> None:
 def test_random_graphs_of_random_lengths(
     programs: Programs, compute: Compute, tmp_path: Path, seeds: Sequence[int]
 ) -> None:
-    """Their kernels are for 6 tokens and 64 cells: groups of others are computed right by these, or node by node."""
+    """The kernels are for 6 tokens and 64 cells; groups of other lengths use these kernels or run node by node."""
     whole = [f"lengths-{seed}" for seed in seeds]
     manifest = tmp_path / "lengths.yaml"
     manifest.write_text(groups_manifest(programs, *whole))
@@ -349,7 +361,7 @@ def test_random_graphs_of_random_lengths(
     others = [f"{name}-{random.randint(1, 20)}x{random.choice((8, 40, 64))}" for name in whole for _ in range(3)]
     result = compute(tmp_path / "kernels", *whole, *others)
     expect_ok(result, *whole, *others)
-    # of lengths as the kernels have them every group is computed by one, in three computations of two groups each
+    # Of the lengths that the kernels have, each group is one launch: three computations of two groups each.
     grouped = re.search(r"\d+ ops ran in groups, in (\d+) launches", result.stderr)
     assert grouped and int(grouped[1]) > 6 * len(whole), result.stderr
 
@@ -365,13 +377,13 @@ def test_exact_kernels_alone(compute: Compute, kernels: Path) -> None:
 
 
 def test_groups_in_memory_that_ggml_gives_out(compute: Compute, kernels: Path) -> None:
-    """What a group reads is kept until all of it is computed; where it is not kept, its results are kept apart."""
+    """A group's inputs are kept until the group is computed; otherwise its results are stored apart from the inputs."""
     names = (*SCHEDULED, "scheduled:random-0", "scheduled:random-1", "reused:twice", "reused:kept", "reused:attention")
     expect_ok(compute(kernels, *names), *names)
 
 
 def test_the_scheduler_keeps_what_a_group_reads(compute: Compute, kernels: Path) -> None:
-    """So results lie where they are read; without it they are copied from where they are kept apart."""
+    """The group writes its results in place. Without the scheduler they are stored apart and copied."""
     copied = "copies were added to keep results apart from inputs"
     result = compute(kernels, "scheduled:kept")
     expect_ok(result, "scheduled:kept")
@@ -387,7 +399,8 @@ def test_what_differs_in_anything_is_not_the_group(
     graphs = tmp_path / "recorded.graphs"
     result = compute(kernels, *MUTATED, GGML_NEURON_RECORD_GRAPHS=str(graphs))
     expect_ok(result, *MUTATED)
-    # `kernelgen coverage` finds the same reasons, of other numbers of nodes: kernels for more tokens serve groups, too
+    # `kernelgen coverage` finds the same reasons; its numbers of nodes differ, because kernels for more tokens also
+    # serve groups.
     groups = Groups(groups_of(manifest))
     counts = Counter(why for graph in read_graphs(graphs) for _, why in groups.find(graph).outside)
     said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in Outside}
@@ -397,7 +410,7 @@ def test_what_differs_in_anything_is_not_the_group(
 def test_one_tensor_is_several_slots_of_a_kernel(
     compute: Compute, manifest: Path, kernels: Path, tmp_path: Path
 ) -> None:
-    """A model that was loaded may have one tensor where another one has several: rope's factors of each layer."""
+    """A loaded model may have one tensor where another model has several, such as rope's factors of each layer."""
     graphs = tmp_path / "recorded.graphs"
     expect_ok(compute(kernels, *TIED, GGML_NEURON_RECORD_GRAPHS=str(graphs)), *TIED)
     groups = Groups(groups_of(manifest))
@@ -411,7 +424,7 @@ def test_a_program_that_looks_at_nodes_sees_what_they_compute(compute: Compute, 
 
 def test_groups_can_be_turned_off(compute: Compute, kernels: Path) -> None:
     result = compute(kernels, "hit", GGML_NEURON_FUSION="0")
-    expect_ok(result, "hit")  # which turns them on
+    expect_ok(result, "hit")  # the scenario turns groups on
     result = compute(kernels, "off:hit", GGML_NEURON_FUSION="0")
     expect_ok(result, "off:hit")
 
@@ -441,7 +454,7 @@ def test_a_group_whose_kernel_cannot_be_used_is_computed_node_by_node(
 
 
 def test_a_bundle_of_groups_alone(compute: Compute, programs: Programs, manifest: Path) -> None:
-    """The device takes nodes that it has no kernels for, since their groups have."""
+    """The device takes nodes for which only their groups have kernels."""
     text = manifest.read_text()
     groups = text[text.index("graphs:\n") :].replace("    outputs: ", "    fallback: false\n    outputs: ")
     alone = manifest.parent / "alone.yaml"
@@ -457,7 +470,7 @@ def test_a_bundle_of_groups_alone(compute: Compute, programs: Programs, manifest
 
 # --- recorded graphs ----------------------------------------------------------------------------------------------------------
 
-# Their graphs are one group from the first node to the last.
+# The graphs of these scenarios are one group each.
 WHOLE = ("hit", "cache", "attention", "in-place", "views", "square")
 
 
@@ -467,7 +480,7 @@ def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
     recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
     for name in WHOLE:
         graphs = tmp_path / f"{name}.graphs"
-        for _ in range(2):  # another process adds what the first one did
+        for _ in range(2):  # the second process writes the same graphs again
             compute(Path(), name, GGML_NEURON_RECORD_GRAPHS=str(graphs), **recording)
         head, *lines = graphs.read_text().splitlines()
         assert head.startswith('{"format":"neuron-kernelgen graphs"') and len(lines) == 2 * len(set(lines)), name

@@ -1,4 +1,6 @@
-"""What goes over the host for a call: bytes and transfers, as the backend says them and as libnrt counts them."""
+"""The bytes and transfers that a call moves between host and device, as the backend's log reports them and as libnrt
+counts them.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,23 @@ from programs import Benched, Programs, Run, build, llama_bench
 from random_llama import Size
 
 CELLS = 256
-"""Of the cache that the first tokens of a context see: llama.cpp rounds up to so many."""
+"""Cells of the cache that the first tokens of a context attend to: llama.cpp rounds the number up to this."""
 
 ALIGNMENT = 512
-"""At which the backend has tensors begin. Between two that are written together this much moves, too."""
+"""Bytes; the backend aligns tensors to this. A write of two tensors also moves the gap between them."""
 
 
 def last_call(log: str) -> tuple[int, ...]:
-    """Returns the bytes to NeuronCores and the writes, the bytes from them and the reads."""
+    """Returns the last call's bytes to NeuronCores, writes, bytes from NeuronCores and reads."""
     line = r"the last of \d+ calls moved (\d+) bytes to NeuronCores in (\d+) writes, and (\d+) bytes from them in (\d+) reads"
     (found,) = re.findall(line, log)
     return tuple(map(int, found))
 
 
 def test_a_call_moves_what_libnrt_counts(run: Run, kernels: Path, noop: dict[str, str | Path]) -> None:
-    """Two calls clear a buffer of 2,560 bytes and write 1,280 of inputs; the buffer is cleared once before, and the result read once."""
+    """Two calls each clear a buffer of 2,560 bytes and write inputs of 1,280. One clear comes before them, and the
+    result is read once.
+    """
     variables = noop | {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device", "GGML_NEURON_LOG": "1"}
     result = run("add", NOOP_NRT_COUNT="1", **variables)
     (counted,) = re.findall(r"libnrt: (\d+) bytes in (\d+) writes, (\d+) bytes in (\d+) reads", result.log)
@@ -32,10 +36,10 @@ def test_a_call_moves_what_libnrt_counts(run: Run, kernels: Path, noop: dict[str
 
 
 def test_a_token_takes_its_inputs_and_gives_its_logits(programs: Programs, benched: Benched) -> None:
-    """Nothing else: neither a mask nor a cache is read back. With a kernel for each op, inputs lie in three places."""
+    """Neither a mask nor a cache is read back. With a kernel for each op, inputs lie in three places."""
     result = llama_bench(programs, benched.model, GGML_NEURON_KERNEL_DIR=benched.kernels, GGML_NEURON_LOG="1")
     size = Size()
-    position, row, output = 4, 8, 4  # of each cache a row; which logits are wanted
+    position, row, output = 4, 8, 4  # a row of each cache; the indices of the logits that are read
     inputs = (size.n_embd * 4, position, row, row, CELLS * 2)
     moved = sum(-(-n // ALIGNMENT) * ALIGNMENT for n in inputs) + output
     assert last_call(result.stderr) == (moved, 3, size.n_vocab * 4, 1), result.stderr
@@ -45,7 +49,7 @@ def test_a_token_takes_its_inputs_and_gives_its_logits(programs: Programs, bench
 def test_a_token_is_a_number_where_its_table_is_on_the_device(
     programs: Programs, benched: Benched, tmp_path: Path
 ) -> None:
-    """As llama.cpp's --override-tensor puts it there: the rows of the embedding do not cross the host."""
+    """llama.cpp's --override-tensor puts the table on the device: the rows of the embedding do not pass through the host."""
     table = ("-ot", r"token_embd\.weight=NEURON0")
     recorded = tmp_path / "table.yaml"
     llama_bench(programs, benched.model, *table, GGML_NEURON_KERNEL_DIR=benched.kernels, GGML_NEURON_RECORD=recorded)
@@ -61,7 +65,7 @@ def test_a_token_is_a_number_where_its_table_is_on_the_device(
 
 
 def test_inputs_that_lie_side_by_side_are_one_write(run: Run, kernels: Path) -> None:
-    """And are as the program wrote them, also where it writes over them before they are used."""
+    """The device gets the values of the write, also if the program overwrites the inputs before they are used."""
     variables = {"GGML_NEURON_KERNEL_DIR": kernels, "GGML_NEURON_BUFFERS": "device", "GGML_NEURON_LOG": "1"}
     result = run("inputs-at-once", **variables)
     assert result.said == {"inputs-at-once": "ok"}, result.log

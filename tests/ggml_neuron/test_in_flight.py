@@ -1,7 +1,7 @@
-"""Launches in flight: their order, what waits for them, and what comes of those that fail late, on the simulator.
+"""Launches in flight on the simulator: their order, what waits for them, and what a launch that fails late causes.
 
-A launch takes some milliseconds besides, so that launches are in flight when the next thing happens. The simulator refuses what
-shares memory with a request in flight and does not wait for it, so a wait that is missing ends the program.
+Each launch takes some extra milliseconds, so launches are in flight when the next call comes. The simulator refuses a
+call that shares memory with a request in flight, so a missing wait ends the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEPTHS = ("1", pytest.param("2", marks=pytest.mark.long), "3", pytest.param("63"
 
 
 def overlapping(log: str) -> tuple[int, int]:
-    """Returns how many launches there were on all cores, and how many of them while another one was in flight."""
+    """Returns the number of launches on all cores, and how many of them began while another one was in flight."""
     found = re.findall(r"(\d+) launches, (\d+) of them while another one was in flight", log)
     return sum(int(n) for n, _ in found), sum(int(n) for _, n in found)
 
@@ -63,7 +63,7 @@ graphs:
 
 @pytest.mark.parametrize("group", ["", GROUP], ids=["alone", "group"])
 def test_each_launch_has_its_own_numbers(run: Run, neuron_target: str, tmp_path: Path, group: str) -> None:
-    """Of graphs that differ in numbers alone, by kernels for any."""
+    """Kernels for any numbers run graphs that differ only in numbers."""
     (tmp_path / "numbers.yaml").write_text((NUMBERS + group).replace("TARGET", neuron_target))
     build(tmp_path / "numbers.yaml", tmp_path / "kernels")
     result = run(
@@ -151,7 +151,7 @@ def test_no_more_requests_than_the_user_allows(run: Run, kernels: Path, limit: s
     assert (overlapping(result.log)[1] == 0) == (depth == 1)
 
 
-@pytest.mark.parametrize("release", ["2.28", "2.31"])  # without queues, and with them
+@pytest.mark.parametrize("release", ["2.28", "2.31"])  # without queues, and with queues
 def test_an_older_runtime_that_would_return_early(run: Run, kernels: Path, release: str) -> None:
     result = run(
         "chain",
@@ -213,7 +213,8 @@ def test_cores_that_wait_for_each_other(run: Run, kernels: Path) -> None:
 def test_a_copy_to_another_core_does_not_block(run: Run, kernels: Path) -> None:
     result = run_on_two_cores(run, kernels, "two-cores-ahead", launch_us=300_000)
     assert result.said == {"two-cores-ahead": "ok"}, result.log
-    # twice three: the second and the third are launched when the first one is not done, which the copy before them waits for
+    # Two rounds of three launches: the second and third begin before the first is done, though a copy before them waits
+    # for it.
     assert "core 0: 6 launches, 4 of them while another one was in flight" in result.log
     assert "core 1: 12 jobs waited for another core" in result.log
 
@@ -221,7 +222,7 @@ def test_a_copy_to_another_core_does_not_block(run: Run, kernels: Path) -> None:
 def test_copies_around_a_kernel_wait_in_the_queue(run: Run, kernels: Path) -> None:
     result = run_on_two_cores(run, kernels, "two-cores-behind", launch_us=100_000)
     assert result.said == {"two-cores-behind": "ok"}, result.log
-    # the event, two copies of rows to where the kernel wants them, the launch, and a copy of its result
+    # the event, two copies of rows to the kernel's inputs, the launch, and a copy of its result
     assert "core 1: 5 jobs waited for another core" in result.log
 
 

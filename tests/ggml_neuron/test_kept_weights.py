@@ -1,4 +1,4 @@
-"""Where tensors are in host memory, a NeuronCore keeps copies of weights: they are right, and few bytes are copied."""
+"""With tensors in host memory, a NeuronCore keeps copies of weights: the copies are right, and few bytes are copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from programs import Run
 
 
 def copied(log: str) -> tuple[float, float]:
-    """Returns how many MiB of host memory were copied to NeuronCores for ops, and as weights that stay there."""
+    """Returns the MiB of host memory copied to NeuronCores for ops, and the MiB copied as weights that stay there."""
     (found,) = re.findall(r"([\d.]+) MiB of host memory were copied to NeuronCores, and ([\d.]+) MiB of weights", log)
     return float(found[0]), float(found[1])
 

@@ -1,4 +1,6 @@
-"""Weights in layouts of their own: they are read back as they were set, and kernels that want them so compute the same."""
+"""Weights in other layouts than ggml's: the program reads back the bytes it wrote, and kernels for a layout compute the
+same results.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,16 @@ kernels:
 """
 PRODUCTS = ("q8_0", "q4_K", "q6_K", "f16", "f32")
 ROUNDED = ("q8_0", "q4_K")
-"""Of which there are kernels for weights in the layout bf16, too."""
+"""Types that also have kernels for weights in the layout bf16."""
 F8 = "f8_e4m3_128x128"
 TILED = ("q8_0", "q4_K", "f16")
-"""Of which there are kernels for weights in the layout f8_e4m3_128x128, too."""
+"""Types that also have kernels for weights in the layout f8_e4m3_128x128."""
 
 RunLayouts = Callable[..., Result]
 
 
 def entries(types: tuple[str, ...], weights: str) -> str:
-    """Returns entries of products by weights of these types."""
+    """Returns manifest entries of products with weights of these types."""
     return "".join(
         f'  - {{op: mul_mat, inputs: ["(512,24,1,1)/{t}", "(512,3,1,1)/f32"], output: "(24,3,1,1)/f32", {weights}}}\n'
         f'  - {{op: mul_mat_id, inputs: ["(512,24,4,1)/{t}", "(512,1,3,1)/f32", "(2,3,1,1)/i32"], '
@@ -60,7 +62,7 @@ def entries(types: tuple[str, ...], weights: str) -> str:
 
 @pytest.fixture(scope="session")
 def both(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels for weights in layouts and for the same weights as ggml has them."""
+    """Returns a folder with kernels for weights in layouts and for the same weights in ggml's order."""
     folder = tmp_path_factory.mktemp("weights")
     text = (
         MANIFEST.replace("TARGET", neuron_target)
@@ -79,7 +81,7 @@ def both(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kernels_in(folder: Path, target: str, layouts: str, types: tuple[str, ...]) -> Path:
-    """Builds kernels for weights of some types in some layouts alone, and returns their folder."""
+    """Builds kernels that take weights of some types only in some layouts, and returns their folder."""
     head = f"format: 1\nname: {folder.name.rstrip('0123456789')}\ntargets: [{target}]\nweights: [{layouts}]\nkernels:\n"
     (folder / "layouts.yaml").write_text(head + entries(types, "params: {}"))
     build(folder / "layouts.yaml", folder / "kernels")
@@ -88,28 +90,29 @@ def kernels_in(folder: Path, target: str, layouts: str, types: tuple[str, ...]) 
 
 @pytest.fixture(scope="session")
 def layouts_alone(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels for weights in layouts alone."""
+    """Returns a folder whose kernels take weights only in the layouts planes and transposed."""
     return kernels_in(tmp_path_factory.mktemp("layouts_alone"), neuron_target, "planes, transposed", ("q8_0", "f16"))
 
 
 @pytest.fixture(scope="session")
 def rounded(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels only for quantized weights that are kept as bf16."""
+    """Returns a folder whose kernels take quantized weights only as bf16, and f16 weights only transposed."""
     return kernels_in(tmp_path_factory.mktemp("rounded"), neuron_target, "bf16, transposed", (*ROUNDED, "f16"))
 
 
 @pytest.fixture(scope="session")
 def tiled(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels only for weights in tiles of 8 bits."""
+    """Returns a folder whose kernels take weights only in 8-bit tiles."""
     return kernels_in(tmp_path_factory.mktemp("tiled"), neuron_target, F8, TILED)
 
 
 @pytest.fixture(scope="session")
 def run_layouts(programs: Programs) -> RunLayouts:
-    """Returns a function that runs scenarios of the program `layouts`; environment variables are given by name."""
+    """Returns a function that runs scenarios of the program `layouts`; keyword arguments are environment variables."""
 
     def run(*scenarios: str, **variables: str | Path) -> Result:
-        # results are compared bit for bit, and functions of libnrt add the products by weights as ggml has them in another order
+        # Results are compared bit for bit; the simulator's library functions add products of weights in ggml's order in
+        # another order.
         variables = {"NEURON_SIMULATOR_LIBRARY": "", **variables}
         result = programs.run("layouts", *scenarios, **variables)
         said = dict(line.rsplit(": ", 1) for line in result.stdout.splitlines() if ": " in line)
@@ -123,7 +126,7 @@ def good(result: Result, scenarios: list[str]) -> None:
 
 
 def test_bytes_are_in_the_order_that_kernels_read(run_layouts: RunLayouts, both: Path) -> None:
-    """The backend's table of fields is kernelgen's: the bytes in device memory are those that kernelgen packs."""
+    """The bytes in device memory are those that kernelgen packs: both use the same table of fields."""
     types = (*QUANTIZED, *FLOATS)
     result = run_layouts(*(f"bytes:{t}" for t in types), GGML_NEURON_KERNEL_DIR=both)
     good(result, [f"bytes:{t}" for t in types])
@@ -136,8 +139,8 @@ def test_bytes_are_in_the_order_that_kernels_read(run_layouts: RunLayouts, both:
 
 
 def test_what_is_kept_as_bf16_is_rounded(run_layouts: RunLayouts, rounded: Path) -> None:
-    """The elements that the gguf package decodes, rounded; noise has scales that are not numbers, too."""
-    types = [t for t in QUANTIZED if t not in ("q1_0", "q2_0")]  # which the package does not decode
+    """The weights are the elements that the gguf package decodes, rounded; random bytes also contain scales that are NaN."""
+    types = [t for t in QUANTIZED if t not in ("q1_0", "q2_0")]  # the package does not decode these
     result = run_layouts(*(f"bytes:{t}:bf16" for t in types), GGML_NEURON_KERNEL_DIR=rounded)
     good(result, [f"bytes:{t}:bf16" for t in types])
     lines = [line for line in result.log.splitlines() if line and set(line) <= set("0123456789abcdef")]
@@ -149,15 +152,15 @@ def test_what_is_kept_as_bf16_is_rounded(run_layouts: RunLayouts, rounded: Path)
                 np.frombuffer(data, ml_dtypes.bfloat16).astype(np.float32)
                 for data in (weight_layouts.pack_bf16(values).tobytes(), bytes.fromhex(kept))
             )
-        # ggml and the package may differ in a float's last bit, which can tip what is rounded
+        # ggml and the package may differ in a float's last bit, which can change the rounding
         np.testing.assert_allclose(have, wanted, rtol=2**-7, err_msg=t)
         assert np.mean((have == wanted) | np.isnan(wanted)) > 0.99, t
 
 
 @pytest.mark.long
 def test_tiles_of_8_bits_are_those_of_kernelgen(run_layouts: RunLayouts, tiled: Path) -> None:
-    """Two matrices of two tiles of rows, the second of noise, of which scales and elements may be no numbers."""
-    types = [t for t in (*QUANTIZED, "f16", "bf16") if t not in ("q1_0", "q2_0")]  # which the package does not decode
+    """Two matrices of two tiles of rows each; the second has random bytes, whose scales and elements may be NaN."""
+    types = [t for t in (*QUANTIZED, "f16", "bf16") if t not in ("q1_0", "q2_0")]  # the package does not decode these
     result = run_layouts(*(f"bytes:{t}:{F8}" for t in types), GGML_NEURON_KERNEL_DIR=tiled)
     good(result, [f"bytes:{t}:{F8}" for t in types])
     lines = [line for line in result.log.splitlines() if line and set(line) <= set("0123456789abcdef")]
@@ -175,10 +178,10 @@ def test_tiles_of_8_bits_are_those_of_kernelgen(run_layouts: RunLayouts, tiled: 
         scales = [np.ascontiguousarray(x[1]).view(np.float32) for x in (first, second)]
         np.testing.assert_allclose(*scales, rtol=1e-6, err_msg=t)
         assert np.isfinite(scales[0][0]).all() and first[0][0].any(), t
-        # ggml and the package may differ in a float's last bit, which can tip a code to the next one
+        # ggml and the package may differ in a float's last bit, which can change a code by one
         apart = np.abs((first[0] & 127).astype(int) - (second[0] & 127))
         assert apart.max() <= 1 and np.mean(first[0] == second[0]) > 0.999, t
-        if t in ("f16", "bf16", "q8_0", "q4_0"):  # of which they can't
+        if t in ("f16", "bf16", "q8_0", "q4_0"):  # they agree exactly on these
             assert have[:size].tobytes() == wanted.tobytes(), t
 
 
@@ -246,7 +249,7 @@ def test_rows_of_a_weight_have_its_layout(run_layouts: RunLayouts, both: Path) -
 
 @pytest.mark.parametrize("scenario", ["group:q8_0", "group:q8_0:bf16", f"group:q8_0:{F8}"])
 def test_a_group_has_its_weights_in_layouts(run_layouts: RunLayouts, both: Path, scenario: str) -> None:
-    """The group's kernels want layouts: without them its nodes are computed one by one."""
+    """The group's kernels take weights only in layouts: without them, its nodes are computed one by one."""
     result = run_layouts(scenario, GGML_NEURON_KERNEL_DIR=both, GGML_NEURON_BUFFERS="device", GGML_NEURON_LOG="1")
     good(result, [scenario])
     assert "2 ops ran in groups, in 1 launches, 2.0 ops each" in result.log
@@ -282,7 +285,7 @@ def test_what_has_no_kernel_for_the_form_is_refused_and_never_wrong(
     asked = ["refused:q8_0", "refused:f16"]
     result = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=layouts_alone, GGML_NEURON_BUFFERS="device")
     good(result, asked)
-    assert "(512,7,1,1)/q8_0:planes" in result.log  # rows of planes are planes
+    assert "(512,7,1,1)/q8_0:planes" in result.log  # rows of a weight in planes are in planes too
     asked = ["refused:q8_0:bf16"]
     log = run_layouts(*asked, GGML_NEURON_KERNEL_DIR=rounded, GGML_NEURON_BUFFERS="device")
     good(log, asked)
@@ -295,12 +298,12 @@ def test_what_has_no_kernel_for_the_form_is_refused_and_never_wrong(
 
 
 def write_model(path: Path, types: Iterable[str], seed: int = 0) -> Path:
-    """Writes a GGUF file with a matrix and two, of several tiles, of each type; all scales are numbers."""
+    """Writes a GGUF file with a 2D and a 3D weight of several tiles for each type; all scales are finite."""
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     for t in types:
         kind = TYPES[t]
-        columns = 288 if kind.block <= 32 else 3 * kind.block  # of 32 elements a block, rows are not whole words
+        columns = 288 if kind.block <= 32 else 3 * kind.block  # with blocks of 32 elements, rows are not whole words
         for name, shape in (("one", (131, columns)), ("two", (2, 37, columns))):
             rows = (*shape[:-1], columns // kind.block * kind.size)
             noise = random.integers(0, 0x40, rows, np.uint8)
@@ -313,7 +316,7 @@ def write_model(path: Path, types: Iterable[str], seed: int = 0) -> Path:
 
 
 def repack(model: Path, layout: str, output: Path) -> Path:
-    """Has all of a model's weights that may have a layout in it."""
+    """Repacks all of a model's weights that can have a layout into it."""
     weights = gguf_weights.read(model)
     wanted = {(w.dtype, w.ne): layout for w in weights if layout in weight_layouts.of_type(w.dtype)}
     repacked.write(output, repacked.choose(weights, wanted), model.name, 2)
@@ -324,7 +327,7 @@ def repack(model: Path, layout: str, output: Path) -> Path:
     "types",
     [
         ("q8_0", "q4_K", "q6_K", "mxfp4", *FLOATS),
-        # except for those that the gguf package does not decode
+        # all that the gguf package decodes
         pytest.param(tuple(t for t in QUANTIZED if t not in ("q1_0", "q2_0")), marks=pytest.mark.long),
     ],
     ids=["some", "all"],
@@ -332,7 +335,7 @@ def repack(model: Path, layout: str, output: Path) -> Path:
 def test_the_backend_reads_what_was_repacked_before(
     run_layouts: RunLayouts, programs: Programs, both: Path, tmp_path: Path, types: tuple[str, ...]
 ) -> None:
-    """It is what the backend makes of the weights itself, byte by byte."""
+    """The repacked bytes equal those that the backend packs itself."""
     model = write_model(tmp_path / "model.gguf", types)
     asked = [f"model:{t}:{layout}" for t in types for layout in weight_layouts.of_type(t)]
     layouts = sorted({layout for t in types for layout in weight_layouts.of_type(t)})
@@ -354,13 +357,13 @@ def test_the_backend_reads_what_was_repacked_before(
 
 
 def stored_bytes(result: Result) -> list[str]:
-    """Returns what is in device memory of each weight of the scenario `model`."""
+    """Returns the device memory's bytes of each weight of the scenario `model`."""
     return re.findall("^[0-9a-f]+$", result.log, re.MULTILINE)
 
 
 @pytest.fixture
 def load(run_layouts: RunLayouts, programs: Programs, both: Path, tmp_path: Path) -> Callable[..., Result]:
-    """Returns a function that loads a model's weights in q8_0 as bf16, with files that are to have them."""
+    """Returns a function that loads a model's q8_0 weights as bf16 with files of repacked weights, and checks their bytes."""
     model = write_model(tmp_path / "model.gguf", ["q8_0"])
     variables = {"GGML_NEURON_KERNEL_DIR": both, "GGML_NEURON_LIBNRT": programs.find("libnrt-noop.so")}
     expected = run_layouts("model:q8_0:bf16", **variables, LAYOUTS_MODEL=model)
@@ -381,7 +384,9 @@ def flipped(data: bytes, at: int) -> bytes:
 
 @pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.long)])
 def test_no_flipped_byte_changes_a_weight(load: Callable[..., Result], tmp_path: Path, step: int) -> None:
-    """Nor does one in the header pass, but in what decides nothing: the model's name, the file's type, the key of the alignment."""
+    """A flipped byte in the header is noticed, except in parts without effect: the model's name, the file's type, the
+    alignment's key.
+    """
     whole = repack(tmp_path / "model.gguf", "bf16", tmp_path / "whole.gguf")
     data, begin = whole.read_bytes(), int(gguf.GGUFReader(whole).tensors[0].data_offset)
     end = data.index(b"q8_0.two") + len("q8_0.two") + 4 + 8 + 4 + 8
@@ -426,6 +431,6 @@ def test_a_file_that_has_other_weights_is_said(load: Callable[..., Result], tmp_
     }
     for file, expected in cases.items():
         assert re.search(expected, load(file).log), file
-    # one that has them among others
+    # The last of these files has the weights.
     log = load(*cases, tmp_path / "whole.gguf").log
     assert "not read from files" not in log and log.count("can't be used") == 4, log

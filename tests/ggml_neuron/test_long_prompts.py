@@ -1,4 +1,4 @@
-"""A prompt longer than a call: the calls before the last one ask for no logits, and are as few launches as the last one."""
+"""A prompt of several calls: the calls before the last read no logits, and take as many launches as the last one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import random_llama
 
 LAYERS = 3
 CALL = 64
-"""Tokens of a call."""
+"""Tokens per call."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launches(programs: Programs, exporter: Path, model: Path, calls: int, *options: str) -> int:
-    """Returns how many launches a prompt of some calls takes, with the kernels that are derived for one core."""
+    """Returns the number of launches of a prompt of some calls, with the kernels that are derived for one core."""
     folder = model.parent / "_".join(options).replace("-", "")
     manifest = folder.with_suffix(".yaml")
     if not manifest.exists():
@@ -68,7 +68,7 @@ def test_each_call_takes_as_many_launches(
 def test_without_graph_kernels_of_such_calls_each_op_of_them_is_a_launch(
     programs: Programs, exporter: Path, model: Path
 ) -> None:
-    """So it is of a whole step; and where ops are all that there is, they are the same ones."""
+    """A call whose graph kernel is missing runs op by op, as with manifests that have only ops."""
     ops = launches(programs, exporter, model, 3, "--fuse", "none") - launches(
         programs, exporter, model, 1, "--fuse", "none"
     )

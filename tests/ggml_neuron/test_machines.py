@@ -1,4 +1,4 @@
-"""What the backend does on machines of several kinds, which the simulator plays as strictly as they are documented."""
+"""The backend on several machines that the simulator imitates as strictly as AWS documents them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRATCHPAD = 64 * MIB
 def test_kernels_run_on_a_core_of_the_target_that_tests_have(
     run: Run, recorded: Path, kernels: Path, neuron_target: str
 ) -> None:
-    """What is recorded, the NEFFs, and the core's memory are the target's."""
+    """The recorded manifest, the NEFFs and the core's memory are the target's."""
     target = TARGETS[neuron_target]
     assert f"targets: [{neuron_target}]\n" in recorded.read_text()
     neff = next(built_tree(kernels).rglob("*.neff"))
@@ -42,7 +42,9 @@ def test_kernels_run_on_a_core_of_the_target_that_tests_have(
 def test_a_trn2_with_logical_cores_of_either_size(
     run: Run, tmp_path: Path, variables: dict[str, str], memory: int, physical: int
 ) -> None:
-    """The record says how many physical cores a logical one has, where that is not the default. What is reported as free leaves room for what libnrt takes for a program."""
+    """The recorded manifest names the number of physical cores per logical core where it is not the default. The
+    reported free memory leaves room for what libnrt takes for a program.
+    """
     variables = {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "GGML_NEURON_BUFFERS": "device"} | variables
     manifest = tmp_path / "trn2.yaml"
     assert run("add", GGML_NEURON_RECORD=manifest, **variables).said == {"add": "ok"}
@@ -60,7 +62,9 @@ def test_a_trn2_with_logical_cores_of_either_size(
 
 
 def test_programs_are_taken_for_what_loading_some_took(run: Run, kernels: Path) -> None:
-    """What is reported as free leaves room for the others by the one that was loaded: here it takes 64 times what its bundle says."""
+    """After one load, the reported free memory leaves as much for each other program as the loaded one took: here 64
+    times what its bundle says.
+    """
 
     def free(**variables: str) -> int:
         done = run("add", "free-memory", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", **variables)
@@ -72,7 +76,7 @@ def test_programs_are_taken_for_what_loading_some_took(run: Run, kernels: Path) 
 
 @pytest.fixture
 def saying(kernels: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Any]], None]], Path]:
-    """Returns a function that copies the bundle, edits what it says of each kernel, and returns the copy."""
+    """Returns a function that copies the bundle, edits each kernel's entry in the index, and returns the copy."""
 
     def copied(edit: Callable[[dict[str, Any]], None]) -> Path:
         tree = Path(tempfile.mkdtemp(dir=tmp_path)) / "tree"
@@ -89,7 +93,7 @@ def saying(kernels: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Any]]
 def test_programs_are_taken_for_what_their_bundle_says(
     run: Run, kernels: Path, saying: Callable[[Callable[[dict[str, Any]], None]], Path]
 ) -> None:
-    """Before they are loaded; then libnrt says what they take. Here all take a small program's memory."""
+    """The bundle's index counts before a load, libnrt's answer after it. All programs here take a small program's memory."""
 
     def free(tree: Path, *scenarios: str, said: str = "") -> int:
         done = run(*scenarios, "free-memory", GGML_NEURON_KERNEL_DIR=tree, GGML_NEURON_LOG="1")
@@ -107,13 +111,14 @@ def test_programs_are_taken_for_what_their_bundle_says(
     edited = saying(add_is_large)
     assert before - free(edited) == len(large) * (10 * MIB - PROGRAM) + SCRATCHPAD
     assert free(saying(lambda kernel: kernel.pop("neff_memory"))) == before
-    # The loaded one counts no more; the pages that it asks for are there as its bundle says, and the others are small.
+    # The loaded program's entry no longer counts: its scratchpad pages exist as its bundle estimates, and other programs
+    # are small.
     loaded = free(edited, "add", said="takes 250 KiB; its bundle estimates 10240 KiB")
     assert after - loaded == (len(large) - 1) * (10 * MIB - PROGRAM)
 
 
 def test_large_buffers_are_of_several_tensors(run: Run, kernels: Path) -> None:
-    """Before release 2.28 none may have 4 GiB or more."""
+    """Before release 2.28, no tensor may have 4 GiB or more."""
     variables = {"NEURON_SIMULATOR_RELEASE": "2.27", "GGML_NEURON_BUFFERS": "device"}
     done = run("large-buffers", GGML_NEURON_KERNEL_DIR=kernels, **variables)
     assert done.said == {"large-buffers": "ok"}, done.log

@@ -24,7 +24,7 @@ SAID = re.compile(
 
 
 def mended(log: str, folder: Path, target: str) -> Path:
-    """Builds what the lines for a manifest ask for; returns the folder with the kernels."""
+    """Builds the manifest lines of a log; returns the folder with the kernels."""
     lines = [match["line"] for match in SAID.finditer(log) if match["line"]]
     manifest = folder / "mended.yaml"
     manifest.write_text(
@@ -42,7 +42,7 @@ def detailed(run: Run, kernels: Path, *scenarios: str) -> str:
 def test_ops_without_a_kernel_are_said_with_what_mends_them(
     run: Run, kernels: Path, neuron_target: str, tmp_path: Path, buffers: str
 ) -> None:
-    """Those that the scheduler gave to the CPU, and the one that the CPU computes though its memory is the device's."""
+    """The messages name ops that the scheduler gave to the CPU, and an op in device memory that the CPU computes."""
     result = run("shared-out", "shared-out", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
     first, second = SAID.finditer(result.log)
     said = first["op"], first["inputs"], first["count"], first["none"]
@@ -58,14 +58,16 @@ def test_ops_without_a_kernel_are_said_with_what_mends_them(
 
 
 def test_ops_are_said_by_their_numbers_of_nodes(run: Run, kernels: Path) -> None:
-    """Wherever the graph's tensors are: ggml has a set of them that is in the order of their addresses."""
+    """The order does not depend on where the graph's tensors are, though ggml keeps a set of them in the order of their
+    addresses.
+    """
     result = run("last-node-first", GGML_NEURON_KERNEL_DIR=kernels)
     assert result.said == {"last-node-first": "ok"}
     assert [(said["op"], said["count"]) for said in SAID.finditer(result.log)] == [("sigmoid", "2"), ("scale", "1")]
 
 
 def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, neuron_target: str, tmp_path: Path) -> None:
-    """Of ops that differ in all kinds of things."""
+    """The ops differ from the kernels in every property."""
     result = run("far-off", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="2")
     assert result.said == {"far-off": "ok"}, result.log
     built = reader.read(mended(result.log, tmp_path, neuron_target))
@@ -85,7 +87,7 @@ def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, neuro
 
 
 def test_ten_ops_are_said_and_then_how_many_more(run: Run, kernels: Path) -> None:
-    """Once in a process, however many graphs lack these ops."""
+    """A process prints them once, however many graphs lack these ops."""
     result = run("far-off", "shared-out", "far-off", GGML_NEURON_KERNEL_DIR=kernels)
     assert len(SAID.findall(result.log)) == 10
     (more,) = re.findall(
@@ -97,7 +99,7 @@ def test_ten_ops_are_said_and_then_how_many_more(run: Run, kernels: Path) -> Non
 
 
 def test_nothing_is_said_of_ops_that_are_asked_for_and_not_computed(run: Run, kernels: Path) -> None:
-    """As test-backend-ops does with thousands."""
+    """test-backend-ops calls supports_op with thousands of such ops."""
     result = run("threads", "add", GGML_NEURON_KERNEL_DIR=kernels)
     assert result.said == {"threads": "ok", "add": "ok"}
     assert "ggml-neuron: " not in result.log
@@ -118,13 +120,13 @@ SAMPLERS = """
 def test_what_llama_cpp_asks_before_it_samples_is_answered_by_the_kernels_for_the_vocabulary(
     run: Run, neuron_target: str, tmp_path: Path, buffers: str
 ) -> None:
-    """It asks for another number of candidates; kernels for these are not built."""
+    """llama.cpp asks with another number of candidates, for which no kernels are built."""
     manifest = tmp_path / "samplers.yaml"
     manifest.write_text(f"format: 1\nname: samplers\ntargets: [{neuron_target}]\nkernels:{SAMPLERS}")
     build(manifest, tmp_path / "kernels")
     result = run("sampler-probe", GGML_NEURON_KERNEL_DIR=tmp_path / "kernels", GGML_NEURON_BUFFERS=buffers)
     assert result.said == {"sampler-probe": "ok"}, result.log
-    # a bundle that has no numbers of candidates answers no
+    # a bundle without a number of candidates refuses
     (argmax,) = [line for line in manifest.read_text().splitlines() if "argmax" in line]
     manifest.write_text(f"format: 1\nname: samplers\ntargets: [{neuron_target}]\nkernels:\n{argmax}\n")
     build(manifest, tmp_path / "fewer")

@@ -1,7 +1,8 @@
-"""docs/guides: the commands from a model's file to tokens, and those that build the backend, are run as the pages have them.
+"""Runs the commands of docs/guides as the pages have them: from a model's file to tokens, and the builds of the
+backend.
 
-llama.cpp's own programs are those that the other tests use: building all of it takes too long. Everything else is done in a folder that looks as
-the reader of a page has it.
+llama.cpp's own programs are those of the other tests, because building all of it takes too long. Everything else runs
+in a folder that looks like that of a page's reader.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ GUIDES = ROOT / "docs" / "guides"
 
 
 def commands(page: str, heading: str) -> list[str]:
-    """Returns the command lines of a section of a guide, without what a `#` says of them."""
+    """Returns the command lines of a section of a guide, without their `#` comments."""
     text = (GUIDES / f"{page}.md").read_text()
     section = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", text, re.MULTILINE | re.DOTALL)
     assert section, f"{page}.md has no section '{heading}'"
@@ -34,7 +35,7 @@ def commands(page: str, heading: str) -> list[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path, llama_cpp: Path) -> Path:
-    """A checkout of the project, with one of llama.cpp beside it."""
+    """Returns a checkout of the project, with one of llama.cpp beside it."""
     (tmp_path / "llama.cpp").symlink_to(llama_cpp)
     made = tmp_path / "neuron-kernelgen"
     made.mkdir()
@@ -44,13 +45,13 @@ def checkout(tmp_path: Path, llama_cpp: Path) -> Path:
 
 
 def shell(command: str, folder: Path, **variables: str | Path) -> str:
-    """Runs a command line in a folder, and returns what it prints."""
+    """Runs a command line in a folder; returns what it prints."""
     environment = os.environ | {"CMAKE_GENERATOR": "Ninja" if shutil.which("ninja") else "Unix Makefiles"}
     environment |= {"NEURON_KERNELGEN_PYTHON": sys.executable, "NEURON_KERNELGEN_NEFF_CACHE": "off"}
     environment |= {
         "CCACHE_DISABLE": "1"
-    }  # llama.cpp takes one that it finds, whose folder a sandbox may not let it write
-    # No statement here is on optimized code, and the page's commands leave the type to CMake.
+    }  # llama.cpp uses ccache if it finds one, and a sandbox may make ccache's folder read-only
+    # No test here is about optimized code, and the page's commands leave the build type to CMake.
     environment |= {"CMAKE_BUILD_TYPE": "None"} | {name: str(value) for name, value in variables.items()}
     done = subprocess.run(
         ["bash", "-c", command],
@@ -59,7 +60,7 @@ def shell(command: str, folder: Path, **variables: str | Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        errors="replace",  # a model with random weights writes any bytes
+        errors="replace",  # a model with random weights prints any bytes
         check=False,
     )
     assert done.returncode == 0, f"$ {command}\n{done.stdout[-4000:]}"
@@ -77,13 +78,15 @@ def scenarios(programs: Programs, plugin: Path, *names: str) -> subprocess.Compl
 
 
 def built_by(command: str) -> str:
-    """Returns a command that builds, of all of llama.cpp, the plugin alone."""
+    """Returns a build command that builds only the plugin, instead of all of llama.cpp."""
     assert command == "cmake --build build -j $(nproc)"
     return f"{command} --target ggml-neuron"
 
 
 def simple(programs: Programs, llama_cpp: Path, program: Path) -> None:
-    """Builds llama-simple, one file, with the libraries of the other programs: ggml looks for its CPU backend beside a program."""
+    """Builds llama-simple from its one file with the libraries of the other programs; ggml looks for its CPU backend
+    beside the program.
+    """
     program.parent.mkdir(parents=True)
     for backend in programs.llama_cpp.glob("libggml-cpu*.so"):
         (program.parent / backend.name).symlink_to(backend)
@@ -127,7 +130,7 @@ def test_derive_build_and_run(programs: Programs, exporter: Path, llama_cpp: Pat
 def test_the_simulator_is_where_kernelgen_looks(checkout: Path) -> None:
     configure, build, install = commands("use-the-simulator", "Build it")
     assert configure.startswith("cmake -S backend/simulator ")
-    shell(f"{configure} -DCMAKE_UNITY_BUILD=ON", checkout)  # half the time of compiling
+    shell(f"{configure} -DCMAKE_UNITY_BUILD=ON", checkout)  # halves the time of compiling
     shell(build, checkout)
     shell(install, checkout)
     (installed,) = (checkout / ".venv").rglob("libnrt.so.1")
@@ -149,7 +152,7 @@ def test_llama_cpp_has_the_backend_and_what_a_first_run_needs_as_targets(checkou
     plan = shell(re.sub(r"^cmake --build (\S+) -j \$\(nproc\) --target", r"ninja -C \1 -n -v", build), checkout)
     for made in ("bin/llama-simple", "bin/export-graphs", "bin/libggml-neuron.so", "neuron-simulator/libnrt.so.1"):
         assert re.search(rf" -o {made}\b", plan), made
-    # Nothing of llama.cpp that is not needed.
+    # Nothing of llama.cpp that is not needed is built.
     assert "tools/server" not in plan and "common/" not in plan
 
 
@@ -173,15 +176,16 @@ def test_llama_cpp_builds_it_with_kernels_from_manifests(checkout: Path, program
     )
     configure, build = commands("embed-kernels", "From manifests")
     assert configure.startswith(plain)
-    # From the folder that holds the manifests, whose paths are relative to it.
+    # Run from the folder with the manifests: their paths are relative to it.
     work = checkout / "work"
     work.mkdir()
     (work / "llama.cpp").symlink_to(checkout.parent / "llama.cpp")
-    # What else the page builds is for trn1.
+    # The page's other manifests are for trn1.
     text = recorded.read_text().replace(f"targets: [{programs.target}]", "targets: [trn1]")
     (work / "attention.yaml").write_text(text)
     shutil.copy(ROOT / "examples" / "llama.cpp" / "feed_forward.yaml", work)
-    # Without optimizing, most of the time goes into headers. The other tests' plugin is compiled without.
+    # Without optimization, headers take most of the time. The other tests' plugin is compiled without precompiled
+    # headers.
     precompiled = ROOT / "tests" / "ggml_neuron" / "precompiled_headers.cmake"
     configure = (
         configure.replace("/path/to/neuron-kernelgen", str(checkout))
@@ -203,7 +207,7 @@ def test_a_hook_file_names_the_manifests(checkout: Path) -> None:
     command = re.sub(r"(?<=-DCMAKE_PROJECT_ggml_INCLUDE=)\S+", str(checkout / name), plain)
     said = shell(command.replace("-S llama.cpp", "-S ../llama.cpp"), checkout)
     assert "add_neuron_kernels(ggml-neuron-kernels): " in said and "3 kernels, 3 compiles with " in said
-    # The plugin cannot be linked without them.
+    # The plugin's link depends on them.
     assert re.search(
         r"build bin/libggml-neuron\.so.*libggml-neuron-kernels\.a", (checkout / "build" / "build.ninja").read_text()
     )

@@ -1,4 +1,6 @@
-"""GGML_NEURON_PROFILE: each launch with its time, as a trace that Perfetto opens and `kernelgen report --measured` reads."""
+"""GGML_NEURON_PROFILE: a trace of all launches with their times, which Perfetto opens and `kernelgen report --measured`
+reads.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def test_each_launch_of_a_model_is_in_the_profile(
     ids = {kernel.id for stored in reader.read(benched.kernels) for kernel in stored.kernels}
     assert {event["name"] for event in found} <= ids
     for event, after in itertools.pairwise(found):
-        assert event["dur"] > 0 and event["ts"] + event["dur"] <= after["ts"] + 0.002  # each has three decimals
+        assert event["dur"] > 0 and event["ts"] + event["dur"] <= after["ts"] + 0.002  # both have three decimals
     assert all(event["args"]["bytes_written"] > 0 and not event["args"]["failed"] for event in found)
     assert set(measured.read(path, [])) == {event["name"] for event in found}
 

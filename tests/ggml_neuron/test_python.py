@@ -1,6 +1,8 @@
-"""The wheel neuron-kernelgen-llama-cpp: what it holds, and that it loads the backend into the llama.cpp of the package llama_cpp.
+"""The wheel neuron-kernelgen-llama-cpp: its content, and that it loads the backend into the llama.cpp of the package
+llama_cpp.
 
-The package llama_cpp here has the libraries that Bazel builds, in the place and with the version of llama-cpp-python's.
+The package llama_cpp in these tests has the libraries that Bazel builds, in the place and with the version of
+llama-cpp-python's.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def wheel(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def site(wheel: Path, programs: Programs, tmp_path: Path) -> Path:
-    """A folder of packages: the wheel, and llama_cpp."""
+    """Returns a folder of packages: the wheel and llama_cpp."""
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
@@ -106,7 +108,7 @@ def test_kernelgen_finds_the_exporter_of_the_wheel(programs: Programs, site: Pat
     (site / "neuron_kernelgen" / "export-graphs").chmod(0o755)
     program_, libraries = result.stdout.split()
     assert program_ == str(site / "neuron_kernelgen" / "export-graphs")
-    assert Path(libraries).name.startswith("neuron-kernelgen-") and not Path(libraries).exists()  # its process is over
+    assert Path(libraries).name.startswith("neuron-kernelgen-") and not Path(libraries).exists()  # it has ended
     (site / "llama_cpp" / "__init__.py").unlink()
     install(site, "0.0.1")
     result = run(programs, site, program, **{VARIABLE: "", "PATH": "/usr/bin:/bin"})
@@ -128,7 +130,7 @@ def test_the_wheel_installs_the_simulator_where_kernelgen_looks(
 ) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("libnrt.so.1"))
-        path = name.partition(".data/data/")[2]  # what pip installs below the prefix
+        path = name.partition(".data/data/")[2]  # the path below the prefix where pip installs it
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).write_bytes(archive.read(name))
     assert (tmp_path / path).read_bytes() == programs.simulator.read_bytes()

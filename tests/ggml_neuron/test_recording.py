@@ -1,4 +1,4 @@
-"""Recording what programs ask for into a manifest."""
+"""Recording the ops that programs ask for in a manifest."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kernelgen.emitters.library import builtin_library
 
 
 def entries(path: Path) -> dict[str, int]:
-    """Returns a recorded manifest's kernels, by id, with how often each was asked for."""
+    """Returns the kernels of a recorded manifest: each id, with how often a program asked for the kernel."""
     return {kernel: asked for kernel, (asked, _) in counts(path).items()}
 
 
 def counts(path: Path) -> dict[str, tuple[int, int]]:
-    """Returns the same, with how often each was executed."""
+    """Returns for each kernel's id how often a program asked for it and executed it."""
     (request,) = manifest.load([path], Catalog([builtin_library()]))
     comment = r"^  - .*  # asked for (\d+) times?, executed (\d+) times?$"
     found = [(int(a), int(e)) for a, e in re.findall(comment, path.read_text(), re.MULTILINE)]
@@ -44,7 +44,7 @@ def test_threads_and_processes_record_into_one_manifest(programs: Programs, tmp_
         for _ in range(4)
     ]
     assert [p.wait(timeout=120) for p in processes] == [0] * 4
-    # A process has 8 threads, which all ask for the same 20 ops and for 20 others each.
+    # Each of a process's 8 threads asks for the same 20 ops and for 20 ops of its own.
     assert sorted(entries(path).values()) == [4] * (8 * 20) + [4 * 8] * 20
     assert "name: several_processes\n" in path.read_text()
     assert [p.name for p in tmp_path.iterdir()] == [path.name]  # neither locks nor temporary files
@@ -61,7 +61,7 @@ def test_recording_goes_on_in_a_manifest_that_was_edited(run: Run, tmp_path: Pat
     assert text.startswith("# mine\nformat: 1\nname: mine\ntargets: [inf2]\nkernels:\n  - op: relu\n")
     (request,) = manifest.load([path], Catalog([builtin_library()]))
     assert [k.spec.op for k in request.kernels] == ["relu", "add"]
-    # By the scenario and, when it is first computed, by the planner. It is computed twice.
+    # The scenario asks once, and the planner asks when it first computes the op. It computes the op twice.
     assert text.endswith("# asked for 4 times, executed 4 times\n")
 
 
@@ -82,7 +82,7 @@ def test_ops_that_no_emitter_computes_are_comments(programs: Programs, tmp_path:
 
 
 def test_parameters_that_are_infinite_are_recorded_where_a_manifest_takes_them(run: Run, tmp_path: Path) -> None:
-    """llama.cpp makes masks by SCALE with a bias of minus infinity."""
+    """llama.cpp makes masks with SCALE and a bias of minus infinity."""
     path = tmp_path / "infinite.yaml"
     assert run("infinite-parameters", GGML_NEURON_RECORD=path).status == 0
     lines = path.read_text().splitlines()
@@ -93,8 +93,8 @@ def test_parameters_that_are_infinite_are_recorded_where_a_manifest_takes_them(r
 
 
 def test_samplers_are_recorded_for_any_temperature_and_the_vocabulary(run: Run, tmp_path: Path) -> None:
-    """Before llama.cpp samples on a device, it asks for more candidates than there are: the answer needs a kernel for as many as there
-    are, of the few ops that no call has.
+    """Before it samples on a device, llama.cpp asks for more candidates than there are. The answer needs a kernel for
+    the existing number, for the few ops that are in no call.
     """
     path = tmp_path / "samplers.yaml"
     assert run("recorded-samplers", GGML_NEURON_RECORD=path).status == 0
@@ -140,7 +140,7 @@ def test_a_folder_that_is_not_there_ends_recording_and_nothing_else(run: Run, ke
 
 
 def test_a_comment_becomes_an_entry_when_there_is_an_emitter(run: Run, tmp_path: Path) -> None:
-    """As an earlier version wrote it, which knew no emitter and so no names of parameters either."""
+    """An earlier version wrote the file; it had no emitter and so no names of parameters."""
     path = tmp_path / "mine.yaml"
     path.write_text(
         "format: 1\nname: mine\ntargets: [trn1]\nkernels:\n"
@@ -159,7 +159,7 @@ def test_a_comment_becomes_an_entry_when_there_is_an_emitter(run: Run, tmp_path:
 
 
 def decimal_comma(folder: Path) -> dict[str, str | Path]:
-    """Makes a locale whose decimal point is a comma; returns the variables that choose it, of glibc."""
+    """Makes a glibc locale whose decimal point is a comma; returns the variables that choose it."""
     strings = [b",\0", b"\0", b"\0", struct.pack("=I", ord(",")), struct.pack("=I", 0), b"UTF-8\0"]
     offsets, at = [], 8 + 4 * len(strings)
     for string in strings:
@@ -186,7 +186,7 @@ def test_numbers_are_recorded_with_a_decimal_point_in_any_locale(run: Run, tmp_p
 
 
 def run_with_link(programs: Programs, path: Path, link_to: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a scenario that records, with a link where it will put its temporary file."""
+    """Runs a scenario that records, with a link at the path of its temporary file."""
     script = 'ln -s "$1" "$2.$$.tmp" && shift 2 && exec "$@"'
     command = [programs.find("scenarios"), programs.find("libggml-neuron.so"), programs.llama_cpp, "add"]
     return subprocess.run(
@@ -232,7 +232,7 @@ def test_a_lock_that_another_process_keeps_does_not_stop_a_computation(run: Run,
 
 
 def test_what_is_executed_is_counted(run: Run, kernels: Path, tmp_path: Path) -> None:
-    """Five graphs in three rounds are planned again for each round; without a kernel the CPU computes each of the fifteen."""
+    """Three rounds of five graphs, each planned again in each round: without a kernel the CPU computes all fifteen."""
     path = tmp_path / "mine.yaml"
     run("reuse", "threads", GGML_NEURON_RECORD=path)
     found = counts(path)
@@ -240,7 +240,7 @@ def test_what_is_executed_is_counted(run: Run, kernels: Path, tmp_path: Path) ->
     assert found[add][1] == 15
     assert {executed for kernel, (_, executed) in found.items() if kernel != add} == {0}
     text = path.read_text()
-    # What has a kernel is not recorded, and not counted either.
+    # An op with a kernel is neither recorded nor counted.
     run("reuse", GGML_NEURON_RECORD=path, GGML_NEURON_KERNEL_DIR=kernels)
     assert path.read_text() == text
 
@@ -255,7 +255,7 @@ def test_a_count_of_executions_that_an_older_file_lacks_is_not_made_up(run: Run,
 
 
 def test_one_round_of_recording_is_enough(programs: Programs, benched: Benched, tmp_path: Path) -> None:
-    """Flash attention is on in the first round, and the second asks for nothing else."""
+    """Flash attention is on in the first round; the second round records nothing new."""
     ops = {kernel.partition("-")[0] for kernel in counts(benched.recorded)}
     assert "flash_attn_ext" in ops and "soft_max" not in ops
     assert "  # - " not in benched.recorded.read_text()  # all can be built
@@ -265,7 +265,8 @@ def test_one_round_of_recording_is_enough(programs: Programs, benched: Benched, 
     log = llama_bench(programs, benched.model, GGML_NEURON_RECORD=again, **variables).stderr
     assert again.read_bytes() == benched.recorded.read_bytes()
     assert "no kernel for" not in log and "because no kernel computes them" not in log
-    # Every kernel that was executed is loaded, before the first one is; others are of graphs that memory is reserved for.
+    # Every executed kernel is loaded before the first launch. The other kernels belong to graphs for which memory is
+    # reserved.
     executed = {kernel for kernel, (_, ran) in counts(benched.recorded).items() if ran}
     assert executed <= set(re.findall(r"core 0: loaded (\S+) of", log)) <= set(counts(benched.recorded))
     assert 0 < len(executed) < len(counts(benched.recorded))

@@ -1,4 +1,4 @@
-"""The backend's messages: about damaged kernels, ops that the CPU computed, variables, and machines without a device."""
+"""The backend's messages about damaged kernels, ops that the CPU computed, variables, and machines without a device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_damaged_kernels_are_said_when_the_logger_is_silenced(
     shutil.copytree(built_tree(benched.kernels), tree)
     for neff in tree.rglob("mul_mat-*.neff"):
         data = neff.read_bytes()
-        neff.unlink()  # it may be a hard link
+        neff.unlink()  # the file may be a hard link
         neff.write_bytes(data[:3000] + bytes(100) + data[3100:])
     log = llama_bench(programs, benched.model, GGML_NEURON_KERNEL_DIR=tree).stderr
     damaged = re.findall(r"^ggml-neuron: core 0: (mul_mat-\S+) of .*: its NEFF is damaged: ", log, re.MULTILINE)
@@ -46,14 +46,14 @@ SUMMARY = re.compile(
     r"because no kernel computes them(?:, (\d+) elsewhere)?; (\d+) of (\d+) graphs lacked kernels: (.*)$",
     re.MULTILINE,
 )
-"""Ops on the device, of all, splits, on the CPU, elsewhere, graphs, of all, reasons."""
+"""Groups: ops on the device, all ops, splits, ops on the CPU, ops elsewhere, graphs without kernels, all graphs, reasons."""
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)
 @pytest.mark.parametrize("scenario", ["shared-out", "shared-out-and-watched"])
 def test_what_fell_back_is_said_as_the_scheduler_has_it(run: Run, kernels: Path, buffers: str, scenario: str) -> None:
     result = run(scenario, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
-    # One of the four is the device's, and the CPU computes it.
+    # Of the four nodes on the device, the CPU computes one.
     assert result.said == {scenario: "4 of 6 nodes in 3 splits"}, result.log
     shape = "(64,4,1,1)/f32"
     reasons = f"sigmoid of {shape}; scale of {shape}"
@@ -89,10 +89,10 @@ def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
         on_device = sum(backend.startswith("NEURO") for _, backend in nodes)
         graphs.add((on_device, len(nodes), len(re.findall(r"^## SPLIT #\d+: NEURON0", text, re.MULTILINE))))
     found = SUMMARY.findall(log)
-    assert len(found) == 2  # a context for the prompt, and one for what is generated
+    assert len(found) == 2  # one context for the prompt, one for generation
     for device, ops, splits, lacking, elsewhere, *_, reasons in found:
         assert (int(device), int(ops), int(splits)) in graphs
-        # The embedding's rows are gathered where llama.cpp keeps it.
+        # The embedding's rows are gathered on the CPU, where llama.cpp keeps the embedding.
         assert (int(lacking), int(elsewhere)) == (int(ops) - int(device) - 1, 1)
         assert {op for op, _ in re.findall(r"(\w+) of \((\d+)", reasons)} == {"rms_norm", "swiglu"}
 
@@ -104,7 +104,7 @@ def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
 def test_attention_of_the_other_kind_is_said_with_what_to_type(
     programs: Programs, benched: Benched, tmp_path: Path, derived: str, flash_attn: str, with_or_without: str
 ) -> None:
-    """Once, in three lines, and in place of a message for each node of attention; a program that agrees is not told."""
+    """One message of three lines replaces the messages about attention's nodes; a program with the right kind prints none."""
     kernels = benched.kernels
     if derived == "off":
         recorded, kernels = tmp_path / "mine.yaml", tmp_path / "kernels"
@@ -158,7 +158,7 @@ def test_a_mistyped_variable_is_answered_by_the_nearest(run: Run, kernels: Path,
 
 
 def test_every_variable_is_known() -> None:
-    """Those that the backend and kernelgen read, and the table of docs/reference/environment.md."""
+    """The backend knows all variables that it and kernelgen read; docs/reference/environment.md lists the backend's."""
     source = (ROOT / "backend" / "ggml-neuron" / "report" / "environment.cpp").read_text()
     known = set(re.findall(r'"((?:GGML_NEURON|NEURON_KERNELGEN)_\w+)"', source))
     read: set[str] = set()

@@ -1,9 +1,10 @@
-"""The backend, the bundle library in it, and the simulator under AddressSanitizer with UBSan and under ThreadSanitizer, on two NeuronCores.
+"""The backend, its bundle library and the simulator under AddressSanitizer with UBSan and under ThreadSanitizer, on two
+NeuronCores.
 
-What is compiled with a sanitizer is in backend/sanitizers. ggml's own libraries are not: so no sanitizer sees what they do, other
-than allocating, freeing and copying. Nothing is suppressed but a leak of ggml's meta device (-sm tensor), which keeps its buffer
-type. ggml's CPU backend is held to one thread, because ThreadSanitizer does not see how OpenMP's threads wait for one another and
-would take each result of theirs for a race.
+backend/sanitizers compiles them. ggml's own libraries are not compiled with a sanitizer, so a sanitizer only follows
+their allocations, frees and copies. The one suppressed report is a leak of ggml's meta device (-sm tensor), which keeps
+its buffer type. ggml's CPU backend uses one thread: ThreadSanitizer does not recognize how OpenMP's threads wait for
+each other and would report each result as a race.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ REPORT = re.compile(r"(ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|r
 
 
 def execute(programs: Programs, *command: str | Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
-    # The Python that the simulator starts can't load its library where that is compiled with AddressSanitizer.
+    # The Python that the simulator starts can't load a library that is compiled with AddressSanitizer.
     always = {
         "OMP_THREAD_LIMIT": "1",
         "NEURON_RT_NUM_CORES": "2",
@@ -47,7 +48,7 @@ def scenarios(programs: Programs, *names: str, **variables: str | Path) -> subpr
 
 
 def expect_ok(result: subprocess.CompletedProcess[str], names: tuple[str, ...]) -> None:
-    """Checks that the scenarios came out right, and that the sanitizer has nothing to say."""
+    """Checks that the scenarios passed and that the sanitizer reports nothing."""
     assert not REPORT.search(result.stderr), result.stderr
     assert result.stdout.splitlines() == [f"{name}: ok" for name in names], result.stderr
     assert result.returncode == 0
@@ -57,7 +58,7 @@ def expect_ok(result: subprocess.CompletedProcess[str], names: tuple[str, ...]) 
 def test_scenarios(sanitized: Programs, kernels: Path, tmp_path: Path, buffers: str) -> None:
     names = (*SCENARIOS, "memory", "empty", "scheduled", "parallel", "threads")
     if buffers == "device":
-        names = (*names, "two-cores")  # it has nodes that are possible nowhere else
+        names = (*names, "two-cores")  # its nodes run nowhere else
     result = scenarios(
         sanitized,
         *names,
@@ -91,7 +92,7 @@ def test_launches_in_flight(sanitized: Programs, kernels: Path) -> None:
     for name, count in (*late, ("two-cores-waiting", 1), ("two-cores-late", 1), ("two-cores-unreduced", 1)):
         fault = {"NEURON_SIMULATOR_FAULT": f"execute@{count}", "NEURON_SIMULATOR_LAUNCH_US": "100000"}
         expect_ok(scenarios(sanitized, name, **fault, **variables), (name,))
-    # The runtime writes the status of a launch that it says not to know.
+    # The runtime writes the status of a launch that it reports as unknown.
     fault = {"NEURON_SIMULATOR_FAULT": "unknown@2", "NEURON_SIMULATOR_LAUNCH_US": "100000"}
     expect_ok(scenarios(sanitized, "fails-late", **fault, **variables), ("fails-late",))
 
@@ -106,7 +107,9 @@ def test_copies_of_weights(sanitized: Programs, kernels: Path, buffers: str, nam
 
 
 def test_groups(sanitized: Programs, group_kernels: Path, tmp_path: Path) -> None:
-    """Graphs with groups: found before ggml gives out memory and after it, refused for what differs, looked at, and recorded."""
+    """Graphs with groups: found before and after ggml allocates memory, refused where they differ, observed by a
+    callback, and recorded.
+    """
     names = (
         *("hit", "cache", "scheduled:kept", "reused:kept", "mutated-wiring", "escapes", "watched"),
         *("tied-wiring", "shorter-softmax-1x32", "threads:attention"),
@@ -178,7 +181,9 @@ end a
 def test_sums_over_cores(
     sanitized: Programs, sums_bench: RoundsBench, tmp_path: Path, way: str, depth: str, fault: str
 ) -> None:
-    """Calls of a model that is split over two cores, with a program for all of them at once, in a queue and with a thread for each core."""
+    """Calls of a model that is split over two cores, with one program for both cores: in a queue, and with a thread for
+    each core.
+    """
     assert sums_bench.sums is not None
     script, text = tmp_path / "script", tmp_path / "text"
     script.write_text(CALLS)
@@ -203,7 +208,9 @@ def test_sums_over_cores(
 
 
 def test_contexts_that_two_threads_make(sanitized: Programs, kernels: Path, tmp_path: Path) -> None:
-    """Each has graphs split that memory is reserved for: llama.cpp can't split those of one token where one head of keys has a norm."""
+    """Each context splits graphs for which memory is reserved. llama.cpp can't split those of one token if a single
+    head of keys has a norm.
+    """
     model, text = tmp_path / "model.gguf", tmp_path / "text"
     size = random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_layer=2, n_ctx=256)
     random_llama.write(model, size=size, architecture="qwen3", tied=True)
@@ -227,7 +234,7 @@ def test_contexts_that_two_threads_make(sanitized: Programs, kernels: Path, tmp_
 
 
 def test_damaged_packs(sanitized: Programs, kernels: Path, tmp_path: Path) -> None:
-    """One byte differs, at each of twenty places in turn."""
+    """One byte is changed, at about twenty places in turn."""
     data = built_pack(kernels).read_bytes()
     for at in range(0, len(data), len(data) // 20):
         (tmp_path / "damaged.kernels.gguf").write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
@@ -240,7 +247,7 @@ def test_damaged_packs(sanitized: Programs, kernels: Path, tmp_path: Path) -> No
             NOOP_NRT_TENSORS="input0=1024,input1=1024,output0=1024",
         )
         assert not REPORT.search(result.stderr), result.stderr
-        assert result.returncode in (0, 1, 3), result.stderr  # 3: no pack, no device
+        assert result.returncode in (0, 1, 3), result.stderr  # 3: no pack, so no device
 
 
 @pytest.mark.parametrize("command", ["tensors", "sets", "threads"])

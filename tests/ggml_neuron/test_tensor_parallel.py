@@ -1,4 +1,4 @@
-"""Parts of each weight on several NeuronCores (-sm tensor): logits are those of one core, and what fails has a message."""
+"""Parts of each weight on several NeuronCores (-sm tensor): logits are those of one core, and failures print messages."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
 import random_llama
 
 LAYERS = 3
-PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results wants a multiple of four
+PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results requires a multiple of four
 LONGER = (PROMPT + " of ") * 6 + PROMPT[:10]
 """300 tokens."""
 
 TOLERANCE = 1e-5
-"""Normalized mean squared error of logits at most, against those of the CPU."""
+"""The largest normalized squared error of logits against those of the CPU."""
 
 NOTHING_ON_THE_CPU = "ggml-neuron: 0 ops ran on the CPU instead of a NeuronCore"
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a run of llama-results ended; `logits` is None when it wrote none."""
+    """The outcome of a run of llama-results; `logits` is None if it wrote none."""
 
     status: int
     logits: np.ndarray | None
@@ -46,7 +46,7 @@ class Run:
 def compute(
     programs: Programs, model: Path, cores: int, *arguments: str, prompt: str = PROMPT, **variables: str | Path
 ) -> Run:
-    """Has llama-results compute a prompt; with no core on the CPU."""
+    """Computes a prompt with llama-results; on the CPU if `cores` is 0."""
     output = model.parent / "results.gguf"
     output.unlink(missing_ok=True)
     command: list[str | Path] = [programs.llama_cpp / "llama-results", "-m", model, "-o", output, "-p", prompt]
@@ -75,7 +75,7 @@ def compute(
 
 
 def check(got: Run, right: Run) -> None:
-    """Checks that logits are right."""
+    """Checks that the logits are right."""
     assert got.status == 0 and got.logits is not None, got.log[-4000:]
     assert right.status == 0 and right.logits is not None, right.log[-4000:]
     assert right.logits.std() > 0.1
@@ -84,7 +84,7 @@ def check(got: Run, right: Run) -> None:
 
 
 def record(programs: Programs, model: Path, cores: int, **variables: str | Path) -> Path:
-    """Builds the kernels that a run over some cores asks for, and returns their folder."""
+    """Records and builds the kernels of a run over some cores; returns their folder."""
     name = f"recorded-{cores}"
     manifest = model.parent / f"{name}.yaml"
     recorded = compute(programs, model, cores, prompt=PROMPT, GGML_NEURON_RECORD=manifest, **variables)
@@ -98,7 +98,7 @@ def make_manifest(sources: list[Path], fuse: str, manifest: Path) -> None:
 
 
 def build_split(programs: Programs, exporter: Path, model: Path, fuse: str, devices: int = 2) -> Path:
-    """Returns the folder with kernels of parts of the prompt's call, with sums inside, and of its ops."""
+    """Returns a folder with kernels for the split graph of the prompt's call, with its sums inside, and for its ops."""
     sizes = "n_tokens=44,n_outputs=44,n_seqs=1,n_kv=256"
     split: list[str | Path] = ["--split-mode", "tensor", "--devices", str(devices), "--ctx-size", "512"]
     exported = subprocess.run(
@@ -132,7 +132,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kernels(programs: Programs, model: Path) -> Path:
-    """Returns the folder with the kernels for two cores, and with their graphs beside it in `steps.graphs`."""
+    """Returns the folder with the kernels for two cores; their graphs are beside it in `steps.graphs`."""
     return record(programs, model, 2, GGML_NEURON_RECORD_GRAPHS=model.parent / "steps.graphs")
 
 
@@ -147,7 +147,7 @@ def test_logits_are_those_of_one_core(programs: Programs, model: Path, kernels: 
     assert "no kernel computes" not in got.log
     assert NOTHING_ON_THE_CPU in got.log
     assert "no kernel for" not in got.log
-    assert got.reductions == 2 * 2 * LAYERS  # of the warm-up and of the prompt
+    assert got.reductions == 2 * 2 * LAYERS  # of the warm-up and the prompt
     again = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels)
     assert got.logits is not None and again.logits is not None
     assert np.array_equal(again.logits, got.logits)
@@ -156,14 +156,14 @@ def test_logits_are_those_of_one_core(programs: Programs, model: Path, kernels: 
 @pytest.mark.long
 @pytest.mark.parametrize("cores", [3, 4, 8])
 def test_more_cores(programs: Programs, model: Path, right: Run, cores: int) -> None:
-    """With three and eight of them, some have a larger part of four heads, or none."""
+    """Three and eight cores share four heads: some cores have a larger part, or none."""
     got = compute(programs, model, cores, GGML_NEURON_KERNEL_DIR=record(programs, model, cores))
     check(got, right)
     assert NOTHING_ON_THE_CPU in got.log
 
 
 def test_a_core_without_a_part_adds_zeros(programs: Programs, tmp_path: Path) -> None:
-    """One head of keys is on one core: the other computes no attention, and nothing of what it has there is added."""
+    """The only head of keys is on one core: the other core computes no attention, and its memory is not added."""
     model = tmp_path / "model.gguf"
     random_llama.write(model, size=random_llama.Size(n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_layer=2))
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=record(programs, model, 2))
@@ -182,7 +182,7 @@ def test_prompts_of_other_lengths(programs: Programs, model: Path, kernels: Path
 
 @pytest.mark.long
 def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, model: Path, right: Run) -> None:
-    """The CPU computes the parts that have no kernels, and stderr has their lines of a manifest."""
+    """The CPU computes the parts that have no kernels, and stderr has their manifest lines."""
     manifest = model.parent / "whole.yaml"
     recorded = compute(programs, model, 1, "-sm", "layer", GGML_NEURON_RECORD=manifest)
     assert recorded.status == 0, recorded.log[-4000:]
@@ -201,9 +201,11 @@ def test_kernels_for_whole_weights_are_no_reason_to_abort(programs: Programs, mo
     ids=["other sizes", "experts"],
 )
 def test_loading_names_what_another_model_lacks(
-    programs: Programs, kernels: Path, right: Run, tmp_path: Path, size: dict[str, int], lacking: dict[str, str]
+    programs: Programs, kernels: Path, tmp_path: Path, size: dict[str, int], lacking: dict[str, str]
 ) -> None:
-    """With the kernels of a model: its own weights lack none, and the first of each shape of another one's is named before any graph."""
+    """Loading a model with another model's kernels names the first weight of each shape that lacks a kernel, before any
+    graph.
+    """
     other = tmp_path / "other.gguf"
     sizes = {"n_embd": 128, "n_head": 4, "n_head_kv": 4, "n_ff": 256, "n_layer": LAYERS} | size
     random_llama.write(other, size=random_llama.Size(**sizes))
@@ -219,7 +221,7 @@ def test_loading_names_what_another_model_lacks(
 def test_loading_names_the_parts_that_have_no_kernel(
     programs: Programs, model: Path, kernels: Path, right: Run, tmp_path: Path
 ) -> None:
-    """Before any program is loaded, with the line of a manifest that builds the kernel: with that nothing is missing."""
+    """The message comes before any program is loaded. Kernels built from its manifest lines leave nothing on the CPU."""
     recorded = (model.parent / "recorded-2.yaml").read_text().splitlines(keepends=True)
     some = [line for line in recorded if "swiglu" not in line]
     assert len(some) == len(recorded) - 3
@@ -236,7 +238,7 @@ def test_loading_names_the_parts_that_have_no_kernel(
         loading,
         re.MULTILINE,
     )
-    assert [op for op, _ in named] == ["swiglu", "swiglu"]  # for as many tokens as a call has, and for one
+    assert [op for op, _ in named] == ["swiglu", "swiglu"]  # for the tokens of a full call, and for one token
     assert "kernelgen model MODEL.gguf -o MODEL.yaml --split-mode tensor --devices 2" in loading
     (tmp_path / "all.yaml").write_text("".join([*some, *(f"  {line}\n" for _, line in named)]))
     build(tmp_path / "all.yaml", tmp_path / "all")
@@ -258,7 +260,7 @@ def test_graphs_that_are_recorded_have_reductions_between_parts(
     assert NOTHING_ON_THE_CPU in got.log
     launches = [int(n) for n in re.findall(r"core \d+: (\d+) launches", got.log)]
     assert len(launches) == 2
-    # of the warm-up and of the prompt
+    # of the warm-up and the prompt
     assert max(launches) <= 2 * (2 * LAYERS + 2 if fuse == "parts" else 1), got.log
     assert got.reductions == (2 * 2 * LAYERS if fuse == "parts" else 0)
 
@@ -278,7 +280,7 @@ def test_what_fails_on_one_core_is_an_error(
 
 
 def test_a_reduction_that_fails_fails_one_graph(programs: Programs, model: Path, kernels: Path, right: Run) -> None:
-    """The launch that computes the first partial result of the warm-up fails: the prompt is computed."""
+    """The launch that computes the warm-up's first partial result fails; the prompt is still computed."""
     failed = []
     for count in range(20, 32):
         got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_FAULT=f"execute@{count}")
@@ -294,7 +296,7 @@ def test_a_reduction_that_fails_fails_one_graph(programs: Programs, model: Path,
 def test_loading_says_that_parts_are_in_device_memory(
     programs: Programs, model: Path, kernels: Path, tmp_path: Path, program: str
 ) -> None:
-    """llama-bench silences llama.cpp's own messages."""
+    """Also with llama-bench, which silences llama.cpp's own messages."""
     command: list[str | Path] = [programs.llama_cpp / program, "-m", model, "-ngl", "99", "-fa", "on", "-sm", "tensor"]
     command += (
         ["-p", "44", "-n", "0"] if program == "llama-bench" else ["-o", tmp_path / "r", "-p", PROMPT, "-fit", "off"]
@@ -313,7 +315,7 @@ def test_loading_says_that_parts_are_in_device_memory(
         timeout=300,
     )
     assert "set GGML_NEURON_BUFFERS=device" in done.stderr
-    assert done.returncode == 1, done.stderr  # and no signal
+    assert done.returncode == 1, done.stderr  # not a signal
 
 
 @pytest.mark.parametrize(
@@ -326,7 +328,7 @@ def test_loading_says_that_parts_are_in_device_memory(
     ],
 )
 def test_architectures(programs: Programs, kernels: Path, architecture: str) -> None:
-    """test-llama-archs compares with the CPU, on each core alone and on both; of these BLOOM alone has ALiBi."""
+    """test-llama-archs compares each core alone and both with the CPU. Of these architectures only BLOOM has ALiBi."""
     preload = os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools" / "llama_cpp" / "libload_backends.so")
     done = subprocess.run(
         [programs.llama_cpp / "test-llama-archs", "-s", "1", "-a", architecture],
@@ -346,7 +348,8 @@ def test_architectures(programs: Programs, kernels: Path, architecture: str) -> 
     assert "Meta" in done.stdout
     assert re.search(r"Summary: all \d+ test\(s\) passed", done.stdout), done.stdout
     assert done.stderr.count("has ALiBi, which llama.cpp computes wrongly") == (architecture == "^bloom$"), done.stderr
-    # Memory is reserved for a call of one token, which the test does not make, and of which llama.cpp can't split a norm of one head.
+    # Memory is reserved for a call of one token, which the test does not run; llama.cpp can't split such a call's norm
+    # of one head.
     assert done.stderr.count("llama.cpp can't split a graph") == (architecture == "^qwen3$"), done.stderr
 
 
@@ -359,7 +362,7 @@ def steps(programs: Programs, exporter: Path, model: Path) -> Path:
 def test_a_step_is_one_launch_on_each_core(
     programs: Programs, model: Path, kernels: Path, steps: Path, right: Run
 ) -> None:
-    """The warm-up, of two tokens, is computed by the kernel for 44."""
+    """The kernel for 44 tokens also computes the warm-up of two."""
     got = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}")
     check(got, right)
     assert NOTHING_ON_THE_CPU in got.log
@@ -379,7 +382,7 @@ def test_a_launch_has_its_parts_and_the_sums_between(
     check(got, right)
     assert NOTHING_ON_THE_CPU in got.log
     assert "no kernel for" not in got.log
-    # the kernels for 44 tokens compute the warm-up, of two: a sum in place has copies of these rows
+    # the kernels for 44 tokens compute the warm-up of two: a sum in place gets copies of these rows
     assert got.reductions == 0
     grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches", got.log)
     assert grouped and int(grouped[2]) <= 2 * 2 * launches, got.log[-4000:]  # on both cores
@@ -388,7 +391,7 @@ def test_a_launch_has_its_parts_and_the_sums_between(
 
 
 def check_that_sums_over_the_host_are_named(programs: Programs, model: Path, kernels: str) -> None:
-    """No kernel is for so many tokens, nor for more, and a sum in place can't be computed in pieces."""
+    """No kernel is for this many tokens or more, and a sum in place can't be computed in pieces."""
     got = compute(programs, model, 2, prompt=LONGER, GGML_NEURON_KERNEL_DIR=kernels)
     check(got, compute(programs, model, 0, prompt=LONGER))
     assert got.reductions == 2 * LAYERS  # none of the warm-up
@@ -425,7 +428,7 @@ def test_several_launches_without_queues(
 def test_a_rank_that_fails_is_an_error(
     programs: Programs, model: Path, kernels: Path, steps: Path, right: Run, fault: str
 ) -> None:
-    """Where programs with reductions don't load, those without compute the parts."""
+    """If programs with reductions don't load, programs without reductions compute the parts."""
     got = compute(
         programs,
         model,
@@ -448,7 +451,7 @@ def test_a_rank_that_fails_is_an_error(
 def test_a_core_that_fails_without_queues_ends_the_others(
     programs: Programs, model: Path, kernels: Path, steps: Path, fault: str
 ) -> None:
-    """A thread waits for each core, in nrt_execute, and for one that fails before it gets there as long as the runtime lets it."""
+    """A thread waits in nrt_execute for each core; for a core that failed earlier it waits as long as the runtime allows."""
     got = compute(
         programs,
         model,
@@ -468,7 +471,7 @@ def test_a_core_that_fails_without_queues_ends_the_others(
 def test_what_fails_when_a_result_is_asked_for_fails_the_next_graph(
     programs: Programs, model: Path, kernels: Path, steps: Path, fault: str
 ) -> None:
-    """The CPU computes a layer's feed-forward network: what the cores kept before it runs when it reads their results."""
+    """The CPU computes a layer's feed-forward network: reading its inputs runs the deferred work of the cores."""
     on_cpu = ("-ot", r"blk\.1\.ffn_.*=CPU")
     got = compute(
         programs, model, 2, *on_cpu, GGML_NEURON_KERNEL_DIR=f"{steps}:{kernels}", NEURON_SIMULATOR_FAULT=fault
@@ -484,7 +487,7 @@ def test_a_damaged_program_with_reductions_is_loaded_on_no_core(
     pack = tmp_path / "damaged.kernels.gguf"
     data = pack_for(programs, steps).read_bytes()
     for neff in steps.rglob("graph-*.neff"):
-        at = data.find(neff.read_bytes()) + 500  # in the header's padding, which nrt does not look at
+        at = data.find(neff.read_bytes()) + 500  # in the header's padding, which nrt does not read
         if at >= 500:
             data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     pack.write_bytes(data)
@@ -509,7 +512,7 @@ def test_cores_that_differ_compute_part_by_part(
 
 
 def test_sums_are_in_kernels_where_slices_differ(programs: Programs, exporter: Path, tmp_path: Path) -> None:
-    """A feed-forward network of 384 columns: one core has 256 of them, and attention is the same on both."""
+    """Of a feed-forward network's 384 columns one core has 256; both cores have equal parts of attention."""
     model = tmp_path / "model.gguf"
     random_llama.write(model, size=random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=384, n_layer=2))
     kernels = f"{build_split(programs, exporter, model, 'step')}:{record(programs, model, 2)}"
@@ -526,4 +529,4 @@ def test_sums_are_in_kernels_where_slices_differ(programs: Programs, exporter: P
         assert NOTHING_ON_THE_CPU in got.log
         assert got.reductions == 0
         grouped = re.search(r"(\d+) ops ran in groups, in (\d+) launches", got.log)
-        assert grouped and int(grouped[2]) == 2 * 2 * (2 * 2 + 1), got.log[-4000:]  # of two calls, on both cores
+        assert grouped and int(grouped[2]) == 2 * 2 * (2 * 2 + 1), got.log[-4000:]  # two calls on both cores

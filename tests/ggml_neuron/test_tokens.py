@@ -1,4 +1,4 @@
-"""Any number of tokens, and any length of the cache, from kernels for a few: what is computed, and how kernels are chosen."""
+"""Any number of tokens and any cache length with kernels for a few: results, and the choice of kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ OWN = {
 
 @pytest.fixture(scope="module")
 def few(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with kernels for caches of 64 and 256 cells and for 1, 4, 16 and 64 tokens, without flash attention 1 and 16."""
+    """Returns a folder with kernels for caches of 64 and 256 cells: for 1, 4, 16 and 64 tokens, without flash attention
+    1 and 16.
+    """
     folder = tmp_path_factory.mktemp("few")
     scenarios = ("few-tokens", "few-tokens-of-scores")
     result = run(*scenarios, GGML_NEURON_RECORD=folder / "few.yaml", GGML_NEURON_BUFFERS="device")
@@ -47,7 +49,7 @@ def few(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_random_calls_compute_what_the_cpu_does_and_change_nothing_else(run: Run, few: Path, buffers: str) -> None:
-    """Tokens, past ones, cells, outputs and the cache's type are random; every byte beside the results stays as it was."""
+    """Tokens, past tokens, cells, outputs and the cache's type are random; every byte outside the results stays unchanged."""
     scenarios = ("few-tokens", "any-tokens", "few-tokens-of-scores", "any-tokens-of-scores")
     result = run(*scenarios, GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_BUFFERS=buffers, GGML_NEURON_LOG="1")
     assert result.said == dict.fromkeys(scenarios, "ok"), result.log
@@ -60,7 +62,7 @@ def test_random_calls_compute_what_the_cpu_does_and_change_nothing_else(run: Run
 @pytest.mark.long
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_attention_of_several_streams_has_the_kernels_of_one(run: Run, few: Path, buffers: str) -> None:
-    """Sequences with a cache each, as without `--kv-unified`: 2 and 5 of them, of as many tokens as a kernel is for and of others."""
+    """2 and 5 sequences with a cache each, as without `--kv-unified`, with and without kernels for their number of tokens."""
     variables = {"GGML_NEURON_KERNEL_DIR": few, "GGML_NEURON_BUFFERS": buffers, "GGML_NEURON_LOG": "1"}
     result = run("streams", **variables)
     assert result.said == {"streams": "ok"}, result.log
@@ -71,7 +73,7 @@ def test_attention_of_several_streams_has_the_kernels_of_one(run: Run, few: Path
 
 
 def test_the_last_stream_is_not_read_on_beyond_its_cache(run: Run, few: Path) -> None:
-    """Kernels for 256 cells read on behind the 100 cells of each of five streams: behind the last one the buffer ends."""
+    """Kernels for 256 cells read past the 100 cells of each of five streams; past the last stream the buffer ends."""
     result = run("short-streams", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_BUFFERS="device")
     assert result.said == {"short-streams": "no kernel for FLASH_ATTN_EXT"}, result.log
 
@@ -88,7 +90,7 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
         result = run(name, GGML_NEURON_KERNEL_DIR=folder, GGML_NEURON_EXACT=exact, SCENARIO_LOGITS=file)
         assert result.said == {name: "ok"}, result.log
         logits.append(np.fromfile(file, np.float32))
-    # kernelgen knows beforehand
+    # kernelgen predicts this
     index = LengthIndex.of(spec for bundle in reader.read(few) for spec in bundle.ops())
     asked = [spec for bundle in reader.read(tmp_path / "exact") for spec in bundle.ops()]
     assert [spec.id for spec in asked if index.select(spec) is None] == []
@@ -100,18 +102,18 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
     ("scenario", "without", "lacking"),
     [
         ("scheduled-scores", "", set()),
-        # a program that looks at each node finds it: the CPU computes the products, not the device
+        # if the program reads each node, the CPU computes the products instead of the device
         ("watched-scores", "", {"mul_mat", "scale", "soft_max", "tanh", "cont"}),
-        # so does one that wants the scores, which are not capped here
+        # so it does if the program reads the scores, which have no softcap here
         ("wanted-scores", "", {"mul_mat", "soft_max", "cont"}),
-        # the same where what follows has no kernel
+        # so it does if the next node has no kernel
         ("scheduled-scores", "cont", {"mul_mat", "scale", "soft_max", "tanh", "cont"}),
     ],
 )
 def test_nodes_of_attention_that_can_not_be_computed_together_are_computed_all_the_same(
     run: Run, few: Path, tmp_path: Path, scenario: str, without: str, lacking: set[str]
 ) -> None:
-    """The nodes before were promised, since what follows is not known then; what lacks a kernel has a message."""
+    """The backend accepts the first nodes before it knows the next ones. Nodes without a kernel get a message."""
     folder = tmp_path / "kernels"
     shutil.copytree(built_tree(few), folder)
     index = json.loads((folder / "index.json").read_text())
@@ -160,7 +162,7 @@ def test_costs_that_cannot_be_read_are_reported(
     path = tmp_path / "costs.json"
     if change is not None:
         path.write_text(json.dumps(OWN | change))
-    # they are read when the backend is loaded, and nothing is computed
+    # The backend reads them when it is loaded; nothing is computed.
     result = run("memory", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_COSTS=path)
     assert f"GGML_NEURON_COSTS: {path}: " in result.log and said in result.log, result.log
 
@@ -186,7 +188,7 @@ def test_costs_are_read_from_regular_files_of_some_size_when_the_backend_is_load
 
 
 def best_of_all(n: int, counts: Sequence[int], costs: Sequence[float], again: bool) -> float:
-    """Returns the least cost of pieces of one size and then of another, with every pair of sizes looked at."""
+    """Returns the least cost of pieces of one size followed by pieces of another, over all pairs of sizes."""
     best = float("inf")
     for size, cost in zip(counts, costs, strict=True):
         whole = max(n // size, 1)
@@ -203,7 +205,7 @@ def best_of_all(n: int, counts: Sequence[int], costs: Sequence[float], again: bo
 
 @dataclass(frozen=True)
 class Asked:
-    """Numbers of tokens that `choose` is asked for, and what a launch reads."""
+    """The arguments of `choose`: tokens, the kernels' numbers of tokens, and the bytes that a launch reads."""
 
     n: int
     again: bool
@@ -269,14 +271,16 @@ def test_kernels_are_chosen_by_the_figures_of_the_bundles_target(
 
 
 def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Path) -> None:
-    """By the figures of each target and by others, queued and waited for, for nodes of all sizes; what is chosen is the best."""
+    """Both use the figures of each target and other figures, queued and waited for, for nodes of all sizes; the choice
+    is the cheapest.
+    """
     rng = random.Random(5)
     cases = [Asked.some(rng) for _ in range(1000)]
-    # A server's warmup asks for each number of tokens.
+    # A server's warm-up asks for each number of tokens.
     cases += [Asked(2501, again, 8_388_608, 4, tuple(range(1, 2501))) for again in (False, True)]
     own, uneven = tmp_path / "costs.json", tmp_path / "uneven.json"
     own.write_text(json.dumps(OWN))
-    # More rows may take less.
+    # More rows may take less time.
     uneven.write_text(json.dumps(OWN | {"rows_ms": [[16, 9.0], [64, 1.0], [128, 8.0], [256, 2.0]]}))
     told = {}
     rows = [(*key, None) for key in chips.builtin()] + [("trn1", 1, own), ("trn1", 1, uneven)]
@@ -292,7 +296,7 @@ def test_kernelgen_chooses_as_the_backend_does(programs: Programs, tmp_path: Pat
                 best = best_of_all(case.n, case.counts, launches, case.again)
                 if len(pieces) > MAX_CHUNKS or (not case.again and math.isinf(best) and pieces):
                     assert not case.again and sum(size for _, size in pieces) == case.n
-                    continue  # in place, of more or other numbers than are tried else
+                    continue  # in place: more pieces or other sizes than best_of_all tries
                 assert cost == pytest.approx(best, rel=1e-12), case
         done = subprocess.run(
             [programs.find("choose"), "pieces", target, str(lnc), "queued" if queued else "waited"],
@@ -333,6 +337,6 @@ def test_kernelgen_and_the_backend_cut_nodes_as_the_table_says(programs: Program
     )
     differing = [case for case in zip(table, done.stdout.splitlines(), expected, strict=True) if case[1] != case[2]]
     assert differing == []
-    # of each kind some
+    # some of each kind
     assert 50 < sum(case["cut"] == "none" for case in table) < len(table) - 100
     assert len({re.sub(r"\d+", "n", case["why_not"]) for case in table}) == 6

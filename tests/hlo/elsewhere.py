@@ -1,6 +1,6 @@
-"""Modules of which others published what neuronx-cc and the runtime made: counts of instructions, refusals, and loads.
+"""Modules for which others published what neuronx-cc and the runtime did: instruction counts, refusals, and loads.
 
-A module here has the products, gathers and element by element work of the published one, not its bytes.
+A module here has the published module's products, gathers and elementwise work, not its bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def product(rows: int, inner: int, columns: int) -> bytes:
 
 
 def gathered_experts(units: int, tokens: int = 32, used: int = 4, experts: int = 128, width: int = 2880) -> bytes:
-    """Returns a layer of gpt-oss-120b whose experts, `units` of each, are gathered for each pair of token and expert, from FP8."""
+    """Returns a layer of gpt-oss-120b in FP8 that gathers its experts, with `units` each, for each pair of token and expert."""
 
     def layer(x: Any, index: Any, up: Any, up_scale: Any, down: Any, down_scale: Any) -> Any:
         def weights(values: Any, scale: Any) -> Any:
@@ -43,8 +43,10 @@ def gathered_experts(units: int, tokens: int = 32, used: int = 4, experts: int =
 
 
 def video_decoder(frames: int, height: int = 60, width: int = 104) -> bytes:
-    """Returns Wan 2.1's decoder of latent frames, a frame at a time with the two before it: 3 by 3 by 3 convolutions of 384 to 96
-    channels, norms and SiLU, doubled three times in height and width, and twice in time after the first frame."""
+    """Returns Wan 2.1's decoder of latent frames, one frame at a time with the two before it: 3 by 3 by 3 convolutions
+    of 384 to 96 channels, norms and SiLU. It doubles height and width three times, and time twice after the first
+    frame.
+    """
 
     def convolution(x: Any, outer: int, taps: tuple[int, int, int]) -> Any:
         kernel = jnp.zeros((*taps, x.shape[-1], outer), x.dtype)

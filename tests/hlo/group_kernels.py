@@ -1,6 +1,7 @@
-"""Runs a group of nodes twice: as one kernel, and node by node by the kernels of its ops, over the same bytes of memory.
+"""Runs a group of nodes twice over the same bytes of memory: as one kernel, and node by node with the kernels of its
+ops.
 
-What a node reads and writes is laid into memory here by byte offsets alone, so that a mistake in the views of the HLO can't hide.
+Nodes read and write memory by byte offsets alone, so the check does not repeat a mistake in the HLO's views.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _executable(spec: KernelSpec | GraphSpec) -> execute.Executable:
 
 
 def _run(spec: KernelSpec | GraphSpec, parameters: list[Array]) -> list[Array]:
-    """Returns the bytes of a kernel's results, given those of its parameters."""
+    """Returns the bytes of a kernel's results, given the bytes of its parameters."""
     executable = _executable(spec)
     arrays = [
         p.view(_dtype(dtype)).reshape(shape)
@@ -55,12 +56,12 @@ def _dtype(name: str) -> Any:
 
 
 def contents(spec: GraphSpec, seed: int, most: Mapping[int, int] | None = None) -> list[Array]:
-    """Returns random bytes for each slot that mean something: normal floats, indices, blocks with sane scales.
+    """Returns random bytes for each slot: normal floats, indices, blocks with scales of normal size.
 
     Args:
         spec: the group.
-        seed: of the random numbers.
-        most: for slots of integers, below which number they are; 2 by default.
+        seed: the seed of the random numbers.
+        most: the upper bound of integers, by slot; 2 by default.
     """
     import gguf
 
@@ -71,7 +72,7 @@ def contents(spec: GraphSpec, seed: int, most: Mapping[int, int] | None = None) 
         t = TYPES[dtype]
         n = size // t.size * t.block
         if dtype in ("i32", "i64"):
-            # Rows that are written twice are left with either: each index once, where there are enough.
+            # A row that is written twice may get either value: each index occurs once, if there are enough.
             limit = (most or {}).get(i, 2)
             values = rng.permutation(limit)[:n] if limit >= n else rng.integers(0, limit, n)
             data = values.astype({"i32": np.int32, "i64": np.int64}[dtype])
@@ -86,12 +87,12 @@ def contents(spec: GraphSpec, seed: int, most: Mapping[int, int] | None = None) 
 
 
 def whole(spec: GraphSpec, slots: list[Array]) -> list[Array]:
-    """Returns the bytes of the results, then those of the written slots, computed by one kernel."""
+    """Returns the bytes of the results and then of the written slots, computed by one kernel."""
     return _run(spec, [slot.copy() for slot in slots])
 
 
 def one_by_one(spec: GraphSpec, slots: list[Array]) -> list[Array]:
-    """Returns the same, computed by the kernels of the nodes."""
+    """Returns the same bytes, computed by the kernels of the nodes."""
     memory: dict[tuple[bool, int], Array] = {(True, i): slot.copy() for i, slot in enumerate(slots)}
 
     def part(place: TensorPlace, tensor: TensorDesc) -> Array:
@@ -110,7 +111,7 @@ def one_by_one(spec: GraphSpec, slots: list[Array]) -> list[Array]:
 
 
 def dtypes(spec: GraphSpec) -> list[str]:
-    """Returns ggml's types of what `whole` returns."""
+    """Returns the ggml types of the values that `whole` returns."""
     return [
         *(spec.nodes[i].output.dtype for i in spec.escaping),
         *(spec.uses()[i][0].tensor.dtype for i in spec.written),
@@ -118,7 +119,7 @@ def dtypes(spec: GraphSpec) -> list[str]:
 
 
 def nmse(have: Array, want: Array, dtype: str) -> float:
-    """Returns the squared error over the squared reference of two tensors' bytes; of integers and blocks, 1 when they differ."""
+    """Returns the squared error over the squared reference of two tensors' bytes; for integers and blocks 1 if they differ."""
     kinds = {"f32": np.float32, "f16": np.float16}
     if dtype not in kinds:
         return float(not np.array_equal(have, want))
@@ -130,7 +131,7 @@ def nmse(have: Array, want: Array, dtype: str) -> float:
 
 
 def check(spec: GraphSpec, seed: int = 0, most: Mapping[int, int] | None = None, limit: float = 1e-6) -> None:
-    """Raises when a group computes something else as one kernel than node by node."""
+    """Checks that a group computes the same as one kernel and node by node."""
     slots = contents(spec, seed, most)
     for k, (have, want, dtype) in enumerate(
         zip(whole(spec, slots), one_by_one(spec, slots), dtypes(spec), strict=True)

@@ -1,4 +1,4 @@
-"""HLO modules as text, for what JAX would not write: a line is `name = shape opcode(operands) field=value …`."""
+"""HLO modules as text, for modules that JAX does not write: each line is `name = shape opcode(operands) field=value …`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def set_shape(shape: Any, text: str) -> None:
 
 
 def module(text: str, combiner: str | None = None) -> bytes:
-    """Returns a module of these lines, the last of which is the root.
+    """Returns a module of these lines; the last line is the root.
 
     Args:
-        text: the lines. Fields are JSON: numbers, lists, objects of them for messages, strings.
-        combiner: the opcode of two scalars that every instruction calls, or none.
+        text: the lines. Field values are JSON: numbers, lists, objects (for messages) and strings.
+        combiner: the opcode of the computation of two scalars that scatters and reductions call, or None.
     """
     made = _MODULE(name="made", entry_computation_name="main", entry_computation_id=1)
     numbers: dict[str, int] = {}

@@ -50,7 +50,7 @@ def test_ids_are_dense_32_bit_integers_on_the_wire() -> None:
                     ids += wire_ids(wire(instruction), 35)
                     references += wire_ids(wire(instruction), 36) + wire_ids(wire(instruction), 37)
         assert set(references) <= set(ids)
-        # XLA's own ids are not: without this the test would pass on anything.
+        # XLA's own ids are not dense, so the test can fail.
         assert (ids == list(range(1, len(ids) + 1))) is dense
         assert (max(ids) < 2**31) is dense
 
@@ -105,7 +105,7 @@ def test_several_results_are_a_tuple() -> None:
     assert {a.key: a.value for a in root.frontend_attributes.map} == {"neff_output_names": "output0,output1"}
     (alias,) = module.input_output_alias.entries
     assert (list(alias.output_shape_index), alias.parameter_number) == ([1], 1)
-    # The second result is a parameter, and so is copied.
+    # The second result is a parameter, so it is copied.
     assert by_name(data)[root.name][1].startswith("copy.")
 
 

@@ -1,4 +1,4 @@
-"""The first instruction in which two modules differ is named, and in what."""
+"""The comparison names the first instruction that differs between two modules, and the difference."""
 
 from __future__ import annotations
 

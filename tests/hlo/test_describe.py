@@ -1,4 +1,4 @@
-"""HLO read for people, and run."""
+"""Descriptions of HLO for people, and running HLO."""
 
 from __future__ import annotations
 

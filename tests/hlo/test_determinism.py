@@ -1,4 +1,4 @@
-"""Equal meaning, equal bytes: from any process, in any folder, however the emitter is written down."""
+"""Equal kernels emit equal bytes in any process and folder, for any comments and layout of the emitter's source."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_processes_seeds_folders_and_comments_do_not_show(tmp_path: Path) -> Non
 
 
 def test_a_changed_number_shows(tmp_path: Path) -> None:
-    """Or the test above could compare nothing."""
+    """A changed number changes the bytes, so the test above compares something."""
     text = "from kernelgen.emitters import emitter\n@emitter('toy')\ndef f(x): return x * {}\n"
     digests = set()
     for number in (2, 3):
@@ -122,7 +122,7 @@ def test_what_was_emitted_before_does_not_show(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_jax_keeps_nothing_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that has emitted thousands of kernels holds as much as one that has emitted a few."""
+    """A worker that has emitted thousands of kernels holds as much memory as one that has emitted a few."""
     import gc
 
     lib = builtin_library()

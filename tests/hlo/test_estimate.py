@@ -1,4 +1,4 @@
-"""Estimates of programs: the arithmetic of products, and what others published of compiles that can't be repeated here."""
+"""Estimates of programs: the count of products, and others' published compiles, which can't be repeated here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ F32 = "float32"
 
 
 def test_a_product_is_tiles_of_128_by_128_by_512() -> None:
-    # 2 tiles of what is summed, 2 of what stays, 4 of what moves: 16 products, and 4 loads of weights, each for 4 products.
-    # x lies along what is summed, and is transposed: 4 tiles, 2 instructions each.
+    # 2 tiles of the summed axis, 2 of the stationary and 4 of the moving operand: 16 products, and 4 loads of weights,
+    # each for 4 products. x is contiguous along the summed axis, so it is transposed: 4 tiles, 2 instructions each.
     found = estimate(raw(lambda x, y: x @ y, ((256, 256), F32), ((256, 2048), F32)), "trn1")
     assert found.instructions["PE"] == pytest.approx(1 + model.OVERHEAD * (16 + 4 + 8), abs=1)
     natural = estimate(raw(lambda x, y: x.T @ y, ((256, 256), F32), ((256, 2048), F32)), "trn1")
@@ -109,7 +109,9 @@ def near(have: float, want: float) -> bool:
 
 
 def test_what_others_published() -> None:
-    """Counts by neuronx-cc 2.23 (aws-neuron/nkipy, a NEFF), of a video decoder and of experts by 2.27 or near it."""
+    """Counts of neuronx-cc 2.23 (aws-neuron/nkipy, a NEFF), and of a video decoder and experts with 2.27 or a version
+    near it.
+    """
     product = estimate(elsewhere.product(128, 32768, 65536), "trn2")
     assert near(product.total, 29_795) and near(product.instructions["PE"], 21_269)
     # "6,675,705 at 4 latent frames, 39,093,968 at the 21"; 3 were compiled.

@@ -1,4 +1,4 @@
-"""FLOPs of kernels beside XLA's own cost analysis."""
+"""FLOPs of kernels, compared with XLA's own cost analysis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def by_xla(hlo: bytes) -> tuple[float, float]:
-    """Returns the operations that XLA counts: transcendental ones apart."""
+    """Returns XLA's counts of operations and of transcendental operations."""
     found = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, _hlo.XlaComputation(hlo).get_hlo_module())
     return found.get("flops", 0.0), found.get("transcendentals", 0.0)
 

@@ -1,4 +1,4 @@
-"""A group of nodes as one kernel computes what its nodes compute one after another."""
+"""One kernel of a group of nodes computes what the nodes compute one after another."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_parameters_are_slots_and_results_are_named() -> None:
 
 
 def test_values_go_from_node_to_node_without_instructions_between() -> None:
-    """What one node wrote and the next reads in the same shape is neither copied nor reshaped."""
+    """A node's output that the next node reads in the same shape is neither copied nor reshaped."""
     x = T("(64,4,1,1)/f32")
     nodes = [LooseNode("neg", (Loose("x", 0, x),), x, {}), LooseNode("abs", (Loose(0, 0, x),), x, {}, escapes=True)]
     made = describe(groups.emit(GraphSpec.make(nodes))).opcodes
@@ -59,7 +59,7 @@ def test_values_go_from_node_to_node_without_instructions_between() -> None:
 
 
 def test_an_unused_slot_stays_a_parameter() -> None:
-    """`fill` reads the shape of its input alone."""
+    """`fill` reads only the shape of its input."""
     x = T("(64,4,1,1)/f32")
     spec = GraphSpec.make([LooseNode("fill", (Loose("x", 0, x),), x, {"c": 2.0}, escapes=True)])
     assert [name for name, _, _ in execute.parameters(groups.emit(spec))] == ["input0"]
@@ -111,7 +111,7 @@ class _Random:
                      TensorDesc.make((8 * ne[0], ne[1], ne[2], 1), "f32"))  # fmt: skip
 
     def _pick(self) -> Loose:
-        """Returns a tensor that is there, or a view of one: permuted, reshaped, or of some of its rows."""
+        """Returns an existing tensor, or a view of one: permuted, reshaped, or some of its rows."""
         one = self.tensors[self.rng.integers(len(self.tensors))]
         t = one.tensor
         way = self.rng.integers(4)
@@ -161,7 +161,7 @@ class _Random:
             if to.tensor.elements != x.tensor.elements or to.root == x.root:
                 return
             inputs, into = (x, to), to
-        # ggml's own rules say what fits, and what comes out.
+        # ggml's own rules decide whether the inputs fit, and give the result.
         descriptions = [t.tensor for t in inputs]
         known = ggml_op(str(name))
         full = known.with_defaults(params)

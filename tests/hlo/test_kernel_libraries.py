@@ -1,4 +1,4 @@
-"""Kernel libraries: what is read from source, what is refused, what is imported."""
+"""Kernel libraries: registrations read from source, errors, and imports."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_changed_helper_is_imported_again(tmp_path: Path) -> None:
 
 
 def test_the_builtin_library_may_move(tmp_path: Path) -> None:
-    """A worker meets its inputs under another path in every action; what changed there must be seen."""
+    """A worker finds the library under another path in every action, and must use the files there."""
     places = []
     for name, value in (("one", 1), ("two", 2)):
         root = tmp_path / name
@@ -283,7 +283,7 @@ sys.exit(said if code else 0)
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Path:
-    """A folder in which kernelgen's modules are links to where they really are, as in a sandbox of Bazel's."""
+    """Returns a folder with links to kernelgen's modules, like one of Bazel's sandboxes."""
     package = Path(kernelgen.__file__).parent
     for file in package.rglob("*.py"):
         link = tmp_path / "tools" / "kernelgen" / file.relative_to(package)

@@ -1,4 +1,4 @@
-"""Every rule of the lint, each with a module that breaks it and names the instruction."""
+"""Each rule of the lint reports a module that breaks it, and names the instruction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRN1, TRN2, TRN3 = TARGETS["trn1"], TARGETS["trn2"], TARGETS["trn3"]
 
 
 def edited(data: bytes, opcode: str, /, **fields: Any) -> bytes:
-    """Returns a module with fields of its first instruction of an opcode replaced: what JAX would not write itself."""
+    """Returns a module with fields of its first instruction of an opcode replaced, for modules that JAX does not write."""
     module = proto.parse(data)
     instruction = next(i for c in module.computations for i in c.instructions if i.opcode == opcode)
     for name, value in fields.items():
@@ -74,7 +74,7 @@ def conditional(x: Any) -> Any:
 
 
 def custom(target: str) -> bytes:
-    """A Cholesky factor is a custom call on the CPU; its target is replaced."""
+    """Returns a module with a custom call: a Cholesky factorization on the CPU, whose target is replaced."""
     return edited(canonical(jnp.linalg.cholesky, ((3, 3), FLOAT)), "custom-call", custom_call_target=target)
 
 
@@ -102,13 +102,13 @@ def elsewhere_written(module: Any) -> None:
 
 
 def elements(x: Any, i: Any, row: bool = False) -> Any:
-    """Gathers elements of a table, or its rows, by their numbers."""
+    """Gathers elements of a table by their numbers, or its rows."""
     numbers = lax.GatherDimensionNumbers((1,) if row else (), (0,) if row else (0, 1), (0,) if row else (0, 1))
     sizes = (1, x.shape[1]) if row else (1, 1)
     return lax.gather(x, i, numbers, sizes, mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
-# rule, what the finding says, its instruction, module, target
+# rule, message, instruction, module, target
 BROKEN = [
     ("kernelgen/id-32-bit", "does not fit 32 bits", "", lambda: raw(jnp.add, ((2,), FLOAT), ((2,), FLOAT)), None),
     (
@@ -308,7 +308,7 @@ def test_a_rule_names_what_breaks_it(rule: str, message: str, instruction: str, 
 
 
 def test_every_rule_that_aws_publishes_no_code_for_is_broken_above() -> None:
-    """Those of published codes, and of replica groups: tests/hlo/test_lint_published.py."""
+    """tests/hlo/test_lint_published.py breaks the rules with published codes, and the rule of replica groups."""
     own = {r.name for r in RULES if r.name.startswith("kernelgen/")}
     assert own - {rule for rule, *_ in BROKEN} == {"kernelgen/replica-groups"}
 
@@ -346,7 +346,7 @@ def test_a_caution_is_no_error() -> None:
 
 
 def zero_id() -> bytes:
-    """A module as XLA numbers it: from 0, with the computation's id in none of them."""
+    """Returns a module with XLA's numbering: from 0, and the computation's id is not among them."""
     module = proto.parse(canonical(jnp.exp, ((2,), FLOAT)))
     (computation,) = module.computations
     for i in computation.instructions:
@@ -362,7 +362,7 @@ def test_custom_calls_that_aws_lists_are_known(target: str) -> None:
 
 
 def test_the_list_of_custom_calls_is_aws_s() -> None:
-    """29 entries, of which public modules that were compiled have five; nothing else is known."""
+    """The list has 29 entries; five of them are in public modules that were compiled. No other target is known."""
     assert len(KNOWN_CUSTOM_CALLS) == 29
     (finding,) = errors(lint(custom("AwsNeuronGelu2"), TRN2))
     assert finding.rule == "NCC_EVRF015"
@@ -375,12 +375,12 @@ def test_the_list_of_custom_calls_is_aws_s() -> None:
         (lambda: canonical(lambda x, i: x.at[i].set(1), ((8,), INT), ((3,), INT)), None),
         (lambda: canonical(lambda x, i: x.at[i].add(1), ((8,), FLOAT), ((3,), INT)), None),
         (lambda: canonical(jnp.sort, ((8,), FLOAT)), TRN1),
-        (lambda: canonical(jnp.sort, ((8,), FLOAT)), None),  # which target is not known yet
+        (lambda: canonical(jnp.sort, ((8,), FLOAT)), None),  # the target is not known yet
         (lambda: canonical(jnp.argmax, ((8,), FLOAT)), None),
         (lambda: custom("AwsNeuronGelu"), None),
         (zero_id, None),
         (lambda: DOT(((2, 2), INT), ((2, 2), INT)), TRN1),
-        (lambda: DOT(((2, 2), INT), ((2, 2), INT)), None),  # which target is not known yet
+        (lambda: DOT(((2, 2), INT), ((2, 2), INT)), None),  # the target is not known yet
         (lambda: canonical(lambda x: x.astype(FLOAT), ((2,), "float8_e4m3fn")), TRN3),
         (lambda: canonical(lambda x: x.astype(FLOAT), ((2,), "float8_e5m2")), TRN1),
         (lambda: canonical(lambda x: lax.div(x, jnp.int32(4096)), ((32,), INT)), TRN1),

@@ -1,4 +1,4 @@
-"""AWS's published error codes: what their pages refuse is refused by its code, and what is next to it passes."""
+"""AWS's published error codes: a module that a code's page refuses gets that code, and a similar valid module passes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def gather(operand: str, count: int, computed: str = "") -> str:
 
 
 def pairs(order: str) -> str:
-    """A gather by two columns, one of which counts to 9 and the other is a parameter."""
+    """Returns a gather by two columns: one counts to 9, the other is a parameter."""
     return f"""
         x = f32[3,16,4] parameter()
         p = s32[10,1] parameter()
@@ -151,7 +151,7 @@ def scaled(
 
 SHIFT = "shift-right-arithmetic"
 
-# code, module as text or bytes, target, whether it is refused; a tuple has the opcode of the combiner
+# code, module as text or bytes, target, whether it is refused; a tuple adds the opcode of the combiner
 CASES: list[tuple[str, Any, str, bool]] = [
     ("NCC_EVRF006", "s = u64[2] parameter()\ny = u32[4] rng-bit-generator(s) rng_algorithm=1", "trn1", True),
     ("NCC_EVRF006", "s = u64[2] parameter()\ny = u32[4] rng-bit-generator(s) rng_algorithm=2", "trn2", True),
@@ -238,7 +238,7 @@ CASES: list[tuple[str, Any, str, bool]] = [
     ("NCC_EVRF035", dot("s32", "s32[2,4]"), "trn1", False),
     ("NCC_EVRF035", dot("bf16"), "trn2", False),
     ("NCC_EMOD025", unary("negate", "f32[4]"), "trn1", False),
-    # MX: each differs from a good one by one thing
+    # MX: each case differs from a valid one in one thing
     *((code, quantize(), "trn3", False) for code in lint_mx.RULES),
     *((code, scaled(), "trn3", False) for code in ("NCC_EVRF015", *lint_mx.RULES)),
     ("NCC_EVRF015", quantize(), "trn3", False),
@@ -295,14 +295,14 @@ def test_what_aws_refuses_is_refused_by_its_code_and_its_neighbour_passes(number
 
 
 def test_every_published_code_has_a_case() -> None:
-    """But those that tests/hlo/test_lint.py breaks."""
+    """Except for the codes that tests/hlo/test_lint.py breaks."""
     refused = {code for code, _, _, refused in CASES if refused}
     others = {"NCC_EBVF030", "NCC_ESFH002", "NCC_EMOD025", "NCC_EVRF029"}
     assert {r.name for r in RULES if r.name.startswith("NCC_")} == refused | others
 
 
 def reductions(*groups: list[list[int]], field: str = "device_list") -> bytes:
-    """A module with a sum over each of these replica groups."""
+    """Returns a module with a sum over each of these replica groups."""
     parsed = proto.parse(
         module(
             "\n".join(["x = f32[8] parameter()", *(f"y{n} = f32[8] all-reduce(x)" for n in range(len(groups)))]), "add"
@@ -359,7 +359,7 @@ def test_a_variadic_scatter_is_looked_into() -> None:
 
 
 def tuple_scatter(text: str, combiner: str) -> bytes:
-    """A scatter of a f32 and a s32 tensor that adds the first and combines the second."""
+    """Returns a scatter of an f32 and an s32 tensor that adds the first and combines the second."""
     parsed = proto.parse(module(text), LintedModule.MESSAGE)
     parsed.computations[0].instructions[-1].called_computation_ids.append(2)
     called = parsed.computations.add(name="combine", id=2, root_id=107)

@@ -1,4 +1,4 @@
-"""Views of storage: which form each takes, and that any of them reads and writes the right elements."""
+"""Views of storage: the form of each view, and right reads and writes for any view."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelgen.hlo.storage import storage
 
 
 def opcodes(text: str) -> set[str]:
-    """Returns the opcodes that reading a view takes, of a kernel that negates it."""
+    """Returns the opcodes that read a view, in a kernel that negates it."""
     t = TensorDesc.parse(text)
     ne = text.split("/")[0]
     data = lowering.emit(spec([text], f"{ne}/{t.dtype}"), lambda x: -x)
@@ -86,7 +86,7 @@ def test_any_strides_are_read_as_numpy_reads_them(ne: Any, steps: Any, seed: int
 @settings(max_examples=40, deadline=None)
 @given(ne=st.tuples(*[st.integers(1, 4)] * 4), gaps=strides, order=st.permutations(range(4)), seed=st.integers(0, 99))
 def test_any_disjoint_strides_are_written_in_place(ne: Any, gaps: Any, order: Any, seed: int) -> None:
-    """Dimensions in any order, each with room between its steps; what lies between stays."""
+    """Dimensions have any order, and gaps between their steps; the bytes in the gaps stay unchanged."""
     steps, size = [0] * 4, 1
     for k in order:
         steps[k] = size
@@ -108,7 +108,7 @@ def test_a_dense_permutation_is_not_flattened() -> None:
     assert s.dense and s.order == (0, 2, 1, 3)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

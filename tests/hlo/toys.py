@@ -1,4 +1,4 @@
-"""Small emitters and modules that the tests of HLO are made of."""
+"""Small emitters and modules for the tests of HLO."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def canonical(function: Callable[..., Any], *arguments: tuple[tuple[int, ...], s
 
 
 def wire(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields (field number, value) of one protobuf message, read off its bytes: varints as integers, the rest as bytes."""
+    """Yields (field number, value) of a protobuf message from its bytes: varints as integers, other values as bytes."""
     at = 0
 
     def varint() -> int:

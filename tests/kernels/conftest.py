@@ -1,4 +1,4 @@
-"""Makes the reference and the harness importable by name, and leaves most cases of each test to the long set."""
+"""Makes the references and the harness importable by name, and marks most cases of each test as long."""
 
 import sys
 from collections import Counter
@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 SAMPLE = 3
-"""By default every third case of a test with parameters runs: each one traces and compiles a kernel."""
+"""Without the long tests, every third case of a parametrized test runs: each case traces and compiles a kernel."""
 
 
 @pytest.hookimpl(tryfirst=True)

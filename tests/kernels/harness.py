@@ -1,6 +1,6 @@
-"""Runs a kernel as a device would: storage in, the canonical HLO's bytes through XLA, storage out; and compares with the reference.
+"""Runs a kernel as a device does, from storage bytes through XLA to storage bytes, and compares it with the reference.
 
-Views are laid into storage by NumPy's byte strides, so a wrong view in the HLO can't be hidden by the same mistake here.
+Views are written to storage with NumPy's byte strides, so the harness does not repeat a wrong view of the HLO.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HALVES = {
     **dict.fromkeys(("q4_1", "q5_1", "q4_K", "q5_K"), (0, 2)),
     **{"q2_K": (80, 82), "q3_K": (108,), "q6_K": (208,), "tq1_0": (52,), "tq2_0": (64,)},
 }
-"""Where the f16 numbers are in a block, by type."""
+"""The offsets of the f16 numbers in a block, by type."""
 
 
 def tensor(text: str) -> TensorDesc:
@@ -45,7 +45,7 @@ def spec(op: str, inputs: list[str | None], output: str, /, *, alias: int | None
 
 
 LANGUAGES = tuple(filter(None, os.environ.get("KERNELGEN_TEST_LANGUAGES", "").split(",")))
-"""The languages that all tests of kernels ask for, in this order; none for JAX."""
+"""The languages in which all tests of kernels choose emitters, in this order; empty for JAX."""
 
 
 @functools.cache
@@ -57,7 +57,9 @@ def emit(kernel: KernelSpec, languages: tuple[str, ...] = LANGUAGES) -> bytes:
 
 
 def combinations(op: str) -> list[tuple[str, ...]]:
-    """Returns types of the inputs: each that is registered for an input at least once, the others at their first."""
+    """Returns combinations of input types: each type that an input is registered with once, the other inputs with their
+    first.
+    """
     found: dict[tuple[str, ...], None] = {}
     for row in LIBRARY.scan()[op].types:
         if not row:
@@ -77,7 +79,8 @@ def example_kernel(op: str, types: tuple[str, ...]) -> KernelSpec:
     known = ops.OPS[op]
     if example.output is None:
         descriptions = [t and tensor(t) for t in inputs]
-        # Where there is no rule, or the example breaks it, the first input's: a check of the kernel tells which.
+        # Without a rule, or if the example breaks it, the output is like the first input; a check of the kernel reports
+        # a mismatch.
         output = str(shapes.result(op, descriptions, known.with_defaults(example.params)) or descriptions[0])
     else:
         output = f"{example.output}/{types[0] if example.dtype == 'same' else example.dtype}"
@@ -95,26 +98,26 @@ def view(storage: Array, t: TensorDesc) -> Array:
 
 
 def random_values(t: TensorDesc, rng: np.random.Generator) -> Array:
-    """Returns values for a tensor that say something: normal floats, small integers, blocks with sane scales."""
+    """Returns random values for a tensor: normal floats, small integers, blocks with scales of normal size."""
     if t.dtype in ("i32", "i64", "i16", "i8"):
         return rng.integers(-100, 100, t.shape).astype(DTYPES[t.dtype])
     if not TYPES[t.dtype].quantized:
         return rng.normal(size=t.shape).astype(DTYPES[t.dtype])
     ggml = TYPES[t.dtype]
     blocks = rng.integers(0, 256, (*t.shape[:3], t.ne[0] // ggml.block, ggml.size), dtype=np.uint8)
-    # The scales are f16 numbers, which random bytes would make infinite now and then.
+    # The scales are f16 numbers; random bytes would sometimes make them infinite.
     for at in HALVES.get(t.dtype, ()):
         scales = (0.01 + 0.01 * rng.random(blocks.shape[:-1])).astype(np.float16)
         blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
-    if t.dtype == "iq1_m":  # in the upper halves of four words
+    if t.dtype == "iq1_m":  # the scale is in the upper bits of four words
         blocks[..., 49:56:2] = blocks[..., 49:56:2] & 15 | np.array([0, 0, 0x20, 0x20], np.uint8)
-    if t.dtype == "mxfp4":  # a power of two
+    if t.dtype == "mxfp4":  # the scale is a power of two
         blocks[..., 0] = rng.integers(118, 124, blocks.shape[:-1])
     return blocks.reshape(*t.shape[:3], -1)
 
 
 def bind(t: TensorDesc, values: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Returns (storage bytes, the logical array in them); bytes that the view skips are noise."""
+    """Returns (storage bytes, the logical array in them); bytes that the view skips are random."""
     storage = rng.integers(0, 256, t.storage_bytes, dtype=np.uint8)
     logical = view(storage, t)
     logical[...] = values
@@ -122,12 +125,14 @@ def bind(t: TensorDesc, values: Array, rng: np.random.Generator) -> tuple[Array,
 
 
 def as_parameter(storage: Array, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Returns storage as the HLO parameter that takes it."""
+    """Returns storage as the array of an HLO parameter."""
     return storage.view(np.dtype(dtype) if dtype != "bfloat16" else DTYPES["bf16"]).reshape(shape)
 
 
 def nmse(have: Array, want: Array) -> float:
-    """Returns the squared error over the squared reference, as ggml's own backend test; infinities and NaNs must agree."""
+    """Returns the squared error over the squared reference, as ggml's backend test computes it; infinities and NaNs
+    must agree.
+    """
     have, want = have.astype(np.float64), want.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(have), np.isnan(want))
     np.testing.assert_array_equal(np.isinf(have) * np.sign(have), np.isinf(want) * np.sign(want))
@@ -137,10 +142,10 @@ def nmse(have: Array, want: Array) -> float:
 
 
 def in_layout(storage: Array, logical: Array, t: TensorDesc) -> Array:
-    """Returns the bytes of a contiguous tensor in the layout that it has, if any.
+    """Returns the bytes of a contiguous tensor in its layout; without a layout, the storage.
 
     Args:
-        storage: as ggml has them, u8.
+        storage: the bytes in ggml's order, u8.
         logical: the same as an array, `[ne3, ne2, ne1, ne0]` or bytes per row.
         t: the tensor.
     """
@@ -163,10 +168,10 @@ def check(
 
     Args:
         kernel: the kernel.
-        limit: largest normalised mean squared error.
-        seed: of the inputs.
-        languages: which may compute it, the first choice first.
-        opened: whether the kernel for any numbers computes it, which is given those of this one.
+        limit: the largest normalized mean squared error.
+        seed: the seed of the inputs.
+        languages: the languages that may compute it, in order of preference.
+        opened: whether to run the kernel for any numbers, with this kernel's numbers as an input.
         given: values of single inputs, by `src<i>`.
 
     Returns:

@@ -54,19 +54,21 @@ def test_a_query_that_sees_nothing_gets_zeros() -> None:
 
 
 def test_heads_of_different_sizes() -> None:
-    """DeepSeek's values are shorter than its keys."""
+    """As in DeepSeek, whose values are shorter than its keys."""
     inputs = ["(24,3,4,1)/f32", "(24,7,1,1)/f16", "(16,7,1,1)/f16"]
     check(spec("flash_attn_ext", inputs, "(16,4,3,1)/f32", scale=0.25), 1e-6)
 
 
 def test_the_bound_of_visible_keys_changes_nothing() -> None:
-    """It is for kernels that gather the keys; the mask alone says which they are."""
+    """The bound is for kernels that gather the keys; only the mask determines which keys are visible."""
     one, other = (spec("flash_attn_ext", [Q, KV, KV, MASK], OUT, scale=0.25, n_kv_max=n) for n in (0, 8))
     assert emit(one) == emit(other)
 
 
 def hidden(tokens: int, n_kv: int) -> Array:
-    """Returns a mask that hides half of the keys, the first 2,100 or half of most tokens, all but the last of one, and all of another."""
+    """Returns a mask that hides half of all keys, for most tokens also the first 2,100 or half, all but the last key of
+    one token, and all keys of another.
+    """
     rng = np.random.default_rng(6)
     mask = np.where(rng.random((tokens, n_kv)) < 0.5, -np.inf, rng.normal(size=(tokens, n_kv)))
     mask[2:, : min(2100, n_kv // 2)] = -np.inf
@@ -86,7 +88,7 @@ def hidden(tokens: int, n_kv: int) -> Array:
     ],
 )
 def test_keys_in_blocks(dtype: str, masked: bool, sinks: bool, params: dict[str, float]) -> None:
-    """Of 5,000 keys, which are two blocks and a rest, with heads that share keys."""
+    """5,000 keys, which are two blocks and a remainder, with heads that share keys."""
     kv = f"(32,5000,2,1)/{dtype}"
     inputs = ["(32,16,8,1)/f32/(4,1024,128,16384)", kv, kv]
     inputs += ["(5000,16,1,1)/f16" if masked else None, "(8,1,1,1)/f32" if sinks else None]
@@ -98,14 +100,14 @@ def test_keys_in_blocks(dtype: str, masked: bool, sinks: bool, params: dict[str,
 
 @pytest.mark.parametrize(("tokens", "n_kv", "sinks"), [(200, 600, True), (128, 600, False)])
 def test_prompts_in_blocks(tokens: int, n_kv: int, sinks: bool) -> None:
-    """Of 32 heads, whose scores are computed for 128 tokens and 512 keys at once, and for what remains of both."""
+    """32 heads: scores are computed for 128 tokens and 512 keys at once, and for the remainders of both."""
     kv = f"(8,{n_kv},4,1)/f16"
     inputs = [f"(8,{tokens},32,1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16", "(32,1,1,1)/f32" if sinks else None]
     check(spec("flash_attn_ext", inputs, f"(8,32,{tokens},1)/f32", scale=0.25), 1e-6, src3=hidden(tokens, n_kv))
 
 
 def scores_at_once(tokens: int, n_kv: int, heads: int, **params: bool) -> set[tuple[int, int]]:
-    """Returns for how many tokens and keys attention in JAX computes scores at once."""
+    """Returns the numbers of tokens and keys whose scores attention in JAX computes at once."""
     kv = f"(16,{n_kv},{heads},1)/f16"
     inputs = [f"(16,{tokens},{heads},1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16"]
     kernel = spec("flash_attn_ext", inputs, f"(16,{heads},{tokens},1)/f32", scale=0.25, **params)
@@ -130,7 +132,7 @@ def test_scores_of_a_prompt_fit_into_sbuf(tokens: int, n_kv: int, heads: int, at
 
 
 def by_tiles(tokens: int, n_kv: int) -> Array:
-    """Returns a mask that hides as little as `causal` asks for: of 128 tokens what is behind the last one."""
+    """Returns a mask that hides as little as `causal` allows: for 128 tokens, the keys after the last one."""
     rng = np.random.default_rng(7)
     last = np.minimum(np.arange(tokens) // 128 * 128 + 128, tokens)
     hidden_keys = np.arange(n_kv) >= (n_kv - tokens + last)[:, None]
@@ -188,7 +190,7 @@ def test_causal_kernels_have_a_mask_and_a_key_for_each_token(inputs: list[str], 
     [(16, 2048, 2048), (16, 2049, 2048), (15, 2176, 2176), (1, 32768, 32768), (1, 40000, 2048)],
 )
 def test_no_more_scores_than_a_block_are_there_at_once(tokens: int, n_kv: int, width: int) -> None:
-    """Of 8 heads: 128 queries and 2,048 keys, or fewer queries and more keys."""
+    """8 heads: 128 queries and 2,048 keys, or fewer queries and more keys."""
     kv = f"(16,{n_kv},8,1)/f16"
     inputs = [f"(16,{tokens},8,1)/f32", kv, kv, f"({n_kv},{tokens},1,1)/f16"]
     module = proto.parse(emit(spec("flash_attn_ext", inputs, f"(16,8,{tokens},1)/f32", scale=0.25), ("jax",)))
@@ -205,6 +207,6 @@ def test_indexer(k: str, masks: int) -> None:
 
 
 def test_indexer_of_a_cache() -> None:
-    """Keys are rows of a longer cache, queries of one projection."""
+    """Keys are rows of a longer cache; the queries are one projection."""
     inputs = ["(16,4,2,1)/f32/(4,64,1024,2048)", "(16,1,9,1)/f16/(2,32,64,1024)", "(4,2,1,1)/f32", "(9,2,1,1)/f16"]
     check(spec("lightning_indexer", inputs, "(9,2,1,1)/f32"), 1e-9, src3=causal(2, 9))

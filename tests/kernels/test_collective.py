@@ -1,4 +1,4 @@
-"""Kernels of several devices: XLA computes them on as many devices of the CPU, a program for each."""
+"""Kernels of several devices: XLA runs them on as many CPU devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions and im2col: strides, paddings, dilations, layouts and views against ggml's loops."""
+"""Convolutions and im2col: strides, paddings, dilations, layouts and views, compared with ggml's loops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = [
     {"s0": 3, "p0": 5, "p1": 4, "d1": 3},
     {"s0": 5, "s1": 4, "p1": 3},
     {"s0": 9, "s1": 9, "p0": 7, "p1": 8, "d0": 3, "d1": 2},
-    {"s0": 8, "s1": 10, "d0": 5, "d1": 8},  # the kernel stands out though there is no padding
+    {"s0": 8, "s1": 10, "d0": 5, "d1": 8},  # the dilated kernel is larger than the image, though there is no padding
 ]
 
 
@@ -35,7 +35,7 @@ def sizes(image: tuple[int, ...], kernel: tuple[int, ...], steps: dict[str, int]
 
 
 def made(op: str, inputs: list[str], **params: Any) -> str:
-    """The result that ggml makes, where the caller has no choice."""
+    """Returns the result tensor that ggml makes, if the caller has no choice."""
     found = shapes.result(op, [TensorDesc.parse(t) for t in inputs], OPS[op].with_defaults(params))
     assert found is not None
     return str(found)
@@ -83,7 +83,7 @@ def test_padding_of_im2col_is_zero_beside_infinities() -> None:
     "steps", [{"p0": 1, "p1": 1, "p2": 1}, {"s0": 3, "s1": 2, "d2": 2}, {"p0": 4, "s2": 3, "d0": 3}]
 )
 def test_im2col_3d(steps: dict[str, int], view: str) -> None:
-    """Seven channels are two volumes of three, and one that is not used."""
+    """Seven channels are two volumes of three, and an unused one."""
     ow, oh, od = sizes((8, 7, 6), (2, 3, 2), steps)
     for dtype in ("f32", "f16"):
         kernel = spec(

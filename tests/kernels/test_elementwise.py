@@ -21,7 +21,7 @@ LIMITED = {"swiglu_oai": {"alpha": 1.702, "limit": 0.7}, "swiglu_clamp": {"limit
     [
         ("(5,3,2,2)", "(5,3,2,2)"),
         ("(7,4,1,1)", "(7,1,1,1)"),
-        ("(6,4,2,3)", "(3,2,2,1)"),  # every axis but one repeats, one of them not from a single element
+        ("(6,4,2,3)", "(3,2,2,1)"),  # every axis except one repeats; one of them has more than one element
         ("(6,4,6,2)", "(1,4,3,1)"),
     ],
 )
@@ -38,7 +38,7 @@ def test_binary_rounds_to_the_results_type(op: str, types: str) -> None:
 
 @pytest.mark.parametrize("op", ["add", "mul"])
 def test_binary_takes_views(op: str) -> None:
-    # The first operand permuted, the second a slice of longer rows.
+    # The first operand is permuted, the second a slice of longer rows.
     check(spec(op, ["(4,3,5,1)/f32/(4,80,16,240)", "(4,3,1,1)/f32/(4,28,84,84)"], "(4,3,5,1)/f32"))
 
 
@@ -96,7 +96,7 @@ def test_unary_of_positive_numbers(op: str, dtype: str) -> None:
 
 
 def test_gelu_reads_the_f16_table() -> None:
-    """Between f16 numbers gelu is a step function on the CPU, and here."""
+    """Between two f16 numbers gelu is a step function, on the CPU and here."""
     values = np.linspace(1.0, 1.0 + 2.0**-10, 9, dtype=np.float32)
     y = check(spec("gelu", ["(9,1,1,1)/f32"], "(9,1,1,1)/f32"), 0.0, src0=values)
     assert len(np.unique(y)) == 2

@@ -1,4 +1,4 @@
-"""Every op of real models' graphs, as llama.cpp exports them: emitted at full size, run at a size that tests can afford."""
+"""Every op of real models' graphs, from llama.cpp's exports: emitted at full size, and run at a smaller size."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DATA = Path(__file__).parents[1] / "data" / "graph-ops"
 EXPORTS = sorted(DATA.glob("*.txt"))
 LLAMA3 = [DATA / "llama3-8b-f16.flash-attn.txt", DATA / "llama3-8b-f16.no-flash-attn.txt"]
 
-# Llama-3-8B with a head of 16 instead of 128, 8 query heads and 2 for keys, a context of 128 and 5 tokens instead of 512. Products
-# stay products, so views keep their meaning.
+# Llama-3-8B with a head of 16 instead of 128, 8 query heads and 2 key heads, a context of 128, and 5 tokens instead of
+# 512. Products map to products, so views keep their meaning.
 SMALL = {
     **{128: 16, 8: 2, 32: 8, 4096: 128, 1024: 32, 14336: 56, 128256: 96, 512: 5, 1: 1},
     **{4096 * 1024: 128 * 32, 1024 * 512: 32 * 5},

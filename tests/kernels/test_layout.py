@@ -1,4 +1,4 @@
-"""Copies, conversions, reshapes, transposes: exact, whatever the strides."""
+"""Copies, conversions, reshapes and transposes are exact for all strides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VIEWS = [
     "(4,3,5,1)/f32/(8,48,144,720)",  # every second element
     "(4,3,5,2)/f32/(4,0,16,0)",  # repeated rows
     "(4,3,5,1)/f32/(4,4,4,60)",  # overlapping windows
-    "(4,3,5,1)/f32/(4,20,56,280)",  # strides that do not nest
+    "(4,3,5,1)/f32/(4,20,56,280)",  # strides that are not nested
 ]
 
 
@@ -55,13 +55,13 @@ def test_cpy_converts(source: str, target: str) -> None:
 )
 @pytest.mark.parametrize("target", GROUPS["quantizable"])
 def test_cpy_quantizes(source: str, target: str) -> None:
-    """To the bit, as ggml does: where a scale is searched for, one other decision would change a whole block."""
+    """All bits are ggml's: in a search for a scale, one different decision changes a whole block."""
     check(spec("cpy", [f"(512,60,1,1)/{source}", f"(512,60,1,1)/{target}"], f"(512,60,1,1)/{target}"), 0.0)
 
 
 @pytest.mark.parametrize("target", GROUPS["quantizable"])
 def test_zeros_stay_zeros(target: str) -> None:
-    """ggml leaves open which numbers stand beside a scale of 0, so what they stand for is compared."""
+    """ggml does not specify the numbers beside a scale of 0, so the decoded elements are compared."""
     dst = tensor(f"(256,1,1,1)/{target}")
     block = TYPES[target]
     old = np.full((1, 1, 1, 256 // block.block, block.size), 255, np.uint8)
@@ -72,7 +72,7 @@ def test_zeros_stay_zeros(target: str) -> None:
 
 @pytest.mark.parametrize("first", [-8.0, 8.0])
 def test_the_first_of_two_extremes_scales_q4_0(first: float) -> None:
-    """The sums end in halves too: the product is rounded before the sum is."""
+    """The sums also end in halves: the product is rounded before the sum."""
     values = np.linspace(-8, 8, 32, dtype=np.float32)
     values[0], values[-1] = first, -first
     check(spec("cpy", ["(32,1,1,1)/f32", "(32,1,1,1)/q4_0"], "(32,1,1,1)/q4_0"), 0.0, src0=values)

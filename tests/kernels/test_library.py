@@ -1,4 +1,4 @@
-"""The built-in kernels as a whole: what is registered is computed, in every type it is registered for."""
+"""The built-in kernels as a whole: every op has an emitter, which is tested in each of its registered types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelgen.ggml import ops, shapes
 from kernelgen.hlo.lint import lint
 from kernelgen.targets import TARGETS
 
-# What several devices compute is in test_collective.py: XLA does not compile it for one.
+# test_collective.py tests the op of several devices, which XLA does not compile for one.
 SCAN = {op: registration for op, registration in LIBRARY.scan().items() if op != "all_reduce"}
 
 
@@ -31,28 +31,30 @@ def test_every_emitter_has_a_reference_an_example_and_types() -> None:
 @pytest.mark.parametrize(
     "op, types",
     [
-        # Of each op the first, and every fourth after it.
+        # The first combination of each op, and every fourth after it.
         pytest.param(op, types, marks=[pytest.mark.long] if number % 4 else [])
         for op in SCAN
         for number, types in enumerate(combinations(op))
     ],
 )
 def test_types(op: str, types: tuple[str, ...]) -> None:
-    """The emitter agrees with the reference in the types it is registered for, ggml's own rules allow them, and every target takes it."""
+    """The emitter agrees with the reference in its registered types, ggml's own rules allow them, and no target refuses
+    the kernel.
+    """
     example = EXAMPLES[op]
     kernel = example_kernel(op, types)
-    # In the same test: another shard would emit the kernel again.
+    # In the same test, because another shard would emit the kernel again.
     module = emit(kernel)
     assert {target.name: found for target in TARGETS.values() if (found := lint(module, target))} == {}
     rng = np.random.default_rng(1)
     given = {f"src{i}": make(rng, kernel.inputs[i].shape) for i, make in example.values.items()}
     assert shapes.check(op, kernel.inputs, kernel.output, dict(kernel.params), kernel.alias) == []
-    # A step of the result's own type may round the other way.
+    # One step of the result's type may round the other way.
     floor = {"f16": 1e-6, "bf16": 1e-4}.get(kernel.output.dtype, 0.0)
     check(kernel, max(example.limit, floor), **given)
 
 
 def test_every_reference_is_used() -> None:
-    """A reference without a test of its own would see one shape only."""
+    """Without a test of its own, a reference would be tested with a single shape."""
     text = "".join(p.read_text() for p in Path(__file__).parent.glob("test_*.py") if p.name != "test_library.py")
     assert [op for op in REFERENCES if not re.search(rf'"{op}"', text)] == []

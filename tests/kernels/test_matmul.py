@@ -16,7 +16,7 @@ from kernelgen.hlo.lint import lint
 from kernelgen.targets import TARGETS
 
 JAX = ("jax",)
-"""Of tests that compare bits: a layout that a kernel in NKI does not take is one in JAX, which sums in another order."""
+"""For tests that compare bits: NKI does not support every layout, and JAX sums in another order."""
 
 
 @pytest.mark.parametrize("weights", ["f32", "f16", "bf16"])
@@ -37,7 +37,7 @@ def test_activations_are_rounded_to_the_weights_type(weights: str) -> None:
     "a, b, out",
     [
         ("(16,6,1,1)", "(16,4,3,2)", "(6,4,3,2)"),
-        ("(16,6,2,1)", "(16,4,6,1)", "(6,4,6,1)"),  # grouped heads: matrix i of b meets i / 3 of a
+        ("(16,6,2,1)", "(16,4,6,1)", "(6,4,6,1)"),  # grouped heads: matrix i of b is multiplied with matrix i / 3 of a
         ("(16,6,2,3)", "(16,1,4,6)", "(6,1,4,6)"),
         ("(1,1,1,1)", "(1,1,1,1)", "(1,1,1,1)"),
         ("(3,129,1,1)", "(3,1,1,1)", "(129,1,1,1)"),
@@ -48,13 +48,13 @@ def test_broadcasting(a: str, b: str, out: str) -> None:
 
 
 def test_attention_scores_of_permuted_views() -> None:
-    """K and Q as [head size, positions, heads] views of [head size, heads, positions]."""
+    """K and Q are [head size, positions, heads] views of [head size, heads, positions]."""
     k, q = "(16,12,2,1)/f16/(2,64,32,768)", "(16,5,8,1)/f32/(4,512,64,2560)"
     check(spec("mul_mat", [k, q], "(12,5,8,1)/f32", prec=10), 1e-6)
 
 
 def test_values_from_a_part_of_a_longer_cache() -> None:
-    """The transposed V cache: 12 positions of 32 are seen, so rows have gaps and the storage ends inside a row."""
+    """The transposed V cache: 12 positions of 32 are read, so rows have gaps and the storage ends inside a row."""
     check(spec("mul_mat", ["(12,16,2,1)/f16/(2,64,1024,2048)", "(12,5,4,1)/f32"], "(16,5,4,1)/f32"), 1e-6)
 
 
@@ -66,7 +66,7 @@ def test_quantized_weights(dtype: str, batch: str) -> None:
 
 @pytest.mark.parametrize("dtype", GROUPS["quantized"])
 def test_quantized_weights_as_planes(dtype: str) -> None:
-    """The planes are the same numbers in the same arithmetic: not one bit of the result differs."""
+    """The planes hold the same numbers, so all bits of the result are equal."""
     kernels = [f"(512,6,2,1)/{t}" for t in (dtype, f"{dtype}:planes")]
     plain, planes = (
         check(spec("mul_mat", [w, "(512,3,4,1)/f32"], "(6,3,4,1)/f32"), 1e-6, languages=JAX) for w in kernels
@@ -76,7 +76,9 @@ def test_quantized_weights_as_planes(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", GROUPS["quantized"])
 def test_quantized_weights_as_bf16(dtype: str) -> None:
-    """The product by a weight of bf16 that has the same elements, bit by bit; rounding them costs what it does."""
+    """The result has the bits of a product by a bf16 weight with the same elements; the limit covers the rounding of
+    the elements.
+    """
     t = TensorDesc.make((512, 6, 2, 1), dtype)
     values = random_values(t, np.random.default_rng(1))
     rounded = dequantize(values, t).astype(DTYPES["bf16"])
@@ -95,7 +97,7 @@ F8 = "f8_e4m3_128x128"
 
 @pytest.mark.parametrize("dtype", [*GROUPS["quantized"], "f16", "bf16"])
 def test_weights_in_tiles_of_8_bits(dtype: str) -> None:
-    """Two matrices of two tiles of rows and four of columns, near the product by the weight as it is."""
+    """Two matrices of two tiles of rows and four of columns; the result is near the product by the original weight."""
     kernels = [
         spec("mul_mat", [f"(512,130,2,1)/{w}", "(512,3,4,1)/f32"], "(130,3,4,1)/f32") for w in (f"{dtype}:{F8}", dtype)
     ]
@@ -106,10 +108,10 @@ def test_weights_in_tiles_of_8_bits(dtype: str) -> None:
 @pytest.mark.parametrize(
     "k, m, n, spread",
     [
-        (576, 200, 1, 5),  # tiles that are cut on both sides
+        (576, 200, 1, 5),  # tiles are cut on both sides
         (32, 5, 7, 1),  # less than one tile
-        (512, 200, 32, 4),  # the most rows of which products are scaled
-        (512, 200, 33, 1),  # the fewest of which codes are
+        (512, 200, 32, 4),  # the most rows for which products are scaled
+        (512, 200, 33, 1),  # the fewest rows for which codes are scaled
     ],
 )
 def test_tiles_of_any_size(k: int, m: int, n: int, spread: int) -> None:
@@ -124,7 +126,7 @@ def test_tiles_of_any_size(k: int, m: int, n: int, spread: int) -> None:
 
 @pytest.mark.parametrize(("prec_src1", "factor"), [(0, "bf16"), (10, "f32")])
 def test_codes_of_tiles_are_multiplied_and_scaled_afterwards(prec_src1: int, factor: str) -> None:
-    """Of three scales none is rounded to bfloat16, and one is 0."""
+    """None of the three scales is rounded to bfloat16, and one is 0."""
     weights = np.random.default_rng(1).normal(size=(1, 1, 256, 256)).astype(np.float32)
     weights[..., :128, :128] *= np.float32(2.0**-9)
     weights[..., 128:, 128:] = 0
@@ -167,7 +169,7 @@ def test_quantized_weights_with_longer_rows() -> None:
     "a, b, out",
     [
         ("(16,6,1,1)", "(4,6,3,2)", "(16,4,3,2)"),
-        ("(16,6,2,1)", "(4,6,6,1)", "(16,4,6,1)"),  # matrix i of b meets i / 3 of a
+        ("(16,6,2,1)", "(4,6,6,1)", "(16,4,6,1)"),  # matrix i of b is multiplied with matrix i / 3 of a
         ("(7,1,1,1)", "(3,1,1,1)", "(7,3,1,1)"),
     ],
 )
@@ -180,7 +182,7 @@ def test_out_prod_of_a_transposed_matrix() -> None:
 
 
 def factors(hlo: bytes) -> set[str]:
-    """The element types of what is multiplied."""
+    """Returns the element types of the factors."""
     made = {i.id: i for c in proto.parse(hlo).computations for i in c.instructions}
     return {
         proto.ELEMENT_TYPES[made[operand].shape.element_type]
@@ -191,7 +193,7 @@ def factors(hlo: bytes) -> set[str]:
 
 
 def experts(n: int, *shape: int) -> np.ndarray:
-    """Lists of experts, none twice in a list, the first ones more often."""
+    """Returns lists of distinct experts; the first experts are more frequent."""
     rng = np.random.default_rng(3)
     weights = 1 / np.arange(1, n + 1) ** 2
     lists = [rng.choice(n, shape[-1], False, weights / weights.sum()) for _ in range(int(np.prod(shape[:-1])))]
@@ -238,13 +240,13 @@ def test_mul_mat_id_of_weights_in_layouts(dtype: str, layout: str, limit: float,
 
 @pytest.mark.parametrize("n_experts", [1, 2])
 def test_mul_mat_id_with_one_expert_for_all(n_experts: int) -> None:
-    """More rows than a block has, and an expert that no token asks for."""
+    """More rows than a block, and an expert that no token selects."""
     inputs = [f"(8,3,{n_experts},1)/f16", "(8,1,300,1)/f32", "(1,300,1,1)/i32"]
     check(spec("mul_mat_id", inputs, "(3,1,300,1)/f32"), 1e-6, src2=np.full((1, 1, 300, 1), n_experts - 1))
 
 
 def test_mul_mat_id_by_a_part_of_the_sorted_experts() -> None:
-    """The first two of all eight experts in their order, and weights that have more rows than are used."""
+    """The first two of eight sorted experts, and weights that have more rows than are used."""
     inputs = ["(256,6,8,1)/q4_K/(144,144,1152,9216)", "(256,2,5,1)/f32", "(2,5,1,1)/i32/(4,32,160,160)"]
     check(spec("mul_mat_id", inputs, "(6,2,5,1)/f32"), src2=experts(8, 5, 2))
 
@@ -256,7 +258,9 @@ def test_mul_mat_id_shares_rows_over_several_experts() -> None:
 
 @pytest.mark.parametrize("used, rows", [(6, 1), (6, 2), (6, 3), (6, 6), (4, 4), (12, 6)])
 def test_no_integer_is_divided_as_the_compiler_can_not(used: int, rows: int) -> None:
-    """neuronx-cc divides integers by a float32 reciprocal, which is exact only by powers of two and of what is smaller."""
+    """neuronx-cc divides integers with a float32 reciprocal, which is exact only for powers of two and for smaller
+    dividends.
+    """
     inputs = ["(40,7,16,1)/f16", f"(40,{rows},9,1)/f32", f"({used},9,1,1)/i32"]
     kernel = spec("mul_mat_id", inputs, f"(7,{used},9,1)/f32")
     check(kernel, 1e-6, src2=experts(16, 9, used))

@@ -1,4 +1,4 @@
-"""Tensors made of parts of others, of one value, or of none."""
+"""Concatenations, repetitions, regions, diagonals, triangles and constant tensors."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_repeat_of_a_view() -> None:
 @pytest.mark.parametrize(
     "part, strides, offset",
     [
-        ("(8,6,4,3)", (32, 192, 768), 0),  # all of it
+        ("(8,6,4,3)", (32, 192, 768), 0),  # the whole tensor
         ("(8,5,4,3)", (32, 192, 768), 32),  # rows
         ("(5,6,2,1)", (32, 192, 768), 12),  # parts of rows
         ("(5,3,2,2)", (20, 60, 120), 8),  # packed
-        ("(3,2,2,2)", (64, 400, 1000), 4),  # strides that do not nest
+        ("(3,2,2,2)", (64, 400, 1000), 4),  # strides that are not nested
     ],
 )
 def test_regions(op: str, alias: int | None, part: str, strides: tuple[int, int, int], offset: int) -> None:
@@ -125,7 +125,7 @@ def test_diag(tensor: str) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1, 2, 3])
 def test_tri(kind: int) -> None:
-    x = np.full((2, 10, 10), np.inf, np.float32)  # what is left out is 0, and not a product with it
+    x = np.full((2, 10, 10), np.inf, np.float32)  # other elements are 0, not a product with infinity
     check(spec("tri", ["(10,10,2,1)/f32"], "(10,10,2,1)/f32", tri_type=kind), src0=x)
 
 

@@ -1,4 +1,4 @@
-"""kernelgen's own kernels in NKI compute what the reference does, and decline what they are not made for."""
+"""kernelgen's own kernels in NKI compute what the references compute, and decline the kernels that they do not support."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ CASES = {
         f"mul_mat {kind}, several": (product(kind, 40, 2304, 3, shared=2, matrices=2), 1e-6)
         for kind in ("q5_0", "q5_1", "q2_K", "q3_K", "q5_K")
     },
-    # Its blocks take most while they are unpacked.
+    # Unpacking its blocks takes the most memory.
     "mul_mat q5_K, long": (product("q5_K", 70, 16384, 70), 1e-6),
     "mul_mat q6_K": (product("q6_K", 130, 256, 2), 1e-6),
     "mul_mat q6_K, several": (product("q6_K", 40, 2304, 3, shared=2, matrices=2), 1e-6),
-    # Tiles that are cut on both sides, matrices that share weights, and rows so many that codes are scaled.
+    # Tiles that are cut on both sides, matrices that share weights, and so many rows that codes are scaled.
     "mul_mat f8": (product("f16", 200, 288, 3, shared=2, matrices=2, layout=F8), 1e-6),
     "mul_mat f8, many": (product("q8_0", 700, 288, 70, layout=F8), 1e-5),
     "mul_mat f8, many and a narrow end": (product("f16", 570, 160, 32, shared=2, matrices=2, layout=F8), 1e-5),
@@ -121,7 +121,9 @@ def test_a_kernel_in_nki_computes_what_the_reference_does(name):
 
 
 BACKEND_OPS = 5e-4
-"""The limit of test-backend-ops for MUL_MAT and MUL_MAT_ID. It gives weights no layout, so the cases below are its shapes."""
+"""test-backend-ops' limit for MUL_MAT and MUL_MAT_ID. test-backend-ops has no weights in layouts, so the cases below
+repeat its shapes.
+"""
 
 FLOATS = ("f32", "f16", "bf16")
 AS_F8 = ("f16", "q8_0", "q4_K")  # the layout does not depend on the type
@@ -131,7 +133,7 @@ AS_F8 = ("f16", "q8_0", "q4_K")  # the layout does not depend on the type
 @pytest.mark.parametrize("n", [*range(1, 10), 16, 32, 129])
 @pytest.mark.parametrize(("layout", "kinds"), [(":transposed", FLOATS), (F8, AS_F8)])
 def test_products_by_weights_in_layouts_are_within_the_limit_of_test_backend_ops(layout, kinds, n):
-    """Of f8_e4m3_128x128 against the weights as that layout rounds them."""
+    """With f8_e4m3_128x128 the reference uses the weights as that layout rounds them."""
     for kind in kinds:
         for matrices in (1, 3):
             kernel = product(kind, 16, 256, n, shared=2, matrices=matrices, layout=layout)
@@ -199,14 +201,14 @@ def test_every_product_of_a_kernel_in_nki_says_whether_it_adds():
 
 
 def test_no_kernel_in_nki_transposes_by_dma():
-    """A DMA of single elements takes 37 us for what the tensor engine does in 0.2."""
+    """A DMA of single elements takes 37 us for a transpose that takes the tensor engine 0.2 us."""
     texts = {path.name: path.read_text() for path in LIBRARY.root.glob("nki_*.py")}
     assert [name for name, text in texts.items() if re.search(r"\b(dma|load)_transpose", text)] == []
     assert {name for name, text in texts.items() if "nc_transpose(" in text} == {"nki_common.py"}
 
 
 def moved(kernel):
-    """Returns bytes and descriptors of DMA that a kernel's record has."""
+    """Returns the bytes and DMA descriptors in a kernel's record."""
     (cost,) = emitted(kernel, ("trn1",)).notes["costs"]
     runs = cost["work"]["dma"]
     return sum(runs.values()), sum(n // int(run) for run, n in runs.items())
@@ -220,7 +222,7 @@ def test_products_of_chosen_experts_move_what_these_have_however_many_there_are(
 
 
 def test_causal_attention_of_a_prompt_takes_a_third_less():
-    """Of 512 tokens with as many keys, 10 of 16 products of 128 tokens and keys."""
+    """512 tokens and 512 keys: 10 of 16 products of 128 tokens and keys remain."""
 
     def columns(**params):
         (cost,) = emitted(attention("f16", 512, 512, heads=32, groups=8, **params), ("trn1",)).notes["costs"]
@@ -230,7 +232,7 @@ def test_causal_attention_of_a_prompt_takes_a_third_less():
 
 
 def test_codes_go_to_the_tensor_engine_as_they_are_stored():
-    """DMA moves a byte for each weight, and the vector engine has what tiles sum up, and no weight."""
+    """DMA moves one byte per weight. The vector engine processes the sums of tiles, but no weights."""
     kernel = product("q8_0", 512, 1024, 1, layout=F8)
     (cost,) = emitted(kernel, ("trn1",)).notes["costs"]
     work, weights = cost["work"], 512 * 1024
@@ -241,10 +243,12 @@ def test_codes_go_to_the_tensor_engine_as_they_are_stored():
 
 @pytest.mark.parametrize("rows", [32, 512])
 def test_codes_for_many_rows_are_scaled_once_by_two_engines(rows):
-    """Half of them by either; the vector engine also copies the rows' 8 chunks from PSUM, and 512 results of 128 rows."""
+    """Each engine scales half of them. The vector engine also copies the rows' 8 chunks from PSUM, and 512 results for
+    128 rows.
+    """
     kernel = product("q8_0", 512, 1024, rows, layout=F8)
     (cost,) = emitted(kernel, ("trn1",)).notes["costs"]
-    half = 512 * 1024 // 128 // 2  # of a partition
+    half = 512 * 1024 // 128 // 2  # elements of a partition
     assert cost["work"]["scalar"] == {"one": half}
     assert cost["work"]["vector"] == {"one": half + 8 * rows + 512 * -(-rows // 128)}
 
@@ -262,10 +266,11 @@ def test_codes_for_many_rows_are_scaled_once_by_two_engines(rows):
     ],
 )
 def test_vector_and_scalar_engine_share_what_unpacks_weights(kind, vector, scalar):
-    """Of 128 × 2,048 weights: the scalar engine copies 4 banks of PSUM, and converts, copies or multiplies besides.
+    """For 128 × 2,048 weights the scalar engine copies 4 banks of PSUM; its other instructions convert, copy or
+    multiply.
 
-    The vector engine also copies the rows' 16 chunks from PSUM, in 4 instructions, and 256 results. It reads no two tiles in SBUF,
-    except single bits of Q5_1, which takes twice as long as with one of them in PSUM.
+    The vector engine also copies the rows' 16 chunks from PSUM in 4 instructions, and 256 results. No instruction reads
+    two tiles in SBUF, except for the single bits of Q5_1, which take twice as long as with one tile in PSUM.
     """
     (cost,) = emitted(product(kind, 256, 2048, 1), ("trn1",)).notes["costs"]
     tiles = 2

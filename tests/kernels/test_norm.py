@@ -23,7 +23,7 @@ def test_eps_decides_for_small_rows(op: str) -> None:
 
 @pytest.mark.parametrize("op", NORMS)
 def test_norms_of_heads_inside_longer_rows(op: str) -> None:
-    """Qwen3 normalises each head of a fused projection: rows of 16 in rows of 96."""
+    """Qwen3 normalizes each head of a fused projection: rows of 16 in rows of 96."""
     check(spec(op, ["(16,4,3,1)/f32/(4,64,384,1152)"], "(16,4,3,1)/f32", eps=1e-6))
 
 
@@ -36,7 +36,7 @@ def test_sum_rows(tensor: str) -> None:
 @pytest.mark.parametrize("n_groups", [1, 2, 3, 6, 8])
 @pytest.mark.parametrize("tensor", ["(5,3,8,2)/f32", "(4,3,8,2)/f32/(4,160,16,480)"])
 def test_group_norm(tensor: str, n_groups: int) -> None:
-    """Eight channels in three groups are 3 + 3 + 2, and in six 2 + 2 + 2 + 2 + 0 + 0."""
+    """Eight channels split into 3 + 3 + 2 for three groups, and into 2 + 2 + 2 + 2 + 0 + 0 for six."""
     check(spec("group_norm", [tensor], tensor.split("/")[0] + "/f32", n_groups=n_groups, eps=1e-5), 1e-12)
 
 

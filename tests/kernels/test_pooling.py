@@ -1,4 +1,4 @@
-"""Pooling: windows at the edges, outside, and what wins a tie."""
+"""Pooling: windows at the edges and outside of the tensor, and ties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX, MEAN = 0, 1
 @pytest.mark.parametrize("k, s, p", [(1, 1, 0), (3, 2, 1), (3, 1, 3), (2, 5, 2), (4, 3, 0)])
 @pytest.mark.parametrize("tensor", ["(11,3,2,2)/f32", "(12,1,3,1)/f16"])
 def test_pool_1d(tensor: str, k: int, s: int, p: int, pool: int) -> None:
-    """A window that is all outside has the mean 0 and the lowest number as its maximum."""
+    """A window outside of the tensor has the mean 0 and the lowest number as its maximum."""
     params = {"pool": pool, "k0": k, "s0": s, "p0": p}
     output = shapes.result("pool_1d", [TensorDesc.parse(tensor)], OPS["pool_1d"].with_defaults(params))
     check(spec("pool_1d", [tensor], str(output), **params), 1e-13)
@@ -67,7 +67,7 @@ def test_pool_2d_back(steps: dict[str, int], pool: int, dtype: str) -> None:
 
 def test_the_first_of_equal_elements_gets_the_gradient() -> None:
     values = np.random.default_rng(4).integers(0, 2, (2, 3, 8, 11)).astype(np.float32)
-    values[0, 0] = -np.inf  # above the lowest number there is none: no element gets it
+    values[0, 0] = -np.inf  # no element is above the lowest number, so none gets the gradient
     steps = {"k0": 3, "k1": 3, "s0": 2, "s1": 1, "p0": 1, "p1": 2}
     kernel = spec("pool_2d_back", [pooled(steps), "(11,8,3,2)/f32"], "(11,8,3,2)/f32", pool=MAX, **steps)
     have = check(kernel, 1e-12, src1=values)

@@ -57,13 +57,13 @@ def test_scan_keeps_the_last_states(n_tokens: int, snapshots: int) -> None:
 
 
 def test_scan_takes_large_steps_as_they_are() -> None:
-    """ggml's softplus is the identity above 20, where exp would overflow in the end."""
+    """ggml's softplus is the identity above 20, because exp would overflow."""
     dt = np.float32([[19.5, 20.5, 100, -100]] * 6).reshape(2, 3, 4)
     check(scan(3), 1e-10, src2=dt, src3=uniform(-1, -0.1, 4), src6=np.int32([0, 1]))
 
 
 def test_scan_of_views() -> None:
-    """x, b and c come out of one projection, rows of 64 channels."""
+    """x, b and c are parts of one projection with rows of 64 channels."""
     view = "/(4,{},256,2048)"
     kernel = spec(
         "ssm_scan",

@@ -42,7 +42,7 @@ def test_bases_and_one_token(mode: int, base: float) -> None:
 
 
 def test_angles_accumulate_rounding_as_ggml_does() -> None:
-    """The CPU multiplies from pair to pair in float32; exact powers of the base are 1.6e-11 away from that here."""
+    """The CPU multiplies from pair to pair in float32; exact powers of the base differ by 1.6e-11 here."""
     check(kernel(n_tokens=1, ne0=128, freq_base=500000.0), 1e-12, src1=np.int32([512]))
 
 
@@ -76,7 +76,7 @@ def test_f16() -> None:
 
 
 def test_heads_inside_longer_rows_and_batches() -> None:
-    """Q, K and V come out of one projection: heads of 16 in rows of 160."""
+    """Q, K and V are parts of one projection: heads of 16 in rows of 160."""
     tensor = "(16,3,4,2)/f32/(4,64,640,2560)"
     check(spec("rope", [tensor, "(4,1,1,1)/i32"], "(16,3,4,2)/f32", n_dims=16, mode=2), src1=positions(4))
 

@@ -37,7 +37,7 @@ def test_get_rows_of_batches(table: str) -> None:
 
 
 def test_get_rows_by_strided_numbers() -> None:
-    """Numbers may be a column of a sorted table, as experts are picked."""
+    """The row numbers are a column of a sorted table, as in the selection of experts."""
     check(spec("get_rows", ["(8,9,1,1)/f32", "(4,1,1,1)/i32/(12,48,48,48)"], "(8,4,1,1)/f32"), src1=rows(4, below=9))
 
 
@@ -53,7 +53,9 @@ def test_set_rows(index: str, dtype: str, n: int) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "iq4_nl"])
 @pytest.mark.parametrize("n", [1, 4])
 def test_one_row_is_written_as_a_slice_and_a_cache_stays_where_it_is(dtype: str, n: int) -> None:
-    """A scatter of one row that the graph computes took 8.7 ms on a device, where two took 0.14. What a lint finds is found for every target."""
+    """On a device, a scatter of one row that the graph computes took 8.7 ms, and one of two rows 0.14 ms. The lint
+    finds a copied cache for every target.
+    """
     cache = f"(64,9,1,1)/{dtype}"
     kernel = spec("set_rows", [f"(64,{n},1,1)/f32", f"({n},1,1,1)/i64", cache], cache)
     hlo = emit(kernel)
@@ -74,7 +76,7 @@ def test_set_rows_from_f16(dtype: str) -> None:
 
 
 def test_set_rows_of_one_element() -> None:
-    """The V cache of models without flash attention is written element by element."""
+    """Models without flash attention write their V cache element by element."""
     dst = "(1,600,1,1)/f16"
     kernel = spec("set_rows", ["(1,128,1,1)/f32", "(128,1,1,1)/i64", dst], dst)
     check(kernel, 0.0, src1=rows(128, below=600, unique=True))
@@ -98,6 +100,6 @@ def test_set_rows_leaves_what_lies_between_rows() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("n, n_rows", [(6, 6), (2, 70)])
 def test_get_rows_back(dtype: str, n: int, n_rows: int) -> None:
-    """Rows may be named more than once, or fewer than there are."""
+    """A row number may occur more than once, and some rows may not occur."""
     kernel = spec("get_rows_back", [f"(17,6,1,1)/{dtype}", f"({n},1,1,1)/i32"], f"(17,{n_rows},1,1)/f32")
     check(kernel, 1e-12, src1=np.arange(n) // 2)

@@ -8,7 +8,7 @@ from harness import check, spec
 
 
 def causal(rows: int, columns: int, *batch: int) -> np.ndarray:
-    """Returns a mask that hides what comes later, and all of nothing: [*batch, rows, columns]."""
+    """Returns a mask that hides later columns: [*batch, rows, columns]."""
     mask = np.where(np.arange(columns) > np.arange(rows)[:, None] + 2, -np.inf, 0.0)
     return np.broadcast_to(mask, (*batch, rows, columns)).copy()
 
@@ -46,7 +46,7 @@ def test_gradient(ne: str, max_bias: float) -> None:
 
 
 def test_gradient_is_that_of_softmax() -> None:
-    """By differences, with a mask and ALiBi: neither takes part in the gradient."""
+    """The differences of a softmax with a mask and ALiBi: neither takes part in the gradient."""
     rng = np.random.default_rng(9)
     x, grad = rng.normal(size=(2, 3, 8)), rng.normal(size=(2, 3, 8))
     mask = causal(3, 8) * 1.0

@@ -30,7 +30,7 @@ def test_equal_elements_keep_their_order(order: int) -> None:
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_the_ends_of_the_numbers_sort(order: int) -> None:
-    # Infinities meet the padding of a row; numbers below the normal ones may be flushed to 0 and stay in their order then.
+    # Infinities occur beside the padding of a row; subnormal numbers may be flushed to 0, and then keep their order.
     x = np.where(np.abs(SPECIAL) == np.float32(1e-40), 0, SPECIAL)
     n = len(x)
     check(spec("argsort", [f"({n},1,1,1)/f32"], f"({n},1,1,1)/i32", order=order), src0=x)
@@ -42,7 +42,7 @@ def test_argsort_of_a_view() -> None:
 
 @pytest.mark.parametrize("op, params", [("argsort", {"order": 0}), ("argsort", {"order": 1}), ("top_k", {})])
 def test_nan_does_not_lead_out_of_the_row(op: str, params: dict[str, int]) -> None:
-    """Its place is anywhere, but every index is that of an element, and none is there twice."""
+    """A NaN may be at any place, but every index is in range and occurs once."""
     x = np.random.default_rng(6).normal(size=21).astype(np.float32)
     x[[2, 3, 11]] = np.nan
     x[[5, 6]] = np.inf

@@ -1,4 +1,4 @@
-"""Every op that is cut along tokens is independent along them: its reference computes the same piece by piece."""
+"""Ops that are cut along tokens are independent along them: the reference computes the same result in pieces."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kernelgen.ggml.tokens import Cut, cuts, one_stream, why_not
 from kernelgen.spec.op_kernel import KernelSpec
 
 N = 7
-"""Tokens of the nodes; no other extent is the same."""
+"""Tokens of the nodes; no other extent has this value."""
 
 ROPE = {"n_dims": 16, "freq_base": 10000.0}
 CACHE = "/f16/(2,128,32,2048)"
-"""Strides of a cache of 16 cells of 4 heads of 16."""
+"""Strides of a cache of 16 cells with 4 heads of 16."""
 
 
 def node(op: str, inputs: list[str | None], output: str, /, *, alias: int | None = None, **params: Any) -> KernelSpec:
@@ -93,7 +93,7 @@ NAMED = [
 
 
 def values(kernel: KernelSpec) -> list[Array | None]:
-    """Returns random inputs; indices are within what they index, and those that are written to differ."""
+    """Returns random inputs; indices are in range, and row numbers for writes are distinct."""
     rng = np.random.default_rng(3)
     found: list[Array | None] = []
     for i, t in enumerate(kernel.inputs):
@@ -117,7 +117,7 @@ def rows_of(array: Array | None, axis: int | None, first: int, n: int) -> Array 
 
 
 def computed(kernel: KernelSpec, inputs: list[Array | None]) -> Array:
-    if kernel.op == "all_reduce":  # of devices that all have the same
+    if kernel.op == "all_reduce":  # all devices have the same input
         assert inputs[0] is not None
         return inputs[0] * np.float32(dict(kernel.params)["n_devices"])
     with np.errstate(all="ignore"):
@@ -153,7 +153,7 @@ def test_pieces_are_the_whole(kernel: KernelSpec, pieces: list[tuple[int, int]])
 
 def test_every_op_that_is_cut_is_tried() -> None:
     assert {k.op for k in NAMED} == {name for name, op in OPS.items() if op.tokens}
-    # and every rule of it
+    # and every rule of each op
     assert {id(one_cut(k).rule) for k in NAMED} == {id(rule) for op in OPS.values() for rule in op.tokens}
 
 
@@ -187,7 +187,7 @@ def test_a_longer_table_is_the_same() -> None:
 
 
 def test_the_first_rows_of_what_is_written_are_the_same() -> None:
-    """A kernel for them alone, where none beyond is written."""
+    """A kernel for the first rows alone computes a write that reaches no further row."""
     kernel = next(k for k in NAMED if k.op == "set_rows")
     cut = one_cut(kernel)
     assert (cut.n_more, cut.rule.written) == (16, 2)
@@ -221,7 +221,7 @@ def test_kernels_for_the_most_first_rows_are_chosen() -> None:
 @pytest.mark.parametrize(
     "kernel",
     [
-        # attention without flash attention: the rows of a token are not side by side
+        # attention without flash attention: the rows of a token are not contiguous
         node("mul_mat", ["(16,9,4,1)/f16", "(16,{n},4,1)/f32/(4,256,64,1792)"], "(9,{n},4,1)/f32"),
         node("soft_max", ["(9,{n},4,1)/f32", "(9,{n},1,1)/f32"], "(9,{n},4,1)/f32"),
         node("cont", ["(16,4,{n},1)/f32/(4,448,64,1792)"], "(64,{n},1,1)/f32"),
@@ -230,7 +230,7 @@ def test_kernels_for_the_most_first_rows_are_chosen() -> None:
         node("set_rows", ["(32,{n},2,1)/f32", "({n},2,1,1)/i64", "(32,16,2,1)/f16"], "(32,16,2,1)/f16"),
         # positions of several dimensions
         node("rope", [HEADS, "(28,1,1,1)/i32"], HEADS, mode=8, section0=4, section1=4, **ROPE),
-        # along the tokens, and recurrent
+        # along the tokens, or recurrent
         node("concat", [ROW, ROW], "(32,14,1,1)/f32", dim=1),
         node("transpose", ["({n},32,1,1)/f32"], ROW),
         node("tri", [ROW], ROW, tri_type=0),
@@ -256,7 +256,7 @@ def test_what_is_not_cut(kernel: KernelSpec) -> None:
                 "(16,4,{n},2)/f32",
                 scale=1.0,
             ),
-            None,  # each stream is
+            None,  # each stream is cut
         ),
         (
             node(
@@ -282,7 +282,9 @@ def test_what_is_not_cut_has_a_reason(kernel: KernelSpec, why: str | None) -> No
 
 
 def test_streams_are_computed_one_after_the_other() -> None:
-    """Attention of several sequences with a cache each, by the kernels for one: each stream is what it is alone."""
+    """Kernels for one sequence compute attention of several sequences with a cache each: each stream equals the stream
+    alone.
+    """
     streams = 3
     kernel = spec(
         "flash_attn_ext",
@@ -306,7 +308,7 @@ def test_streams_are_computed_one_after_the_other() -> None:
     single = LengthIndex.of([alone]).select(alone)
     assert single
     assert found.us == streams * single.us
-    # a kernel for all at once is preferred
+    # a kernel for all streams at once is preferred
     both = LengthIndex.of([alone, kernel]).select(kernel)
     assert both
     assert both.kernels == (kernel,)

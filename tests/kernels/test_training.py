@@ -20,7 +20,7 @@ def test_silu_back(tensor: str) -> None:
     check(spec("silu_back", [tensor, tensor], f"{ne}/{dtype}"), 1e-7 if dtype == "f32" else 1e-6, src1=values)
 
 
-# Rows of one element with a small eps would compare rounding errors: the gradient of x / |x| is 0.
+# For rows of one element a small eps would compare rounding errors: the gradient of x / |x| is 0.
 @pytest.mark.parametrize(
     "ne, eps",
     [("(64,5,4,3)", 0.0), ("(64,5,4,3)", 1e-5), ("(1025,2,1,1)", 1e-5), ("(1025,2,1,1)", 10.0), ("(1,3,1,1)", 10.0)],
@@ -37,7 +37,7 @@ def test_rms_norm_back_takes_views() -> None:
 def test_cross_entropy(ne: tuple[int, ...]) -> None:
     tensor = f"({','.join(map(str, ne))})/f32"
     rng = np.random.default_rng(2)
-    # As far apart as those of a model that is sure of itself.
+    # The logits spread as far as those of a confident model.
     logits, labels = rng.uniform(-100, 100, ne[::-1]), distribution(rng, ne[::-1])
     check(spec("cross_entropy_loss", [tensor, tensor], "(1,1,1,1)/f32"), src0=logits, src1=labels)
     kernel = spec("cross_entropy_loss_back", ["(1,1,1,1)/f32", tensor, tensor], tensor)

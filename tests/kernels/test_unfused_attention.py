@@ -1,4 +1,4 @@
-"""Attention without flash attention is, piece by piece and in a longer cache, what its references compute at once."""
+"""Attention without flash attention, in pieces and in a longer cache, equals its references' result at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CELLS_AXES: list[dict[int, int]] = [
     {},
     {},
 ]
-"""Of the cells, in each node's tensors."""
+"""The axes of cells in each node's tensors."""
 
 
 def member(node: KernelSpec, cells: dict[int, int]) -> Member:
@@ -49,7 +49,7 @@ def pieced(node: KernelSpec, cells: dict[int, int], n: int, n_cells: int | None)
 
 
 def attention(nodes: list[KernelSpec], q: Array, k: Array, mask: Array, sinks: Array, v: Array, w: Array) -> Array:
-    """Returns what the nodes compute one after the other; arrays are as JAX and NumPy see them."""
+    """Returns the result of the nodes, one after another; arrays are in the axis order of NumPy."""
     t = compute(nodes[0], [k, q])
     for node in nodes[1:4]:
         t = compute(node, [t])
@@ -88,7 +88,7 @@ def test_kernels_of_other_sizes_serve_each_node() -> None:
         selection = index.select(node)
         assert selection is not None
         assert (selection.kernels, selection.chunks, selection.padding) == ((kernel, kernel), ((0, 4), (3, 4)), 1)
-    # the cache ends before the kernel's
+    # the cache ends before the kernel's cache
     assert [index.select(node, room=12) is not None for node in NODES] == [not cells for cells in CELLS_AXES]
 
 
@@ -97,7 +97,7 @@ def test_kernels_of_other_sizes_serve_each_node() -> None:
     [
         # several streams
         spec("mul_mat", ["(16,9,2,2)/f16", "(16,7,4,2)/f32"], "(9,7,4,2)/f32"),
-        # scores that have a bias each
+        # scores with a bias each
         spec("add", [SHAPE, SHAPE], SHAPE),
         # a mask for each head
         spec("soft_max", [SHAPE, f"({CELLS},{N},{HEADS},1)/f32"], SHAPE),

@@ -1,4 +1,4 @@
-"""Makes the helpers, and the double of NKI's own compiler, importable by name."""
+"""Makes the helpers and the double of NKI's own compiler importable by name."""
 
 import sys
 from pathlib import Path

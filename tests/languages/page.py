@@ -1,4 +1,4 @@
-"""Pages of docs/ whose files are written where they say, and whose commands print what the pages show."""
+"""Runs pages of docs/: writes the files that they show, runs their commands, and compares the output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def write(page: str, folder: Path) -> list[str]:
-    """Writes the files that a page shows, and the program `kernelgen`, to a folder; returns the files' names, sorted."""
+    """Writes the files that a page shows and the program `kernelgen` to a folder; returns the files' names, sorted."""
     text = (DOCS / page).read_text(encoding="utf-8")
     files = dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     for name, content in files.items():
@@ -31,7 +31,7 @@ def program(folder: Path) -> None:
 
 
 def run(command: str, folder: Path, status: int = 0) -> str:
-    """Runs a command in a folder of `write`, and returns what it prints; of one that fails also what it says."""
+    """Runs a command in a folder of `write`; returns its stdout, followed by its stderr if `status` is not 0."""
     environment = {
         **os.environ,
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -47,7 +47,7 @@ def run(command: str, folder: Path, status: int = 0) -> str:
 
 
 def pattern(output: str) -> str:
-    """Returns the regular expression of what a page shows: `…` stands for any text, or alone for any lines."""
+    """Returns the regular expression of a page's output: `…` stands for any text, and alone on a line for any lines."""
     return "".join(
         r"(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
         for line in output.splitlines()
@@ -55,14 +55,14 @@ def pattern(output: str) -> str:
 
 
 def sessions(page: str) -> list[tuple[str, str]]:
-    """Returns the commands that a page shows, each with what it prints."""
+    """Returns the commands that a page shows, each with its output."""
     blocks = re.findall(r"^```console\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     parts = [part.partition("\n") for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
     return [(command, expected) for command, _, expected in parts]
 
 
 def check(page: str, folder: Path, *, failing: tuple[str, ...] = ()) -> int:
-    """Runs a page's commands in order and compares; returns how many there are. `failing` are those that exit with 1."""
+    """Runs a page's commands in order and compares the output; returns their number. The commands in `failing` exit with 1."""
     shown = sessions(page)
     for command, expected in shown:
         printed = run(command, folder, 1 if command in failing else 0)

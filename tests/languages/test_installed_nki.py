@@ -1,4 +1,4 @@
-"""NKI is installed where kernels are built: which lowering a kernel has is still its manifest's choice."""
+"""With NKI installed on the machine, the manifest still chooses each kernel's lowering."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The doubles of both generations of NKI are installed, and imported."""
+    """Installs and imports the doubles of both generations of NKI."""
     monkeypatch.syspath_prepend(DATA / "fake_nki")
     for name in ("neuronxcc.nki.language", "nki.isa"):
         importlib.import_module(name)
@@ -58,10 +58,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in ("nki", "neuronxcc")}
     assert str(DATA) in str(before["nki.isa"].__file__)
     yield
-    # They are what is imported afterwards, as before.
+    # The test has not replaced these modules.
     assert {name: sys.modules.pop(name) for name in before} == before
     for name in [name for name in sys.modules if name.startswith("nki.")]:
-        del sys.modules[name]  # of its compiler
+        del sys.modules[name]  # modules of its compiler
 
 
 def test_kernels_are_checked_and_run_by_the_interpreter(
@@ -87,7 +87,7 @@ def test_a_build_interprets_what_its_manifest_does_not_say_is_native(folder: Pat
         (folder / "bin" / "kernelgen").read_text().replace("exec", f'PYTHONPATH="$PYTHONPATH:{DATA / "fake_nki"}" exec')
     )
     assert len(absent) == 3 and hlo("present") == absent
-    # The native one is what NKI's compiler makes, of which there is a double.
+    # NKI's compiler, here a double, makes the native kernel.
     page.run("kernelgen emit m.yaml -o native --only add", folder)
     (native,) = (folder / "native").glob("add-*.hlo.pb")
     assert b"AwsNeuronCustomNativeKernel" in native.read_bytes()

@@ -1,4 +1,4 @@
-"""Kernels by NKI's own compiler, of which a double stands in: what the HLO calls, and what neuronx-cc is given of it."""
+"""Kernels by NKI's own compiler, here a double: the call in the HLO, and the files for neuronx-cc."""
 
 from __future__ import annotations
 

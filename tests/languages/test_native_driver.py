@@ -1,4 +1,4 @@
-"""NKI's own compiler, run by a Python that has it and nothing of kernelgen, as the rules for Bazel do; a double of NKI 0.4 stands in."""
+"""The driver runs NKI's own compiler in a Python without kernelgen, as Bazel's rules do; a double replaces NKI 0.4."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiler(tmp_path: Path) -> Path:
-    """The double of neuronx-cc in an SDK."""
+    """Returns the double of neuronx-cc in an SDK."""
     made = tmp_path / "sdk" / "bin" / "neuronx-cc"
     made.parent.mkdir(parents=True)
     made.write_text("\n".join([f"#!{sys.executable}", *FAKE_NEURONX_CC.read_text().splitlines()[1:], ""]))
@@ -84,7 +84,7 @@ def compiler(tmp_path: Path) -> Path:
 
 
 def native_call(spec: SourceSpec) -> str:
-    """Returns how the driver is to call a kernel, as Bazel's rule says it."""
+    """Returns the driver's argument for the call of a kernel, as Bazel's rule writes it."""
     arrays = [f"{dtype}[{','.join(map(str, shape))}]" for shape, dtype in (a.numpy for a in spec.inputs)]
     call = {"function": spec.function, "arrays": arrays, "keywords": dict(spec.params)}
     return json.dumps(call | {"grid": spec.grid, "env": dict(spec.env)})
@@ -99,7 +99,7 @@ def neff_members(neff: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def specs(folder: Path) -> list[tuple[str, str, SourceSpec]]:
-    """Returns id, target and spec of each kernel."""
+    """Returns the id, target and spec of each kernel."""
     plan = Plan.merge(manifest.load([folder / "m.yaml"], Catalog([builtin_library()])))
     return [(k.id, k.targets[0], k.spec) for k in plan.kernels if isinstance(k.spec, SourceSpec)]
 
@@ -107,7 +107,7 @@ def specs(folder: Path) -> list[tuple[str, str, SourceSpec]]:
 def run(
     *command: str | Path, path: str = "", cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of this Python, which finds packages in `path`, too; environment variables are given by name."""
+    """Runs a program with this Python, which also finds packages in `path`; keyword arguments are environment variables."""
     environment = {
         name: os.environ[name] for name in ("HOME", "NEURON_KERNELGEN_NEFF_CACHE", "PATH") if name in os.environ
     }
@@ -118,7 +118,7 @@ def run(
 
 
 def record(folder: Path, target: str, spec: SourceSpec, **more: str) -> subprocess.CompletedProcess[str]:
-    """Has the driver write the record of a kernel to `<folder>/<target>.json`."""
+    """Runs the driver, which writes a kernel's record to `<folder>/<target>.json`."""
     arguments = {"identity": "nki 0.4.0", "call": native_call(spec), "target": target} | more
     return run(
         DRIVER,
@@ -130,7 +130,7 @@ def record(folder: Path, target: str, spec: SourceSpec, **more: str) -> subproce
 
 
 def emit(folder: Path, target: str, spec: SourceSpec, native: str) -> subprocess.CompletedProcess[str]:
-    """Runs the step that emits a kernel, which has no NKI, with a record."""
+    """Runs the step that emits a kernel from a record, without NKI."""
     return run(
         *("-m", "kernelgen.steps.worker", "emit", f"--spec={spec_json(spec)}", "--library=m", f"--target={target}"),
         *(f"--emitter={folder / 'add.py'}", f"--native={folder / native}.json", f"--output={folder / target}.pb"),
@@ -155,7 +155,7 @@ def test_a_record_makes_the_hlo_that_nki_in_kernelgens_own_process_makes(folder:
     made = json.loads(base64.b64decode(json.loads((folder / "trn2.json").read_text())["file"]))
     assert (made["target"], made["lnc"], made["others"]) == ("gen3", 1, ["half", "scale"])
     assert made["arrays"] == [["x", "float32", [128, 8]], ["y", "bfloat16", [128, 8]]]
-    # A comment in the file is not in what the compiler makes of it.
+    # A comment in the file does not change the compiler's result.
     before = (folder / "trn1.json").read_bytes()
     (folder / "add.py").write_text("# A comment.\n" + KERNELS)
     record(folder, "trn1", specs(folder)[0][2])
@@ -212,7 +212,7 @@ def test_neuronx_cc_is_given_the_files_beside_hlo_that_stays_as_it_is(
     assert b"return x + y * scale" in member
     assert (scratch / "hlo.pb").read_bytes() == hlo
     refused = run(compiler, "compile", "hlo.pb", *flags, cwd=scratch, HOME=str(scratch))
-    assert "native kernel: sha256:" in refused.stderr  # as canonical HLO has it, no compiler takes it
+    assert "native kernel: sha256:" in refused.stderr  # no compiler accepts the form in canonical HLO
 
 
 def test_nki_knows_every_target() -> None:

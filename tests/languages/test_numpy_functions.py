@@ -1,4 +1,6 @@
-"""Every function, operator, method and index of a kernel in NumPy, against NumPy: a whole list of expressions is one kernel."""
+"""Every function, operator, method and index of a kernel in NumPy, compared with NumPy: one kernel computes the whole
+list of expressions.
+"""
 
 from __future__ import annotations
 

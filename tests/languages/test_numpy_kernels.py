@@ -1,4 +1,4 @@
-"""Kernels in NumPy: assignment to parameters, loops, dtypes, knobs, and what is refused."""
+"""Kernels in NumPy: assignment to parameters, loops, dtypes, knobs, and refused code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lower(function: Callable[..., Any], *arrays: Any, targets: tuple[str, ...] =
 
 
 def refusal(function: Callable[..., Any], *arrays: Any, targets: tuple[str, ...] = ()) -> str:
-    """Returns the error of a kernel, beginning with how many lines below its `def` it is."""
+    """Returns the error of a kernel, preceded by the number of lines from its `def`."""
     with pytest.raises(KernelgenError) as caught:
         lower(function, *arrays, targets=targets)
     (found,) = caught.value.diagnostics
@@ -57,7 +57,7 @@ def test_a_parameter_that_is_assigned_to_is_an_aliased_result_after_those_return
     def kernel(x: Any, y: Any) -> Any:
         y[1:3, ::2] = x[1:3, :3]
         y[0] += 10
-        x += 1  # another array, and not the parameter
+        x += 1  # another array, not the parameter
         return x * 2
 
     y = np.full((4, 6), 7, np.float32)
@@ -100,7 +100,7 @@ def test_every_way_to_assign() -> None:
         into = np.zeros((4, 6))
         np.add(x, 1, out=into)
         parted = np.zeros((2, 4, 6), np.float32)
-        parted[:, [3, 0], ..., [1, 2]] = x[:2, :2]  # '...' that stands for nothing parts the arrays, which come first
+        parted[:, [3, 0], ..., [1, 2]] = x[:2, :2]  # `...` without axes separates the index arrays
         into.T[0] = 100  # a slice is a copy
         return made, rows, bounded, along, copied, parted, into
 
@@ -236,7 +236,7 @@ def test_fp8_of_ieee_is_read_and_returned() -> None:
     np.testing.assert_array_equal(found, (x.astype(np.float32) / 2).astype(x.dtype))
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def branches(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Kernels of a package of Python: what their modules import, what builds depend on, and what is refused."""
+"""Kernels in a Python package: the imports of their modules, the dependencies of builds, and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kernelgen.steps import worker
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "source_kernels" / "kernels" / "published"
 SCALED = ["core.scaled", "__init__", "constants", "core.__init__", "core.utils.tiles"]
-"""The modules that the kernels of core/scaled.py are made from."""
+"""The modules on which the kernels of core/scaled.py depend."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def planned(folder: Path, entries: str) -> tuple[Plan, Catalog]:
 
 
 def computed(folder: Path, entries: str) -> list[float]:
-    """Returns the first element of what each kernel makes of twos."""
+    """Returns the first element of each kernel's result for an input of twos."""
     plan, catalog = planned(folder, entries)
     made = [emit(catalog.emitters(kernel), kernel.spec, targets=("trn1",)).hlo for kernel in plan.kernels]
     return [float(execute.run(hlo, [np.full((16, 8), 2, np.float32)])[0][0, 0]) for hlo in made]
@@ -66,7 +66,7 @@ def test_modules_import_by_relative_names_and_by_the_packages_name(folder: Path)
     assert {kernel.emitter for kernel in plan.kernels} == {"core.scaled"}
     assert computed(folder, BOTH) == [6, 5]
     assert not [name for name in sys.modules if name.split(".")[0] == "published"]
-    # An edit of what they share is seen; another package of the same name has modules of its own.
+    # An edit of a shared module changes both kernels; another package of the same name has its own modules.
     shutil.copytree(folder / "src", folder / "other")
     (folder / "src" / "published" / "constants.py").write_text("FACTOR = 5.0\n")
     assert computed(folder, BOTH) == [10, 7]
@@ -163,7 +163,7 @@ def test_cmake_emits_again_where_a_file_of_the_package_changes(folder: Path) -> 
 
 
 def test_an_edit_of_a_language_emits_no_kernel_of_another_with_cmake(folder: Path) -> None:
-    """One process emits kernels of all languages, one after the other."""
+    """One process emits kernels of all languages, one after another."""
     for name, module in (("jax", "jax.numpy"), ("numpy", "numpy")):
         (folder / f"in_{name}.py").write_text(f"import {module} as np\n\ndef exp(x):\n    return np.exp(x)\n")
     (folder / "in_both.py").write_text("import jax\nimport kernelgen.languages.numpy\n\ndef exp(x):\n    return x\n")

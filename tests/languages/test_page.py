@@ -1,4 +1,4 @@
-"""docs/guides/kernels-in-numpy.md: its files are written where it says, its commands print what it shows, for both targets of its manifest."""
+"""docs/guides/kernels-in-numpy.md: writes its files and runs its commands, for both targets of its manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     assert page.check("guides/kernels-in-numpy.md", tmp_path) == 6
     text = next((tmp_path / "text").iterdir()).read_text()
     assert text.startswith("HloModule kernel") and " maximum(input0, " in text
-    # An edit that means the same compiles nothing; one that does not compiles that kernel alone, for each target.
+    # An edit without effect compiles nothing; an edit with effect compiles only that kernel, for each target.
     source = tmp_path / "my_kernels" / "rows.py"
     source.write_text(source.read_text().replace("    return np.max", "    # a comment\n    return np.max"))
     build = "kernelgen build rows.yaml --kernels my_kernels -o build --compiler simulator"

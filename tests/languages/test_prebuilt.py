@@ -1,4 +1,6 @@
-"""`kernelgen prebuild` keeps what NKI's own compiler makes in files, and builds on machines without it take them; a double plays it."""
+"""`kernelgen prebuild` stores the results of NKI's own compiler in files, and builds without the compiler use them; a
+double replaces it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ DATA = Path(__file__).resolve().parents[1] / "data" / "native_kernels"
 
 
 class Project:
-    """A folder with the manifest `native.yaml`, and what the double made of it."""
+    """A folder with the manifest `native.yaml` and the double's results."""
 
     def __init__(self, folder: Path, double: Double) -> None:
         shutil.copytree(DATA, folder, dirs_exist_ok=True)
@@ -128,7 +130,7 @@ def test_comments_and_empty_lines_are_no_part_of_the_source(tmp_path: Path) -> N
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], None], sign: bool = True) -> None:
-    """Changes a record; with `sign` so that only what is in it tells."""
+    """Changes a record; with `sign` the digest is updated, so only the content differs."""
     record = json.loads(path.read_text())
     del record["digest"]
     change(record)
@@ -175,7 +177,7 @@ def test_what_is_not_of_the_kernel_is_refused(make: Callable[..., Project]) -> N
 
 
 def parts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields where each value in a JSON document is."""
+    """Yields the path of each value in a JSON document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield (*place, key)
@@ -194,7 +196,7 @@ def test_a_record_that_lacks_something_or_has_another_type_is_refused(make: Call
     tried = 0
     for *place, last in parts({key: value for key, value in good.items() if key != "digest"}):
         if place[:2] == ["made", "asked"]:
-            continue  # compared as it is with what is asked for
+            continue  # compared as a whole with the request
         for value in (ABSENT, None, True, -1, 1.5, "é", [], {"a": 1}, [[]]):
 
             def change(record: Any, place: Any = place, last: Any = last, value: Any = value) -> None:
@@ -278,7 +280,7 @@ def test_each_way_to_build_emits_the_same_bytes(make: Callable[..., Project], tm
 
 def test_cmakes_commands_emit_the_same_bytes(make: Callable[..., Project], tmp_path: Path) -> None:
     project = make()
-    # Two folders: a command has the kernels of one.
+    # Two folders: each command has the kernels of one folder.
     good = project.manifest.read_text()
     more = good[good.index("  - source") : good.rindex("  - source")]
     more = more.replace("kernels/native", "kernels/more").replace("[8, 16]", "[32]")
@@ -290,7 +292,8 @@ def test_cmakes_commands_emit_the_same_bytes(make: Callable[..., Project], tmp_p
     steps = sorted((build / "steps").glob("*.emit"))
     assert (
         sum("--prebuilt=" in file.read_text() for file in steps) == 4 and len(steps) == 5
-    )  # one a target and folder, and the interpreted
+        # One per target and folder, and one for the interpreted kernel.
+    )
     for step_file in steps:
         assert worker.run(["emit-batch", f"@{step_file}", f"--stamp={tmp_path / step_file.name}"]) == (0, "")
     for kernel in project.native:

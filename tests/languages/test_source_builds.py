@@ -1,4 +1,4 @@
-"""Kernels of every language that a manifest names by their source: checked, and built again where they change."""
+"""Kernels that a manifest names by their source, in every language: checked, and built again after an edit."""
 
 from __future__ import annotations
 

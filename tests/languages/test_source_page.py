@@ -1,4 +1,4 @@
-"""docs/guides/source-kernels.md and the pages that go on from it: their files are written where they say, and the commands print what the guide shows."""
+"""docs/guides/source-kernels.md and the pages that follow it: writes their files and runs the guide's commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     files = ["kernels/cumsum.py", "kernels/norm.py", "kernels/reference.py", "sums.yaml"]
     assert page.write(PAGE, tmp_path) == files
     assert page.check(PAGE, tmp_path, failing=("kernelgen check sums.yaml --only 'cumsum_3'",)) == 6
-    # An edit that means the same compiles nothing.
+    # An edit without effect compiles nothing.
     source = tmp_path / "kernels" / "cumsum.py"
     source.write_text(source.read_text().replace("    return np.", "    # a comment\n    return np."))
     build = "kernelgen build sums.yaml -o build --compiler simulator"

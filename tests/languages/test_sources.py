@@ -1,4 +1,4 @@
-"""Kernels that manifests name by their source: what becomes of an entry, and what is refused."""
+"""Kernels that manifests name by their source: the result of an entry, and errors."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_numpy_with_helpers_static_arguments_and_an_environment_of_its_own(folde
     sums, largest = execute.run(hlo, [x])
     np.testing.assert_allclose(sums, np.cumsum(x, axis=1) * 2 + 3, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(largest, x.max(axis=1))
-    # The same file in another environment is another kernel; an edit of what it imports is seen.
+    # The same file in another environment is another kernel; an edit of an imported file changes the kernel.
     other, hlo = emitted(folder, entry.replace("SCALE: 2", "SCALE: 5"))
     assert other.id != spec.id
     np.testing.assert_allclose(execute.run(hlo, [x])[0], np.cumsum(x, axis=1) * 5 + 3, rtol=1e-5, atol=1e-5)
@@ -247,7 +247,7 @@ def test_two_manifests_may_name_files_of_the_same_path(tmp_path: Path) -> None:
     for kernel, wanted in zip(made.kernels, (2, 3), strict=True):
         hlo = emit(catalog.emitters(kernel), kernel.spec).hlo
         assert execute.run(hlo, [np.ones(2, np.float32)])[0].tolist() == [wanted] * 2
-    # What is the same by its path and is not the same file has two meanings, and one id.
+    # Two files with the same path relative to their manifests are two kernels with one id.
     (tmp_path / "b" / "f.py").write_text("def a(x):\n    return x\n")
     paths[1].write_text(paths[1].read_text().replace("f.py:b", "f.py:a"))
     with pytest.raises(KernelgenError, match="is named by two files"):
@@ -321,7 +321,7 @@ def test_a_backward_kernel_gives_what_differentiating_the_interpreted_kernel_giv
     for by_itself, by_the_kernel, wanted in zip(*grads, (2 * x * y * weights, x * x * weights), strict=True):
         np.testing.assert_allclose(by_itself, wanted, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(by_the_kernel, by_itself, rtol=1e-5, atol=1e-6)
-    # The gradients of `own` are its backward kernel's.
+    # The gradients of `own` come from its backward kernel.
     (folder / "k" / "squares.py").write_text(FLASH.replace("operand0=2.0", "operand0=4.0"))
     wrong = jax.grad(lambda a: (operator(folder / "m.yaml", "own")(a, y)[0] * weights).sum())(x)
     np.testing.assert_allclose(wrong, 4 * x * y * weights, rtol=1e-5, atol=1e-6)
@@ -379,7 +379,7 @@ HOSTILE = {
 def test_references_that_give_no_numbers_are_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also: a manifest of the current folder, whose path has no folder in it."""
+    """The manifest is in the current folder, so its path has no folder."""
     monkeypatch.chdir(tmp_path)
     Path("k.py").write_text("import jax.numpy\ndef k(x):\n    return x * 2\n")
     text = "import numpy as np\n" + "".join(f"def {name}(x):\n    {body}\n" for name, (body, _) in HOSTILE.items())

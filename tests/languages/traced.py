@@ -1,4 +1,4 @@
-"""Runs a kernel in NumPy from the HLO that a compiler would be given."""
+"""Runs a kernel in NumPy from its canonical HLO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelgen.targets import TARGETS
 
 
 def run(function: Callable[..., Any], *arrays: np.ndarray[Any, Any], **keywords: Any) -> list[np.ndarray[Any, Any]]:
-    """Returns a kernel's results and the new content of what it changes, from the canonical HLO."""
+    """Returns a kernel's results and the new content of changed parameters, from the canonical HLO."""
     launch = Launch(tuple((a.shape, a.dtype.name) for a in arrays), keywords=keywords)
     lowered = lower_function("numpy", function, launch, function.__name__)
     hlo = canonicalize(lowered.hlo, lowered.inputs, lowered.outputs, aliases=lowered.aliases)

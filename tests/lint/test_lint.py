@@ -1,4 +1,4 @@
-"""tools/lint finds what is wrong in C++, in shell scripts and the scripts inside templates, in YAML, and in sentences."""
+"""tools/lint finds mistakes in C++, in shell scripts and the scripts inside templates, in YAML, and in sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOOD = {
 
 @pytest.fixture(autouse=True)
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of files in which every linter finds nothing, which is the current folder."""
+    """The current folder, with files in which no linter finds anything."""
     for name in (".clang-format", ".yamllint.yaml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     for name, text in GOOD.items():
@@ -37,7 +37,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(name: str, fix: bool = False) -> tuple[int, str]:
-    """Runs one linter over the current folder; returns its exit status and what it says."""
+    """Runs one linter over the current folder; returns its exit status and output."""
     files = sorted(path.name for path in Path().iterdir() if path.is_file())
     scripts = []
     for script, text in lint.shell_scripts(files):

@@ -1,4 +1,4 @@
-"""The programs under test, and the modules of tools/llama_cpp by name."""
+"""Fixtures: the programs under test. Makes the modules of tools/llama_cpp importable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import harness
 
 @pytest.fixture(scope="session", autouse=True)
 def builds_share_workers(keep_workers: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Lets builds take a second or two less: their workers have imported JAX before."""
+    """Shares workers between builds: a build takes a second or two less when its workers have already imported JAX."""
     with keep_workers():
         yield
 
@@ -26,5 +26,5 @@ def builds_share_workers(keep_workers: Callable[[], AbstractContextManager[None]
 def programs(
     there: Callable[[Path, str], Path], neuron_target: str, tmp_path_factory: pytest.TempPathFactory
 ) -> harness.Programs:
-    """Returns the programs; `harness.target()` is the target of the tests that use them."""
+    """Returns the programs; sets `harness.target()` to the target of the tests."""
     return replace(harness.Programs.find(there), compiled=tmp_path_factory.mktemp("compiled"))

@@ -1,4 +1,4 @@
-"""A sample of what `bazel run //tools/llama_cpp:any_tokens` does."""
+"""A sample of the checks of `bazel run //tools/llama_cpp:any_tokens`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import random_llama
 QWEN3 = any_tokens.MODELS[1]
 
 NUMBERS = (1, 16)
-"""Numbers of tokens for which there are kernels."""
+"""Numbers of tokens that have kernels."""
 
 LINE = (
     "1 shared-3 0:7:1:last 2:0:30:odd nmse=2.000e-07 nll=5.5 nll_cpu=5.25 rows=16 changed=1,3 graphs=2 device=86 "
@@ -31,7 +31,7 @@ def sweep(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_calls_agree_with_the_cpu(sweep: any_tokens.Sweep) -> None:
-    """Any number of tokens at any depth, a text in odd batches, several sequences, and contexts in turn."""
+    """Calls of any number of tokens at any depth, a text in odd batches, several sequences, and contexts in turn."""
     pairs = [(depth, n) for depth in (0, 250, 510) for n in (1, 2, 9, 15, 16, 17, 33)]
     grid, text, *several = sweep.calls(pairs, (7, 13), [1], window=64, rounds=4)
     for found in (grid, text, *several):
@@ -55,9 +55,10 @@ def test_calls_of_two_threads_agree_with_the_cpu(sweep: any_tokens.Sweep) -> Non
 def grouped_in(
     sweep: any_tokens.Sweep, model: any_tokens.RandomModel, n_ctx: int, depths: tuple[int, ...], least: float = 0.9
 ) -> tuple[int, int, int]:
-    """Returns how many ops ran in groups, in how many launches, and all launches, of calls at depths of a cache of so many cells.
+    """Returns the ops that ran in groups, the launches of groups, and all launches, of calls at some depths of a cache
+    of `n_ctx` cells.
 
-    They are as the CPU's, and no op of them is the CPU's.
+    Checks that results agree with the CPU and that no op runs on the CPU.
     """
     numbers = sweep.numbers
     pairs = [(depth, n) for depth in depths for n in (1, 9)]
@@ -69,7 +70,7 @@ def grouped_in(
 def grouped(
     sweep: any_tokens.Sweep, script: list[str], least: float, options: tuple[str, ...] = ()
 ) -> tuple[int, int, int]:
-    """Returns the same of calls, `least` of whose ops, as a part of all, are in groups."""
+    """Returns the same numbers for the calls of a script; checks that at least the part `least` of all ops is in groups."""
     calls = sweep.run(script, options=options)
     assert max(call.nmse for call in calls) < any_tokens.LIMIT_CPU
     assert all(set(call.cpu) <= any_tokens.ON_THE_CPU and not call.changed for call in calls)
@@ -81,7 +82,7 @@ def grouped(
 
 
 def test_one_bundle_serves_contexts_of_any_length(programs: harness.Programs, tmp_path: Path) -> None:
-    """In caches of as many cells as kernels have, of more, and of a number between: layers are groups in each."""
+    """Caches with as many cells as kernels have, with more, and with a number between: layers are groups in each."""
     model = dataclasses.replace(QWEN3, layers=2)
     more = ("--n-kv", "256,512,1024")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
@@ -91,7 +92,7 @@ def test_one_bundle_serves_contexts_of_any_length(programs: harness.Programs, tm
 
 @pytest.mark.long
 def test_kernels_of_slices_serve_contexts_of_any_length(programs: harness.Programs, tmp_path: Path) -> None:
-    """Each of two cores has the cache of its heads (-sm tensor)."""
+    """Each of two cores has the cache of its own heads (-sm tensor)."""
     split = ("--n-kv", "256,1024,8192", "--split-mode", "tensor", "--devices", "2")
     sweep = any_tokens.Sweep(programs, QWEN3, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=split)
     sweep.environment |= {"NEURON_RT_NUM_CORES": "2", "GGML_NO_BACKTRACE": "1"}
@@ -114,9 +115,11 @@ OF_EACH_KIND = {
 def test_caches_of_each_kind_are_served_at_any_length(
     programs: harness.Programs, tmp_path: Path, kind: str, buffers: str
 ) -> None:
-    """One bundle, with launches in each context as in one of 4,096 cells; also for four sequences that share a cache."""
+    """One bundle takes as many launches in each context as in one of 4,096 cells; four sequences that share a cache
+    also run.
+    """
     model = OF_EACH_KIND[kind]
-    least = 0.0  # calls that fill a cache ask for no output, and a group of two layers may end behind it
+    least = 0.0  # calls that fill a cache have no output, and a group of two layers may end after it
     more = ("--n-kv", "256,1024,8192")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
     sweep.environment["GGML_NEURON_BUFFERS"] = buffers
@@ -139,7 +142,7 @@ def test_caches_of_each_kind_are_served_at_any_length(
 def test_each_sequence_with_a_cache_of_its_own_has_layers_as_groups(
     programs: harness.Programs, tmp_path: Path, n_ctx: int, n_kv: str, buffers: str
 ) -> None:
-    """By the kernels of one sequence: its cells are bound from where they begin, and row numbers count from there."""
+    """Kernels for one sequence compute it: they bind its cells from their begin, and row numbers count from there."""
     model = dataclasses.replace(QWEN3, layers=3)
     more = ("--n-kv", n_kv, "--n-seq-max", "3")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
@@ -156,7 +159,9 @@ def test_each_sequence_with_a_cache_of_its_own_has_layers_as_groups(
 
 
 def launches_of_steps(sweep: any_tokens.Sweep, begin: str, depths: tuple[int, int, int]) -> set[int]:
-    """Returns how many launches calls have that each generate a token of two or three sequences of a context; all are those of groups."""
+    """Returns the numbers of launches of calls that each generate a token of two or three sequences of a context;
+    checks that all are launches of groups.
+    """
     fill = [f"decode {seq}:{at}:{min(16, n - at)}:last" for seq, n in enumerate(depths) for at in range(0, n, 16)]
     before = grouped(sweep, [begin, *fill, "end one"], 0.0)
     found = set()
@@ -178,7 +183,9 @@ def launches_of_steps(sweep: any_tokens.Sweep, begin: str, depths: tuple[int, in
 def test_a_token_of_each_of_several_sequences_is_a_launch_for_each_layer(
     programs: harness.Programs, tmp_path: Path, kind: str, buffers: str
 ) -> None:
-    """As many as of one sequence, in caches of each kind, and with more cells in use than kernels are for but those of a longer cache."""
+    """They take as many launches as one sequence: in caches of each kind, and with more cells in use than the short
+    kernels have.
+    """
     model = OF_EACH_KIND.get(kind, dataclasses.replace(QWEN3, layers=3))
     more = ("--n-kv", "256,1024", "--n-seq-max", "3")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
@@ -191,13 +198,13 @@ def test_a_token_of_each_of_several_sequences_is_a_launch_for_each_layer(
 IN_TURN = (
     "0:0:3:all 1:0:3:last",  # prompts
     "1:3:2:all 2:0:2:none",
-    "0:3:5:all 1:5:5:odd 2:2:5:last",  # drafts that are checked, and prompts that go on
+    "0:3:5:all 1:5:5:odd 2:2:5:last",  # drafts under verification, and prompts that continue
     "1:10:8:last 2:7:8:last",
     "0:8:4:none 1:18:4:none",
     "0:12:1:all 1:22:1:none 2:15:1:all",
     "0:13:6:odd 1:23:6:last",
 )
-"""Calls with equally many tokens of each of several sequences."""
+"""Calls with equal numbers of tokens for each of several sequences."""
 
 
 @pytest.mark.parametrize(
@@ -212,9 +219,9 @@ IN_TURN = (
 def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer(
     programs: harness.Programs, tmp_path: Path, kind: str, buffers: str, launches: int
 ) -> None:
-    """By kernels for more of each, and as many launches as of one sequence: one for each layer, and one more.
+    """Kernels for more tokens of each compute them in as many launches as one sequence: one per layer, and one more.
 
-    The model with a window needs one launch less for the call without outputs.
+    The model with a window takes one launch less for the call without outputs.
     """
     model = OF_EACH_KIND.get(kind, dataclasses.replace(QWEN3, layers=3))
     more = ("--n-kv", "256", "--n-seq-max", "3")
@@ -226,7 +233,7 @@ def test_several_tokens_of_each_of_several_sequences_are_a_launch_for_each_layer
 
 
 ONE_AFTER_ANOTHER = ("2:0:3:all", "1:0:16:last", "1:16:9:odd", "0:0:1:all", "1:25:1:all")
-"""Calls of one of several sequences."""
+"""Calls with tokens of one of several sequences."""
 
 
 @pytest.mark.parametrize(
@@ -241,8 +248,8 @@ ONE_AFTER_ANOTHER = ("2:0:3:all", "1:0:16:last", "1:16:9:odd", "0:0:1:all", "1:2
 def test_sequences_with_a_cache_each_have_layers_as_groups_for_one_context(
     programs: harness.Programs, tmp_path: Path, flash_attn: str, fuse: str, n_kv: str, buffers: str
 ) -> None:
-    """Each sequence alone, and all of them together, take as many launches as a single one. Without groups, kernels of one sequence
-    compute the nodes.
+    """Each sequence alone, and all together, take as many launches as a single one. Without groups, kernels for one
+    sequence compute the nodes.
     """
     model = dataclasses.replace(QWEN3, layers=3)
     n_ctx = 3 * int(n_kv.split(",")[-1])
@@ -269,9 +276,10 @@ def test_sequences_with_a_cache_each_have_layers_as_groups_for_one_context(
 def test_a_cache_of_131072_cells_is_filled_to_its_end(
     programs: harness.Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No op is the CPU's, and logits are right where 32,768 and 65,536 cells are passed, and in the last cells of all.
+    """No op runs on the CPU, and logits are right where the cache passes 32,768 and 65,536 cells, and in its last
+    cells.
 
-    The CPU computes what is in the cache before, and the device restores that state.
+    The CPU fills the cache first, and the device restores that state.
     """
     size = random_llama.Size(n_embd=32, n_head=1, n_head_kv=1, n_ff=64, n_layer=1, n_ctx=131072)
     monkeypatch.setattr(any_tokens, "SMALL", size)
@@ -279,7 +287,7 @@ def test_a_cache_of_131072_cells_is_filled_to_its_end(
     more = ("--n-kv", "4096,32768,65536,131072")
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=None, fuse="layer", more=more)
     script = [f"context one n_ctx=131072 n_batch=16 n_ubatch=16 cpu_n_ubatch=256 {model.options}"]
-    numbers = (9, 9, 1, 1, 16, 1)  # tokens of calls, of which the second one passes the limit
+    numbers = (9, 9, 1, 1, 16, 1)  # tokens of the calls; the second call passes the limit
     begin = [131072 - sum(numbers) if limit == 131072 else limit - 13 for limit in (32768, 65536, 131072)]
     for depth in begin:
         script.append(f"fill 0 {depth}")
@@ -308,7 +316,7 @@ def test_contexts_between_lengths_of_kernels_are_served_to_their_ends(
 
 @pytest.mark.long
 def test_layers_are_computed_in_pieces_where_attention_is_causal(programs: harness.Programs, tmp_path: Path) -> None:
-    """Calls of more tokens than kernels are for. Where each token sees all others, layers are computed node by node."""
+    """Calls have more tokens than kernels. If each token attends to all others, layers are computed node by node."""
     model = dataclasses.replace(QWEN3, layers=4)
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=512, less_ctx=256, fuse="layer")
     in_order = "their group is for fewer tokens, of which the first see what later ones write"

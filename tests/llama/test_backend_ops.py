@@ -1,4 +1,4 @@
-"""test-backend-ops: a fixed sample of its cases, some for each op, on the simulated device."""
+"""test-backend-ops on the simulated device: a fixed sample of its cases, some of each op."""
 
 from __future__ import annotations
 
@@ -44,11 +44,13 @@ def test_the_sample_is_large_and_has_some_of_every_op(programs: harness.Programs
 
 NKI = ("nki", "jax")
 PER_TYPE = {"MUL_MAT": 5, "MUL_MAT_ID": 4, "FLASH_ATTN_EXT": 10}
-"""Cases with a kernel in NKI, by op, of each type of its weights or keys."""
+"""Cases with a kernel in NKI for each op and each type of its weights or keys."""
 
 
 def sample_in_nki(programs: harness.Programs, folder: Path, op: str) -> dict[str, list[str]]:
-    """Returns cases with a kernel in NKI by type of the weights or keys, spread evenly, the cheap ones of each stretch."""
+    """Returns cases with a kernel in NKI by the type of the weights or keys: spread evenly over the list, the cheapest
+    of each stretch.
+    """
     rows = backend_ops.computed_by(cases.listing(programs, folder, chosen=[op]), "nki", NKI)
     costs: dict[str, dict[str, int]] = defaultdict(dict)
     for row in rows:
@@ -61,7 +63,7 @@ def sample_in_nki(programs: harness.Programs, folder: Path, op: str) -> dict[str
 @pytest.mark.long
 @pytest.mark.parametrize("op", PER_TYPE)
 def test_cases_of_each_type_pass_with_the_kernels_in_nki(programs: harness.Programs, tmp_path: Path, op: str) -> None:
-    """By test-backend-ops' own limits, on its own inputs."""
+    """Uses test-backend-ops' own limits and inputs."""
     chosen = sample_in_nki(programs, tmp_path / "list", op)
     print({kind: len(of_kind) for kind, of_kind in chosen.items()})
     assert {"f32", "f16", "bf16"} <= set(chosen)
@@ -76,7 +78,7 @@ def test_cases_of_each_type_pass_with_the_kernels_in_nki(programs: harness.Progr
         {result.case for result in found.outcome.of(status)} for status in (cases.PASSED, cases.UNCOMPARED)
     )
     assert passed | uncompared == set(wanted)
-    assert len(passed) >= 0.8 * len(wanted)  # quantized weights by F16 the CPU does not compute
+    assert len(passed) >= 0.8 * len(wanted)  # the CPU does not compute quantized weights times F16
     made = sum((Counter(done.built.languages) for done in found.groups.values()), Counter[str]())
     assert made["nki"] >= len(passed) * 0.9
 

@@ -1,6 +1,7 @@
-"""A model of 6 GB on simulated NeuronCores: it is loaded, or a message says that it does not fit, and llama.cpp's own fit agrees.
+"""A model of 6 GB on simulated NeuronCores: it loads, or a message says that it does not fit, and llama.cpp's own fit
+agrees.
 
-Its file is a hole, and so is what the simulator keeps of it: neither takes room. Nothing is computed.
+The model's file and the simulator's copy are sparse, so they take no space. Nothing is computed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CAPACITY = Path(
 )
 
 LAYERS = 12
-"""Of the model of 6 GB."""
+"""Layers of the model of 6 GB."""
 
 
 def size(layers: int) -> random_llama.Size:
@@ -30,18 +31,18 @@ def size(layers: int) -> random_llama.Size:
 
 
 WEIGHTS = 2 * (LAYERS * (4096 * 4096 * 2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 4096 * 32000)
-"""Bytes of its matrices, in F16."""
+"""Bytes of the model's matrices in F16."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the program `capacity` said.
+    """The output of the program `capacity`.
 
     Attributes:
-        ok: whether the model and a context were made.
-        devices: total, free and earlier free MiB of each.
-        fit: the layers for the device that llama.cpp's fit chose, negative for all; None when it was not asked.
-        log: everything.
+        ok: whether it made the model and a context.
+        devices: total, free and earlier free MiB of each device.
+        fit: the number of layers on the device that llama.cpp's fit chose, negative for all; None without fit.
+        log: stdout and stderr.
     """
 
     ok: bool
@@ -61,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kernels(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kernels of a small model with the same types, by which llama.cpp places weights."""
+    """Returns kernels of a small model with the same types; llama.cpp places weights by them."""
     folder = tmp_path_factory.mktemp("small")
     small = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=1, n_ctx=256)
     random_llama.write(folder / "small.gguf", size=small, weights=np.float16)
@@ -103,7 +104,9 @@ def load(programs: harness.Programs, model: Path, kernels: Path, variables: dict
 @pytest.mark.long
 @pytest.mark.parametrize("fit", [0, 1])
 def test_on_many_cores(programs: harness.Programs, model: Path, kernels: Path, fit: int) -> None:
-    """ggml takes 15 of 64, whether they are asked for or not; each has one layer, and no core is asked for more."""
+    """ggml uses 15 of 64 cores, with or without NEURON_RT_NUM_CORES; each core has one layer, and memory is taken on no
+    other core.
+    """
     variables = {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge"} | ({} if fit else {"NEURON_RT_NUM_CORES": "64"})
     found = load(programs, model, kernels, variables, **({"fit": 1} if fit else {}))
     assert found.ok, found.log
@@ -111,7 +114,7 @@ def test_on_many_cores(programs: harness.Programs, model: Path, kernels: Path, f
     assert len(found.devices) == 15
     assert {total for total, _, _ in found.devices} == {24 << 10}
     taken = sum(before - free for _, free, before in found.devices)
-    # The embedding's rows are read by the CPU.
+    # The CPU reads the embedding's rows.
     assert (WEIGHTS >> 20) - 250 < taken < (WEIGHTS >> 20) + 250
     said = "15 of 64 NeuronCores are used: ggml's scheduler takes 15 devices beside the CPU"
     assert (said in found.log) == (not fit)
@@ -131,7 +134,7 @@ def test_on_one_core(programs: harness.Programs, model: Path, kernels: Path) -> 
 def test_on_a_core_that_is_too_small(
     programs: harness.Programs, kernels: Path, tmp_path: Path, layers: int, memory: str
 ) -> None:
-    """A message says what does not fit; and as many layers as llama.cpp's fit chooses do, of which there could not be one more."""
+    """A message says what does not fit. The number of layers that llama.cpp's fit chooses does fit, and one more does not."""
     model = tmp_path / "model.gguf"
     random_llama.write(model, size=size(layers), sparse=True)
     variables = {"NEURON_SIMULATOR_MEMORY": memory, "NEURON_RT_NUM_CORES": "1"}
@@ -140,7 +143,7 @@ def test_on_a_core_that_is_too_small(
     assert re.search(r"ggml-neuron: NEURON0: no buffer of \d+\.\d+ MiB in device memory", found.log), found.log
     assert re.search(r"ggml-neuron: core 0: nrt_tensor_allocate failed: NRT_RESOURCE \(4\): \d+ bytes", found.log)
     ((_, free, before),) = found.devices
-    assert free == before  # what was loaded already is given back
+    assert free == before  # the memory of what was already loaded is freed
 
     found = load(programs, model, kernels, variables, fit=1, fit_target=64)
     assert found.ok, found.log

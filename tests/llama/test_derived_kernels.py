@@ -1,4 +1,6 @@
-"""What `kernelgen model` derives is what a run asks for; `bazel run //tools/llama_cpp:derived_kernels` does it for every architecture."""
+"""`kernelgen model` derives the kernels that a run uses; `bazel run //tools/llama_cpp:derived_kernels` checks all
+architectures.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,21 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.model import exporter
 
-# A sliding window, a recurrent model, one with both and experts, and attention sinks.
+# A sliding window, a recurrent model, a recurrent model with a window and experts, and attention sinks.
 ARCHITECTURES = ("gemma3", "mamba", "qwen3next", "gpt-oss")
 
 WHOLE = "qwen2"
-"""An architecture that runs wholly on the device with the kernels that are derived by default."""
+"""An architecture that runs entirely on the device with the kernels that are derived by default."""
 
 LAYERED = "phi3"
 """An architecture whose layers share a weight."""
 
 PROMPT = "A NeuronCore computes what its kernels say"
 PROMPT_TOKENS = 44
+"""Tokens of PROMPT: a start, a space, and one for each character."""
 TABLE = ("--override-tensor", r"token_embd\.weight=NEURON0")
 BUFFERS = {"none": "", "auto": "_bf16"}
-"""By what `--weights` says the end of the name of the buffers that weights are in; others end with the layout."""
-"""A start, a space, and one for each character."""
+"""The end of the name of the weights' buffers for a value of `--weights`; for other values the layout is the end."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def test_the_page_has_a_row_for_each(rows: list[derived_kernels.Compared]) -> No
 
 
 def test_default_kernels_compute_calls_of_other_numbers_of_tokens(programs: harness.Programs, tmp_path: Path) -> None:
-    """As the page says; for other architectures `bazel run //tools/llama_cpp:default_kernels` shows it."""
+    """The page states this; `bazel run //tools/llama_cpp:default_kernels` shows it for other architectures."""
     work = tmp_path / "work"
     work.mkdir()
     runner = default_kernels.DefaultKernelsRunner(programs, work, 1)
@@ -73,7 +75,7 @@ def test_default_kernels_compute_calls_of_other_numbers_of_tokens(programs: harn
     written = default_kernels.PAGE.read_text(encoding="utf-8")
     assert default_kernels.known(written)[WHOLE] is False
     assert default_kernels.worse({WHOLE: model}, written) == []
-    assert runner.do(WHOLE, lambda stage, count: None) == model  # kept from the earlier run
+    assert runner.do(WHOLE, lambda stage, count: None) == model  # reused from the earlier run
 
 
 def test_the_page_of_default_kernels_tells_what_is_left() -> None:
@@ -143,7 +145,7 @@ def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
     [
         ("llama", np.float16, "on", 256, "layer", "none"),
         pytest.param("llama", np.float16, "on", 256, "layer", "transposed", marks=pytest.mark.long),
-        # attention of 256 cells, too, finds the kernels for 512 alone
+        # attention of 256 cells also uses the kernels for 512, the only ones
         pytest.param("llama", np.float16, "off", 512, "none", "none", marks=pytest.mark.long),
         pytest.param("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", "none", marks=pytest.mark.long),
         pytest.param("qwen3", gguf.GGMLQuantizationType.Q8_0, "on", 256, "none", "planes", marks=pytest.mark.long),
@@ -162,16 +164,16 @@ def test_a_model_is_derived_built_and_run(
     fuse: str,
     form: str,
 ) -> None:
-    """All logits of a random model, for a prompt at once, in calls of a number for which there are no kernels, and token by token: every
-    layer on the device, with the kernels that its header asks for.
+    """The kernels that are derived from a random model's header compute every layer: the logits of a prompt at once, in
+    calls with a number of tokens that has no kernels, and token by token.
     """
     model = tmp_path / "random.gguf"
     random_llama.write(model, architecture=architecture, weights=weights)
     output = tmp_path / "random.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", n_ctx, "--n-kv", n_ctx, "--flash-attn", flash_attn]
     arguments += ["--target", harness.target(), "--fuse", fuse, "--weights", form]
-    # What the prompt comes to; with one token llama.cpp looks whether the device has flash attention. The warm-up has two, and others
-    # have 13 and 5, which kernels for other numbers compute.
+    # The tokens of the prompt, and 1, with which llama.cpp checks whether the device has flash attention. Kernels for
+    # other numbers compute the warm-up of two tokens and calls of 13 and 5.
     arguments += ["--n-tokens", f"1,8,{PROMPT_TOKENS}"]
     arguments += ["--exporter", derived_kernels.exporter(), "--llama-cpp", programs.llama_cpp]
     assert cli.run(list(map(str, arguments))) == 0
@@ -184,7 +186,7 @@ def test_a_model_is_derived_built_and_run(
             "llama-results",
             *("--model", model, "--output", tmp_path / name, "--prompt", PROMPT, "--ctx-size", n_ctx),
             *("--flash-attn", flash_attn),
-            # what llama.cpp reserves memory for is a call of as many tokens, too
+            # llama.cpp also reserves memory for a call of this many tokens
             *("--ubatch-size", tokens, "--gpu-layers", layers, "--fit", "off", "--verbose", *more),
             environment=environment | {"GGML_SCHED_DEBUG": "2"},
         )
@@ -197,7 +199,8 @@ def test_a_model_is_derived_built_and_run(
     cpu, _ = run("cpu.gguf", without, 0, PROMPT_TOKENS)
     assert PROMPT_TOKENS in cpu.shape
     assert cpu.std() > 0.1
-    # The table of the embedding is in device memory as the file has it. Where it is the output's matrix, too, that is in no layout.
+    # The embedding table is in device memory in the file's order; if it is also the output's matrix, it is in no
+    # layout.
     tables = [(13, TABLE)] if form == "none" else []
     for tokens, more in ((PROMPT_TOKENS, ()), (13, ()), (1, ()), *tables):
         environment = programs.environment(kernels=tmp_path / "kernels", log=True)
@@ -206,7 +209,7 @@ def test_a_model_is_derived_built_and_run(
         error = ((device - cpu) ** 2).mean() / (cpu**2).mean()
         print(f"{architecture}, {tokens} tokens per call{' '.join(('', *more))}: NMSE {error:.2e}")
         assert error <= 1e-3
-        # all weights but the norms are where llama.cpp was told that kernels want them
+        # all weights except norms are in the buffers that the kernels' layouts require
         sizes = {
             name: float(size) for name, size in re.findall(r"(NEURON0\w*) model buffer size =\s*([\d.]+) MiB", log)
         }
@@ -239,7 +242,7 @@ def test_the_page_of_layers_has_all_architectures_and_how_they_fold(programs: ha
 
 @pytest.mark.long
 def test_layers_compute_a_model_in_memory_and_its_file(programs: harness.Programs, tmp_path: Path) -> None:
-    """In memory each layer has rope's factors, in the file all have them together."""
+    """In memory each layer has its own factors of rope; in the file all layers share them."""
     runner = default_kernels.DefaultKernelsRunner(programs, tmp_path, 1, "layer")
     model = runner.do(LAYERED, lambda stage, count: None)
     assert model.passed, model.failure

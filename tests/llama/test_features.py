@@ -1,4 +1,6 @@
-"""What llama.cpp's users run besides a model alone: on the simulated NeuronCore, as on the CPU, and with no op left to the CPU."""
+"""Features of llama.cpp beside a plain model, on the simulated NeuronCore: results are the CPU's, and no op is left to
+the CPU.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ import random_llama
 import whole_programs
 
 SIZE = random_llama.Size(n_embd=128, n_head=2, n_head_kv=2, n_ff=128, n_layer=4, n_ctx=1024)
-"""Heads of 64: llama.cpp shifts the keys of a quantized cache only where heads are multiples of it."""
+"""Heads of 64: llama.cpp shifts the keys of a quantized cache only if the head size is a multiple of 64."""
 
 NUMBERS = (1, 8)
-"""Numbers of tokens for which there are kernels."""
+"""Numbers of tokens that have kernels."""
 
 
 @dataclass
@@ -29,10 +31,10 @@ class Device:
     """A random Llama with kernels for it.
 
     Attributes:
-        folder: for all files.
-        cache: type of the cache.
-        options: of the program.
-        buffers: where tensors are, as GGML_NEURON_BUFFERS says.
+        folder: the folder of all files.
+        cache: the cache's type.
+        options: the program's options.
+        buffers: the value of GGML_NEURON_BUFFERS.
     """
 
     programs: harness.Programs
@@ -66,8 +68,10 @@ class Device:
         more: str = "",
         reserved: Sequence[str] = (),
     ) -> list[any_tokens.CallResult]:
-        """Makes calls in a context of `n_ctx` cells. Checks that they agree with the CPU's, and that the CPU has no op of the device's
-        but those that are `reserved` memory for, and that no call computes.
+        """Makes calls in a context of `n_ctx` cells.
+
+        Checks that they agree with the CPU and that no op runs on the CPU. Ops in `reserved` may be planned for the
+        CPU: llama.cpp only reserves memory for them, and no call computes them.
         """
         cache = any_tokens.RandomModel("llama", self.cache).options
         script = [f"context one n_ctx={n_ctx} n_batch={n_ubatch} n_ubatch={n_ubatch} {cache} {more}", *lines]
@@ -87,7 +91,7 @@ class Device:
 
     @property
     def grouped(self) -> tuple[int, int, int]:
-        """Ops that ran on the device, those of them in groups, and launches of groups."""
+        """Ops that ran on the device, ops in groups, and launches of groups."""
         (ran,) = re.findall(r"(\d+) ops ran on NeuronCores", self.log)
         ((ops, launches),) = re.findall(r"(\d+) ops ran in groups, in (\d+) launches", self.log)
         return int(ran), int(ops), int(launches)
@@ -105,7 +109,7 @@ def adapters(folder: Path) -> tuple[Path, Path]:
 
 
 def test_adapters_are_in_the_groups_of_layers(programs: harness.Programs, tmp_path: Path) -> None:
-    """Two adapters, one of them scaled: a launch for each layer, and one for the output."""
+    """Two adapters, one of them scaled: one launch for each layer, and one for the output."""
     device = Device(programs, tmp_path)
     first, second = adapters(tmp_path)
     device.derive("--lora", f"{first}:0.5", "--lora", str(second), n_ctx=(256,), n_tokens=(8,))
@@ -117,7 +121,9 @@ def test_adapters_are_in_the_groups_of_layers(programs: harness.Programs, tmp_pa
 
 @pytest.mark.parametrize("fuse", ["layer", pytest.param("step", marks=pytest.mark.long)])
 def test_adapters_have_any_scale(programs: harness.Programs, tmp_path: Path, fuse: str) -> None:
-    """With the kernels for one; calls at different scales follow one another, so that launches with either are in flight."""
+    """Kernels for one scale compute other scales. Calls with different scales follow one another, so launches of both
+    are in flight.
+    """
     device = Device(programs, tmp_path)
     first, second = adapters(tmp_path)
     device.derive("--lora", str(first), "--lora", str(second), n_ctx=(256,), n_tokens=(8,), fuse=fuse)
@@ -151,7 +157,7 @@ def test_calls_with_adapters_and_without_take_turns(programs: harness.Programs, 
 
 
 def shift(pos: int) -> Iterable[str]:
-    """Yields calls that fill positions up to `pos`, drop a half of them as --context-shift does, and go on."""
+    """Yields calls that fill positions up to `pos`, drop half of them as --context-shift does, and continue."""
     yield from (f"decode 0:{p}:8:none" for p in range(0, pos, 8))
     yield f"forget 0 8 {pos // 2}"
     yield f"shift 0 {pos // 2} -1 {8 - pos // 2}"
@@ -162,7 +168,7 @@ def shift(pos: int) -> Iterable[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
 def test_a_context_shift_is_computed_in_place(programs: harness.Programs, tmp_path: Path, cache: str) -> None:
-    """In a cache of three times as many cells as its kernel has."""
+    """The cache has three times as many cells as the kernel."""
     device = Device(programs, tmp_path, cache)
     device.derive("--n-kv", "256,512,1024", "--context-shift")
     device.calls(*shift(64), n_ctx=768)
@@ -174,10 +180,12 @@ def test_a_context_shift_is_computed_in_place(programs: harness.Programs, tmp_pa
 def test_a_shift_of_a_large_cache_is_as_many_launches_as_it_needs(
     programs: harness.Programs, tmp_path: Path, n_ctx: int
 ) -> None:
-    """130,816 cells are seven times 16,384, three times 4,096, 1,024 and 256; 328,448 are more than 16 launches of the largest."""
+    """130,816 cells are seven times 16,384, three times 4,096, 1,024 and 256; 328,448 cells take more than 16 launches
+    of the largest.
+    """
     device = Device(programs, tmp_path)
     device.derive("--n-kv", "256", "--context-shift")
-    # After a shift llama.cpp reserves memory for attention to all cells again, which these kernels are not for.
+    # After a shift llama.cpp reserves memory for attention to all cells again; these kernels do not cover that.
     found = device.calls(*shift(64), n_ctx=n_ctx, reserved=["FLASH_ATTN"])
     n_layers = SIZE.n_layer
     assert f" {(len(found) * 2 + 1) * n_layers} ROPE" in device.log
@@ -210,7 +218,7 @@ ENCODERS = {
 
 
 def is_a_launch_for_each_layer(device: Device, n_calls: int) -> bool:
-    """Whether all nodes are in groups: each layer, and what is before and behind the layers."""
+    """Whether all nodes are in groups: one per layer, one before and one after the layers."""
     ran, grouped, launches = device.grouped
     return ran == grouped and launches <= n_calls * (SIZE.n_layer + 2)
 
@@ -218,7 +226,9 @@ def is_a_launch_for_each_layer(device: Device, n_calls: int) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", list(ENCODERS))
 def test_an_encoder_is_computed_for_any_number_of_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
-    """By kernels for 8 and 16, in one sequence and in several: all of the graph but the rows of tables, which llama.cpp keeps on the CPU."""
+    """Kernels for 8 and 16 tokens compute one and several sequences: the whole graph except the rows of tables, which
+    llama.cpp keeps on the CPU.
+    """
     device = Device(programs, tmp_path)
     ENCODERS[kind](device.file, SIZE)
     device.derive("--embeddings", n_ctx=(256,), n_tokens=(8, 16))
@@ -235,7 +245,7 @@ def test_an_encoder_is_computed_for_any_number_of_tokens(programs: harness.Progr
 def test_attention_of_an_encoder_is_a_group_where_layers_are_none(
     programs: harness.Programs, tmp_path: Path, kind: str
 ) -> None:
-    """With --fuse none, so that the CPU has no op of any number of tokens there, either."""
+    """With --fuse none: so no op of attention runs on the CPU, for any number of tokens."""
     device = Device(programs, tmp_path)
     ENCODERS[kind](device.file, SIZE)
     device.derive("--embeddings", n_ctx=(256,), n_tokens=(8, 16), fuse="none")
@@ -258,7 +268,9 @@ def test_attention_of_an_encoder_is_a_group_where_layers_are_none(
 def test_an_encoder_whose_nodes_are_read_one_by_one(
     programs: harness.Programs, tmp_path: Path, kind: str, flash: int
 ) -> None:
-    """By a program like llama-eval-callback: no group computes them, and yet nodes of attention have kernels for other numbers of tokens."""
+    """A program like llama-eval-callback reads each node: no group computes them, and nodes of attention still have
+    kernels for other numbers of tokens.
+    """
     device = Device(programs, tmp_path)
     ENCODERS[kind](device.file, SIZE)
     device.derive("--embeddings", "--flash-attn", "both", n_ctx=(256,), n_tokens=(8, 16), fuse="none")
@@ -280,7 +292,7 @@ def test_an_encoder_whose_nodes_are_read_one_by_one(
 def test_a_model_whose_nodes_are_read_one_by_one(
     programs: harness.Programs, tmp_path: Path, flash: str, flash_attn: int, buffers: str
 ) -> None:
-    """With a cache, where scores of several heads lie between its keys and its values."""
+    """A model with a cache: the scores of several heads lie between its keys and values."""
     device = Device(programs, tmp_path, buffers=buffers)
     random_llama.write(device.file, size=replace(SIZE, n_head_kv=1))
     device.derive("--flash-attn", flash, "--n-kv", "256", n_ctx=(256,), fuse="none")
@@ -292,7 +304,7 @@ def test_a_model_whose_nodes_are_read_one_by_one(
 @pytest.mark.long
 @pytest.mark.parametrize("kind", list(ENCODERS))
 def test_an_encoder_is_computed_for_1_to_512_tokens(programs: harness.Programs, tmp_path: Path, kind: str) -> None:
-    """By the kernels that are derived by default: every 13th number, and several texts."""
+    """With the kernels that are derived by default: every 13th number of tokens, and several texts."""
     device = Device(programs, tmp_path)
     ENCODERS[kind](device.file, SIZE)
     device.derive("--embeddings", n_ctx=(512,), n_tokens=any_tokens.N_TOKENS)
@@ -304,7 +316,7 @@ def test_an_encoder_is_computed_for_1_to_512_tokens(programs: harness.Programs, 
 
 @pytest.mark.long
 def test_calls_of_2_to_16_tokens_are_a_launch_for_each_layer(programs: harness.Programs, tmp_path: Path) -> None:
-    """As a target checks what its draft proposes: with logits of all tokens."""
+    """A target verifies a draft this way: it reads the logits of all tokens."""
     device = Device(programs, tmp_path)
     device.derive("--n-kv", "256", n_tokens=(1, 8, 16))
     calls = [line for n in range(2, 17) for line in (f"decode 0:0:{n}:all", "forget 0 0 -1")]
@@ -330,7 +342,7 @@ def test_a_saved_state_is_put_back(programs: harness.Programs, tmp_path: Path) -
 def test_programs_leave_no_op_to_the_cpu(
     programs: harness.Programs, there: Callable[[Path, str], Path], tmp_path: Path, model: str, name: str
 ) -> None:
-    """Contexts of all kinds, nodes that are read one by one, and layers of which none is a group; results are those of the CPU."""
+    """Contexts of all kinds, programs that read each node, and kernels without groups: results are those of the CPU."""
     (case,) = (case for case in program_cases.CASES if case.name == name)
     there(whole_programs.folder_of(case.program, programs.llama_cpp) / case.program, whole_programs.VARIABLE)
     ((row, wrong),) = whole_programs.check_all(programs, [model], [case], tmp_path)

@@ -1,4 +1,4 @@
-"""What the harness reads out of the programs' output: nothing that went wrong may be taken for a success."""
+"""How the harness reads the programs' output: it reports no failure as a success."""
 
 from __future__ import annotations
 
@@ -199,7 +199,9 @@ def fake_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: list[
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> harness.Programs:
-    """Programs of which test-backend-ops says that it passes A(1), A(2), A(3) and A(2) again, and ends at what `crash` names."""
+    """Returns programs whose test-backend-ops passes A(1), A(2), A(3) and A(2) again, and aborts at the case that the
+    file `crash` names.
+    """
     return fake_programs(tmp_path, monkeypatch, ["A(1)", "A(2)", "A(3)", "A(2)"])
 
 
@@ -266,7 +268,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(
     command = [sys.executable, backend_ops.__file__, "--work", work, "-j", "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         wait_for((work / "whole" / "B-1" / "lock").exists)
-        # The worker holds its group's folder, and the program that it runs another lock.
+        # The worker locks its group's folder, and the program that it runs locks another file.
         locks = [work / "whole" / "B-1" / "lock", programs.llama_cpp / "lock"]
         wait_for(lambda: all(held(lock) for lock in locks))
         process.kill()
@@ -278,7 +280,7 @@ def test_a_run_that_is_killed_leaves_no_process_and_is_gone_on_with(
 
 
 def held(lock: Path) -> bool:
-    """Whether a process that lives has a file locked."""
+    """Whether a running process has locked a file."""
     with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -311,7 +313,7 @@ def test_what_no_emitter_takes_is_left_out_with_the_reason(tmp_path: Path) -> No
 
 
 def test_kernels_are_those_that_kernelgen_builds(neuron_target: str, tmp_path: Path) -> None:
-    """Leaving out the compile that is thrown away changes no byte of a NEFF."""
+    """Without the compile whose result is discarded, the NEFF's bytes are the same."""
     recorded = tmp_path / "group.yaml"
     recorded.write_text(f"format: 1\nname: group\ntargets: [{neuron_target}]\nkernels:\n  - {RELU}\n")
     harness.build(recorded, tmp_path / "out", say=lambda text: None)
@@ -359,7 +361,7 @@ def test_results_of_programs_are_told_apart() -> None:
     assert list(read(CALLBACK)) == ["0 norm-0 RMS_NORM", "1 y-0 MUL"]
     for changed, size in (
         ("2.0000", 0.0),
-        ("2.0001", 0.0),  # the last decimal that is printed
+        ("2.0001", 0.0),  # the last decimal in the output
         ("2.1000", pytest.approx(0.01 / 13, rel=1e-3)),
         ("nan", float("inf")),
     ):

@@ -22,11 +22,11 @@ ARCHITECTURES = ("gemma2", *(("llama", "qwen2", "qwen3") if os.environ.get("KERN
 
 ALL_LAYERS = 99
 
-# llama.cpp itself keeps the embedding of the input tokens on the CPU.
+# llama.cpp keeps the embedding of the input tokens on the CPU.
 ON_THE_CPU = {"GET_ROWS"}
 
-# 44 tokens: a start, a space, and one for each character. llama-results reserves no room to align the tokens in its file, so that
-# their number must be a multiple of four, and so must the vocabulary's.
+# 44 tokens: a start, a space, and one for each character. llama-results reserves no room to align the tokens in its
+# file, so their number must be a multiple of four, and so must the vocabulary's.
 PROMPT = "A NeuronCore computes what its kernels say"
 
 
@@ -89,7 +89,7 @@ def test_rows_are_read_as_the_program_prints_them() -> None:
 
 
 class TestRandomLlama:
-    """A file made here: prompt and generation with every layer on the device."""
+    """A random model's file: prompt and generation with every layer on the device."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -101,7 +101,7 @@ class TestRandomLlama:
     @pytest.fixture(scope="class")
     @classmethod
     def kernels(cls, programs: harness.Programs, model: Path) -> Path:
-        """Kernels for what both programs ask for, built from one record."""
+        """Returns kernels for both programs, built from one recording."""
 
         def run(environment: dict[str, str]) -> None:
             cls.results(programs, model, model.parent / "scratch.gguf", environment)
@@ -120,7 +120,7 @@ class TestRandomLlama:
         *options: object,
         layers: int = ALL_LAYERS,
     ) -> str:
-        """Writes the logits of every token of the prompt to `output`; returns the log."""
+        """Writes the logits of all tokens of the prompt to `output`; returns the log."""
         done = programs.run(
             "llama-results",
             *("--model", model, "--output", output, "--prompt", PROMPT),
@@ -183,7 +183,7 @@ class TestRandomLlama:
     def test_layers_are_split_over_cores(
         self, programs: harness.Programs, kernels: Path, tmp_path: Path, cores: int
     ) -> None:
-        """Cores compute batches of a prompt at the same time, each its layers, and come to what one core computes."""
+        """Cores compute batches of a prompt at the same time, each core its own layers; results are those of one core."""
         model = tmp_path / "model.gguf"
         random_llama.write(model, size=random_llama.Size(n_layer=cores + 1))
         environment = programs.environment(kernels=kernels, buffers="device", log=True)
@@ -208,7 +208,7 @@ class TestRandomLlama:
 
 
 def logits(path: Path) -> np.ndarray:
-    """Returns what llama-results wrote, in double precision."""
+    """Returns the logits that llama-results wrote, in double precision."""
     (tensor,) = (t for t in gguf.GGUFReader(path).tensors if t.name == "logits")
     return np.asarray(tensor.data, np.float64)
 
@@ -216,7 +216,7 @@ def logits(path: Path) -> np.ndarray:
 def test_a_graph_of_which_only_nodes_without_elements_are_the_devices(
     programs: harness.Programs, tmp_path: Path
 ) -> None:
-    """Mamba gathers states of no sequence; all else has no kernel here."""
+    """Mamba gathers the states of no sequence; no other node has a kernel here."""
     environment = programs.environment(kernels=harness.odd_kernel(tmp_path), buffers="host")
     done = models.run(programs, environment, "^mamba$")
     assert done.returncode == 0, done.stderr[-3000:]

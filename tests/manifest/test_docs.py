@@ -1,4 +1,6 @@
-"""What the pages of manifests, docs/reference/coverage.md and docs/reference/graph-kernels.md show works, and the first name every key."""
+"""The examples on the pages of manifests, docs/reference/coverage.md and docs/reference/graph-kernels.md work, and the
+first name every key.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML is read by version 1.2's rules, as editors do, and every value keeps its place."""
+"""YAML is read by the rules of version 1.2, as in editors, and every value keeps its place."""
 
 from __future__ import annotations
 

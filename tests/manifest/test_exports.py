@@ -1,4 +1,6 @@
-"""Derived manifests ask for exactly what llama.cpp does: compared with llama.cpp's own graph exports (tests/data/graph-ops)."""
+"""Derived manifests list exactly the ops that llama.cpp runs: compared with llama.cpp's own graph exports
+(tests/data/graph-ops).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def test_a_models_own_export_is_covered(export: Path, library: Library) -> None:
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_beyond_the_exports_there_are_only_other_lengths(name: str, library: Library) -> None:
-    # An export holds the full cache and equal numbers of tokens and outputs; a run meets others too.
+    # An export has the full cache and equal numbers of tokens and outputs; a run also has others.
     graph = [op for path in DATA.glob(f"{name}.*.txt") for op in graph_ops.read(path)]
     exported = Counter(spec.op for spec, _, _ in graph)
     for spec in coverage.compare(specs(MANIFESTS[name], library), graph).beyond:
@@ -45,7 +47,7 @@ def test_beyond_the_exports_there_are_only_other_lengths(name: str, library: Lib
 
 def test_llama3_has_the_kernels_that_its_shapes_ask_for(library: Library) -> None:
     counts = Counter(spec.op for spec in specs(LLAMA3, library))
-    # 16 cache lengths for one token; for 512 tokens the cache holds 512 cells at least, which leaves 15.
+    # 16 cache lengths for one token; for 512 tokens the cache has at least 512 cells, so 15.
     assert counts["flash_attn_ext"] == counts["soft_max"] == 31
     assert counts["rope"] == 4
     assert sum(counts.values()) == 186

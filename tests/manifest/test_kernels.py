@@ -1,4 +1,4 @@
-"""Entries of `kernels:` become specs: batches multiplied out, expressions evaluated, defaults and aliasing as ggml has them."""
+"""Entries of `kernels:` become specs: combinations of batches, values of expressions, and ggml's defaults and aliasing."""
 
 from __future__ import annotations
 
@@ -190,10 +190,10 @@ graphs:
         assert [c.target for c in configs] == ["trn1", "trn2"] and configs[0].optlevel == configs[1].optlevel
         found[kernel.rpartition("-")[0]] = (configs[0].optlevel, configs[0].model_type)
     graphs = [what for name, what in found.items() if name.startswith("graph")]
-    assert graphs == [(2, "transformer")]  # one id for both except for the digest, and both have it
+    assert graphs == [(2, "transformer")]  # both have this id except for the digest, and both have these settings
     assert {name: level for name, (level, _) in found.items() if not name.startswith("graph")} == {
         "relu-4x8-f32": 3,
-        "relu-6x8-f32": 3,  # a node of the group is compiled as the manifest says
+        "relu-6x8-f32": 3,  # a node of the group is compiled by the manifest's settings
         "relu-64-f32": 3,
         # 8 is also 1 * 8, to which no case applies
     }

@@ -1,10 +1,11 @@
-"""Every mistake of a manifest is reported once, at its place, with what was expected: cases and exact messages in mistakes.txt.
+"""Every mistake of a manifest is reported once, at its place, with the expected value: cases and exact messages in
+mistakes.txt.
 
 A case is a line `=== title`, a manifest, a line `-- expected` and the messages. After a change of messages,
 
-    PYTHONPATH=tools python tests/manifest/test_mistakes.py
+  PYTHONPATH=tools python tests/manifest/test_mistakes.py
 
-writes the new ones into the file, to be read in the diff.
+writes the new ones into the file; read the diff.
 
 For brevity a case may begin with `%kernels` (entries follow), `%graphs` (the same) or `%compiler` (settings follow).
 """
@@ -38,7 +39,7 @@ def cases() -> dict[str, tuple[str, str]]:
 
 
 def expand(text: str) -> str:
-    """Returns the manifest that a case stands for."""
+    """Returns the whole manifest of a case."""
     kind, _, rest = text.partition("\n")
     if kind == "%kernels":
         return f"{HEAD}kernels:\n{rest}"
@@ -56,7 +57,7 @@ def messages(text: str, library: Library, folder: Path) -> str:
     try:
         manifest.load([file], Catalog([library]))
     except KernelgenError as error:
-        # The list of ops grows with every emitter: that it is there whole is what counts.
+        # The list of ops grows with every emitter; a message must have the whole list.
         ops = ", ".join(sorted(library.scan()))
         return "".join(f"{d}\n".replace(f"{file}:", "").replace(ops, "%ops") for d in error.diagnostics)
     return ""
@@ -70,7 +71,7 @@ def test_each_mistake_has_one_message_with_place_and_remedy(title: str, library:
 
 
 def update() -> None:
-    """Writes the messages that the cases give now."""
+    """Writes the current messages of the cases."""
     from conftest import make_library
 
     with tempfile.TemporaryDirectory() as folder:

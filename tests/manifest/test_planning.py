@@ -1,4 +1,4 @@
-"""`kernelgen validate` and `plan`: the same bytes everywhere, and quick."""
+"""`kernelgen validate` and `plan` print the same bytes everywhere, and are quick."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANIFESTS = [ROOT / "manifests" / name for name in ("basic.yaml", "llama3.yaml")
 
 
 def kernelgen(*args: object, cwd: Path | None = None, **environment: str) -> str:
-    """Runs the program in a process of its own and returns what it prints."""
+    """Runs the program in a process of its own; returns its output."""
     command = [sys.executable, "-m", "kernelgen", *map(str, args)]
     path = os.pathsep.join([str(ROOT / "tools"), *filter(None, sys.path)])
     done = subprocess.run(
@@ -77,7 +77,7 @@ def test_ten_thousand_kernels_are_planned_in_seconds(library: Library, tmp_path:
     text = kernelgen("plan", file, "--kernels", library.root, "--format", "json")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert len(Plan.from_json(text).kernels) == 10_000
-    # 0.7 s on the machine this was written on; processor time, so that a loaded machine does not matter.
+    # 0.7 s on the author's machine; this is processor time, so other load does not matter.
     assert after.ru_utime - before.ru_utime < 4
 
 
@@ -110,7 +110,7 @@ def test_a_plan_for_one_target_and_one_it_is_not_for(capsys: pytest.CaptureFixtu
 
 
 def group(count: int, wrong: bool) -> str:
-    """A manifest with a chain of nodes, each with a weight of its own, or one in which no reference is right."""
+    """A manifest with a chain of nodes, each with its own weight; `wrong` makes every reference wrong."""
     inputs = "".join(f'      w{i}: "(64,1,1,1)/f32"\n' for i in range(count))
     nodes = "".join(
         f"      - {{name: n{i}, op: mul, inputs: [{'m' if wrong else 'n'}{i - 1}, w{i}], output: '(64,1,1,1)/f32'}}\n"
@@ -145,7 +145,7 @@ def test_the_work_of_a_group_grows_as_its_nodes(library: Library, tmp_path: Path
 
 
 class _Counted(ast.NodeTransformer):
-    """Has each `a | b` and `a |= b` say how many elements it goes through: no call shows them."""
+    """Makes each `a | b` and `a |= b` report how many elements it reads, which no call shows."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)

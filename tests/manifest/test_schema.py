@@ -1,4 +1,4 @@
-"""The published schema says what kernelgen's tables say, and the checker agrees with a general JSON Schema validator."""
+"""The published schema agrees with kernelgen's tables, and the checker with a general JSON Schema validator."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ RIGHT: dict[str, Any] = {
 
 
 def _replace(value: Any, path: list[int], new: Any) -> Any:
-    """A copy of `value` with a part, chosen by `path`, replaced, added or (for None) removed."""
+    """A copy of `value` in which the part at `path` is `new`."""
     if not path or not isinstance(value, dict | list) or not value:
         return new
     keys = list(value) if isinstance(value, dict) else range(len(value))
@@ -102,7 +102,7 @@ def _replace(value: Any, path: list[int], new: Any) -> Any:
 
 
 def _integral_floats(value: Any) -> bool:
-    """JSON has one kind of number; YAML's `1.0` is not an integer, so these are left out of the comparison."""
+    """JSON has one kind of number; YAML's `1.0` is not an integer, so the comparison omits these."""
     if isinstance(value, dict | list):
         return any(map(_integral_floats, value.values() if isinstance(value, dict) else value))
     return isinstance(value, float) and (math.isinf(value) or value.is_integer())

@@ -1,4 +1,6 @@
-"""The exporter and llama.cpp's libraries: where Bazel puts them, or where NEURON_KERNELGEN_EXPORTER and LLAMA_CPP_PROGRAMS say."""
+"""Fixtures: the exporter and llama.cpp's libraries, where Bazel puts them or where NEURON_KERNELGEN_EXPORTER and
+LLAMA_CPP_PROGRAMS say.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "graph-ops"))
-sys.path.append(str(Path(__file__).parents[1] / "hlo"))  # behind: it has a conftest of its own
+sys.path.append(str(Path(__file__).parents[1] / "hlo"))  # last: the folder has a conftest of its own
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "fault_injection"))
@@ -38,7 +40,7 @@ Derive = Callable[..., set[KernelSpec]]
 
 @pytest.fixture
 def derive(exporter: Exporter, tmp_path: Path) -> Derive:
-    """Returns a function that writes the manifest of a model and returns its kernels; the manifest is `derived.yaml` in `tmp_path`."""
+    """Returns a function that writes a model's manifest, `derived.yaml` in `tmp_path`, and returns its kernels."""
 
     def derive(source: Path, *arguments: object) -> set[KernelSpec]:
         output = tmp_path / "derived.yaml"
@@ -49,7 +51,7 @@ def derive(exporter: Exporter, tmp_path: Path) -> Derive:
 
 
 def run_model(exporter: Exporter, source: Path, output: Path, *arguments: object) -> int:
-    """Runs `kernelgen model` and returns its exit status; the kernels are those of ops unless `--fuse` is among the arguments."""
+    """Runs `kernelgen model`; returns the exit status. Unless the arguments have `--fuse`, all kernels are those of ops."""
     where = ("--exporter", exporter.program, "--llama-cpp", exporter.libraries, "--fuse", "none")
     return cli.run(list(map(str, ("model", source, "-o", output, *where, *arguments))))
 

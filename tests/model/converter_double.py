@@ -1,6 +1,8 @@
-"""Stands for llama.cpp's convert_hf_to_gguf.py: it has what kernelgen changes of it, and maps a checkpoint whose names are GGUF's already.
+"""A double of llama.cpp's convert_hf_to_gguf.py. It has the methods that kernelgen replaces, and converts a checkpoint
+whose tensors already have GGUF's names.
 
-The configuration says what is to happen: `fields` are the keys of the header, `do` is Python that is run before.
+The checkpoint's configuration controls it: `fields` are the keys of the header, and it first runs the Python code in
+`do`.
 """
 
 import json
@@ -47,7 +49,7 @@ class ModelBase:
                 if name == "__metadata__":
                     continue
                 kind = np.float32 if tensor["dtype"] == "F32" else np.float16
-                # as lazy as the converter's own: it takes no memory for what is not written
+                # as lazy as the converter's own tensors: without memory until it is written
                 self.gguf_writer.add_tensor(name, np.broadcast_to(np.zeros(1, kind), tensor["shape"]))
                 ends.append(tensor["data_offsets"][1])
             if part.stat().st_size != 8 + length + max(ends):

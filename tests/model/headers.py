@@ -1,4 +1,4 @@
-"""Small models as headers, of the forms that architectures have."""
+"""Headers of small models of several architectures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SMALL = {"n_embd": 256, "n_head": 4, "n_head_kv": 2, "n_ff": 512, "n_vocab": 128
 
 
 def qwen3(**changes: object) -> GgufHeader:
-    """A small Qwen3: heads of another size than `n_embd / n_head`, and norms of queries and keys."""
+    """A small Qwen3: its head size is not `n_embd / n_head`, and queries and keys have norms."""
     return decoder("qwen3", **(SMALL | {"head": 128, "qk_norm": True} | changes))  # type: ignore[arg-type]
 
 
@@ -25,5 +25,5 @@ def gemma2(**changes: object) -> GgufHeader:
 
 
 def mixtral(**changes: object) -> GgufHeader:
-    """A small Mixtral: experts."""
+    """A small Mixtral, with experts."""
     return decoder("llama", **(SMALL | {"n_expert": 4} | changes))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""Writes small checkpoints with random weights, for a Python that has torch and transformers: `make_checkpoints.py FOLDER`.
+"""Writes small checkpoints with random weights, with a Python that has torch and transformers: `make_checkpoints.py
+FOLDER`.
 
-Each has a tokenizer that was made of random words, since llama.cpp's converter takes no model without one.
+Each has a tokenizer made of random words, because llama.cpp's converter refuses a model without one.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The benchmark of deriving counts what it says, on a model of toy size; no times."""
+"""The benchmark of deriving counts correctly on a tiny model; times are not checked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_model_is_derived_and_its_graphs_are_covered(exporter: Exporter, tmp_p
     assert (whole.what, whole.value, whole.met) == ("tiny: nodes without a kernel, of 52 graphs", 0, True)
     manifest.write_text(manifest.read_text().replace("op: swiglu", "op: geglu"))
     less = benchmark.graphs(file, manifest, programs(exporter))
-    assert (less.value, less.met) == (2 * 52, False)  # of two layers
+    assert (less.value, less.met) == (2 * 52, False)  # two layers
 
 
 def test_exports_are_held_against_the_manifest_of_their_model() -> None:
@@ -80,7 +80,7 @@ def test_a_step_over_cores_is_counted(exporter: Exporter) -> None:
         zip(tensor_plan.WAYS, (1, 18, 33, 65, 65), strict=True)
     )
     weights = [figures[f"{way}, 2 cores: weights that a core reads"] for way in tensor_plan.WAYS]
-    # norms are read by both
+    # both cores read the norms
     assert all(figure.ratio is not None and 0.5 < figure.ratio < 0.501 and figure.met for figure in weights)
     # all but the embedding, whose rows the CPU reads: matrices in F16, and norms in F32
     layer = 2 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) + 4 * 2 * 4096

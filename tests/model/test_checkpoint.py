@@ -1,4 +1,4 @@
-"""`kernelgen model` on Hugging Face checkpoints, with a double of llama.cpp's converter. test_converter.py has the real one."""
+"""`kernelgen model` on Hugging Face checkpoints with a double of llama.cpp's converter; test_converter.py uses the real one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BITS = {"f16": 16, "f32": 32}
 
 
 def tensors(header: GgufHeader) -> dict[str, dict[str, object]]:
-    """Returns what a safetensors file says of a header's tensors, whose names are kept."""
+    """Returns a safetensors header with the tensors of a GGUF header, under the same names."""
     found: dict[str, dict[str, object]] = {}
     end = 0
     for tensor in header.tensors:
@@ -44,7 +44,7 @@ def tensors(header: GgufHeader) -> dict[str, dict[str, object]]:
 
 
 def safetensors(path: Path, described: object, *, whole: bool = False) -> Path:
-    """Writes a safetensors file, which ends with its header unless it is to be whole."""
+    """Writes a safetensors file that ends after its header; with `whole` it has the size of its tensors too."""
     data = json.dumps(described).encode()
     path.write_bytes(struct.pack("<Q", len(data)) + data)
     if whole:
@@ -67,7 +67,7 @@ Convert = Callable[..., int]
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns llama.cpp's source tree, with a double of the converter."""
+    """Returns llama.cpp's source tree with a double of the converter."""
     folder = tmp_path / "llama.cpp"
     (folder / "build" / "bin").mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("converter_double.py"), folder / checkpoint.PROGRAM)
@@ -77,7 +77,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def convert(exporter: Exporter, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Convert:
-    """Returns a function that derives `m.yaml` from a checkpoint, and returns the exit status."""
+    """Returns a function that derives `m.yaml` from a checkpoint and returns the exit status."""
     assert exporter.libraries is not None
     monkeypatch.setenv("LD_LIBRARY_PATH", str(exporter.libraries))
 
@@ -111,7 +111,7 @@ def refused(convert: Convert, said: Said, source: Path, tmp_path: Path, *argumen
     return captured.err
 
 
-# --- what is taken -------------------------------------------------------------------------------------------------------------------
+# --- accepted files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("named", ["", "config.json", "model.safetensors"])
@@ -262,7 +262,7 @@ def test_a_configuration_alone_is_enough_with_transformers(
 
 
 def test_llama_cpp_s_converter_has_what_is_changed_of_it(llama_cpp_sources: Path) -> None:
-    """What run_converter.py relies on, which test_converter.py shows where PyTorch is."""
+    """llama.cpp has the methods that run_converter.py replaces. test_converter.py runs them where PyTorch is installed."""
     program = ast.parse((llama_cpp_sources / checkpoint.PROGRAM).read_text())
     imported = {name.name for node in ast.walk(program) if isinstance(node, ast.ImportFrom) for name in node.names}
     assert "ModelBase" in imported
@@ -287,14 +287,14 @@ def _methods(path: Path, name: str) -> dict[str, ast.FunctionDef]:
 
 
 def _called(function: ast.FunctionDef) -> list[str]:
-    """Returns the methods that a method calls, in its order."""
+    """Returns the names of the methods that a method calls, in order."""
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     return [
         call.func.attr for call in sorted(calls, key=lambda call: call.lineno) if isinstance(call.func, ast.Attribute)
     ]
 
 
-# --- what is not taken ---------------------------------------------------------------------------------------------------------------
+# --- refused files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "tokenizer.json", "config.json"])

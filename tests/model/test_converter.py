@@ -1,6 +1,7 @@
-"""`kernelgen model` on Hugging Face checkpoints with llama.cpp's own converter, for a Python that has what the converter needs.
+"""`kernelgen model` on Hugging Face checkpoints with llama.cpp's own converter.
 
-That Python is named by NEURON_KERNELGEN_CONVERTER_PYTHON; without it these tests are skipped (docs/reference/model-inputs.md has the command).
+NEURON_KERNELGEN_CONVERTER_PYTHON names a Python with the modules that the converter imports; without it these tests are
+skipped (docs/reference/model-inputs.md has the command).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def checkpoints(python: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without the modules of its Python."""
+    """Returns this process's environment without the paths of its Python's modules."""
     return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
 
 
@@ -58,7 +59,7 @@ def test_a_checkpoint_s_manifest_is_that_of_the_converted_model(
     command = [python, llama_cpp_sources / PROGRAM, whole, "--outfile", file]
     subprocess.run(list(map(str, command)), check=True, capture_output=True, env=_environment())
 
-    # a header that is cut off, without a tokenizer; and the configuration alone
+    # a file that ends after its header, without a tokenizer; and the configuration alone
     cut, alone = tmp_path / "cut", tmp_path / "alone"
     for folder in (cut, alone):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""From graphs to a manifest, with graphs that are made here: formulas where there are some, each size by itself where not."""
+"""Deriving a manifest from graphs made here: formulas where they exist, otherwise an entry for each size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .conftest import specs
 NO_WORDS = (0,) * 16
 
 Build = Callable[[DecodeCall, int], Sequence[ExportedNode]]
-"""A model: the nodes of a call that reads so many cells of the cache."""
+"""A model: returns the nodes of a call that reads this many cells of the cache."""
 
 
 def shape(*ne: int, dtype: str = "f32", nb: tuple[int, ...] | None = None) -> Shape:
@@ -38,7 +38,7 @@ def node(op: str, *inputs: Shape, output: Shape | None = None) -> ExportedNode:
 
 
 def run(build: Build, settings: Settings = BASE, exports: list[int] | None = None) -> Derived:
-    """Derives; notes in `exports` how many graphs each export had."""
+    """Derives; appends to `exports` the number of calls of each export."""
 
     def export(calls: Sequence[DecodeCall]) -> Iterable[tuple[DecodeCall, Graph]]:
         if exports is not None:
@@ -58,14 +58,14 @@ def text(derived: Derived) -> str:
 
 
 def kernels(derived: Derived, tmp_path: Path) -> set[KernelSpec]:
-    """The kernels of the manifest that is written."""
+    """Returns the kernels of the manifest that is written."""
     path = tmp_path / "m.yaml"
     path.write_text(text(derived), encoding="utf-8")
     return specs(path)
 
 
 def of(build: Build, settings: Settings = BASE) -> set[KernelSpec]:
-    """The kernels that the calls need, node by node."""
+    """Returns the kernels that the calls need, node by node."""
     found = set()
     for n_seqs in range(1, settings.n_seq_max + 1):
         for call in sizes.asked(settings, n_seqs):
@@ -103,7 +103,7 @@ def rounded(call: DecodeCall, n_kv: int) -> list[ExportedNode]:
 
 
 def by_size(call: DecodeCall, n_kv: int) -> list[ExportedNode]:
-    """Other ops for one token, and for long caches."""
+    """Has other ops for one token, and for long caches."""
     x = shape(8, call.n_tokens)
     return [node("silu", x), *([node("relu", x)] if call.n_tokens == 1 else []), *([node("neg", x)] * (n_kv > 600))]
 
@@ -138,7 +138,7 @@ def test_formulas_make_it_short() -> None:
     assert derived.listed == 0
     assert len(exports) == 1  # a few sizes were enough
     shown = text(derived)
-    assert shown.count("- op:") == 5  # rows that are outputs pass through the same silu as tokens
+    assert shown.count("- op:") == 5  # the rows of outputs pass through the same silu as those of tokens
     assert "sizes:\n  n_tokens: [1, 300]\n  n_kv: [256, 512, 1024]\n  n_outputs: [1, 300]\n" in shown
     assert "where: [n_outputs <= n_tokens, n_tokens <= n_kv]\n" in shown
     assert '"(8,${n_tokens},4,1)/f32/(4,128,32,128)"' in shown

@@ -1,5 +1,6 @@
-"""Damaged and hostile headers: the outcome is a manifest, or one line of error and exit status 2. `//tools/fault_injection:fuzz_headers`
-does it for thousands."""
+"""Damaged and hostile headers give a manifest, or one line of error and exit status 2.
+`//tools/fault_injection:fuzz_headers` runs thousands of them.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ STRING, ARRAY, U32, F32 = 8, 9, 4, 6
 
 @pytest.fixture(scope="session")
 def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> fuzz_headers.ReadingPrograms:
-    """Returns the programs. Only the long tests run a build with sanitizers, which takes a minute to compile:
-    NEURON_KERNELGEN_SANITIZED_EXPORTER names another build of backend/sanitizers/exporter."""
+    """Returns the programs. Only the long tests run a build with sanitizers, which takes a minute to compile;
+    NEURON_KERNELGEN_SANITIZED_EXPORTER names another build of backend/sanitizers/exporter.
+    """
     built = ROOT / "backend/sanitizers/exporter_address/export-graphs"
     variable = "NEURON_KERNELGEN_SANITIZED_EXPORTER"
     long = "KERNELGEN_LONG_TESTS" in os.environ or variable in os.environ
@@ -41,7 +43,9 @@ def programs(exporter: Exporter, there: Callable[[Path, str], Path]) -> fuzz_hea
 
 @pytest.fixture(scope="session")
 def bases(programs: fuzz_headers.ReadingPrograms, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Returns headers: models with a window, experts, norms; a recurrent one, and one that is both."""
+    """Returns headers of models with a window, with experts, with norms, of a recurrent model, and of one with
+    recurrence and experts.
+    """
     folder = tmp_path_factory.mktemp("models")
     load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
     fuzz_headers.save_models(programs.libraries, load_backends, "^(mamba|qwen3next)$", folder)
@@ -71,7 +75,7 @@ def test_a_header_that_is_cut_off_anywhere(
     programs: fuzz_headers.ReadingPrograms, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = headers.write(headers.qwen3(), tmp_path / "good.gguf").read_bytes()
-    # What is missing at the end of the last offset is zeros; the tensor's name begins before its other fields.
+    # Zeros are missing at the end of the last offset. The last tensor's name comes before its other fields.
     last = len(good) - len(parts(good).tensors[-1].name) - 8 - 4 - 16 - 4 - 8
     file = tmp_path / "model.gguf"
     for i, size in enumerate([*range(0, last, 61), *range(last - 3, last + 3)]):
@@ -83,7 +87,7 @@ def test_a_header_that_is_cut_off_anywhere(
             status, said = done.status, done.err
         else:
             status, said = run_model(exporter, file, tmp_path / "m.yaml"), capsys.readouterr().err
-        if size < 4 and i % 4 == 0:  # it could be any of its sources
+        if size < 4 and i % 4 == 0:  # it could be any kind of source
             assert (status, said.partition("\n")[0]) == (2, f"error: {file} is nothing that kernelgen model takes")
             continue
         assert fuzz_headers.wrong_message(status, said, file) is None
@@ -226,7 +230,7 @@ def test_split_files_that_lie(exporter: Exporter, tmp_path: Path, capsys: pytest
 
     assert "invalid split file idx" in refused(value(2, struct.pack("<H", 7), b"split.no"))
     assert f"{paths[1]}: the header is damaged or cut off" in refused(lambda h: replace(h, n_tensors=FAR))
-    # a tensor that both files have
+    # a tensor that is in both files
     first = parts(headers.write(headers.qwen3(), tmp_path / "first", part=(0, 2)).read_bytes()).tensors[0]
     assert "llama.cpp " in refused(lambda h: replace(h, tensors=(replace(first, offset=0),)))
 
@@ -244,7 +248,7 @@ def test_what_is_no_file_is_not_waited_for(
 
 
 def test_who_ends_the_program_ends_the_work(programs: fuzz_headers.ReadingPrograms, tmp_path: Path) -> None:
-    """A context of 16 million cells, filled 64 at a time, takes a minute."""
+    """Ending the exporter ends its child process: a context of 16 million cells, filled 64 at a time, takes a minute."""
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     command = [programs.exporter, file, "--ctx-size", str(1 << 24), "--ubatch-size", "64"]
     command += ["--graph", f"n_tokens=64,n_kv={1 << 24}"]
@@ -255,4 +259,4 @@ def test_who_ends_the_program_ends_the_work(programs: fuzz_headers.ReadingProgra
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert process.stdout.read() == b""  # which it holds open until it ends
+    assert process.stdout.read() == b""  # the child holds stdout open until it ends

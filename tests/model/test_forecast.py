@@ -1,4 +1,4 @@
-"""`kernelgen forecast`: what a call of a model takes, from its graph and the kernels of a manifest."""
+"""`kernelgen forecast`: how long a call of a model takes, from its graph and a manifest's kernels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Said = pytest.CaptureFixture[str]
 
 
 def forecast(model: Path, exporter: Exporter, *options: str) -> list[str]:
-    """Returns the command for a model and the manifest that was derived beside it."""
+    """Returns the command for a model and the manifest derived beside it."""
     where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries)]
     return ["forecast", str(model.with_name("derived.yaml")), "--model", str(model), *where, *options]
 
@@ -148,7 +148,8 @@ def test_kernels_of_one_core_are_divided_over_several_with_the_memory_of_each(
         assert found[2]["alone_ms"][part] == pytest.approx(found[1]["alone_ms"][part] / 2, rel=0.05), part
     for part in ("weights", "cache"):
         assert found[2]["memory"][part] == -(-found[1]["memory"][part] // 2) > 0
-    # two of a layer on the two cores of a chip, and beyond them a barrier: once for a queue, else of each launch
+    # Two sums per layer on the two cores of a chip. With more cores a barrier is added: one for a queue, otherwise one
+    # per launch.
     layers, chip = 2, chips.of("trn1")
     n_bytes = 4 * headers.SMALL["n_embd"]
     of_two = 2 * layers * (chip.number("all_reduce_us") / 1e3 + n_bytes / chip.number("all_reduce_gb_per_s") / 1e6)
@@ -186,7 +187,7 @@ def test_memory_has_the_weights_of_the_device_in_their_layout_and_the_cache(expo
     tiled = memory.of_graph(
         graph, chips.of("trn1"), 1, {TensorDesc.make(one.ne, one.dtype).in_layout(F8_TILES) for one in quantized}
     )
-    # codes of whole tiles of columns and the scales, or what ggml has where that is more
+    # the codes of whole tiles of columns and the scales, or the size in ggml's order if that is larger
     codes = sum(max(one.storage_bytes, stored_bytes(F8_TILES, "q8_0", one.ne)) for one in quantized)
     assert tiled.weights - found.weights == codes - sum(one.storage_bytes for one in quantized)
     small = memory.Memory(found.weights, found.cache, found.weights + found.cache - 1)
@@ -260,7 +261,7 @@ def test_the_table_of_models_has_each_target_and_number_of_cores_in_the_layouts_
     ]
     for line in lines:
         assert all(" ms, " in cell and "(" not in cell for cell in line[5:8])
-        # of F16 weights nothing was dequantized or multiplied in F32 before, either
+        # F16 weights were neither dequantized nor multiplied in F32 before
         assert [line[3], bool(line[9]), bool(line[11])] == (
             ["bf16", True, True] if line[1] == "Q8_0" else ["", False, False]
         )
@@ -277,7 +278,7 @@ def test_the_table_of_models_has_each_target_and_number_of_cores_in_the_layouts_
                 assert before.part_ms(part) > now.part_ms(part) > 0
             assert before.part_ms("scalar") > now.part_ms("scalar")
         assert one.memory.weights > row.before[0].memory.weights
-        for before, now in row.sums:  # what attention multiplies in F32 is the same
+        for before, now in row.sums:  # the products of attention in F32 are unchanged
             assert before.gflop > now.gflop >= 0 and 1 < now.gb / before.gb < 2 / (34 / 32)
         layer, call = row.sums
         assert all(0 < of.gb < whole.gb for of, whole in zip(layer, call, strict=True))
@@ -309,7 +310,7 @@ def run_model(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, target: str, more: int) -> None:
-    """Gives a target so many bytes beside the weights as ggml has them, the cache and what is left for programs."""
+    """Limits a target's memory to `more` bytes beside the weights in ggml's order, the cache and the room for programs."""
     of_graph = memory.of_graph
 
     def small(graph: Graph, chip: chips.Chip, cores: int, widened: Collection[TensorDesc] = ()) -> memory.Memory:
@@ -331,17 +332,17 @@ def test_each_target_has_the_layouts_that_products_are_quickest_with_of_those_th
         assert line.endswith("modelled, not measured")
         return line.partition(": weights ")[2].partition(", by a forecast of the products of 1 token by weights")[0]
 
-    monkeypatch.setitem(sys.modules, "jax", None)  # planning needs none
+    monkeypatch.setitem(sys.modules, "jax", None)  # planning imports no JAX
     both = ["--ftype", "Q4_K_M", "--target", "trn1", "--target", "trn2"]
     code, said, _ = run_model(*both)
     assert code == 0 and {chosen(target, said) for target in ("trn1", "trn2")} == {"bf16"}
     text = output.read_text()
     assert "\nweights: [bf16]\n" in text and "--weights" not in text
     assert run_model(*both, "--weights", "auto")[0] == 0 and output.read_text() == text
-    # nothing is to be dequantized
+    # there is nothing to dequantize
     code, said, _ = run_model("--ftype", "F16", "--target", "trn1")
     assert code == 0 and "forecast" not in said and "\nweights:" not in output.read_text()
-    # trn1 has room for the weights as they are, and trn2 for all
+    # trn1 has room for the weights in ggml's order, and trn2 for all layouts
     with_memory(monkeypatch, "trn1", 0)
     code, said, _ = run_model(*both)
     assert code == 0 and (chosen("trn1", said), chosen("trn2", said)) == ("as ggml has them", "bf16")
@@ -355,12 +356,12 @@ def test_each_target_has_the_layouts_that_products_are_quickest_with_of_those_th
         for target in ("trn1", "trn2")
     }
     assert layouts == {"trn1": {""}, "trn2": {"", "bf16"}}
-    # and with a little more for those that gain most of it
+    # with a little more memory, the weights that gain most get the layout
     with_memory(monkeypatch, "trn1", 24 << 20)
     code, said, _ = run_model(*both)
     assert code == 0 and chosen("trn1", said) == "bf16 for 4 of 8 shapes and types"
     (line,) = re.findall(r"\n  trn1: (.*)\n", output.read_text())
-    # those of Q6_K have more to dequantize, and grow less; then what there is room for
+    # q6_K costs more to dequantize and grows less; then come the weights that still fit
     named = [f"(2048,{n},1,1)/{t}" for n, t in ((128, "q6_K"), (256, "q6_K"), (512, "q4_K"))]
     assert json.loads(line.removeprefix("[{bf16: ").removesuffix("}]")) == [*named, "(8192,2048,1,1)/q6_K"]
 
@@ -379,13 +380,13 @@ def test_weights_are_as_they_are_named(run_model: RunModel, tmp_path: Path) -> N
 
 
 def fusions(said: str) -> dict[str, str]:
-    """Returns what the command said for each target."""
+    """Returns the choice that the command printed for each target."""
     lines = [line.split(": fuse ") for line in said.splitlines() if ": fuse " in line]
     return {target: text for targets, text in lines for target in targets.split(", ")}
 
 
 def launches(exporter: Exporter, file: Path, options: list[str], target: str, capsys: Said) -> tuple[int, float]:
-    """Returns the launches and milliseconds that `kernelgen forecast` has for a token with derived.yaml."""
+    """Returns the launches and milliseconds that `kernelgen forecast` computes for a token with derived.yaml."""
     capsys.readouterr()
     assert cli.run(forecast(file, exporter, *options, "--n-kv", "256", "--target", target, "--json")) == 0
     (one,) = json.loads(capsys.readouterr().out)
@@ -411,7 +412,7 @@ def test_each_target_has_the_groups_that_a_token_is_quickest_with_of_those_that_
         return {len(spec.nodes): spec.id for spec in specs if isinstance(spec, GraphSpec)}
 
     with monkeypatch.context() as without:
-        without.setitem(sys.modules, "jax", None)  # planning needs none
+        without.setitem(sys.modules, "jax", None)  # planning imports no JAX
         said = run("--fuse", "auto", *both)
     assert "--fuse auto" in output.read_text().replace(" \\\n#     ", "")
     names = {target: text.partition(",")[0] for target, text in said.items()}
@@ -421,7 +422,7 @@ def test_each_target_has_the_groups_that_a_token_is_quickest_with_of_those_that_
         assert text.endswith("; modelled, not measured") and all(f" {name} " in text for name in fusion.FUSES)
     layers = max(groups("trn1"))
     assert max(groups("trn2")) > 2 * layers
-    # a group of both is there once, and each target's are those that its name gives it
+    # A group of both targets is in the file once; each target's groups are those of the chosen `--fuse`.
     auto = {target: groups(target) for target in names}
     shared = set(auto["trn1"].values()) & set(auto["trn2"].values())
     assert output.read_text().count("\n    targets: [") == sum(map(len, auto.values())) - 2 * len(shared)
@@ -431,7 +432,7 @@ def test_each_target_has_the_groups_that_a_token_is_quickest_with_of_those_that_
         count, ms = launches(exporter, file, options, target, capsys)
         (told,) = re.findall(rf" {name} ([0-9.]+) ms \(([0-9]+) launch", said[target])
         assert (int(told[1]), float(told[0])) == (count, pytest.approx(ms, rel=0.1))
-    # limits: of a kernel, of a compile's memory, and of all compiles
+    # limits of a kernel, of a compile's memory, and of all compiles
     for name, value, why in (
         ("MAX_INSTRUCTIONS", 100_000, "left out: a kernel of 0.3 million instructions"),
         ("COMPILE_GIB", 2, "left out: a compile takes "),
@@ -444,7 +445,9 @@ def test_each_target_has_the_groups_that_a_token_is_quickest_with_of_those_that_
 
 
 def test_products_take_what_is_counted_of_their_kernels() -> None:
-    """For each type and layout; what activations and results add is small beside it, and the same in each."""
+    """The estimate of a product equals the count of its kernel's HLO for each type and layout; activations and results
+    add little, and the same in each layout.
+    """
     catalog = Catalog([builtin_library()])
 
     def counted(op: str, layout: str, *tensors: TensorDesc) -> Work:

@@ -1,4 +1,4 @@
-"""Formulas are right at every size they were found from, and at others."""
+"""Formulas hold at every size that they were fitted to, and at others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_no_such_formula_has_none(function: object) -> None:
 
 def test_two_points_don_t_make_a_line() -> None:
     points = [{"n": 1}, {"n": 5}]
-    assert Fitter(("n",), points).fit([10, 18]) is None  # 2 n + 8, or anything else
+    assert Fitter(("n",), points).fit([10, 18]) is None  # 2 n + 8, among many others
     assert Fitter(("n",), points).fit([2, 10]) == Formula(0, 2, 1, ("n",))
 
 

@@ -1,4 +1,4 @@
-"""Exports are read as docs/reference/graphs.md describes them, and a wrong one gets a message with its line."""
+"""The reader of exports follows docs/reference/graphs.md; a wrong export gets a message with its line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_nodes_are_what_is_computed() -> None:
     scale, copy = graph.nodes
     dense = Shape("f32", (4, 2, 1, 1), (4, 16, 32, 32))
     assert (scale.op, scale.inputs, scale.words[:2], scale.alias) == ("scale", (dense,), (1073741824, 0), 0)
-    assert (copy.op, copy.inputs, copy.alias) == ("cpy", (dense, dense), None)  # ggml_cast names its result as a source
+    assert (copy.op, copy.inputs, copy.alias) == ("cpy", (dense, dense), None)  # ggml_cast lists its result as a source
 
 
 @pytest.mark.parametrize(

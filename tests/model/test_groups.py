@@ -1,4 +1,4 @@
-"""A model's layers are found by structure, and as one kernel they compute what their nodes compute."""
+"""A model's layers are found by structure, and one kernel computes what their nodes compute."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def qwen3(exporter: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Graph
 
 
 def most(spec: GraphSpec) -> dict[int, int]:
-    """Returns how many rows slots of row numbers choose from."""
+    """Returns the number of rows from which each slot of row numbers selects."""
     found: dict[int, int] = {}
     for node in spec.nodes:
         if node.op in ("get_rows", "set_rows"):
@@ -55,7 +55,7 @@ def most(spec: GraphSpec) -> dict[int, int]:
 def test_groups_of_causal_attention_are_found_beside_others(
     exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Kernels of graphs are causal; those of nodes are as ggml has them, for masks that hide less."""
+    """Graph kernels are causal; kernels of nodes use ggml's own mask, which may hide less."""
     file = headers.write(headers.qwen3(), tmp_path / "tiny.gguf")
     options = ("--n-ctx", 512, "--n-kv", 256, "--n-tokens", 5, "--fuse", "layer")
     found = {}
@@ -87,14 +87,14 @@ def test_a_layer_is_a_segment_and_all_but_the_last_are_one_kernel(qwen3: Graph) 
     assert len(segments) == 1 + 5 + 1 and len(set(specs)) == 4
     assert len(set(specs[1:5])) == 1
     assert [qwen3.names[segment.end - 1] for segment in segments[:3]] == ["embd", "l_out-0", "l_out-1"]
-    # Only the hidden state is handed on.
+    # Each layer passes on only the hidden state.
     assert [crossing(qwen3)[segment.end] for segment in segments] == [1] * 6 + [0]
     assert [len(spec.escaping) for spec in specs] == [
         *[1] * 6,
         2,
-    ]  # of the head also the embeddings, which are an output
+    ]  # the head's other output is the embeddings
     assert [len(spec.written) for spec in specs] == [0, *[2] * 5, 0]
-    embedding, step = whole(qwen3)  # which llama.cpp computes on the CPU
+    embedding, step = whole(qwen3)  # llama.cpp computes the embedding on the CPU
     assert len(embedding) == 1
     assert len(segment_spec(qwen3, step).nodes) == len(qwen3.nodes) - 1
 
@@ -103,9 +103,9 @@ def test_a_layer_is_a_segment_and_all_but_the_last_are_one_kernel(qwen3: Graph) 
 def test_several_layers_are_a_segment_and_the_last_has_what_is_left(
     qwen3: Graph, at_once: int, lengths: list[int]
 ) -> None:
-    """The last layer has other ops, since it computes the rows of the outputs alone: it stays a kernel of its own."""
+    """The last layer stays a kernel of its own: it has other ops, because it computes only the rows of the outputs."""
     single = layers(qwen3)
-    ends = {segment.end: number for number, segment in enumerate(single)}  # the embedding is 0, layers are 1 to 5
+    ends = {segment.end: number for number, segment in enumerate(single)}  # 0 is the embedding, 1 to 5 are layers
     segments = layers(qwen3, at_once=at_once)
     assert (segments[0], segments[-1]) == (single[0], single[-1])
     numbers = [ends[segment.end] for segment in segments[:-1]]
@@ -152,7 +152,7 @@ def test_a_result_that_is_read_after_the_call_escapes(qwen3: Graph) -> None:
 
 
 def test_a_weight_of_several_layers_is_a_slot_for_each(qwen3: Graph) -> None:
-    """Which computes graphs that have it once, and such as have it for each layer."""
+    """The kernel computes graphs that have the weight once, and graphs that have it once per layer."""
     segment = whole(qwen3)[1]
     (one, other) = (n for n, root in qwen3.roots.items() if re.fullmatch("blk.[01].attn_norm.weight", root.name))
     assert qwen3.roots[one].weight and not any(root.weight for root in qwen3.roots.values() if root.node is not None)

@@ -27,7 +27,7 @@ def run(*arguments: object) -> int:
 
 
 def refused(said: Said, *arguments: object) -> str:
-    """Returns what a command says that refuses its arguments, and writes nothing."""
+    """Returns the message of a command that refuses its arguments; checks that it writes nothing."""
     output = Path(str(arguments[-1]))
     assert run(*arguments[:-1], "-o", output) == 2
     assert not output.exists()
@@ -98,7 +98,7 @@ def test_whole_graphs_are_taken_too(tmp_path: Path) -> None:
 
 
 def test_graphs_that_repeat_themselves_give_groups(tmp_path: Path, capsys: Said) -> None:
-    """Three layers of a matrix product and its activation, exported twice: one group."""
+    """Three layers of a matrix product and its activation, exported twice, are one group."""
     shape: dict[str, Any] = {"type": "f32", "ne": [8, 1, 1, 1], "nb": [4, 32, 32, 32]}
     matrix = {"type": "f32", "ne": [8, 8, 1, 1], "nb": [4, 32, 256, 256]}
     tensors: list[dict[str, Any]] = [{"name": "x", "op": "none", **shape}]
@@ -190,7 +190,7 @@ def test_a_recorded_file_can_be_replaced_by_its_tidy_form(tmp_path: Path) -> Non
     before = specs(path)
     assert run(path, "-o", path) == 0
     assert before < specs(path)
-    assert run(path, "-o", path) == 0  # what it writes is a manifest that it takes
+    assert run(path, "-o", path) == 0  # its output is a manifest that it reads
 
 
 def test_mistakes_of_a_recorded_file_are_those_of_a_manifest(tmp_path: Path, capsys: Said) -> None:
@@ -354,7 +354,7 @@ def test_configurations_that_can_t_be(value: object, message: str, tmp_path: Pat
     assert message in refused(capsys, path, tmp_path / "m.yaml")
 
 
-# --- what is none of these ---------------------------------------------------------------------------------------------------------
+# --- other files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_other_files_are_refused(data: bytes, message: str, tmp_path: Path, caps
 
 
 def test_layouts_of_weights_are_the_manifests(tmp_path: Path) -> None:
-    """`--weights` is a key of the manifest, which applies to the weights and not to the heads of a cache."""
+    """`--weights` becomes a key of the manifest; it applies to weights, not to the heads of a cache."""
     path = GRAPH_OPS / "llama3-8b-f16.no-flash-attn.txt"
     assert run(path, "-o", tmp_path / "m.yaml", "--weights", "planes", "--weights", "transposed") == 0
     assert "\nweights: [planes, transposed]\n" in (tmp_path / "m.yaml").read_text()
@@ -417,7 +417,7 @@ def test_options_of_models_are_refused_for_lists(tmp_path: Path, capsys: Said) -
 
 
 def test_no_damaged_file_does_harm(tmp_path: Path) -> None:
-    """Whatever a byte says, a file is read or refused with a message."""
+    """A file with any changed bytes is read, or refused with a message."""
     catalog = Catalog([builtin_library()])
     text = (GRAPH_OPS / "llama3-8b-f16.flash-attn.txt").read_text().splitlines()
     good = [
@@ -468,7 +468,7 @@ def test_no_damaged_file_does_harm(tmp_path: Path) -> None:
 
 
 def test_no_value_of_another_kind_does_harm(tmp_path: Path) -> None:
-    """Each value of a document is replaced by others."""
+    """Replaces each value of a document by values of other kinds."""
     catalog = Catalog([builtin_library()])
     path = tmp_path / "source"
     for lines in (GRAPHS.splitlines(), [json.dumps(hsa(kernel()))]):

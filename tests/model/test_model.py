@@ -1,4 +1,4 @@
-"""`kernelgen model` on headers that are made here: its kernels are those that llama.cpp asks for."""
+"""`kernelgen model` on headers made here: the manifest has the kernels that llama.cpp uses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_llama_cpp_exports_is_covered(
     command += ["-c", "1024", "-b", "64", "-ub", "64", "-ot", "zzz=CPU"]
     subprocess.run(list(map(str, command)), check=True, capture_output=True)
     derived = derive(file, "--n-ctx", 1024, "--n-tokens", "1,64", "--n-ubatch", 64, "--flash-attn", flash)
-    # an export has weights as ggml has them
+    # an export has weights in ggml's order
     result = coverage.compare({spec.without_layouts for spec in derived}, graph_ops.read(out))
     assert [str(op.spec) for op in result.missing] == []
     assert len(result.covered) > 20
@@ -112,7 +112,7 @@ def test_a_sliding_window_has_a_cache_of_its_own(
     text = (tmp_path / "derived.yaml").read_text()
     assert "  n_kv: [256, 512, 768, 1024, 1280, 1536, 1792, 2048]\n" in text
     assert "listed for one size" not in capsys.readouterr().out
-    # the window's cache has 256 cells and those of a call of 64 tokens, rounded up
+    # the window's cache has 256 cells plus a call's 64, rounded up
     assert {spec.output.ne[1] for spec in derived if spec.op == "set_rows"} == {512, 2048}
     lengths = {spec.inputs[1].ne[1] for spec in derived if spec.op == "flash_attn_ext" and spec.inputs[1]}
     assert lengths == set(range(256, 2049, 256))
@@ -151,7 +151,7 @@ def test_coverage_takes_a_model_as_it_is_run(
     where = ["--exporter", str(exporter.program), "--llama-cpp", str(exporter.libraries), "--format", "json"]
     capsys.readouterr()
     command = ["coverage", str(tmp_path / "derived.yaml"), "--model", str(file), *where]
-    # Every length of both contexts, with one sequence and with two.
+    # All lengths of both contexts, with one sequence and with two.
     assert cli.run([*command, *options]) == 0
     (found,) = json.loads(capsys.readouterr().out)["graphs"]
     assert all(step["nodes"] == step["covered"] > 50 for step in found["steps"])
@@ -162,7 +162,7 @@ def test_coverage_takes_a_model_as_it_is_run(
         (1024, 256),
         (1024, 512),
     }
-    # A call of 65 tokens has only what does not depend on their number.
+    # For a call of 65 tokens, only kernels that do not depend on the number of tokens exist.
     assert cli.run([*command, "--n-ctx", "512", "--n-tokens", "1,65", "--flash-attn", "both"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["graphs"]
     without = {
@@ -259,7 +259,7 @@ def test_few_numbers_of_tokens_and_flash_attention_are_the_default(exporter: Exp
     assert all(spec.op != "soft_max" for spec in specs(output))
 
 
-# --- what is not a model -------------------------------------------------------------------------------------------------------------
+# --- files that are not models ----------------------------------------------------------------------------------------
 
 
 def without(header: GgufHeader, *keys: str, **changes: headers.Value) -> GgufHeader:
@@ -312,7 +312,7 @@ def test_a_file_that_is_no_model(
 
 
 def test_no_damaged_header_does_harm(exporter: Exporter, tmp_path: Path) -> None:
-    """Each byte of a header counts for something; the program ends as it should whatever one says."""
+    """Damages a header in 48 places: the program exports graphs or ends with an error."""
     good = headers.write(headers.gemma2(), tmp_path / "good.gguf").read_bytes()
     file = tmp_path / "model.gguf"
     environment = os.environ | {"LD_LIBRARY_PATH": str(exporter.libraries)}
@@ -365,7 +365,7 @@ def test_a_missing_exporter_is_an_error_that_says_how_to_get_it(
 def test_kernels_of_any_context_are_those_of_caches_that_are_in_use_whole(
     name: str, derive: Derive, tmp_path: Path
 ) -> None:
-    """The length of the cache is in none of them, so that a length in use has them once."""
+    """No kernel depends on the cache's length, so each length in use has its kernels once."""
     file = headers.write(MODELS[name], tmp_path / "model.gguf", sparse=True)
     options = ("--n-tokens", "1,64", "--n-ubatch", 64, "--fuse", "layer")
     found = derive(file, "--n-ctx", "any", "--n-kv", "256,512,1024", *options)

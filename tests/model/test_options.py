@@ -1,4 +1,4 @@
-"""Options of `kernelgen model` for what runs beside a model or changes its graphs: adapters, context shifts, embeddings, drafts."""
+"""Options of `kernelgen model` that add to a model or change its graphs: adapters, context shifts, embeddings, drafts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Refusal:
-    """Returns a function that runs `kernelgen model` beside the model with wrong arguments, and returns its message."""
+    """Returns a function that runs `kernelgen model` with wrong arguments for the model, and returns its message."""
     monkeypatch.chdir(tmp_path)
 
     def refusal(*arguments: str) -> str:
@@ -90,7 +90,7 @@ def test_what_is_not_an_adapter_of_the_model(value: str, message: str, refusal: 
 
 
 def test_a_context_is_shifted_in_place_and_in_pieces(model: Path, derive: Derive) -> None:
-    """For keys of any cache: of numbers of cells that divide each other, up to the longest that is asked for."""
+    """The kernels shift the keys of any cache: each number of cells divides the next, up to the longest cache."""
     without = derive(model, *RUN)
     shifts = derive(model, *RUN, "--context-shift") - without
     assert [str(spec.output) for spec in shifts] == ["(64,1,256,1)/f16"]
@@ -137,7 +137,7 @@ def test_embeddings_are_of_all_tokens_and_pooled(model: Path, derive: Derive, tm
 
 
 def test_the_encoder_of_a_model_with_a_decoder(derive: Derive, tmp_path: Path) -> None:
-    """Is that of a model without one, up to the pooling."""
+    """The encoder's kernels equal those of a model without a decoder, up to the pooling."""
     files = tmp_path / "t5.gguf", tmp_path / "t5encoder.gguf"
     random_llama.write_t5(files[0], SIZE, decoder=True)
     random_llama.write_t5(files[1], SIZE)
@@ -156,7 +156,7 @@ def test_a_decoder_attends_to_a_few_numbers_of_tokens(derive: Derive, tmp_path: 
 
 
 def test_pooled_graphs_have_as_many_sequences_as_there_can_be(derive: Derive, tmp_path: Path) -> None:
-    """A kernel for more of them serves fewer."""
+    """A kernel for more sequences serves fewer."""
     file = tmp_path / "bert.gguf"
     random_llama.write_bert(file, SIZE)
     found = named(derive(file, *RUN, "--embeddings"), "get_rows")
@@ -224,12 +224,12 @@ def eagle3(tmp_path: Path) -> Path:
 def test_the_head_of_a_model_joins_a_hidden_state_and_a_token(
     with_head: Path, derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model alone has no experts; they are the head's."""
+    """Without the head the model has no experts."""
     alone = derive(with_head, *RUN)
     capsys.readouterr()
     added = derive(with_head, *RUN, "--spec-type", "draft-mtp") - alone
     said = capsys.readouterr().out
-    # a token of each sequence is sampled on the device
+    # the device samples a token of each sequence
     assert {str(spec.output) for spec in named(added, "concat")} == {"(256,16,1,1)/f32", "(256,1,1,1)/f32"}
     assert "(256,128,1,1)/f32" in {str(spec.inputs[0]) for spec in named(added, "mul_mat")}
     assert {str(spec.inputs[0]) for spec in named(added, "mul_mat_id")} == {"(128,192,4,1)/f32", "(192,128,4,1)/f32"}
@@ -241,7 +241,9 @@ def test_the_head_of_a_model_joins_a_hidden_state_and_a_token(
 
 
 def test_a_model_gives_the_hidden_states_of_all_tokens_to_its_head(with_head: Path, exporter: Exporter) -> None:
-    """Of one output, too: rows are picked from what the head reads, behind the last layer."""
+    """With a single output too: the head reads the hidden states of all tokens, and the output's rows are picked after
+    the last layer.
+    """
     settings = Settings((512,), 16, 1, (16,), None, None, "f16", "f16", (True,), False, False)
     call = [DecodeCall(512, 1, 16, 1, 256)]
     ((_, _, alone),) = exporter.graphs(with_head, settings, call)
@@ -274,7 +276,7 @@ def test_an_eagle3_draft_reads_layers_of_its_model(
 def test_a_head_of_gemma_4_reads_the_cache_of_its_model(
     derive: Derive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It joins the model's embedding of a token and its hidden state, and writes to no cache."""
+    """The head joins the model's embedding of a token and its hidden state, and writes to no cache."""
     model, head = tmp_path / "gemma4.gguf", tmp_path / "gemma4-head.gguf"
     random_llama.write_gemma4(model, WINDOWED)
     random_llama.write_gemma4_head(head, model, WINDOWED)

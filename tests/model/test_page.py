@@ -1,4 +1,4 @@
-"""docs/reference/models.md and docs/reference/graphs.md show what happens."""
+"""docs/reference/models.md and docs/reference/graphs.md match the programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRAPHS = (ROOT / "docs" / "reference" / "graphs.md").read_text(encoding="utf-8")
 
 
 def pattern(output: str) -> str:
-    """Returns the expression that an output must match: a line `…` stands for any lines."""
+    """Returns the expression that an output must match; a line `…` stands for any lines."""
     return "".join(r"(?:.*\n)*?" if line == "…" else re.escape(line) + r"\n" for line in output.splitlines())
 
 

@@ -32,7 +32,7 @@ def run(exporter: Exporter, output: Path, *arguments: object) -> int:
 
 
 def shapes(found: set[KernelSpec], op: str) -> set[str]:
-    """The last inputs of the kernels of an op."""
+    """Returns the last inputs of the kernels of an op."""
     return {str(spec.inputs[-1]) for spec in found if spec.op == op}
 
 
@@ -48,7 +48,7 @@ def shapes(found: set[KernelSpec], op: str) -> set[str]:
 def test_a_projector_alone(
     exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, said: str, ops: set[str]
 ) -> None:
-    """What llama.cpp's warm-up computes, from the header alone, with each layer as one kernel."""
+    """The header alone gives the kernels of llama.cpp's warm-up, with each layer as one kernel."""
     output = tmp_path / "projector.yaml"
     assert run(exporter, output, "--mmproj", header(tmp_path, kind)) == 0
     out = capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_a_projector_alone(
 
 
 def test_images_of_sizes_that_are_named(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of any size: llama.cpp scales them to multiples of what a token has."""
+    """Any size is allowed: llama.cpp scales images to multiples of a token's patch."""
     output = tmp_path / "projector.yaml"
     file = header(tmp_path, "qwen2vl_merger")
     assert run(exporter, output, "--mmproj", file, "--fuse", "none", "--image-size", "300x200,640x480,301x201") == 0
@@ -89,7 +89,7 @@ def test_tokens_that_an_image_has(exporter: Exporter, tmp_path: Path, capsys: py
 
 
 def test_numbers_that_graphs_depend_on(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Gemma 4 clamps activations to numbers that are in tensors: they are read, and a file without them is refused."""
+    """A Gemma 4 stores the limits of its activations in tensors: they are read, and a file without them is refused."""
     output = tmp_path / "projector.yaml"
     file = tmp_path / "gemma4v.gguf"
     random_projector.write(file, "gemma4v", size=SIZE)
@@ -102,7 +102,7 @@ def test_numbers_that_graphs_depend_on(exporter: Exporter, tmp_path: Path, capsy
 
 
 def test_what_is_cut_has_one_size(exporter: Exporter, tmp_path: Path) -> None:
-    """A projector that llama.cpp cuts images for computes parts of one size, whatever the size of the image."""
+    """If llama.cpp cuts images for a projector, all parts have one size, for any size of the image."""
     output = tmp_path / "projector.yaml"
     file = header(tmp_path, "idefics3")
     assert run(exporter, output, "--mmproj", file, "--fuse", "none", "--image-size", "2000x100") == 0
@@ -118,7 +118,7 @@ def test_without_flash_attention(exporter: Exporter, tmp_path: Path, capsys: pyt
 
 
 def test_a_manifest_has_a_model_and_its_projector(derive: Derive, exporter: Exporter, tmp_path: Path) -> None:
-    """Each kernel once, and weights of the projector in ggml's layout."""
+    """The manifest has each kernel once, and the projector's weights in ggml's layout."""
     model = tmp_path / "model.gguf"
     random_llama.write(model, size=random_llama.Size(n_embd=SIZE.n_out, n_layer=1), sparse=True)
     file = header(tmp_path, "gemma3")

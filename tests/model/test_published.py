@@ -1,4 +1,4 @@
-"""The ready manifests are what `kernelgen model` writes for these models; `bazel run //tools:published` writes them."""
+"""The ready manifests equal the output of `kernelgen model` for these models; `bazel run //tools:published` writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from published.__main__ import derive, main
 
 from .conftest import ROOT, specs
 
-# Of each model one type, and of most models only in a long run; the command's --check looks at all.
+# One type of each model, and of most models only in a long run; the command's --check compares all.
 OTHERS = [m for m in MANIFESTS if m.path.parent != FOLDER]
 MANY = [m for m in OTHERS if "devices" in m.path.stem and "2_devices" not in m.path.stem]  # each takes most of a minute
 LOOKED_AT = [
@@ -59,5 +59,5 @@ def test_there_is_a_manifest_for_each_model_and_type() -> None:
 def test_layers_with_a_window_have_a_cache_of_their_own() -> None:
     kernels = specs(ROOT / FOLDER / "gemma_3_4b_f16.yaml")
     caches = {s.inputs[2].ne[1] for s in kernels if s.op == "set_rows" and s.inputs[2] and s.inputs[2].ne[0] > 1}
-    # cells in use, at most those of the window of 1024 with a call of 512 tokens where there is one
+    # cells in use; a layer with a window of 1024 has at most 1536, with a call of 512 tokens
     assert caches == {256, 512, 1024, 2048, 4096, 1536}

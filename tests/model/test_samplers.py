@@ -1,4 +1,4 @@
-"""Kernels of the samplers that llama.cpp puts on a device (`--backend-sampling`)."""
+"""Kernels of the samplers that llama.cpp runs on a device (`--backend-sampling`)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def graph_specs(path: Path) -> list[GraphSpec]:
 
 @pytest.mark.parametrize("fuse", ["layer", "step"])
 def test_sampling_is_in_the_last_group(fuse: str, model: Path, exporter: Exporter, tmp_path: Path) -> None:
-    """So that a step of generation has as many launches as without, and ends with a token."""
+    """A step of generation has as many launches as without sampling, and ends with a token."""
     output = tmp_path / "m.yaml"
     options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1, "--fuse", fuse)
     counts = {}
@@ -63,14 +63,14 @@ def test_sampling_is_in_the_last_group(fuse: str, model: Path, exporter: Exporte
         for group in tokens:
             assert group.nodes[-1].kernel.output.ne == (1, 1, 1, 1)
             assert set(SAMPLED) <= {node.kernel.op for node in group.nodes}
-            hlo = group_kernels.emit(group)  # which no target refuses: it sorts without a sort
+            hlo = group_kernels.emit(group)  # the group sorts without HLO's sort, so no target refuses it
             assert {target.name: found for target in TARGETS.values() if (found := lint(hlo, target))} == {}
     assert counts["none"] == counts["default"]
     assert f"--samplers {DEFAULT}" in " ".join(output.read_text().split("\n\n")[0].replace("#", "").split())
 
 
 def test_samplers_have_what_llama_cpp_asks_a_device_for(derive: Derive, model: Path) -> None:
-    """Candidates with numbers from the first sampler on: of the vocabulary, and of what a top-k leaves of it."""
+    """Candidates carry their numbers from the first sampler on: those of the vocabulary, and those that top-k keeps."""
     options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1, "--samplers")
     without = derive(model, *options, "none")
     found = derive(model, *options, "top_k=5,dist") - without
@@ -85,7 +85,7 @@ def test_samplers_have_what_llama_cpp_asks_a_device_for(derive: Derive, model: P
 
 
 def test_each_sequence_has_a_token_sampled(derive: Derive, model: Path) -> None:
-    """Calls of one token of each sequence are asked for, whatever --n-tokens says: one more row than outputs is sampled from."""
+    """For any --n-tokens there are calls of one token of each sequence; sampling has one row more than outputs."""
     options = ("--n-ctx", 512, "--n-tokens", "1,8", "--n-ubatch", 8, "--n-seq-max", 3, "--kv-unified")
     found = derive(model, *options, "--samplers", "greedy")
     assert sorted(spec.output.ne[1] for spec in found if spec.op == "pad") == [2, 3, 4]
@@ -93,7 +93,7 @@ def test_each_sequence_has_a_token_sampled(derive: Derive, model: Path) -> None:
 
 
 def test_chains_have_any_numbers(derive: Derive, model: Path) -> None:
-    """But those that are sizes of tensors."""
+    """Except for the numbers that are sizes of tensors."""
     options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1, "--samplers")
     one = derive(model, *options, "penalties=16:1.3:0.1:0.1,top_k=5,top_p=0.9,min_p=0.1,temperature=0.5:0.1:0.9,dist")
     other = derive(model, *options, "penalties=16:2:-0.5:0.2,top_k=5,top_p=0.3,min_p=0.5,temperature=2:0.3:1.5,dist")
@@ -145,7 +145,7 @@ def test_the_program_refuses_samplers_of_split_tensors(exporter: Exporter, model
 def test_coverage_takes_samplers(
     model: Path, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The nodes of a call with samplers are looked up, and not the probe's."""
+    """Coverage looks up the nodes of a call with samplers, but not those of llama.cpp's probe."""
     output = tmp_path / "m.yaml"
     options = ("--n-ctx", 256, "--n-tokens", 1, "--n-ubatch", 1)
     assert run_model(exporter, model, output, *options, "--samplers", "greedy") == 0

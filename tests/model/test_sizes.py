@@ -1,4 +1,4 @@
-"""Which calls there are, and at which of them graphs are looked at."""
+"""The calls of a model, and the calls whose graphs are exported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_attention_that_reads_on_needs_few_lengths() -> None:
 
 def test_a_cache_is_at_least_as_long_as_what_is_put_into_it() -> None:
     assert lengths(BASE) == {1: {0, 256, 512, 1024}, 300: {0, 512, 1024}}
-    assert lengths(replace(BASE, n_kv=(768,))) == {1: {768}, 300: {768}}  # the first call meets another length
+    assert lengths(replace(BASE, n_kv=(768,))) == {1: {768}, 300: {768}}  # the first call has another length
 
 
 def test_sequences_have_a_cache_each_and_equally_many_tokens() -> None:
@@ -46,7 +46,7 @@ def test_sequences_have_a_cache_each_and_equally_many_tokens() -> None:
     assert lengths(two, 2) == {300: {0, 256, 512}}
     assert replace(two, kv_unified=True).cells(1000) == 1024
     assert lengths(replace(two, kv_unified=True), 2) == {300: {0, 512, 1024}}
-    # attention does not read on in a cache that another sequence's follows
+    # attention does not read past a cache that the next sequence's cache follows
     long = replace(two, n_ctx=(4000,))
     assert lengths(long, 2)[300] == {0, *range(256, 2049, 256)}
     assert lengths(long)[300] == {0, 512, 1024, 2048}

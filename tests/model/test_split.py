@@ -54,7 +54,7 @@ def test_equal_devices_have_one_graph_with_slices_and_sums(exporter: Exporter, n
                 wanted[axis] //= n_devices
             if name != "output.weight":  # llama.cpp decides by its size
                 assert ne == wanted, name
-        # attention and the feed-forward network of each layer end with a sum, and nobody reads what was there before
+        # Attention and the feed-forward network of each layer end with a sum, and no node reads the summand after it.
         tensors = graph["tensors"]
         sums = [i for i, t in enumerate(tensors) if t["op"] == "all_reduce"]
         n_layers = len({name for name in whole if name.endswith(".ffn_down.weight")})
@@ -81,7 +81,7 @@ def test_a_graph_of_a_device_is_read_with_its_sums(exporter: Exporter, tmp_path:
         for i in sums:
             spec = graph.nodes[i].spec()
             assert (spec.alias, dict(spec.params)) == (0, {"n_devices": 2})
-            # the sum is in the memory of its summand, which the node before has computed
+            # The sum is in place: its summand is the result of the node before.
             assert graph.wires[i].output == graph.wires[i - 1].output == graph.wires[i].inputs[0]
 
 
@@ -101,7 +101,9 @@ def test_a_step_is_one_kernel_with_its_sums(exporter: Exporter, tmp_path: Path) 
 
 
 def test_a_step_without_outputs_ends_with_its_last_attention(exporter: Exporter, tmp_path: Path) -> None:
-    """What llama.cpp makes of no rows has no elements, and is not computed; nor is the sum that nothing else reads."""
+    """Without rows of outputs, llama.cpp's last nodes have no elements and are not computed; the last sum has no reader
+    and is omitted.
+    """
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     export = tmp_path / "export.jsonl"
     command = [exporter.program, file, "--ctx-size", 512, "--split-mode", "tensor", "--devices", 2]
@@ -123,7 +125,8 @@ def test_a_step_without_outputs_ends_with_its_last_attention(exporter: Exporter,
         (kernel.spec for kernel in request.kernels if isinstance(kernel.spec, GraphSpec)), key=lambda s: -len(s.nodes)
     )
     assert len(part.nodes) < len(whole.nodes)
-    # ggml counts what has no elements among the readers, so that the backend finds what it reads used outside
+    # ggml counts nodes without elements as readers, so the backend finds that their inputs are used outside of the
+    # group
     assert [node.op for node in part.nodes if node.escapes] == ["add", "mul_mat"]
     assert set(before.unread.values()) == {n}
 

@@ -1,4 +1,4 @@
-"""Attention of several sequences with a cache each is a node for each sequence, and each cache a slot."""
+"""Attention of several sequences with a cache each becomes a node per sequence, and each cache a slot."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_they_compute_what_their_nodes_compute(exporter: Exporter, qwen3: Path) 
 
 
 def test_one_of_several_sequences_has_its_cache_alone(exporter: Exporter, qwen3: Path) -> None:
-    """So that a kernel for it computes each of them, wherever its cache is."""
+    """A kernel for one sequence computes each of them, wherever its cache is."""
     before = graph(exporter, qwen3, n_seqs=1)
     alone = Streams().of(before)
     written = [[node.output.ne for node in g.nodes if node.op == "set_rows"] for g in (alone, before)]
@@ -79,4 +79,4 @@ def test_other_graphs_stay_as_they_are(exporter: Exporter, qwen3: Path) -> None:
     assert Streams().of(one) is one
     several = graph(exporter, qwen3)
     changed = replace(several, roots={k: replace(root, node=0) for k, root in several.roots.items()})
-    assert Streams().of(changed) is changed  # a mask that the graph computes
+    assert Streams().of(changed) is changed  # the graph computes a mask

@@ -1,4 +1,4 @@
-"""What NEFFs say about themselves: real ones, as the double of neuronx-cc writes them, and simulated ones."""
+"""Descriptions of NEFFs: real ones, written by the double of neuronx-cc, and simulated ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Make = Callable[..., bytes]
 
 @pytest.fixture(scope="session")
 def module() -> bytes:
-    """HLO with an i64 input, which arrives as pairs, a quantized one, and a result in place."""
+    """HLO with an i64 input, passed as pairs, a quantized one, and a result in place."""
     spec = KernelSpec.make(
         "my_update",
         [T("(8,4,1,1)/bf16"), T("(4,1,1,1)/i64"), T("(64,2,1,1)/q8_0")],
@@ -38,7 +38,7 @@ def module() -> bytes:
 
 
 def repacked(data: bytes, **members: Any) -> bytes:
-    """Returns a NEFF with members replaced, by names in which `_` is `/` and `.`: None takes one away."""
+    """Returns a NEFF with members replaced, by names in which `_` is `/` and `.`; None removes one."""
     files: dict[str, bytes | None] = dict(container.unpack(data))
     for name, value in members.items():
         known = next(n for n in files if n.replace("/", "_").replace(".", "_").replace("-", "_") == name)
@@ -103,7 +103,7 @@ def test_members_of_a_simulated_neff_have_the_form_of_a_real_one(module: bytes, 
 
 
 def wide(*types: str) -> bytes:
-    """Returns HLO that returns its parameters, of the types and of the shapes [3, 5] and []."""
+    """Returns HLO that returns its parameters: one of each type with shape [3, 5], and one with []."""
     number = {name: n for n, name in proto.ELEMENT_TYPES.items()}
     module = proto.parse(b"\x1a\x00")
     module.name = module.entry_computation_name = "k"
@@ -233,7 +233,7 @@ def test_a_text_that_is_too_large_is_refused(module: bytes, real_neff: Make, mon
 
 
 def test_the_double_says_of_hlo_what_kernelgen_says(module: bytes, real_neff: Make) -> None:
-    """Two readers of HLO that share nothing: the double's is 60 lines of Python."""
+    """Two independent readers of HLO agree: the double's has 60 lines of Python."""
     said = description.describe(real_neff(module, "trn1", 1))
     assert [(t.name, t.usage, t.size) for t in said.tensors] == [
         (t.name, t.usage, t.size) for t in container.tensors_of(module)

@@ -1,4 +1,4 @@
-"""NEFF containers: what is written, and what is refused."""
+"""NEFF containers: their bytes, and what is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPILER = "simulator 1 (jaxlib 1.2.3)"
 
 @pytest.fixture(scope="session")
 def module() -> bytes:
-    """HLO with an absent input, an i64 input that arrives as pairs, a quantized one, and a result in place."""
+    """HLO with an absent input, an i64 input passed as pairs, a quantized one, and a result in place."""
     spec = KernelSpec.make(
         "my_update",
         [T("(8,4,1,1)/bf16"), None, T("(4,1,1,1)/i64"), T("(64,2,1,1)/q8_0")],
@@ -45,7 +45,7 @@ def simulated(module: bytes) -> bytes:
 
 
 def real(payload: bytes = b"", *, version: int = 2) -> bytes:
-    """Returns a NEFF as a device's compiler would write it."""
+    """Returns a NEFF in the format of a device's compiler."""
     if not payload:
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w") as tar:
@@ -202,7 +202,7 @@ def test_truncated_anywhere(simulated: bytes, which: str) -> None:
 
 
 def test_damage_anywhere_is_noticed(simulated: bytes) -> None:
-    """Every byte that means something: the sizes, the digest, the whole payload."""
+    """Every byte with a meaning: the sizes, the digest, the whole payload."""
     chance = random.Random(3)
     for at in [*range(0, 40), *range(172, 204), *(chance.randrange(1024, len(simulated)) for _ in range(500))]:
         data = bytearray(simulated)
@@ -212,7 +212,7 @@ def test_damage_anywhere_is_noticed(simulated: bytes) -> None:
 
 
 def reseal(data: bytes, payload: bytes) -> bytes:
-    """Returns `data` with another payload under a good header."""
+    """Returns `data` with another payload and a right header."""
     header = bytearray(data[:1024])
     header[16:24] = len(payload).to_bytes(8, "little")
     header[172:204] = hashlib.sha256(payload).digest()
@@ -220,7 +220,7 @@ def reseal(data: bytes, payload: bytes) -> bytes:
 
 
 def test_a_good_digest_over_bad_content(simulated: bytes) -> None:
-    """The payload is not trusted because its digest is right: anybody can write one."""
+    """A payload with a right digest is not trusted: anyone can compute the digest."""
     chance = random.Random(5)
     for _ in range(1000):
         payload = bytearray(simulated[1024:])

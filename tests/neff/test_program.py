@@ -78,7 +78,7 @@ def test_the_end_of_the_last_variable_counts_on_each_core() -> None:
 
 
 def chain(*opcodes: str) -> bytes:
-    """Returns a module whose instructions each make f32[4096,4096], 64 MiB, of the one before."""
+    """Returns a module whose instructions each make f32[4096,4096], 64 MiB, from the one before."""
     made = LintedModule.MESSAGE(name="made", entry_computation_name="main", entry_computation_id=1)
     computation = made.computations.add(name="main", id=1, root_id=len(opcodes))
     for number, opcode in enumerate(opcodes, start=1):
@@ -105,7 +105,7 @@ def test_what_a_program_takes_is_read_from_its_neff() -> None:
 
 
 def test_what_a_neff_does_not_say_is_estimated() -> None:
-    """Where the engines make descriptors as they run, a NEFF has no copies."""
+    """If the engines make descriptors at run time, a NEFF has no copies."""
     made = estimate(SPILLING, "trn2", 2)
     assert made.ring_bytes > 0
     said = takes({"sg00/PE.bin": bytes(640)}, hlo=SPILLING)

@@ -1,4 +1,4 @@
-"""What the tests of the interpreter share: kernels of both generations of NKI, and the survey of NKIBench, as modules."""
+"""Shared by the tests of the interpreter: makes kernels of both generations of NKI, and the survey of NKIBench, importable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of the newer generation, one per function, and what NumPy says they compute."""
+"""Kernels of the newer generation, one per function, each with its reference in NumPy."""
 
 import math
 
@@ -12,7 +12,7 @@ CASES = {}
 
 
 def case(reference, *inputs):
-    """Registers a kernel, its inputs and the function of them that it has to compute."""
+    """Registers a kernel, its inputs, and the function of them that it must compute."""
 
     def register(kernel):
         CASES[kernel.__name__] = (nki.jit(kernel), inputs, reference)
@@ -192,7 +192,7 @@ def nc_matmul_overwrites(x, y):
 
 @case(lambda x, y: x.T @ y, X, Y)
 def nc_matmul_parts(x, y):
-    """Each half goes through an access pattern that names the dtype: neither adds to what was never written."""
+    """Each half goes through an access pattern that names the dtype: neither adds to unwritten memory."""
     r = like(x, (24, 24), nl.float32, nl.psum)
     a, b = tile(x), tile(y)
     for i in range(2):
@@ -203,7 +203,7 @@ def nc_matmul_parts(x, y):
 
 @case(lambda x, y: x.T @ y, X, Y)
 def nc_matmul_beside_another_dtype(x, y):
-    """Zeros as integers are written to one half: the product adds to these, and overwrites the other half."""
+    """Integer zeros are written to one half: the product adds to these, and overwrites the other half."""
     r = like(x, (24, 24), nl.float32, nl.psum)
     nisa.memset(dst=r.ap([[24, 24], [1, 12]], offset=0, dtype=nl.int32), value=0)
     nisa.nc_matmul(dst=r, stationary=tile(x), moving=tile(y))

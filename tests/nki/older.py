@@ -1,4 +1,4 @@
-"""Kernels of the generation that imports neuronxcc.nki, one per function, and what NumPy says they compute."""
+"""Kernels of the generation that imports neuronxcc.nki, one per function, each with its reference in NumPy."""
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -10,7 +10,7 @@ CASES = {}
 
 
 def case(reference, *inputs):
-    """Registers a kernel, its inputs and the function of them that it has to compute."""
+    """Registers a kernel, its inputs, and the function of them that it must compute."""
 
     def register(kernel):
         CASES[kernel.__name__] = (nki.jit(kernel), inputs, reference)

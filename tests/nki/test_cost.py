@@ -1,4 +1,4 @@
-"""What a kernel takes by the model: the work of each engine, bytes of DMA and their runs, memory in use at once, and times of it."""
+"""The modelled cost of a kernel: the work of each engine, bytes of DMA and their runs, memory in use at once, and times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_kernel_takes_what_the_formulas_say_rolled_or_not(dtype, bound):
         "scalar": {"one": 256 + 64},
         "vector": {"one": 1},
         "gpsimd": {"one": 1},
-        # A row of `a` and of `b` is one piece of memory and what a partition holds; of the result as well.
+        # A row of `a` or `b` is contiguous and fills a partition; a row of the result too.
         "dma": {str(64 * size): a.nbytes, str(256 * size): b.nbytes + (64 * 256 * 4 if size == 4 else 0)}
         | ({"1024": 64 * 256 * 4} if size == 2 else {}),
     }
@@ -98,7 +98,7 @@ def test_inspect_prints_the_cost_that_is_noted_beside_the_hlo(tmp_path: Path):
     (made,) = found["cost"]
     assert made["modelled"] is True
     assert made["bottleneck"] == "dma"
-    # 0.16 bytes in a ns where runs have 512 bytes, and less by as much as they are shorter
+    # 0.16 bytes per ns if runs have 512 bytes, and less in proportion if they are shorter
     runs = noted["work"]["dma"]
     assert made["ns"]["dma"] == round(
         sum(n / (160 * min(1, int(run) / 512)) for run, n in runs.items() if run != "1024")
@@ -127,7 +127,7 @@ def test_time_of_a_product_follows_its_dtype_and_the_target():
 
 
 def older_kernel(x, row, twice):
-    """A row of one partition added to tiles, then squares, as the older NKI's language has them."""
+    """Adds a row of one partition to tiles, then squares them, in the older NKI's language."""
     result = older_nl.ndarray(x.shape, x.dtype, buffer=older_nl.shared_hbm)
     weights = older_nl.load(row)
     for i in older_nl.affine_range(4):
@@ -155,7 +155,7 @@ def test_the_older_generation_broadcasts_a_row_by_products_and_leaves_engines_to
 
 
 def reducing_kernel(x, reduces):
-    """Exponentials of sums of tiles; an activation adds them up, too, or does not."""
+    """Exponentials of sums of tiles; with `reduces`, the activation also adds them up."""
     result = older_nl.ndarray(x.shape, x.dtype, buffer=older_nl.shared_hbm)
     for i in older_nl.affine_range(4):
         tile = older_nl.load(x[nl.ds(128 * i, 128)])
@@ -174,7 +174,7 @@ def test_the_older_generation_computes_anew_what_an_activation_reduces():
 
     without, reduced = noted(False), noted(True)
     assert reduced["work"]["vector"]["two"] == 2 * without["work"]["vector"]["two"] == 2 * 4 * 512
-    assert reduced["work"]["dma"]["2048"] == without["work"]["dma"]["2048"] + 4 * 512 * 512  # loads, and not stores
+    assert reduced["work"]["dma"]["2048"] == without["work"]["dma"]["2048"] + 4 * 512 * 512  # loads, not stores
     assert reduced["work"]["either"] == without["work"]["either"]  # the squares of its result
     assert reduced["instructions"]["scalar"] == without["instructions"]["scalar"] == 4
 

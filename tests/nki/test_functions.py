@@ -1,4 +1,4 @@
-"""Every function of NKI, both generations, against NumPy: all kernels of a generation are compiled and run at once."""
+"""Every function of NKI, both generations, compared with NumPy: all kernels of a generation are compiled and run at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cases(generation: str):
 def computed(generation: str):
     recorded = {}
     for name, (made, inputs, _) in cases(generation).items():
-        with contextlib.suppress(NkiError):  # its own test says so
+        with contextlib.suppress(NkiError):  # its own test reports this
             recorded[name] = kernel.record_kernel(made, inputs, {})
     inputs = {n: list(cases(generation)[n][1]) for n in recorded}
     run = jax.jit(lambda given: {n: recorded[n](*given[n]) for n in recorded})

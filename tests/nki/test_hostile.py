@@ -1,4 +1,6 @@
-"""Kernels in NKI that misbehave: each is an error at its file and line, within a time limit, and leaves nothing for the next one."""
+"""Kernels in NKI that misbehave: each is an error at its file and line, within a time limit, and does not affect the
+next kernel.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def emit(folder: Path, op: str, *more: str) -> tuple[int, str]:
-    """Emits a kernel as a build does, in this process, and checks that it leaves the process as it was."""
+    """Emits a kernel like a build, but in this process, and checks that the process is unchanged."""
     before = dict(vars(builtins)), Path.cwd(), gc.isenabled()
     tensor = "(4,4,1,1)/f32"
     spec = json.dumps({"op": op, "inputs": [tensor], "output": tensor, "params": {}, "alias": None})

@@ -1,5 +1,8 @@
-"""Integers, at their extremes: engines compute in float32 and saturate, GpSimd in integers, bitwise operations on bits; a kernel that
-is called, one that runs instruction by instruction and the HLO that a build compiles give the same bits, which NumPy says as well."""
+"""Integers, at their extremes: engines compute in float32 and saturate, GpSimd in integers, bitwise operations on bits.
+
+A kernel gives the same bits when it is called, when it runs instruction by instruction, and as the HLO that a build
+compiles; NumPy gives them too.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ SIZE = 24
 
 
 def numbers(dtype: np.dtype[Any]) -> np.ndarray:
-    """Returns the extremes of a dtype, what float32 can't hold, and some others."""
+    """Returns the extremes of a dtype, numbers that float32 can't hold, and some others."""
     info = np.iinfo(dtype)
     chosen = [0, 1, 2, 3, 7, -1, -2, info.min, info.min + 1, info.max, info.max - 1, info.max // 2 + 1]
     chosen += [n * sign for n in ((1 << 24) - 1, (1 << 24) + 1, (1 << 30) + 1) for sign in (1, -1)]
@@ -40,7 +43,7 @@ def pairs(first: np.dtype[Any], second: np.dtype[Any]) -> tuple[np.ndarray, np.n
     return np.ascontiguousarray(a), np.ascontiguousarray(b)
 
 
-# What NumPy says
+# NumPy's results
 
 
 def from_float(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -88,7 +91,7 @@ def out(*tiles: Any) -> tuple[Any, ...]:
 
 
 def results_of(function: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
-    """Returns what a kernel gives; the HLO that is compiled of it gives the same bits."""
+    """Returns a kernel's results, and checks that its HLO gives the same bits."""
     called = kernel.NkiKernel(function, older=False)(*arrays)
     recorded = kernel.record(function, list(arrays), {}, older=False, targets=("trn2",))
     hlo, _ = traced_hlo(recorded, [(a.shape, str(a.dtype)) for a in arrays])
@@ -214,7 +217,7 @@ def test_a_tile_and_a_number(dtype: np.dtype[Any]) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_copies_and_dma(dtype: np.dtype[Any]) -> None:
-    """Equal dtypes keep every bit; others become float32 on the way: 16777217 becomes 16777216, -1 becomes 0."""
+    """Equal dtypes keep every bit; other conversions go through float32: 16777217 becomes 16777216, -1 becomes 0."""
 
     def function(x: Any) -> Any:
         data, made, results = tile(x), [], []

@@ -1,4 +1,4 @@
-"""Each limit of the hardware and rule of NKI is refused, with its code and the kernel's file and line."""
+"""A kernel that breaks a limit of the hardware or a rule of NKI is refused, with the code and the kernel's file and line."""
 
 from __future__ import annotations
 
@@ -444,7 +444,9 @@ def test_a_transpose_goes_to_psum_in_the_dtype_of_the_targets(transposed, given,
 
 
 def _sums(*steps):
-    """Returns the notes of products into PSUM: (columns of the tensor, accumulate), or None where the tensor is read."""
+    """Returns the notes of products into PSUM. A step is (columns of the tensor, accumulate), or None, which reads the
+    tensor.
+    """
 
     def function(x):
         sums, a = psum(8, 16), sbuf(8, 8)
@@ -505,7 +507,7 @@ def integers(*shape):
 
 
 def at_run_time(*shape):
-    """Returns a part of a tile that begins where a register says."""
+    """Returns a part of a tile whose beginning is in a register."""
     rows, columns = shape
     return sbuf(rows, 64).ap([[64, rows], [1, columns]], scalar_offset=nisa.register_alloc(3), indirect_dim=1)
 
@@ -758,7 +760,7 @@ def test_a_scatter_that_adds_is_noted_as_what_devices_hang_in():
 
 
 def _turns(body, older=True, loop="affine_range"):
-    """Returns the notes of turns that depend on each other, where `body(i, x, out, total)` is a turn."""
+    """Returns the notes of turns that depend on each other; `body(i, x, out, total)` is a turn."""
 
     def function(x):
         rows = older_nl.ndarray((4, 8, 16), np.float32, buffer=older_nl.shared_hbm, name="partly_written")
@@ -849,7 +851,7 @@ def record(function, *, older=False, targets=("trn1", "trn2"), x=X):
         (lambda x: filled(x, 5, 8192), None),  # 160 KiB
         (lambda x: filled(x, 12, 512, buffer=nl.psum), "err_psum_exceed_arch_limit: 12 tiles in psum .* 24,576 bytes"),
         (lambda x: filled(x, 8, 512, buffer=nl.psum), None),
-        # What the kernel places itself may share its place.
+        # Tiles that the kernel places itself may share an address.
         (lambda x: filled(x, 12, 512, buffer=nl.psum, address=(0, 2048)), None),
         (lambda x: filled(x, 1, 512, buffer=nl.psum, address=(0, 8 * 2048)), "err_psum_exceed_arch_limit"),
         (lambda x: filled(x, 1, 8, address=(0, 180_224)), "err_sbuf_exceed_arch_limit"),
@@ -921,7 +923,7 @@ def test_a_product_is_in_one_bank_wherever_it_begins(transposed, first, targets,
 
 
 def stored(x, *, rows=range(4), name="", stop=None):
-    """Copies blocks of 32 rows; a `stop` ends the kernel inside of its loop."""
+    """Copies blocks of 32 rows; `stop` ends the kernel inside its loop."""
     result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name=name)
     for i in nl.affine_range(4):
         tile = nl.ndarray((32, 512), x.dtype, buffer=nl.sbuf)
@@ -980,7 +982,7 @@ def test_masks_views_and_outputs_as_arguments_are_told_apart_by_what_they_write(
     blank = kernel.Blank((128, 512), np.dtype(np.float32))
     with pytest.raises(NkiError, match="nothing writes 32,768 of the 65,536"):
         kernel.record(takes_its_output, [X, blank], {}, older=True)
-    kernel.record(takes_its_output, [X, X], {}, older=True)  # what it is given has values
+    kernel.record(takes_its_output, [X, X], {}, older=True)  # the given tensor has values
 
 
 def test_a_result_whose_places_are_known_at_run_time_only_counts_as_written():

@@ -1,4 +1,4 @@
-"""The survey of NKIBench's kernels: on a folder that is made here, and on the public ones where there are any."""
+"""The survey of NKIBench's kernels: on a folder that is made here, and on the public kernels if this machine has them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_folder_that_is_not_nkibench(tmp_path: Path) -> None:
 
 
 def test_public_kernels() -> None:
-    """docs/results/nki-suites.md has the figures of these; their files have no licence to be kept here."""
+    """docs/results/nki-suites.md has the figures of these kernels; their files have no licence that allows copies here."""
     folders = [os.environ[name] for name in (BENCH, SOLUTIONS) if os.environ.get(name)]
     if not os.environ.get(BENCH):
         pytest.skip(f"{BENCH} does not name NKIBench (docs/results/nki-suites.md says how to get it)")

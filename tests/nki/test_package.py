@@ -1,4 +1,4 @@
-"""The interpreter as a package of its own: what it imports, its page, its command line, and its wheel."""
+"""The interpreter as a package of its own: its imports, its page, its command line, and its wheel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALLOWED = {*sys.stdlib_module_names, "nki_interpreter", "numpy", "ml_dtypes", "j
 
 
 def imported(path: Path) -> set[str]:
-    """Returns the packages that a module imports, in its functions, too."""
+    """Returns the packages that a module imports, also inside functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""No parameter of an instruction is unread, in either generation: what a kernel gives is used, checked or refused."""
+"""Instructions of both generations use, check or refuse every argument that a kernel gives."""
 
 from __future__ import annotations
 

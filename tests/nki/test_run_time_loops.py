@@ -1,4 +1,4 @@
-"""Loops whose bounds are in memory: they run where the arrays are there, and are refused where HLO is made before."""
+"""Loops with bounds in memory run if the arrays exist, and are refused if the HLO is made earlier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = np.arange(256 * 4, dtype=np.float32).reshape(256, 4)
 
 
 def _first_rows(x, blocks):
-    """Copies as many blocks of 64 rows of `x` as `blocks` says."""
+    """Copies `blocks` blocks of 64 rows of `x`."""
     result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     zeros = nl.zeros((64, 4), x.dtype, buffer=nl.sbuf)
     for i in range(4):
@@ -37,7 +37,9 @@ def _first_rows(x, blocks):
 
 
 def _programs(blocks, barrier=False):
-    """Each program adds 1 to a number as often as the program before has made it, the first one as often as `blocks` says."""
+    """Each program adds 1 to a number n times: the first `blocks` times, each other one as often as the number left by
+    the one before.
+    """
     result = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
     held = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=held, src=blocks[0] if nl.program_id(0) == 0 else result)
@@ -52,7 +54,7 @@ def _programs(blocks, barrier=False):
 
 
 def _nested(blocks):
-    """Counts to 1 + 2 + … + n: the bound of the inner loop is what the outer one has changed."""
+    """Counts to 1 + 2 + … + n: the outer loop changes the bound of the inner loop."""
     result = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
     held = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
     total = nl.zeros((1, 1), nl.int32, buffer=nl.sbuf)

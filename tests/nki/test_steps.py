@@ -1,4 +1,6 @@
-"""Kernels that run instruction by instruction: they give what they give as one program, and what is alike is compiled once."""
+"""Kernels that run instruction by instruction give the same results as one program, and equal instructions are compiled
+once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def _run(function: Callable[..., Any], *arrays: np.ndarray) -> Any:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Runs kernels instruction by instruction, and returns the items that are compiled."""
+    """Runs kernels instruction by instruction; returns the compiled items."""
     found: list[Any] = []
 
     class Step(steps._CompiledInstruction):
@@ -39,7 +41,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def _sums(x, places):
-    """Adds rows of `x` at places that are known at run time, writes them back, and returns their sum and a row that stays."""
+    """Adds rows of `x` at places known at run time; returns their sum and an unchanged row."""
     result = nl.ndarray((1, 4), x.dtype, buffer=nl.shared_hbm)
     kept = nl.ndarray((1, 4), x.dtype, buffer=nl.shared_hbm)
     total = nl.zeros((1, 4), x.dtype, buffer=nl.sbuf)
@@ -77,7 +79,7 @@ def test_an_index_outside_is_said_with_its_line_either_way(monkeypatch: pytest.M
 
 
 def _two_reads(x, places):
-    """Reads a row at each of two places, in a line each."""
+    """Reads a row at each of two places, each in its own line."""
     result = nl.ndarray((2, 4), x.dtype, buffer=nl.shared_hbm)
     at = [nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf) for _ in range(2)]
     row = [nl.ndarray((1, 4), x.dtype, buffer=nl.sbuf) for _ in range(2)]
@@ -102,14 +104,16 @@ def test_of_two_alike_that_one_is_said_that_fails(compiled: list[Any], wrong: in
 
 
 def test_what_is_alike_is_compiled_once(compiled: list[Any]) -> None:
-    """Six loads of rows at places, three instructions each: all loads of a place differ in where they read, the others in nothing."""
+    """Six loads of rows at places, three instructions each: all loads of a place differ in where they read, the others
+    do not differ.
+    """
     _run(_sums, X, _places(1, 5, 5, 9, 0, 63))
     lines = [item.line - _sums.__code__.co_firstlineno for item in compiled]
     assert [lines.count(n) for n in (8, 11, 12)] == [6, 1, 1]
 
 
 def _copies(x):
-    """Returns a tile that stays, and a copy of it that is written."""
+    """Returns an unchanged tile, and a copy of it that is written."""
     kept = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     changed = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     first = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
@@ -130,7 +134,9 @@ def test_a_copy_has_memory_of_its_own(compiled: list[Any]) -> None:
 
 
 def _doubled(x):
-    """Doubles an argument in place, a row at a time, and returns a tile of which a row was written twice, and the others never."""
+    """Doubles an argument in place, row by row; returns a tile with one row that was written twice, and others never
+    written.
+    """
     result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
     for _ in range(2):
@@ -172,7 +178,7 @@ def test_the_two_zeros_are_not_alike(compiled: list[Any]) -> None:
 
 
 def _rolled(x):
-    """Adds each row of `x` to one total and each row times two to another: two loops that are alike except for the factor's tile."""
+    """Adds each row of `x` to one total and twice each row to another: the two loops differ only in the factor's tile."""
     result = nl.ndarray((3, 4), x.dtype, buffer=nl.shared_hbm)
     for number, factor in enumerate((1.0, 2.0, 2.0)):
         total = nl.zeros((1, 4), x.dtype, buffer=nl.sbuf)

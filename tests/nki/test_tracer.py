@@ -1,4 +1,4 @@
-"""What AWS's tracer refuses of a kernel's Python code is noted at its line, and runs here."""
+"""Python code in a kernel that AWS's tracer refuses is noted at its line, and runs here."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def between(x):
 
 
 def taken(x):
-    """Texts as keys, a loop that is unrolled, inner functions as bodies, and no comprehension in a kernel's head."""
+    """Strings as keys, an unrolled loop, inner functions as bodies, and no comprehension in a kernel's head."""
     tiles = {"a": sbuf()}
 
     def doubled(i=0):

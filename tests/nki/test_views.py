@@ -1,4 +1,4 @@
-"""Views and masks: what is read and written through them is what NumPy reads and writes, with slices where indices allow."""
+"""Views and masks read and write the same elements as NumPy, with slices if the indices allow it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with loading.interpreter():
 
 @st.composite
 def views(draw):
-    """A shape, and a view of it as NumPy makes it from slices, flips, transposes and splits."""
+    """A shape, and a view of it that NumPy makes from slices, flips, transposes and splits."""
     shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=4)))
     array = np.arange(np.prod(shape)).reshape(shape)
     index = tuple(
@@ -159,7 +159,7 @@ def test_a_masked_last_tile_stays_beside_the_loop(rows):
 
 @pytest.mark.parametrize("bad", [None, 5, 40])
 def test_indices_are_checked_in_a_rolled_loop(bad):
-    """The first one that is outside is reported, with the line of its instruction."""
+    """The first index outside is reported, with the line of its instruction."""
 
     @older.jit
     def gathered(x, rows):
@@ -185,7 +185,7 @@ def test_indices_are_checked_in_a_rolled_loop(bad):
 
 @pytest.mark.parametrize("number", [[6, 0, 6, 3], [6, 7, 0, 0]], ids=["inside", "outside"])
 def test_a_matrix_that_a_number_names_is_a_slice_and_no_gather_of_elements(number):
-    """Rows of it too, in rolled loops over numbers and over rows."""
+    """Also for rows of the matrix, in rolled loops over numbers and over rows."""
 
     @nki.jit
     def named(x, numbers):

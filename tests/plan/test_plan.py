@@ -1,4 +1,4 @@
-"""The identity of a kernel: what means the same is the same, and what differs is told apart."""
+"""The identity of a kernel: equal descriptions have one id, and different ones have different ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new language is a package, its name in `kernelgen.languages`, and `regenerate`."""
+"""A new language is a package, a name in `kernelgen.languages`, and a run of `regenerate`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ kernels:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy in which `doubling` is a language, after `regenerate`."""
+    """A copy of the checkout with the language `doubling`, after `regenerate`."""
     copy = copy_checkout(tmp_path_factory.mktemp("checkout"))
     languages = copy / "tools" / "kernelgen" / "languages"
     (languages / "doubling").mkdir()

@@ -1,4 +1,4 @@
-"""Generated files are as they would be generated, and one that differs is found and mended."""
+"""Generated files are up to date, and one that differs is found and written again."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def test_lines_of_the_log_are_read_from_a_source() -> None:
 
 
 def too_long(kind: str, message: str) -> bool:
-    """Returns whether a message does not fit a terminal, or tells what only debugging needs."""
+    """Returns whether a message does not fit a terminal, or contains details that only debugging needs."""
     said = message.split("\n")
     return len(said) > 3 or any(len(line) > 120 for line in said) or (kind != "DEBUG" and "nearest is" in message)
 
 
 def test_messages_of_the_backend_fit_a_terminal() -> None:
-    """At most three lines: what happened, why, what to type. Debugging aids are for GGML_NEURON_LOG=2."""
+    """At most three lines: the event, the reason, the command to type. Details for debugging are for GGML_NEURON_LOG=2."""
     assert [(source, said) for kind, said, source in log_lines.messages() if too_long(kind, said)] == []
     assert {kind for kind, _, _ in log_lines.messages()} == set(log_lines.TITLES)
 

@@ -1,4 +1,4 @@
-"""A new target is one row of tools/kernelgen/targets.py and `regenerate`: nothing else has a list of them."""
+"""A new target is one row of tools/kernelgen/targets.py and a run of `regenerate`: no other file lists targets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ kernels:
   - {op: rms_norm, inputs: ["(256,4,1,1)/f32"], output: "(256,4,1,1)/f32", params: {eps: 1.0e-5}, languages: [nki]}
 """
 
-# What can't be run from here is asked for the row itself: a file, and what it says of trn9.
+# Files that can't run here, each with its row for trn9.
 SAID = {
     "docs/reference/targets.md": "| **trn9** | **trn1** |",
     "backend/nrt/targets.inc": '{ "trn9", { "trn9" }, { 99 }, 2 },',
@@ -42,7 +42,7 @@ SAID = {
 
 
 def copy_checkout(copy: Path) -> Path:
-    """Copies what `regenerate` and builds read into a folder, and returns that."""
+    """Copies the files that `regenerate` and builds read into a folder; returns it."""
     ignored = shutil.ignore_patterns("__pycache__", ".*cache")
     for folder in ("kernels", "tools/kernelgen", "tools/nki_interpreter", "tools/regenerate"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
@@ -56,7 +56,7 @@ def copy_checkout(copy: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy in which trn9 is a target, after `regenerate`."""
+    """A copy of the checkout with the target trn9, after `regenerate`."""
     copy = copy_checkout(tmp_path_factory.mktemp("checkout"))
     table = copy / "tools" / "kernelgen" / "targets.py"
     before, name, after = table.read_text().partition('            Target("trn1", ')
@@ -123,7 +123,7 @@ _LIST = re.compile(
 )
 _CHOSEN = {
     "tools/kernelgen/targets.py",
-    "tools/published/__init__.py",  # which targets the ready manifests are for is chosen there
+    "tools/published/__init__.py",  # the targets of the ready manifests
 }
 
 

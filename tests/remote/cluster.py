@@ -1,7 +1,8 @@
 """A remote-execution cluster and an HTTP cache on loopback, from packages: BuildGrid, PostgreSQL, buildbox, nginx.
 
-Everything is started by the test that uses it, listens on 127.0.0.1 only, keeps its files in one scratch folder and ends with it. What is
-not on the machine is unpacked into a scratch folder where that is possible (Debian's packages; PyPI); `Missing` says what is not available.
+The test that uses a server starts and ends it; each listens only on 127.0.0.1 and keeps its files in one scratch
+folder. Packages that the machine lacks are unpacked into a scratch folder if possible (Debian's packages; PyPI);
+`Missing` names those that are not available.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Missing(Exception):
     """Something that the cluster needs is not on this machine and can't be installed."""
 
 
-# --- what is needed ---------------------------------------------------------------------------------------------------------
+# --- requirements
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _program(name: str, *folders: str) -> Path | None:
@@ -48,15 +50,16 @@ def _program(name: str, *folders: str) -> Path | None:
 
 
 PACKAGES = ("buildbox", "nginx", "postgresql")
-"""Debian's, of the servers."""
+"""Debian's packages of the servers."""
 
 
 @functools.cache
 def _unpacked() -> Path:
-    """Unpacks Debian's packages with all they need; nothing is installed, and the folder lasts as long as this process.
+    """Unpacks Debian's packages with their dependencies; nothing is installed, and the folder is deleted when this
+    process ends.
 
     Raises:
-        Missing: it can't be installed.
+        Missing: the packages can't be unpacked.
     """
     if not shutil.which("apt-get"):
         raise Missing("only on Debian could packages be unpacked")
@@ -98,7 +101,7 @@ def _postgres() -> Path:
 
 
 def _buildgrid() -> list[Path]:
-    """Returns the command `bgd`, in an environment of its own that is kept in the user's cache folder."""
+    """Returns the command `bgd`, in its own environment in the user's cache folder."""
     done = subprocess.run(
         [sys.executable, str(PYTHON_ENV), "--lock", str(HERE / "requirements.txt")],
         capture_output=True,
@@ -115,7 +118,7 @@ def _buildgrid() -> list[Path]:
 
 
 def free_port() -> int:
-    """Returns a port of 127.0.0.1 that nothing listens on now."""
+    """Returns a free port of 127.0.0.1."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
@@ -123,14 +126,14 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """A process in a session of its own, and where it writes its log."""
+    """A process in its own session, and its log."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def kill(self, with_signal: int = signal.SIGKILL) -> None:
-        """Ends the process and everything it started."""
+        """Ends the process and all processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, with_signal)
         self.process.wait(timeout=30)
@@ -140,7 +143,7 @@ class Server:
 
 
 def start(name: str, command: Sequence[object], folder: Path, *, user: str | None = None) -> Server:
-    """Starts a server that logs into `folder`; `user` is one to run it as."""
+    """Starts a server that logs into `folder`, as `user` if that is given."""
     log = folder / f"{name}.log"
     with log.open("ab") as stream:
         process = subprocess.Popen(
@@ -158,7 +161,7 @@ def start(name: str, command: Sequence[object], folder: Path, *, user: str | Non
 
 
 def wait_for(server: Server, port: int) -> None:
-    """Waits until something listens on the port.
+    """Waits until a server listens on the port.
 
     Raises:
         RuntimeError: the server ended, or took too long.
@@ -204,7 +207,7 @@ http {{
 
 @contextlib.contextmanager
 def http_cache(folder: Path) -> Iterator[str]:
-    """Yields the URL of an nginx that stores what is PUT and serves what is there."""
+    """Yields the URL of an nginx that stores files sent with PUT and serves them."""
     program = nginx()
     port = free_port()
     (folder / "files").mkdir(parents=True)
@@ -281,8 +284,8 @@ class Cluster:
     """A BuildGrid with workers.
 
     Attributes:
-        url: what `--remote_executor` takes.
-        folder: where everything is kept.
+        url: the value for `--remote_executor`.
+        folder: all files of the cluster.
         server: the scheduler and store.
         workers: by name.
     """
@@ -299,8 +302,8 @@ class Cluster:
 
         Args:
             name: its name; its log is `<name>.log` in the cluster's folder.
-            properties: what it says it has: the values of each execution property.
-            prefix: what to start it with, as `unshare --mount`.
+            properties: the values of each execution property that it offers.
+            prefix: the beginning of the command, such as `unshare --mount`.
         """
         words = [f"--platform={key}={value}" for key, values in properties.items() for value in values]
         self.workers[name] = start(
@@ -365,7 +368,7 @@ def _database(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """Yields a cluster that has no worker yet.
+    """Yields a cluster without workers.
 
     Raises:
         Missing: the machine lacks a program that can't be installed.
@@ -373,7 +376,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     store = _need("buildbox-casd", "buildbox")
     bgd = _buildgrid()
     with _database(folder) as database, contextlib.ExitStack() as stack:
-        # Tables first: the server and the workers die when they are missing.
+        # The tables come first: without them the server and the workers die.
         migrated = subprocess.run([*bgd, "migrate", "apply", database], capture_output=True, text=True, check=False)
         if migrated.returncode:
             raise RuntimeError(f"bgd migrate failed:\n{migrated.stdout}{migrated.stderr}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# When Bazel runs a test, this file is a link into the checkout; the scratch copies are made of the checkout itself.
+# Under Bazel, this file is a link into the checkout; the scratch copies are made of the checkout itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

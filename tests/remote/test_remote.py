@@ -1,6 +1,6 @@
-"""Bazel with a shared cache and on a cluster, as a team uses them: real servers on loopback, real builds in scratch checkouts.
+"""Bazel with a shared cache and on a cluster, as in a team: real servers on loopback, real builds in scratch checkouts.
 
-If the servers' packages are not available, these tests are skipped and say why.
+If the servers' packages are not available, these tests are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIMULATOR = {"neuron-compiler": ["simulator"], "neuron-target": ["trn1", "inf2",
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A scratch folder that a server which does not run as root may enter; pytest's own are closed to others."""
+    """A scratch folder that a server without root's rights may enter; pytest's own folders are closed to others."""
     with tempfile.TemporaryDirectory(prefix="neuron-kernelgen-servers-", ignore_cleanup_errors=True) as text:
         Path(text).chmod(0o755)
         yield Path(text)
@@ -42,7 +42,7 @@ def cluster(folder: Path) -> Iterator[clusters.Cluster]:
             assert any(str(folder) in command for command in commands)
     except clusters.Missing as missing:
         pytest.skip(f"no cluster here: {missing}")
-    # Nothing is left running.
+    # No process remains.
     wait_until(lambda: not any(str(folder) in command for command in running()), 10, "the end of all processes")
 
 
@@ -63,7 +63,7 @@ def packs(checkout: scratch.Checkout, target: str) -> str:
 
 
 def ran_where(checkout: scratch.Checkout) -> Counter[tuple[str, str]]:
-    """Returns how many actions of the last build ran, by mnemonic and where."""
+    """Returns how many actions of the last build ran, by mnemonic and runner."""
     spawns = scratch.spawns(checkout.output_root / "execution.json")
     return Counter((str(spawn["mnemonic"]), str(spawn["runner"])) for spawn in spawns)
 
@@ -76,12 +76,12 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> No
 
 
 def jobs(worker: clusters.Server) -> int:
-    """Returns how many actions a worker has run, as its log says."""
+    """Returns how many actions a worker has run, from its log."""
     return worker.log.read_text(errors="replace").count("Runner exited with code 0")
 
 
 def keep(checkout: scratch.Checkout, kernels: int) -> None:
-    """Leaves so many kernels in the basic manifest: a worker of a cluster imports JAX for each emit and each compile."""
+    """Keeps only `kernels` kernels in the basic manifest: a worker of a cluster imports JAX for each emit and each compile."""
     path = checkout.path / "manifests/basic.yaml"
     manifest = yaml.safe_load(path.read_text())
     assert len(manifest["kernels"]) > kernels
@@ -90,7 +90,7 @@ def keep(checkout: scratch.Checkout, kernels: int) -> None:
 
 
 def one_of_each_op(manifest: str, ops: int) -> str:
-    """Returns a manifest with the last kernel of each of the first ops, for the first size of each."""
+    """Returns a manifest with the last kernel of each of the first `ops` ops, for the first size of each."""
     content = yaml.safe_load(manifest)
     kernels = list({kernel["op"]: kernel for kernel in content["kernels"]}.values())
     assert len(kernels) >= ops
@@ -134,7 +134,7 @@ def test_a_model_is_built_by_two_workers(kernels: int, cluster: clusters.Cluster
     warm = checkout.bazel("build", target, flags=flags)
     assert (warm.emits, warm.compiles) == (0, 0)
     assert warm.cached["NeuronEmit"] == warm.cached["NeuronCompile"] == cold.emits
-    # What the cluster made is what this machine makes.
+    # The cluster's packs equal this machine's.
     assert built == packs(checkout, target)
     checkout.bazel("clean")
     checkout.bazel("build", target)
@@ -150,7 +150,7 @@ def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster, checko
 
     def kill() -> None:
         wait_until(lambda: jobs(victim) >= 3, 300, "the worker's third action")
-        # It has its next action by then.
+        # By then it has its next action.
         time.sleep(0.5)
         victim.kill()
 
@@ -170,7 +170,7 @@ def test_a_worker_that_is_killed_loses_nothing(cluster: clusters.Cluster, checko
 def test_a_worker_without_the_compiler_is_never_given_a_compile(
     cluster: clusters.Cluster, checkout: scratch.Checkout
 ) -> None:
-    """It emits, and holds another version of the compiler; compiles wait for the worker that has the right one."""
+    """It emits, and has another version of the compiler; compiles wait for the worker with the right one."""
     other = cluster.worker("other", {"neuron-compiler": ["neuronx-cc 2.24.5133.0+58f8de22"], "neuron-target": ["trn1"]})
     kernels = 4
     keep(checkout, kernels)
@@ -181,9 +181,9 @@ def test_a_worker_without_the_compiler_is_never_given_a_compile(
     )
     building.start()
     try:
-        # And the check of their HLO.
+        # The check of their HLO is one more.
         wait_until(lambda: jobs(other) >= kernels + 1, 300, f"{kernels} emits")
-        # Time enough for the scheduler to make a mistake: it assigns ten times a second.
+        # The scheduler assigns ten times per second, so 10 s are enough for a mistake.
         time.sleep(10)
         assert jobs(other) == kernels + 1
     finally:
@@ -191,7 +191,7 @@ def test_a_worker_without_the_compiler_is_never_given_a_compile(
         right = cluster.worker("right", SIMULATOR)
         building.join(timeout=300)
     assert results and (results[0].emits, results[0].compiles) == (kernels, kernels)
-    # The bundle may be made by either.
+    # Either worker may make the bundle.
     assert jobs(right) >= kernels
     assert jobs(other) - kernels - 1 + jobs(right) - kernels <= 2
 

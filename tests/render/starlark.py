@@ -1,6 +1,8 @@
-"""Bazel packages as the rules build them, without Bazel: the real .bzl files of the rules, run by Python, which knows Starlark's syntax.
+"""Bazel packages built by the rules, without Bazel: Python, which can parse Starlark, runs the real .bzl files of the
+rules.
 
-What Bazel itself does is doubled: targets are analysed in the order of their BUILD file, and an action runs when it is registered.
+Doubles replace Bazel itself: targets are analysed in the order of their BUILD file, and an action runs when it is
+registered.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class Failed(Exception):
 
 
 class File:
-    """A file as rules see it."""
+    """A file in the form that rules get."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.basename, self.dirname = str(path), path.name, str(path.parent)
@@ -30,7 +32,7 @@ class File:
 
 
 class Args:
-    """`ctx.actions.args()`: what it was given, as words."""
+    """`ctx.actions.args()`: its arguments as words."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -63,7 +65,7 @@ class _Rule:
 
 
 class _Attributes:
-    """`attr`: an attribute's kind and what it is declared with."""
+    """`attr`: an attribute's kind and its declaration."""
 
     def __getattr__(self, kind: str) -> Callable[..., SimpleNamespace]:
         empty = {"string": "", "bool": False, "int": 0, "label": None}
@@ -80,7 +82,7 @@ class Packages:
     """Packages of a generated repository.
 
     Args:
-        output: the folder that is built into.
+        output: the output folder.
         folders: the folder of each package that labels name, by the label without a target.
         run: runs a step: (mnemonic, words).
     """
@@ -134,7 +136,7 @@ class Packages:
         return made
 
     def module(self, label: str) -> dict[str, Any]:
-        """Returns what a .bzl file of the rules' repository defines."""
+        """Returns the definitions of a .bzl file of the rules' repository."""
         label = "//" + label.partition("//")[2] if "//" in label else f"//rules/private/rules{label}"
         if label in self._fakes:
             return dict(self._fakes[label])
@@ -200,7 +202,7 @@ class Packages:
         )
 
     def _target(self, label: str) -> Any:
-        """Returns a target as those that depend on it see it."""
+        """Returns a target in the form that its dependents get."""
         package, _, name = label.rpartition(":")
         full = f"{package or f'//{self._package}'}:{name}"
         if full not in self.targets:

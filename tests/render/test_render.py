@@ -1,4 +1,4 @@
-"""Build files say what the plan says, in the syntax of each build system, whatever is in a name or a parameter."""
+"""Build files agree with the plan, in the syntax of each build system, for any names and parameters."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def calls(text: str) -> list[tuple[str, dict[str, ast.expr]]]:
 
 
 def spec_of(attributes: Mapping[str, ast.expr]) -> KernelSpec:
-    """Returns the spec that the attributes of a `neuron_hlo` describe, as the rule puts it together."""
+    """Returns the spec that the attributes of a `neuron_hlo` describe, built like in the rule."""
     values = {name: ast.literal_eval(value) for name, value in attributes.items() if name not in ("emitter", "helpers")}
     return KernelSpec.from_json(
         {
@@ -227,7 +227,7 @@ def test_what_changes_no_neff_is_in_no_file_that_a_compile_depends_on(plan: Plan
     changed = {name for name in first if first[name] != newer[name]}
     assert {name for name in changed if name.startswith("steps/")} == {
         *(f"steps/{config.key}.compile" for config in plan.configs),
-        # A bundle says what made it.
+        # A bundle records its compiler.
         *(f"steps/{bundle.id}.bundle" for bundle in plan.bundles),
     }
 

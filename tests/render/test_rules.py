@@ -1,4 +1,4 @@
-"""What Bazel's rules compute, without Bazel."""
+"""Functions of Bazel's rules, without Bazel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_a_compile_is_counted_for_what_it_needs_or_a_little_more(tmp_path: Path)
 
     def counted(memory_mb: int, cpus: int) -> tuple[int, int]:
         function = module["resource_set"](memory_mb, cpus)
-        # Bazel takes a function that is its module's by its name, and no other.
+        # Bazel accepts only a function that its module has under its name.
         assert module[function.__name__] is function
         found = function("linux", 1)
         return found["memory"], found["cpu"]

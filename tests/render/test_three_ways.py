@@ -1,7 +1,8 @@
-"""Bazel, CMake and `kernelgen build` write the same bytes, of every kind of kernel that a manifest may have.
+"""Bazel, CMake and `kernelgen build` write the same bytes, for every kind of kernel in a manifest.
 
-No build tool runs: Bazel's rules are run by a double (`starlark`), CMake's steps as the files that are generated for it say. A NEFF is
-made of its HLO and flags alone, without a compile. tests/bazel and tests/cmake build such a manifest by the real ones.
+No build tool runs: a double (`starlark`) runs Bazel's rules, and a function here runs CMake's generated steps. A NEFF
+depends only on its HLO and flags; nothing is compiled. tests/bazel and tests/cmake build such a manifest with the real
+tools.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ NATIVE = """\
 
 
 class Ways:
-    """The manifest, and the three ways of building it."""
+    """The manifest, and the three ways to build it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,7 +69,7 @@ class Ways:
 
     @cached_property
     def direct(self) -> dict[str, bytes]:
-        """As `kernelgen build` puts bundles together from what it emitted and compiled."""
+        """Bundles that `kernelgen build` makes from its HLO and NEFFs."""
         folder = self.folder / "direct"
         assert cli(["emit", str(self.manifest), "-o", str(folder / "hlo")]) == 0
         hlos = {k.id: folder / "hlo" / hlo_file(k.id) for k in self.plan.kernels}
@@ -82,7 +83,7 @@ class Ways:
         return {path.name: path.read_bytes() for path in written}
 
     def by_cmake(self) -> dict[str, bytes]:
-        """As CMake's commands run the steps."""
+        """Bundles from the steps that CMake's commands run."""
         folder = self.folder / "cmake"
         build = cmake.Build(folder, "simulator", IDENTITY, None, version("jax"), OFF, 2, 4096)
         files = cmake.generate(self.plan, self.catalog.folders, build)
@@ -102,7 +103,7 @@ class Ways:
         return {path.name: path.read_bytes() for path in folder.glob("*.gguf")}
 
     def by_bazel(self, changed: Callable[[str], str] = str) -> dict[str, bytes]:
-        """As Bazel's rules run the steps, of bundles that are declared in another way."""
+        """Bundles from the steps that Bazel's rules run; `changed` edits their BUILD file."""
         folder = self.folder / "bazel"
         shutil.rmtree(folder, ignore_errors=True)
         own = bazel.BazelLibrary(builtin_library(), "@@rules~//kernels")
@@ -130,7 +131,7 @@ class Ways:
         return {path.name: path.read_bytes() for path in (folder / "bundles").glob("*.gguf")}
 
     def native(self, given: dict[str, str]) -> None:
-        """Writes what `hlo.native_driver` would, of the kernel that it is told to call."""
+        """Writes the output of `hlo.native_driver` for the kernel in its arguments."""
         (kernel,) = (k for k in self.plan.kernels if f"{k.id}.native.json" == Path(given["--output"]).name)
         spec = kernel.spec
         assert isinstance(spec, SourceSpec)
@@ -169,7 +170,7 @@ def test_all_ways_write_the_same_bytes(ways: Ways) -> None:
 
 
 def test_a_bundle_has_every_kind_of_entry(ways: Ways) -> None:
-    """What the other tests compare is there to be compared."""
+    """The bundles have the entries that the other tests compare."""
     for bundle in ways.plan.bundles:
         planned = ways.plan.entries(bundle)
         assert BundleEntries.from_json(planned.to_json()) == planned

@@ -1,4 +1,4 @@
-"""The machine's Chromium, which tests drive without a window."""
+"""The machine's Chromium, which the tests run without a window."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _program(name: str, package: str) -> str:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """The browser, whose log of requests a test can read."""
+    """The browser; a test can read its log of requests."""
     options = webdriver.ChromeOptions()
     options.binary_location = _program("chromium", "chromium")
     for word in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):

@@ -1,4 +1,4 @@
-"""Calls of a model, in numbers as a report has them, for tests that derive none."""
+"""Calls of a model, in the form of a report's numbers, for tests that do not derive any."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernelgen.report.numbers import PARTS
 
 
 def call(n_kv: int, cores: int, ms: float, *, without_kernel: int = 0) -> dict[str, Any]:
-    """Returns a call of one token that takes `ms`, in equal parts; with nodes that have no kernel, it does not fit the device."""
+    """Returns a call of one token that takes `ms`, in equal parts; if nodes have no kernel, it does not fit the device."""
     return {
         "n_tokens": 1,
         "n_kv": n_kv,

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report about kernels alone, to which calls of a model are added, so that every section and plot is there."""
+    """A report about kernels with added calls of a model, so it has every section and plot."""
     path = tmp_path_factory.mktemp("report") / "basic.html"
     manifest = str(ROOT / "manifests" / "basic.yaml")
     assert cli.run(["report", manifest, "--target", "trn1", "-o", str(path)]) == 0
@@ -142,7 +142,7 @@ def test_a_kernels_page_breaks_no_heading_on_a_screen_of_400_pixels(browser: web
             "const range = document.createRange(); range.selectNodeContents(arguments[0]); return range.getClientRects().length",
             heading,
         )
-        assert words == 1  # a line
+        assert words == 1  # one line
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -165,7 +165,7 @@ return [...document.querySelectorAll('h1, h2, h3, p, th, td, a, button, summary,
   return (a + 0.05) / (b + 0.05);
 });
 """
-"""The contrast of each text to what is behind it. Source: WCAG 2.1, "relative luminance" and "contrast ratio"."""
+"""The contrast of each text with its background. Source: WCAG 2.1, "relative luminance" and "contrast ratio"."""
 
 
 def test_texts_have_contrast(opened: webdriver.Chrome) -> None:

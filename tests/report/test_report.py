@@ -1,4 +1,4 @@
-"""`kernelgen report`: the page, the numbers beside it, and what differs from an earlier report."""
+"""`kernelgen report`: the page, the files of numbers, and the differences from an earlier report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MANIFEST = str(ROOT / "manifests" / "basic.yaml")
 
 
 class Page(HTMLParser):
-    """What a test asks of a page: ids, links within it, what it would load, and whether elements are closed."""
+    """The parts of a page that tests check: ids, links within it, files that it would load, and whether elements are closed."""
 
     VOID = frozenset("meta link img br hr input".split())
 

@@ -1,4 +1,4 @@
-"""libnrt.so.1 and the C program that uses it: as Bazel built them, or else built here with CMake."""
+"""Fixtures: libnrt.so.1 and the C program that uses it, built by Bazel or else here with CMake."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MACHINES: dict[str, dict[str, str]] = {
     "trn2": {"NEURON_SIMULATOR_INSTANCE": "trn2.48xlarge", "NEURON_RT_NUM_CORES": "1"},
     "inf2": {"NEURON_SIMULATOR_INSTANCE": "inf2.48xlarge", "NEURON_RT_NUM_CORES": "1"},
 }
-"""Variables with which the simulator has one core of a target: without any it is one of trn1's."""
+"""Variables for a simulator with one core of a target; the default is a core of trn1."""
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder that holds libnrt.so.1; the program is there or in its folder `tests`."""
+    """Returns the folder with libnrt.so.1; the program is in it or in its folder `tests`."""
     folder = ROOT / "backend" / "simulator"
     if not (folder / "libnrt.so.1").exists():
         source, folder = folder, tmp_path_factory.mktemp("simulator")
@@ -57,7 +57,7 @@ def library(built: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(neuron_target: str) -> dict[str, str]:
-    """Returns variables with which the simulator finds its helper, and has a core of the target."""
+    """Returns variables with which the simulator finds its helper and has a core of the target."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("NEURON_RT_", "NEURON_SIMULATOR_"))}
     return inherited | {
         "NEURON_SIMULATOR_PYTHON": sys.executable,
@@ -69,13 +69,13 @@ def environment(neuron_target: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def machines() -> Mapping[str, dict[str, str]]:
-    """Returns the variables of a machine, by its target."""
+    """Returns the variables of a machine by its target."""
     return MACHINES
 
 
 @pytest.fixture(scope="session")
 def client(built: Path, environment: dict[str, str]) -> Run:
-    """Returns a function that runs the C program; variables are given by name, None for one that is not to be set."""
+    """Returns a function that runs the C program; keyword arguments are variables, None removes one."""
     program = next(p for p in (built / "nrt_client", built / "tests" / "nrt_client") if p.exists())
 
     def run(*arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
@@ -88,7 +88,7 @@ def client(built: Path, environment: dict[str, str]) -> Run:
 
 @pytest.fixture(scope="session")
 def make_neff(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Returns a function that makes the simulated NEFF of a kernel, with the library's emitter or another."""
+    """Returns a function that makes the simulated NEFF of a kernel, with the library's emitter or another function."""
     folder = tmp_path_factory.mktemp("neffs")
 
     def make(spec: KernelSpec, function: Callable[..., object] | None = None) -> Path:
@@ -115,7 +115,7 @@ def add(make_neff: Make) -> Path:
 
 @pytest.fixture(scope="session")
 def slow(make_neff: Make) -> Path:
-    """Returns a NEFF that takes many minutes; its loop, written out, has more instructions than a core has memory for."""
+    """Returns a NEFF that runs for many minutes; its unrolled loop has more instructions than a core's memory holds."""
     from jax import lax
 
     def function(x: object) -> object:

@@ -1,6 +1,7 @@
-"""Programs that several ranks compute together, and a process that runs them: `python rank_programs.py LIBNRT NEFF COMMAND…`.
+"""Programs that several ranks compute together, and a process that runs them: `python rank_programs.py LIBNRT NEFF
+COMMAND…`.
 
-The process prints what it found as JSON: of each rank, its result or the error that it got.
+The process prints JSON: for each rank its result, or the error that it got.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ADD = """({
 
 
 def all_reduce(groups: str, size: int = 64) -> str:
-    """Returns a program that adds the ranks' inputs, doubled, and adds 1; its result is `size` floats."""
+    """Returns a program that doubles the ranks' inputs, adds them up and adds 1; its result is `size` floats."""
     ranks = [group.split(",") for group in groups.split(";")]
     dense = "[" + ",".join("[" + ",".join(group) + "]" for group in ranks) + "]"
     return f"""
@@ -44,7 +45,7 @@ def all_reduce(groups: str, size: int = 64) -> str:
 
 
 def hlo_of(body: str, size: int = 64, result: int | None = None) -> bytes:
-    """Returns the `HloModuleProto` of a program whose parameter is `%p` and whose result is `%q`."""
+    """Returns the `HloModuleProto` of a program with the parameter `%p` and the result `%q`."""
     from jaxlib import _jax
 
     types = f"tensor<{size}xf32>", f"tensor<{result or size}xf32>"
@@ -54,11 +55,11 @@ def hlo_of(body: str, size: int = 64, result: int | None = None) -> bytes:
 
 
 class Ranks:
-    """The ranks of a process, a thread for each.
+    """The ranks of a process, each with a thread.
 
     Args:
         library: libnrt's file.
-        count: how many.
+        count: the number of ranks.
     """
 
     def __init__(self, library: Path, count: int) -> None:
@@ -68,7 +69,7 @@ class Ranks:
         self._threads = ThreadPoolExecutor(count)
 
     def each(self, function: Callable[[int], Any]) -> list[Any]:
-        """Returns what a function returns, or the status that stopped it, on each rank at the same time."""
+        """Runs a function on all ranks at the same time; returns its results, or the status that ended a rank's call."""
 
         def run(rank: int) -> Any:
             try:
@@ -82,7 +83,7 @@ class Ranks:
         return self.each(lambda rank: self.nrt.load_rank(neff, rank, rank, self.count))
 
     def tensors(self, model: NrtModel, rank: int) -> tuple[Any, Any, NrtTensor, NrtTensor]:
-        """Returns sets of the input and the output, the output, and the input; both have `values`."""
+        """Returns the sets of the input and of the output, the output, and the input; both tensors hold `values`."""
         (made,), (result,) = (
             [self.nrt.allocate(size, rank) for size in sizes.values()] for sizes in (model.inputs, model.outputs)
         )
@@ -103,12 +104,12 @@ def values(rank: int, count: int) -> np.ndarray[Any, Any]:
 
 
 class Program:
-    """A program that every rank has loaded, with tensors of its own.
+    """A program that every rank has loaded, with its own tensors.
 
     Args:
-        ranks: those that run it.
-        neff: what is loaded.
-        allocate: whether the tensors are made, too.
+        ranks: the ranks that run it.
+        neff: the NEFF to load.
+        allocate: whether to allocate the tensors too.
     """
 
     def __init__(self, ranks: Ranks, neff: bytes, *, allocate: bool = True) -> None:
@@ -122,7 +123,7 @@ class Program:
         self.ranks.nrt.execute(self.models[rank], *self.tensors[rank][:2])
 
     def results(self, errors: list[Any]) -> list[Any]:
-        """Returns each rank's result, or the error that it got in place of one."""
+        """Returns each rank's result, or its error instead."""
         return [error or self.ranks.result(t[2]) for error, t in zip(errors, self.tensors, strict=True)]
 
 
@@ -133,7 +134,7 @@ def execute(ranks: Ranks, neff: bytes) -> Any:
 
 
 def again(ranks: Ranks, neff: bytes) -> Any:
-    """All ranks execute three times, on the same tensors; what each execution came to."""
+    """All ranks execute three times on the same tensors; returns the outcome of each execution."""
     program = Program(ranks, neff)
     return [ranks.each(program.execute) for _ in range(3)] if program.loaded else program.models
 
@@ -155,7 +156,7 @@ def queue(ranks: Ranks, neff: bytes) -> Any:
 
 
 def missing(ranks: Ranks, neff: bytes) -> Any:
-    """All ranks but the last execute, then all of them, then all of them another program."""
+    """All ranks except the last execute, then all ranks, then all ranks another program."""
     program = Program(ranks, neff)
     other = Program(ranks, neff)
     first = ranks.each(lambda rank: program.execute(rank) if rank < ranks.count - 1 else None)
@@ -163,14 +164,14 @@ def missing(ranks: Ranks, neff: bytes) -> Any:
 
 
 def alone(ranks: Ranks, neff: bytes) -> Any:
-    """The first rank loads by itself, as it does where one thread loads for one rank after the other."""
+    """Only the first rank loads, as when one thread loads for one rank after another."""
     return attempt(lambda: ranks.nrt.load_rank(neff, 0, 0, ranks.count))
 
 
 def different(ranks: Ranks, neff: bytes) -> Any:
-    """The last rank loads another NEFF, which computes the same; then all load the same one."""
+    """The last rank loads another NEFF with the same computation; then all ranks load the same NEFF."""
     header = bytearray(neff)
-    header[40 + len("kernelgen-simulator ")] ^= 1  # in the build's name
+    header[40 + len("kernelgen-simulator ")] ^= 1  # in the name of the build
     first = ranks.each(
         lambda rank: ranks.nrt.load_rank(bytes(header) if rank == ranks.count - 1 else neff, rank, rank, ranks.count)
     )
@@ -178,17 +179,17 @@ def different(ranks: Ranks, neff: bytes) -> Any:
 
 
 def same_core(ranks: Ranks, neff: bytes) -> Any:
-    """Two ranks are on one core."""
+    """Pairs of ranks share a core."""
     return ranks.each(lambda rank: ranks.nrt.load_rank(neff, rank // 2, rank, ranks.count))
 
 
 def plain(ranks: Ranks, neff: bytes) -> Any:
-    """The program is loaded as one without collectives."""
+    """The program is loaded like one without collectives."""
     return attempt(lambda: ranks.nrt.load(neff))
 
 
 def too_many(ranks: Ranks, neff: bytes) -> Any:
-    """The ranks are more than the cores, there is none, and a rank's number is too large."""
+    """Loads with more ranks than cores, with no ranks, and with a rank's number that is too large."""
     numbers = ((0, 129), (0, 200), (0, 0), (ranks.count, ranks.count))
     return [
         attempt(lambda rank=rank, count=count: ranks.nrt.load_rank(neff, 0, rank, count)) for rank, count in numbers
@@ -196,13 +197,13 @@ def too_many(ranks: Ranks, neff: bytes) -> Any:
 
 
 def other_count(ranks: Ranks, neff: bytes) -> Any:
-    """Half of the ranks load the program by themselves."""
+    """Half of the ranks load the program without the others."""
     half = ranks.count // 2
     return [attempt(lambda rank=rank: ranks.nrt.load_rank(neff, rank, rank, half)) for rank in range(half)]
 
 
 def communicator(ranks: Ranks, neff: bytes) -> Any:
-    """Half of the ranks build a communicator, then say that it is larger, and load a program of all ranks."""
+    """Half of the ranks build a communicator; then all ranks build a larger one, and one loads a program of all ranks."""
     half = ranks.count // 2
     built = ranks.each(lambda rank: ranks.nrt.build_global_comm(rank, rank, half) if rank < half else None)
     larger = ranks.each(lambda rank: ranks.nrt.build_global_comm(rank, rank, ranks.count))
@@ -210,7 +211,7 @@ def communicator(ranks: Ranks, neff: bytes) -> Any:
 
 
 def barrier(ranks: Ranks, _: bytes) -> Any:
-    """All ranks come to a barrier, then all but the last."""
+    """All ranks reach a barrier, then all except the last."""
     arrived: list[int] = []
 
     def come(rank: int) -> int:
@@ -227,7 +228,7 @@ def barrier(ranks: Ranks, _: bytes) -> Any:
 
 
 def clocks(ranks: Ranks, neff: bytes) -> Any:
-    """Nanoseconds that an execution takes on each rank: waited for, and in a queue."""
+    """Returns the nanoseconds of an execution on each rank: waited for, and queued."""
     program = Program(ranks, neff)
     found = [[ranks.nrt.simulated_ns(rank) for rank in range(ranks.count)]]
     for run in (program.execute, lambda rank: scheduled(ranks, program, rank)):
@@ -243,7 +244,7 @@ def scheduled(ranks: Ranks, program: Program, rank: int) -> None:
 
 
 def closing(ranks: Ranks, neff: bytes) -> Any:
-    """The library is closed while a rank waits for the others, and another one has a request in its queue."""
+    """The library is closed while one rank waits for the others and another rank has a queued request."""
     program = Program(ranks, neff)
     waiting = threading.Thread(target=lambda: found.append(attempt(lambda: program.execute(0))))
     found: list[str] = []
@@ -256,7 +257,7 @@ def closing(ranks: Ranks, neff: bytes) -> Any:
 
 
 def unloaded(ranks: Ranks, neff: bytes) -> Any:
-    """A rank unloads the program while the others wait for it; all free what they have, and the process goes on."""
+    """A rank unloads the program while the others wait for it; all free their tensors, and the process continues."""
     program = Program(ranks, neff)
 
     def run(rank: int) -> None:
@@ -274,7 +275,7 @@ def unloaded(ranks: Ranks, neff: bytes) -> Any:
 
 
 def outputs(ranks: Ranks, neff: bytes) -> Any:
-    """What each rank got, and the first element of its result, whatever it got."""
+    """Returns each rank's outcome, and the first element of its result for any outcome."""
     program = Program(ranks, neff)
     if not program.loaded:
         return program.models
@@ -284,7 +285,7 @@ def outputs(ranks: Ranks, neff: bytes) -> Any:
 
 
 def steps(ranks: Ranks, neff: bytes) -> Any:
-    """What each rank gets of four executions, with other inputs each time, waited for and in queues; then all is freed."""
+    """Returns each rank's results of four executions with different inputs, waited for and queued; then frees everything."""
     program = Program(ranks, neff, allocate=False)
     program.tensors = ranks.each(lambda rank: ranks.tensors(program.models[rank], rank)) if program.loaded else []
     if not program.loaded or any(isinstance(tensors, str) for tensors in program.tensors):
@@ -340,7 +341,7 @@ COMMANDS: dict[str, Callable[[Ranks, bytes], Any]] = {
 }
 
 if __name__ == "__main__":
-    os.environ.pop("LD_PRELOAD", None)  # a sanitizer's library, which the helper has no use for
+    os.environ.pop("LD_PRELOAD", None)  # a sanitizer's library, which the helper does not use
     library, file, count, *commands = sys.argv[1:]
     made = Ranks(Path(library), int(count))
     found = [COMMANDS[command](made, Path(file).read_bytes()) for command in commands]

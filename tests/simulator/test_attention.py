@@ -1,4 +1,4 @@
-"""Products of attention with a cache, computed by the simulator's library where the cache lies."""
+"""Products of attention with a cache that the simulator's library computes without copying the cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = Any
 
 HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= set(Path("/proc/cpuinfo").read_text().split())
 TYPES = (np.float16, ml_dtypes.bfloat16, np.float32)
-"""By the numbers that the library has for them."""
+"""In the order of the library's numbers for them."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,13 +39,13 @@ def decode(heads: int, group: int, rows: int, cells: int, depth: int, dtype: Any
     """Returns a function that computes attention as the library's emitters do, and its arguments.
 
     Args:
-        heads: of keys and values.
-        group: heads of queries for each.
+        heads: heads of keys and values.
+        group: heads of queries for each of these.
         rows: tokens.
-        cells: of the cache.
+        cells: cells of the cache.
         depth: elements of a vector.
-        dtype: of the cache.
-        write: whether rows of keys and values are written to the cache before.
+        dtype: the cache's type.
+        write: whether the function first writes rows of keys and values to the cache.
     """
 
     def function(q: Array, keys: Array, values: Array, new: Array, at: Array) -> Array:
@@ -82,7 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-# Each case for one type, and each type for one case.
+# One type for each case, and all types for one case.
 EACH = [
     pytest.param(
         *(name, dtype),
@@ -110,7 +110,7 @@ def test_products_with_a_cache_are_those_of_the_hlo(name: str, dtype: Any, write
 
 
 def test_the_cache_is_not_copied() -> None:
-    """Nothing of the size of the cache is left in what XLA compiles, but the cache."""
+    """XLA's compiled program has no value of the cache's size except the cache."""
     function, arrays = decode(heads=12, group=1, rows=1, cells=256, depth=64, dtype=np.float16, write=True)
     hlo, _ = traced_hlo(function, [(x.shape, x.dtype.name) for x in arrays])
     cache = arrays[1].size
@@ -129,7 +129,7 @@ def test_the_cache_is_not_copied() -> None:
         return lax.dynamic_update_slice(inputs[1].reshape(256, 768), inputs[3].astype(np.float16), (inputs[4][0], 0))
 
     whole, _ = traced_hlo(written, [(x.shape, x.dtype.name) for x in arrays])
-    assert copies(whole) > 0  # what the test looks for is seen where it is
+    assert copies(whole) > 0  # the check finds a copy where there is one
 
 
 def test_vectors_of_any_width_and_any_number_of_rows_give_the_same_bits(library: Path) -> None:
@@ -153,7 +153,7 @@ def test_vectors_of_any_width_and_any_number_of_rows_give_the_same_bits(library:
 
 @pytest.mark.parametrize("vectors", ["avx512", "avx2"])
 def test_numbers_that_are_none_stay_so(library: Path, vectors: str) -> None:
-    """A cell that counts nothing still makes a sum no number when its value is none, as in the HLO."""
+    """A cell with weight 0 still makes a sum NaN when its value is NaN or infinite, as in the HLO."""
     cache = np.ones((20, 2, 16), np.float16)
     cache[3, 1, 2], cache[4, 0, 1] = np.nan, np.inf
     x = np.ones((2, 1, 20), np.float32)
@@ -175,7 +175,7 @@ def test_other_products_stay_as_they_are() -> None:
     assert calls(rewritten(**few | {"rows": attention.MAX_ROWS + 1})) == 0
     assert calls(rewritten(**few | {"depth": 40})) == 0
     assert calls(rewritten(**few | {"cells": 16})) == 0
-    assert calls(rewritten(**few | {"heads": 1})) == 0  # a product by a weight has this form, too
+    assert calls(rewritten(**few | {"heads": 1})) == 0  # a product by a weight has this form too
     assert calls(rewritten(**few | {"heads": 1, "write": True})) == 2
 
 
@@ -198,13 +198,13 @@ def call(
     """Calls the function as XLA does.
 
     Args:
-        library: the simulator's.
+        library: the simulator's library.
         cache: [cells, heads, depth].
         x: [heads, rows, depth or cells].
         sums: whether vectors are added up.
-        new: cells that are written before, [n, heads, depth].
-        at: the first of them.
-        vectors: the widest that the call may have.
+        new: cells that are written first, [n, heads, depth].
+        at: the first of these cells.
+        vectors: the widest vectors that the call may use.
     """
     cells, heads, depth = cache.shape
     x = np.ascontiguousarray(x)

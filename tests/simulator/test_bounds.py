@@ -1,4 +1,4 @@
-"""Indices of gathers and scatters that are out of bounds: a device would copy from or to memory that is not the tensor's."""
+"""Indices of gathers and scatters that are out of bounds: a device would read or write memory outside of the tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLE = np.arange(60, dtype=np.float32).reshape(5, 4, 3)
 
 
 def gather_rows(table: Array, index: Array) -> Array:
-    """Of the first axis."""
+    """Gathers rows of the first axis."""
     from jax import lax
 
     numbers = lax.GatherDimensionNumbers((1, 2), (0,), (0,))
@@ -30,7 +30,7 @@ def gather_rows(table: Array, index: Array) -> Array:
 
 
 def gather_windows(table: Array, index: Array) -> Array:
-    """Two elements of the first axis and one of the last, from (first, last): each has a limit of its own, 3 and 2."""
+    """Gathers two elements of the first axis and one of the last from (first, last), whose limits are 3 and 2."""
     from jax import lax
 
     numbers = lax.GatherDimensionNumbers((1, 2), (2,), (0, 2))
@@ -81,7 +81,7 @@ def test_other_programs_stay_as_they_are() -> None:
 def test_an_execution_with_such_an_index_fails(
     client: Callable[..., subprocess.CompletedProcess[str]], make_neff: Callable[..., Path], strict: str
 ) -> None:
-    """nrt_client gives element i of the second input (i * 7 + 3) % 11, of which the last is 10: the table has 11 rows, or 10."""
+    """nrt_client sets element i of the second input to (i * 7 + 3) % 11, at most 10: the table has 11 rows, or 10."""
     index = TensorDesc.parse("(7,1,1,1)/f32")
     row = TensorDesc.parse("(1,7,1,1)/f32")
 

@@ -1,4 +1,4 @@
-"""What XLA compiled is taken again from the folder, and only when it is the same."""
+"""The simulator reuses compiled programs from its folder, but only for the same HLO, machine and flags."""
 
 from __future__ import annotations
 
@@ -147,7 +147,9 @@ def test_a_folder_that_others_may_have_written_to_is_refused(
 
 
 def test_somebody_elses_folder_is_refused(hlo: Hlo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Another user runs the program, and not another owns the folder: `chown` fails where a user namespace maps one user only."""
+    """Another user runs the program. The folder's owner is not changed: `chown` fails in a user namespace with a single
+    user.
+    """
     path = tmp_path / "cache"
     path.mkdir(mode=0o700)
     owner = path.stat().st_uid

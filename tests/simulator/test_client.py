@@ -1,4 +1,4 @@
-"""A client without a framework does what libnrt's documentation says, and is told what it does wrong."""
+"""A C client without a framework that follows libnrt's documentation, and the simulator's messages about its mistakes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[..., Path]
 T = TensorDesc.parse
 
 NO_INSTANCE = {"NEURON_SIMULATOR_INSTANCE": None, "NEURON_RT_NUM_CORES": None}
-"""For variables of cores, or of memory, when the simulator plays no instance that is described."""
+"""For variables of cores or memory: the simulator has no named instance."""
 
 
 def good(result: subprocess.CompletedProcess[str]) -> str:
@@ -32,7 +32,7 @@ def good(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def filled(n: int, count: int) -> np.ndarray:
-    """Returns what the program fills input n with."""
+    """Returns the values with which the program fills input n."""
     return ((np.arange(count) * 7 + n * 3) % 11).astype(np.float32)
 
 
@@ -57,7 +57,7 @@ def test_executes_a_kernel_in_place(client: Run, make_neff: Make) -> None:
 
 
 def test_types_and_shapes_are_told(client: Run, make_neff: Make) -> None:
-    """An absent input, an i64 one that arrives as pairs of i32, a quantized one that arrives as bytes."""
+    """An absent input, an i64 input that is passed as pairs of i32, and a quantized input that is passed as bytes."""
 
     def function(x, absent, rows, blocks, half):  # type: ignore[no-untyped-def]
         assert absent is None
@@ -115,7 +115,7 @@ def test_tensors(client: Run) -> None:
     result = client("tensors", NEURON_RT_NUM_CORES="2")
     good(result)
     assert "NRT simulator ERROR nrt_tensor_write: tensor 'inner': 4 bytes at 12 are not within its 15" in result.stderr
-    assert "helper" not in result.stderr  # none is started for this
+    assert "helper" not in result.stderr  # this needs no helper
 
 
 def test_threads_use_one_set_of_tensors(client: Run) -> None:
@@ -123,7 +123,7 @@ def test_threads_use_one_set_of_tensors(client: Run) -> None:
 
 
 def test_order_of_calls(client: Run, add: Path, tmp_path: Path) -> None:
-    """The program says what it expects of a trn1.2xlarge, so that the kernel is for trn1."""
+    """The program expects a trn1.2xlarge, so the kernel is for trn1."""
     path = tmp_path / "add.neff"
     hlo = container.read_simulated(add.read_bytes()).hlo
     path.write_bytes(container.write_simulated(hlo, CompileConfig.make("trn1").flags(), "simulator 1"))
@@ -237,7 +237,7 @@ def test_a_queue_takes_fewer_large_programs(client: Run, make_neff: Make, inputs
         return sum(sources)
 
     f32 = T("(8,4,1,1)/f32")
-    # Of an op ggml has at most 16 inputs; of a group a kernel has any number.
+    # An op has at most 16 inputs in ggml; a group's kernel can have any number.
     many = make_neff(KernelSpec("my_many", (f32,) * inputs, f32, (), None), function)
     assert good(client("full", many, NEURON_SIMULATOR_LAUNCH_US="1000000")).strip() == str(requests)
 
@@ -308,7 +308,7 @@ def test_a_core_has_one_process(client: Run, built: Path, environment: dict[str,
         assert f"nrt_init: another process has core 1 ({locks}/core-1)" in refused.stderr
         other = cores(NEURON_RT_VISIBLE_CORES="2-3")
         assert good(other).strip() == "NRT_SUCCESS 4 2"
-        # Of a number of cores it takes those that are free.
+        # With a number of cores, the process gets free ones.
         free = cores(NEURON_RT_NUM_CORES="2", NEURON_SIMULATOR_CORES="4")
         assert good(free).strip() == "NRT_SUCCESS 4 2"
         many = cores(NEURON_RT_NUM_CORES="3", NEURON_SIMULATOR_CORES="4")
@@ -325,13 +325,13 @@ def test_log_level(client: Run) -> None:
 
 
 def test_the_helper_is_killed(client: Run, add: Path, slow: Path) -> None:
-    """Calls that it was needed for fail; the next, and one that comes when it was idle, do not."""
+    """Calls that wait for the helper fail; the next call works, and so does the first call after an idle helper dies."""
     result = client("kill", add, slow, NEURON_SIMULATOR_STRICT="0")
     good(result)
     error = (
         "NRT simulator ERROR nrt_execute: the helper was killed by signal 9 (Killed); the next call starts another\n"
     )
-    assert result.stderr.count(error) == 3  # as many threads waited
+    assert result.stderr.count(error) == 3  # three threads waited
 
 
 def test_fork(client: Run, add: Path) -> None:
@@ -345,12 +345,12 @@ def test_an_execution_takes_too_long(client: Run, slow: Path) -> None:
 
 
 def test_the_helper_ends_with_its_client(client: Run, slow: Path) -> None:
-    """Even in the middle of an execution, and though it is not told."""
+    """Even during an execution, and without a message from the client."""
     pid = int(good(client("abandon", slow, NEURON_SIMULATOR_STRICT="0")))
     try:
         for _ in range(100):
             os.kill(pid, 0)
-            # It may not be reaped here: a zombie is dead, too.
+            # A zombie that is not reaped has ended too.
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
                 return
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The helper's side, without a client: models are compiled once, and results are where they should be."""
+"""The helper's device without a client: it compiles models once, and writes results to the right places."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE = 1 << 20
 
 
 class Bench:
-    """A device with one arena, and a way to run kernels of two f32 inputs on it."""
+    """A device with one arena, which runs kernels of two f32 inputs."""
 
     def __init__(self) -> None:
         fd = os.memfd_create("test")
@@ -51,7 +51,7 @@ def bench() -> Bench:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Returns a list that gets the HLO of each compile."""
+    """Returns a list to which each compile appends its HLO."""
     hlos: list[bytes] = []
     compile_for_cpu = module.compile_for_cpu
     monkeypatch.setattr(module, "compile_for_cpu", lambda hlo: hlos.append(hlo) or compile_for_cpu(hlo))
@@ -98,7 +98,7 @@ def test_more_models_than_are_kept_compiled(
         for op, function in functions.items():
             bench.execute(models[op], 65536, 131072, 196608)
             assert np.array_equal(out, function(a, b))
-    assert len(compiled) == 9  # the oldest of three never is among the two that are kept
+    assert len(compiled) == 9  # two stay compiled, and the oldest of three is never among them
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_more_models_than_are_kept_compiled(
         (65536, 131072, 196608),
         (65540, 131072, 196608),  # an input that must be copied
         (65536, 131076, 196612),
-        (65536, 65536, 196608),  # one tensor twice
+        (65536, 65536, 196608),  # one tensor as both inputs
         (65536, 131072, 65536),  # the result over an input
-        (65536, 131072, 65552),  # or over a part of one
+        (65536, 131072, 65552),  # the result over a part of an input
     ],
 )
 def test_places(bench: Bench, make_neff: Make, offsets: tuple[int, int, int]) -> None:
@@ -134,7 +134,7 @@ def test_in_place(bench: Bench, make_neff: Make) -> None:
 
 
 def test_an_input_that_is_left_out_is_not_given(make_neff: Make) -> None:
-    """Others keep their order, and one that the result shares memory with stays."""
+    """The other inputs keep their order, and an input that shares memory with the result stays."""
 
     def function(x, unused, y):  # type: ignore[no-untyped-def]
         del unused

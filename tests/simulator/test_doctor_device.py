@@ -1,4 +1,4 @@
-"""`kernelgen doctor --device` on the simulator: every check passes, and fails when the simulator does wrong what it looks at."""
+"""`kernelgen doctor --device` on the simulator: every check passes, and fails under the fault that it is for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAULTS = {
     "unknown": {"asynchronous"},
     "full": {"asynchronous"},
 }
-"""Checks that fail, by what is done wrong (NEURON_SIMULATOR_FAULT)."""
+"""The checks that fail under each fault (NEURON_SIMULATOR_FAULT)."""
 
 
 SAID = {
@@ -44,7 +44,7 @@ SAID = {
     "execute": "nrta_execute_schedule returned NRT_EXEC_COMPLETED_WITH_ERR",
     "order": "execution 1 of 3 is not done, and the last one is",
 }
-"""What the report says, where a check finds in more than one way that something is wrong."""
+"""The report's text for faults that a check can notice in several ways."""
 
 
 MISTAKES = {
@@ -54,10 +54,10 @@ MISTAKES = {
     "rounding": "This SDK folds float32 to bfloat16 and back away",
     "split": "This SDK splits an axis wrong: emitters must cut it into equal parts",
 }
-"""What the report says of what a compiler gets wrong, by check."""
+"""The report's text for a miscompile, by check."""
 
 COMPILED = {"graph": "layer", "row": "rows", "division": "division", "rounding": "rounding", "split": "split"}
-"""The check that finds what the compiler is made to do wrong."""
+"""The check that finds each fault of the compiler."""
 
 RUNNING = {
     "slow": {
@@ -69,7 +69,7 @@ RUNNING = {
     "bloat": {"memory": ("warning", "The backend keeps too little memory for programs")},
     "process": {"process": ("FAILED", "computed other results than this one with the same program and inputs")},
 }
-"""Checks of queues, memory and time, with what they say, by what is done wrong."""
+"""Checks of queues, memory and time that notice each fault of the runtime, with their status and text."""
 
 NEW = {
     *("layer", "rows", "division", "rounding", "split", "launch", "queue", "writes", "memory", "DMA", "collectives"),
@@ -92,20 +92,20 @@ def built(folder: Path, manifest: str, target: str = "trn1") -> Path:
 
 
 def manifest_of(*ops: str) -> str:
-    """Returns the manifest with small kernels of some ops alone."""
+    """Returns a manifest with only the small kernels of some ops."""
     lines = checks.MANIFEST.partition("graphs:")[0].splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith(" ") or any(f"op: {op}," in line for op in ops))
 
 
 @pytest.fixture(scope="module")
 def bundle(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the tree of those of the kernels that add and that write in place, which are what most checks need."""
+    """Returns a tree with the kernels that add and that write in place; most checks need only these."""
     return built(tmp_path_factory.mktemp("doctor"), manifest_of("add", "set_rows"), neuron_target)
 
 
 @pytest.fixture(scope="module")
 def summing(neuron_target: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the same with the kernel for two cores."""
+    """Returns the same tree with the kernel for two cores."""
     return built(tmp_path_factory.mktemp("doctor"), manifest_of("add", "set_rows", "all_reduce"), neuron_target)
 
 
@@ -123,7 +123,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def doctor(
     library: Path, environment: dict[str, str], bundle: Path, cache: Path, **variables: str
 ) -> tuple[int, dict[str, str], str]:
-    """Returns the exit status, the status of each check by its first word, and what was printed."""
+    """Returns the exit status, each check's status by its first word, and the output."""
     command = [sys.executable, "-m", "kernelgen", "doctor", "--device", "--format=json", f"--libnrt={library}"]
     cache.chmod(0o700)
     changed = environment | {"NEURON_SIMULATOR_CACHE": str(cache), "PYTHONPATH": str(ROOT / "tools")} | variables
@@ -139,7 +139,7 @@ def doctor(
 
 
 def prices(target: str) -> tuple[float, float]:
-    """Returns what a launch takes that is queued, and one that is waited for, in µs."""
+    """Returns the µs of a queued launch and of one that is waited for."""
     queued, waited = (costs.builtin(target, TARGETS[target].lnc, queued=q).launch_us for q in (True, False))
     return queued, waited
 
@@ -150,7 +150,7 @@ def test_every_check_passes(
     status, said, log = doctor(library, environment, whole, cache, NEURON_RT_NUM_CORES="2")
     assert (status, set(said.values())) == (0, {"ok"}), log
     assert len(said) == 11 + len(NEW)
-    # The simulator's prices are those that the checks take a device's for.
+    # The simulator has the prices that the checks assume for a device.
     queued, waited = prices(neuron_target)
     assert f"queued: {queued:g} µs (assumed: {queued:g}); waited for: {waited:g} µs (assumed: {waited:g})" in log
 
@@ -183,7 +183,7 @@ def test_what_a_compiler_gets_wrong_is_found(
     status, said, log = doctor(library, environment, whole, cache, **variables)
     assert status == 1
     found = {COMPILED[f] for f in faults}
-    # One row that is read or written by an op of its own is compared with the CPU's, too.
+    # The check `execute` also compares an op that reads or writes a single row with the CPU.
     assert {name for name, what in said.items() if what == "FAILED"} == found | (
         {"execute"} if "row" in faults else set()
     )
@@ -254,7 +254,7 @@ def test_a_check_fails_when_what_it_looks_at_is_wrong(
     assert status == 1
     assert {name for name, what in said.items() if what == "FAILED"} == FAULTS[fault], log
     assert SAID.get(fault, "") in log
-    # What needs a check that failed is not made.
+    # A check does not run if it depends on one that failed.
     made = [what in ("ok", "FAILED") for name, what in said.items() if name not in NEW]
     assert all(made) == (fault not in ("init", "load", "names"))
 

@@ -1,4 +1,4 @@
-"""What nrt_load refuses, with which status, and what it says."""
+"""NEFFs that nrt_load refuses, with the status and the message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def with_hash(data: bytes) -> bytes:
-    """Returns a NEFF with a header that fits its payload again."""
+    """Returns a NEFF with a header that matches its payload."""
     payload = data[1024:]
     header = bytearray(data[:1024])
     struct.pack_into("<Q", header, 16, len(payload))
@@ -88,7 +88,7 @@ def test_refuses_hlo_that_does_not_compile(client: Run, neuron_target: str, add:
 
 
 def test_survives_damage_anywhere(library: Path, environment: dict[str, str], add: Path) -> None:
-    """Bytes are changed all over; the payload's digest is right, so that what reads the payload sees it."""
+    """Bytes are changed anywhere; the payload's digest is right, so the readers of the payload parse the damage."""
     rng = random.Random(5)
     data = add.read_bytes()
     program = f"""
@@ -137,7 +137,7 @@ def test_says_why_there_is_no_helper(client: Run, add: Path, variables: dict[str
     result = client("load", add, PYTHONPATH=None, **variables)
     assert result.stdout.strip() == "NRT_FAILURE"
     assert message in result.stderr
-    assert result.stderr.count("NRT simulator ERROR") == 1  # once, though it was tried twice
+    assert result.stderr.count("NRT simulator ERROR") == 1  # once, though there were two attempts
     assert "NEURON_SIMULATOR_PYTHON names a Python 3.11 or later that has jax" in result.stderr
 
 
@@ -153,7 +153,7 @@ def test_says_that_jaxlib_is_missing(client: Run, add: Path, environment: dict[s
 
 
 def test_a_kernel_runs_without_jax(client: Run, add: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """It takes most of the time that a helper would need to start."""
+    """Importing JAX would take most of the helper's start."""
     (tmp_path / "jax.py").write_text("raise ImportError('the helper imports jax')\n")
     result = client("run", add, NEURON_SIMULATOR_PATH=f"{tmp_path}:{environment['NEURON_SIMULATOR_PATH']}")
     assert result.returncode == 0, result.stderr

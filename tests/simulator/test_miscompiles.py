@@ -1,4 +1,4 @@
-"""Mistakes that programs are given on purpose: a race of rows. `test_doctor_device` has those that a check of a device finds."""
+"""The fault `race`, rows that write to one place. `test_doctor_device` tests the faults that a check of a device finds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 @pytest.fixture(scope="module")
 def hlo() -> bytes:
-    """Returns what writes four rows of eight elements to a table of 16."""
+    """Returns a program that writes four rows of eight elements to a table of 16 rows."""
     x, rows, table = (TensorDesc.parse(t) for t in ("(8,4,1,1)/f32", "(4,1,1,1)/i64", "(8,16,1,1)/f16"))
     function = load_function(*Catalog([builtin_library()]).find("set_rows"))
     module = proto.parse(lowering.emit(KernelSpec.make("set_rows", [x, rows, table], table), function))

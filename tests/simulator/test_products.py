@@ -26,7 +26,7 @@ def contracted(a_axis: int, b_axis: int) -> Callable[[Array, Array], Array]:
 
 
 def emitted(a: Array, b: Array) -> Array:
-    """As `mul_mat` writes it: with axes of matrices that there is one of."""
+    """The form that `mul_mat` emits, with batch axes of extent 1."""
     from jax import lax
 
     dims = (((2,), (2,)), ((0,), (0,)))
@@ -34,19 +34,19 @@ def emitted(a: Array, b: Array) -> Array:
 
 
 def computed(a: Array, b: Array) -> Array:
-    """Both operands are made by other instructions."""
+    """Other instructions compute both operands."""
     from jax import lax
 
     return lax.dot_general(lax.exp(b), a * a, (((1,), (1,)), ((), ())), preferred_element_type=np.float32)
 
 
 def unpacked(a: Array, b: Array) -> Array:
-    """As a product by quantized weights: numbers times a scale."""
+    """The form of a product by quantized weights: numbers times a scale."""
     return emitted((a - np.float32(8)) * np.float32(0.1), b)
 
 
 def joined(a: Array, b: Array) -> Array:
-    """As Q4_K: what makes the matrix joins two arrays."""
+    """The form of Q4_K: the matrix joins two arrays."""
     from jax import lax
 
     half = a.shape[1] // 2
@@ -54,7 +54,7 @@ def joined(a: Array, b: Array) -> Array:
 
 
 def chained(a: Array, b: Array) -> Array:
-    """As gated_delta_net: a product makes what another one's matrix is made of."""
+    """The form of gated_delta_net: the matrix of one product depends on another product."""
     return emitted(a * emitted(a, b).reshape(-1, 1), b)
 
 

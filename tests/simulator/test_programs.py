@@ -1,4 +1,4 @@
-"""What programs need of a core: memory besides their tensors, and a core that they were compiled for."""
+"""The resources that programs need: memory beside their tensors, and the core for which they were compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Array = Any
 MIB = 1 << 20
 PROGRAM = 250 << 10
 MICROCODE = 96 * MIB
-"""Of a physical core."""
+"""Bytes for each physical core."""
 
 
 def total(x: Array) -> Array:
@@ -38,12 +38,12 @@ def total(x: Array) -> Array:
 
 
 def scaled(x: Array) -> Array:
-    """Each element by the sum of its row: the sums lie somewhere, and the result has its tensor."""
+    """Multiplies each element by the sum of its row: the sums take memory, and the result has its own tensor."""
     return x * total(x)[:, None]
 
 
 def twice(x: Array) -> Array:
-    """A product, and its exponential in its place, beside which lies its sum of each row."""
+    """A product, its exponential in place, and the sum of each row beside it."""
     from jax import lax
 
     y = lax.exp(x @ x)
@@ -51,7 +51,7 @@ def twice(x: Array) -> Array:
 
 
 def kept(x: Array) -> Array:
-    """Both products at the same time."""
+    """Needs both products at the same time."""
     from jax import lax
 
     y = x @ x
@@ -75,7 +75,7 @@ def test_the_estimate_of_a_programs_memory(function: Callable[[Array], Array], e
 
 @pytest.fixture
 def larger(make_neff: Make, neuron_target: str) -> Callable[[int], Path]:
-    """Returns a function that makes a program, which needs so many MiB besides its tensors and the state buffer."""
+    """Returns a function that makes a program which needs `size` MiB beside its tensors and the state buffer."""
     target = TARGETS[neuron_target]
     state_buffer = target.state_buffer_mib * target.lnc
 
@@ -124,13 +124,13 @@ def test_a_program_whose_scratchpad_has_no_memory_is_refused(
 
 
 def taken(neff: Path, target: str) -> int:
-    """Returns bytes of a program's instructions and rings; a small one takes what AWS says."""
+    """Returns the bytes of a program's instructions and rings; a small program takes the size that AWS documents."""
     made = estimate(container.read_simulated(neff.read_bytes()).hlo, target)
     return max(PROGRAM, made.code_bytes + made.ring_bytes)
 
 
 def picked(count: int) -> Callable[[Array, Array], Array]:
-    """Returns a function that picks so many elements one by one, each a descriptor of DMA."""
+    """Returns a function that picks `count` single elements, each a DMA descriptor."""
 
     def function(x: Array, at: Array) -> Array:
         return x.reshape(-1)[at.reshape(-1)].reshape(1, 1, 1, count)
@@ -155,7 +155,7 @@ def test_a_program_of_too_many_descriptors_is_refused(
 def test_a_program_of_several_ranks_is_refused(
     client: Run, neuron_target: str, add: Path, tmp_path: Path, strict: str
 ) -> None:
-    """XLA would compute a sum over one rank, which is another result than that of all of them."""
+    """XLA would compute the sum over one rank, which is not the sum over all ranks."""
     module = proto.parse(container.read_simulated(add.read_bytes()).hlo)
     sum_of = next(i for i in proto.entry(module).instructions if i.opcode == "add")
     sum_of.opcode = "all-reduce"
@@ -196,7 +196,9 @@ print(min(times), time.perf_counter() - waited)
 def test_a_launch_takes_what_its_target_takes(
     library: Path, environment: dict[str, str], add: Path, tmp_path: Path
 ) -> None:
-    """At least, the quickest of many: how long the machine takes besides is its own. trn1's are 140 µs, and 15 in the queue, trn2's 133 and 70."""
+    """The fastest launch takes at least this time; the machine adds its own. trn1: 140 µs, and 15 in a queue; trn2: 133
+    and 70.
+    """
     for target, lnc, waited, queued in (("trn1", 1, 140, 15), ("trn2", 2, 133, 70)):
         neff = compiled_for(add, tmp_path, target, lnc)
         command = [sys.executable, "-c", LAUNCHES, library, neff]
@@ -211,7 +213,7 @@ def test_a_launch_takes_what_its_target_takes(
 
 
 def test_code_and_rings_are_memory(client: Run, make_neff: Make, neuron_target: str) -> None:
-    """A product of 4096 rows has more instructions than fit into what a small program takes; without strictness nothing is counted."""
+    """The instructions of a product of 4096 rows exceed a small program's memory; without strictness none are counted."""
     weights, x, y = (TensorDesc.parse(f"(4096,4096,1,1)/{t}") for t in ("f16", "f32", "f32"))
     neff = make_neff(KernelSpec.make("mul_mat", [weights, x], y))
     size = taken(neff, neuron_target)

@@ -1,4 +1,4 @@
-"""Several ranks compute one program together, as libnrt's documentation of collectives has it."""
+"""Several ranks compute one program together, as libnrt's documentation of collectives describes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ RANKS = 4
 
 SUM = "0,1,2,3"
 QUICK = {"NEURON_RT_EXEC_TIMEOUT": "0.5"}
-"""Seconds that an execution waits for a rank that does not come."""
+"""Seconds that an execution waits for a missing rank."""
 
 LOADED = {"NEURON_SIMULATOR_LOAD_TIMEOUT": "4"}
-"""Seconds that loading waits for one; where ranks load well, a busy machine needs some of it."""
+"""Seconds that loading waits for a missing rank; on a busy machine, successful loads take some of it."""
 
 IN_TIME = {"NEURON_RT_EXEC_TIMEOUT": "3"}
-"""Seconds that an execution waits for a rank that comes."""
+"""Seconds that an execution waits for a late rank."""
 
 LOADING, EXECUTING = "nrt_load_collectives returned", "nrt_execute returned"
 TIMEOUT, INVALID, STUCK = "NRT_TIMEOUT (5)", "NRT_INVALID (2)", "NRT_EXEC_HW_ERR_COLLECTIVES (1200)"
@@ -46,7 +46,9 @@ Run = Callable[..., Any]
 def run(
     library: Path, environment: dict[str, str], neuron_target: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Run:
-    """Returns a function that has ranks run a program's HLO in a process; it returns what each command says, and standard error."""
+    """Returns a function that runs commands of ranks on a program's HLO in a process; it returns each command's output,
+    and stderr.
+    """
     folder = tmp_path_factory.mktemp("ranks")
 
     def run(hlo: bytes, *commands: str, library: Path = library, **variables: str) -> tuple[list[Any], str]:
@@ -69,7 +71,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Returns the library and the variables with which `run` runs it under a sanitizer."""
+    """Returns the library and the variables with which `run` uses a sanitizer."""
     folder = tmp_path_factory.mktemp(request.param)
     flags = f"-fsanitize={request.param} -g"
     source = HERE.parents[1] / "backend" / "simulator"
@@ -78,7 +80,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     runtime = {"address": "libasan.so", "thread": "libtsan.so"}[request.param]
     found = subprocess.run(["gcc", f"-print-file-name={runtime}"], check=True, capture_output=True, text=True)
-    # Python's own memory is not looked at; a report ends the process with this status.
+    # Leaks of Python's own memory are not reported; a report ends the process with status 66.
     options = "exitcode=66:detect_leaks=0:report_signal_unsafe=0"
     return {
         "library": folder / "libnrt.so.1",
@@ -108,7 +110,7 @@ def test_sanitizers_find_nothing(run: Run, sanitized: dict[str, Any]) -> None:
 
 
 def summed(groups: str) -> list[list[float]]:
-    """Returns what `all_reduce` computes on each rank."""
+    """Returns the result of `all_reduce` on each rank."""
     out: list[list[float]] = [[]] * RANKS
     for group in groups.split(";"):
         members = [int(rank) for rank in group.split(",")]
@@ -132,7 +134,7 @@ def test_ranks_meet_in_queues_that_one_thread_fills(run: Run) -> None:
 
 
 def test_a_program_whose_ranks_do_not_fit_is_refused(run: Run) -> None:
-    """None of this keeps the ranks from loading what is right, after it."""
+    """After these refusals the ranks still load a right program."""
     found, log = run(hlo_of(all_reduce(SUM)), "plain", "too_many", "other_count", "same_core", "different", "execute")
     plain, too_many, other_count, same_core, (different, same), executed = found
     assert plain == "nrt_load returned NRT_FAILURE (1)"
@@ -180,7 +182,7 @@ def test_a_program_has_twelve_replica_groups_at_most(run: Run, count: int, good:
     groups = [",".join(map(str, p)) for p in itertools.islice(itertools.permutations(range(RANKS)), count)]
     body = "".join(all_reduce(group).replace("%", f"%v{i}_") for i, group in enumerate(groups))
     for i in range(count):
-        body = body.replace(f"%v{i}_p", "%p" if i == 0 else f"%v{i - 1}_q").replace(f"%v{i}_q", f"%v{i}_q")
+        body = body.replace(f"%v{i}_p", "%p" if i == 0 else f"%v{i - 1}_q")
     (found,), log = run(hlo_of(body + f"%q = stablehlo.abs %v{count - 1}_q : tensor<64xf32>"), "again")
     assert found == ([[None] * RANKS] * 3 if good else [f"{LOADING} {INVALID}"] * RANKS)
     assert good or "13 different replica groups, and a NEFF has 12 at most" in log
@@ -216,7 +218,7 @@ def test_closing_ends_what_waits(run: Run) -> None:
 
 
 HALF = float(np.frombuffer(b"\x5a" * 4, np.float32)[0])
-"""What a result begins with that is half-written."""
+"""The first element of a half-written result."""
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,9 @@ FAULTS = ("rank", "straggler", "absent", "wedged", "load", "memory", "execute", 
 
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.long) for n in range(2, 200))])
 def test_whatever_fails_no_result_is_wrong(run: Run, seed: int) -> None:
-    """One or two faults at random counts: each rank gets a right result or an error, all can be freed, and the process ends."""
+    """One or two faults at random counts: each rank gets a right result or an error, everything can be freed, and the
+    process ends.
+    """
     chosen = random.Random(seed)
     names = chosen.sample(FAULTS, chosen.choice((1, 1, 2)))
     fault = ",".join(f"{name}{chosen.choice('@@/')}{int(2 ** chosen.uniform(1, 5))}" for name in names)
@@ -300,7 +304,7 @@ def test_a_core_says_what_it_executed_at_another_rate(run: Run, neuron_target: s
     assert said == [(str(core), "2", str(2 * 64 * 4), str(found[0][core] + found[1][core])) for core in range(RANKS)]
 
 
-# What the helper makes of a program.
+# The helper's merged program.
 
 
 def merged(body: str, inputs: list[np.ndarray], result: int | None = None) -> list[np.ndarray]:
@@ -309,7 +313,7 @@ def merged(body: str, inputs: list[np.ndarray], result: int | None = None) -> li
 
 
 def test_sums_are_in_the_order_of_the_ranks() -> None:
-    """Whatever the order in which a group lists them: the bits are those of one addition after the other."""
+    """The sum has the bits of one addition after another in the ranks' order, for any order of a group's list."""
     made = np.random.default_rng(1)
     inputs = [(made.standard_normal(64) * 10.0 ** made.integers(-6, 6, 64)).astype(np.float32) for _ in range(8)]
     expected = inputs[0] * 2
@@ -373,7 +377,7 @@ def test_a_rank_knows_its_number(name: str) -> None:
 
 
 def in_a_loop(body: str) -> str:
-    """Returns a program that computes another one while the first element is below 1."""
+    """Returns a program that repeats another one while the first element is below 1."""
     for old, new in (("%x", "%y"), ("%p", "%x"), ("%q =", "%z =")):
         body = body.replace(old, new)
     return f"""

@@ -1,4 +1,4 @@
-"""How scales of quantized weights are read: rewritten for XLA on the CPU, with the same results."""
+"""Reads of the scales of quantized weights: rewritten for XLA on the CPU, with the same results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_scales_are_rewritten_and_give_the_same(weights: str) -> None:
     rewritten = scales.rewrite(emitted)
     assert "reduce" in opcodes(emitted)
     assert "reduce" not in opcodes(rewritten)
-    # Scales of a few bits are computed once: by a product, as everything that is to be computed once.
+    # Scales of a few bits are computed once: as a product, because XLA computes a product's operands once.
     assert opcodes(rewritten).count("dot") == (3 if weights == "q4_K" else 1)
     random = np.random.default_rng(1)
     arrays = [
@@ -55,7 +55,7 @@ def test_scales_are_rewritten_and_give_the_same(weights: str) -> None:
 
 @pytest.mark.parametrize("operation", ["add", "bitwise_or", "max"])
 def test_a_short_sum_of_whole_numbers_keeps_its_start(operation: str) -> None:
-    """The numbers wrap around, and the start counts once."""
+    """The numbers wrap around, and the start value counts once."""
     from jax import lax
 
     def reduced(x: Array) -> Array:

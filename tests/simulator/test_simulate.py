@@ -1,4 +1,4 @@
-"""`kernelgen simulate` sets a program or a shell up, so that the program's libnrt is the simulator's."""
+"""`kernelgen simulate` prepares a program or a shell so that the program loads the simulator as libnrt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def clean(tmp_path: Path) -> dict[str, str]:
-    """Returns an environment in which nothing of the simulator is set, with a cache folder of its own."""
+    """Returns an environment without variables of the simulator, with its own cache folder."""
     mine = ("NEURON_", "GGML_NEURON_", "XDG_", "LD_LIBRARY_PATH")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(mine)}
     return inherited | {
@@ -34,7 +34,7 @@ def clean(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def kernelgen(clean: dict[str, str], library: Path) -> Run:
-    """Returns a function that runs `kernelgen simulate`; variables are given by name."""
+    """Returns a function that runs `kernelgen simulate`; keyword arguments are variables."""
 
     def run(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kernelgen", "simulate", *map(str, arguments)]
@@ -79,7 +79,8 @@ def test_a_shell_is_set_up(clean: dict[str, str], library: Path, program: Path, 
 def test_the_program_gets_its_arguments_and_gives_its_status(kernelgen: Run) -> None:
     done = kernelgen("--", "sh", "-c", 'echo "$0 $1"; exit 7', "--env", "-x y")
     assert (done.returncode, done.stdout, done.stderr) == (7, "--env -x y\n", "")
-    assert kernelgen("sh", "-c", "kill -PIPE $$").returncode == -signal.SIGPIPE  # Python ignores it; programs do not
+    # Python ignores SIGPIPE; programs do not.
+    assert kernelgen("sh", "-c", "kill -PIPE $$").returncode == -signal.SIGPIPE
 
 
 def test_what_is_set_stays(library: Path) -> None:
@@ -188,7 +189,7 @@ def test_what_cannot_be_run_is_said(kernelgen: Run, tmp_path: Path) -> None:
 
 
 def of_another_version(library: Path, path: Path, neff: int, protocol: int) -> Path:
-    """Writes a copy of the library that says other versions."""
+    """Writes a copy of the library that reports other versions."""
     mine = f"neuron-kernelgen simulator of NEFF {simulate.OURS.neff}, protocol {simulate.OURS.protocol}".encode()
     data = library.read_bytes()
     assert mine in data
@@ -219,7 +220,7 @@ def test_a_library_of_another_kernelgen_is_an_error(
         done = kernelgen(*words, GGML_NEURON_LIBNRT=str(other))
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"error: {other} is of another version of kernelgen: {what}\n    build it")
-    # Another Python has another kernelgen, of which nothing is known here.
+    # Another Python may have another kernelgen, so its versions are not checked.
     assert (
         kernelgen("--", "true", GGML_NEURON_LIBNRT=str(other), NEURON_SIMULATOR_PYTHON=sys.executable).returncode == 0
     )
@@ -236,7 +237,7 @@ def kernels(tmp_path: Path) -> Path:
 
 
 def change_neffs(kernels: Path, change: Callable[[bytearray], None]) -> None:
-    """Changes the header of the NEFF in a pack and in a tree."""
+    """Changes the header of the NEFF in the pack and in the tree."""
     for file in (kernels / "m_trn1.kernels.gguf", next(kernels.glob("m_trn1/**/*.neff"))):
         data = file.read_bytes()
         at = data.index(b"kernelgen-simulator") - 40

@@ -1,4 +1,4 @@
-"""Results in place of an input of which a part is written: the program gives the part, and the helper writes it."""
+"""A result in place of an input that changes only in part: the program computes the part, and the helper writes it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def row(x: Array, new: Array, at: Array) -> Array:
 
 
 def inner(x: Array, new: Array, at: Array) -> Array:
-    """Two rows of one matrix of several."""
+    """Writes two rows of one of several matrices."""
     from jax import lax
 
     part = new.reshape(1, 2, 12).astype(x.dtype)
@@ -38,7 +38,7 @@ def inner(x: Array, new: Array, at: Array) -> Array:
 
 
 def column(x: Array, new: Array, at: Array) -> Array:
-    """Elements that lie apart."""
+    """Writes elements that are not contiguous."""
     from jax import lax
 
     part = new.reshape(24, 1)[:16].astype(x.dtype)
@@ -126,14 +126,14 @@ def neff(function: Callable[..., Any], dtype: str, results: int) -> bytes:
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_helper_writes_the_part_alone(dtype: str, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And reads the input as it was, for all that the same execution computes of it."""
+    """Other results of the same execution read the input's old values."""
     compiled: list[bytes] = []
     compile_for_cpu = module.compile_for_cpu
     monkeypatch.setattr(module, "compile_for_cpu", lambda hlo: compiled.append(hlo) or compile_for_cpu(hlo))
 
     def function(x: Array, new: Array, at: Array) -> Any:
         written = row(x, new, at)
-        picked = x.reshape(16, 24)[at]  # a gather, of which a strict device says whether it is in bounds
+        picked = x.reshape(16, 24)[at]  # a gather, whose bounds a strict device checks
         return written, written.astype(np.float32) * np.float32(2), picked.astype(np.float32)
 
     bench = Bench(strict=strict)

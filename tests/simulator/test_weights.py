@@ -1,4 +1,4 @@
-"""Products by quantized weights, computed by the simulator's library: of the same elements, bit by bit."""
+"""Products by quantized weights in the simulator's library use the same elements as the HLO, bit by bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 M = 96
 VECTORS = ("avx512", "avx2")
-"""The widest that a call may have, by the number that the library has for each (`vectors` in weights.cpp)."""
+"""The widest vectors that a call may use, in the order of the library's numbers for them (`vectors` in weights.cpp)."""
 HAS_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= set(Path("/proc/cpuinfo").read_text().split())
 HALVES = {
     **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), (0,)),
@@ -39,7 +39,7 @@ HALVES = {
     **dict.fromkeys(("iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "q1_0", "q2_0"), (0,)),
     **{"tq1_0": (52,), "tq2_0": (64,), "iq1_m": ()},
 }
-"""Where the f16 numbers are in a block, by type; one of iq1_m is in the upper halves of four bytes."""
+"""The offsets of the f16 numbers in a block, by type; iq1_m's number is in the upper halves of four bytes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,10 +61,10 @@ def columns(kind: str) -> int:
 
 
 def blocks(kind: str, m: int, odd: bool = False) -> Array:
-    """Returns random blocks of `m` rows; `odd`: some scales are infinite, or no numbers."""
+    """Returns random blocks of `m` rows; with `odd` some scales are infinite or NaN."""
     random = np.random.default_rng(1)
     data = random.integers(0, 256, (m, columns(kind) // TYPES[kind].block, TYPES[kind].size), dtype=np.uint8)
-    if kind == "mxfp4":  # an exponent
+    if kind == "mxfp4":  # the exponent
         data[..., 0] = 110 + data[..., 0] % 16
     for at in HALVES[kind]:
         numbers = random.standard_normal(data.shape[:-1]).astype(np.float16)
@@ -99,18 +99,20 @@ def test_products_are_those_of_the_hlo(kind: str) -> None:
     arrays = [blocks(kind, M).reshape(1, 1, M, -1, TYPES[kind].size), rows]
     (expected,) = execute.run(hlo, arrays)
     (actual,) = execute.run(rewritten, arrays)
-    # The order of sums makes a difference of some 1e-7; an element that is rounded otherwise would make one of 4e-3 of it.
+    # The order of sums changes results by about 1e-7; an element with another rounding would change by 4e-3 of its
+    # value.
     assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("vectors", VECTORS)
 @pytest.mark.parametrize("kind", weights.TYPES)
 def test_elements_are_gguf_s_rounded_to_bfloat16(kind: str, vectors: str, library: Path) -> None:
-    """A row that is 1 at one place and 0 elsewhere gives an element of each row of the matrix."""
+    """A row that is 1 at one place and 0 elsewhere selects one element of each row of the matrix."""
     k = columns(kind)
     data = blocks(kind, M)
     one = np.eye(k, dtype=np.float32)
-    for rows in (*np.split(one[:5], 5), *np.array_split(one, 7)):  # one row, and numbers that no power of two divides
+    # One row, and numbers of rows that are not powers of two.
+    for rows in (*np.split(one[:5], 5), *np.array_split(one, 7)):
         actual = call(library, kind, data, rows, vectors=vectors)
         np.testing.assert_array_equal(actual, rows @ elements(kind, data).T)
 
@@ -130,7 +132,7 @@ def test_vectors_of_any_width_and_any_number_of_rows_give_the_same_bits(kind: st
 @pytest.mark.parametrize("vectors", VECTORS)
 @pytest.mark.parametrize("kind", weights.TYPES)
 def test_one_row_alone_gives_the_bits_that_it_gives_among_others(kind: str, vectors: str, library: Path) -> None:
-    """One row has functions of its own."""
+    """Single rows have their own functions."""
     rows = np.random.default_rng(4).standard_normal((3, columns(kind)), dtype=np.float32)
     data = blocks(kind, M)
     alone = [call(library, kind, data, row, vectors=vectors) for row in np.split(rows, len(rows))]
@@ -166,7 +168,7 @@ def test_scales_that_are_no_numbers(kind: str, library: Path) -> None:
 
 
 def test_threads_share_the_rows_of_a_large_matrix(library: Path) -> None:
-    """In a process of its own, because threads are started once; several calls at a time."""
+    """Runs in a process of its own, because threads start once; several calls at a time."""
     program = """
 import concurrent.futures, ctypes, sys
 import numpy as np
@@ -231,7 +233,7 @@ def test_each_expert_of_mul_mat_id_is_a_weight(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["q4_0", "iq2_xxs"])
 def test_what_unpacks_them_otherwise_stays_as_it_is(kind: str) -> None:
-    """Of each constant of the HLO, a lattice among them, another value: no function computes that."""
+    """Changes each constant of the HLO, a lattice's too: the library has no function for it."""
     hlo = products(kind, 1)
     assert calls(weights.rewrite(hlo)) == 1
     changed = 0
@@ -256,7 +258,7 @@ def test_another_slice_of_a_block_is_not_taken_for_the_one_of_the_type(kind: str
     hlo = products(kind, 1)
     assert calls(weights.rewrite(hlo)) == 1
     n = len(_slices(proto.parse(hlo, weights.Module)))
-    assert n == {"q4_0": 2, "iq2_xxs": 4}[kind]  # of iq2_xxs two are of another one
+    assert n == {"q4_0": 2, "iq2_xxs": 4}[kind]  # two of iq2_xxs belong to another slice
     for i in range(n):
         module = proto.parse(hlo, weights.Module)
         last = _slices(module)[i].slice_dimensions[-1]
@@ -272,7 +274,7 @@ def _slices(module: Any) -> list[Any]:
 
 @pytest.mark.parametrize("kind", weights.POINTS)
 def test_indices_of_a_lattice_are_not_checked(kind: str) -> None:
-    """To look for the largest one would take longer than the product."""
+    """Finding the largest index would take longer than the product."""
     hlo = products(kind, 1)
     assert len(bounds.check(hlo).names) == 1
     assert bounds.check(weights.rewrite(hlo)).names == ()
@@ -311,7 +313,9 @@ def instructions(hlo: bytes) -> list[tuple[int, int]]:
 
 
 def elements(kind: str, data: Array) -> Array:
-    """Returns what gguf makes of blocks, rounded to bfloat16: [m, k] f32; of types that it does not decode, what a loop does."""
+    """Returns the elements of blocks as gguf decodes them, rounded to bfloat16: [m, k] f32; `fields` decodes the types
+    that gguf does not.
+    """
     if kind in ("q1_0", "q2_0"):
         return fields(data, 1 if kind == "q1_0" else 2).astype(ml_dtypes.bfloat16).astype(np.float32)
     rows = gguf.quants.dequantize(data.reshape(len(data), -1), gguf.GGMLQuantizationType[kind.upper()])
@@ -319,7 +323,7 @@ def elements(kind: str, data: Array) -> Array:
 
 
 def fields(data: Array, bits: int) -> Array:
-    """Returns the elements of Q1_0, -d and d, or Q2_0, -d to 2 d: an f16 number and numbers of some bits, lowest first."""
+    """Returns the elements of Q1_0 (-d and d) or Q2_0 (-d to 2 d): an f16 number d, then numbers of some bits, lowest first."""
     d = np.ascontiguousarray(data[..., :2]).view(np.float16).astype(np.float32)
     numbers = (data[..., 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8)) & (2**bits - 1)
     numbers = numbers.reshape(*data.shape[:-1], -1).astype(np.float32)
@@ -328,7 +332,7 @@ def fields(data: Array, bits: int) -> Array:
 
 @functools.cache
 def points(kind: str) -> Array:
-    """Returns what the library has of a type's lattice: of each point the code of element i at bit 4 i, [points] u32."""
+    """Returns the library's table of a type's lattice: for each point the code of element i at bit 4 i, [points] u32."""
     if kind not in weights.POINTS:
         return np.zeros(0, np.uint32)
     quant = getattr(gguf.quants, kind.upper())

@@ -1,4 +1,4 @@
-"""Compiled Python modules beside their sources, for programs and tests: without them every process compiles what it imports again."""
+"""Compiled Python modules beside their sources, for programs and tests. Without them every process compiles its imports again."""
 
 _SCRIPT = """\
 import pathlib, py_compile, sys
@@ -15,7 +15,7 @@ def _python_bytecode_impl(ctx):
     outputs = {}
     lines = ctx.actions.args().set_param_file_format("multiline").use_param_file("%s", use_always = True)
     for file in ctx.files.srcs:
-        # Python looks for them in this folder. Their names hold the interpreter's version, so they are not declared.
+        # Python searches this folder for them. Their names contain the interpreter's version, so the files are not declared.
         folder = "/".join((file.dirname + "/").removeprefix(package).split("/")[:-1] + ["__pycache__"])
         if folder not in outputs:
             outputs[folder] = ctx.actions.declare_directory(folder)

@@ -1,4 +1,4 @@
-"""Programs and libraries that another project's own CMake files build, as one cached action."""
+"""Builds programs and libraries with another project's own CMake files, as one cached action."""
 
 _SCRIPT = """\
 set -eu
@@ -82,7 +82,7 @@ cmake_build = rule(
 )
 
 def llama_build(name, llama_cpp = "//tools/llama_cpp", **kwargs):
-    """Builds targets of a CMake project that link to a build of llama.cpp; they load its libraries from where LD_LIBRARY_PATH says.
+    """Builds targets of a CMake project that link to a build of llama.cpp. They load its libraries from LD_LIBRARY_PATH.
 
     Args:
         name: the target's name.

@@ -1,4 +1,4 @@
-"""Programs in Python: kernelgen's build steps, its command line, and its tests, all run by the locked environment."""
+"""Programs in Python: kernelgen's build steps, its command line, and its tests. The locked environment runs all of them."""
 
 KernelgenToolInfo = provider(
     doc = "One step of kernelgen as a program: the environment's Python and the sources that this step imports.",
@@ -11,18 +11,18 @@ KernelgenToolInfo = provider(
 )
 
 def without_comments(ctx, source, path):
-    """Declares a copy of a Python source without its lines of comment, so that an edit of one does not change the users of the copy.
+    """Declares a copy of a Python source without comment lines, so that an edited comment does not change the users of the copy.
 
     Args:
         ctx: the rule's context.
-        source: the File. No text in it has a line that begins with `#`; a test of kernelgen compares every such file with this.
+        source: the File. No string in it has a line that begins with `#`; a test of kernelgen checks this for every such file.
         path: the copy's path in the rule's package.
     """
     copy = ctx.actions.declare_file(path)
     ctx.actions.run_shell(
         arguments = [source.path, copy.path],
         command = "sed -e '/^[[:space:]]*#/d' -e '/^[[:space:]]*$/d' \"$1\" >\"$2\"",
-        # Not worth the way to a cluster.
+        # Sending this to a cluster takes longer than running it.
         execution_requirements = {"no-remote-exec": "1"},
         inputs = [source],
         mnemonic = "NeuronDriver",
@@ -44,7 +44,7 @@ def _kernelgen_tool_impl(ctx):
     marker = ctx.file._marker
     root = marker.path.removesuffix("/kernelgen/__init__.py")
     if ctx.attr.without_comments:
-        # The package's own __init__.py has kernelgen's version, which is not part of what such a step makes.
+        # The package's own __init__.py has kernelgen's version, which does not affect the output of such a step.
         package = marker.short_path.removesuffix("__init__.py")
         sources = [
             without_comments(ctx, file, "{}/kernelgen/{}".format(ctx.label.name, file.short_path.removeprefix(package)))
@@ -81,9 +81,9 @@ def run_kernelgen(ctx, tool, arguments, worker, **kwargs):
     Args:
         ctx: the rule's context.
         tool: KernelgenToolInfo of the step.
-        arguments: Args of the step; passed in a file, one a line.
+        arguments: Args of the step, passed in a file with one argument per line.
         worker: whether a persistent worker may run it, which imports JAX once.
-        **kwargs: as of `ctx.actions.run`.
+        **kwargs: further arguments of `ctx.actions.run`.
     """
     arguments.use_param_file("@%s", use_always = True)
     arguments.set_param_file_format("multiline")
@@ -91,14 +91,14 @@ def run_kernelgen(ctx, tool, arguments, worker, **kwargs):
     startup.add_all(["-P", "-m", tool.module])
     requirements = dict(kwargs.pop("execution_requirements", {}))
     if worker:
-        # One request at a time. A multiplex worker would be faster (Bazel looks only every 10 ms for the answer of one that is not), but
-        # when a build follows an interrupted one, Bazel 7 takes the late answers of such a worker for those to the new requests.
+        # One request at a time. A multiplex worker would be faster (Bazel polls other workers for an answer only every 10 ms). But in a
+        # build after an interrupted one, Bazel 7 assigns the late answers of a multiplex worker to the new requests.
         requirements |= {"supports-workers": "1", "requires-worker-protocol": "json"}
     ctx.actions.run(
         executable = tool.python,
         arguments = [startup, arguments],
         env = {
-            # Bytecode is not an input of any action, so none is written beside the sources.
+            # Bytecode is not an input of any action, so Python must not write it beside the sources.
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",
             "PYTHONPATH": tool.root,
@@ -145,7 +145,7 @@ def _script(ctx, arguments, setup):
     return script, runfiles
 
 def _program_impl(ctx):
-    # A program is run by a person: paths on its command line are relative to where the person stands.
+    # A user runs the program: paths on its command line are relative to the user's current folder.
     script, runfiles = _script(
         ctx,
         arguments = '"$RUNFILES_DIR/{}"'.format(_runfile(ctx, ctx.file.main)) if ctx.file.main else "-m " + ctx.attr.module,

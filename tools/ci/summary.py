@@ -3,8 +3,8 @@
     bazel run @neuron_kernelgen//tools/ci:summary -- actions.json >> "$GITHUB_STEP_SUMMARY"
     python3 tools/ci/summary.py build.log >> "$GITHUB_STEP_SUMMARY"
 
-`actions.json` is what Bazel writes with `--execution_log_json_file`; `build.log` is what `cmake --build` or `kernelgen build`
-printed. Needs only Python. Exit status 1 when a file says nothing about kernels.
+`actions.json` is Bazel's output with `--execution_log_json_file`; `build.log` is the output of `cmake --build` or
+`kernelgen build`. The program needs only Python. Exit status 1 if a file does not mention kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KERNELGEN = re.compile(r"(\d+) built \((\d+) compiled, (?:(\d+) from the cache,
 
 
 def spawns(text: str) -> Iterator[dict[str, Any]]:
-    """Yields the actions of an execution log: JSON objects one after another."""
+    """Yields the actions of an execution log, which consists of JSON objects one after another."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         if text[at].isspace():
@@ -36,7 +36,7 @@ def spawns(text: str) -> Iterator[dict[str, Any]]:
 
 
 def of_bazel(text: str) -> list[str]:
-    """Returns a table of actions that ran and that a disk or remote cache answered."""
+    """Returns a table of the actions that ran and the hits in a disk or remote cache."""
     ran: Counter[str] = Counter()
     cached: Counter[str] = Counter()
     failed: Counter[str] = Counter()
@@ -50,7 +50,7 @@ def of_bazel(text: str) -> list[str]:
 
 
 def of_log(text: str) -> list[str]:
-    """Returns a table of what CMake's packing, or kernelgen's last line, says."""
+    """Returns a table from the lines of CMake's packing, or from kernelgen's last line."""
     rows = [f"| {m[1]} | {m[3]} | {m[4]} | {m[5]} | |" for m in _CMAKE.finditer(text)]
     rows += [f"| all | {m[2]} | {m[3] or 0} | {m[4]} | {m[5]} |" for m in _KERNELGEN.finditer(text)]
     if not rows:
@@ -59,7 +59,7 @@ def of_log(text: str) -> list[str]:
 
 
 def table(file: Path) -> list[str]:
-    """Returns the lines for one file; none when it says nothing about kernels."""
+    """Returns the lines for one file; none if it does not mention kernels."""
     text = file.read_text(errors="replace")
     return of_bazel(text) if text.lstrip().startswith("{") else of_log(text)
 

@@ -1,9 +1,10 @@
-"""Prints how far kernelgen's estimates of programs are from what neuronx-cc made, for the modules of a folder that have their NEFF.
+"""Compares kernelgen's estimates of programs with neuronx-cc's programs, for the modules of a folder that have a NEFF.
 
     python3 tools/corpus/estimates.py FOLDER [--all]
 
-Modules are in two halves by the last bit of their SHA-256: on those with 0 the constants of `kernelgen/hlo/estimate.py` were fitted, and those
-with 1 judge them. A module is right where the estimate is within a factor of 1.5. With `--all`, a line for each module.
+The last bit of a module's SHA-256 divides the modules into two halves. The constants of `kernelgen/hlo/estimate.py`
+were fitted on those with 0; those with 1 judge the estimates. An estimate is right if it is within a factor of 1.5.
+`--all` prints a line for each module.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from kernelgen.neff.program import NeffProgram, program
 FACTOR = 1.5
 HALVES = "fitted", "judged"
 LARGE = 1000
-"""Instructions, or descriptors, from which on a program is a large one."""
+"""The number of instructions or descriptors from which a program counts as large."""
 
 
 def pairs(corpus: survey.Corpus) -> Iterator[tuple[survey.Module, NeffProgram, Estimate]]:
-    """Gives each compiled module with its program and the estimate."""
+    """Yields each compiled module with its program and the estimate."""
     for module in corpus.modules.values():
         for path, data in module.neffs[:1]:
             said = description.describe(data, source=str(path))

@@ -1,6 +1,6 @@
-"""What is known of a NEFF's fields: every one that the public NEFFs of docs/results/real-artifacts.md have, with what it says.
+"""The known fields of a NEFF: every field in the public NEFFs of docs/results/real-artifacts.md, with its meaning.
 
-A field that is not here is reported by `survey.py` as one without a name.
+`survey.py` reports a field that is not listed here as a field without a name.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ MEMBERS = {
 
 
 def unnamed(data: bytes) -> Iterator[str]:
-    """Gives the fields of a NEFF that nothing above names: of its header, its members, and what is in those that are read.
+    """Yields the fields of a NEFF that are not listed above: of its header, its members, and the contents of known members.
 
     Raises:
         KernelgenError: it can't be read.
@@ -143,5 +143,5 @@ def _inside(name: str, value: dict[str, Any]) -> Iterator[str]:
 
 
 def unnamed_bits(said: description.NeffDescription) -> tuple[str, ...]:
-    """Returns the feature bits that nothing names, as a number."""
+    """Returns the feature bits without a name, as numbers."""
     return tuple(text for text in said.features if text.startswith("0x"))

@@ -1,10 +1,10 @@
-"""Writes what `survey.py` reads out of a git repository's whole history: compiled files are often removed again by a later commit.
+"""Extracts the files that `survey.py` reads from a git repository's whole history: later commits often remove compiled files.
 
     python3 tools/corpus/history.py REPOSITORY FOLDER
 
-REPOSITORY is a clone, bare or not. A file that has one version in all commits is written to its own path below FOLDER, so that a
-module stays beside its NEFF; of a file that has several, each version goes to `versions/<number>/<path>`. What a partial clone lacks is
-left out and counted.
+REPOSITORY is a clone, bare or not. A file with one version in all commits is written to its own path below FOLDER, so
+that a module stays beside its NEFF. If a file has several versions, each goes to `versions/<number>/<path>`. Files that
+a partial clone lacks are skipped and counted.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def versions(repository: Path) -> dict[str, list[str]]:
 
 
 def blobs(repository: Path, names: Sequence[str]) -> Iterator[bytes | None]:
-    """Gives the content of blobs, None for one that is not there.
+    """Yields the content of blobs, None for a missing blob.
 
     Raises:
-        OSError: git ends, as it does where it tries to complete a partial clone and can't.
+        OSError: git ends early, as it does if it can't complete a partial clone.
     """
     command = ["git", "-C", str(repository), "cat-file", "--batch"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as git:
@@ -65,7 +65,7 @@ def blobs(repository: Path, names: Sequence[str]) -> Iterator[bytes | None]:
 
 
 def unpack(repository: Path, folder: Path) -> tuple[int, int]:
-    """Writes the files; returns how many there are, and how many the clone lacks."""
+    """Writes the files; returns the number of files, and the number that the clone lacks."""
     wanted = [(path, blob, len(found) > 1) for path, found in versions(repository).items() for blob in found]
     written = missing = 0
     for (path, blob, several), content in zip(wanted, blobs(repository, [blob for _, blob, _ in wanted]), strict=False):

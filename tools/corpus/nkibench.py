@@ -1,17 +1,19 @@
-"""Records the kernels of NKIBench, and of a folder of solutions, and compares what the interpreter says of them with what devices did.
+"""Records the kernels of NKIBench and of a folder of solutions, and compares the interpreter's results with the devices'.
 
     python3 tools/corpus/nkibench.py NKIBENCH [SOLUTIONS] [--op OP] [--kernel TEXT] [--execute] [--seconds S] [--jobs N]
 
-NKIBENCH is that folder of zhang677/AccelOpt: `summary.json` names a reference and a baseline for each op; a baseline ran on a device. SOLUTIONS
-has `OP/benchmark.csv` and `OP/runs/*.py`, as `workspaces` of Jerry2423/kda-for-trainium: the last row of a file is its verdict. One with a
-latency ran; one without a latency whose notes name a code of the compiler (NCC_…) was refused; of any other nothing is known.
+NKIBENCH is this folder of zhang677/AccelOpt: `summary.json` names a reference and a baseline for each op; the baselines
+ran on a device. SOLUTIONS has `OP/benchmark.csv` and `OP/runs/*.py`, like `workspaces` of Jerry2423/kda-for-trainium:
+the last row about a file is its verdict. A file with a latency ran. A file without a latency was refused if the notes
+name a code of the compiler (NCC_…); otherwise its outcome is unknown.
 
-* A kernel that ran must be recorded, within `--seconds` (120) of the processor's time.
-* One that was refused must be refused, by the same code.
-* With `--execute` each kernel that is recorded runs with the inputs of seed 42. Where the device's results were right, the relative L2 error
-  against the reference must be at most 2e-5 (mamba 3e-5), and above that where they were wrong.
+* A kernel that ran must be recorded, within `--seconds` (120) of CPU time.
+* A refused kernel must be refused, with the same code.
+* With `--execute`, each recorded kernel runs with the inputs of seed 42. If the device's results were right, the
+  relative L2 error against the reference must be at most 2e-5 (mamba 3e-5); if they were wrong, it must be larger.
 
-It prints a table by op, and ends with status 1 if anything of this is not so. Each kernel runs in a process of its own: these files are anybody's.
+The program prints a table by op, and exits with status 1 if any of these rules is broken. Each kernel runs in its own
+process, because the files are untrusted.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ RAN, REFUSED, UNKNOWN = "ran", "refused", "of unknown fate"
 
 ACCEPTED = "accepted"
 FAILED = "failed"
-"""Neither accepted nor refused: an exception that is not a diagnostic, or no end in time."""
+"""Neither accepted nor refused: an exception that is not a diagnostic, or a timeout."""
 
 TOLERANCE = {"mamba": 3e-5}
 DEFAULT_TOLERANCE = 2e-5
@@ -57,8 +59,8 @@ class SurveyedKernel:
     Attributes:
         op, reference, path: the op, its reference in NumPy and the kernel's file.
         fate: `RAN`, `REFUSED` or `UNKNOWN`.
-        codes: the compiler's codes in the notes of a kernel that was refused.
-        right: whether a device's results were right; None where that is unknown.
+        codes: the compiler's codes in the notes of a refused kernel.
+        right: whether a device's results were right; None if unknown.
     """
 
     op: str
@@ -71,13 +73,13 @@ class SurveyedKernel:
 
 @dataclass(frozen=True)
 class Interpreted:
-    """What the interpreter made of a kernel.
+    """The interpreter's result for a kernel.
 
     Attributes:
         what: `ACCEPTED`, `REFUSED` or `FAILED`.
         message: the diagnostic, or the exception.
-        seconds: the processor's, in which it was recorded.
-        error: the relative L2 error of its results; None where it did not run.
+        seconds: the CPU seconds of recording.
+        error: the relative L2 error of its results; None if it did not run.
     """
 
     what: str
@@ -106,7 +108,7 @@ def _solutions(op: str, reference: Path, folder: Path) -> Iterator[SurveyedKerne
         verdicts = {Path(row["candidate"]).name: row for row in csv.DictReader(file)}
     for path in sorted((folder / "runs").glob("*.py")):
         if not re.search(r"^def kernel\(", path.read_text(encoding="utf-8"), re.MULTILINE):
-            continue  # a study in NumPy
+            continue  # a study in NumPy, without a kernel
         row = verdicts.get(path.name, {})
         passed = {"true": True, "false": False}.get(row.get("passed", ""))
         codes = tuple(dict.fromkeys(re.findall(r"NCC_\w+", row.get("notes", ""))))
@@ -119,7 +121,7 @@ def _solutions(op: str, reference: Path, folder: Path) -> Iterator[SurveyedKerne
 
 
 def judge(case: SurveyedKernel, seconds: float, execute: bool) -> Interpreted:
-    """Records a kernel in a process of its own, and runs it if that is wanted."""
+    """Records a kernel in its own process, and runs it if `execute`."""
     here, there = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("spawn").Process(target=_work, args=(there, case, seconds, execute))
     process.start()
@@ -165,12 +167,12 @@ def _work(there: Any, case: SurveyedKernel, seconds: float, execute: bool) -> No
 
 
 def _draw_nothing() -> None:
-    """Has NumPy's generator return zeros: recording needs the shapes alone, and drawing takes longer than that."""
+    """Makes NumPy's generator return zeros: recording needs only the shapes, and drawing takes longer than recording."""
 
     def zeros(shape: Any) -> Any:
         return np.zeros(() if shape is None else shape)
 
-    for name in ("normal", "uniform"):  # what else a reference may draw is drawn
+    for name in ("normal", "uniform"):  # other distributions are still drawn
         setattr(np.random, name, lambda *given, size=None, **_: zeros(given[2] if len(given) > 2 else size))
     for name in ("rand", "randn"):
         setattr(np.random, name, lambda *shape: zeros(shape))
@@ -179,14 +181,14 @@ def _draw_nothing() -> None:
 
 
 def _error(got: Any, wanted: Any) -> float:
-    """Returns the relative L2 error, infinity where a result is not finite."""
+    """Returns the relative L2 error, or infinity if a result is not finite."""
     a, b = (np.asarray(v, np.float64) for v in (got, wanted))
     error = float(np.linalg.norm(a - b) / np.linalg.norm(b))
     return error if np.isfinite(error) else np.inf
 
 
 def wrong(case: SurveyedKernel, outcome: Interpreted) -> str:
-    """Returns what of a kernel is not as on a device, nothing where all is."""
+    """Returns how a kernel's result differs from the device's, or an empty string."""
     if outcome.what == FAILED:
         return outcome.message
     if case.fate == RAN and outcome.what == REFUSED:
@@ -203,7 +205,7 @@ def wrong(case: SurveyedKernel, outcome: Interpreted) -> str:
 
 
 def table(found: Sequence[tuple[SurveyedKernel, Interpreted]]) -> Iterator[str]:
-    """Yields the lines of the table by op, and those of what is wrong."""
+    """Yields the lines of the table by op, and the differences."""
     yield f"{'op':22} kernels  {'ran: accepted':>15} {'refused: refused':>17} {'unknown: accepted':>18} {'seconds':>8} {'error':>8}"
     for op in [*dict.fromkeys(case.op for case, _ in found), "all"]:
         rows = [(c, o) for c, o in found if op in (c.op, "all")]
@@ -226,9 +228,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("bench", type=Path, metavar="NKIBENCH", help="the folder with summary.json")
     parser.add_argument("solutions", type=Path, nargs="?", help="the folder with OP/benchmark.csv and OP/runs/*.py")
     parser.add_argument("--op", action="append", help="only this op; may be repeated")
-    parser.add_argument("--kernel", default="", help="only kernels whose file's name has this text")
-    parser.add_argument("--execute", action="store_true", help="run what is recorded, and compare with the reference")
-    parser.add_argument("--seconds", type=float, default=120.0, help="CPU seconds in which a kernel must be recorded")
+    parser.add_argument("--kernel", default="", help="only kernels whose file name contains this text")
+    parser.add_argument("--execute", action="store_true", help="run recorded kernels, and compare with the reference")
+    parser.add_argument("--seconds", type=float, default=120.0, help="the limit of CPU seconds to record a kernel")
     parser.add_argument("--jobs", type=int, default=1, help="kernels at a time; some need several gigabytes")
     given = parser.parse_args(words)
     if not (given.bench / "summary.json").is_file():

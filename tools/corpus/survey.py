@@ -1,22 +1,23 @@
-"""Reads a folder of NEFFs, HLO modules and compile caches, and compares what kernelgen says of them with what the compiler did.
+"""Reads a folder of NEFFs, HLO modules and compile caches, and compares kernelgen's results with the compiler's.
 
     python3 tools/corpus/survey.py FOLDER [--target T] [--execute N]
 
-Every file below FOLDER is told by its content: NEFFs (also those that HLO carries in a custom call `AwsNeuronNeff`), serialized HLO
-modules, entries of kernelgen's own cache. Equal contents count once. A module and its NEFF belong together when they lie in one folder
-and the NEFF's name begins as the module's does, which is so in AWS's compile cache (`model.hlo_module.pb`, `model.neff`), or when the
-key of a cache's entry says so. A NEFF of less than a header's size beside a module is what a failed compile leaves, and so is a
-`model.log` that says so.
+The program recognizes every file below FOLDER by its content: NEFFs (also those in an HLO custom call `AwsNeuronNeff`),
+serialized HLO modules, and entries of kernelgen's cache. Equal contents count once. A module and a NEFF in the same
+folder belong together if the NEFF's name begins like the module's, as in AWS's compile cache (`model.hlo_module.pb`,
+`model.neff`), or if the key of a cache's entry names both. A NEFF beside a module that is shorter than a header marks a
+failed compile, as does a `model.log` that reports the failure.
 
-* Every NEFF is read to its end, and each of its fields must be one that `fields.py` names.
+* Every NEFF must be readable to its end, and `fields.py` must name each of its fields.
 * A NEFF and its module must agree: device, cores, names and sizes of inputs and outputs.
 * The lint must have no error for a module that was compiled.
-* The canonicaliser must take every module, and must leave what it made as it is.
-* With `--execute N`, the N smallest modules that XLA can run on this machine's CPU run before and after, with the same random inputs: the
-  results must have the same bits.
+* The canonicaliser must accept every module, and must leave its own output unchanged.
+* With `--execute N`, the N smallest modules that XLA can run on this machine's CPU run before and after
+  canonicalisation, with the same random inputs: the results must have the same bits.
 
-It prints a table, and ends with status 1 if anything of this is not so. `./bazelw run //tools/corpus:survey -- FOLDER` is the same.
-It needs kernelgen's packages. docs/results/real-artifacts.md has its figures on what public repositories hold, and how to get that.
+The program prints a table, and exits with status 1 if any of these rules is broken. `./bazelw run //tools/corpus:survey
+-- FOLDER` is the same. It needs kernelgen's packages. docs/results/real-artifacts.md has its figures for public
+repositories, and how to get these.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ from kernelgen.neff import container, description
 from kernelgen.targets import TARGETS
 
 MAX_BYTES = 1 << 30
-"""Larger files are passed over, and counted."""
+"""Larger files are skipped, and counted."""
 
 COMPILED, FAILED, UNKNOWN = "compiled", "failed", "of unknown fate"
-"""What the compiler did with a module."""
+"""The outcome of a module's compile."""
 
 CARRIER = "AwsNeuronNeff"
 """The custom call whose configuration is a NEFF."""
@@ -62,24 +63,24 @@ _LOG, _LOGGED = "model.log", b"Failed compilation"
 
 
 def is_neff(data: bytes) -> bool:
-    """Returns whether bytes begin as a NEFF does."""
+    """Returns whether bytes begin like a NEFF."""
     return data.startswith(_HEAD)
 
 
 def is_named(name: str) -> bool:
-    """Returns whether a file is read for its name."""
+    """Returns whether the program reads a file because of its name."""
     return name == _LOG or bool(_MODULE_ENDS.search(name)) or name.endswith((".neff", entry.SUFFIX))
 
 
 @dataclass
 class Module:
-    """An HLO module, and its outcome.
+    """An HLO module, and the outcome of its compile.
 
     Attributes:
-        path: the first file that has it.
+        path: the first file that contains it.
         data: the module.
         fate: one of `COMPILED`, `FAILED`, `UNKNOWN`.
-        neffs: what it was compiled to: path and NEFF.
+        neffs: the path and bytes of each NEFF compiled from it.
     """
 
     path: Path
@@ -90,14 +91,14 @@ class Module:
 
 @dataclass
 class Corpus:
-    """What a folder holds.
+    """The contents of a folder.
 
     Attributes:
-        files: how many files there are.
+        files: the number of files.
         neffs: NEFFs by digest: path and bytes.
         modules: HLO modules by digest.
-        remnants: files in the place of a NEFF, with less than a header.
-        passed_over: what was not read, and why.
+        remnants: files in the place of a NEFF that are shorter than a header.
+        passed_over: the files that were skipped, with the reason.
     """
 
     files: int = 0
@@ -108,10 +109,10 @@ class Corpus:
 
 
 def gather(folder: Path) -> Corpus:
-    """Returns what a folder holds; links are not followed.
+    """Returns the contents of a folder; does not follow links.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the folder can't be read.
     """
     corpus = Corpus()
     beside: dict[Path, list[tuple[str, str]]] = {}
@@ -166,7 +167,7 @@ def _digest(data: bytes) -> str:
 def _add_neff(corpus: Corpus, path: Path, data: bytes) -> str:
     digest = _digest(data)
     corpus.neffs.setdefault(digest, (path, data))
-    # A simulated NEFF carries its own HLO. A damaged one is reported when the NEFFs are judged.
+    # A simulated NEFF contains its HLO. A damaged NEFF is reported when the NEFFs are judged.
     with contextlib.suppress(KernelgenError):
         if container.read_header(data).simulated:
             hlo = container.read_simulated(data).hlo
@@ -202,11 +203,11 @@ def _match(corpus: Corpus, beside: dict[Path, list[tuple[str, str]]], keys: list
 
 @dataclass
 class SurveyReport:
-    """Rows of the table, and what must not be.
+    """The rows of the table, and the broken rules.
 
     Attributes:
         rows: (what, how many, more).
-        wrong: what must not be, a line each.
+        wrong: one line per broken rule.
     """
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
@@ -227,10 +228,10 @@ def survey(
     """Returns the table of a corpus.
 
     Args:
-        corpus: what there is.
-        target: what modules without a NEFF are for; None for not known.
-        execute: how many modules to run.
-        say: is told how far it is.
+        corpus: the contents of a folder.
+        target: the target of modules without a NEFF; None if unknown.
+        execute: the number of modules to run.
+        say: called with progress messages.
     """
     report = SurveyReport()
     report.row("files", corpus.files)
@@ -397,7 +398,7 @@ def _executions(made: list[tuple[Module, bytes]], limit: int, report: SurveyRepo
 
 
 def _arrays(parameters: Sequence[tuple[str, str, tuple[int, ...]]], seed: bytes) -> list[object]:
-    """Returns random arrays, the same for the same module. Integers are small: they may be indices."""
+    """Returns random arrays, always the same for a module. Integers are small, because they may be indices."""
     import ml_dtypes
     import numpy as np
 
@@ -413,10 +414,10 @@ def _arrays(parameters: Sequence[tuple[str, str, tuple[int, ...]]], seed: bytes)
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--target", choices=list(TARGETS), help="what modules without a NEFF were compiled for")
+    parser.add_argument("--target", choices=list(TARGETS), help="the target of modules without a NEFF")
     parser.add_argument("--execute", type=int, default=0, metavar="N", help="run this many modules on the CPU")
     arguments = parser.parse_args(argv)
-    # Bazel runs programs in a folder of its own.
+    # Bazel runs programs in another working directory.
     folder = Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."), arguments.folder)
     if not folder.is_dir():
         parser.error(f"{folder} is not a folder")

@@ -1,4 +1,4 @@
-"""Headers of GGUF files taken apart, damaged in one of many ways, and put together again, whatever sense that makes."""
+"""Parses headers of GGUF files, damages them in one of many ways, and writes them again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MetadataEntry:
     Attributes:
         key: its name.
         kind: GGUF's type number.
-        data: what follows the type in the file.
+        data: the bytes after the type in the file.
     """
 
     key: bytes
@@ -54,7 +54,7 @@ class MetadataEntry:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a header says of a tensor: name, dimensions, type and place; `n_dims` is how many dimensions it says there are."""
+    """A tensor in a header: name, dimensions, type and offset; `n_dims` is the number of dimensions that the header claims."""
 
     name: bytes
     ne: tuple[int, ...]
@@ -65,7 +65,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Parts:
-    """A header. The counts are those of the lists unless they lie."""
+    """A header. The counts are the lengths of the lists unless they are wrong on purpose."""
 
     entries: tuple[MetadataEntry, ...]
     tensors: tuple[TensorInfo, ...]
@@ -103,7 +103,7 @@ class _Cursor:
 
 
 def parts(data: bytes) -> Parts:
-    """Takes a whole header apart."""
+    """Parses a complete header."""
     cursor = _Cursor(data)
     magic, version = cursor.take(4), cursor.number("I")
     n_tensors, n_entries = cursor.number("Q"), cursor.number("Q")
@@ -122,7 +122,7 @@ def parts(data: bytes) -> Parts:
 
 
 def put_together(header: Parts) -> bytes:
-    """Returns the file that says so; it ends with the header."""
+    """Returns the bytes of a header; the file ends with the header."""
     out = [header.magic, struct.pack("<I", header.version)]
     for told, real in ((header.n_tensors, header.tensors), (header.n_entries, header.entries)):
         out.append(struct.pack("<Q", len(real) if told is None else told))
@@ -139,7 +139,7 @@ def _text(value: bytes) -> bytes:
     return struct.pack("<Q", len(value)) + value
 
 
-# --- one damage each ------------------------------------------------------------------------------------------------------
+# --- the kinds of damage --------------------------------------------------------------------------------------------------
 
 Damage = Callable[[random.Random, Parts], Parts]
 
@@ -154,7 +154,7 @@ def _number(rng: random.Random, kind: int) -> bytes:
 
 
 def _value(rng: random.Random, kind: int, depth: int = 0) -> bytes:
-    """Returns a value of a type: text or an array may have a length that is a lie."""
+    """Returns a value of a type; the length of a text or an array may be wrong."""
     if kind == _STRING:
         text = rng.choice(TEXTS)
         return _text(text) if rng.random() < 0.9 else struct.pack("<Q", rng.choice(NUMBERS)) + text
@@ -176,14 +176,14 @@ def _set_tensor(header: Parts, index: int, tensor: TensorInfo) -> Parts:
 
 
 def absurd_value(rng: random.Random, header: Parts) -> Parts:
-    """A value of the right type that no model has."""
+    """Writes a value of the right type that no model has."""
     index = rng.randrange(len(header.entries))
     entry = header.entries[index]
     return _set(header, index, replace(entry, data=_value(rng, entry.kind)))
 
 
 def other_type(rng: random.Random, header: Parts) -> Parts:
-    """A value of another type, or of a type that there is not."""
+    """Writes a value of another type, or of a type that does not exist."""
     index = rng.randrange(len(header.entries))
     kind = rng.choice((*_KINDS, 13, 2**31, 2**32 - 1))
     data = _value(rng, kind) if kind in _KINDS else rng.randbytes(rng.randrange(16))
@@ -191,7 +191,7 @@ def other_type(rng: random.Random, header: Parts) -> Parts:
 
 
 def one_per_layer(rng: random.Random, header: Parts) -> Parts:
-    """A number that becomes an array, as some hyperparameters are, with too few, too many, or absurd elements."""
+    """Replaces a number with an array, as some hyperparameters are, with too few, too many, or absurd elements."""
     indices = [i for i, entry in enumerate(header.entries) if entry.kind == 4]
     if not indices:
         return header
@@ -210,14 +210,14 @@ def missing_value(rng: random.Random, header: Parts) -> Parts:
 
 
 def twice(rng: random.Random, header: Parts) -> Parts:
-    """A key or a tensor that is there twice."""
+    """Duplicates a key or a tensor."""
     if rng.random() < 0.5 or not header.tensors:
         return replace(header, entries=(*header.entries, rng.choice(header.entries)))
     return replace(header, tensors=(*header.tensors, rng.choice(header.tensors)))
 
 
 def another_value(rng: random.Random, header: Parts) -> Parts:
-    """A value that the file did not have: of the tokenizer, of a split, of llama.cpp's hyperparameters, or of none."""
+    """Adds a value that the file did not have: of the tokenizer, of a split, of llama.cpp's hyperparameters, or unknown."""
     key = rng.choice((*FIELDS, rng.choice(TEXTS)))
     if rng.random() < 0.6:
         key = _architecture(header) + b"." + rng.choice(HYPERPARAMETERS)
@@ -234,7 +234,7 @@ def _architecture(header: Parts) -> bytes:
 
 
 def other_architecture(rng: random.Random, header: Parts) -> Parts:
-    """The same values and tensors under the name of another architecture."""
+    """Renames the architecture, and keeps values and tensors."""
     old, new = _architecture(header) + b".", rng.choice((*ARCHITECTURES, rng.choice(TEXTS)))
     entries = []
     for entry in header.entries:
@@ -259,7 +259,7 @@ def other_version(rng: random.Random, header: Parts) -> Parts:
 
 
 def other_tensor(rng: random.Random, header: Parts) -> Parts:
-    """A tensor with another shape, type, name or place; or one that is not there."""
+    """Changes a tensor's shape, type, name or offset, or removes a tensor."""
     if not header.tensors:
         return header
     index = rng.randrange(len(header.tensors))
@@ -287,7 +287,7 @@ def other_tensor(rng: random.Random, header: Parts) -> Parts:
 
 
 def scaled(rng: random.Random, header: Parts) -> Parts:
-    """One number replaced by another wherever it stands, so that hyperparameters and shapes still agree."""
+    """Replaces a number with another one everywhere, so that hyperparameters and shapes still agree."""
     sizes = [n for tensor in header.tensors for n in tensor.ne]
     if not sizes:
         return header
@@ -299,7 +299,7 @@ def scaled(rng: random.Random, header: Parts) -> Parts:
 
 
 def placed(tensors: Iterable[TensorInfo]) -> tuple[TensorInfo, ...]:
-    """Returns the tensors one behind the other, as a reader expects them; right for f32, f16 and bf16."""
+    """Returns the tensors with consecutive offsets, as a reader expects them; right for f32, f16 and bf16."""
     at, found = 0, []
     for tensor in tensors:
         found.append(replace(tensor, offset=at))
@@ -314,11 +314,11 @@ DAMAGES: tuple[Damage, ...] = (
     *(absurd_value, absurd_value, other_type, one_per_layer, missing_value, twice, another_value, another_value),
     *(other_architecture, lying_count, other_version, other_tensor, other_tensor, scaled, scaled, scaled),
 )  # fmt: skip
-"""What may become of a header; what stands twice happens more often."""
+"""The kinds of damage; a kind that is listed twice occurs more often."""
 
 
 def damage(rng: random.Random, good: bytes) -> tuple[bytes, str]:
-    """Returns a damaged header, and what was done to it."""
+    """Returns a damaged header, and a description of the damage."""
     header, done = parts(good), []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         chosen = rng.choice(DAMAGES)
@@ -326,9 +326,7 @@ def damage(rng: random.Random, good: bytes) -> tuple[bytes, str]:
         done.append(chosen.__name__)
         if not header.entries:
             break
-    if (
-        rng.random() < 0.8
-    ):  # else what another shape or type does to the places of the tensors behind it is left as it is
+    if rng.random() < 0.8:  # otherwise the offsets of later tensors keep the values for the old shape or type
         header = replace(header, tensors=placed(header.tensors))
     data = put_together(header)
     if rng.random() < 0.15:
@@ -339,5 +337,5 @@ def damage(rng: random.Random, good: bytes) -> tuple[bytes, str]:
         value = (rng.choice(NUMBERS) % 256**size).to_bytes(size, "little")
         data = data[:at] + value + data[at + size :]
         done.append(f"{size} bytes at {at}")
-    # A reader wants the header to end with its alignment.
+    # A reader requires padding of the header to its alignment.
     return data + bytes(-len(data) % 32) * (rng.random() < 0.8), ", ".join(done)

@@ -1,7 +1,8 @@
-"""The backend when something goes wrong: real processes, in which the simulator fails on purpose (NEURON_SIMULATOR_FAULT).
+"""Tests the backend in real processes in which the simulator fails on purpose (NEURON_SIMULATOR_FAULT).
 
-A round is a process with a fault, chosen by its number. Whatever fails, the process ends with right results or with an error that
-says what failed: it does not crash, and no result is wrong. Run on its own, this makes rounds and says how each ended:
+A round is a process with a fault; the round's number determines both. Whatever fails, the process must end with right
+results or with an error that names the failure: it must not crash, and no result may be wrong. As a program, this runs
+rounds and prints the outcome of each:
 
     bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1
     bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1 --sums
@@ -33,57 +34,57 @@ from programs import SCENARIOS, Programs, build, find_programs
 
 FAULTS = ("memory", "execute", "deferred", "lost", "kill", "load")
 RANK_FAULTS = ("rank", "straggler", "absent", "wedged")
-"""Of executions of several cores."""
+"""Faults of executions over several cores."""
 
 WAYS = {"step": "the whole step", "parts+sums": "a part and the sum before it"}
-"""What is one program on all cores, by the names of `kernelgen model --fuse`."""
+"""The parts of a model that are one program on all cores, by the names of `kernelgen model --fuse`."""
 
 CORES = 2
 WAIT = {"NEURON_RT_EXEC_TIMEOUT": "2", "NEURON_SIMULATOR_LOAD_TIMEOUT": "2"}
-"""Seconds that a core waits for others."""
+"""The timeout, in seconds, of a core that waits for others."""
 
 TOLERANCE = 1e-3
-"""Normalized mean squared error of logits at most, when the CPU computes what a kernel could not."""
+"""The largest allowed normalised mean squared error of logits, if the CPU computes what a kernel could not."""
 
 FAILURES = re.compile(
     r"no memory|(the \w+ execution: |graph_compute: )GGML status: error.*|(graph_compute|the \w+ execution) failed|no kernel for .*"
 )
-"""What a scenario may say when something failed. Others say that a result is wrong."""
+"""The allowed output of a scenario after a failure. Any other output reports a wrong result."""
 
-PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results wants a multiple of four
+PROMPT = "A NeuronCore computes what its kernels say"  # 44 tokens: llama-results requires a multiple of four
 
-NOT_A_RESULT = ("not-a-number",)  # whose status is of interest, which faults change
+NOT_A_RESULT = ("not-a-number",)  # its status is compared, which faults change
 
 NO_BUFFER = re.compile(
     r"^ggml-neuron: \w+: no buffer of .*(\n[\d.]+ E \w+: failed to allocate .*)?\Z",
     re.MULTILINE,
 )
-"""The end of a log: the backend has no buffer to give, and ggml says at the most which one it did not get."""
+"""The end of a log if the backend has no buffer left: ggml may also name the buffer that it did not get."""
 
 NO_PART = re.compile(
     r"^ggml-neuron: \w+: no buffer of .*(\n[\d.]+ E \w+: failed to allocate .*)?"
     r"\n.*ggml-backend-meta\.cpp:\d+: GGML_ASSERT\(\S+bufs\[i\]\) failed$",
     re.MULTILINE,
 )
-"""ggml's meta backend, which splits weights, has no other answer to a device without a buffer to give."""
+"""ggml's meta backend, which splits weights, always ends like this if a device has no buffer left."""
 
 REPORTED = re.compile(r"^(ggml-neuron: |.*ggml-neuron: \w+ing (a buffer|tensor '.*'): core \d+: )", re.MULTILINE)
-"""A line that says what failed."""
+"""A line that names the failure."""
 
 
 @dataclass(frozen=True)
 class RoundsBench:
-    """What rounds need.
+    """The inputs of rounds.
 
     Attributes:
-        programs: what was built from C++.
+        programs: the programs built from C++.
         kernels: the scenarios' kernels.
         model: a model.
-        model_kernels: its kernels, and those of parts of it on two cores.
-        logits: its logits, when nothing fails.
-        folder: for files.
-        sums: of rounds with programs with sums inside: another model, whose parts are equal on both cores, and its logits.
-        sums_kernels: of this, by way.
+        model_kernels: its kernels, and those of its parts on two cores.
+        logits: its logits without a fault.
+        folder: the folder for files.
+        sums: for rounds with programs that contain sums: another model, whose parts are equal on both cores, and its logits.
+        sums_kernels: the kernels of that model, by way.
     """
 
     programs: Programs
@@ -98,11 +99,11 @@ class RoundsBench:
 
 @dataclass(frozen=True)
 class Round:
-    """A process and what goes wrong in it.
+    """A process and its faults.
 
     Attributes:
-        what: `scenarios`, `model`, or `parts` of one on two cores (-sm tensor); one of `WAYS`, or that and ` freed`: llama-bench,
-            which frees all when a call fails.
+        what: `scenarios`; `model`; `parts` of a model on two cores (-sm tensor); or one of `WAYS`, with the suffix `
+            freed` for llama-bench, which frees everything when a call fails.
         fault: NEURON_SIMULATOR_FAULT.
         buffers: GGML_NEURON_BUFFERS.
     """
@@ -113,7 +114,7 @@ class Round:
 
     @classmethod
     def choose(cls, seed: int, parts: bool = False, sums: bool = False) -> Round:
-        """Returns the round of a number, the same each time; with `parts` or `sums` one of them."""
+        """Returns the round of a number, always the same; `parts` or `sums` select one of these kinds."""
         chosen = random.Random(seed)
         if sums:
             return cls._choose_sums(chosen)
@@ -130,7 +131,7 @@ class Round:
         what = chosen.choice(tuple(WAYS)) + chosen.choice(("", " freed"))
         faults = []
         for name in chosen.sample((*RANK_FAULTS, *RANK_FAULTS, *FAULTS), chosen.choice((1, 1, 1, 2))):
-            # a call has few executions of several cores, and many of all others
+            # a call has few executions over several cores, and many others
             count = int(2 ** chosen.uniform(0, 4 if name in RANK_FAULTS else 8))
             faults.append(f"{name}{chosen.choice('@@/')}{count}")
         return cls(what, ",".join(faults), "device")
@@ -140,12 +141,12 @@ class Round:
 
 
 def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) -> RoundsBench:
-    """Returns what rounds need, built with the simulator.
+    """Returns the inputs of rounds, built with the simulator.
 
     Args:
-        programs: what was built from C++.
-        folder: where files go.
-        kernels: the scenarios' kernels; None: they are built.
+        programs: the programs built from C++.
+        folder: the folder for files.
+        kernels: the scenarios' kernels; built if None.
     """
     if kernels is None:
         manifest = folder / "scenarios.yaml"
@@ -167,7 +168,7 @@ def make_bench(programs: Programs, folder: Path, kernels: Path | None = None) ->
 
 
 def add_sums(bench: RoundsBench) -> RoundsBench:
-    """Returns what rounds with programs with sums inside need, too."""
+    """Adds the inputs of rounds with programs that contain sums."""
     folder, programs = bench.folder / "sums", bench.programs
     folder.mkdir()
     model, ops, graphs = folder / "model.gguf", folder / "ops.yaml", folder / "ops.graphs"
@@ -230,7 +231,7 @@ def _bench(programs: Programs, model: Path, **variables: str | Path) -> subproce
 def _run(
     programs: Programs, command: Sequence[str | Path], folder: Path, variables: dict[str, str | Path]
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program; XLA's compilations are kept for the next one, since a round is about something else."""
+    """Runs a program; caches XLA's compiled code for the next rounds."""
     return subprocess.run(
         command,
         env=programs.environment(
@@ -244,19 +245,19 @@ def _run(
 
 
 def read_logits(path: Path) -> np.ndarray:
-    """Returns what llama-results wrote, in double precision."""
+    """Returns the logits that llama-results wrote, in double precision."""
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     return np.array(found["logits"].data, np.float64)
 
 
 def play(bench: RoundsBench, one: Round) -> str:
-    """Makes a round.
+    """Runs a round.
 
     Returns:
-        The outcome: `right`, `an error` or `ended` (the program ended itself, and said why).
+        The outcome: `right`, `an error` or `ended` (the program ended itself, and printed the reason).
 
     Raises:
-        AssertionError: it crashed, a result is wrong, or an error was not said.
+        AssertionError: it crashed, a result is wrong, or an error was not reported.
     """
     variables = {"NEURON_SIMULATOR_FAULT": one.fault, "GGML_NEURON_BUFFERS": one.buffers}
     output, right = bench.folder / "round.gguf", bench.logits
@@ -289,14 +290,15 @@ def play(bench: RoundsBench, one: Round) -> str:
             return "right"
     assert REPORTED.search(done.stderr), f"what failed is not said: {log}"
     if done.returncode == -signal.SIGSEGV and one.what != "scenarios":
-        # llama-results does not look whether it got a context. A thread writes its log, so the last lines may be missing: then the
-        # backend's last one, which has no buffer to give, is followed by what llama.cpp says of that buffer, or by nothing.
+        # llama-results does not check that it got a context. A thread writes its log, so the last lines may be missing.
+        # Then the backend's last line, about a missing buffer, is followed by llama.cpp's line about that buffer, or by
+        # nothing.
         refused = NO_BUFFER.search(done.stderr.rstrip())
         assert refused or "failed to create context with model" in done.stderr, f"a crash: {log}"
         return "ended"
     splits = one.what == "parts" or way in WAYS
     if done.returncode == -signal.SIGABRT:
-        # Nor does it catch what it throws. ggml has no other way out when data did not get where it should be.
+        # Nor does it catch exceptions that it throws. ggml can only abort if data did not arrive.
         ends = [re.compile(r"failed to decode batch|ggml-neuron: \w+ing .*core \d")] + [NO_PART] * splits
         ended = any(end.search(done.stderr) for end in ends)
         assert ended, f"a crash: {log}"
@@ -306,13 +308,11 @@ def play(bench: RoundsBench, one: Round) -> str:
 
 
 def _ending_of_bench(done: subprocess.CompletedProcess[str], log: str) -> str:
-    """Returns the outcome of llama-bench, which ends with 1 when it has freed all."""
+    """Returns the outcome of llama-bench, which ends with 1 after it has freed everything."""
     if done.returncode == 0:
         return "right"
     assert REPORTED.search(done.stderr), f"what failed is not said: {log}"
-    if (
-        done.returncode == -signal.SIGABRT
-    ):  # ggml has no other way out when it gets no buffer, or data did not get where it should be
+    if done.returncode == -signal.SIGABRT:  # ggml can only abort if it gets no buffer, or if data did not arrive
         ends = (NO_PART, re.compile(r"ggml-neuron: \w+ing .*core \d"))
         assert any(end.search(done.stderr) for end in ends), f"a crash: {log}"
         return "ended"
@@ -321,14 +321,12 @@ def _ending_of_bench(done: subprocess.CompletedProcess[str], log: str) -> str:
 
 
 def main() -> None:
-    """Makes rounds, and says how each ended."""
-    parser = argparse.ArgumentParser(description="Makes the simulator fail, and sees what the backend makes of it.")
-    parser.add_argument("--rounds", type=int, default=200, help="how many rounds are made")
+    """Runs rounds, and prints the outcome of each."""
+    parser = argparse.ArgumentParser(description="Makes the simulator fail, and checks how the backend ends.")
+    parser.add_argument("--rounds", type=int, default=200, help="the number of rounds")
     parser.add_argument("--seed", type=int, default=1, help="the first round's number")
-    parser.add_argument("--parts", action="store_true", help="make rounds with parts of a model on two cores")
-    parser.add_argument(
-        "--sums", action="store_true", help="make rounds with programs that sum up on both of two cores"
-    )
+    parser.add_argument("--parts", action="store_true", help="run rounds with parts of a model on two cores")
+    parser.add_argument("--sums", action="store_true", help="run rounds with programs that compute sums over two cores")
     arguments = parser.parse_args()
     count: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as name:

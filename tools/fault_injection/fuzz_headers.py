@@ -1,17 +1,17 @@
-"""Damages the headers of models and asks for their graphs: the outcome is graphs, or one line of error and exit status 2.
+"""Damages the headers of models and requests their graphs: the outcome must be graphs, or one line of error and exit status 2.
 
     ./bazelw run //tools/fault_injection:fuzz_headers -- --rounds 5000 --seed 1
 
-Each round takes the header of a small model (those of headers.py, and of each architecture that test-llama-archs writes
-a model of), damages it as the seed chooses (damage.py), and runs export-graphs on it twice: as it is, in bounded time
-and memory; and all of it with llama.cpp compiled with AddressSanitizer and UndefinedBehaviorSanitizer. Every tenth
-round also runs `kernelgen model`.
+Each round takes the header of a small model (from headers.py, or from an architecture whose model test-llama-archs
+writes), damages it as the seed determines (damage.py), and runs export-graphs on it twice: once unchanged, in limited
+time and memory, and once with all code, including llama.cpp, compiled with AddressSanitizer and
+UndefinedBehaviorSanitizer. Every tenth round also runs `kernelgen model`.
 
-Exit status 1 when a run ends in another way, takes too long or too much memory, or a sanitizer reports a place in this
-project. What it reports in llama.cpp, and each way in which llama.cpp crashes, is contained by the child process, and
-printed at the end with the number of the round. `--keep FOLDER` writes the files of both kinds there.
+Exit status 1 if a run ends in another way, takes too long or too much memory, or if a sanitizer reports code of this
+project. The child process contains crashes of llama.cpp and reports about its code. The program prints these at the end
+with the number of the round. `--keep FOLDER` writes the files of both kinds there.
 
-The first run compiles all of llama.cpp with the sanitizers: about 11 minutes of CPU time. Afterwards a round takes
+The first run compiles all of llama.cpp with the sanitizers: about 11 minutes of CPU time. Afterwards, a round takes
 about 0.2 s of CPU time.
 """
 
@@ -50,28 +50,28 @@ GRAPHS += ("--graph", "n_tokens=1,n_kv=256", "--graph", "n_tokens=64,n_outputs=1
 N_GRAPHS = 4
 
 SECONDS = 20
-"""CPU time that a run may take; the small models that are damaged take 0.02."""
+"""The limit of a run's CPU time; the undamaged small models take 0.02 s."""
 
 MEMORY = 1 << 30
-"""Bytes that a run may have in memory."""
+"""The limit of a run's memory, in bytes."""
 
 OURS = re.compile(r"(backend/exporter/|/)(exporter|options|sparse_file)\.(cpp|h)\b|/(json|graph_writer)\.h\b")
 REPORT = re.compile(r"(?:ERROR: AddressSanitizer: |runtime error: )(.*)")
 REFUSED = re.compile(
     r"allocation-size-too-big|out-of-memory|out of memory|requested allocation size|rss limit|calloc-overflow"
 )
-"""What AddressSanitizer says of an allocation that fails without it, too."""
+"""AddressSanitizer's messages about allocations that also fail without it."""
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
-        status: exit status; negative for a signal.
-        out, err: what it printed.
+        status: the exit status; negative for a signal.
+        out, err: its output.
         seconds: CPU time.
-        memory: bytes that it had in memory at most.
+        memory: the peak memory in bytes.
     """
 
     status: int
@@ -82,7 +82,7 @@ class RunOutcome:
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> RunOutcome:
-    """Runs a program, and ends it when it does nothing for long."""
+    """Runs a program, and kills it after a long time."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             list(map(str, command)), env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -106,9 +106,9 @@ def run(command: Sequence[str | Path], environment: Mapping[str, str]) -> RunOut
 
 
 def environment(libraries: Path | None) -> dict[str, str]:
-    """Returns the environment in which a program finds llama.cpp's libraries, and sanitizers say what is needed here."""
+    """Returns the environment for a program: the path of llama.cpp's libraries, and the sanitizers' options."""
     found = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "LLAMA_"))}
-    # What is allocated is never freed: the child ends without tidying up.
+    # The child ends without freeing its memory, so leaks are not reported.
     found["ASAN_OPTIONS"] = (
         "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=16384:hard_rss_limit_mb=4096"
     )
@@ -119,7 +119,7 @@ def environment(libraries: Path | None) -> dict[str, str]:
 
 
 def wrong(outcome: RunOutcome, file: Path, n_graphs: int = N_GRAPHS) -> str | None:
-    """Returns what is wrong with the outcome of a run without sanitizers, or None."""
+    """Returns the error in the outcome of a run without sanitizers, or None."""
     if outcome.seconds > SECONDS:
         return f"{outcome.seconds:.0f} s of CPU time"
     if outcome.memory > MEMORY:
@@ -133,7 +133,7 @@ def wrong(outcome: RunOutcome, file: Path, n_graphs: int = N_GRAPHS) -> str | No
 
 
 def wrong_message(status: int, said: str, file: Path) -> str | None:
-    """Returns what is wrong with the end of a program that refuses a file, or None."""
+    """Returns the error in the end of a program that refuses a file, or None."""
     if status != 2:
         return f"exit status {status}: {said}"
     if not said.startswith(f"error: {file}") or said.count("\n") != 1 or not said.endswith("\n"):
@@ -145,14 +145,14 @@ def wrong_message(status: int, said: str, file: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Reported:
-    """What a sanitizer reports: whether in this project, and where and what."""
+    """A sanitizer's report: whether the code belongs to this project, and the place and message."""
 
     ours: bool
     what: str
 
 
 def reports(said: str) -> list[Reported]:
-    """Returns what sanitizers report, without allocations that fail without them, too."""
+    """Returns the sanitizers' reports, without allocations that also fail without them."""
     found = []
     lines = said.splitlines()
     for number, line in enumerate(lines):
@@ -188,7 +188,7 @@ def bases(folder: Path) -> dict[str, bytes]:
 
 
 def absurd(rng: random.Random) -> headers.GgufHeader:
-    """Returns a header of which all parts agree with each other, and no model has the sizes."""
+    """Returns a header whose parts agree with each other, with sizes that no model has."""
 
     def size(usual: int) -> int:
         return usual if rng.random() < 0.6 else rng.choice((0, 1, 2, 3, 31, 33, 48, 1000, 2**16, 2**20, 2**24))
@@ -223,7 +223,7 @@ def absurd(rng: random.Random) -> headers.GgufHeader:
 
 
 def save_models(programs: Path, load_backends: Path, pattern: str, folder: Path) -> None:
-    """Writes small models of the architectures that match, by test-llama-archs."""
+    """Writes small models of the architectures that match, with test-llama-archs."""
     subprocess.run(
         [programs / "test-llama-archs", "-a", pattern, "-s", "1", "-o", folder],
         env=environment(programs) | {"LD_PRELOAD": str(load_backends)},
@@ -233,7 +233,7 @@ def save_models(programs: Path, load_backends: Path, pattern: str, folder: Path)
 
 
 def derive(program: Path, libraries: Path | None, file: Path) -> str | None:
-    """Runs `kernelgen model` on a file; returns what is wrong with the outcome, or None."""
+    """Runs `kernelgen model` on a file; returns the error in the outcome, or None."""
     output = file.with_suffix(".yaml")
     where = ["--exporter", program] + (["--llama-cpp", libraries] if libraries else [])
     options = ["--n-ctx", "256", "--n-tokens", "1,16", "--n-ubatch", "16"]
@@ -255,7 +255,7 @@ def derive(program: Path, libraries: Path | None, file: Path) -> str | None:
 
 @dataclass(frozen=True)
 class ReadingPrograms:
-    """The programs, and llama.cpp's libraries; one that is whole needs none."""
+    """The programs, and llama.cpp's libraries; a statically linked program needs none."""
 
     exporter: Path
     libraries: Path
@@ -264,12 +264,12 @@ class ReadingPrograms:
 
 
 class Fuzzer:
-    """Rounds, and what came of them.
+    """The rounds, and their results.
 
     Attributes:
-        failures: what must not be.
-        contained: what llama.cpp does wrong, with the first round of each.
-        kinds: how runs ended.
+        failures: the failed checks.
+        contained: llama.cpp's errors, with the first round of each.
+        kinds: the outcomes of the runs.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class Fuzzer:
         self.kinds: Counter[str] = Counter()
 
     def check(self) -> None:
-        """Counts a whole header of which a program has no graphs as a failure: it would find nothing in damaged ones either."""
+        """Records a failure if a program has no graphs for an undamaged header: the rounds would then check nothing."""
         name = min(self.headers)
         file = self.folder / "model.gguf"
         file.write_bytes(self.headers[name])
@@ -294,7 +294,7 @@ class Fuzzer:
                 self._fail(f"{name}, whole", f"{program}: exit status {done.status}: {done.err}", self.headers[name])
 
     def round(self, seed: int, *, with_kernelgen: bool) -> None:
-        """One damaged header, from a seed of its own."""
+        """Runs one round: a damaged header from its own seed."""
         rng = random.Random(seed)
         file = self.folder / "model.gguf"
         if rng.random() < 0.2:
@@ -354,8 +354,12 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1, help="of the first round; each next has the next")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the files that show something there")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the seed of the first round; each later round has the next number"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="write the files of failures and reports to this folder"
+    )
     args = parser.parse_args()
     here = Path(os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tools/llama_cpp/llama_cpp")).absolute()
     whole = os.environ.get(

@@ -1,20 +1,20 @@
-"""Kills builds at random moments and compares what comes out with an undisturbed build.
+"""Kills builds at random moments and compares the results with an undisturbed build.
 
     python3 tools/fault_injection/kill_builds.py --rounds 200 --seed 1
 
 Each round builds a small manifest with a double of neuronx-cc, in one or two output folders that share a cache, and
-kills one process by SIGKILL at a moment that the seed chooses: a compiler, a worker, or a build. Before the next round,
-some of what is there is taken away again, so that there is work to do. After each round:
+kills one process by SIGKILL at a moment that the seed determines: a compiler, a worker, or a build. Before the next
+round, some of the files are removed, so that there is work to do. After each round:
 
-* every entry of the cache is whole, and is the one that an undisturbed build stores;
-* every bundle that is there is, byte for byte, the one that an undisturbed build writes.
+* every entry of the cache is complete, and equal to the entry of an undisturbed build;
+* every bundle is byte for byte equal to the bundle of an undisturbed build.
 
-After the last one, builds in the disturbed folders and in a new one make the same bundles, the cache holds all entries
-and nothing else, and no process is left. Exit status 1 when any of this is not so. `./bazelw run
+After the last round, builds in the disturbed folders and in a new one produce the same bundles, the cache holds exactly
+all entries, and no process is left. Exit status 1 if any of this fails. `./bazelw run
 //tools/fault_injection:kill_builds -- --rounds 200` is the same.
 
-It needs kernelgen's packages, and takes about two seconds of CPU time a round. A round in which the process was gone
-before it could be killed does not count.
+It needs kernelgen's packages, and takes about two seconds of CPU time per round. A round does not count if the process
+ended before it could be killed.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ OPS = ("relu", "silu", "sqr", "tanh")
 """The kernels of the manifest, one each."""
 
 COMPILE_SECONDS = 0.15
-"""How long the double takes for a compile."""
+"""The duration of a compile in the double."""
 
 VICTIMS = ("compiler", "worker", "build")
 
 
 class Wrong(Exception):
-    """What must not be; the message says what."""
+    """A check failed; the message describes how."""
 
 
 def neffs(folder: Folder) -> dict[str, bytes]:
-    """Returns the NEFFs of a cache, by entry. The entries themselves also say how long the compile took."""
+    """Returns the NEFFs of a cache, by entry. The entries themselves also contain the duration of the compile."""
     return {
         stored.name: entry.unpack(folder.path(stored.name).read_bytes(), stored.name)[1] for stored in folder.entries()
     }
@@ -79,7 +79,7 @@ class Workspace:
         return Folder(self.root / "cache")
 
     def prepare(self) -> None:
-        """Makes what rounds need, and what an undisturbed build makes of it."""
+        """Writes the inputs of rounds, and stores the results of an undisturbed build."""
         lines = ["format: 1", "name: few", "targets: [trn1]", "kernels:"]
         lines += [f'  - {{op: {op}, inputs: ["(8,4,1,1)/f32"], output: "(8,4,1,1)/f32"}}' for op in OPS]
         (self.root / "few.yaml").write_text("\n".join(lines) + "\n")
@@ -96,7 +96,7 @@ class Workspace:
             raise Wrong("the undisturbed build did not build everything")
 
     def start(self, output: str, cache: Path | None = None, jobs: int = 1) -> subprocess.Popen[bytes]:
-        """Starts a build. It, its workers and their compilers can be told from other processes by `KERNELGEN_WORKSPACE`."""
+        """Starts a build. `KERNELGEN_WORKSPACE` marks the build, its workers and their compilers."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("NEURON_")} | {
             "KERNELGEN_WORKSPACE": str(self.root),
             "NEURON_KERNELGEN_NEFF_CACHE": str(cache or self.cache.root),
@@ -114,7 +114,7 @@ class Workspace:
         )
 
     def finish(self, output: str, cache: Path | None = None) -> str:
-        """Builds undisturbed and returns what the build printed."""
+        """Runs an undisturbed build and returns its output."""
         process = self.start(output, cache)
         said = process.communicate()[0].decode(errors="replace")
         if process.returncode:
@@ -122,16 +122,16 @@ class Workspace:
         return said
 
     def bundles(self, output: str) -> dict[str, bytes]:
-        """Returns the files of the bundles in an output folder, by path; also what is half-written, if anything is."""
+        """Returns the files of the bundles in an output folder, by path, including incomplete files."""
         folder = self.root / output
         files = [p for p in folder.rglob("*") if p.is_file() and ".kernelgen" not in p.relative_to(folder).parts]
         return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
     def check(self, outputs: Sequence[str]) -> None:
-        """Raises when anything is served that an undisturbed build would not serve.
+        """Checks that the cache and the bundles have only the contents of an undisturbed build.
 
         Raises:
-            Wrong: it is.
+            Wrong: something differs.
         """
         for stored in self.cache.entries():
             data = self.cache.read(stored.name)
@@ -141,12 +141,12 @@ class Workspace:
                 _, neff = entry.unpack(data, stored.name)
             except DamagedEntry as problem:
                 raise Wrong(f"the cache has {stored.name}: {problem}") from None
-            # The flags and the identity are always the same here, so the names are too.
+            # Flags and identity are always the same here, so the names are too.
             if neff != self.neffs.get(stored.name):
                 raise Wrong(f"the cache has {stored.name}, which is not what an undisturbed build stores")
         for output in outputs:
             for path, data in self.bundles(output).items():
-                # A folder that was being filled has a name of its own, which no build looks at.
+                # A folder that is still being filled has a hidden name, which no build reads.
                 if not Path(path).parts[0].startswith(".") and data != self.expected.get(path):
                     raise Wrong(f"{output}/{path} is not what an undisturbed build writes")
 
@@ -155,7 +155,7 @@ class Workspace:
 
 
 def processes(root: Path) -> dict[str, list[int]]:
-    """Returns the living processes of a workspace's builds, by what they are: a list for each of `VICTIMS`."""
+    """Returns the running processes of a workspace's builds: a list for each of `VICTIMS`."""
     found: dict[str, list[int]] = {victim: [] for victim in VICTIMS}
     mark = f"KERNELGEN_WORKSPACE={root}".encode()
     mine: dict[int, list[str]] = {}
@@ -165,7 +165,7 @@ def processes(root: Path) -> dict[str, list[int]]:
             if stat[0] == "Z":
                 continue
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            # The compilers' environment is their own; what they run is here.
+            # A compiler has its own environment, but its arguments name files in this folder.
             here = any(word.startswith(str(root)) for word in words)
             if here or mark in (folder / "environ").read_bytes().split(b"\0"):
                 mine[int(folder.name)] = words
@@ -180,7 +180,7 @@ def processes(root: Path) -> dict[str, list[int]]:
 
 
 def wait(root: Path, victim: str, running: Callable[[], bool]) -> list[int]:
-    """Returns the processes of a kind as soon as there are some, none when the builds end before."""
+    """Waits for processes of a kind, and returns them; returns none if the builds end first."""
     while running():
         if there := sorted(processes(root)[victim]):
             return there
@@ -189,7 +189,7 @@ def wait(root: Path, victim: str, running: Callable[[], bool]) -> list[int]:
 
 
 def kill(root: Path, victim: str, chance: random.Random, running: Callable[[], bool]) -> bool:
-    """Kills a process of a kind as soon as there is one; returns whether there was one before the builds ended."""
+    """Waits for a process of a kind and kills it; returns False if the builds end first."""
     while there := wait(root, victim, running):
         with contextlib.suppress(ProcessLookupError):
             os.kill(chance.choice(there), signal.SIGKILL)
@@ -198,7 +198,7 @@ def kill(root: Path, victim: str, chance: random.Random, running: Callable[[], b
 
 
 def take_away(here: Workspace, outputs: Sequence[str], chance: random.Random) -> None:
-    """Removes some of what earlier rounds made, so that there is something to do."""
+    """Removes some results of earlier rounds, so that there is work to do."""
     for output in outputs:
         if chance.random() < 0.7:
             shutil.rmtree(here.root / output, ignore_errors=True)
@@ -208,16 +208,16 @@ def take_away(here: Workspace, outputs: Sequence[str], chance: random.Random) ->
 
 
 def one_round(here: Workspace, number: int, seed: int, seconds: float) -> str | None:
-    """Disturbs one or two builds and checks what is left; returns which kind of process was killed, None for none.
+    """Disturbs one or two builds and checks the results; returns the kind of process that was killed, or None.
 
     Args:
-        here: where.
-        number: the round's.
-        seed: of the whole run; the round's own depends on both.
-        seconds: how long an undisturbed build takes, about.
+        here: the workspace.
+        number: the round's number.
+        seed: the seed of the whole run; the round's own seed depends on both.
+        seconds: the approximate duration of an undisturbed build.
 
     Raises:
-        Wrong: something is served that must not be.
+        Wrong: a check failed.
     """
     chance = random.Random(f"{seed} {number}")
     outputs = ["one", "two"][: chance.choice((1, 1, 2))]
@@ -248,7 +248,7 @@ def gone(root: Path, patience: float = 60) -> None:
     """Waits until no process of the workspace's builds is left.
 
     Raises:
-        Wrong: some stay.
+        Wrong: some processes do not end.
     """
     deadline = time.monotonic() + patience
     while any(left := processes(root).values()):
@@ -258,15 +258,15 @@ def gone(root: Path, patience: float = 60) -> None:
 
 
 def run(root: Path, rounds: int, seed: int) -> Iterator[tuple[int, str | None]]:
-    """Runs rounds until so many processes were killed; yields number and victim of each; then checks the end.
+    """Runs rounds until the given number of processes were killed; yields number and victim of each; then checks the end.
 
     Args:
         root: an empty folder.
-        rounds: how many processes to kill.
-        seed: what chooses them.
+        rounds: the number of processes to kill.
+        seed: the seed that chooses them.
 
     Raises:
-        Wrong: something was lost, or is served that must not be.
+        Wrong: a check failed.
     """
     here = Workspace(root)
     here.prepare()
@@ -284,7 +284,7 @@ def run(root: Path, rounds: int, seed: int) -> Iterator[tuple[int, str | None]]:
         here.finish(output)
         if here.bundles(output) != here.expected:
             raise Wrong(f"a clean build in {output} differs from an undisturbed one")
-    # What is missing now is made by a build in a folder that has nothing.
+    # A build in an empty folder with an empty cache makes everything that is missing now.
     shutil.rmtree(root / "cache")
     here.finish("last")
     if neffs(here.cache) != here.neffs or here.bundles("last") != here.expected:
@@ -293,9 +293,13 @@ def run(root: Path, rounds: int, seed: int) -> Iterator[tuple[int, str | None]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kills builds at random moments and compares what comes out.")
-    parser.add_argument("--rounds", type=int, default=200, metavar="N", help="processes to kill (200)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses which, and when (1)")
+    parser = argparse.ArgumentParser(
+        description="Kills builds at random moments and compares the results with an undisturbed build."
+    )
+    parser.add_argument("--rounds", type=int, default=200, metavar="N", help="the number of processes to kill (200)")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="the seed that chooses the processes and the moments (1)"
+    )
     arguments = parser.parse_args()
     killed: Counter[str] = Counter()
     begun = time.monotonic()

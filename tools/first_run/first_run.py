@@ -1,11 +1,11 @@
-"""Times each command of a guide, as a newcomer types them: in a clone of this checkout, with an empty home folder.
+"""Times each command of a guide as a newcomer types it: in a clone of this checkout, with an empty home folder.
 
     python3 tools/first_run/first_run.py docs/guides/llama-cpp-python.md --model MODEL.gguf
 
-prints a table: the command, its seconds, the seconds of processors that its processes took, and the seconds to its first output.
-docs/results/first-run.md has such tables. On a machine that does other work at the same time, compare processor seconds. They lack
-those of a server that a command leaves running, such as Bazel's. It uses the machine's own packages, and the environment's
-settings of pip.
+It prints a table: the command, its wall time, the CPU time of its processes, and the time to its first output, all in
+seconds. docs/results/first-run.md has such tables. On a machine with other work, compare the CPU times. They do not
+include a server that a command leaves running, such as Bazel's. The commands use the machine's own packages, and the
+environment's settings of pip.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("MODEL.gguf", "model.gguf")
-"""What guides call the model's file."""
+"""The names of the model's file in guides."""
 
 _BLOCK = re.compile(r"(?:^(?:    |        )\S.*\n|^ {4,}\S.*\n|^\n(?=    ))+", re.MULTILINE)
 _FILE = re.compile(r"`([\w.]+\.py)`[^`\n]*:\n\s*\Z")
@@ -35,8 +35,8 @@ class Command:
     """A command of a guide.
 
     Attributes:
-        text: what is typed; of a file that the guide shows, the command that writes it.
-        shown: what a table has.
+        text: the typed text; for a file that the guide shows, the command that writes it.
+        shown: the text in the table.
     """
 
     text: str
@@ -45,12 +45,12 @@ class Command:
 
 @dataclass(frozen=True)
 class Timed:
-    """What a command took, in seconds.
+    """The times of a command, in seconds.
 
     Attributes:
-        seconds: that passed.
-        processor: that processors spent on it and on the processes that it waited for.
-        first: until it printed something to standard output; None if it printed nothing.
+        seconds: wall time.
+        processor: CPU time of the command and of the processes that it waited for.
+        first: the time to its first output on standard output; None if it printed nothing.
     """
 
     command: Command
@@ -60,7 +60,7 @@ class Timed:
 
 
 def commands(text: str) -> Iterator[Command]:
-    """Yields the commands of a page's indented blocks. A program in Python is one: it writes the file that the text names."""
+    """Yields the commands of a page's indented blocks. A Python program is a command that writes the file that the text names."""
     for found in _BLOCK.finditer(text):
         lines = [line for line in found[0].splitlines() if line.strip()]
         if any(re.match(r"\s*(?:import|from) ", line) for line in lines):
@@ -76,19 +76,19 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def sections(text: str, headings: Sequence[str]) -> str:
-    """Returns the sections of a page under some headings of level 2; the whole page if none are named."""
+    """Returns the sections of a page under the given headings of level 2; the whole page if none are given."""
     parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     return "".join(part for part in parts if not headings or part.splitlines()[0].removeprefix("## ") in headings)
 
 
 def _processor_seconds(process: int) -> float:
-    """Returns what a process, and those that it started and waited for, spent in user and system mode."""
+    """Returns the user and system seconds of a process and of the children that it waited for."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def run(todo: Sequence[Command], folder: Path, environment: dict[str, str]) -> Iterator[Timed]:
-    """Runs commands in one shell, and yields what each took.
+    """Runs commands in one shell, and yields the times of each.
 
     Raises:
         SystemExit: a command failed.
@@ -133,12 +133,16 @@ def main() -> None:
     parser.add_argument("guide", type=Path, help="a page with commands in indented blocks")
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a GGUF file")
     parser.add_argument(
-        "--section", action="append", default=[], metavar="HEADING", help="only this section; repeatable"
+        "--section",
+        action="append",
+        default=[],
+        metavar="HEADING",
+        help="run only this section; can be given several times",
     )
     parser.add_argument(
-        "--beside", action="append", default=[], type=Path, metavar="FOLDER", help="link it beside the clone"
+        "--beside", action="append", default=[], type=Path, metavar="FOLDER", help="a folder to link beside the clone"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands alone")
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
     asked = parser.parse_args()
     todo = list(commands(sections(asked.guide.read_text(encoding="utf-8"), asked.section)))
     if asked.dry_run:

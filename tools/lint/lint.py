@@ -1,11 +1,14 @@
-"""Runs the linters over the checkout: ruff (format and lint), mypy --strict, buildifier, clang-format, shellcheck, yamllint, and
-two of its own, for links and paths that only one machine has, and for words that have a plainer one (words.txt).
+"""Runs the linters over the checkout.
 
-    ./bazelw run //tools/lint             one line per linter, and what it says when it fails; exit status 1 then
-    ./bazelw run //tools/lint -- --fix    mends what ruff, buildifier and clang-format can mend
+These are ruff (format and lint), mypy --strict, buildifier, clang-format, shellcheck, yamllint, and two of the
+project's own: one for links and paths that exist on one machine only, and one for words that have a plainer synonym
+(words.txt).
 
-All but buildifier are packages of the development environment, which pins their versions. Buildifier is an npm package that carries
-its binary; where there is no npm, a `buildifier` on PATH is taken.
+    ./bazelw run //tools/lint             one line per linter, and its output if it fails; exit status 1 then
+    ./bazelw run //tools/lint -- --fix    fixes what ruff, buildifier and clang-format can fix
+
+All except buildifier are packages of the development environment, which pins their versions. Buildifier is an npm
+package that contains its binary; without npm, a `buildifier` on PATH is used.
 """
 
 from __future__ import annotations
@@ -24,28 +27,28 @@ from pathlib import Path
 
 BUILDIFIER = "@bazel/buildifier@8.2.1"
 STARLARK = (".bzl", ".bazel", "BUILD", "WORKSPACE")
-CPP = (".c", ".cc", ".cpp", ".h")  # and not .inc, which is generated
+CPP = (".c", ".cc", ".cpp", ".h")  # without .inc, which is generated
 YAML = (".yaml", ".yml")
 
 _SHEBANG = re.compile(r"#!.*\b(?:ba|da)?sh\n")
 _SCRIPT_IN_STARLARK = re.compile(r'"""\\\n(#!/bin/sh\n.*?)"""', re.DOTALL)
 _FIELD = re.compile(r"\{(\{)|\}(\})|\{\w+\}")
 _CMAKE_FIELD = re.compile(r"@\w+@")
-# A folder of one user: not a part of a longer path or of an address.
+# A folder of one user, not part of a longer path or of an address.
 _USERS_FOLDER = re.compile(
     rb"(?:(?<![\w./~$}>-])|(?<=-[IL])|(?<=file://))/(?:root|(?:home|Users)/\w+)(?=/|[\s\"'`:,;)]|$)"
 )
 _READ = (".md", ".py", ".bzl", ".cmake", *CPP)
-_PROSE = re.compile(r"//|#|/\*|^ \* |\"")  # a comment or a text of a source
+_PROSE = re.compile(r"//|#|/\*|^ \* |\"")  # a comment or a string in a source
 _CODE = re.compile(r"`[^`]*`")
 _STRINGS = (tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 
 
 def buildifier() -> list[str]:
-    """Returns how buildifier is called.
+    """Returns the command that runs buildifier.
 
     Raises:
-        SystemExit: there is neither npx nor buildifier.
+        SystemExit: neither npx nor buildifier exists.
     """
     if shutil.which("npx"):
         return ["npx", "--yes", BUILDIFIER]
@@ -57,7 +60,7 @@ def buildifier() -> list[str]:
 def shell_scripts(files: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields (name, text) of every shell script: files with a shell's `#!`, CMake's templates, and templates in Starlark.
 
-    A template's fields are filled with their names.
+    The fields of a template are replaced with their names.
     """
     for file in files:
         if file.endswith(".bzl"):
@@ -77,7 +80,7 @@ def commands(files: Sequence[str], scripts: Sequence[str], fix: bool) -> Mapping
     Args:
         files: the checkout's files, relative to the current folder.
         scripts: the files to which the shell scripts are written.
-        fix: whether what can be mended is mended.
+        fix: whether to fix what can be fixed.
     """
     python = [sys.executable, "-m"]
     starlark = [file for file in files if file.endswith(STARLARK)]
@@ -102,10 +105,10 @@ def commands(files: Sequence[str], scripts: Sequence[str], fix: bool) -> Mapping
 
 
 def of_one_machine(files: Sequence[str]) -> Iterator[str]:
-    """Yields what is wrong with files that work on one machine only.
+    """Yields the errors in files that work on one machine only.
 
     Args:
-        files: tracked files and links, relative to the current folder, which is the checkout's.
+        files: tracked files and links, relative to the current folder, which is the checkout's root.
     """
     checkout = Path.cwd().resolve()
     for file in files:
@@ -121,7 +124,7 @@ def of_one_machine(files: Sequence[str]) -> Iterator[str]:
 
 
 def prose(file: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, text) of the lines of a file that people read: Markdown without code, texts and comments of sources."""
+    """Yields (line number, text) of a file's prose: Markdown without code, strings and comments of sources."""
     text = Path(file).read_text(encoding="utf-8")
     if file.endswith(".py"):
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -141,7 +144,7 @@ def prose(file: str) -> Iterator[tuple[int, str]]:
 
 
 def words() -> list[tuple[re.Pattern[str], str, bool]]:
-    """Returns words.txt: (pattern, what to write, whether it is for pages alone)."""
+    """Returns words.txt: (pattern, replacement, whether it applies to pages only)."""
     rows = []
     for line in Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -153,10 +156,10 @@ def words() -> list[tuple[re.Pattern[str], str, bool]]:
 
 
 def unplain(files: Sequence[str]) -> Iterator[str]:
-    """Yields where files have words that have a plainer one: file:line: what was found, what to write."""
+    """Yields the places of words that have a plainer synonym: file:line: the found word, the replacement."""
     rows = words()
     for file in files:
-        if file.endswith(_READ) and file != "tests/lint/test_lint.py":  # which has them all
+        if file.endswith(_READ) and file != "tests/lint/test_lint.py":  # that file contains all of the words
             for number, text in prose(file):
                 for pattern, advice, pages in rows:
                     if (not pages or file.endswith(".md")) and (found := pattern.search(text)):
@@ -165,7 +168,7 @@ def unplain(files: Sequence[str]) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--fix", action="store_true", help="Mend what can be mended.")
+    parser.add_argument("--fix", action="store_true", help="Fix what can be fixed.")
     args = parser.parse_args()
     os.chdir(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).resolve().parents[2]))
     tracked = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.splitlines()

@@ -1,21 +1,23 @@
-"""How far a model on a simulated NeuronCore, and on llama.cpp's CPU backend, is from the same weights multiplied in F32.
+"""Compares a quantized model on a simulated NeuronCore, and on llama.cpp's CPU backend, with the same weights in F32.
 
     ./bazelw run //tools/llama_cpp:accuracy -- MODEL.gguf TEXT [--windows 4]
 
-The reference is a model in F32 whose weights are those that the quantized file stands for, with a cache in F32, on the CPU. So what is
-compared is the rounding of the products alone: kernels round weights and activations to bfloat16, or have weights that were rounded at
-load, and llama.cpp's CPU backend rounds activations to 8 bits. Printed are, over the tokens of the second half of each window of the text:
+The reference runs on the CPU: an F32 model with the dequantized weights of the file, and a cache in F32. So the
+differences come from the rounding of products alone: kernels round weights and activations to bfloat16, or have weights
+that were rounded at load; llama.cpp's CPU backend rounds activations to 8 bits. The program prints, over the tokens of
+the second half of each window of the text:
 
 - the perplexity;
 - the mean Kullback-Leibler divergence of the next token's distribution from the reference's, in nats;
 - the normalised mean squared error of the logits;
-- the share of tokens of which the likeliest next token is the reference's.
+- the share of tokens whose likeliest next token is the reference's.
 
-Two runs have layers as kernels, and calls of whole windows: one whose attention is causal (`kernelgen model --causal`), and one whose
-is not. Of these the error of the logits against each other is printed, too.
+Two runs have layers as kernels and calls of whole windows: one with causal attention (`kernelgen model --causal`) and
+one without. For these, the program also prints the error of one run's logits against the other's.
 
-Exit status 1 when the device's divergence is larger than the CPU's, except for weights in f8_e4m3_128x128, which rounds them further:
-that divergence is printed and not judged; and when causal kernels were not launched, or differ from the others.
+Exit status 1 if the device's divergence is larger than the CPU's. Weights in f8_e4m3_128x128 round further; their
+divergence is printed, but does not count. Exit status 1 also if causal kernels were not launched, or if they differ
+from the others.
 """
 
 from __future__ import annotations
@@ -44,16 +46,16 @@ N_CTX = 256
 F32_CACHE = "type_k=0 type_v=0 cpu_flash_attn=0"
 F16_CACHE = "type_k=1 type_v=1"
 CAUSAL_LIMIT = 1e-9
-"""Normalised mean squared error of the logits of causal kernels against others: sums have another order, and rounding follows that."""
+"""The limit of the normalised mean squared error of causal kernels' logits against others: the order of sums differs."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a run on the device has.
+    """The kernels of a run on the device.
 
     Attributes:
         weights: `--weights` of `kernelgen model`.
-        batch: tokens of a call.
+        batch: the tokens of a call.
         fuse: `--fuse`.
         more: other arguments.
     """
@@ -80,13 +82,13 @@ DEVICE = {
 
 @dataclass(frozen=True)
 class Distance:
-    """Of a run from the reference.
+    """The distance of a run from the reference.
 
     Attributes:
-        perplexity: of the text.
-        divergence: mean Kullback-Leibler divergence, in nats.
-        nmse: normalised mean squared error of the logits.
-        same: share of tokens with the same likeliest next one.
+        perplexity: the perplexity of the text.
+        divergence: the mean Kullback-Leibler divergence, in nats.
+        nmse: the normalised mean squared error of the logits.
+        same: the share of tokens with the same likeliest next token.
     """
 
     perplexity: float
@@ -96,13 +98,13 @@ class Distance:
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
-    """Returns the logarithms of probabilities from logits: [rows, n_vocab] f64."""
+    """Returns the logarithms of the probabilities, from logits: [rows, n_vocab] f64."""
     x = x - x.max(axis=1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
 
 
 def distance(run: np.ndarray, reference: np.ndarray, perplexity: float, *, rows: int = 64) -> Distance:
-    """Returns how far the logits of a run, [tokens, n_vocab] f32, are from the reference's; a few rows at a time."""
+    """Returns the distance of a run's logits, [tokens, n_vocab] f32, from the reference's; processes `rows` rows at a time."""
     divergence = error = size = same = 0.0
     for start in range(0, len(reference), rows):
         have, want = (x[start : start + rows].astype(np.float64) for x in (run, reference))
@@ -115,7 +117,7 @@ def distance(run: np.ndarray, reference: np.ndarray, perplexity: float, *, rows:
 
 
 def script(windows: int, batch: int, options: str, device: Path, cpu: Path) -> Iterator[str]:
-    """Yields the calls of llama-perplexity for windows of a text, each a sequence that begins elsewhere in it."""
+    """Yields the calls of llama-perplexity for windows of a text; each window is a sequence that begins elsewhere in the text."""
     yield f"context text n_ctx={N_CTX} n_batch={batch} n_ubatch={batch} n_seq_max={windows} kv_unified=1 {options}"
     yield f"logits {device} {cpu}"
     for seq in range(windows):
@@ -125,10 +127,10 @@ def script(windows: int, batch: int, options: str, device: Path, cpu: Path) -> I
 
 
 def measure(programs: harness.Programs, model: Path, text: str, windows: int, folder: Path) -> dict[str, Distance]:
-    """Returns the distances of the runs "reference", "CPU" and of `DEVICE` from the reference, and of `CAUSAL` from `PLAIN`.
+    """Returns the distances of the runs "reference", "CPU" and those of `DEVICE` from the reference, and of `CAUSAL` from `PLAIN`.
 
     Raises:
-        RuntimeError: kernels can't be derived or built, a program failed, or layers were not computed by their kernels.
+        RuntimeError: kernels can't be derived or built, a program failed, or layers did not run in their kernels.
     """
     cache = any_tokens.RandomModel("model")
     kernels = {name: folder / f"kernels-{i}" for i, name in enumerate(DEVICE)}
@@ -189,8 +191,10 @@ def measure(programs: harness.Programs, model: Path, text: str, windows: int, fo
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file with quantized weights")
-    parser.add_argument("text", type=Path, help="a text that is longer than the windows")
-    parser.add_argument("--windows", type=int, default=4, help=f"of {WINDOW} tokens (default: %(default)s)")
+    parser.add_argument("text", type=Path, help="a text file with more tokens than the windows")
+    parser.add_argument(
+        "--windows", type=int, default=4, help=f"the number of windows of {WINDOW} tokens (default: %(default)s)"
+    )
     chosen = parser.parse_args(arguments)
     for file in (chosen.model, chosen.text):
         if not file.is_file():

@@ -1,19 +1,20 @@
-"""Calls of any number of tokens at any depth, on a simulated NeuronCore with kernels for a few: against llama.cpp's CPU backend and exact kernels.
+"""Tests calls of any number of tokens at any depth with few kernels on a simulated NeuronCore, against the CPU and exact kernels.
 
     ./bazelw run //tools/llama_cpp:any_tokens                             all of it
-    ./bazelw run //tools/llama_cpp:any_tokens -- -m llama,gemma3          these models
+    ./bazelw run //tools/llama_cpp:any_tokens -- -m llama,gemma3          only these models
     ./bazelw run //tools/llama_cpp:any_tokens -- --depths 0,255 --step 7  these depths, and every seventh number of tokens
     ./bazelw run //tools/llama_cpp:any_tokens -- -m llama --fuse layer    with layers as kernels
 
-A model's manifest is derived for 1, 8, 32, 128 and 512 tokens. Then, for each model and type of the cache:
+The program derives a model's manifest for 1, 8, 32, 128 and 512 tokens. Then, for each model and type of the cache, it
+compares:
 
-- 1 to 513 tokens (two calls of the backend) at each depth: the logits of all of them, against the CPU's;
-- some of these pairs once more with kernels made for exactly their numbers: the logits, against those;
-- the perplexity of a text, in calls of odd numbers of tokens, against the CPU's;
-- several sequences of different lengths: prompts and generation in one call, copied and forgotten ones, in one cache and in a
-  cache for each, contexts in turn, and in threads. What the cache has of the other sequences must stay to the bit.
+- the logits of 1 to 513 tokens (two calls of the backend) at each depth, with the CPU's;
+- the logits of some of these pairs, with those of kernels made for exactly these numbers;
+- the perplexity of a text, in calls of odd numbers of tokens, with the CPU's;
+- several sequences of different lengths: prompts and generation in one call, copied and removed sequences, in one cache
+  and in a cache each, contexts in turn, and in threads. A call must not change one bit of the other sequences' cache.
 
-Exit status 1 when a limit is missed, or an op of a graph but the embedding is the CPU's.
+Exit status 1 if a limit is missed, or if an op of a graph other than the embedding runs on the CPU.
 """
 
 from __future__ import annotations
@@ -37,41 +38,41 @@ from call_program import CallResult, run
 from call_scripts import MOST, N_CTX, N_TOKENS, grid, in_turn, several, text_of
 
 LESS_CTX = 1024
-"""Cells of a smaller cache, for contexts of different sizes: kernels that write to a cache are for one size."""
+"""The cells of a smaller cache, for contexts of different sizes: kernels that write to a cache are for one size."""
 
 DEPTHS = (0, 1, 255, 256, 257, 511, 512, 767, 1023, 1024, 1500, 1791, 2000)
-"""Tokens that are in the cache before a call. Where a kernel for a longer cache begins is met with each."""
+"""The tokens in the cache before a call. They include both sides of each cache length at which another kernel is used."""
 
 SAMPLE = (2, 7, 9, 33, 127, 129, 300, 511, 513)
-"""Numbers of tokens for which kernels are made that fit exactly, and the depths at which they are."""
+"""The numbers of tokens for which exact kernels are made; the depths are in the next list."""
 SAMPLE_DEPTHS = (0, 255, 1000, 2000)
 
 BATCHES = (7, 33, 100, 300, 511)
-"""Tokens per call when the perplexity is taken."""
+"""The tokens per call of the perplexity runs."""
 
 LIMIT_CPU = 1e-3
-"""Normalised mean squared error of a token's logits against the CPU's, at most."""
+"""The largest allowed normalised mean squared error of a token's logits against the CPU's."""
 LIMIT_EXACT = 1e-6
-"""The same, against kernels for exactly these numbers of tokens and this length of the cache."""
+"""The same limit against kernels for exactly this number of tokens and this length of the cache."""
 LIMIT_PERPLEXITY = 1e-3
 
 ON_THE_CPU = {"GET_ROWS"}
-"""llama.cpp itself keeps the embedding of the input tokens on the CPU."""
+"""llama.cpp always keeps the embedding of the input tokens on the CPU."""
 
 
 @dataclass
 class Found:
-    """What a lot of calls came to.
+    """The results of a set of calls.
 
     Attributes:
-        what: they are.
-        calls: how many, and `rows` of logits in them.
-        cpu: largest error against the CPU; None: it did not compute them.
-        exact: largest error against exact kernels; the same.
-        device: ops of the graphs that the device was given.
-        elsewhere: ops that the CPU was given, the embedding not among them.
-        perplexity: largest relative difference of it; None: it was not taken.
-        changed: sequences that were touched by calls that did not name them.
+        what: a description of the calls.
+        calls: the number of calls; `rows` is their number of rows of logits.
+        cpu: the largest error against the CPU; None if the CPU did not compute them.
+        exact: the largest error against exact kernels; None if there are none.
+        device: the ops of the graphs that the device got.
+        elsewhere: the ops that the CPU got, without the embedding.
+        perplexity: the largest relative difference of the perplexity; None if it was not computed.
+        changed: the number of sequences that calls changed without naming them.
     """
 
     what: str
@@ -92,7 +93,7 @@ class Found:
         self.device += call.device
         self.elsewhere += Counter({op: n for op, n in call.cpu.items() if op not in ON_THE_CPU})
         self.changed += len(call.changed)
-        # The embedding of the tokens, once per graph; more would be the gathering of output rows.
+        # One GET_ROWS per graph is the tokens' embedding; any more would gather output rows.
         self.elsewhere["GET_ROWS"] += max(0, call.cpu["GET_ROWS"] - call.graphs)
         self.elsewhere += Counter()
 
@@ -126,14 +127,14 @@ class Sweep:
     """The calls of one model.
 
     Args:
-        programs: what runs them.
-        model: of the calls.
-        folder: for files and kernels.
-        n_tokens: numbers of tokens for which there are kernels.
-        n_ctx: cells of the cache; None: kernels are for caches of any length.
-        less_ctx: cells of a smaller one, in a context beside.
-        fuse: what is one kernel: `layer`, `step` or `none`.
-        more: arguments of `kernelgen model`.
+        programs: the programs to run.
+        model: the model.
+        folder: the folder for files and kernels.
+        n_tokens: the numbers of tokens for which there are kernels.
+        n_ctx: the cells of the cache; None if kernels are for caches of any length.
+        less_ctx: the cells of a smaller cache, in a second context.
+        fuse: `layer`, `step` or `none`, as for `kernelgen model`.
+        more: more arguments of `kernelgen model`.
     """
 
     def __init__(
@@ -173,10 +174,10 @@ class Sweep:
         options: Sequence[str] = (),
         **variables: str,
     ) -> list[CallResult]:
-        """Makes calls with the few kernels; the program has `options`.
+        """Makes calls with the few kernels; `options` are options of the program.
 
         Raises:
-            RuntimeError: the CPU computed an op that is the device's.
+            RuntimeError: the CPU computed an op that the device should compute.
         """
         environment = self.environment | variables
         calls, log = run(self.programs, self.file, self.folder, scripts, environment, say=say, options=options)
@@ -193,15 +194,15 @@ class Sweep:
         rounds: int = 24,
         say: Callable[[CallResult], None] = lambda call: None,
     ) -> list[Found]:
-        """Returns what calls of one program came to, by kind.
+        """Returns the results of the calls in one run of the program, by kind.
 
         Args:
-            pairs: of a depth and a number of tokens, see `grid`.
-            batches: tokens per call when the perplexity of a text is taken.
-            seeds: of random calls with several sequences.
-            window: tokens of the text that a perplexity is taken of.
-            rounds: random calls for each seed.
-            say: is told of each call.
+            pairs: pairs of a depth and a number of tokens, see `grid`.
+            batches: the tokens per call of the perplexity runs.
+            seeds: the seeds of random calls with several sequences.
+            window: the tokens of the text for a perplexity.
+            rounds: the random calls for each seed.
+            say: called with each call.
         """
         most, (first, last) = max(n for _, n in pairs), (min(pairs)[0], max(pairs)[0])
         kinds = {
@@ -234,7 +235,7 @@ class Sweep:
         return list(kinds.values())
 
     def threads(self, seeds: Iterable[int], rounds: int = 24) -> Found:
-        """Returns what the random calls of `calls` came to in two threads, each with contexts of its own."""
+        """Returns the results of the random calls of `calls` in two threads, each with its own contexts."""
         found = Found(f"{self.model}: two threads with contexts of their own")
         scripts: list[list[str]] = [[], []]
         for seed in seeds:
@@ -253,10 +254,10 @@ class Sweep:
         return in_turn(seed, self.model, f"turns-{seed}", self.sizes, rounds=rounds, n_ubatch=self.n_ubatch)
 
     def exact(self, pairs: Sequence[tuple[int, int]], numbers: Sequence[int] = N_TOKENS) -> Found:
-        """Returns what the calls of pairs came to against kernels that are made for them; for `numbers`, see `grid`.
+        """Compares the calls of pairs with calls of kernels made for them; for `numbers`, see `grid`.
 
         Raises:
-            RuntimeError: there are not kernels for all of them.
+            RuntimeError: some exact kernels can't be built.
         """
 
         def script(output: Path) -> list[str]:
@@ -268,7 +269,7 @@ class Sweep:
             return run(self.programs, self.file, self.folder, [script(self.folder / "exact.f32")], environment)
 
         recorded, kernels = self.folder / "recorded.yaml", self.folder / "exact"
-        exactly(GGML_NEURON_RECORD=str(recorded))  # the CPU computes what has no kernel
+        exactly(GGML_NEURON_RECORD=str(recorded))  # the CPU computes the nodes without a kernel
         built = harness.build(recorded, kernels, say=lambda text: None)
         if built.failed or built.refused:
             raise RuntimeError(f"{self.model}: {built}")
@@ -294,14 +295,21 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "-m", dest="models", metavar="NAMES", help=f"of {', '.join(m.key for m in MODELS)}; all by default"
+        "-m", dest="models", metavar="NAMES", help=f"models, from {', '.join(m.key for m in MODELS)}; all by default"
     )
-    parser.add_argument("--depths", help="tokens in the cache before a call; by default " + ",".join(map(str, DEPTHS)))
     parser.add_argument(
-        "--step", type=int, default=1, help="between numbers of tokens, beside those of kernels and their neighbours"
+        "--depths", help="numbers of tokens in the cache before a call; by default " + ",".join(map(str, DEPTHS))
     )
-    parser.add_argument("--fuse", choices=("none", "layer"), default="none", help="as of `kernelgen model`")
-    parser.add_argument("--seeds", type=int, default=4, help="of random calls with several sequences")
+    parser.add_argument(
+        "--step",
+        type=int,
+        default=1,
+        help="test every STEP-th number of tokens, and those next to the kernels' numbers",
+    )
+    parser.add_argument("--fuse", choices=("none", "layer"), default="none", help="--fuse of `kernelgen model`")
+    parser.add_argument(
+        "--seeds", type=int, default=4, help="the number of seeds of random calls with several sequences"
+    )
     args = parser.parse_args()
     programs = harness.Programs.find()
     names = args.models.split(",") if args.models else [model.key for model in MODELS]
@@ -323,7 +331,7 @@ def main() -> int:
         if model.key not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            layered = model if args.fuse == "none" else replace(model, layers=4)  # of which several are alike
+            layered = model if args.fuse == "none" else replace(model, layers=4)  # enough layers that several are alike
             sweep = Sweep(programs, layered, Path(folder), fuse=args.fuse)
             begun, number = time.monotonic(), 0
 

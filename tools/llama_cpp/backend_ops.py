@@ -1,22 +1,23 @@
-"""Runs llama.cpp's test-backend-ops on a simulated NeuronCore, with kernels built for exactly what it asks.
+"""Runs llama.cpp's test-backend-ops on a simulated NeuronCore, with kernels built for exactly the cases' ops.
 
-    ./bazelw run //tools/llama_cpp:backend_ops                       all its cases
-    ./bazelw run //tools/llama_cpp:backend_ops -- -o ADD,MUL_MAT     these ops, or whole cases, as test-backend-ops takes them
+    ./bazelw run //tools/llama_cpp:backend_ops                       all cases
+    ./bazelw run //tools/llama_cpp:backend_ops -- -o ADD,MUL_MAT     only these ops, or whole cases, as test-backend-ops takes them
     ./bazelw run //tools/llama_cpp:backend_ops -- -o ROPE --languages nki,jax
     ./bazelw run //tools/llama_cpp:backend_ops -- -o ROPE --languages nki,jax --computed-by nki --shard 1/4
     ./bazelw run //tools/llama_cpp:backend_ops -- --sample           the cases that the tests run
-    ./bazelw run //tools/llama_cpp:backend_ops -- --write-sample F   writes a new sample of what passed to F
+    ./bazelw run //tools/llama_cpp:backend_ops -- --write-sample F   also writes a new sample of the passed cases to F
 
-The backend, which has no kernel yet, says what each case asks it for. Then group after group of cases is built and run against the CPU,
-as many at once as there are CPUs. If it is interrupted, the next run continues; a group is done again when something that it
-depends on has changed. At the end it prints how many cases there are, how many the device supports, and how many passed and failed,
-and leaves in the work folder
+First the backend runs without kernels and reports which kernels each case needs. Then the program builds the kernels of
+each group of cases, and runs the group against the CPU; as many groups run in parallel as there are CPUs. After an
+interruption, the next run continues. It repeats a group if something that it depends on has changed. At the end, the
+program prints the numbers of cases, of supported cases, and of those that passed and failed. It leaves in the work
+folder:
 
     support.csv   `test-backend-ops support --output csv`, as in llama.cpp's docs/ops
-    results.csv   each case of the mode `test`, with its outcome and why
+    results.csv   each case of the mode `test`, with its outcome and the reason
     kernels.csv   each kernel, with the bytes of its HLO
 
-Exit status 1 when a case failed, a kernel that should have been built was not, nothing ran, or the device was not there.
+Exit status 1 if a case failed, a kernel that should have been built was not, nothing ran, or the device was missing.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ from kernelgen import fileio
 SAMPLE = Path(__file__).with_name("sample.txt")
 
 SAMPLE_SIZE = 425
-"""Cases in the sample, about."""
+"""The approximate number of cases in the sample."""
 
 DEAREST = 1_000_000
-"""Elements of all tensors that a case of the sample may have, when its op has smaller ones."""
+"""The most elements of all tensors that a sample case may have, if its op has smaller cases."""
 
 _HEADER = "# Cases of test-backend-ops, some for each op; written by `backend_ops.py --write-sample`."
 
 
 def default_work() -> Path:
-    """Returns where kernels and results are kept between runs: NEURON_KERNELGEN_CACHE, XDG_CACHE_HOME or ~/.cache decide."""
+    """Returns the default folder for kernels and results, from NEURON_KERNELGEN_CACHE, XDG_CACHE_HOME or ~/.cache."""
     if own := os.environ.get("NEURON_KERNELGEN_CACHE"):
         return Path(own) / "backend-ops"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neuron-kernelgen" / "backend-ops"
@@ -74,16 +75,17 @@ def sample() -> list[str]:
 
 
 def choose(costs: Mapping[str, int], size: int = SAMPLE_SIZE) -> list[str]:
-    """Returns about so many cases: of each op some, of ops with many more, spread evenly over them, in each stretch the cheapest.
+    """Chooses about `size` cases: some of each op, more of ops with more cases, spread evenly, the cheapest of each stretch.
 
     Args:
-        costs: of each case that may be chosen, in the program's order.
-        size: how many.
+        costs: the cost of each case that may be chosen, in the program's order.
+        size: the number of cases.
     """
     by_op: dict[str, list[str]] = {}
     for case in costs:
         by_op.setdefault(cases.op_of(case), []).append(case)
-    # The same share of each op's square root of cases: no op fills the sample and none is left out.
+    # Each op gets a share in proportion to the square root of its number of cases: no op fills the sample, none is left
+    # out.
     low, high = 0.0, float(size)
     for _ in range(50):
         share = (low + high) / 2
@@ -110,13 +112,13 @@ def _quota(count: int, share: float) -> int:
 
 @dataclass
 class Summary:
-    """What a run found.
+    """The findings of a run.
 
     Attributes:
-        outcome: of all cases.
-        costs: elements of each case's tensors, in the program's order.
+        outcome: the outcome of all cases.
+        costs: the number of elements of each case's tensors, in the program's order.
         groups: the outcome of each group, by its name.
-        seconds: how long it took.
+        seconds: the duration.
     """
 
     outcome: cases.Outcome = field(default_factory=cases.Outcome)
@@ -134,7 +136,7 @@ class Summary:
 
 
 class Show:
-    """Tells how far a run is: one line that changes in a terminal, else a line a group."""
+    """Shows the progress of a run: one changing line in a terminal, otherwise one line per group."""
 
     def __init__(self, total: int, groups: int, *, terminal: bool | None = None) -> None:
         self.total, self.groups = total, groups
@@ -146,12 +148,12 @@ class Show:
         self.at: dict[str, str] = {}
 
     def stage(self, group: cases.Group, stage: str, count: int) -> None:
-        """A group is being built or run."""
+        """Reports that a group is being built or run."""
         self.at[group.name] = f"{group.name} {stage} {count}"
         self._draw()
 
     def done(self, group: cases.Group, done: case_runner.Done) -> None:
-        """A group is done."""
+        """Reports that a group has finished."""
         self.at.pop(group.name, None)
         self.ended += 1
         if not done.reused:
@@ -170,7 +172,7 @@ class Show:
         self._draw()
 
     def line(self, text: str) -> None:
-        """Prints a line above the one that changes."""
+        """Prints a line above the changing line."""
         print(("\r\x1b[K" if self.terminal else "") + text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -207,21 +209,21 @@ def run(
     jobs: int | None = None,
     terminal: bool | None = None,
 ) -> Summary:
-    """Builds and runs cases in groups, and returns what was found.
+    """Builds and runs cases in groups, and returns the findings.
 
     Args:
-        programs: what to run.
+        programs: the programs to run.
         work: the folder for kernels and results.
-        chosen: ops, regular expressions for ops, or whole cases; every case when empty.
+        chosen: ops, regular expressions for ops, or whole cases; every case if empty.
         params: a regular expression for parameters.
-        languages: which may compute the kernels, the first choice first; JAX without them.
-        language: only cases of which this language computes a kernel; of any language when empty.
-        shard: (k, n): the k-th of n parts of the groups, of about as many cases each; all by default.
+        languages: the languages that may compute the kernels, the first choice first; JAX if empty.
+        language: only run cases with a kernel in this language; any language if empty.
+        shard: (k, n): run the k-th of n parts of the groups, with about as many cases each; all by default.
         jobs: groups at once; one per CPU by default.
-        terminal: whether to show progress as in a terminal; found out by default.
+        terminal: whether to show progress as in a terminal; detected by default.
 
     Raises:
-        RuntimeError: the device was not there, or no such case.
+        RuntimeError: the device was missing, or no such case exists.
     """
     begun = time.monotonic()
     rows = cases.listing(programs, work / "no-kernels", chosen=_filter(chosen), params=params)
@@ -266,7 +268,7 @@ def run(
 
 
 def _filter(chosen: Sequence[str]) -> Sequence[str]:
-    """Returns what the program is told to choose: nothing when that is too long for a command line, and `_wanted` does it."""
+    """Returns the filter for the program; empty if it is too long for a command line, because `_wanted` filters then."""
     return chosen if sum(len(each) + 1 for each in chosen) <= cases.MOST_BYTES else ()
 
 
@@ -278,7 +280,7 @@ def _wanted(rows: Sequence[cases.CaseRow], chosen: Sequence[str]) -> list[cases.
 
 
 def computed_by(rows: Sequence[cases.CaseRow], language: str, languages: Sequence[str]) -> list[cases.CaseRow]:
-    """Returns the cases of which this language computes a kernel, when kernels may be in `languages`."""
+    """Returns the cases with a kernel in this language, if kernels may be in `languages`."""
     entries = sorted({node for row in rows for node, reason in row.nodes if reason is None})
     found, _, _ = kernel_builder.KernelBuilder(languages).read(entries)
     own = {entry for entry, kernel in found.items() if kernel.language == language}
@@ -286,7 +288,7 @@ def computed_by(rows: Sequence[cases.CaseRow], language: str, languages: Sequenc
 
 
 def _expected(work: Path, group: cases.Group) -> tuple[bool, float]:
-    """Returns what sorts a group: first what was done before, since most of that is unchanged, then the longest."""
+    """Returns the sort key of a group: groups with earlier results first, since most of these are unchanged; then the longest."""
     try:
         seconds = json.loads((work / group.name / "result.json").read_text())["done"]["seconds"]
     except (OSError, ValueError, KeyError):
@@ -302,9 +304,9 @@ def ask(
     chosen: Sequence[str] = (),
     params: str | None = None,
 ) -> list[cases.CaseRow]:
-    """Returns what the mode `support` says of the kernels of all groups; the arguments are `run`'s, and what it returned.
+    """Returns what the mode `support` reports for the kernels of all groups; takes `run`'s arguments and its result.
 
-    That mode leaves out the cases of several ops that other backends compute as one.
+    That mode omits the cases of several ops that other backends compute as one.
     """
     packs = [str(work / name / "kernels") for name, done in summary.groups.items() if done.built.sizes]
     environment = programs.environment(kernels=work / "no-kernels") | {"GGML_NEURON_KERNEL_DIR": ":".join(packs)}
@@ -313,7 +315,7 @@ def ask(
 
 
 def write_results(work: Path, summary: Summary, asked: Iterable[cases.CaseRow]) -> None:
-    """Writes the CSVs; `asked` is from `ask`."""
+    """Writes the CSVs; `asked` is the result of `ask`."""
     header = ["backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name"]
     support = [
         (
@@ -354,7 +356,7 @@ def say(text: str) -> None:
 
 
 def report(summary: Summary) -> None:
-    """Prints what is left out, what failed, and the table."""
+    """Prints the unsupported cases, the failures, and the table."""
     reasons = Counter(result.note for result in summary.outcome.of(cases.UNSUPPORTED))
     if reasons:
         print("cases left out, by reason:")
@@ -374,7 +376,7 @@ def report(summary: Summary) -> None:
 
 
 def _shard(text: str) -> tuple[int, int]:
-    """Returns a part and how many there are, from `K/N`."""
+    """Returns the part and the number of parts of a text `K/N`."""
     number, _, count = text.partition("/")
     part = int(number), int(count)
     if not 1 <= part[0] <= part[1]:
@@ -389,26 +391,26 @@ def main() -> int:
     parser.add_argument("-o", dest="ops", metavar="OPS", help="ops or whole cases; every case by default")
     parser.add_argument("-p", dest="params", metavar="REGEX", help="only cases whose parameters match")
     parser.add_argument(
-        "--languages", default="", help="which may compute the kernels, the first choice first: nki,jax"
+        "--languages", default="", help="languages of the kernels, the first choice first, such as nki,jax"
     )
     parser.add_argument(
-        "--computed-by", default="", metavar="LANGUAGE", help="only cases of which this language computes a kernel"
+        "--computed-by", default="", metavar="LANGUAGE", help="only cases with a kernel in this language"
     )
     parser.add_argument(
         "--shard",
         type=_shard,
         default=(1, 1),
         metavar="K/N",
-        help="the K-th of N parts; what they find is kept together",
+        help="run the K-th of N parts; all parts share the work folder",
     )
-    parser.add_argument("--sample", action="store_true", help="the cases that the tests run")
-    parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of what passed")
-    parser.add_argument("--work", type=Path, default=default_work(), help="where kernels and results are kept")
+    parser.add_argument("--sample", action="store_true", help="run the cases that the tests run")
+    parser.add_argument("--write-sample", type=Path, metavar="FILE", help="write a new sample of the passed cases")
+    parser.add_argument("--work", type=Path, default=default_work(), help="the folder of kernels and results")
     parser.add_argument("-j", "--jobs", type=int, help="groups at once; one per CPU by default")
     args = parser.parse_args()
     chosen = sample() if args.sample else cases.split_cases(args.ops) if args.ops else []
     programs = harness.Programs.find()
-    # Groups of other choices have other cases and folders of their own: the whole run's stay as they are.
+    # Runs of other choices have other cases, and folders of their own, so that the whole run's results stay.
     languages = [name for name in args.languages.split(",") if name]
     named: tuple[Any, ...] = (chosen, args.params)
     named += (languages,) if languages else ()

@@ -1,4 +1,4 @@
-"""Random models for calls of llama.cpp, the caches that they run with, and the kernels that are derived for them."""
+"""Random models for calls of llama.cpp, their caches, and the kernels derived for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 
 TYPES = {"f16": 1, "q8_0": 8}
-"""ggml's numbers of the cache's types."""
+"""ggml's numbers of the cache types."""
 
 SMALL = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=2, n_ctx=4096)
 WIDER = random_llama.Size(n_embd=128, n_head=4, n_head_kv=2, n_ff=192, n_layer=2, n_ctx=4096)
@@ -28,13 +28,13 @@ WIDER = random_llama.Size(n_embd=128, n_head=4, n_head_kv=2, n_ff=192, n_layer=2
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A model with random weights, and the cache it is run with.
+    """A model with random weights, and its cache.
 
     Attributes:
-        name: of the architecture.
-        cache: type of the cache.
-        window: whether a window slides over the cache, which forgets what is out of it.
-        layers: that it has, where it is not one of test-llama-archs.
+        name: the architecture's name.
+        cache: the type of the cache.
+        window: whether the cache has a sliding window, and drops positions outside of it.
+        layers: the number of layers, unless test-llama-archs writes the model.
     """
 
     name: str
@@ -47,25 +47,28 @@ class RandomModel:
 
     @property
     def key(self) -> str:
-        """What -m calls it."""
+        """The model's name for -m."""
         return self.name if self.cache == "f16" else f"{self.name}-{self.cache}"
 
     @property
     def options(self) -> str:
-        """Of contexts. The CPU's flash attention adds values of an F16 cache up in F16 when tokens are few, and is wrong by more than the
-        limit at a depth of 2,000; without it, it adds in F32. A quantized cache of values needs it, and is added up in F32.
+        """The options of contexts.
+
+        For few tokens, the CPU's flash attention accumulates the values of an F16 cache in F16, and its error at a
+        depth of 2,000 exceeds the limit. Without flash attention it accumulates in F32. A quantized cache of values
+        requires flash attention, which accumulates it in F32.
         """
         return f"type_k={TYPES[self.cache]} type_v={TYPES[self.cache]} cpu_flash_attn={int(self.cache != 'f16')}"
 
     def write(self, programs: harness.Programs, folder: Path) -> Path:
-        """Writes the model's file and returns where it is."""
+        """Writes the model's file and returns its path."""
         path = folder / f"{self.name}.gguf"
         if self.name == "llama":
             random_llama.write(path, size=replace(SMALL, n_layer=self.layers))
         elif self.name == "qwen3":
             size = replace(WIDER, n_layer=self.layers)
             random_llama.write(path, size=size, architecture="qwen3", tied=True)
-        else:  # one of those that test-llama-archs makes
+        else:  # an architecture that test-llama-archs writes
             ((_, made),) = derived_kernels.save(programs, f"^{self.name}$", folder)
             made.rename(path)
         return path
@@ -91,11 +94,12 @@ def derive(
     weights: str = "none",
     more: Sequence[str] = (),
 ) -> harness.BuiltManifest:
-    """Builds into `output` the kernels that `kernelgen model`, with `--fuse`, `--weights` and `more` arguments, derives for a few
-    numbers of tokens.
+    """Builds into `output` the kernels that `kernelgen model` derives for a few numbers of tokens.
+
+    The call has `--fuse`, `--weights` and `more` arguments.
 
     Raises:
-        RuntimeError: one can't be derived or built.
+        RuntimeError: a kernel can't be derived or built.
     """
     output.mkdir(parents=True, exist_ok=True)
     written = output / "derived.yaml"

@@ -1,4 +1,4 @@
-"""Running the program `calls` (calls/calls.cpp): calls of llama.cpp on the device, and the outcome of each."""
+"""Runs the program `calls` (calls/calls.cpp): calls of llama.cpp on the device, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIABLE = "LLAMA_CALLS"
 
 
 def _words(seed: int, n: int) -> Iterator[str]:
-    """Yields words that repeat, as those of a language do."""
+    """Yields words with repetitions, as in a language."""
     rng = random.Random(seed)
     known = ["".join(rng.choice("etaoinshrdlu") for _ in range(rng.randint(1, 9))) for _ in range(400)]
     for _ in range(n):
@@ -28,7 +28,7 @@ def _words(seed: int, n: int) -> Iterator[str]:
 
 
 TEXT = " ".join(_words(13, 1500))
-"""The text whose tokens the sequences have; always the same."""
+"""The text from which the sequences take their tokens; it is always the same."""
 
 _CALL = re.compile(
     r"(?P<script>\d+) (?P<context>\S+) (?P<parts>\S+(?: \S+)*) nmse=(?P<nmse>\S+) nll=(?P<nll>\S+) nll_cpu=(?P<nll_cpu>\S+) "
@@ -38,7 +38,7 @@ _CALL = re.compile(
 
 @dataclass(frozen=True)
 class CallResult:
-    """The outcome of a call: a line of the program `calls`, see there."""
+    """The outcome of a call: a line that the program `calls` prints (format there)."""
 
     script: int
     context: str
@@ -76,7 +76,7 @@ class CallResult:
 
 
 def program() -> Path:
-    """Returns the program that Bazel built or the environment names."""
+    """Returns the path of the program that Bazel built or the environment names."""
     return Path(os.environ.get(VARIABLE, Path(__file__).parent / "calls" / "calls" / "calls")).absolute()
 
 
@@ -91,12 +91,12 @@ def run(
     words: str = "",
     options: Sequence[str] = (),
 ) -> tuple[list[CallResult], str]:
-    """Makes the calls that scripts say, each in a thread when there are several; returns their outcomes, and the log.
+    """Makes the calls of scripts, each script in its own thread if there are several; returns their outcomes, and the log.
 
-    The tokens are those of `words`, by default of TEXT. The program has `options` before its arguments.
+    The tokens come from `words`, by default TEXT. `options` stand before the program's arguments.
 
     Raises:
-        RuntimeError: the program failed, or the CPU computed an op that is the device's.
+        RuntimeError: the program failed, or the CPU computed an op that the device should compute.
     """
     text = folder / "text"
     text.write_text(words or TEXT)
@@ -109,7 +109,7 @@ def run(
         "GGML_SCHED_DEBUG": "2",
         "GGML_NEURON_LOG": "1",
         "OMP_THREAD_LIMIT": "1",
-        "NEURON_SIMULATOR_CACHE": str(folder / "xla"),  # each run loads the same kernels
+        "NEURON_SIMULATOR_CACHE": str(folder / "xla"),  # all runs load the same kernels
         **environment,
     }
     log = folder / "log"
@@ -120,7 +120,7 @@ def run(
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
             assert process.stdout
             for line in process.stdout:
-                if not _CALL.match(line):  # what a program that ends with a signal prints
+                if not _CALL.match(line):  # other output, for example from a program that dies from a signal
                     others.append(line)
                     continue
                 calls.append(CallResult.read(line.rstrip("\n")))

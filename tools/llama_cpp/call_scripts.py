@@ -1,4 +1,4 @@
-"""Scripts for the program `calls`: of one sequence at any depth, of a text, of several sequences, and of contexts in turn."""
+"""Scripts for the program `calls`: one sequence at any depth, a text, several sequences, and contexts in turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from call_models import RandomModel
 
 N_TOKENS = (1, 8, 32, 128, 512)
-"""For which there are kernels, as in the ready manifests."""
+"""The numbers of tokens for which there are kernels, as in the ready manifests."""
 
 N_CTX = 2816
 
@@ -21,7 +21,7 @@ MOST = 513
 
 
 def fill(before: int, depth: int, numbers: Sequence[int] = N_TOKENS) -> Iterator[str]:
-    """Yields calls that fill the cache, of these numbers of tokens."""
+    """Yields calls of these numbers of tokens that fill the cache."""
     while before < depth:
         n = max(n for n in numbers if n <= depth - before)
         yield f"decode 0:{before}:{n}:none"
@@ -37,9 +37,9 @@ def grid(
     cpu: bool = True,
     numbers: Sequence[int] = N_TOKENS,
 ) -> Iterator[str]:
-    """Yields the calls of pairs of a depth and a number of tokens, ascending in depth; after each the cache is what it was before.
+    """Yields the calls of pairs of a depth and a number of tokens, ascending in depth; each call leaves the cache unchanged.
 
-    It is filled in calls of `numbers` of tokens.
+    Calls of `numbers` of tokens fill the cache.
     """
     yield f"context grid n_ctx={n_ctx} n_batch={max(n_ubatch, MOST)} n_ubatch={n_ubatch} {model.options} cpu={int(cpu)}"
     before = 0
@@ -50,13 +50,13 @@ def grid(
             if model.window:
                 yield "save 0"
         yield f"decode 0:{depth}:{n}:all"
-        # What was in a window before the call may be gone.
+        # Tokens that were in the window before the call may be overwritten.
         yield "restore 0" if model.window and depth else f"forget 0 {depth} -1"
     yield "end grid"
 
 
 def text_of(model: RandomModel, batch: int, windows: int, window: int, n_ctx: int) -> Iterator[str]:
-    """Yields the calls of llama-perplexity: windows over a text, of whose second half the tokens count."""
+    """Yields the calls of llama-perplexity: windows over a text; the tokens of each window's second half count."""
     sizes = f"n_ctx={n_ctx} n_batch={batch} n_ubatch={batch} n_seq_max={windows} kv_unified=1"
     yield f"context text-{batch} {sizes} {model.options}"
     for seq in range(windows):  # sequences begin at different places in the text
@@ -76,8 +76,10 @@ def several(
     n_ubatch: int = N_UBATCH,
     n_ctx: int = N_CTX,
 ) -> Iterator[str]:
-    """Yields calls as a server makes them for four sequences: each call has the next token of those that generate, and of the
-    others more or less of a prompt. Sequences end and begin again, also with what another one has.
+    """Yields calls for four sequences, as a server makes them.
+
+    Each call has the next token of each generating sequence, and a part of the prompt of each other sequence. Sequences
+    end and restart, some with a copy of another sequence.
     """
     rng = random.Random(seed)
     longest = min(120, n_ctx // 4 // 3)  # three prompts fit into a sequence's own cache
@@ -94,7 +96,7 @@ def several(
                 other = rng.randrange(4)
                 taken = any(part.startswith(f"{other}:") for part in parts)
                 if other != seq and lengths[other] and not taken and not model.window and rng.random() < 0.5:
-                    # caches of their own can share whole sequences only
+                    # separate caches can only share whole sequences
                     lengths[seq] = rng.randint(1, lengths[other]) if unified else lengths[other]
                     yield f"copy {other} {seq} 0 {lengths[seq] if unified else -1}"
             elif lengths[seq] > 4 and not model.window and rng.random() < 0.1:

@@ -1,8 +1,8 @@
-"""Builds and runs groups of cases, one after another: `backend_ops.py` starts as many of these as there are CPUs.
+"""Builds and runs groups of cases, one after another: `backend_ops.py` starts as many of these processes as there are CPUs.
 
-A group has a folder: `kernels/` with its pack, `result.json`, and in it what both depend on. A pack is taken as it is when no entry,
-emitter or part of kernelgen changed since, and a result when the pack, the programs, the simulator and the cases are the same: equal
-digests, whatever the files' times say.
+A group has a folder: `kernels/` with its pack, and `result.json`, which also has the digests of what both depend on. A
+pack is reused if no entry, emitter or part of kernelgen has changed since. A result is reused if the pack, the
+programs, the simulator and the cases are the same. Digests decide, not the files' times.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from work_folder import COMPILED, digest, locked, programs_digest
 from kernelgen import fileio
 
 TIMEOUT = 3600.0
-"""Seconds for the cases of a group."""
+"""The timeout for the cases of a group, in seconds."""
 
 MOST_CRASHES = 8
-"""How often a group is begun again after a case that ended the program."""
+"""How often a group is restarted after a case that ended the program."""
 
 
 @dataclass
@@ -39,10 +39,10 @@ class Done:
     """The outcome of a group.
 
     Attributes:
-        built: of its nodes.
-        outcome: of its cases.
-        seconds: how long both took.
-        reused: whether the outcome is an earlier one.
+        built: the outcome of its nodes.
+        outcome: the outcome of its cases.
+        seconds: the duration of both.
+        reused: whether the outcome is from an earlier run.
     """
 
     built: BuiltGroup
@@ -69,10 +69,10 @@ class CaseRunner:
     """Builds and runs groups.
 
     Args:
-        programs: what runs them.
+        programs: the programs to run.
         work: the folder with the groups' folders.
-        threads: that a program may use.
-        languages: which may compute the kernels, as of `KernelBuilder`.
+        threads: the number of threads that a program may use.
+        languages: the languages that may compute the kernels, as in `KernelBuilder`.
     """
 
     def __init__(self, programs: harness.Programs, work: Path, threads: int, languages: Sequence[str] = ()) -> None:
@@ -83,7 +83,7 @@ class CaseRunner:
         self.depends = programs_digest(programs)
 
     def do(self, group: cases.Group, progress: harness.Progress) -> Done:
-        """Returns the outcome of a group, from an earlier run when nothing that it depends on has changed."""
+        """Returns the outcome of a group, from an earlier run if nothing that it depends on has changed."""
         begun = time.monotonic()
         folder = self.work / group.name
         with locked(folder):
@@ -104,7 +104,7 @@ class CaseRunner:
             return done
 
     def run(self, group: cases.Group, kernels: Path, progress: harness.Progress) -> cases.Outcome:
-        """Runs the cases; after one that ends the program it goes on with the next."""
+        """Runs the cases; after a case that ends the program, it continues with the next case."""
         if not list(kernels.glob("*.gguf")):
             kernels = harness.odd_kernel(self.work / "no-kernels")
         environment = self.programs.environment(kernels=kernels, log=True) | {
@@ -130,7 +130,7 @@ class CaseRunner:
             )
             for row in ended.rows:
                 if not waiting.get(row.case):
-                    continue  # the program has it more than once, and it was there before the end
+                    continue  # the program has this case more than once, and it ran before the crash
                 waiting[row.case] -= 1
                 if not waiting[row.case]:
                     del waiting[row.case]
@@ -149,7 +149,7 @@ class CaseRunner:
                 elif ended.status == 1 and not outcome.of(cases.FAILED):
                     outcome.failures.append(f"{group.name}: exit status 1 with no failed case: {_tail(ended)}")
                 return outcome
-            # The program goes through the cases in its own order, which is the groups'.
+            # The program runs the cases in its own order, which is also the groups' order.
             culprit = next(case for case in group.cases if case in waiting)
             how = "took too long" if ended.status is None else f"ended the program, exit status {ended.status}"
             for _ in range(waiting.pop(culprit)):
@@ -164,7 +164,7 @@ class CaseRunner:
 
     @staticmethod
     def _explain(group: cases.Group, built: BuiltGroup, outcome: cases.Outcome) -> None:
-        """Notes at each case without support which of its nodes has no kernel, and why."""
+        """Notes at each unsupported case which of its nodes has no kernel, and why."""
         for result in outcome.of(cases.UNSUPPORTED):
             reasons: dict[str, None] = {}
             for number in group.asks[result.case]:

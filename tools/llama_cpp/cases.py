@@ -1,7 +1,8 @@
-"""The cases of test-backend-ops: which there are, what each asks the device for, and its outcome.
+"""The cases of test-backend-ops: their list, the kernels that each requests from the device, and their outcomes.
 
-The program is always run with `GGML_BACKEND_PATH`, so that it has the device, and its two outputs are read as one, line by line:
-the backend says which ops it has no kernel for (`GGML_NEURON_LOG=2`) just before the program's row about the case.
+`GGML_BACKEND_PATH` is always set for the program, so that it has the device. This module reads both output streams as
+one, line by line: the backend reports the ops without a kernel (`GGML_NEURON_LOG=2`) just before the program's row for
+the case.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Any
 import harness
 
 PASSED, FAILED, UNCOMPARED, UNSUPPORTED = "passed", "failed", "uncompared", "unsupported"
-"""What becomes of a case: `uncompared` ones the device supports and llama.cpp's CPU backend does not; they are not run."""
+"""The statuses of a case. The device supports an `uncompared` case and llama.cpp's CPU backend does not, so it is not run."""
 
-# A row of its CSV; what a failed comparison has to say stands before it on the same line.
+# A row of the program's CSV. The message of a failed comparison stands before it, on the same line.
 _ROW = re.compile(r'^(?P<note>[^"]*)(?P<row>"[^"]*",".*)$')
 
 MISSING = re.compile(r"ggml-neuron: no kernel for (?P<node>\{.*\})(?: \((?P<reason>.*)\))?$")
@@ -32,7 +33,7 @@ _OWN = ("ggml-neuron:", "load_backend:")
 
 _SHAPE = re.compile(r"\((\d+),(\d+),(\d+),(\d+)\)/")
 
-# Tables that ggml makes when a type is first quantized to take it seconds in each process.
+# Types whose first quantization is slow: ggml builds tables for seconds in each process.
 _SLOW_TYPES = re.compile(r"iq[123]_")
 
 
@@ -42,12 +43,12 @@ class CaseRow:
 
     Attributes:
         case: `OP(params)`, as the program's `-o` takes it.
-        backends: those that refused, or the one that ran it.
-        supported: whether all did.
-        error: empty when it passed.
-        note: what the comparison said.
-        nodes: what the backend had no kernel for, each with why none can be built, or None when one can.
-        seconds: since the row before it, or since the program began.
+        backends: the backends that refused the case, or the backend that ran it.
+        supported: whether all backends support it.
+        error: the error, empty if it passed.
+        note: the message of the comparison.
+        nodes: the nodes without a kernel, each with the reason why none can be built, or None if one can.
+        seconds: the time since the row before it, or since the program began.
     """
 
     case: str
@@ -64,7 +65,7 @@ class CaseRow:
 
     @property
     def elements(self) -> int:
-        """Of all tensors of the nodes that it asks for: about what the case costs."""
+        """The elements of all tensors of the requested nodes, an estimate of the case's cost."""
         shapes = [shape for node, _ in self.nodes for shape in _SHAPE.findall(node)]
         return sum(math.prod(map(int, shape)) for shape in shapes)
 
@@ -76,16 +77,16 @@ class CaseRow:
 
 
 def op_of(case: str) -> str:
-    """Returns the op of a case, as the program names it."""
+    """Returns the op of a case, by the program's name for it."""
     return case.partition("(")[0]
 
 
 class Reader:
-    """Takes the program's output line by line.
+    """Reads the program's output line by line.
 
     Attributes:
-        rows: what it has read.
-        log: the other lines, the last ones.
+        rows: the rows read so far.
+        log: the last of the other lines.
     """
 
     def __init__(self) -> None:
@@ -127,12 +128,12 @@ class Reader:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run of the program ended.
+    """The end of a run of the program.
 
     Attributes:
-        rows: what it printed.
-        log: what else it printed, the last lines.
-        status: its exit status; None when it took too long and was killed.
+        rows: the rows that it printed.
+        log: the last of its other lines.
+        status: its exit status; None if it exceeded the timeout and was killed.
     """
 
     rows: list[CaseRow]
@@ -153,16 +154,16 @@ def run(
     """Runs test-backend-ops on the device.
 
     Args:
-        programs: what to run.
+        programs: the programs to run.
         mode: `test` or `support`.
         environment: see `harness.Programs.environment`.
-        chosen: ops, regular expressions for ops, or whole cases; all when empty.
+        chosen: ops, regular expressions for ops, or whole cases; all if empty.
         params: a regular expression for parameters.
         timeout: seconds.
-        each: is told how many rows there are, at each.
+        each: called at each row, with the number of rows so far.
 
     Raises:
-        RuntimeError: the device was not there, or no such case; the program itself reports success then.
+        RuntimeError: the device was missing, or no such case exists; the program itself reports success then.
     """
     arguments = [mode, "-b", harness.DEVICE, "--output", "csv"]
     if chosen:
@@ -170,7 +171,7 @@ def run(
     if params:
         arguments += ["-p", params]
     reader = Reader()
-    # Lines at once, so that a program that dies has told all that it did.
+    # Line-buffered, so that the output of a program that crashes is complete.
     with subprocess.Popen(
         ["stdbuf", "-oL", programs.llama_cpp / "test-backend-ops", *arguments],
         env=environment,
@@ -212,7 +213,7 @@ def run(
     return Ended(reader.rows, "\n".join(reader.log), status)
 
 
-# --- which there are -------------------------------------------------------------------------------------------------------
+# --- the list of cases ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -220,10 +221,10 @@ class Group:
     """Cases that are built and run together.
 
     Attributes:
-        name: of its folder.
-        cases: each with how often the program has it.
-        nodes: what the cases ask for, each with why no kernel can be built, or None.
-        asks: for each case, indices of its nodes.
+        name: the name of its folder.
+        cases: each case, with the number of times that the program has it.
+        nodes: the nodes that the cases request, each with the reason why no kernel can be built, or None.
+        asks: for each case, the indices of its nodes.
     """
 
     name: str
@@ -246,16 +247,16 @@ class Group:
 def listing(
     programs: harness.Programs, empty: Path, *, chosen: Sequence[str] = (), params: str | None = None
 ) -> list[CaseRow]:
-    """Returns every case that the program would test, with what it asks for: it finds no kernel of its own, and so runs nothing.
+    """Returns every case that the program would test, with the nodes that it requests: without kernels, nothing runs.
 
     Args:
-        programs: what to run.
-        empty: a folder for the kernel that there must be.
+        programs: the programs to run.
+        empty: a folder for the one kernel that the backend requires.
         chosen: see `run`.
-        params: the same.
+        params: see `run`.
 
     Raises:
-        RuntimeError: there is no device, no such case, or the program failed.
+        RuntimeError: there is no device or no such case, or the program failed.
     """
     environment = programs.environment(kernels=harness.odd_kernel(empty), log=True) | {"GGML_NEURON_LOG": "2"}
     ended = run(programs, "test", environment, chosen=chosen, params=params)
@@ -265,14 +266,14 @@ def listing(
 
 
 MOST_CASES = 200
-"""Of a group: few enough that little is lost when it is killed, enough that starting the program does not count."""
+"""The most cases in a group: few enough that a kill loses little, and enough that the program's start does not count."""
 
 MOST_BYTES = 100_000
-"""Of a group's cases on the command line; Linux takes no argument of 128 KiB."""
+"""The most bytes of a group's cases on the command line; Linux limits an argument to 128 KiB."""
 
 
 def group(rows: Iterable[CaseRow]) -> list[Group]:
-    """Returns the cases in groups, each of one op where it has many; what the groups are depends on the cases alone."""
+    """Returns the cases in groups. An op with many cases has its own groups. The groups depend on the cases alone."""
     rows = list(rows)
     position = {id(row): number for number, row in enumerate(rows)}
     by_op: dict[str, list[CaseRow]] = {}
@@ -296,7 +297,7 @@ def group(rows: Iterable[CaseRow]) -> list[Group]:
     for members in groups:
         name = members[0].op
         numbers[name] += 1
-        # In the program's order, by which the case is known that ended it.
+        # In the program's order, which identifies the case that ended the program.
         found.append(_made(f"{name}-{numbers[name]}", sorted(members, key=lambda row: position[id(row)])))
     return found
 
@@ -310,7 +311,7 @@ def _bytes(rows: Iterable[CaseRow]) -> int:
 
 
 def _cut(rows: list[CaseRow]) -> list[list[CaseRow]]:
-    """Cuts an op's cases into groups of equal size; a case that the program has twice stays together."""
+    """Cuts an op's cases into groups of equal size; a case that the program has twice stays in one group."""
     cases: dict[str, list[CaseRow]] = {}
     for row in rows:
         cases.setdefault(row.case, []).append(row)
@@ -330,19 +331,19 @@ def _made(name: str, rows: Sequence[CaseRow]) -> Group:
     return Group(name, dict(Counter(row.case for row in rows)), list(nodes), asks)
 
 
-# --- outcomes of them ---------------------------------------------------------------------------------------------------------
+# --- the outcomes of cases ------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Count:
-    """Cases of one op, as the mode `test` has them.
+    """The cases of one op in the mode `test`.
 
     Attributes:
-        cases: how many there are.
-        supported: by the device.
-        uncompared: of these, what is not run because llama.cpp's CPU backend can't compute it.
-        passed: agreed with the CPU.
-        failed: did not.
+        cases: the number of cases.
+        supported: the cases that the device supports.
+        uncompared: of these, the cases that are not run because llama.cpp's CPU backend does not support them.
+        passed: the cases that agreed with the CPU.
+        failed: the cases that did not.
     """
 
     cases: int = 0
@@ -359,12 +360,12 @@ class Count:
 
 @dataclass
 class Result:
-    """What was found of one case.
+    """The result of one case.
 
     Attributes:
-        case: which.
+        case: the case.
         status: `passed`, `failed`, `uncompared` or `unsupported`.
-        seconds: that it took, with loading its kernels.
+        seconds: its duration, including loading its kernels.
         note: why it failed or is not supported.
     """
 
@@ -376,12 +377,12 @@ class Result:
 
 @dataclass
 class Outcome:
-    """What test-backend-ops found.
+    """The results of test-backend-ops.
 
     Attributes:
-        results: of each case, as often as the program has it.
-        failures: what went wrong beside single cases.
-        ran: how many nodes ran on the device. A case without elements passes and runs none.
+        results: one result per case, as many times as the program has it.
+        failures: errors outside of single cases.
+        ran: the nodes that ran on the device. A case without elements passes and runs none.
     """
 
     results: list[Result] = field(default_factory=list)
@@ -394,11 +395,11 @@ class Outcome:
         return bool(self.of(PASSED)) and not self.of(FAILED) and not self.failures
 
     def of(self, status: str) -> list[Result]:
-        """Returns the cases of which this became."""
+        """Returns the cases with this status."""
         return [result for result in self.results if result.status == status]
 
     def add(self, other: Outcome) -> None:
-        """Takes in another's cases."""
+        """Adds the cases of another outcome."""
         self.results += other.results
         self.failures += other.failures
         self.ran += other.ran

@@ -1,18 +1,19 @@
-"""Runs llama.cpp's test-llama-archs with the kernels that `kernelgen model` derives by default, and says which architectures run wholly on them.
+"""Runs llama.cpp's test-llama-archs with the kernels that `kernelgen model` derives by default, and reports ops left on the CPU.
 
     ./bazelw run //tools/llama_cpp:default_kernels                       every architecture
-    ./bazelw run //tools/llama_cpp:default_kernels -- -a llama,qwen3     these
-    ./bazelw run //tools/llama_cpp:default_kernels -- --write-page       all, and write the table to docs/results/default-kernels.md
+    ./bazelw run //tools/llama_cpp:default_kernels -- -a llama,qwen3     only these
+    ./bazelw run //tools/llama_cpp:default_kernels -- --write-page       every architecture; writes docs/results/default-kernels.md
     ./bazelw run //tools/llama_cpp:default_kernels -- --fuse layer       with layers as kernels; --write-page writes docs/results/layers.md
 
-test-llama-archs writes an architecture's small random models. `kernelgen model` derives the kernels of their ops from the files' headers, with no
-other option but the length of the context: those for 1, 8, 32, 128 and 256 tokens, and for no length of the test's own. With these the test runs: calls of 64
-and 32 tokens (128 for some), logits against the CPU's, and once more after saving and loading. Nothing is recorded.
+test-llama-archs writes small random models of an architecture. `kernelgen model` derives the kernels from the files'
+headers, with no option except the context length: kernels for 1, 8, 32, 128 and 256 tokens, and none specially for the
+test's own numbers of tokens. The test then runs with these kernels: it makes calls of 64 and 32 tokens (128 for some
+architectures), compares the logits with the CPU's, and repeats this after saving and loading. Nothing is recorded.
 
-With `--fuse layer` llama.cpp's test-fusion runs as well, and says how far the logits are from those of the same kernels without groups;
-and the graph of a model with more layers says whether one kernel computes several of them (`folded_layers.py`).
+With `--fuse layer`, llama.cpp's test-fusion runs as well. It reports the difference between the logits with groups and
+without. The graph of a model with more layers shows whether one kernel computes several of them (`folded_layers.py`).
 
-Exit status 1 when a model failed, or when an architecture has nodes on the CPU that the page does not list.
+Exit status 1 if a model failed, or if an architecture has nodes on the CPU that the page does not list.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 N_CTX = 256
-"""Cells of the context that test-llama-archs makes."""
+"""The cells of the context that test-llama-archs creates."""
 
 DOCS = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2])) / "docs"
 PAGE = DOCS / "results" / "default-kernels.md"
 PAGES = {"none": PAGE, "layer": DOCS / "results" / "layers.md"}
 
 LIMIT_FUSED = 1e-6
-"""Normalised mean squared error of logits with groups against those without, at most."""
+"""The largest allowed normalised mean squared error of logits with groups against logits without groups."""
 
 _LACKING = re.compile(
     r"of the (?P<ops>\d+) ops of a graph ran .*?, (?P<lacking>\d+) on the CPU because no kernel computes them"
@@ -74,18 +75,18 @@ class DefaultKernelsResult:
 
     Attributes:
         rows: its runs, dense or with experts.
-        kernels: that were derived.
-        launches: of kernels for other numbers of tokens than a node has.
-        ops: of the graph that lacks the most kernels; 0 when none lacks any.
-        lacking: of these, those that the CPU computed because no kernel does.
-        reasons: why, with the number of different nodes.
-        failure: what went wrong beside the rows.
-        seconds: how long it took.
-        absent: whether test-llama-archs writes no file of it, so that there is nothing to derive kernels from.
-        ran: ops that the device ran in the whole test; `grouped` of these in groups, in `group_launches` launches.
-        outside: ops that were in no group, by reason.
-        fused: largest error of logits with groups against those without; None: there were no groups.
-        folds: how its graph with more layers is cut, of each model.
+        kernels: the number of derived kernels.
+        launches: the launches of kernels made for another number of tokens than the node's.
+        ops: the ops of the graph that lacks the most kernels; 0 if no graph lacks any.
+        lacking: the ops of that graph that the CPU computed because no kernel does.
+        reasons: why kernels are missing, with the number of different nodes.
+        failure: errors other than those in the rows.
+        seconds: the duration.
+        absent: whether test-llama-archs writes no file of it, so that no kernels can be derived.
+        ran: the ops that the device ran in the whole test; `grouped` of these ran in groups, in `group_launches` launches.
+        outside: the ops that were in no group, by reason.
+        fused: the largest error of logits with groups against logits without; None if there were no groups.
+        folds: per model, how its graph with more layers is cut.
     """
 
     rows: list[models.ArchitectureRow] = field(default_factory=list)
@@ -110,7 +111,7 @@ class DefaultKernelsResult:
 
     @property
     def whole(self) -> bool:
-        """Whether all that llama.cpp left to the device ran there."""
+        """Whether the device ran all ops that llama.cpp assigned to it."""
         return self.passed and not self.lacking
 
     @staticmethod
@@ -122,11 +123,11 @@ class DefaultKernelsResult:
         return DefaultKernelsResult(**value | own)
 
 
-# --- why a node has no kernel ----------------------------------------------------------------------------------------------
+# --- why a node has no kernel ---------------------------------------------------------------------------------------------
 
 
 def why(spec: KernelSpec) -> str:
-    """Returns why kernels for other numbers of tokens do not compute a node that no kernel is made for."""
+    """Returns why kernels for other numbers of tokens do not compute a node that has no kernel of its own."""
     name = spec.op.upper()
     if not op(spec.op).tokens:
         return f"{name}: not cut along tokens"
@@ -136,7 +137,7 @@ def why(spec: KernelSpec) -> str:
 
 
 def reasons(asked: Mapping[str, str | None], builder: kernel_builder.KernelBuilder) -> dict[str, int]:
-    """Returns why nodes have no kernel, with their numbers; `asked` are manifest entries, with what the backend says of each."""
+    """Returns why nodes have no kernel, with their counts; `asked` maps manifest entries to the backend's reason, or None."""
     found: Counter[str] = Counter()
     buildable = sorted(node for node, reason in asked.items() if reason is None)
     read, _, refused = builder.read(buildable) if buildable else ({}, None, {})
@@ -150,13 +151,13 @@ def reasons(asked: Mapping[str, str | None], builder: kernel_builder.KernelBuild
 
 
 class DefaultKernelsRunner:
-    """Does architectures.
+    """Runs architectures.
 
     Args:
-        programs: what runs them.
+        programs: the programs to run.
         work: the folder with the architectures' results.
-        threads: that a program may use.
-        fuse: what is one kernel, as of `kernelgen model`.
+        threads: the number of threads that a program may use.
+        fuse: `--fuse` of `kernelgen model`.
     """
 
     def __init__(self, programs: harness.Programs, work: Path, threads: int, fuse: str = "none") -> None:
@@ -169,7 +170,7 @@ class DefaultKernelsRunner:
         )
 
     def do(self, name: str, progress: harness.Progress) -> DefaultKernelsResult:
-        """Returns the outcome of an architecture, from an earlier run when nothing that it depends on has changed."""
+        """Returns the outcome of an architecture, from an earlier run if nothing that it depends on has changed."""
         make = partial(self._do, name, progress=progress)
         return work_folder.kept(self.work, name, self.depends, DefaultKernelsResult.from_json, make)
 
@@ -231,7 +232,7 @@ class DefaultKernelsRunner:
         return model
 
     def _compare(self, model: DefaultKernelsResult, files: Sequence[Path], environment: dict[str, str]) -> None:
-        """Adds how far the logits are from those without groups."""
+        """Adds the error of the logits with groups against the logits without."""
         model.fused = 0.0
         for file in files:
             words = ("--model", file, "--device", "NEURON0", "--record", file.with_suffix(".csv"))
@@ -247,7 +248,7 @@ class DefaultKernelsRunner:
 
 
 def _add_groups(model: DefaultKernelsResult, log: str) -> None:
-    """Adds what the backend says of groups."""
+    """Adds what the backend's log reports about groups."""
     outside: Counter[str] = Counter()
     for match in GROUPED.finditer(log):
         model.grouped += int(match["ops"])
@@ -271,7 +272,7 @@ def run_all(
     jobs: int | None = None,
     say: harness.Say = print,
 ) -> dict[str, DefaultKernelsResult]:
-    """Does architectures side by side, and returns the outcome of each; the arguments are those of `models.run_all`."""
+    """Runs architectures in parallel, and returns the outcome of each; the arguments are those of `models.run_all`."""
     return worker_pool.answers(
         Path(__file__),
         {"work": str(work), "fuse": fuse},
@@ -285,7 +286,7 @@ def run_all(
 
 
 def line(name: str, model: DefaultKernelsResult) -> str:
-    """Returns the outcome of an architecture, in a line."""
+    """Returns the outcome of an architecture as one line."""
     if model.absent:
         return f"{name}: left out: {_NO_FILE}"
     how = "passed" if model.passed else "FAILED"
@@ -423,13 +424,13 @@ def row(name: str, model: DefaultKernelsResult) -> str:
 
 
 def known(text: str) -> dict[str, bool]:
-    """Returns which architectures a page has, and whether it lists nodes on the CPU."""
+    """Returns the architectures in a page, and for each whether the page lists nodes on the CPU."""
     rows = re.findall(r"^\| ([^|]+) \| (?:yes|no) \| \d+ \| \d+ \| ([^|]*) \|", text, re.MULTILINE)
     return {name: bool(on_cpu) for name, on_cpu in rows}
 
 
 def worse(found: Mapping[str, DefaultKernelsResult], text: str) -> list[str]:
-    """Returns what failed, or has nodes on the CPU that the page does not list."""
+    """Returns the architectures that failed, or that have nodes on the CPU that the page does not list."""
     told = known(text)
     return [
         name
@@ -439,7 +440,7 @@ def worse(found: Mapping[str, DefaultKernelsResult], text: str) -> list[str]:
 
 
 def summary(found: Mapping[str, DefaultKernelsResult]) -> Iterable[str]:
-    """Yields what is left on the CPU, by reason, and the totals."""
+    """Yields the ops left on the CPU, by reason, and the totals."""
     causes: dict[str, list[str]] = {}
     for name, model in found.items():
         for reason in model.reasons:
@@ -462,9 +463,9 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-a", dest="names", metavar="NAMES", help="architectures; all by default")
-    parser.add_argument("--work", type=Path, help="where results are kept between runs")
+    parser.add_argument("--work", type=Path, help="the folder that keeps results between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
-    parser.add_argument("--fuse", choices=sorted(PAGES), default="none", help="as of `kernelgen model`")
+    parser.add_argument("--fuse", choices=sorted(PAGES), default="none", help="--fuse of `kernelgen model`")
     parser.add_argument(
         "--write-page", action="store_true", help="write docs/results/default-kernels.md or docs/results/layers.md"
     )

@@ -1,14 +1,15 @@
-"""Compares the kernels that `kernelgen model` derives from a model's header with those that a run of the model asks for.
+"""Compares the kernels that `kernelgen model` derives from a model's header with the kernels that a run of the model requests.
 
     ./bazelw run //tools/llama_cpp:derived_kernels                     every architecture of test-llama-archs
-    ./bazelw run //tools/llama_cpp:derived_kernels -- -a llama,qwen3   these
-    ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page     all, and write the table to docs/results/model-support.md
+    ./bazelw run //tools/llama_cpp:derived_kernels -- -a llama,qwen3   only these
+    ./bazelw run //tools/llama_cpp:derived_kernels -- --write-page     every architecture; writes docs/results/model-support.md
 
-test-llama-archs writes a small random model of an architecture. Its manifest is derived, and llama-bench runs it on a simulated
-NeuronCore, with flash attention and without, and records what it asks for: a prompt of 64 tokens and 8 generated ones, after a warm-up,
-and what llama.cpp reserves memory for. The manifest is derived for these numbers of tokens.
+test-llama-archs writes a small random model of an architecture. The program derives its manifest. llama-bench runs the
+model on a simulated NeuronCore, with flash attention and without, and records the ops that it requests: for a prompt of
+64 tokens and 8 generated tokens, after a warm-up, and for llama.cpp's reservation of memory. The manifest is derived
+for these numbers of tokens.
 
-Exit status 1 when a run asked for a kernel that was not derived.
+Exit status 1 if a run requested a kernel that was not derived.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from kernelgen.spec.op_kernel import KernelSpec
 PROMPT = 64
 GENERATED = 8
 N_CTX = 256
-"""What llama-bench's contexts are padded to."""
+"""The length to which llama-bench's contexts are padded."""
 
 N_TOKENS = (1, 2, GENERATED, PROMPT)
-"""Tokens per call: llama-bench warms up with 2, and a context for 8 tokens is reserved for as many."""
+"""The tokens per call: llama-bench warms up with 2, and a context for 8 tokens is reserved for 8."""
 
 PAGE = (
     Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).parents[2]))
@@ -53,7 +54,7 @@ PAGE = (
 EXPLAINED = {
     "deepseek4 (MoE)": "llama.cpp reserves memory for one more compressed row than a call has",
 }
-"""Why a run asks for kernels that are not derived, where it does; by model."""
+"""For each model whose runs request kernels that are not derived, the reason."""
 
 _KINDS = {"dense": "{}", "moe": "{} (MoE)"}
 
@@ -64,13 +65,13 @@ class Compared:
 
     Attributes:
         name: the architecture, and whether it is dense or has experts.
-        nodes: of the graph of one token with flash attention.
-        derived: how many kernels.
-        entries: of the manifest.
-        recorded: how many kernels the runs asked for.
-        missing: of these, those that were not derived.
-        refused: why a node has no kernel; empty when all have one.
-        failure: what went wrong instead.
+        nodes: the nodes of the graph of one token with flash attention.
+        derived: the number of derived kernels.
+        entries: the entries of the manifest.
+        recorded: the number of kernels that the runs requested.
+        missing: of these, the kernels that were not derived.
+        refused: why a node has no kernel; empty if all have one.
+        failure: the error message, if the comparison failed.
     """
 
     name: str
@@ -96,13 +97,13 @@ class Compared:
 
 
 def exporter() -> Path:
-    """Returns the program that Bazel built or the environment names."""
+    """Returns the path of the exporter that Bazel built or the environment names."""
     here = harness.ROOT / "backend" / "exporter" / "exporter" / "export-graphs"
     return Path(os.environ.get(VARIABLE, here)).absolute()
 
 
 def save(programs: harness.Programs, pattern: str, folder: Path) -> list[tuple[str, Path]]:
-    """Writes a small model of each architecture that matches; returns them by name."""
+    """Writes a small model of each architecture that matches; returns the names and files."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "NEURON_"))}
     programs.run("test-llama-archs", "-a", pattern, "-s", "1", "-o", folder, environment=environment, preload=True)
     found = []
@@ -113,10 +114,10 @@ def save(programs: harness.Programs, pattern: str, folder: Path) -> list[tuple[s
 
 
 def compare(programs: harness.Programs, name: str, model: Path, folder: Path) -> Compared:
-    """Derives a model's manifest, runs the model, and compares."""
+    """Derives a model's manifest, runs the model, and compares the kernels."""
     said, output = io.StringIO(), folder / "derived.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", N_CTX, "--n-ubatch", PROMPT, "--flash-attn", "both"]
-    arguments += ["--fuse", "none", "--weights", "none"]  # a run asks for the kernels of ops
+    arguments += ["--fuse", "none", "--weights", "none"]  # a run requests the kernels of single ops
     arguments += [
         "--n-tokens",
         ",".join(map(str, N_TOKENS)),
@@ -158,7 +159,7 @@ def _kernels(path: Path) -> set[KernelSpec]:
 
 
 def compare_all(programs: harness.Programs, names: Sequence[str], say: harness.Say = print) -> list[Compared]:
-    """Compares each architecture; all that test-llama-archs knows when none is named."""
+    """Compares the named architectures; if none is named, all that test-llama-archs supports."""
     found = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

@@ -1,7 +1,8 @@
-"""Which architectures fold: one graph kernel computes several of a model's layers.
+"""Finds the architectures that fold: one graph kernel computes several of a model's layers.
 
-The small models of test-llama-archs have two layers or so, the last of which is different: it gathers the rows of the outputs. So the
-header of such a file is written again with several times as many layers, and llama.cpp's graph of it is cut as `kernelgen model` does.
+The small models of test-llama-archs have about two layers, and the last differs: it gathers the rows of the outputs. So
+this module writes the header of such a file again with several times as many layers, and cuts llama.cpp's graph of it
+as `kernelgen model` does.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from kernelgen.model.repeats import layers
 from kernelgen.model.sizes import DecodeCall, Settings
 
 TIMES = (4, 12)
-"""How many times as many layers; the latter where kinds of layers come again after some."""
+"""The factors for the number of layers; the larger one is for models whose kinds of layers repeat with a long period."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.*)")
 _PER_LAYER_NOT = ("sections", "tokenizer.")
-"""In names of arrays that are not per layer, whatever their length."""
+"""Parts of the names of arrays that are not per layer, whatever their length."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class Folded:
     """How a graph of one token with more layers is cut.
 
     Attributes:
-        nodes: of the graph.
-        launches: of kernels, those of single nodes included.
-        kernels: different ones.
-        most: how many launches the most frequent kernel of several nodes has.
-        why: why no kernel computes several parts; empty when one does.
+        nodes: the nodes of the graph.
+        launches: the launches of kernels, including kernels of single nodes.
+        kernels: the number of different kernels.
+        most: the launches of the most frequent kernel of several nodes.
+        why: why no kernel computes several parts; empty if one does.
     """
 
     nodes: int = 0
@@ -52,7 +53,7 @@ class Folded:
 
 
 def write(source: Path, output: Path, first: int, times: int) -> None:
-    """Writes a header as `source` has it, with the layers from `first` on `times` over, and a hole where tensors are."""
+    """Writes `source`'s header with the layers from `first` on repeated `times` times, and a hole as tensor data."""
     reader = gguf.GGUFReader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     count = f"{architecture}.block_count"
@@ -68,7 +69,7 @@ def write(source: Path, output: Path, first: int, times: int) -> None:
         elif kind == gguf.GGUFValueType.ARRAY:
             if len(value) == n_layer and not any(word in name for word in _PER_LAYER_NOT):
                 value = list(value[:first]) + list(value[first:]) * times
-            if value:  # which GGUFWriter can't write otherwise
+            if value:  # GGUFWriter can't write empty arrays
                 writer.add_key_value(name, value, kind, sub_type=field.types[-1])
             continue
         writer.add_key_value(name, value, kind)
@@ -92,11 +93,11 @@ def write(source: Path, output: Path, first: int, times: int) -> None:
 
 
 def folded(source: Path, folder: Path, exporter: Exporter, n_ctx: int) -> Folded:
-    """Returns how the graph of one token of a model is cut that has more layers of the kinds that `source` has."""
+    """Returns how the graph of one token is cut for a model with more layers of the same kinds as in `source`."""
     file = folder / f"{source.stem}-more-layers.gguf"
     settings = Settings((n_ctx,), n_ctx, 1, (1,), (1,), (n_ctx,), "f16", "f16", (True,), False, False)
     found = Folded(why="llama.cpp does not load it with more layers")
-    starts = range(layers_of(source))  # what is before may be of other kinds than all that follow
+    starts = range(layers_of(source))  # the first layers may be of other kinds than all later ones
     for times, first in itertools.product(TIMES, starts):
         try:
             write(source, file, first, times)
@@ -112,7 +113,7 @@ def folded(source: Path, folder: Path, exporter: Exporter, n_ctx: int) -> Folded
 
 
 def layers_of(file: Path) -> int:
-    """Returns how many layers a model's header says."""
+    """Returns the number of layers in a model's header."""
     fields = gguf.GGUFReader(file).fields
     return int(fields[f"{fields['general.architecture'].contents()}.block_count"].contents())
 

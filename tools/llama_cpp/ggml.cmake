@@ -1,2 +1,2 @@
-# Within ggml: optimize as CMake's Release does by itself, whatever the rest of llama.cpp is compiled with.
+# Included by ggml. Optimizes ggml with the flags of CMake's Release, for any flags of the rest of llama.cpp.
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")

@@ -1,7 +1,8 @@
-"""llama.cpp's programs on a simulated NeuronCore: record what they ask for, build it, run them again.
+"""Runs llama.cpp's programs on a simulated NeuronCore: records the ops that they request, builds kernels, and runs them again.
 
-Used by the tests of this folder and by `backend_ops.py`. Programs, the plug-in and the simulator are found beside this file, where
-Bazel puts them; LLAMA_CPP_PROGRAMS, GGML_NEURON_PLUGIN and GGML_NEURON_LIBNRT name others.
+The tests of this folder and the programs here use it. It finds llama.cpp's programs, the plug-in and the simulator
+beside this file, where Bazel puts them; LLAMA_CPP_PROGRAMS, GGML_NEURON_PLUGIN and GGML_NEURON_LIBNRT override the
+places.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ DEVICE = "NEURON0"
 Say = Callable[[str], None]
 
 Progress = Callable[[str, int], None]
-"""Is told a stage of some work, and how much of it is done."""
+"""A function that receives a stage of some work, and the amount done."""
 
 
 def target() -> str:
-    """Returns what kernels are compiled for, and the machine's that the simulator plays: KERNELGEN_TEST_TARGET, or trn1."""
+    """Returns the target of the kernels and of the simulated machine: KERNELGEN_TEST_TARGET, or trn1."""
     return os.environ.get("KERNELGEN_TEST_TARGET") or "trn1"
 
 
 # --- programs --------------------------------------------------------------------------------------------------------------
 
 WAIT = "1800"
-"""Seconds that a simulated core waits for the others (NEURON_RT_EXEC_TIMEOUT): on a busy machine they are late, and nothing is wrong."""
+"""Seconds that a simulated core waits for the others (NEURON_RT_EXEC_TIMEOUT); on a busy machine, they may only be late."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """What was built from C and C++.
+    """The binaries built from C and C++.
 
     Attributes:
         llama_cpp: the folder with llama.cpp's programs and libraries.
         plugin: the dynamically loaded backend.
         libnrt: the simulator.
-        load_backends: the library that, preloaded, makes a program load backends that would not by itself.
-        compiled: a folder for what XLA compiles, so that no program waits for what another did; None for none.
+        load_backends: a library to preload into a program that does not load backends itself.
+        compiled: a cache folder for what XLA compiles, shared by all programs; None for none.
     """
 
     llama_cpp: Path
@@ -73,10 +74,10 @@ class Programs:
         """Returns the programs that Bazel built or that the environment names.
 
         Args:
-            there: says where one is, and what to do when it is not.
+            there: returns the path of a program, given its default path and its variable; it handles a missing program.
 
         Raises:
-            FileNotFoundError: one is not there.
+            FileNotFoundError: a program is missing.
         """
         there = there or (lambda built, variable: Path(os.environ.get(variable, built)).absolute())
         here = Path(__file__).parent
@@ -98,9 +99,9 @@ class Programs:
 
         Args:
             kernels: a folder with packs; none by default.
-            record: where the ops that have no kernel are written as a manifest.
-            buffers: `device` or `host`: where tensors live; chosen by the backend by default.
-            log: whether the backend prints what it does to stderr.
+            record: the manifest to which the backend writes the ops that have no kernel.
+            buffers: `device` or `host`: the memory of tensors; the backend chooses by default.
+            log: whether the backend logs to stderr.
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("GGML_", "NEURON_"))}
         environment |= {
@@ -131,13 +132,13 @@ class Programs:
         preload: bool = False,
         timeout: float = 3600,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs one of llama.cpp's programs and returns how it ended; stdout and stderr are kept apart.
+        """Runs one of llama.cpp's programs and returns the completed process, with stdout and stderr apart.
 
         Args:
             program: its name.
             *arguments: its arguments.
             environment: see `environment`.
-            preload: whether it must be made to load backends; test-llama-archs loads none by itself.
+            preload: whether to preload the loader of backends; test-llama-archs loads none itself.
             timeout: seconds.
         """
         if preload:
@@ -158,14 +159,14 @@ class Programs:
 
 @dataclass(frozen=True)
 class BuiltManifest:
-    """The outcome of a recorded manifest.
+    """The outcome of building a recorded manifest.
 
     Attributes:
-        kernels: how many kernels the pack has.
-        compiled: how many of them were compiled now.
-        refused: why an op has no kernel, with the number of ops: no emitter, or an emitter that does not take these types.
-        failed: what went wrong in a kernel that should have been built, by kernel.
-        seconds: how long it took.
+        kernels: the number of kernels in the pack.
+        compiled: the number of kernels compiled now.
+        refused: why ops have no kernel, with the number of ops: no emitter, or the emitter does not support these types.
+        failed: the error of each kernel that should have been built and was not.
+        seconds: the duration.
     """
 
     kernels: int
@@ -190,15 +191,15 @@ class _Reporter:
 
 
 def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = print) -> BuiltManifest:
-    """Builds what can be built of a recorded manifest into a pack in `output`; what is there from an earlier build is kept.
+    """Builds the buildable part of a recorded manifest into a pack in `output`; keeps the files of an earlier build.
 
-    A recorded manifest names every op that was asked for, also those that no emitter knows. Those are left out here.
+    A recorded manifest names every requested op, including ops without an emitter. This leaves out the latter.
 
     Args:
         recorded: the manifest.
-        output: the folder for the pack, and for what is between.
-        jobs: workers; one per CPU by default.
-        say: is told how far it is.
+        output: the folder for the pack and for intermediate files.
+        jobs: the number of workers; one per CPU by default.
+        say: called with progress messages.
     """
     output.mkdir(parents=True, exist_ok=True)
     refused: dict[str, int] = {}
@@ -212,7 +213,7 @@ def build(recorded: Path, output: Path, *, jobs: int | None = None, say: Say = p
 
 
 def build_request(request: Request, output: Path, *, jobs: int | None = None, say: Say = print) -> BuiltManifest:
-    """Builds the kernels of a request that their emitters take into a pack for `target()`; the arguments are `build`'s."""
+    """Builds the kernels of a request that their emitters support into a pack for `target()`; the arguments are `build`'s."""
     begun = time.monotonic()
     libraries = (builtin_library(),)
     request = replace(request, configs=tuple(c for c in request.configs if c.target == target()))
@@ -264,7 +265,7 @@ ODD_KERNEL = '{op: "sqr", inputs: ["(1,1,1,97)/f32"], output: "(1,1,1,97)/f32"}'
 
 
 def odd_kernel(folder: Path, say: Say = lambda text: None) -> Path:
-    """Returns the folder, with a pack of one kernel that no program asks for: the backend offers no device without kernels."""
+    """Returns the folder with a pack of one kernel that no program requests: the backend offers no device without kernels."""
     if not list(folder.glob(f"*_{target()}.kernels.gguf")):
         folder.mkdir(parents=True, exist_ok=True)
         manifest = folder / "odd.yaml"
@@ -276,19 +277,19 @@ def odd_kernel(folder: Path, say: Say = lambda text: None) -> Path:
 def build_what_runs(
     programs: Programs, run: Callable[[dict[str, str]], object], folder: Path, *, say: Say = print
 ) -> tuple[Path, BuiltManifest]:
-    """Runs something with a record, builds what it asked for, and runs it again, which asks for nothing else.
+    """Runs something with recording, builds the kernels that it requested, and runs it again, which must request no more.
 
     Args:
-        programs: what runs.
-        run: runs it, given an environment.
-        folder: where record and kernels are put.
-        say: is told how far it is.
+        programs: the programs to run.
+        run: runs them in the given environment.
+        folder: the folder for the recording and the kernels.
+        say: called with progress messages.
 
     Returns:
-        The folder with the pack, and what was built.
+        The folder with the pack, and the outcome of the build.
 
     Raises:
-        RuntimeError: the second run asked for something, too.
+        RuntimeError: the second run requested more kernels.
     """
     recorded, kernels = folder / "recorded.yaml", folder / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
@@ -302,7 +303,7 @@ def build_what_runs(
 
 
 def _is_refusal(failure: str) -> bool:
-    """Whether an emitter, or the lint after it, said what it does not take; anything else is a bug."""
+    """Returns whether an emitter, or the lint after it, refused the kernel with a message; any other failure is a bug."""
     return "Traceback" not in failure and "error: " in failure
 
 
@@ -315,7 +316,7 @@ def generalize(reason: str) -> str:
 
 
 def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
-    """Writes the manifest with those entries that are valid, and counts the others by what is wrong with them."""
+    """Writes the manifest with its valid entries only, and counts the other entries by their errors."""
     catalog = Catalog([builtin_library()])
     text = recorded.read_text()
     for _ in range(2):
@@ -350,7 +351,7 @@ def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
 
 
 def ran(log: str) -> dict[str, Counter[str]]:
-    """Returns how many nodes of each op ran on the device, and on the CPU instead, as the backend's log says at its end."""
+    """Returns how many nodes of each op ran on the device, and how many on the CPU instead, from the end of the backend's log."""
     found: dict[str, Counter[str]] = {"device": Counter(), "cpu": Counter()}
     for total, where, ops in re.findall(r"(\d+) ops ran on (NeuronCores|the CPU)[^:\n]*(?::([^\n]*))?", log):
         counts = Counter({op: int(count) for count, op in re.findall(r"(\d+) (\w+)", ops)})

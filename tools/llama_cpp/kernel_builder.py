@@ -1,8 +1,8 @@
-"""Makes packs of the kernels that llama.cpp's programs ask for.
+"""Builds packs of the kernels that llama.cpp's programs request.
 
-Kernels are not compiled when they are built, as `kernelgen build` does to find what XLA refuses: the run compiles the same HLO when
-it loads them, and a kernel that does not load fails its case. The simulator keeps what it compiled, so that another run of the same
-kernels with another plug-in need not.
+Unlike `kernelgen build`, this does not compile kernels to find those that XLA refuses: the run compiles the same HLO
+when it loads the kernels, and a kernel that does not load fails its case. The simulator caches the compiled kernels, so
+another run of the same kernels with another plug-in does not compile them again.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class BuiltGroup:
     """The outcome of a group's nodes.
 
     Attributes:
-        sizes: bytes of each kernel's HLO, by kernel.
-        refused: why an entry has no kernel: an emitter, or the lint, does not take it.
-        failed: what went wrong in a kernel that should have been built, by kernel.
-        seconds: how long emitting took.
-        reused: whether the pack is an earlier one.
-        languages: how many kernels each language computes.
+        sizes: the bytes of each kernel's HLO, by kernel.
+        refused: why an entry has no kernel: an emitter, or the lint, does not support it.
+        failed: the error of each kernel that should have been built and was not.
+        seconds: the duration of emitting.
+        reused: whether the pack is from an earlier run.
+        languages: the number of kernels in each language.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -65,10 +65,10 @@ class BuiltGroup:
 
 
 class KernelBuilder:
-    """Makes packs of what is asked for.
+    """Builds packs of requested kernels.
 
     Args:
-        languages: which may compute the kernels, the first choice first; JAX without them.
+        languages: the languages that may compute the kernels, the first choice first; JAX if empty.
     """
 
     def __init__(self, languages: Sequence[str] = ()) -> None:
@@ -79,13 +79,13 @@ class KernelBuilder:
         self.identity = Simulator().identity
 
     def key(self, entries: Sequence[str], found: dict[str, Kernel]) -> str:
-        """Returns what a pack depends on: its target, its entries, kernelgen, and the emitters with what they import."""
+        """Returns a digest of all that a pack depends on: target, entries, kernelgen, and the emitters with their imports."""
         modules = sorted({kernel.emitter for kernel in found.values()})
         emitters = [work_folder.digest_files(dependencies(self.library, module)) for module in modules]
         return work_folder.digest(self.source, harness.target(), entries, modules, emitters)
 
     def read(self, entries: Sequence[str]) -> tuple[dict[str, Kernel], CompileConfig, dict[str, str]]:
-        """Returns the kernels of entries, the settings to compile them with, and why some have none; entries are of a manifest."""
+        """Returns the kernels of manifest entries, the settings to compile them with, and why some entries have no kernel."""
         head = ["format: 1", "name: group", f"targets: [{harness.target()}]"]
         head += [f"languages: [{', '.join(self.languages)}]"] if self.languages else []
         lines = [*head, "kernels:", *(f"  - {e}" for e in entries)]
@@ -113,7 +113,7 @@ class KernelBuilder:
         """Returns a kernel's HLO.
 
         Raises:
-            KernelgenError: its emitter does not take it.
+            KernelgenError: its emitter does not support it.
         """
         if isinstance(spec, GraphSpec):
             return emission.emit(self.catalog.emitters(self.catalog.kernel(spec)), spec).hlo
@@ -121,9 +121,9 @@ class KernelBuilder:
         return lowering.emit(spec, load_function(*(chosen or self.catalog.find(spec.op))))
 
     def build(self, entries: Sequence[str], folder: Path, progress: harness.Progress) -> tuple[BuiltGroup, str]:
-        """Makes the pack of `folder/kernels`, and returns the outcome of the entries and the pack's digest.
+        """Builds the pack in `folder/kernels`, and returns the outcome of the entries and the pack's digest.
 
-        There is no pack when no entry has a kernel.
+        If no entry has a kernel, it writes no pack.
         """
         begun = time.monotonic()
         pack = folder / "kernels" / pack_name(f"group_{harness.target()}")
@@ -170,9 +170,9 @@ class KernelBuilder:
         Args:
             specs: the kernels, by their names.
             config: the settings to compile them with.
-            path: of the pack.
-            built: gets the sizes, and what went wrong.
-            progress: is told how many were emitted.
+            path: the path of the pack.
+            built: receives the sizes and the errors.
+            progress: called with the number of emitted kernels.
         """
         refused: dict[str, str] = {}
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -1,5 +1,5 @@
-# Within llama.cpp, when all of its targets are there: compile many files as one, as llama.cpp does for src/models. Most of the time of
-# compiling a file goes into the headers that all of them read.
+# Included by llama.cpp after all of its targets exist. Compiles many files as one, as llama.cpp does for src/models: most of the
+# time to compile a file goes into the headers that all of them include.
 
 function(compile_together target)
     get_target_property(folder ${target} SOURCE_DIR)
@@ -13,10 +13,10 @@ function(compile_together target)
 endfunction()
 
 function(hasten)
-    # Each file that is named has a name for something that another file names alike.
+    # Each file named here defines a name that another file also defines.
     compile_together(llama llama-kv-cache-dsv4.cpp)
     compile_together(llama-common json.cpp jinja/value.cpp)
-    # What these do is not what a model takes time for.
+    # The speed of these targets does not matter for the time of a model.
     foreach(target cpp-httplib llama-common llama-results test-backend-ops test-export-graph-ops test-fusion test-llama-archs)
         target_compile_options(${target} PRIVATE -O0)
     endforeach()

@@ -1,6 +1,6 @@
-// Preloaded into a program of llama.cpp that was built with dynamic backends but loads none by itself, such as test-llama-archs: loads
-// them before main, and behind it writes what waits in llama.cpp's log, whose thread would lose it. What the program starts gets nothing
-// preloaded.
+// Preloaded into a program of llama.cpp that was built with dynamic backends but does not load them, such as
+// test-llama-archs. Loads the backends before main. After main, it flushes llama.cpp's log, whose thread would lose the
+// pending lines. Processes that the program starts get no preloaded library.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -18,7 +18,7 @@ static int main_with_backends(int argc, char ** argv, char ** envp) {
         load_all();
     }
     int status                     = program(argc, argv, envp);
-    // common_log_flush(common_log_main()) of common/log.h, where the program has it
+    // common_log_flush(common_log_main()) of common/log.h, if the program has it
     void * (*log_of_program)(void) = (void * (*)(void) ) dlsym(RTLD_DEFAULT, "_Z15common_log_mainv");
     void (*flush)(void *)          = (void (*)(void *)) dlsym(RTLD_DEFAULT, "_Z16common_log_flushP10common_log");
     if (log_of_program && flush) {
@@ -27,7 +27,7 @@ static int main_with_backends(int argc, char ** argv, char ** envp) {
     return status;
 }
 
-// The C library's own: it calls main when all libraries are initialized.
+// Replaces the C library's function, which calls main after all libraries are initialized.
 int __libc_start_main(main_function main,
                       int           argc,
                       char **       argv,

@@ -1,13 +1,13 @@
-"""What a model says next after a prompt: on a NeuronCore, on llama.cpp's CPU backend, and with its weights as F32 on the CPU.
+"""Prints a model's likeliest next tokens after a prompt: on a NeuronCore, on llama.cpp's CPU backend, and with F32 weights.
 
     python tools/llama_cpp/logits.py model.gguf --prompt "Hi-and-" --plugin libggml-neuron.so --kernels kernels --llama-cpp build/bin
 
-Greedy texts of two backends differ where two tokens are nearly as likely, or where one backend is wrong. The F32 reference tells which:
-printed are the likeliest tokens behind each token of the prompt with their logits, and each run's normalised mean squared error against
-the reference. llama.cpp's CPU backend rounds what it multiplies with quantized weights to 8 bits, kernels to bfloat16. The prompt is
-computed one token at a time, as a text is generated; llama-results wants a multiple of four tokens.
-
-libnrt, or the simulator, is found as the backend finds it (docs/reference/environment.md).
+Greedy texts of two backends differ if two tokens are nearly equally likely, or if one backend is wrong. The F32
+reference on the CPU shows which. The program prints the likeliest tokens after each token of the prompt, with their
+logits, and each run's normalised mean squared error against the reference. llama.cpp's CPU backend rounds the
+activations that it multiplies with quantized weights to 8 bits; kernels round them to bfloat16. The prompt is computed
+one token at a time, as in text generation; llama-results requires a multiple of four tokens. libnrt, or the simulator,
+is found as the backend finds it (docs/reference/environment.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 
 def write_f32(model: Path, path: Path) -> None:
-    """Writes a model with all weights as F32."""
+    """Writes a model with all weights in F32."""
     reader = gguf.GGUFReader(model)
     architecture = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(path, architecture)
@@ -43,7 +43,7 @@ def write_f32(model: Path, path: Path) -> None:
 
 
 def logits(llama_cpp: Path, model: Path, prompt: str, *options: str, **variables: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the prompt's tokens, and for each the logits of what follows, as float64[n_tokens, n_vocab].
+    """Returns the prompt's tokens, and the logits after each token, as float64[n_tokens, n_vocab].
 
     Raises:
         RuntimeError: llama-results failed.
@@ -65,11 +65,13 @@ def logits(llama_cpp: Path, model: Path, prompt: str, *options: str, **variables
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--prompt", required=True, help="of a multiple of four tokens")
+    parser.add_argument("--prompt", required=True, help="the prompt; its number of tokens must be a multiple of four")
     parser.add_argument("--plugin", type=Path, required=True, help="libggml-neuron.so")
-    parser.add_argument("--kernels", type=Path, required=True, help="kernels of the model, for caches of 256 cells")
+    parser.add_argument(
+        "--kernels", type=Path, required=True, help="a folder with kernels of the model, for caches of 256 cells"
+    )
     parser.add_argument("--llama-cpp", type=Path, required=True, help="the folder with llama.cpp's programs")
-    parser.add_argument("--top", type=int, default=4, help="tokens that are printed")
+    parser.add_argument("--top", type=int, default=4, help="the number of tokens to print at each position")
     chosen = parser.parse_args(arguments)
     llama_cpp = chosen.llama_cpp.absolute()
     device = {"GGML_BACKEND_PATH": str(chosen.plugin.absolute()), "GGML_NEURON_KERNEL_DIR": str(chosen.kernels)}

@@ -1,15 +1,15 @@
-"""Runs llama.cpp's test-llama-archs on a simulated NeuronCore, for every architecture that it knows.
+"""Runs llama.cpp's test-llama-archs on a simulated NeuronCore, for every architecture that the test supports.
 
     ./bazelw run //tools/llama_cpp:models                      all of them
-    ./bazelw run //tools/llama_cpp:models -- -a llama,qwen3    these
-    ./bazelw run //tools/llama_cpp:models -- --write-table F   and write which op which architecture needs to F
+    ./bazelw run //tools/llama_cpp:models -- -a llama,qwen3    only these
+    ./bazelw run //tools/llama_cpp:models -- --write-table F   also writes the ops of each architecture to F
 
-For each architecture a small random model is recorded, its kernels are built, and it runs again, until it asks for nothing new. The last
-run is the one that counts: the logits against the CPU's, the same after saving and loading, and which ops of the graphs the device
-computed. As many architectures at once as there are CPUs; if it is interrupted, the next run continues, and does an
-architecture again when something that it depends on has changed.
+For each architecture, the program records a small random model, builds its kernels, and runs it again, until it
+requests no new kernel. The last run counts: it compares the logits with the CPU's, again after saving and loading, and
+lists the ops of the graphs that the device computed. As many architectures run in parallel as there are CPUs. After an
+interruption, the next run continues. It repeats an architecture if something that it depends on has changed.
 
-Exit status 1 when an architecture failed or has less than 95 % of its graphs' ops on the device.
+Exit status 1 if an architecture failed or has less than 95 % of its graphs' ops on the device.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 LIMIT = 1e-4
-"""Normalised mean squared error of the logits against the CPU's; test-llama-archs' own."""
+"""The largest allowed normalised mean squared error of the logits against the CPU's; test-llama-archs has the same limit."""
 
 SHARE = 0.95
-"""Of the graphs' ops, what an architecture must have on the device."""
+"""The smallest share of the graphs' ops that the device must compute."""
 
 ROUNDS = 6
 TIMEOUT = 1800.0
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-# A line of the scheduler's own log: "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…"
+# A line of the scheduler's log: "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…"
 _NODE = re.compile(r"node #\s*(?P<index>\d+) \(\s*(?P<op>\S+)\s*\):.*?\) \[\s*(?P<backend>\S+)\s")
 
 
 @dataclass(frozen=True)
 class ArchitectureRow:
-    """One row of test-llama-archs: its error, what it came to, and on which device which kind of model ran."""
+    """A row of test-llama-archs: its error, its status, the device, and the kind of model."""
 
     nmse: float
     status: str
@@ -76,16 +76,16 @@ class ArchitectureResult:
     """The outcome of an architecture.
 
     Attributes:
-        rows: its runs, dense or with experts; none when the program skips it.
-        device: ops of its graphs that the scheduler gave to the device, by op; its log cuts names after ten characters.
-        cpu: the same to the CPU.
-        ran: ops that the device computed.
-        kernels: in its pack.
-        needs: ops that it asked for, by kernelgen's names.
-        lacks: what has no kernel, by op, with the reason and how many different ones.
-        failure: what went wrong beside the rows.
-        seconds: how long it took.
-        reused: whether all this is from an earlier run.
+        rows: its runs, dense or with experts; none if the program skips it.
+        device: the ops of its graphs that the scheduler gave to the device, by op; its log cuts names after ten characters.
+        cpu: the same for the CPU.
+        ran: the ops that the device computed.
+        kernels: the number of kernels in its pack.
+        needs: the ops that it requested, by kernelgen's names.
+        lacks: the ops without a kernel, with the reason and the number of different nodes.
+        failure: errors other than those in the rows.
+        seconds: the duration.
+        reused: whether the outcome is from an earlier run.
     """
 
     rows: list[ArchitectureRow] = field(default_factory=list)
@@ -113,18 +113,18 @@ class ArchitectureResult:
         return ArchitectureResult(**{**value, "rows": [ArchitectureRow(**row) for row in value["rows"]]})
 
 
-# --- what the programs say -------------------------------------------------------------------------------------------------
+# --- the programs' output -------------------------------------------------------------------------------------------------
 
 
 def dispatched(log: str, device: str = "NEURO") -> dict[str, Counter[str]]:
     """Returns how many nodes of each op the scheduler gave to the device and to the CPU, from a log with GGML_SCHED_DEBUG=2.
 
     Args:
-        log: of the scheduler.
-        device: what the backend's name begins with: that of a core, or `Meta(` of tensors that are split over cores.
+        log: the scheduler's log.
+        device: the first characters of the backend's name: a core's name, or `Meta(` for tensors that are split over cores.
 
-    The log cuts names of backends after five characters and of ops after ten. Graphs of which the device has nothing don't count:
-    they are the CPU's own, which the results are compared with.
+    The log cuts names of backends after five characters and names of ops after ten. Graphs without a node on the device
+    don't count: they are the CPU's reference runs.
     """
     found: dict[str, Counter[str]] = {"device": Counter(), "cpu": Counter()}
     graph: dict[str, Counter[str]] = {"device": Counter(), "cpu": Counter()}
@@ -147,7 +147,7 @@ def dispatched(log: str, device: str = "NEURO") -> dict[str, Counter[str]]:
 
 
 def architecture_rows(output: str) -> dict[str, list[ArchitectureRow]]:
-    """Returns the rows of test-llama-archs' table, by architecture; what it skips has none."""
+    """Returns the rows of test-llama-archs' table, by architecture; skipped architectures have none."""
     found: dict[str, list[ArchitectureRow]] = {}
     for line in _COLOUR.sub("", output).splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -161,7 +161,7 @@ def architecture_rows(output: str) -> dict[str, list[ArchitectureRow]]:
 
 
 def architectures(programs: harness.Programs, work: Path) -> list[str]:
-    """Returns the architectures that test-llama-archs runs, in its order: it is asked once and the answer kept."""
+    """Returns the architectures that test-llama-archs runs, in its order. Runs the program once and caches its answer."""
     key = depends_on(programs)
     kept = work / "architectures.json"
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -177,7 +177,7 @@ def architectures(programs: harness.Programs, work: Path) -> list[str]:
 
 
 def chosen(parser: argparse.ArgumentParser, given: str | None, names: list[str]) -> list[str]:
-    """Returns the architectures that `-a` names, of those that test-llama-archs runs; all without it."""
+    """Returns the architectures that `-a` names, of those that test-llama-archs runs; all if `-a` is not given."""
     if not given:
         return names
     if unknown := set(given.split(",")) - set(names):
@@ -194,7 +194,7 @@ def run(
 
 
 def depends_on(programs: harness.Programs) -> str:
-    """Returns a digest of what runs."""
+    """Returns a digest of the programs and modules that a result depends on."""
     libraries = [
         file for file in sorted(programs.llama_cpp.iterdir()) if re.match(r"test-llama-archs|libllama", file.name)
     ]
@@ -206,7 +206,7 @@ def depends_on(programs: harness.Programs) -> str:
 
 
 class CachingBuilder(kernel_builder.KernelBuilder):
-    """Keeps what it emitted: architectures have most of their kernels in common."""
+    """Builds kernels and keeps the emitted HLO: architectures share most of their kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,12 +219,12 @@ class CachingBuilder(kernel_builder.KernelBuilder):
 
 
 class ArchitectureRunner:
-    """Does architectures.
+    """Runs architectures.
 
     Args:
-        programs: what runs them.
+        programs: the programs to run.
         work: the folder with the architectures' folders.
-        threads: that a program may use.
+        threads: the number of threads that a program may use.
     """
 
     def __init__(self, programs: harness.Programs, work: Path, threads: int) -> None:
@@ -233,7 +233,7 @@ class ArchitectureRunner:
         self.depends = depends_on(programs)
 
     def do(self, name: str, progress: harness.Progress) -> ArchitectureResult:
-        """Returns the outcome of an architecture, from an earlier run when nothing that it depends on has changed."""
+        """Returns the outcome of an architecture, from an earlier run if nothing that it depends on has changed."""
         begun = time.monotonic()
         folder = self.work / name
         with work_folder.locked(folder):
@@ -248,7 +248,7 @@ class ArchitectureRunner:
             for number in range(ROUNDS):
                 built, pack = self.builder.build(_buildable(asked), folder, progress)
                 progress("running, round", number + 1)
-                # Nothing is recorded, so that without kernels it asks for what it needs without flash attention.
+                # No recording, so a run without kernels requests the kernels for graphs without flash attention.
                 kernels = folder / "kernels" if built.sizes else harness.odd_kernel(folder / "no-kernels")
                 environment = self.programs.environment(kernels=kernels, log=True) | {
                     "GGML_SCHED_DEBUG": "2",
@@ -309,7 +309,7 @@ class ArchitectureRunner:
 def missing_nodes(output: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for line in output.splitlines():
-        # It may follow, on its line, the beginning of a row.
+        # The line may begin with the start of a table row.
         if (missing := cases.MISSING.search(line)) and missing["node"] not in found:
             found[missing["node"]] = missing["reason"]
     return found
@@ -335,14 +335,14 @@ def run_all(
     jobs: int | None = None,
     say: harness.Say = print,
 ) -> dict[str, ArchitectureResult]:
-    """Does architectures side by side, and returns the outcome of each.
+    """Runs architectures in parallel, and returns the outcome of each.
 
     Args:
-        programs: what runs them.
+        programs: the programs to run.
         work: the folder for kernels and results.
-        names: which.
-        jobs: how many at once; one per CPU by default.
-        say: is told of each.
+        names: the architectures.
+        jobs: how many run at once; one per CPU by default.
+        say: called with a line about each architecture.
     """
     return worker_pool.answers(
         Path(__file__), {"work": str(work)}, programs, names, jobs, ArchitectureResult.from_json, _line, say
@@ -361,7 +361,7 @@ def _line(name: str, model: ArchitectureResult) -> str:
 
 
 def report(models: dict[str, ArchitectureResult]) -> None:
-    """Prints what remains on the CPU and why, and the totals."""
+    """Prints the ops that remain on the CPU, the reasons, and the totals."""
     left, why = Counter[str](), Counter[str]()
     for model in models.values():
         left.update(model.cpu)
@@ -387,7 +387,7 @@ def report(models: dict[str, ArchitectureResult]) -> None:
 
 
 def write_csv(path: Path, models: dict[str, ArchitectureResult]) -> None:
-    """Writes a row for each architecture."""
+    """Writes one row per architecture."""
     with fileio.replacing(path) as temporary, temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["architecture", "models", "passed", "nmse", "device_ops", "cpu_ops", "on_the_cpu"])
@@ -399,7 +399,7 @@ def write_csv(path: Path, models: dict[str, ArchitectureResult]) -> None:
 
 
 def write_table(path: Path, models: dict[str, ArchitectureResult]) -> None:
-    """Writes which architectures need which op, as `kernelgen list --ops` reads it."""
+    """Writes the architectures that need each op, in the format that `kernelgen list --ops` reads."""
     needs: dict[str, list[str]] = {}
     for name, model in models.items():
         for op in model.needs:
@@ -418,9 +418,9 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-a", dest="names", metavar="NAMES", help="architectures; all by default")
-    parser.add_argument("--work", type=Path, help="where kernels and results are kept between runs")
+    parser.add_argument("--work", type=Path, help="the folder that keeps kernels and results between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
-    parser.add_argument("--write-table", type=Path, metavar="FILE", help="write which op which architecture needs")
+    parser.add_argument("--write-table", type=Path, metavar="FILE", help="write the ops that each architecture needs")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

@@ -1,15 +1,16 @@
-"""Writes docs/results/ops.md and ops-cases.md: which of test-backend-ops' cases the simulated device supports, beside llama.cpp's other backends.
+"""Writes docs/results/ops.md and ops-cases.md: the cases of test-backend-ops that the simulated device and other backends support.
 
-    ./bazelw run //tools/llama_cpp:ops_page -- --run FOLDER            after a whole run: FOLDER is where it left its CSVs
-    ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         FOLDER is llama.cpp's docs/ops: takes in the other backends
-    ./bazelw run //tools/llama_cpp:ops_page                            the page alone, from the summaries that are there
+    ./bazelw run //tools/llama_cpp:ops_page -- --run FOLDER            after a whole run, which left its CSVs in FOLDER
+    ./bazelw run //tools/llama_cpp:ops_page -- --others FOLDER         reads the support of other backends from llama.cpp's docs/ops
+    ./bazelw run //tools/llama_cpp:ops_page                            writes the pages from the existing summaries
 
-The page is made of summaries in docs/results/ops, which are kept with it: the run's own CSVs are too large for that.
+The pages are written from summaries in docs/results/ops, which are in version control; the run's own CSVs are too large
+for that.
 
     neuron.csv     by op: cases, and their outcomes
     left-out.csv   by op and reason: cases without support
     hlo.csv        by op: kernels, and bytes of their HLO
-    backends.csv   by op: whether each other backend has all, some or none of its cases
+    backends.csv   by op: whether each other backend supports all, some or none of its cases
 """
 
 from __future__ import annotations
@@ -100,10 +101,10 @@ def summarize(run: Path) -> dict[str, str]:
 
 
 def summarize_others(folder: Path) -> str:
-    """Returns backends.csv: what llama.cpp's docs/ops/*.csv say, as its scripts/create_ops_docs.py reads them.
+    """Returns backends.csv from llama.cpp's docs/ops/*.csv, read as its scripts/create_ops_docs.py reads them.
 
     Raises:
-        FileNotFoundError: there are none.
+        FileNotFoundError: there are no such files.
     """
     support: dict[str, dict[str, list[bool]]] = {}
     for file in sorted(folder.glob("*.csv")):
@@ -140,7 +141,7 @@ def _total(tables: Mapping[str, Table]) -> dict[str, int]:
 
 
 def page(tables: Mapping[str, Table]) -> str:
-    """Returns the page of the ops, beside other backends.
+    """Returns the page of ops, with other backends.
 
     Args:
         tables: the rows of each summary, by its name.
@@ -168,7 +169,7 @@ def page(tables: Mapping[str, Table]) -> str:
 
 
 def cases_page(tables: Mapping[str, Table]) -> str:
-    """Returns the page of the cases: how many of each op passed, what is left out and why, and the size of the kernels.
+    """Returns the page of cases: the passed cases of each op, the unsupported cases with reasons, and the size of the kernels.
 
     Args:
         tables: the rows of each summary, by its name.
@@ -211,7 +212,7 @@ def cases_page(tables: Mapping[str, Table]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Returns a text as a cell of a Markdown table."""
+    """Escapes a text for a cell of a Markdown table."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*")
 
 
@@ -221,7 +222,7 @@ def read(text: str) -> Table:
 
 
 def write(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Returns a CSV."""
+    """Returns a CSV with a header as text."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -230,10 +231,10 @@ def write(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def load(folder: Path) -> dict[str, Table]:
-    """Returns the summaries that are kept in a folder.
+    """Returns the summaries in a folder.
 
     Raises:
-        FileNotFoundError: one is missing.
+        FileNotFoundError: a summary is missing.
     """
     return {name: read((folder / f"{name}.csv").read_text()) for name in NAMES}
 
@@ -242,10 +243,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help="the folder in which a whole run left its CSVs")
-    parser.add_argument("--others", type=Path, metavar="FOLDER", help="llama.cpp's docs/ops")
     parser.add_argument(
-        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="the folder of the page, with its folder ops/"
+        "--run", type=Path, metavar="FOLDER", help="the folder with the CSVs of a whole run of backend_ops"
+    )
+    parser.add_argument(
+        "--others", type=Path, metavar="FOLDER", help="llama.cpp's folder docs/ops, with the other backends' support"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, metavar="FOLDER", help="the folder of the pages, with a folder ops/"
     )
     args = parser.parse_args()
     summaries = summarize(args.run) if args.run else {}

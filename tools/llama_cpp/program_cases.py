@@ -1,4 +1,4 @@
-"""Which of llama.cpp's programs `whole_programs.py` runs, how each is called, and what of it is compared."""
+"""The runs of llama.cpp's programs in `whole_programs.py`: how each program is called, and which results are compared."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ from program_results import (
 )
 
 CPU_LIMIT = 1e-4
-"""Difference from the CPU, at most: a normalised mean squared error, or relative of perplexities."""
+"""The largest allowed difference from the CPU: normalised mean squared error, or relative for perplexities."""
 FLASH_LIMIT = 1e-3
-"""The same with flash attention, for which the CPU adds up in F16."""
+"""The same with flash attention, in which the CPU accumulates in F16."""
 
-# The CPU computes in F16 what is stored in F16: so that texts can be compared to the letter, all is F32, and without flash attention,
+# The CPU computes with F16 values in F16. To compare texts exactly, all values are F32, and without flash attention,
 # which stores F32 as F16.
 F32 = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
 FLASH = ("-fa", "on", "-ctk", "f16", "-ctv", "f16")
 GREEDY = ("--temp", 0, "--seed", 1)
 GREEDY_CHAIN = "top_k=40,top_p=0.95,min_p=0.05,temperature=0,dist"
-"""What is sampled with on the device then."""
+"""The samplers on the device for greedy runs."""
 
 
 @dataclass(frozen=True)
 class WholeProgram:
-    """A program, and what it is asked for.
+    """A program and its arguments.
 
     Attributes:
-        name: for -p and for the table; runs of one program have several.
+        name: the name for -p and for the table; one program can have several runs.
         program: its file.
-        arguments: of each call, in turn, in a folder that the calls share; `{text}` is a file with a text, `{models}` the folder of the
-            model and of what is used beside it.
-        read: reads the results from what the calls print.
-        what: is compared, for the table.
+        arguments: the arguments of each call, in order. The calls share a folder; `{text}` is a file with a text,
+            `{models}` the folder of the model and of the files used with it.
+        read: reads the results from the calls' output.
+        what: what is compared, for the table.
         groups: whether some of its calls have as many tokens as a group's kernel.
-        limit: of the difference from the CPU.
-        derived: arguments of `kernelgen model` for kernels that it has besides those of the model alone.
-        fuse: whether its kernels have layers as groups (`--fuse`); with none it has no others.
+        limit: the largest allowed difference from the CPU.
+        derived: arguments of `kernelgen model` for its additional kernels.
+        fuse: whether its additional kernels have layers as groups (`--fuse`).
         model: the file of the model that it runs; the random one by default.
-        of: the models of `ENCODERS` that it is run with; none: those of `MODELS`.
-        remote: whether the device is that of another process, as of another machine: llama.cpp's --rpc.
+        of: the models of `ENCODERS` that it runs with; if empty, those of `MODELS`.
+        remote: whether the device belongs to another process, as on another machine: llama.cpp's --rpc.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Random models for llama.cpp's programs, and what the programs use beside a model: adapters, drafts, a projector and pictures."""
+"""Random models for llama.cpp's programs, and the files used with them: adapters, drafts, a projector and pictures."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import random_projector
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
 WINDOWED = dataclasses.replace(SIZE, n_swa=32)
 MODELS = {"llama": False, "qwen3": True}
-"""Architectures, and whether the embedding is the output's matrix."""
+"""The architectures, and whether the embedding is also the output matrix."""
 STEADY = 0.03
-"""What a layer adds is multiplied by this in models that have drafts, so that drafts are accepted."""
+"""The factor of each layer's contribution in models with drafts, small enough that drafts are accepted."""
 
 ENCODERS: dict[str, Callable[[Path], None]] = {
     "bert": lambda path: random_llama.write_bert(path, SIZE),
@@ -27,7 +27,7 @@ ENCODERS: dict[str, Callable[[Path], None]] = {
     "reranker": lambda path: random_llama.write_bert(path, SIZE, rank=True),
     "t5": lambda path: random_llama.write_t5(path, SIZE, decoder=True),
 }
-"""Models with an encoder, and what writes them. Each has cases of its own."""
+"""Models with an encoder, and the functions that write them. Each has its own cases."""
 
 FIRST, SECOND, CONTROL, STEADY_MODEL, DRAFT, MTP, EAGLE3, GEMMA4, GEMMA4_HEAD, PROJECTOR = (
     f"{{models}}/{name}.gguf"
@@ -40,12 +40,12 @@ PICTURES = tuple(f"{{models}}/{name}.ppm" for name in ("first", "second"))
 
 
 def named(argument: str, model: Path) -> str:
-    """Returns an argument with the folder that a model and what is beside it are in."""
+    """Returns an argument with `{models}` replaced by the folder of a model."""
     return argument.replace("{models}", str(model.parent))
 
 
 def write_beside(model: Path, architecture: str) -> None:
-    """Writes what programs use beside a model: two adapters, a control vector, and models with drafts."""
+    """Writes the files that programs use with a model: two adapters, a control vector, and models with drafts."""
     layers = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     random_llama.write_adapter(
         Path(named(FIRST, model)), SIZE, rank=8, targets=("attn_q", "attn_v"), architecture=architecture

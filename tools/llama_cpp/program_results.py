@@ -1,4 +1,4 @@
-"""What llama.cpp's programs print, as results that are compared: texts, perplexities and values of tensors."""
+"""Reads comparable results from the output of llama.cpp's programs: texts, perplexities and values of tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 Value = str | float | np.ndarray
 Results = dict[str, Value]
-"""What a run came to, by name: texts, perplexities, or values of tensors."""
+"""The results of a run, by name: texts, perplexities, or values of tensors."""
 
 
 def texts(pattern: str) -> Callable[[str], Results]:
-    """Returns what reads the texts that match a pattern from what a program prints."""
+    """Returns a function that reads the texts that match a pattern from a program's output."""
 
     def read(printed: str) -> Results:
         return {f"text {i}": text for i, text in enumerate(re.findall(pattern, printed, re.MULTILINE))}
@@ -54,24 +54,24 @@ def scores(printed: str) -> Results:
 
 
 def answers_of_pictures(printed: str) -> Results:
-    """Returns the answers of llama-mtmd-cli, which prints little else; they have to differ by the picture."""
+    """Returns the answers of llama-mtmd-cli, which prints little else; none if all pictures have the same answer."""
     found = texts(r"^(.+)$")(printed)
     return found if len(set(found.values())) > 1 else {}
 
 
 def numbers_of_tokens(printed: str) -> Results:
-    """Returns how many tokens llama-bench's tests had; what it measures on a simulated device says nothing."""
+    """Returns the numbers of tokens of llama-bench's tests; its times on a simulated device mean nothing."""
     found = re.findall(r'"n_prompt": (\d+),\s+"n_gen": (\d+)', printed)
     return {f"test {i}": f"{prompt} and {generated} tokens" for i, (prompt, generated) in enumerate(found)}
 
 
 @dataclass(frozen=True)
 class RunDifference:
-    """Between two runs.
+    """The difference between two runs.
 
     Attributes:
-        size: the largest error; infinite where results have other names, or texts differ.
-        where: it is.
+        size: the largest error; infinite if the results have different names, or if texts differ.
+        where: the result with the largest error.
     """
 
     size: float = 0.0
@@ -82,7 +82,7 @@ class RunDifference:
 
 
 def compare(one: Results, other: Results) -> RunDifference:
-    """Returns the largest difference of two runs."""
+    """Returns the largest difference between two runs."""
     if one.keys() != other.keys():
         return RunDifference(math.inf, f"{len(one)} and {len(other)} results")
     worst = RunDifference()
@@ -97,11 +97,11 @@ def _error(a: Value, b: Value) -> float:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         if a.shape != b.shape:
             return math.inf
-        finite = np.isfinite(a) & np.isfinite(b)  # masks hide with -inf
+        finite = np.isfinite(a) & np.isfinite(b)  # masked elements are -inf
         if not np.array_equal(a[~finite], b[~finite]):
             return math.inf
         difference = a[finite] - b[finite]
-        # Printed with four decimals: one of the last does not count.
+        # The program prints four decimals, so a difference of one in the last does not count.
         if np.all(np.abs(difference) <= 1.01e-4):
             return 0.0
         return float((difference**2).sum() / (b[finite] ** 2).sum())

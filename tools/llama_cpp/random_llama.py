@@ -1,4 +1,4 @@
-"""A small Llama, Qwen3, Gemma 3 or Mixtral with random weights, as a GGUF file that llama.cpp's programs run."""
+"""Writes small Llama, Qwen3, Gemma 3, Mixtral and other models with random weights, as GGUF files that llama.cpp's programs run."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Size:
     n_layer: int = 3
     n_ctx: int = 512
     n_vocab: int = 260
-    """At least 260, for the bytes and the space; what is more are tokens that no text has."""
+    """At least 260: the bytes, the space and three special tokens. The tokens above that occur in no text."""
     n_expert: int = 0
     n_expert_used: int = 0
-    """Experts that a token has, of `n_expert`, as in a Mixtral; with 0 all tokens have one feed-forward network."""
+    """The number of experts per token, of `n_expert`, as in a Mixtral. 0: all tokens share one feed-forward network."""
     n_swa: int = 0
-    """Tokens that a Gemma 3 sees in every other layer."""
+    """The window of every other layer of a Gemma 3, in tokens."""
 
 
 class ByGgml(enum.IntEnum):
-    """Types that ggml quantizes to and gguf can't, by ggml's numbers."""
+    """Types to which ggml quantizes and gguf can't, with ggml's numbers."""
 
     Q1_0 = 41
     Q2_0 = 42
@@ -46,7 +46,7 @@ Weights = type[np.floating] | gguf.GGMLQuantizationType | ByGgml
 """The type of matrices."""
 
 _ALIGNMENT = 32
-"""Of tensors in a GGUF file, in bytes."""
+"""The alignment of tensors in a GGUF file, in bytes."""
 
 _SPECIAL = ("<unk>", "<s>", "</s>")
 
@@ -62,22 +62,24 @@ def write(
     sparse: bool = False,
     added: float = 1.0,
 ) -> None:
-    """Writes the model; the same seed gives the same bytes.
+    """Writes a model; the same seed gives the same bytes.
 
-    Its vocabulary is one of bytes and the space, in SentencePiece's form, so that any text is a prompt.
+    Its vocabulary consists of bytes and the space, in SentencePiece's form, so that any text can be a prompt.
 
     Args:
         path: the file.
-        seed: of the weights.
-        weights: type of the matrices, floats, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4, or one of
-            `ByGgml`, which needs llama.cpp's libraries; the norms are F32 as in real files.
-        architecture: `llama`, which a Mixtral is, too; `qwen3`, which normalizes the heads of queries and keys; or `gemma3`, which also
-            normalizes what a layer adds.
-        size: its sizes.
-        tied: whether the embedding is the output's matrix, too.
-        sparse: leave the tensors' data a hole in the file, which takes no room on disk and reads as zeros; F16 or F32 only.
-        added: what a layer adds is multiplied by this. With a small number the next token depends on the last one most of all, and
-            fewer layers of the same weights are a good draft.
+        seed: the seed of the weights.
+        weights: the type of the matrices: a float type, Q4_0 to Q8_0, Q2_K to Q6_K, IQ1_S to IQ4_XS, TQ1_0, TQ2_0,
+            MXFP4, NVFP4, or a member of `ByGgml`, which needs llama.cpp's libraries. The norms are F32, as in real
+            files.
+        architecture: `llama` (also for a Mixtral); `qwen3`, which normalizes the heads of queries and keys; or
+            `gemma3`, which also normalizes the output of each layer before adding it.
+        size: the sizes of the model.
+        tied: whether the embedding is also the output matrix.
+        sparse: whether to leave the tensors' data as a hole in the file, which takes no disk space and reads as zeros;
+            F16 or F32 only.
+        added: the factor of each layer's contribution. With a small factor, the next token depends mostly on the last
+            token, so fewer layers with the same weights make a good draft.
     """
     writer = gguf.GGUFWriter(path, architecture)
     _add_sizes(writer, size, architecture)
@@ -121,12 +123,12 @@ def write(
 
 
 def write_shorter(path: Path, model: Path, n_layer: int) -> None:
-    """Writes the first layers of a model of `write`, with its embedding and output: a draft of the model.
+    """Writes the first layers of a model from `write`, with its embedding and output matrix: a draft of the model.
 
     Args:
         path: the file.
         model: the model's file.
-        n_layer: how many layers.
+        n_layer: the number of layers.
     """
     reader = gguf.GGUFReader(model)
     architecture = reader.fields["general.architecture"].contents()
@@ -145,13 +147,13 @@ def write_shorter(path: Path, model: Path, n_layer: int) -> None:
 
 
 def write_glm4_moe(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
-    """Writes a GLM-4.5 with an MTP head: layers with one feed-forward network, and a head of `n_expert` experts.
+    """Writes a GLM-4.5 with an MTP head: layers with one feed-forward network each, and a head with `n_expert` experts.
 
     Args:
         path: the file.
-        size: its sizes, without the head's layer.
-        seed: of the weights, which are F32.
-        added: as of `write`. The head's result, too, depends on the last token most of all.
+        size: the sizes of the model, without the head's layer.
+        seed: the seed of the weights, which are F32.
+        added: as in `write`; the head's result, too, depends mostly on the last token.
     """
     writer = gguf.GGUFWriter(path, "glm4moe")
     _add_sizes(writer, dataclasses.replace(size, n_layer=size.n_layer + 1), "glm4moe")
@@ -189,15 +191,15 @@ def write_glm4_moe(path: Path, size: Size, *, seed: int = 1, added: float = 0.05
 
 
 def write_eagle3(path: Path, size: Size, layers: tuple[int, int, int], *, seed: int = 1) -> None:
-    """Writes an Eagle3 draft of a model of `write`, whose embedding and output it has: one layer of F32.
+    """Writes an Eagle3 draft of a model from `write`, whose embedding and output matrix it uses: one layer in F32.
 
-    Its attention looks at the last token alone, whose embedding it hands on.
+    Its attention reads only the last token, and passes on that token's embedding.
 
     Args:
         path: the file.
         size: the model's sizes.
-        layers: of the model, whose inputs it reads; the number of layers for their result.
-        seed: of the weights.
+        layers: the layers of the model whose inputs the draft reads; the number of layers means the result of the last one.
+        seed: the seed of the weights.
     """
     writer = gguf.GGUFWriter(path, "eagle3")
     _add_sizes(writer, dataclasses.replace(size, n_layer=1, n_head_kv=size.n_head), "eagle3")
@@ -222,13 +224,13 @@ def write_eagle3(path: Path, size: Size, layers: tuple[int, int, int], *, seed: 
 
 
 def write_gemma4(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
-    """Writes a Gemma 4: every other layer has a sliding window, and the last one has none.
+    """Writes a Gemma 4: every other layer has a sliding window; the last layer has none.
 
     Args:
         path: the file.
-        size: its sizes, of an even number of layers.
-        seed: of the weights, which are F32.
-        added: as of `write`.
+        size: the sizes of the model, with an even number of layers.
+        seed: the seed of the weights, which are F32.
+        added: as in `write`.
     """
     writer = gguf.GGUFWriter(path, "gemma4")
     _add_gemma4_sizes(writer, size)
@@ -248,16 +250,16 @@ def write_gemma4(path: Path, size: Size, *, seed: int = 1, added: float = 0.05) 
 
 
 def write_gemma4_head(path: Path, model: Path, size: Size, *, seed: int = 1, added: float = 0.05) -> None:
-    """Writes a head of a model of `write_gemma4`: a layer with a sliding window and one without, that read the cache of the model's.
+    """Writes a head for a model from `write_gemma4`. Its two layers, one with a sliding window, read the model's cache.
 
-    It is twice as wide as the model, whose output it has.
+    It is twice as wide as the model, and uses the model's output matrix.
 
     Args:
         path: the file.
         model: the model's file.
         size: the model's sizes.
-        seed: of the weights, which are F32.
-        added: as of `write`.
+        seed: the seed of the weights, which are F32.
+        added: as in `write`.
     """
     writer = gguf.GGUFWriter(path, "gemma4-assistant")
     head = size.n_embd // size.n_head
@@ -275,7 +277,7 @@ def write_gemma4_head(path: Path, model: Path, size: Size, *, seed: int = 1, add
 
     writer.add_tensor("token_embd.weight", widened("output.weight"))
     writer.add_tensor("rope_freqs.weight", np.ones(head // 2, np.float32))
-    # What it reads is the token's embedding and the model's hidden state; it hands the embedding on.
+    # The head reads the token's embedding and the model's hidden state, and passes the embedding on.
     tensors.matrix(
         "nextn.pre_projection.weight",
         wide.n_embd,
@@ -303,10 +305,10 @@ def _add_gemma4_sizes(writer: gguf.GGUFWriter, size: Size) -> None:
 
 
 def _add_gemma4_layer(tensors: _Tensors, i: int, size: Size, head: int, added: float) -> None:
-    """Adds the tensors of a layer without its keys and values."""
+    """Adds the tensors of a layer, without the matrices of keys and values."""
     for norm in ("attn_norm", "ffn_norm"):
         tensors.norm(f"blk.{i}.{norm}.weight", size.n_embd)
-    for norm in ("post_attention_norm", "post_ffw_norm"):  # of what a layer adds
+    for norm in ("post_attention_norm", "post_ffw_norm"):  # the norms of the layer's contributions
         tensors.writer.add_tensor(f"blk.{i}.{norm}.weight", np.full(size.n_embd, added, np.float32))
     tensors.matrix(f"blk.{i}.attn_q.weight", head * size.n_head, size.n_embd)
     tensors.norm(f"blk.{i}.attn_q_norm.weight", head)
@@ -318,13 +320,13 @@ def _add_gemma4_layer(tensors: _Tensors, i: int, size: Size, head: int, added: f
 
 
 def write_t5(path: Path, size: Size, *, seed: int = 1, decoder: bool = False) -> None:
-    """Writes a T5 with random weights, whose embedding is the mean of its tokens'.
+    """Writes a T5 with random weights. As an encoder, its embedding of a text is the mean of the tokens' embeddings.
 
     Args:
         path: the file.
-        size: its sizes; it has no `n_head_kv`.
-        seed: of the weights.
-        decoder: whether it has a decoder, too.
+        size: the sizes of the model; `n_head_kv` is not used.
+        seed: the seed of the weights.
+        decoder: whether the model also has a decoder.
     """
     writer = gguf.GGUFWriter(path, "t5" if decoder else "t5encoder")
     writer.add_context_length(size.n_ctx)
@@ -355,7 +357,7 @@ def write_t5(path: Path, size: Size, *, seed: int = 1, decoder: bool = False) ->
 
 
 def write_control_vector(path: Path, size: Size, *, seed: int = 1, architecture: str = "llama") -> None:
-    """Writes a control vector of random directions for all layers of a model of `write` but the first."""
+    """Writes a control vector for a model from `write`: random directions for all layers but the first."""
     writer = gguf.GGUFWriter(path, "controlvector")
     writer.add_string("controlvector.model_hint", architecture)
     writer.add_int32("controlvector.layer_count", size.n_layer - 1)
@@ -368,14 +370,14 @@ def write_control_vector(path: Path, size: Size, *, seed: int = 1, architecture:
 def write_bert(
     path: Path, size: Size, *, seed: int = 1, rank: bool = False, pooling: gguf.PoolingType = gguf.PoolingType.CLS
 ) -> None:
-    """Writes a BERT with random weights: an encoder, whose embedding is by default that of its first token.
+    """Writes a BERT with random weights: an encoder whose embedding is by default that of its first token.
 
     Args:
         path: the file.
-        seed: of the weights.
-        size: its sizes; it has no `n_head_kv`.
-        rank: whether it is a reranker, with a head of one output.
-        pooling: what makes one embedding of its tokens', where it is none.
+        seed: the seed of the weights.
+        size: the sizes of the model; `n_head_kv` is not used.
+        rank: whether the model is a reranker, with a head of one output.
+        pooling: how the tokens' embeddings are combined, if it is not a reranker.
     """
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_context_length(size.n_ctx)
@@ -426,17 +428,17 @@ def write_adapter(
     architecture: str = "llama",
     added: float = 1.0,
 ) -> None:
-    """Writes a LoRA adapter of random weights for a model of `write`; the same seed gives the same bytes.
+    """Writes a LoRA adapter with random weights for a model from `write`; the same seed gives the same bytes.
 
     Args:
         path: the file.
         size: the model's sizes.
-        rank: rows of each first matrix.
-        targets: the matrices of each layer that it adds to, such as `attn_q`.
-        seed: of the weights.
-        weights: their type.
-        architecture: the model's.
-        added: what it adds is multiplied by this.
+        rank: the rows of each first matrix.
+        targets: the matrices of each layer that the adapter changes, such as `attn_q`.
+        seed: the seed of the weights.
+        weights: the type of the weights.
+        architecture: the model's architecture.
+        added: the factor of the adapter's contribution.
     """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -475,7 +477,7 @@ def _add_sizes(writer: gguf.GGUFWriter, size: Size, architecture: str) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> int:
-    """Adds a vocabulary of bytes and the space; returns how many tokens it has, at least `n_vocab`."""
+    """Adds a vocabulary of bytes and the space; returns its number of tokens, which is at least `n_vocab`."""
     tokens = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL] + [gguf.TokenType.BYTE] * 256
     tokens += [f"unused{i}" for i in range(n_vocab - len(tokens))]
@@ -502,7 +504,7 @@ def _finish(writer: gguf.GGUFWriter) -> None:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """Adds tensors of random weights; see `write` for the attributes."""
+    """Adds tensors with random weights; `write` describes the attributes."""
 
     writer: gguf.GGUFWriter
     random: np.random.Generator
@@ -510,9 +512,9 @@ class _Tensors:
     sparse: bool
 
     def matrix(self, name: str, *shape: int, scale: float = 1.0, plus: np.ndarray | float = 0.0) -> None:
-        """Adds a matrix of rows and columns, or one for each expert; quantized ones have no experts.
+        """Adds a matrix of rows and columns, or one per expert; experts can't be quantized.
 
-        Values are multiplied by `scale`, and `plus` is added.
+        The values are multiplied by `scale`; then `plus` is added.
         """
         columns = shape[-1]
         quantized = isinstance(self.weights, gguf.GGMLQuantizationType | ByGgml)
@@ -531,7 +533,7 @@ class _Tensors:
         if scale != 1 or np.any(plus):
             values = values * np.float32(scale) + np.asarray(plus, np.float32)
         if isinstance(self.weights, ByGgml):
-            # As numbers of two bytes: gguf would ask for the type's blocks to tell a shape from bytes.
+            # A view as 16-bit numbers: for bytes, gguf would require the block size of the type, which it lacks.
             data = _quantized_by_ggml(values, self.weights).view(np.int16)
             self.writer.add_tensor(name, data, raw_shape=shape, raw_dtype=self.weights)
         elif quantized:
@@ -547,10 +549,10 @@ class _Tensors:
 
 
 def _quantized_by_ggml(values: np.ndarray, kind: ByGgml) -> np.ndarray:
-    """Returns a matrix's blocks, a row of bytes for each of its rows.
+    """Returns a matrix's blocks: one row of bytes per row of the matrix.
 
     Raises:
-        FileNotFoundError: llama.cpp's libraries are not there.
+        FileNotFoundError: llama.cpp's libraries do not exist.
     """
     import harness
 
@@ -584,16 +586,16 @@ _RANDOM_BLOCKS = {
     gguf.GGMLQuantizationType.IQ3_S: (0,),
     gguf.GGMLQuantizationType.NVFP4: (0,),
 }
-"""Types that gguf can't quantize to, and where a block has the factors of its scales and of its minima (ggml-common.h).
+"""Types to which gguf can't quantize, with the offsets in a block of the factors of its scales and minima (ggml-common.h).
 
-They are f16 numbers, except those that `_set_factor` writes otherwise.
+The factors are F16 numbers, except those for which `_set_factor` has another format.
 """
 
 
 def _set_factor(data: np.ndarray, kind: gguf.GGMLQuantizationType, at: int, factor: float) -> None:
-    """Writes a factor into blocks, [blocks, bytes]."""
+    """Writes a factor into blocks [blocks, bytes]."""
     half = np.array([factor], np.float16)
-    if kind == gguf.GGMLQuantizationType.NVFP4:  # four scales, E4M3 numbers that are halved when read
+    if kind == gguf.GGMLQuantizationType.NVFP4:  # four scales in E4M3, which are halved when read
         data[:, at : at + 4] = gguf.quants.NVFP4.fp32_to_ue4m3(np.array([2 * factor]))
     elif kind == gguf.GGMLQuantizationType.IQ1_M:  # in the upper halves of every other byte
         quarters = (half.view(np.uint16) >> np.arange(0, 16, 4, dtype=np.uint16)) & np.uint16(15)
@@ -603,7 +605,7 @@ def _set_factor(data: np.ndarray, kind: gguf.GGMLQuantizationType, at: int, fact
 
 
 def _random_blocks(random: np.random.Generator, kind: gguf.GGMLQuantizationType, rows: int, columns: int) -> np.ndarray:
-    """Returns blocks of random bytes whose values have the standard deviation of a matrix's, and the mean 0 where they have minima."""
+    """Returns random blocks whose values have a matrix's standard deviation; types with minima have mean 0."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     data = random.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
     places = _RANDOM_BLOCKS[kind]

@@ -1,4 +1,4 @@
-"""A small projector with random weights, as a GGUF file that llama.cpp's `--mmproj` takes: of images or of sound."""
+"""Writes small projectors with random weights, as GGUF files for llama.cpp's `--mmproj`: for images or for sound."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import gguf
 import numpy as np
 
 KINDS = ("gemma3", "gemma4v", "idefics3", "qwen2vl_merger", "ultravox")
-"""llama.cpp's names of the projectors that are written: of images of one size, of images of any size whose activations are clamped, of
-images that are cut into tiles of one size, of images of any size, and of sound."""
+"""llama.cpp's names of the projectors: for images of one size; for images of any size, with clamped activations; for
+images that are cut into tiles of one size; for images of any size; for sound.
+"""
 
 CLAMP = 1.25
-"""What the inputs of a gemma4v's matrices of attention are limited to; their outputs to twice as much."""
+"""The bound of the inputs of a gemma4v's attention matrices; the bound of their outputs is twice as large."""
 
 _STACKED = 4
-"""Frames of a token of sound: llama.cpp takes those that 1,500 can be divided by."""
+"""The frames per token of sound: llama.cpp requires a divisor of 1,500."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class Size:
     n_ff: int = 128
     n_layer: int = 2
     n_out: int = 256
-    """Elements of what it gives to the model for each token."""
+    """The elements of its output for each token."""
     image_size: int = 112
     patch_size: int = 14
     n_merge: int = 2
-    """Patches of a token, along each side."""
+    """The patches of a token, along each side."""
     n_mel: int = 32
-    """Elements of a frame of sound."""
+    """The elements of a frame of sound."""
 
 
 def write(
@@ -50,9 +51,9 @@ def write(
     Args:
         path: the file.
         kind: one of `KINDS`.
-        seed: of the weights.
+        seed: the seed of the weights.
         size: its sizes.
-        weights: type of the matrices of its layers, F16, F32 or Q8_0.
+        weights: the type of its layers' matrices: F16, F32 or Q8_0.
     """
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_name("random")
@@ -119,7 +120,7 @@ def picture(width: int, height: int, *, seed: int = 1) -> bytes:
 
 
 def _layers(tensors: _Tensors, prefix: str, size: Size, kind: str) -> None:
-    """Adds what all of them have: positions, layers of attention and a feed-forward network, and the last norm."""
+    """Adds the tensors that all kinds have: positions, layers of attention and a feed-forward network, and the last norm."""
     if kind == "ultravox":
         tensors.bias(f"{prefix}.position_embd.weight", 1500, size.n_embd)
     elif kind == "gemma4v":
@@ -173,11 +174,11 @@ class _Tensors:
 
     def bias(self, name: str, *shape: int) -> None:
         values: np.ndarray = 0.1 * self.random.standard_normal(shape, dtype=np.float32)
-        # of one column in the file, as a convolution wants it
+        # a single column in the file, as a convolution requires
         self.writer.add_tensor(name, values.reshape(-1, 1) if shape[0] == 1 else values)
 
     def clamps(self, name: str) -> None:
-        """Adds what the input and the output of a matrix are limited to; random values exceed it."""
+        """Adds the bounds of a matrix's input and output; random values exceed them."""
         for side, most in (("input", CLAMP), ("output", 2 * CLAMP)):
             self.writer.add_tensor(f"{name}.{side}_max", np.array([most], np.float32))
             self.writer.add_tensor(f"{name}.{side}_min", np.array([-most], np.float32))

@@ -1,9 +1,9 @@
-# Within llama.cpp, as llama.cmake, with the server: it waits for the model, so that none of its own code needs optimizing.
+# Included by llama.cpp like llama.cmake, with the server. The server waits for the model, so its own code needs no optimization.
 
 include("${CMAKE_CURRENT_LIST_DIR}/llama.cmake")
 
 function(hasten_server)
-    # mtmd-helper*.cpp refuse the headers that the others include.
+    # mtmd-helper*.cpp cannot include the headers of the other files.
     compile_together(mtmd mtmd-helper.cpp mtmd-helper-gen.cpp)
     compile_together(server-context)
     compile_together(llama-server-impl)

@@ -1,16 +1,18 @@
-"""Six chats at once with llama-server on a simulated NeuronCore, and on the CPU: the same answers?
+"""Compares the answers of six simultaneous chats with llama-server on a simulated NeuronCore with those on the CPU.
 
     ./bazelw run //tools/llama_cpp:server_chats                                all of it
-    ./bazelw run //tools/llama_cpp:server_chats -- -p draft-and-adapter        this way to run it
+    ./bazelw run //tools/llama_cpp:server_chats -- -p draft-and-adapter        only this case
     ./bazelw run //tools/llama_cpp:server_chats -- --model SmolLM2.gguf --f32 --layers 30 -p draft-and-adapter
 
-The server has four slots in one cache. Six clients ask at once and read their answers as streams; one of them goes away before its answer
-ends. In the case `longer` one answer is longer than the cache, which forgets its beginning. All answers are the likeliest tokens. Random models are in F32, and their answers have to be, token by token, those of the CPU, which
-drafts nothing. With `--model` the model is a file; its draft is its first layers, and its adapter is random. Answers of quantized weights
-are counted, not compared to the letter: the CPU rounds what it multiplies with them. With `--f32` the same weights are in F32, and answers
-have to be the CPU's.
+The server has four slots in one cache. Six clients send their questions at once and read the answers as streams; one
+client disconnects before its answer ends. In the case `longer`, one answer is longer than the cache, which drops the
+oldest tokens. All answers consist of the likeliest tokens. Random models are in F32, and their answers must equal the
+CPU's, token by token; the CPU does not draft. With `--model`, the model is a file; its draft is its first layers, and
+its adapter is random. The program counts answers of quantized weights, and does not compare their text, because the CPU
+rounds the activations that it multiplies with quantized weights. With `--f32`, the same weights are in F32, and the
+answers must equal the CPU's.
 
-Exit status 1 when the server fails, when answers in F32 differ, or when an op but the embedding is the CPU's.
+Exit status 1 if the server fails, if answers in F32 differ, or if the CPU computes an op other than the embedding.
 """
 
 from __future__ import annotations
@@ -43,33 +45,33 @@ N_SLOTS, N_CHATS = 4, 6
 N_CTX = 512
 N_TOKENS = (1, 8, 32)
 N_LONGEST = 24
-"""Tokens of an answer."""
+"""The most tokens of an answer."""
 LEAVES = 5
-"""The chat whose client goes away."""
+"""The chat whose client disconnects."""
 STORY = 4
-"""The chat whose answer is the longest."""
+"""The chat with the longest answer."""
 
 SIZE = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=4, n_ctx=1024)
 STEADY = 0.03
-"""What a layer adds is multiplied by this, so that drafts are accepted."""
+"""The factor of each layer's contribution, small enough that drafts are accepted."""
 SEED = 2
 QUESTIONS = ("Hello!", "What is the capital of France?", "Count to ten.", "Why?", "Tell me a story.", "abc")
 
 
 @dataclass(frozen=True)
 class ServerCase:
-    """A way to run the server.
+    """A configuration of the server.
 
     Attributes:
-        name: for -p and for the table.
+        name: the name for -p and for the table.
         model: the file of its model, in a folder.
-        options: of the server; `{folder}` is where files are.
-        only: options that the CPU does without: what it drafts does not change an answer.
-        derived: of `kernelgen model`.
+        options: options of the server; `{folder}` is the folder of the files.
+        only: options for the device only: drafting does not change an answer, so the CPU runs without it.
+        derived: arguments of `kernelgen model`.
         drafts: whether tokens are drafted.
         pictures: whether each question has a picture.
-        n_ctx: cells of the cache.
-        story: tokens of the longest answer, of which the server shifts what the cache can't hold.
+        n_ctx: the cells of the cache.
+        story: the tokens of the longest answer; if the cache can't hold them, the server shifts it.
     """
 
     name: str
@@ -152,12 +154,12 @@ CASES = (
 
 @dataclass(frozen=True)
 class Chats:
-    """How chats with a server went.
+    """The results of chats with a server.
 
     Attributes:
-        answers: of each chat.
-        log: of the server.
-        seconds: from the first question to the last answer.
+        answers: the answer of each chat.
+        log: the server's log.
+        seconds: the time from the first question to the last answer.
     """
 
     answers: list[Answer]
@@ -166,12 +168,12 @@ class Chats:
 
     @property
     def launches(self) -> int:
-        """Launches of groups."""
+        """The number of launches of groups."""
         return sum(int(n) for n in re.findall(r"ops ran in groups, in (\d+) launches", self.log))
 
     @property
     def accepted(self) -> tuple[int, int]:
-        """Tokens that were accepted, and those that were drafted."""
+        """The numbers of accepted and of drafted tokens."""
         return sum(a.accepted for a in self.answers), sum(a.drafted for a in self.answers)
 
 
@@ -194,7 +196,7 @@ def write_random(folder: Path) -> None:
 
 
 def write_beside(folder: Path, model: Path, n_layer: int, f32: bool) -> None:
-    """Writes a draft of a model's first layers, and a random adapter for it; with `f32` all weights as F32."""
+    """Writes a draft of a model's first layers, and a random adapter for it; with `f32`, all weights in F32."""
     if f32:
         logits.write_f32(model, folder / "model.gguf")
         model = folder / "model.gguf"
@@ -219,13 +221,13 @@ def write_beside(folder: Path, model: Path, n_layer: int, f32: bool) -> None:
 
 
 def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options: Sequence[str], way: str) -> Chats:
-    """Runs the server as a case has it, and the chats with it.
+    """Runs the server of a case, and the chats with it.
 
     Args:
-        case: which.
-        folder: with the models; the log is written there.
-        environment: of the server.
-        options: more of the server's.
+        case: the case.
+        folder: the folder with the models; the log is written there.
+        environment: the server's environment.
+        options: more options of the server.
         way: `device` or `cpu`.
 
     Raises:
@@ -265,7 +267,7 @@ def chat(case: ServerCase, folder: Path, environment: Mapping[str, str], options
 
 
 def check(case: ServerCase, device: Chats, cpu: Chats, exact: bool) -> list[str]:
-    """Returns what is wrong with chats of a case."""
+    """Returns the errors in the chats of a case."""
     wrong = []
     whole = [i for i in range(N_CHATS) if i != LEAVES]
     for i in whole if exact else ():
@@ -294,12 +296,13 @@ def check(case: ServerCase, device: Chats, cpu: Chats, exact: bool) -> list[str]
 def run(
     programs: harness.Programs, case: ServerCase, folder: Path, *, exact: bool = True, weights: str = "none"
 ) -> tuple[str, list[str]]:
-    """Returns a row of the table, and what is wrong with a case whose models are in a folder.
+    """Returns a row of the table, and the errors of a case whose models are in a folder.
 
     Raises:
         RuntimeError: kernels can't be derived or built, or the server fails.
     """
-    # The CPU computes in F16 what is stored in F16, so random models have F32 alone. Flash attention would store it as F16.
+    # The CPU computes with F16 values in F16, so random models and their caches are in F32. Flash attention would store
+    # F16.
     cache, flash = ("f32", "off") if exact else ("f16", "on")
     more = [word.replace("{folder}", str(folder)) for word in case.derived]
     n_kv = [n for n in (256, 512, 1024) if n <= case.n_ctx]
@@ -346,12 +349,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-p", dest="cases", help=f"of {', '.join(c.name for c in CASES)}; all by default")
+    parser.add_argument("-p", dest="cases", help=f"cases, from {', '.join(c.name for c in CASES)}; all by default")
     parser.add_argument("--model", type=Path, help="a GGUF file in place of a random model")
+    parser.add_argument("--f32", action="store_true", help="write this model's weights in F32, and compare the answers")
     parser.add_argument(
-        "--f32", action="store_true", help="the weights of this model in F32, whose answers are compared"
+        "--layers", type=int, default=8, help="the number of layers of this model's draft (%(default)s)"
     )
-    parser.add_argument("--layers", type=int, default=8, help="that the draft of this model has (%(default)s)")
     args = parser.parse_args()
     known = [
         case.name

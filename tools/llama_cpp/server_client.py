@@ -1,4 +1,4 @@
-"""llama-server in a process of its own, and a client that asks it and reads the pieces of its answers."""
+"""Runs llama-server in its own process, and a client that sends a question and reads the answer as a stream."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TIMEOUT = 1800
-"""Seconds that a server may take to start or to answer."""
+"""The most seconds for the server to start or to answer."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client read.
+    """The answer that a client received.
 
     Attributes:
-        tokens: all of them, or those that came before the client went away.
-        pieces: in how many pieces they came.
-        n_tokens: tokens of the whole answer, by the server: pieces do not have those of half a letter.
-        drafted, accepted: tokens that were proposed, and of these those that the answer has; 0 where the client went away.
+        tokens: all tokens, or those received before the client disconnected.
+        pieces: the number of pieces in the stream.
+        n_tokens: the server's number of tokens of the whole answer; pieces omit the tokens of incomplete characters.
+        drafted, accepted: the number of drafted tokens, and of those accepted into the answer; 0 if the client disconnected.
     """
 
     tokens: tuple[int, ...]
@@ -37,10 +37,10 @@ class Answer:
 
 @contextlib.contextmanager
 def serving(command: Sequence[object], environment: Mapping[str, str], log: Path) -> Iterator[int]:
-    """Runs a server until it is ready; yields its port, and ends it as Ctrl+C does.
+    """Runs a server until it is ready; yields its port, and interrupts it afterwards as Ctrl+C does.
 
     Raises:
-        RuntimeError: it ended by itself, or is not ready in TIMEOUT seconds.
+        RuntimeError: the server ended by itself, or is not ready after TIMEOUT seconds.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -71,14 +71,14 @@ def _healthy(port: int) -> bool:
 
 
 def ask(port: int, question: str, leave_after: int | None, picture: bytes | None = None, *, longest: int) -> Answer:
-    """Asks for the likeliest answer and reads its pieces as they come.
+    """Requests the likeliest answer and reads its pieces as they arrive.
 
     Args:
-        port: of the server.
-        question: of a chat.
-        leave_after: how many pieces the client reads before it goes away; None for all.
-        picture: a file that the question is about.
-        longest: tokens of the answer at most.
+        port: the server's port.
+        question: the user's message.
+        leave_after: the number of pieces after which the client disconnects; None to read all.
+        picture: an image file for the question.
+        longest: the most tokens of the answer.
     """
     content: object = question
     encoded = base64.b64encode(picture).decode() if picture else ""

@@ -1,26 +1,28 @@
-"""Calls of models over several simulated NeuronCores (llama.cpp's -sm tensor), against the same calls on one core.
+"""Compares calls of models over several simulated NeuronCores (llama.cpp's -sm tensor) with the same calls on one core.
 
     ./bazelw run //tools/llama_cpp:several_cores                                          all of it
     ./bazelw run //tools/llama_cpp:several_cores -- -m mixtral --cores 2,4 --fuse step    this model, over these numbers of cores
-    ./bazelw run //tools/llama_cpp:several_cores -- --file MODEL.gguf --cores 2           a model of yours
-    ./bazelw run //tools/llama_cpp:several_cores -- --file MODEL.gguf --f32 --cores 2     with its weights in F32
+    ./bazelw run //tools/llama_cpp:several_cores -- --file MODEL.gguf --cores 2           your own model
+    ./bazelw run //tools/llama_cpp:several_cores -- --file MODEL.gguf --f32 --cores 2     your own model, with its weights in F32
 
-A model's manifest is derived for 1, 8, 32, 128 and 512 tokens, once without a split and for each number of cores with each `--fuse`. Then the
-same calls are made with each:
+The program derives a model's manifest for 1, 8, 32, 128 and 512 tokens, once without a split, and for each number of
+cores with each `--fuse`. Then it makes the same calls with each of them:
 
 - prompts: of 1, 45, 300 and 512 tokens, at depths from 0 to 2,000;
-- long: a prompt that llama.cpp computes in several calls, of which the last one alone has an output;
+- long: a prompt that llama.cpp computes in several calls, of which only the last has an output;
 - shared, own: four sequences with prompts and generated tokens side by side, in one cache and with a cache each;
-- shift: positions are removed, those behind them move up, and a text is generated (a context shift);
-- state: a sequence's state and the whole context's are saved and restored, and a text is generated from each;
+- shift: positions are removed, later positions move up, and a text is generated (a context shift);
+- state: a sequence's state and the whole context's state are saved and restored, and a text is generated from each;
 - greedy: a text is generated from the likeliest tokens.
 
-Of a model that is there, `by ggml` says how far logits are from one CPU's when ggml's CPU ops compute the same slices (cores without kernels), and
-`ratio` how many times as far several cores are from one. llama.cpp's -sm tensor does not run over CPU devices: its meta buffers say that they are host
-memory, and the scheduler has the CPU read their addresses.
+For a model given by --file, `by ggml` is the difference between the logits of ggml's CPU ops on the same slices (cores
+without kernels) and those of one CPU. `ratio` is the error of several cores divided by that difference. llama.cpp's -sm
+tensor does not run over CPU devices: its meta buffers report that they are host memory, and the scheduler makes the CPU
+read their addresses.
 
-Exit status 1 when a token's logits are further than 1e-5 (normalised mean squared error) from those of one core or, of random models without experts, 1e-3 from
-the CPU's, when a generated text differs, when a sequence changed that a call did not have, or when an op ran on the CPU that need not.
+Exit status 1 in these cases: a token's logits differ from one core's by more than 1e-5 (normalised mean squared error);
+for random models without experts, they differ from the CPU's by more than 1e-3; a generated text differs; a call
+changed a sequence that it did not name; an op ran on the CPU although a core could run it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from logits import write_f32
 
 CORES = (2, 4, 8)
 FUSE = ("parts", "parts+sums", "layer", "step")
-"""What `--fuse` of `kernelgen model` makes one kernel; with a colon two bundles, of which the second one serves calls that the first does not."""
+"""The values of `--fuse` for `kernelgen model`. A colon joins two bundles: the second serves calls that the first does not."""
 KINDS = ("prompts", "long", "shared", "own", "shift", "state", "greedy")
 
 NO_KERNELS = """\
@@ -55,15 +57,15 @@ targets: [{target}]
 kernels:
   - {{op: sgn, inputs: ["(1,1,1,1)/f32"], output: "(1,1,1,1)/f32"}}
 """
-"""A bundle with no kernel for any model: the backend has devices, whose ops ggml's CPU computes."""
+"""A bundle without a kernel for any model: the backend offers devices, and ggml's CPU ops do the work."""
 
 LIMIT = 1e-5
-"""Normalised mean squared error of a token's logits against those of one core, at most."""
+"""The largest allowed normalised mean squared error of a token's logits against those of one core."""
 
 N_CTX = 3072
-"""Cells of the cache: also those of four sequences with a cache each, so that kernels are for one context."""
+"""The cells of the cache, enough for four sequences with a cache each, so that kernels are for one context length."""
 
-# What the backend says at its end.
+# Lines that the backend prints at its end.
 _GROUPED = re.compile(r"\d+ ops ran in groups, in (\d+) launches")
 _REDUCED = re.compile(r"(\d+) reductions over NeuronCores went through the host's memory")
 
@@ -73,10 +75,11 @@ class SplitModel(any_tokens.RandomModel):
     """A model that splits evenly over 2, 4 and 8 cores.
 
     Attributes:
-        size: its sizes; llama.cpp splits feed-forward networks in steps of 128, and heads in groups of those with the same keys.
-        architecture: see random_llama.
-        file: a model that is there.
-        f32: whether its weights are written as F32 first.
+        size: the sizes of the model; llama.cpp splits feed-forward networks in steps of 128, and heads in groups with
+            the same keys.
+        architecture: the architecture of a random model, as in random_llama.
+        file: an existing model, or None for a random one.
+        f32: whether to write the file's weights as F32 first.
     """
 
     size: random_llama.Size = field(default_factory=random_llama.Size)
@@ -111,16 +114,16 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the calls, and of the kernels.
+    """The sizes of the calls and of the kernels.
 
     Attributes:
-        n_tokens: numbers of tokens for which there are kernels.
-        n_ctx: cells of the cache.
-        prompts: numbers of tokens of prompts, and `depths` at which they are.
-        long: tokens of a prompt that is longer than a call.
-        rounds: calls with several sequences.
-        text: generated tokens.
-        kinds: of calls.
+        n_tokens: the numbers of tokens for which there are kernels.
+        n_ctx: the cells of the cache.
+        prompts: the numbers of tokens of prompts; `depths` are the positions of the prompts.
+        long: the tokens of a prompt that is longer than a call.
+        rounds: the number of calls with several sequences.
+        text: the number of generated tokens.
+        kinds: the kinds of calls to make.
     """
 
     n_tokens: Sequence[int] = any_tokens.N_TOKENS
@@ -141,13 +144,13 @@ class Sizes:
             if kind == "prompts":
                 pairs = [(depth, n) for depth in self.depths for n in self.prompts]
                 for line in any_tokens.grid(model, pairs, n_ctx=self.n_ctx, n_ubatch=n_ubatch, numbers=self.n_tokens):
-                    # of a model that is there, with many tokens, the logits of a prompt's end
+                    # for a given file, with its large vocabulary: only the logits of the prompt's last token
                     yield line.replace("grid", kind).replace(":all", ":last" if model.file else ":all")
             elif kind in ("shared", "own"):
                 sizes = {"rounds": self.rounds, "n_ubatch": n_ubatch, "n_ctx": self.n_ctx}
                 yield from any_tokens.several(1, model, kind, unified=kind == "shared", **sizes)
             else:
-                # llama.cpp shifts no cache that forgets what is out of a window
+                # llama.cpp can't shift a cache that drops positions outside a window
                 yield f"context {kind} {context} swa_full={int(kind == 'shift')}"
                 yield from getattr(self, f"_{kind}")()
                 yield f"end {kind}"
@@ -178,21 +181,22 @@ class Sizes:
 
 @dataclass
 class Compared:
-    """What the calls of one model came to over some cores with one `--fuse`.
+    """The results of one model's calls over some number of cores with one `--fuse`.
 
     Attributes:
-        errors: largest normalised mean squared error of a token's logits against one core, by kind of calls.
-        cpu: the same against the CPU, of all calls.
-        judge_cpu: whether that counts: with quantized weights the CPU is further from F32 than the device is (docs/results/llama-cpp.md),
-            and where two experts are nearly as likely, rounding chooses (docs/results/tensor-parallel.md).
-        texts: generated tokens that differ.
-        touched: sequences that were changed by calls that did not name them.
-        rows: of logits.
-        launches: of groups, on all cores.
-        reductions: that went through the host's memory.
-        elsewhere: ops that ran on the CPU.
-        by_ggml: what the errors are when ggml's CPU ops compute the same slices, against one CPU; of a model that is there.
-        failure: what went wrong.
+        errors: the largest normalised mean squared error of a token's logits against one core, by kind of calls.
+        cpu: the same against the CPU, over all calls.
+        judge_cpu: whether `cpu` counts. With quantized weights, the CPU is further from F32 than the device is
+            (docs/results/llama-cpp.md). If two experts are nearly equally likely, rounding decides
+            (docs/results/tensor-parallel.md).
+        texts: the number of generated tokens that differ.
+        touched: the number of sequences that calls changed without naming them.
+        rows: the number of rows of logits.
+        launches: the launches of groups on all cores.
+        reductions: the reductions that went through the host's memory.
+        elsewhere: the ops that ran on the CPU.
+        by_ggml: for a given file, the errors of ggml's CPU ops on the same slices against one CPU.
+        failure: an error message.
     """
 
     model: str
@@ -239,7 +243,7 @@ HEAD = f"""\
 
 
 class OneModel:
-    """A model's calls on one core, and what they come to on more.
+    """A model's calls on one core, and their comparison with calls on several cores.
 
     Raises:
         RuntimeError: kernels can't be derived or built, or the calls on one core fail.
@@ -253,10 +257,10 @@ class OneModel:
         self._by_ggml: dict[int, dict[str, float]] = {}
 
     def by_ggml(self, cores: int) -> dict[str, float]:
-        """Returns the largest errors of calls that ggml's CPU ops compute in slices for so many cores, against one CPU, by kind.
+        """Returns, by kind, the largest errors of ggml's CPU ops on slices for this number of cores, against one CPU.
 
         Raises:
-            RuntimeError: they fail.
+            RuntimeError: the calls fail.
         """
         if cores not in self._by_ggml:
             bundle = self.folder / "no-kernels"
@@ -310,7 +314,7 @@ class OneModel:
         return calls, np.fromfile(logits, np.float32).reshape(rows, -1), log
 
     def compare(self, cores: int, fuse: str) -> Compared:
-        """Returns what the calls come to; what fails is noted there."""
+        """Returns the comparison for a number of cores; failures are recorded in it."""
         judge_cpu = self.model.file is None and not self.model.size.n_expert
         found = Compared(self.model.name, cores, fuse, judge_cpu=judge_cpu)
         try:
@@ -355,15 +359,17 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [model.name for model in MODELS]
-    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(names)}; all by default")
+    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"models, from {', '.join(names)}; all by default")
     parser.add_argument("--file", type=Path, help="a GGUF file in place of these models")
-    parser.add_argument("--f32", action="store_true", help="the weights of this file in F32")
-    parser.add_argument("--cores", metavar="N,…", help=f"by default {','.join(map(str, CORES))}")
-    parser.add_argument("--fuse", metavar="NAMES", help=f"of {', '.join(FUSE)}; all by default")
-    parser.add_argument("--calls", metavar="NAMES", help=f"of {', '.join(KINDS)}; all by default")
-    parser.add_argument("--prompts", metavar="N,…", help="tokens of prompts; by default 1,45,300,512")
+    parser.add_argument("--f32", action="store_true", help="write this file's weights in F32")
+    parser.add_argument("--cores", metavar="N,…", help=f"numbers of cores; by default {','.join(map(str, CORES))}")
     parser.add_argument(
-        "--depths", metavar="N,…", help="tokens in the cache before a prompt; by default 0,255,1000,2000"
+        "--fuse", metavar="NAMES", help=f"--fuse of `kernelgen model`, from {', '.join(FUSE)}; all by default"
+    )
+    parser.add_argument("--calls", metavar="NAMES", help=f"kinds of calls, from {', '.join(KINDS)}; all by default")
+    parser.add_argument("--prompts", metavar="N,…", help="numbers of tokens of prompts; by default 1,45,300,512")
+    parser.add_argument(
+        "--depths", metavar="N,…", help="numbers of tokens in the cache before a prompt; by default 0,255,1000,2000"
     )
     args = parser.parse_args()
     chosen = _choose(parser, "-m", args.models, names)

@@ -1,15 +1,16 @@
-"""Runs llama.cpp's test-llama-archs over several simulated NeuronCores, with kernels of the slices of each architecture.
+"""Runs llama.cpp's test-llama-archs over several simulated NeuronCores, with kernels for the slices of each architecture.
 
     ./bazelw run //tools/llama_cpp:split_architectures                              every architecture, over two cores
-    ./bazelw run //tools/llama_cpp:split_architectures -- -a llama,qwen3            these
+    ./bazelw run //tools/llama_cpp:split_architectures -- -a llama,qwen3            only these
     ./bazelw run //tools/llama_cpp:split_architectures -- --cores 4 --fuse step     over four cores, with steps as kernels
-    ./bazelw run //tools/llama_cpp:split_architectures -- --write-page              all, and write the table to docs/results/split-architectures.md
+    ./bazelw run //tools/llama_cpp:split_architectures -- --write-page              all; writes docs/results/split-architectures.md
 
-test-llama-archs runs each small random model on the CPU, on each core alone, and over all cores with -sm tensor: its rows "Meta". It writes the same models as
-files. `kernelgen model --split-mode tensor` derives the kernels from the files' headers, for the test's numbers of tokens: without a split, and of
-the slices. Two architectures have no file; kernels of what their runs ask for are built in rounds.
+test-llama-archs runs each small random model on the CPU, on each core alone, and over all cores with -sm tensor (its
+rows "Meta"). It also writes the models as files. `kernelgen model --split-mode tensor` derives the kernels from the
+files' headers, for the test's numbers of tokens: both without a split and for the slices. Two architectures have no
+file; their kernels are built in rounds, from what their runs request.
 
-Exit status 1 when a row fails, or when the backend computed an op on the CPU.
+Exit status 1 if a row fails, or if the backend computed an op on the CPU.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
 
 N_TOKENS = (32, 64, 128)
-"""Tokens per call: the test's own. llama.cpp cuts its 128 into two calls of 64, unless the model is an encoder."""
+"""The numbers of tokens per call in the test. llama.cpp cuts 128 into two calls of 64, unless the model is an encoder."""
 
 OVER_ALL = "Meta"
-"""What test-llama-archs calls the device of all cores."""
+"""The name of the device of all cores in test-llama-archs."""
 
 FUSE = ("none", "parts", "parts+sums", "layer", "step")
 
@@ -55,7 +56,7 @@ PAGE = default_kernels.DOCS / "results" / "split-architectures.md"
 _REFUSED = "llama.cpp splits no tensors of it"
 _NOT_SPLIT = re.compile(r"LLAMA_SPLIT_MODE_TENSOR not implemented for architecture")
 
-# What the backend says at its end.
+# Lines that the backend prints at its end.
 _LACKED = re.compile(r"graphs lacked kernels: (.*)")
 _BROKEN = re.compile(r"ggml-neuron: (?P<why>.*); computing (?P<op>\w+) on the CPU")
 _REDUCED = re.compile(r"(\d+) reductions over NeuronCores went through the host's memory")
@@ -66,18 +67,18 @@ class SplitResult:
     """The outcome of an architecture.
 
     Attributes:
-        rows: of the table, except for the CPU's.
-        refused: what llama.cpp says when it splits no tensors of the architecture; nothing ran then.
-        kernels: in the pack.
-        asked: of these, the ones that no file's header gave and a run asked for.
-        ran: ops that the cores computed.
-        elsewhere: ops that the backend computed on the CPU.
+        rows: the rows of the table, except the CPU's.
+        refused: why llama.cpp splits no tensors of the architecture; nothing ran then.
+        kernels: the number of kernels in the pack.
+        asked: of these, the kernels that a run requested and no file's header gave.
+        ran: the ops that the cores computed.
+        elsewhere: the ops that the backend computed on the CPU.
         reasons: why, with the number of different nodes.
-        kept: ops of the split graphs that llama.cpp gave to its CPU backend; its log cuts names after ten characters.
-        launches: of groups.
-        reductions: that went through the host's memory.
-        failure: what went wrong beside the rows.
-        seconds: how long it took.
+        kept: the ops of the split graphs that llama.cpp gave to its CPU backend; its log cuts names after ten characters.
+        launches: the launches of groups.
+        reductions: the reductions that went through the host's memory.
+        failure: errors other than those in the rows.
+        seconds: the duration.
     """
 
     rows: list[models.ArchitectureRow] = field(default_factory=list)
@@ -110,14 +111,14 @@ class SplitResult:
 
 
 class SplitRunner:
-    """Does architectures.
+    """Runs architectures.
 
     Args:
-        programs: what runs them.
+        programs: the programs to run.
         work: the folder with the architectures' results.
-        threads: that a program may use.
-        cores: over how many.
-        fuse: what is one kernel, as of `kernelgen model`.
+        threads: the number of threads that a program may use.
+        cores: the number of cores.
+        fuse: `--fuse` of `kernelgen model`.
     """
 
     def __init__(self, programs: harness.Programs, work: Path, threads: int, cores: int, fuse: str) -> None:
@@ -127,12 +128,12 @@ class SplitRunner:
         self.depends = work_folder.digest(models.depends_on(programs), own, cores, fuse)
 
     def do(self, name: str, progress: harness.Progress) -> SplitResult:
-        """Returns the outcome of an architecture, from an earlier run when nothing that it depends on has changed."""
+        """Returns the outcome of an architecture, from an earlier run if nothing that it depends on has changed."""
         make = partial(self._do, name, progress=progress)
         return work_folder.kept(self.work, name, self.depends, SplitResult.from_json, make)
 
     def _derive(self, file: Path) -> tuple[dict[str, KernelSpec | GraphSpec], str]:
-        """Returns the kernels that a file's header gives, or what `kernelgen model` says instead."""
+        """Returns the kernels from a file's header, or the error message of `kernelgen model`."""
         output, said = file.with_suffix(".yaml"), io.StringIO()
         words = ["model", file, "-o", output, "--n-ctx", default_kernels.N_CTX, "--target", harness.target()]
         words += ["--n-tokens", ",".join(map(str, N_TOKENS)), "--weights", "none", "--fuse", self.fuse]
@@ -179,7 +180,7 @@ class SplitRunner:
             )
             output = done.stderr + done.stdout
             rows = models.architecture_rows(done.stdout).get(name, [])
-            # Those of the CPU and of each core are there, and the one over all cores says SKIP.
+            # The table has the rows of the CPU and of each core, and the row over all cores reads SKIP.
             if not done.returncode and len(rows) > self.cores and not any(row.device == OVER_ALL for row in rows):
                 return SplitResult(refused=_REFUSED)
             missing = models.missing_nodes(output)
@@ -211,7 +212,7 @@ class SplitRunner:
         return model
 
     def _reasons(self, missing: Mapping[str, str | None], log: str) -> dict[str, int]:
-        """Returns why the CPU computed ops: kernels that are broken, or missing in graphs that ran."""
+        """Returns why the CPU computed ops: broken kernels, or kernels missing in graphs that ran."""
         found = Counter(f"{broken['op']}: {harness.generalize(broken['why'])}" for broken in _BROKEN.finditer(log))
         lacked = {op.upper() for graph in _LACKED.findall(log) for op in re.findall(r"(\w+) of \(", graph)}
         for reason, count in default_kernels.reasons(missing, self.builder).items():
@@ -224,7 +225,7 @@ class SplitRunner:
 
 
 def line(name: str, model: SplitResult) -> str:
-    """Returns the outcome of an architecture, in a line."""
+    """Returns the outcome of an architecture as one line."""
     if model.refused:
         return f"{name}: left out: {model.refused}"
     errors = ", ".join(f"{row.config} {row.nmse:.1e}" for row in model.split) or "none"
@@ -315,16 +316,16 @@ def run_all(
     jobs: int | None = None,
     say: harness.Say = print,
 ) -> dict[str, SplitResult]:
-    """Does architectures side by side, and returns the outcome of each.
+    """Runs architectures in parallel, and returns the outcome of each.
 
     Args:
-        programs: what runs them.
+        programs: the programs to run.
         work: the folder for results.
-        names: which.
-        cores: over how many.
-        fuse: what is one kernel.
-        jobs: how many at once; one per CPU by default.
-        say: is told of each.
+        names: the architectures.
+        cores: the number of cores.
+        fuse: `--fuse` of `kernelgen model`.
+        jobs: how many run at once; one per CPU by default.
+        say: called with a line about each architecture.
     """
     setup = {"work": str(work), "cores": cores, "fuse": fuse}
     return worker_pool.answers(Path(__file__), setup, programs, names, jobs, SplitResult.from_json, line, say)
@@ -335,9 +336,9 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-a", dest="names", metavar="NAMES", help="architectures; all by default")
-    parser.add_argument("--cores", type=int, default=2, help="over how many")
-    parser.add_argument("--fuse", choices=FUSE, default="none", help="as of `kernelgen model`")
-    parser.add_argument("--work", type=Path, help="where results are kept between runs")
+    parser.add_argument("--cores", type=int, default=2, help="the number of cores")
+    parser.add_argument("--fuse", choices=FUSE, default="none", help="--fuse of `kernelgen model`")
+    parser.add_argument("--work", type=Path, help="the folder that keeps results between runs")
     parser.add_argument("-j", "--jobs", type=int, help="architectures at once; one per CPU by default")
     parser.add_argument("--write-page", action="store_true", help=f"write docs/results/{PAGE.name}")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

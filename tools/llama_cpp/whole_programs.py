@@ -1,17 +1,17 @@
-"""llama.cpp's programs on a simulated NeuronCore with groups in one launch, node by node, and on the CPU: the same results?
+"""Compares llama.cpp's programs on a simulated NeuronCore with groups in one launch, node by node, and on the CPU.
 
     ./bazelw run //tools/llama_cpp:programs                           all of it
-    ./bazelw run //tools/llama_cpp:programs -- -m llama               this model
-    ./bazelw run //tools/llama_cpp:programs -- -p perplexity,bench    these programs
-    ./bazelw run //tools/llama_cpp:programs -- --file MODEL.gguf      a model of yours, with its weights in F32
+    ./bazelw run //tools/llama_cpp:programs -- -m llama               only this model
+    ./bazelw run //tools/llama_cpp:programs -- -p perplexity,bench    only these programs
+    ./bazelw run //tools/llama_cpp:programs -- --file MODEL.gguf      your own model, with its weights in F32
 
-The kernels of a random model are derived for 1, 8 and 32 tokens, with one group for each different layer (`--fuse layer`). Each program
-runs on the device with groups, on the device without (GGML_NEURON_FUSION=0), where kernels for a few numbers of tokens serve any
-number, and on llama.cpp's CPU backend. Compared are texts, perplexities, and the tensors that llama-eval-callback prints from the
-middle of groups.
+The kernels of a random model are derived for 1, 8 and 32 tokens, with one group for each different layer (`--fuse
+layer`). Each program runs three times: on the device with groups; on the device without groups (GGML_NEURON_FUSION=0),
+where kernels for a few numbers of tokens serve any number; and on llama.cpp's CPU backend. The comparison covers texts,
+perplexities, and the tensors that llama-eval-callback prints from the middle of groups.
 
-Exit status 1 when a program fails, when results differ by more than a limit, when no group ran in a program that has one, or when the
-CPU computed an op that the device was given.
+Exit status 1 if a program fails, if results differ by more than a limit, if no group ran in a program that has one, or
+if the CPU computed an op that the device was given.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ from program_results import Results, compare
 
 N_TOKENS = (1, 8, 32)
 N_CTX = (256, 2048)
-"""Cells of the caches: of one sequence, and of four."""
+"""The cells of the caches: for one sequence, and for four."""
 ENCODER_N_CTX = (256, 512)
-"""The same of models with an encoder: of short texts, and of one that needs more than 256."""
+"""The same for models with an encoder: for short texts, and for a text that needs more than 256."""
 
 FUSION_LIMIT = 1e-6
-"""Difference with groups and without, at most: a normalised mean squared error, or relative of perplexities."""
+"""The limit between runs with and without groups: normalised mean squared error, or the relative error of perplexities."""
 
 VARIABLE = "LLAMA_MORE_PROGRAMS"
-"""Names the folder of programs that Bazel did not build."""
+"""The variable with the folder of programs that Bazel did not build."""
 CHAT_VARIABLE = "LLAMA_CHAT_PROGRAMS"
-"""The same for those of `CHAT_PROGRAMS`."""
+"""The same for the programs in `CHAT_PROGRAMS`."""
 SERVER_VARIABLE = "LLAMA_SERVER"
-"""Names llama-server, with its libraries beside it, where Bazel did not build it."""
+"""The variable with the path of llama-server, with its libraries beside it, if Bazel did not build it."""
 CHAT_PROGRAMS = ("ggml-rpc-server", "llama-cli", "llama-mtmd-cli")
 """Programs that need the libraries of llama-server."""
 
 
 @dataclass
 class Run:
-    """The outcome of a case in one way.
+    """The outcome of one run of a case.
 
     Attributes:
-        results: what was read.
-        grouped, launches: nodes that ran in groups, and in how many launches.
-        device: nodes that ran on the device.
-        cpu: nodes of each op that ran on the CPU instead, though the device had them.
-        failure: what went wrong.
+        results: the results read from its output.
+        grouped, launches: the nodes that ran in groups, and their number of launches.
+        device: the nodes that ran on the device.
+        cpu: the nodes of each op that ran on the CPU although the device was given them.
+        failure: the error message.
     """
 
     results: Results = dataclasses.field(default_factory=dict)
@@ -83,7 +83,7 @@ class Run:
 
 
 def folder_of(program: str, built: Path) -> Path:
-    """Returns the folder of a program: one that is built anyway, where Bazel built others, or where the environment says that they are."""
+    """Returns the folder of a program: `built` if it is there, else where Bazel or the environment has the other programs."""
     if (built / program).exists():
         return built
     if program in CHAT_PROGRAMS:
@@ -92,7 +92,7 @@ def folder_of(program: str, built: Path) -> Path:
 
 
 def server() -> Path:
-    """Returns the server that Bazel built or the environment names."""
+    """Returns the path of the server that Bazel built or the environment names."""
     return Path(os.environ.get(SERVER_VARIABLE, Path(__file__).parent / "llama_server" / "llama-server")).absolute()
 
 
@@ -103,10 +103,10 @@ def libraries_of(program: str, programs: harness.Programs) -> Path:
 
 @contextlib.contextmanager
 def remote_device(environment: dict[str, str], libraries: Path, log: Path) -> Iterator[str]:
-    """Runs llama.cpp's RPC server with the device in an environment; yields its address, and has its log written when it ends.
+    """Runs llama.cpp's RPC server with the device in an environment; yields its address, and writes its log when it ends.
 
     Raises:
-        RuntimeError: it ended by itself.
+        RuntimeError: the server ended by itself.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -132,7 +132,7 @@ def remote_device(environment: dict[str, str], libraries: Path, log: Path) -> It
 
 
 def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Path, environment: dict[str, str]) -> Run:
-    """Runs a case; what goes wrong is noted in what is returned."""
+    """Runs a case; errors are recorded in the result."""
     folder.mkdir(parents=True)
     text = folder / "text"
     text.write_text(call_program.TEXT)
@@ -164,7 +164,7 @@ def run(case: WholeProgram, programs: harness.Programs, model: Path, folder: Pat
             if case.remote and "GGML_BACKEND_PATH" in environment:
                 command += ["--rpc", stack.enter_context(remote_device(environment, libraries, remote))]
                 own = {key: value for key, value in environment.items() if not key.startswith("GGML_")}
-            # The CPU's backend is looked for in the folder that a program is called in.
+            # The program searches the CPU's backend in its working directory.
             ended = subprocess.run(
                 command,
                 env=own,
@@ -201,7 +201,7 @@ HEAD = """\
 
 
 def check(model: str, case: WholeProgram, ways: dict[str, Run]) -> tuple[str, list[str]]:
-    """Returns the table's row of a case, and what is wrong."""
+    """Returns the table's row of a case, and its errors."""
     groups = ways["groups"]
     wrong = [f"{model} {case.name}: {way}: {done.failure}" for way, done in ways.items() if done.failure]
     elsewhere = ", ".join(f"{count} {op}" for op, count in sorted(groups.cpu.items())) or "0"
@@ -235,14 +235,15 @@ def check_all(
     folder: Path,
     file: Path | None = None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields the row of each case of each model, and what is wrong with it.
+    """Yields the row of each case of each model, and its errors.
 
     Args:
-        programs: under test.
+        programs: the programs under test.
         models: names of random models.
-        cases: what runs.
-        folder: for all files.
-        file: a model in place of the random ones. Its weights are written in F32: the CPU rounds what it multiplies with others.
+        cases: the cases to run.
+        folder: the folder for all files.
+        file: a model in place of the random ones. Its weights are written in F32: with other weights, the CPU rounds
+            the activations.
 
     Raises:
         RuntimeError: a model's kernels can't be derived or built.
@@ -292,11 +293,15 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known_models = [*MODELS, *ENCODERS]
-    parser.add_argument("-m", dest="models", metavar="NAMES", help=f"of {', '.join(known_models)}; all by default")
     parser.add_argument(
-        "-p", dest="cases", metavar="NAMES", help=f"of {', '.join(c.name for c in CASES)}; all by default"
+        "-m", dest="models", metavar="NAMES", help=f"models, from {', '.join(known_models)}; all by default"
     )
-    parser.add_argument("--file", type=Path, help="a GGUF file in place of the random models; its weights in F32")
+    parser.add_argument(
+        "-p", dest="cases", metavar="NAMES", help=f"cases, from {', '.join(c.name for c in CASES)}; all by default"
+    )
+    parser.add_argument(
+        "--file", type=Path, help="a GGUF file in place of the random models; its weights are written in F32"
+    )
     args = parser.parse_args()
     if args.file and not args.file.is_file():
         parser.error(f"--file: {args.file} is not a file")

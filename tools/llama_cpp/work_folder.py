@@ -1,4 +1,4 @@
-"""What a work folder keeps between runs: what results depend on, as digests, and a lock for each folder in it."""
+"""The state of a work folder between runs: digests of what results depend on, and a lock for each folder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ import kernelgen
 from kernelgen import fileio
 
 Outcome = TypeVar("Outcome", bound=Any)
-"""A dataclass with `seconds`."""
+"""A dataclass with an attribute `seconds`."""
 
 FORMAT = 1
-"""Raised when results of before are not what this would write."""
+"""Incremented if this code would no longer produce the same results."""
 
 COMPILED = "xla"
-"""The folder beside the work folder in which the simulator keeps what XLA compiled."""
+"""The folder beside the work folder in which the simulator caches XLA's output."""
 
-# Parts of kernelgen that neither a kernel's bytes nor its execution depend on.
+# Parts of kernelgen on which neither a kernel's bytes nor its execution depend.
 _APART = {"build", "cache", "cli", "render"}
 
 _PACKAGES = ("jax", "jaxlib", "ml_dtypes", "numpy")
 
 _MODULES = ("cases", "harness", "kernel_builder", "case_runner", "worker_pool", "work_folder")
-"""Those of this folder that results depend on."""
+"""The modules of this folder on which results depend."""
 
 
 def digest(*parts: object) -> str:
@@ -68,7 +68,7 @@ def kernelgen_digest() -> str:
 
 
 def programs_digest(programs: harness.Programs) -> str:
-    """Returns a digest of the programs and of what they run on."""
+    """Returns a digest of the programs and of the machine and environment in which they run."""
     files = [file for file in sorted(programs.llama_cpp.iterdir()) if re.match(r"test-backend-ops|libggml", file.name)]
     environment = {k: v for k, v in os.environ.items() if re.match(r"(XLA|JAX|TF|PJRT|OMP)_", k)}
     return digest(digest_files([*files, programs.plugin, programs.libnrt]), environment, platform.machine(), _cpu())
@@ -82,13 +82,13 @@ def _cpu() -> str:
 
 
 def sha256(path: Path) -> str:
-    """Returns a file's digest; empty when there is none."""
+    """Returns a file's digest; empty if the file does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds a group's folder; waits while a worker of a run that was killed is still at it."""
+    """Locks a group's folder; waits while a worker of a killed run still uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -106,10 +106,10 @@ def kept(
 
     Args:
         work: the folder with outcomes.
-        name: of the outcome.
-        depends: a digest of all that it depends on.
-        read: returns the outcome that fields of JSON are of.
-        make: returns the outcome, with a folder for files that nobody needs afterwards.
+        name: the name of the outcome.
+        depends: a digest of all that the outcome depends on.
+        read: creates the outcome from JSON fields.
+        make: computes the outcome, given a folder for temporary files.
     """
     result = work / f"{name}.json"
     with locked(work / name):

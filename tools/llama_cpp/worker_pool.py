@@ -1,4 +1,4 @@
-"""Processes that answer requests: as many at once as there are jobs, and none is left, whatever happens."""
+"""Worker processes that answer requests, one per job. All of them end with the pool, whatever happens."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ import harness
 
 
 def serve(make: Callable[[dict[str, Any]], Callable[[Any, harness.Progress], Any]]) -> None:
-    """Answers requests, a line each, until standard input ends; the first line is for `make`, which returns what answers the others.
+    """Answers requests, one per line, until standard input ends.
 
-    Messages and answers go to standard output, JSON: `{"stage": …, "count": …}`, and then `{"done": …}` or `{"error": …}`.
+    `make` receives the first line and returns the function that answers.
+
+    Messages and answers go to standard output as JSON: `{"stage": …, "count": …}`, and then `{"done": …}` or `{"error":
+    …}`.
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what others print goes to the log
+    os.dup2(2, 1)  # other output to stdout goes to the log
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
         for line in sys.stdin:
             requests.put(line)
-        os.killpg(0, signal.SIGKILL)  # with the program that runs: no process is left to tell
+        os.killpg(0, signal.SIGKILL)  # also kills the running program: nobody is left to read an answer
 
     setup = json.loads(sys.stdin.readline())
     threading.Thread(target=read, daemon=True).start()
@@ -58,12 +61,12 @@ def serve(make: Callable[[dict[str, Any]], Callable[[Any, harness.Progress], Any
 
 
 class Worker:
-    """A process that serves.
+    """A process that serves requests.
 
     Args:
-        script: what calls `serve`, given `--worker`.
+        script: a script that calls `serve` if it is run with `--worker`.
         setup: the first line.
-        programs: that it uses.
+        programs: the programs that it uses.
     """
 
     def __init__(self, script: Path, setup: dict[str, Any], programs: harness.Programs) -> None:
@@ -92,7 +95,7 @@ class Worker:
         """Returns the answer to a request.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: there is no answer.
         """
         self._say(request)
         assert self.process.stdout
@@ -106,7 +109,7 @@ class Worker:
         raise RuntimeError(f"its process ended with status {self.process.wait()}")
 
     def stop(self) -> None:
-        """Ends it with what it runs."""
+        """Kills the process and the programs that it runs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -125,17 +128,17 @@ def answers(
     line: Callable[[str, Answer], str],
     say: harness.Say,
 ) -> dict[str, Answer]:
-    """Returns what `share_out` answers to each name, in their order, and says a line for each as it comes.
+    """Returns `share_out`'s answer to each name, in their order, and reports each answer in a line as it arrives.
 
     Args:
-        script: as of `share_out`, like the next two.
-        setup: what the script's processes are told.
-        programs: llama.cpp's, and the backend.
+        script: as for `share_out`.
+        setup: the first line for the script's processes.
+        programs: llama.cpp's programs, and the backend.
         names: the requests.
-        jobs: processes; None for one per CPU.
-        read: makes an answer of its JSON.
-        line: describes it.
-        say: is told the line.
+        jobs: the number of processes; None for one per CPU.
+        read: creates an answer from its JSON.
+        line: describes an answer in a line.
+        say: called with the line.
 
     Raises:
         RuntimeError: a request has no answer.
@@ -168,16 +171,16 @@ def share_out(
     stage: Callable[[Any, str, int], None],
     done: Callable[[Any, Any], None],
 ) -> None:
-    """Has requests answered by as many processes as there are jobs, in this order; whatever happens, no process is left.
+    """Distributes requests to as many processes as there are jobs, in this order. Whatever happens, all processes end.
 
     Args:
         script: see `Worker`.
-        setup: the same; `threads`, that each may use, is added.
-        programs: the same.
-        requests: what `serve`'s callable is given.
-        jobs: processes.
-        stage: is told how far a request is.
-        done: is given a request and its answer; never called by two threads at once.
+        setup: see `Worker`; adds `threads`, the number of threads for each process.
+        programs: see `Worker`.
+        requests: the arguments of `serve`'s function.
+        jobs: the number of processes.
+        stage: called with the progress of a request.
+        done: called with a request and its answer, never by two threads at once.
 
     Raises:
         RuntimeError: a request has no answer.

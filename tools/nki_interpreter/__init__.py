@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _WHERE[name] == "kernel":
-        importlib.import_module(f"{__name__}.loading")  # what a kernel imports while it runs is found
+        importlib.import_module(f"{__name__}.loading")  # so that imports in a running kernel resolve
     return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -17,8 +17,8 @@ class Axis:
     Attributes:
         size: the length of the axis.
         start: the position of the first taken element.
-        parts: (step, count) of the dimensions of the view that lie on this axis, the largest step first; a step is at least what
-            the parts after it span.
+        parts: (step, count) of the view's dimensions on this axis, the largest step first; a step is at least the span
+            of the later parts.
     """
 
     size: int

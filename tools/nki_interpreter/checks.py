@@ -86,7 +86,7 @@ def tile(tensor: NkiTensor) -> None:
             f"number of partitions {shape[tensor.partition]} exceeds the hardware limit {PARTITIONS}",
         )
     width = math.prod(shape[tensor.partition + 1 :]) * tensor.dtype.itemsize
-    if tensor.storage.address is not None:  # where it ends
+    if tensor.storage.address is not None:  # the end of the tile
         width = max(width, tensor.storage.address + tensor.storage.bytes_per_partition)
     if tensor.buffer.kind == "sbuf" and width > sbuf_bytes():
         raise NkiValueError(
@@ -110,7 +110,7 @@ def writable(tensor: NkiTensor) -> None:
 
 
 def inside(tensor: NkiTensor) -> None:
-    """Elements outside of the memory are excused by a mask."""
+    """Requires that a mask excludes the elements of a view that are outside the memory."""
     if tensor.valid is None:
         return
     outside = ~tensor.valid if tensor.mask is None else tensor.mask & ~tensor.valid
@@ -150,8 +150,8 @@ def operand_on_chip(tensor: NkiTensor, what: str) -> None:
 def start_partition(tensor: NkiTensor, what: str) -> None:
     """Requires that an access starts at partition 0, 32, 64 or 96; at 0 or 64 for more than 32 partitions, at 0 for more than 64.
 
-    AWS's guide to the architecture of Trainium and Inferentia2, "Partition-dimension access patterns". The compiler of the older
-    generation places tiles itself, so parts of its tiles are not checked.
+    Source: AWS's guide to the architecture of Trainium and Inferentia2, "Partition-dimension access patterns". The
+    compiler of the older generation places tiles itself, so this does not check parts of its tiles.
     """
     recorder = current()
     if not recorder.check or recorder.older or tensor.gather is not None or tensor.dynamic or not tensor.dims:
@@ -195,7 +195,7 @@ def in_hbm(tensor: Any, what: str) -> NkiTensor:
 
 
 def dma_source(source: NkiTensor) -> None:
-    """A DMA of the older generation reads each partition from its own place: AWS's compiler refuses a stride of 0 there."""
+    """Refuses a source with a partition stride of 0 in the older generation, as AWS's compiler does."""
     recorder = current()
     if not recorder.check or not recorder.older or source.gather is not None or not source.dims:
         return
@@ -252,7 +252,7 @@ def matmul(stationary: NkiTensor, moving: NkiTensor, target: NkiTensor | None, *
             f"one operand of a product is float32, the other not: {stationary.dtype}, {moving.dtype}",
         )
     for operand in (stationary, moving):
-        # The older generation's compiler copies a transpose out of PSUM by itself: published kernels multiply it.
+        # The older generation's compiler copies a transpose out of PSUM itself: published kernels multiply it there.
         if operand.buffer.kind == "psum" and not recorder.older:
             raise NkiTypeError("err_unsupported_memory", "the operands of a product have to be in SBUF, not in PSUM")
     if target is not None and target.buffer.kind != "psum":
@@ -295,7 +295,7 @@ def gpsimd_arithmetic(what: str, engine: str) -> None:
 
 
 def gpsimd_in_sbuf(what: str, *tiles: NkiTensor) -> None:
-    """An instruction that runs on GpSimd alone can't reach PSUM on gen2; the older NKI's compiler copies by itself."""
+    """Refuses PSUM tiles in gen2 for an instruction that runs only on GpSimd; the older NKI's compiler copies such tiles itself."""
     if not current().older and any(tile.buffer.kind == "psum" for tile in tiles):
         needs(devices.nc_version.gen3, f"{what}, on GpSimd, of a tile in PSUM")
 
@@ -317,7 +317,7 @@ def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
 
 
 def operands_in_psum(what: str, operands: Sequence[NkiTensor]) -> None:
-    """Does the check of `one_in_psum` also for operands with one element per partition; the older NKI's compiler copies those."""
+    """Does the check of `one_in_psum` also for operands with one element per partition; the older NKI's compiler copies these."""
     inside = [t for t in operands if t.buffer.kind == "psum"]
     if current().check and not current().older and len(inside) > 1:
         raise NkiTypeError(
@@ -333,7 +333,7 @@ def name(given: Any) -> None:
 
 
 def priority(given: Any) -> None:
-    """A DMA's priority has no effect on values."""
+    """Requires a valid priority for a DMA; the priority has no effect on values."""
     if given not in (None, 0, 1, 2, 3):
         raise NkiValueError("err_dma_priority", f"the priority of a DMA is 0, 1, 2 or 3, not {given!r}")
 

@@ -120,7 +120,7 @@ def _instructions(items: Iterable[Any], times: int) -> Iterator[tuple[Instructio
 
 
 def _computed_anew(instructions: Iterable[Instruction]) -> set[int]:
-    """Returns the memories on the chip that activations which reduce as well are computed from, at once or by others, by number."""
+    """Returns the numbers of the memories on the chip from which activations with a reduction are computed, directly or not."""
     sources: dict[int, set[int]] = {}
     left: list[int] = []
     for one in instructions:

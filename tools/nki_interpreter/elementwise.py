@@ -112,7 +112,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "bitwise_or": lambda a, b: a | b,
     "bitwise_xor": lambda a, b: a ^ b,
     "left_shift": lambda a, b: lax.shift_left(a, b),
-    "right_shift": lambda a, b: lax.shift_right_logical(a, b),  # the engines have no arithmetic one
+    "right_shift": lambda a, b: lax.shift_right_logical(a, b),  # the engines have no arithmetic shift
     "bypass": lambda a, b: a,
     "average": lambda a, b: (a + b) / 2,
     "prelu": lambda a, b: jnp.where(a > 0, a, a * b),

@@ -14,9 +14,9 @@ class NkiError(Exception):
     """A kernel breaks a rule of NKI or a limit of the hardware.
 
     Args:
-        code: AWS's name for the mistake ("err_num_partition_exceed_arch_limit"), or a name in its manner.
+        code: AWS's name for the mistake ("err_num_partition_exceed_arch_limit"), or a name in the same style.
         message: what is wrong and how to mend it.
-        place: the kernel's file and line; by default where it is now.
+        place: the kernel's file and line; by default the current line.
     """
 
     def __init__(self, code: str, message: str, place: tuple[str, int] | None = None) -> None:
@@ -32,8 +32,8 @@ class LoadError(Exception):
 
     Args:
         message: what is wrong.
-        file: where.
-        line: where in it.
+        file: the file, if known.
+        line: the line in the file.
     """
 
     def __init__(self, message: str, file: str = "", line: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""What indexing makes of a tensor: views by numbers, slices, new axes, index arrays and tiles of indices, as NumPy has them."""
+"""Indexes tensors as NumPy does: by numbers, slices, new axes, index arrays and tiles of indices. The results are views."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from nki_interpreter.tensors import Dynamic, NkiTensor, Strided, in_register, pr
 
 @provides("indexed")
 def indexed(tensor: NkiTensor, key: tuple[Any, ...]) -> NkiTensor:
-    """Returns the view of a tensor that an index gives.
+    """Returns the view of a tensor that an index selects.
 
     Raises:
-        NkiIndexError: the index is not one, or outside.
-        NkiError: the tensor is itself indexed by a tile or an index array.
+        NkiIndexError: the index is invalid or out of range.
+        NkiError: the tensor is already indexed by a tile or an index array.
     """
     if tensor.is_plain:
         found = _known_view(tensor, key)
@@ -51,9 +51,9 @@ class _Affine(NamedTuple):
 
 
 def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
-    """Returns what numbers, slices and affine arrays make of a view: what they add to the offset, the dimensions, the partitions'.
+    """Returns the view that numbers, slices and affine arrays select: the added offset, the dimensions, the partition dimension.
 
-    None for any other index, and for one that goes past the end.
+    Returns None for any other index, and for one that goes past the end.
     """
     plain: list[Any] = []
     for item in key:
@@ -82,7 +82,7 @@ def _known_view(tensor: NkiTensor, key: tuple[Any, ...]) -> tuple[int, Strided, 
 
 @functools.lru_cache(1 << 15)
 def _plain_view(dims: Strided, partition: int, on_chip: bool, key: tuple[Any, ...]) -> tuple[int, Strided, int] | None:
-    """As `_known_view`, for a key with (start, stop, step) for slices and `_Affine` for arrays; a kernel repeats its views."""
+    """Computes `_known_view` for a key of numbers, (start, stop, step) and `_Affine`; cached, because kernels repeat views."""
     storage = NkiMemory(0, (), float32, float32, SBUF if on_chip else HBM)
     whole_view = NkiTensor(storage, 0, dims, float32, partition)
     items = (
@@ -114,7 +114,7 @@ def _found_view(tensor: NkiTensor, key: tuple[Any, ...]) -> NkiTensor:
 
 
 def _sliced(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
-    """Integers, slices and new axes."""
+    """Indexes by integers, slices and new axes."""
     offset, dims, dynamic = tensor.offset, [], []
     valid: list[tuple[int, Array]] = []
     keep: list[Any] = []
@@ -175,7 +175,7 @@ def _sliced(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
 
 
 def _bounds(item: slice, size: int) -> tuple[int, int, int]:
-    """Returns start, count and step of a slice; one that goes past the end keeps its length."""
+    """Returns start, count and step of a slice; a slice that goes past the end keeps its length."""
     for part in (item.start, item.stop, item.step):
         if isinstance(part, NkiTensor) or (part is not None and not isinstance(part, int | np.integer | np.ndarray)):
             raise NkiIndexError(
@@ -193,17 +193,17 @@ def _bounds(item: slice, size: int) -> tuple[int, int, int]:
 
 @dataclass
 class _Layout:
-    """Where the dimensions of a view are whose index has arrays, as NumPy places them.
+    """The order of a view's dimensions if its index has arrays, as in NumPy.
 
-    All arrays, tiles and integers together give the dimensions `common`. Those stand where the first of them is if no slice
-    or new axis is between two of them, else first.
+    All arrays, tiles and integers together give the dimensions `common`. These stand at the place of the first array if
+    no slice or new axis separates the arrays, else first.
 
     Attributes:
-        items: the index, an entry for each axis of the tensor and each new one.
-        axes: which axis of the tensor each entry is of; a new axis has that of the next one.
+        items: the index, one entry per axis of the tensor and per new axis.
+        axes: the tensor's axis of each entry; a new axis has the number of the next axis.
         common: the shape that the arrays broadcast to.
-        advanced: the places in `items` of arrays, tiles and integers.
-        before, after: those of slices and new axes whose dimensions are before and after the common ones.
+        advanced: the positions in `items` of arrays, tiles and integers.
+        before, after: the positions of slices and new axes whose dimensions are before and after the common ones.
     """
 
     items: list[Any]
@@ -218,7 +218,7 @@ class _Layout:
         return len(self.before) + len(self.common) + len(self.after)
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of an index array with the dimensions of the view."""
+        """Returns the shape of an index array extended to the dimensions of the view."""
         missing = len(self.before) + len(self.common) - len(shape)
         return (1,) * missing + tuple(shape) + (1,) * len(self.after)
 
@@ -239,13 +239,13 @@ def _layout(items: list[Any]) -> _Layout:
 
 @dataclass
 class _Selection:
-    """What the entries of an index come to so far.
+    """The sum of the index entries processed so far.
 
     Attributes:
-        offset: what the first element's number is, without what is in `irregular`.
+        offset: the number of the first element, without the part in `irregular`.
         steps: the strides of the common dimensions.
-        irregular: what index arrays that are not affine add to the numbers of the elements.
-        valid: which elements are inside of the memory, None where all are.
+        irregular: the part of the elements' numbers that comes from index arrays that are not affine.
+        valid: which elements are inside the memory, None if all are.
         dynamic: the tiles of indices.
     """
 
@@ -260,7 +260,7 @@ class _Selection:
 
 
 def _fancy(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
-    """Index arrays and tiles of indices beside integers and slices, as NumPy places their dimensions."""
+    """Indexes by index arrays and tiles, beside integers and slices; orders the dimensions as NumPy does."""
     if tensor.valid is not None:
         raise NkiError("err_nested_index", "a slice that goes past the end can't be indexed by arrays again")
     layout = _layout(items)
@@ -269,7 +269,7 @@ def _fancy(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
         _select(selection, layout, number, *tensor.dims[layout.axes[number]])
     dims, partition = _placed_dims(selection, layout, tensor)
     valid, gather = selection.valid, _numbers(selection, dims)
-    if tensor.on_chip and len(dims) == 1:  # a tile has two dimensions at least
+    if tensor.on_chip and len(dims) == 1:  # a tile has at least two dimensions
         dims.append((1, 1))
         gather = None if gather is None else gather[:, None]
         valid = None if valid is None else valid[:, None]
@@ -286,7 +286,7 @@ def _fancy(tensor: NkiTensor, items: list[Any]) -> NkiTensor:
 
 
 def _select(selection: _Selection, layout: _Layout, number: int, stride: int, size: int) -> None:
-    """Adds an entry that is an integer, an index array or a tile of indices, of an axis of that stride and size."""
+    """Adds an entry (integer, index array or tile of indices) for an axis of that stride and size."""
     item = layout.items[number]
     if isinstance(item, int):
         selection.offset += stride * _place(item, layout.axes[number], size)
@@ -315,7 +315,7 @@ def _select(selection: _Selection, layout: _Layout, number: int, stride: int, si
 
 
 def _place(item: int, axis: int, size: int) -> int:
-    """Returns where an integer index is, from the end if it is negative."""
+    """Returns the position of an integer index; a negative one counts from the end."""
     where = item + size if item < 0 else item
     if not 0 <= where < size:
         raise NkiIndexError(
@@ -325,12 +325,12 @@ def _place(item: int, axis: int, size: int) -> int:
 
 
 def _as_slice(item: Any) -> Any:
-    """Returns `nl.ds` with a known start as a slice, anything else as it is."""
+    """Returns `nl.ds` with a known start as a slice, anything else unchanged."""
     return slice(int(item.start), int(item.start) + int(item.size)) if isinstance(item, DynamicSlice) else item
 
 
 def _placed_dims(selection: _Selection, layout: _Layout, tensor: NkiTensor) -> tuple[list[tuple[int, int]], int]:
-    """Adds the slices to a selection; returns the view's dimensions, and which of them is the partitions'."""
+    """Adds the slices to a selection; returns the view's dimensions and its partition dimension."""
     dims: list[tuple[int, int]] = []
     partition = 0
     for number in [*layout.before, None, *layout.after]:
@@ -354,7 +354,7 @@ def _placed_dims(selection: _Selection, layout: _Layout, tensor: NkiTensor) -> t
 
 
 def _numbers(selection: _Selection, dims: list[tuple[int, int]]) -> Array | None:
-    """Returns the number of every element, None where offset and dimensions say that."""
+    """Returns the number of every element, or None if offset and dimensions determine it."""
     if selection.irregular is None:
         return None
     total: Array = selection.irregular + selection.offset
@@ -364,7 +364,7 @@ def _numbers(selection: _Selection, dims: list[tuple[int, int]]) -> Array | None
 
 
 def _mask_of(tensor: NkiTensor, layout: _Layout, dims: list[tuple[int, int]], dynamic: bool) -> Array | None:
-    """Returns what a tensor's mask shows of a view; None where it has none, or where the view is known at run time only."""
+    """Returns a tensor's mask indexed like the view; None without a mask, or if the view is known at run time only."""
     if tensor.mask is None or dynamic or None in layout.items:
         return None
     key: list[Any] = []

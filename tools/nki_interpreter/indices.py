@@ -1,4 +1,4 @@
-"""Index expressions of the older generation: `nl.arange`, `nl.mgrid`, masks, and `nl.ds` of both."""
+"""Index expressions of the older generation (`nl.arange`, `nl.mgrid`, masks), and `nl.ds` of both generations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Array = np.ndarray[Any, Any]
 
 
 class IndexArray(np.ndarray[Any, Any]):
-    """An array of indices or, after a comparison, a mask. It is truthy, so that `and` between masks gives the second one.
+    """An array of indices or, after a comparison, a mask. It is truthy, so that `and` between masks returns the second one.
 
     Attributes:
-        grid: the shape of the `nl.mgrid` that it comes from; its own has 1 where it does not vary, to stay small.
+        grid: the shape of the `nl.mgrid` that the array comes from. To stay small, the array has size 1 along axes
+            where it is constant.
     """
 
     grid: tuple[int, ...] | None
@@ -37,12 +38,12 @@ def index_array(values: Any) -> IndexArray:
 
 
 def arange(*args: int) -> IndexArray:
-    """Returns the indices from `start` (0) to before `stop` with a step (1), as `range` takes them."""
+    """Returns the indices from `start` (0) up to, but without, `stop`, with a step (1), like `range`."""
     return index_array(np.arange(*args, dtype=np.int64))
 
 
 class Grid(tuple[IndexArray, ...]):
-    """Index arrays of several dimensions; `p` is the partitions', `x`, `y`, `z` and `w` those after it."""
+    """Index arrays of several dimensions: `p` for the partitions, then `x`, `y`, `z` and `w`."""
 
     @property
     def p(self) -> IndexArray:
@@ -75,7 +76,7 @@ class MGrid:
         return Grid(axes)
 
 
-@dataclass(eq=False, slots=True)  # not frozen: that makes thousands of them slow to create; nothing changes them
+@dataclass(eq=False, slots=True)  # not frozen: freezing slows the creation of thousands of slices; no code changes them
 class DynamicSlice:
     """`nl.ds(start, size)`: `size` elements from `start`, which may be known at run time only."""
 
@@ -89,17 +90,17 @@ def whole_array(values: Any) -> Array:
 
 
 _MOST_KNOWN = 512
-"""Elements of an array that is looked up by its values."""
+"""The most elements of an array that the cache of steps stores."""
 
 
 def affine(array: Array) -> tuple[int, tuple[int, ...]] | None:
-    """Returns the start and the step per dimension of an array that is affine in its own indices, None for any other."""
+    """Returns the start and the step per dimension of an array that is affine in its own indices, else None."""
     if array.size == 0:
         return None
     start = int(array.flat[0])
     if array.size > _MOST_KNOWN or array.dtype != np.int64:
         steps = _steps(array - start)
-    else:  # a kernel indexes by the same few ranges again and again, only from elsewhere
+    else:  # a kernel often repeats a few ranges with other starts
         steps = _known_steps(array.shape, (array - start).tobytes())
     return None if steps is None else (start, steps)
 
@@ -110,7 +111,7 @@ def _known_steps(shape: tuple[int, ...], packed: bytes) -> tuple[int, ...] | Non
 
 
 def _steps(array: Array) -> tuple[int, ...] | None:
-    """As `affine`, for an array that begins with 0."""
+    """Returns the steps of an affine array that begins with 0, else None."""
     steps = tuple(
         int(array[tuple(1 if other == axis else 0 for other in range(array.ndim))]) if n > 1 else 0
         for axis, n in enumerate(array.shape)
@@ -122,7 +123,7 @@ def _steps(array: Array) -> tuple[int, ...] | None:
 
 
 def box(mask: Array) -> tuple[tuple[int, int], ...] | None:
-    """Returns per dimension the bounds of what a mask shows if that is a box, None otherwise; an empty box is (0, 0) everywhere."""
+    """Returns the bounds of a mask per dimension if it shows a box, else None; an empty box is (0, 0) everywhere."""
     bounds: list[tuple[int, int]] = []
     for axis in range(mask.ndim):
         shown = np.flatnonzero(mask.any(axis=tuple(i for i in range(mask.ndim) if i != axis)))

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A kernel that was recorded for arguments of certain shapes.
+    """A kernel recorded for arguments of certain shapes.
 
     Attributes:
         block: the recorded program, loops rolled.
         parameters: the storages of the tensor arguments, in order.
-        names: the kernel's names for them.
-        results: the tensors that it returns, or writes as arguments.
+        names: the kernel's names for these arguments.
+        results: the tensors that the kernel returns, or writes as arguments.
         aliases: for each result the number of its parameter, or None for new memory.
         structure: the kernel's return value, with result numbers in place of tensors.
         notes: remarks on the lowering ("a loop of 32 iterations is rolled").
@@ -95,13 +95,13 @@ def record(
 
     Args:
         function: the kernel.
-        args: its arguments: arrays (or anything with shape and dtype) become tensors in HBM; lists, tuples, dictionaries and
-            dataclasses are searched for them; anything else is passed on.
-        kwargs: its arguments by name.
-        older: whether it imports `neuronxcc.nki`.
+        args: the kernel's arguments. Arrays (or anything with shape and dtype) become tensors in HBM, also inside
+            lists, tuples, dictionaries and dataclasses; other values are passed unchanged.
+        kwargs: the kernel's arguments by name.
+        older: whether the kernel imports `neuronxcc.nki`.
         grid: the number of programs per axis.
         targets: the targets whose limits are checked; all targets if none are given.
-        check: whether the limits of the hardware are checked.
+        check: whether to check the limits of the hardware.
         bound: the most instructions of a loop that stays unrolled.
         values: whether to use the arrays' values, for loop bounds in memory. The recording is then valid for these values only.
 
@@ -114,7 +114,7 @@ def record(
         recorder.run = functools.partial(_after, parameters.given)
     with recorded_by(recorder), interpreter():  # a kernel may import while it runs
         bound_args = _bound(function, args, kwargs)
-        # The newer generation has no annotation of its own for this: what is written is a result.
+        # The newer generation has no annotation for mutable arguments: an argument that the kernel writes is a result.
         parameters.all_writable = not older or not _returns(function)
         arguments = {
             name: _with_tensors(value, name, parameters.tensor, _kinds(function).get(name))
@@ -405,7 +405,7 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
             if sender is None or sender.send_to != number or sender.source is None:
                 raise NkiError("err_exchange_mismatch", f"program {number} receives from one that does not send to it")
             copies.append((exchange.destination, sender.source))
-        # All read before any writes.
+        # All programs read before any program writes.
         received = []
         for number, (destination, source) in enumerate(copies):
             storage = NkiMemory(-1 - number - len(result.items) * 64, source.shape, source.dtype, source.dtype, SBUF)
@@ -417,7 +417,7 @@ def _exchanged(waiting: list[Exchange | None], result: Block) -> None:
 
 
 class NkiKernel:
-    """What `nki.jit` returns: a kernel that runs when it is called with arrays, and is inlined when another kernel calls it."""
+    """The kernel that `nki.jit` returns. A call with arrays runs it; a call from another kernel inlines it."""
 
     def __init__(
         self, function: Callable[..., Any], *, older: bool, grid: tuple[int, ...] = (), **options: Any

@@ -1,4 +1,4 @@
-"""nki.language, of both generations: memory, loops, grids, and mathematics on tiles."""
+"""nki.language of both generations: memory, loops, grids, and mathematics on tiles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ float16, float32_, int8, int16, int32 = np.float16, np.float32, np.int8, np.int1
 uint8, uint16, uint32, bool_ = np.uint8, np.uint16, np.uint32, np.bool_
 bfloat16 = ml_dtypes.bfloat16
 float8_e4m3, float8_e5m2, float8_e4m3fn = ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn
-# Packed dtypes have names, which kernels compare and ask for; `dtype_of` has what holds them.
+# Packed dtypes are names here, because kernels compare them; `dtype_of` returns the dtype that stores them.
 float8_e4m3fn_x4, float8_e5m2_x4, float4_e2m1fn_x4 = "float8_e4m3fn_x4", "float8_e5m2_x4", "float4_e2m1fn_x4"
 mgrid = MGrid()
 
@@ -66,7 +66,7 @@ def finfo(dtype: Any) -> _Limits:
 
 
 class _TileSize:
-    """The sizes of tiles that the engines take."""
+    """The tile sizes that the engines accept."""
 
     pmax = checks.PARTITIONS
     psum_fmax = 512
@@ -90,7 +90,7 @@ tile_size = _TileSize()
 
 
 class PartitionDim(int):
-    """`par_dim(n)`: the size of the dimension that is the partitions'."""
+    """`par_dim(n)`: the size of the partition dimension."""
 
 
 def par_dim(size: int) -> PartitionDim:
@@ -98,7 +98,7 @@ def par_dim(size: int) -> PartitionDim:
 
 
 class ProgramDim(int):
-    """A size of a grid that lies over several cores; `a * b` is how many programs it has."""
+    """The size of a grid axis that spans several cores; `a * b` is its number of programs."""
 
 
 class _Cores:
@@ -169,7 +169,7 @@ def _made(shape: Any, dtype: Any, buffer: Any, name: str, value: Any = None, add
 
 
 def ndarray(shape: Any, dtype: Any, buffer: Any = None, *, name: str = "", address: Any = None, **_: Any) -> NkiTensor:
-    """Returns memory that was never written: NaN where it is read as a float."""
+    """Returns memory that was never written; floats read from it are NaN."""
     return _made(shape, dtype, buffer, name, address=address)
 
 
@@ -194,7 +194,7 @@ def empty_like(a: NkiTensor, dtype: Any = None, *, buffer: Any = None, name: str
 
 
 def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> NkiTensor:
-    """Returns constants in HBM: an array, or the path of a `.npy` file that holds it."""
+    """Returns constants in HBM, from an array or from the path of a `.npy` file."""
     values = np.load(constant) if isinstance(constant, str | Path) else np.asarray(constant)
     wanted = dtype_of(dtype if dtype is not None else values.dtype)
     return tensors.whole(current().constant(values.astype(wanted), wanted))
@@ -212,7 +212,7 @@ def shared_identity_matrix(n: int, dtype: Any = np.uint8, dst: NkiTensor | None 
 
 
 def _bound(value: Any) -> int:
-    """Returns the bound of a loop; one that is in memory is known where the kernel runs with arrays."""
+    """Returns the bound of a loop. A bound in memory is known only if the kernel runs with arrays."""
     if isinstance(value, int | np.integer):
         return int(value)
     register = getattr(value, "register_tensor", None)
@@ -260,14 +260,14 @@ def fori_loop(lower: int, upper: int, body_fun: Any, step: int = 1) -> None:
 
 
 def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
-    """Runs a body until a register is 0; a register that is 0 at first runs nothing.
+    """Runs a body until a register is 0; if the register is 0 at first, the body does not run.
 
     Args:
         init: the register.
-        body_fun: is given the register and returns the one that the next iteration reads.
+        body_fun: receives the register and returns the register that the next iteration reads.
 
     Raises:
-        NkiError: the body returns no register, or what is in one is not known (`Recorder.known`).
+        NkiError: the body returns no register, or a register's value is unknown (`Recorder.known`).
     """
     register = init
 
@@ -448,8 +448,8 @@ def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = 
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
     """Reduces over the iterations of the loops with these indices.
 
-    What it returns becomes `op(that, x)`, from x in the first iteration.
-    Loops around it that are not named have a result for each of their iterations.
+    The result is x in the first iteration, and `op(previous result, x)` in each later one. Enclosing loops that are not
+    named have one result per iteration.
     """
     import sys
 
@@ -488,7 +488,7 @@ def random_seed(seed: Any, **_: Any) -> None:
 
 
 def static_cast(input_data: Any, dtype: Any) -> Any:
-    """Returns an array of the host, or a tile, in another dtype."""
+    """Returns a host array or a tile in another dtype."""
     if isinstance(input_data, NkiTensor):
         return operators.copied(input_data, dtype)
     return np.asarray(input_data).astype(dtype_of(dtype))
@@ -505,7 +505,7 @@ def no_reorder(*_: Any, **__: Any) -> Any:
 
 
 class NKIObject:
-    """A base of classes whose attributes are given as keywords."""
+    """A base class whose attributes are set by keyword."""
 
     def __init__(self, **kwargs: Any) -> None:
         for key, value in kwargs.items():
@@ -513,7 +513,7 @@ class NKIObject:
 
 
 def names() -> dict[str, Any]:
-    """Returns all names of the module that a kernel imports."""
+    """Returns all names of the module that kernels import."""
     own = {k: v for k, v in globals().items() if not k.startswith("_") and k not in _HIDDEN}
     own["float32"] = np.float32
     own["tfloat32"] = np.dtype(np.float32)

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used: a kernel is recorded and checked without JAX; only its lowering needs it."""
+"""Modules that are imported at their first use. Recording and checking a kernel needs no JAX; only lowering does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class LazyModule:
-    """Stands for a module, and imports it at the first use of one of its names."""
+    """Replaces a module, and imports it at the first use of one of its names."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -21,7 +21,7 @@ _MOST_TEXT = 2000
 
 
 def load_file(path: Path) -> types.ModuleType:
-    """Imports a file of kernels under a name of its own; modules beside it that it imports are forgotten afterwards.
+    """Imports a file of kernels under a unique name. Afterwards removes the modules beside the file that it imported.
 
     Raises:
         LoadError: the file can't be imported; the error has place and reason.
@@ -41,7 +41,7 @@ def load_file(path: Path) -> types.ModuleType:
             spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, too: the code is anybody's
+    except BaseException as error:  # SystemExit too: the file can contain any code
         raise _load_error(path, error) from error
     finally:
         sys.dont_write_bytecode = bytecode

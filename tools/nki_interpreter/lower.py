@@ -24,7 +24,7 @@ INSIDE = np.int32(-(2**31) + 1)
 
 
 def lowering(name: str) -> Callable[[Lowering], Lowering]:
-    """Registers the lowering of an instruction, a function of the context."""
+    """Registers the lowering of an instruction, a function of the context and the instruction."""
 
     def register(function: Lowering) -> Lowering:
         LOWERINGS[name] = function
@@ -52,7 +52,7 @@ def computes(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def to_float(value: Any) -> Any:
-    """Converts values to float32, in which engines compute."""
+    """Converts values to float32, in which the engines compute."""
     return value if value.dtype == np.float32 else lax.convert_element_type(value, np.float32)
 
 
@@ -65,9 +65,9 @@ def bits(value: Any, itemsize: int) -> Any:
 
 
 def converted(value: Any, dtype: np.dtype[Any], exact: bool = False) -> Any:
-    """Returns values in another dtype, through float32 as engines and DMA convert: rounded to nearest even, integers saturating.
+    """Converts values to a dtype through float32, as engines and DMA do: rounded to nearest even, integers saturating.
 
-    With `exact` integers keep their bits where they become other integers: results of operations on bits and integers.
+    With `exact`, integers converted to other integers keep their bits, for results of operations on bits and integers.
     """
     own = np.dtype(value.dtype)
     if own == dtype:
@@ -77,7 +77,7 @@ def converted(value: Any, dtype: np.dtype[Any], exact: bool = False) -> Any:
     if is_int(dtype) and own != boolean and not (exact and is_int(own)) and not _holds_all(dtype, own):
         info = np.iinfo(dtype)
         rounded = lax.round(to_float(value), lax.RoundingMethod.TO_NEAREST_EVEN)
-        # The greatest float32 below the limit: the limit itself may round up to one beyond it.
+        # The greatest float32 below the limit: the limit itself may round up to a number above it.
         highest = np.nextafter(np.float32(info.max), np.float32(0)) if info.max >= 1 << 24 else np.float32(info.max)
         clamped = lax.clamp(np.float32(info.min), rounded, highest)
         result = lax.convert_element_type(clamped, dtype)
@@ -97,8 +97,8 @@ class Context:
 
     Args:
         parameters: the values of the kernel's tensor arguments, in order.
-        checking: whether to check indices at run time; `checks` then holds the results: the first index out of range, or
-            `INSIDE`, and the number of its entry in `places`.
+        checking: whether to check indices at run time. `checks` then holds the results: the first index out of range,
+            or `INSIDE`, and the number of its entry in `places`.
 
     Attributes:
         places: for each index check the number of elements, and the kernel's line.
@@ -130,7 +130,7 @@ class Context:
         return lax.full(storage.shape, np.asarray(blank, storage.value_dtype), storage.value_dtype)
 
     def offset(self, tensor: NkiTensor) -> tuple[Any, list[Any] | None]:
-        """Returns the offset of a view, and where the slices of its plan start if a loop changes that."""
+        """Returns the offset of a view, and the starts of its plan's slices if a loop changes them."""
         if not tensor.varying:
             return tensor.offset, None
         starts: list[Any] | None = None
@@ -144,7 +144,7 @@ class Context:
         return total, starts
 
     def integer(self, value: Any) -> Any:
-        """Returns an integer of an instruction, which a rolled loop may change."""
+        """Returns an integer of an instruction; a rolled loop may change it."""
         if isinstance(value, Varying):
             return sum((step * self.variables[loop] for loop, step in value.parts), start=value.start)
         return value
@@ -163,7 +163,7 @@ class Context:
         return self.read_checked(tensor)[0]
 
     def read_checked(self, tensor: NkiTensor) -> tuple[Any, Any]:
-        """Returns the elements of a view and, for one whose indices are known at run time, which of them are inside (else None)."""
+        """Returns the elements of a view and, if its indices are known at run time only, which of them are inside (else None)."""
         values = self.memory(tensor.storage)
         if tensor.cast is not None:
             values = memory.bitcast(values, tensor.cast)
@@ -194,7 +194,7 @@ class Context:
         return memory.read(values, tensor.dims, tensor.offset, starts), None
 
     def write(self, tensor: NkiTensor, value: Any, ok: Any = None, exact: bool = False) -> None:
-        """Writes values to the elements of a view that its mask shows, converted to what the memory holds (see `converted`)."""
+        """Writes values to the elements of a view that its mask shows, in the memory's dtype (see `converted`)."""
         storage = tensor.storage
         values = self.memory(storage)
         if tensor.cast is not None:
@@ -266,7 +266,7 @@ class Context:
         return jnp.take(values.reshape(-1), jnp.clip(flat, 0, values.size - 1), axis=0, mode="clip"), inside
 
     def _read_named(self, tensor: NkiTensor, values: Any) -> tuple[Any, Any] | None:
-        """As `_read_dynamic`, by a slice: of a view inside of one step of an axis, a matrix or a row, that one number names."""
+        """Does `_read_dynamic` with one slice, for a view that lies inside one step of the axis that the only index selects."""
         if len(tensor.dynamic) != 1 or tensor.gather is not None or tensor.valid is not None:
             return None
         (dynamic,) = tensor.dynamic
@@ -327,7 +327,7 @@ class Context:
         for storage in loop.read:
             self.memory(storage)
         outside, checks = dict(self.values), self.checks
-        # What the iterations before found, where indices are checked.
+        # The result of the checks in earlier iterations, if indices are checked.
         none = ((INSIDE, np.int32(0)),) if self.checking and any(map(checks_indices, loop.body.items)) else ()
 
         def body(variable: Any, state: tuple[tuple[Any, ...], Any]) -> tuple[tuple[Any, ...], Any]:
@@ -347,7 +347,7 @@ class Context:
 
 
 def _first_outside(checks: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, Any], ...]:
-    """Returns the first of several checks that found an index outside, or the last, in a tuple; nothing of none."""
+    """Returns the first of several checks that found an index outside, else the last one, as a tuple; empty for no checks."""
     if not checks:
         return ()
     worst, place = checks[-1]
@@ -364,7 +364,7 @@ def _boxed(tensor: NkiTensor, bounds: tuple[tuple[int, int], ...]) -> NkiTensor:
 
 
 def masked(value: Any, tensor: NkiTensor, neutral: Any) -> Any:
-    """Returns values with the elements replaced that the tensor's mask excludes."""
+    """Returns values with a neutral value in place of the elements that the tensor's mask excludes."""
     shown = shown_of(tensor)
     return value if shown is None else jnp.where(shown, value, jnp.asarray(neutral, value.dtype))
 

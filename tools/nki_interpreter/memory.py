@@ -20,8 +20,8 @@ def read(memory: Any, dims: Dims, offset: int, starts: Starts | None = None) -> 
     Args:
         memory: an array of any shape, row-major.
         dims: stride and size per dimension of the result.
-        offset: the position of the first element.
-        starts: the starts of the plan's slices instead, for an offset that a loop changes.
+        offset: the number of the first element.
+        starts: the starts of the plan's slices, if a loop changes the offset; they replace those of the plan.
     """
     shape = tuple(size for _, size in dims)
     if 0 in shape:
@@ -115,7 +115,7 @@ def _updated(whole: Any, axes: list[Axis], taken: Any, starts: Starts | None) ->
     if simple:
         taken = _reshape(taken, lengths)
         return taken if taken.shape == whole.shape else lax.dynamic_update_slice(whole, taken, begins)
-    # Each stepped axis becomes two, of which the second is written from its beginning; what is padded is cut off again.
+    # Each stepped axis becomes two axes; the second is written from its beginning. The padding is cut off afterwards.
     spans = [a.parts[0][0] * a.parts[0][1] if a.parts else 1 for a in axes]
     padded = whole
     for number, (axis, span) in enumerate(zip(axes, spans, strict=True)):

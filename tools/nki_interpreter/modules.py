@@ -185,7 +185,7 @@ def older_modules() -> dict[str, types.ModuleType]:
 
 
 def _as_dtype(value: Any) -> Any:
-    """Returns the dtype for a class of NumPy: kernels of this generation compare dtypes by text, and a tensor's is 'float32'."""
+    """Returns the dtype for a NumPy class: kernels of this generation compare dtypes by text, and a tensor's is 'float32'."""
     return np.dtype(value) if isinstance(value, type) and issubclass(value, np.generic) else value
 
 

@@ -1,4 +1,4 @@
-"""What nki.language computes on tiles: element by element, reductions, copies and assignments. The isa modules use it as well."""
+"""The computations of nki.language on tiles: elementwise operations, reductions, copies, assignments. The isa modules use them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def emit(
     attributes: Hashable = (),
     integers: tuple[Any, ...] = (),
 ) -> None:
-    """Records an instruction; what it writes must be writable."""
+    """Records an instruction; the tensors in `writes` must be writable."""
     for tensor in writes:
         if not tensor.storage.mutable:
             checks.writable(tensor)
@@ -52,9 +52,10 @@ def _origin(op: str, attributes: Hashable) -> Origin:
 def result(
     shape: Any, dtype: Any, like: Sequence[NkiTensor] = (), mask: Any = None, buffer: Buffer = SBUF
 ) -> NkiTensor:
-    """Returns a tile for what an instruction returns.
+    """Returns a new tile for the result of an instruction.
 
-    The older generation keeps such tiles in float32 until they are stored in memory that was declared; the newer rounds them.
+    The older generation keeps such tiles in float32 until the kernel stores them in declared memory; the newer one
+    rounds them.
     """
     recorder = current()
     declared = dtype_of(dtype)
@@ -79,7 +80,7 @@ def as_tile(value: Any, what: str) -> NkiTensor:
 
 
 def number(value: Any) -> float | int | None:
-    """Returns a Python number for one, None for anything else."""
+    """Returns the Python number for a number or a scalar array, None for anything else."""
     if isinstance(value, bool | int | float):
         return value
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
@@ -94,14 +95,14 @@ def scalar_dtype(value: Any) -> np.dtype[Any]:
     return int32 if isinstance(value, int) else float32
 
 
-# Element by element
+# Elementwise operations
 
 
 def apply_vector(name: str, a: Any, b: Any, itemsize: int) -> Any:
     """Computes an operation as the vector engine does: on bit patterns of `itemsize` bytes, or in float32.
 
-    AWS's documentation of nki.isa: arithmetic operators cast what they read to float32; bitvec ones cast nothing, and right_shift
-    is the logical one.
+    AWS's documentation of nki.isa: arithmetic operators cast their operands to float32; bitvec operators do not cast,
+    and right_shift is logical.
     """
     if name in BITWISE:
         return BINARY[name](bits(a, itemsize), bits(b, itemsize))
@@ -109,7 +110,7 @@ def apply_vector(name: str, a: Any, b: Any, itemsize: int) -> Any:
 
 
 def apply_binary(name: str, a: Any, b: Any) -> Any:
-    """Computes an operation as nki.language and GpSimd do: on integers where both are, else in float32."""
+    """Computes an operation as nki.language and GpSimd do: on integers if both operands are integers, else in float32."""
     if name in BITWISE:
         if name == "right_shift":
             a = bits(a, a.dtype.itemsize)
@@ -163,10 +164,10 @@ def _unary(attributes: Any, a: Any) -> Any:
 
 
 def broadcast_shape(*operands: NkiTensor) -> tuple[int, ...]:
-    """Returns the shape of a result; free dimensions are broadcast, partitions only where the checker is off.
+    """Returns the shape of a result. Free dimensions are broadcast; partitions only if the checks are off.
 
     Raises:
-        NkiValueError: the shapes don't go together.
+        NkiValueError: the shapes can't be broadcast together.
     """
     try:
         shape = np.broadcast_shapes(*(t.shape for t in operands))
@@ -180,7 +181,7 @@ def broadcast_shape(*operands: NkiTensor) -> tuple[int, ...]:
 
 @provides("binary")
 def binary(op: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
-    """Returns `x op y` as a new tile; numbers stand for tiles of them."""
+    """Returns `x op y` as a new tile; an operand can be a number."""
     name = op_name(op)
     x, y = (_operand(v) for v in (x, y))
     tiles = [v for v in (x, y) if isinstance(v, NkiTensor)]
@@ -236,7 +237,7 @@ BINARY_HOST: dict[str, Any] = {
     "left_shift": np.left_shift,
     "right_shift": np.right_shift,
 }
-"""What computes on numbers and index arrays while a kernel is recorded."""
+"""The operations on numbers and index arrays, computed while a kernel is recorded."""
 
 
 @provides("unary")
@@ -297,7 +298,7 @@ def _fill_dtype(value: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _fits(target: NkiTensor, source: NkiTensor) -> NkiTensor:
-    """Gives the mask of what is assigned to where it goes, as its shape may differ in dimensions of one element."""
+    """Copies the source's mask to the target; the two shapes may differ in dimensions of size 1."""
     if source.mask is None:
         return target
     shown = np.broadcast_to(source.mask, source.shape)
@@ -310,7 +311,7 @@ def _fits(target: NkiTensor, source: NkiTensor) -> NkiTensor:
 
 @provides("assign")
 def assign(target: NkiTensor, value: Any, *, mask: Any = None, checked: bool = False) -> None:
-    """Writes a tile or a number to a view; where the tile is masked, the view keeps what it has."""
+    """Writes a tile or a number to a view; masked elements of the view keep their values."""
     target = target.with_mask(mask)
     fixed = number(value)
     if fixed is not None:
@@ -335,7 +336,7 @@ def assign(target: NkiTensor, value: Any, *, mask: Any = None, checked: bool = F
             ) from None
     target = _fits(target, source)
     if source.valid is not None and source.size == target.size:
-        # What is outside of the source is not assigned.
+        # Elements outside the source are not assigned.
         target = target.with_mask(np.broadcast_to(source.valid, source.shape).reshape(target.shape))
         source = source.replaced(mask=source.valid if source.mask is None else source.mask & source.valid)
     if target.mask is not None and source.shape == target.shape:
@@ -353,7 +354,7 @@ def _lower_accumulate(context: Context, instruction: Instruction) -> None:
 
 
 def accumulate(old: Any, value: Any, mode: Any) -> Any:
-    """Adds values to PSUM: "set" overwrites, "add" adds, a mask (shape and bytes) adds where it is set."""
+    """Adds values to PSUM: "set" overwrites, "add" adds, a mask (shape and bytes) adds to the elements that it shows."""
     if mode == "set":
         return value
     if mode == "add":
@@ -364,7 +365,7 @@ def accumulate(old: Any, value: Any, mode: Any) -> Any:
 
 
 def accumulation(target: NkiTensor, wanted: bool | None = None) -> Any:
-    """Returns how a product goes into PSUM (see `accumulate`): what was never written is overwritten."""
+    """Returns the mode of a product's write to PSUM (see `accumulate`): the product overwrites elements that were never written."""
     if wanted is not None:
         return "add" if wanted else "set"
     storage = target.storage
@@ -381,7 +382,7 @@ def accumulation(target: NkiTensor, wanted: bool | None = None) -> Any:
 
 
 def summed(op: str, total: Any, value: Any, *, dtype: Any = None) -> Any:
-    """Returns `total op value` as a new tile; the turns of a loop may hand such a total on."""
+    """Returns `total op value` as a new tile; the iterations of a loop may pass such a total on."""
     made = binary(op, total, value, dtype=dtype)
     recorder = current()
     if isinstance(total, NkiTensor):
@@ -391,7 +392,7 @@ def summed(op: str, total: Any, value: Any, *, dtype: Any = None) -> Any:
 
 @provides("accumulated")
 def accumulated(target: NkiTensor, value: Any) -> Any:
-    """`target += value`: in PSUM in place, elsewhere a new tile."""
+    """Computes `target += value`: in place in PSUM, otherwise as a new tile."""
     if target.buffer is not PSUM or not isinstance(value, NkiTensor) or target.shape != value.shape:
         return summed("add", target, value)
     mode = accumulation(target)
@@ -403,7 +404,7 @@ def accumulated(target: NkiTensor, value: Any) -> Any:
 
 
 def reduce_values(name: str, value: Any, axes: tuple[int, ...]) -> Any:
-    """Reduces values over axes that stay with one element; sums and products of floats in float32."""
+    """Reduces values over axes, which keep size 1; sums and products of floats are computed in float32."""
     if name not in REDUCTIONS:
         raise NkiTypeError("err_unsupported_op", f"'{name}' does not reduce")
     if name.startswith("bitwise"):
@@ -431,7 +432,7 @@ def reduce_values(name: str, value: Any, axes: tuple[int, ...]) -> Any:
 
 
 def neutral_of(name: str, dtype: Any) -> Any:
-    """Returns what does not change a reduction, in a dtype."""
+    """Returns the neutral element of a reduction in a dtype."""
     value = REDUCTIONS.get(name, 0)
     dtype = np.dtype(dtype)
     if name == "bitwise_and" and dtype.kind == "u":
@@ -461,10 +462,10 @@ def _lower_reduce(context: Context, instruction: Instruction) -> None:
 
 
 def free_axes(tile: NkiTensor, axis: Any) -> tuple[int, ...]:
-    """Returns the axes of a reduction, which must be free ones, sorted.
+    """Returns the axes of a reduction, sorted. They must be free axes.
 
     Raises:
-        NkiValueError: the partition axis is among them, or one that the tile does not have.
+        NkiValueError: an axis is the partition axis, or the tile has no such axis.
     """
     given = [axis] if isinstance(axis, int | np.integer) else list(axis)
     found = []
@@ -483,7 +484,7 @@ def free_axes(tile: NkiTensor, axis: Any) -> tuple[int, ...]:
 def reduction(
     op: Any, x: NkiTensor, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, mean: bool = False
 ) -> NkiTensor:
-    """Returns a tile reduced over free axes; the result has two dimensions at least."""
+    """Returns a tile reduced over free axes; the result has at least two dimensions."""
     x = as_tile(x, "what is reduced")
     checks.operand_on_chip(x, "a reduction")
     axes = free_axes(x, axis)

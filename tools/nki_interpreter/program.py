@@ -164,7 +164,7 @@ class Block:
 
 
 class NkiLoopIndex(int):
-    """What a loop gives its body: a number that knows which iteration it is of, from 0. Equal ones of two loops are two objects."""
+    """The index of a loop's iteration, with the iteration's number `turn`, from 0. Two loops never share an index object."""
 
     turn: int
 
@@ -198,10 +198,10 @@ class Recorder:
     """Records one kernel.
 
     Args:
-        older: whether the kernel is of the generation that imports `neuronxcc.nki`.
-        targets: the targets whose limits are checked, all of them if none are given.
+        older: whether the kernel imports `neuronxcc.nki`.
+        targets: the targets whose limits are checked; all targets if none are given.
         grid: the number of programs per axis.
-        check: whether the limits of the hardware are checked.
+        check: whether to check the limits of the hardware.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Recorder:
         parameter: int | None = None,
         mutable: bool = True,
     ) -> NkiMemory:
-        """Returns new memory; in a grid, what is in shared_hbm is the same for all programs, told by the order of its creation."""
+        """Returns new memory. All programs of a grid share memory in shared_hbm, matched by the order of its creation."""
         shape = tuple(map(int, shape))
         if buffer is SHARED_HBM and parameter is None and math.prod(self.grid) > 1:
             place = self._shared_next
@@ -361,7 +361,7 @@ class Recorder:
                 finally:
                     if self.indices and self.indices[-1] is index:
                         self.indices.pop()
-                    else:  # a loop that was left by an exception or a break is closed late
+                    else:  # a loop left by an exception or a break closes late
                         self.indices = [one for one in self.indices if one is not index]
                     block.end = self._count
         finally:

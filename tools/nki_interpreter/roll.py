@@ -45,8 +45,8 @@ class Roller:
     """Rolls the loops of one program.
 
     Attributes:
-        bound: how many instructions a loop may have to stay unrolled.
-        notes: what was rolled, for the kernel's record.
+        bound: the most instructions of a loop that stays unrolled.
+        notes: a remark per rolled loop, for the kernel's record.
     """
 
     bound: int = BOUND
@@ -58,7 +58,7 @@ class Roller:
         """Returns a block with all loops rolled that can be.
 
         Args:
-            block: what was recorded.
+            block: the recorded block.
             outlive: the numbers of the storages used after the block: parameters and results.
         """
         self._outside = outlive
@@ -149,7 +149,7 @@ def _tensors(instruction: Instruction, reads: bool = True) -> list[NkiTensor]:
 
 
 def all_tensors(items: list[Any], reads: bool = True) -> list[NkiTensor]:
-    """Returns the tensors of instructions, also of those in rolled loops: what they write, and what they read where `reads`."""
+    """Returns the tensors that instructions write, and with `reads` also those that they read, including those in rolled loops."""
     found: list[NkiTensor] = []
     for item in items:
         if isinstance(item, Rolled):
@@ -163,14 +163,14 @@ class _Alike:
     """Compares two iterations of a loop: they are alike if they differ only in the integers that `_integers` returns.
 
     Args:
-        first, other: the numbers of the storages that belong to each alone, with their places.
+        first, other: the storages that only that iteration uses, by number, with their positions.
     """
 
     def __init__(self, first: dict[int, int], other: dict[int, int]) -> None:
         self._first = first
         self._other = other
         self._loops: dict[int, int] = {}
-        """The number that a loop inside of the first iteration has, by that of the same loop in the other."""
+        """The inner loops of the other iteration, by number, with the number of the same loop in the first iteration."""
 
     def items(self, first: list[Any], other: list[Any]) -> bool:
         return len(first) == len(other) and all(map(self._item, first, other))
@@ -221,7 +221,7 @@ class _Alike:
 
     def _storage(self, a: NkiMemory, b: NkiMemory) -> bool:
         if a is b:
-            return a.number not in self._first  # what only one iteration uses can't be in both
+            return a.number not in self._first  # memory that only one iteration uses can't be in both
         place = self._first.get(a.number)
         if place is None or place != self._other.get(b.number):
             return False
@@ -251,14 +251,14 @@ def _integers(items: list[Any]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """An integer of an instruction inside of rolled loops: start + Σ coefficient · index."""
+    """An integer of an instruction inside rolled loops: start + Σ coefficient · index."""
 
     start: int
     parts: tuple[tuple[int, int], ...]
 
 
 def _moved(items: list[Any], steps: Any, loop: int, count: int) -> list[Any] | None:
-    """Returns the first iteration with a step per integer."""
+    """Returns the first iteration with each integer moving by its step."""
     result: list[Any] = []
     for item in items:
         if isinstance(item, Rolled):
@@ -311,13 +311,13 @@ def _with_step(tensor: NkiTensor, step: int, loop: int, count: int) -> NkiTensor
     steps = _steps(tensor, step, count)
     if steps is not None and any(old is None for _, _, old in tensor.varying):
         steps = None
-    if steps is None and not tensor.dynamic:  # what is found by an index needs no slices
+    if steps is None and not tensor.dynamic:  # a view with run-time indices needs no slices
         return None
     return tensor.replaced(varying=(*tensor.varying, (loop, step, steps)))
 
 
 def _steps(tensor: NkiTensor, step: int, count: int) -> tuple[int, ...] | None:
-    """Returns the step of each axis's slice in a loop, where all slices of the loop begin within the same axes."""
+    """Returns the step of each axis's slice in a loop, or None unless all slices of the loop begin within the same axes."""
     shape = tensor.storage.shape
     first = plan(shape, tensor.offset, tensor.dims)
     last = plan(shape, tensor.offset + step * (count - 1), tensor.dims)
@@ -326,7 +326,7 @@ def _steps(tensor: NkiTensor, step: int, count: int) -> tuple[int, ...] | None:
     by = [b.start - a.start for a, b in zip(first.axes, last.axes, strict=True)]
     if any(d % (count - 1) for d in by) or any(a.parts != b.parts for a, b in zip(first.axes, last.axes, strict=True)):
         return None
-    # An axis with several parts is cut at its first element; with a start that a loop changes it can't be padded.
+    # An axis with several parts is cut at its first element; if a loop changes the start, the axis can't be padded.
     for axis in (*first.axes, *last.axes):
         if len(axis.parts) > 1 or (axis.parts and axis.parts[0][0] > 1):
             outer_step, outer_count = axis.parts[0]

@@ -1,4 +1,4 @@
-"""Builds modules from names, which replace the packages that a kernel's file imports."""
+"""Builds modules from names, to replace the packages that a kernel's file imports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made(names: Mapping[str, Mapping[str, Any]]) -> dict[str, types.ModuleType]:
             if end > 1:
                 setattr(found[".".join(parts[: end - 1])], parts[end - 1], found[name])
     for full, content in names.items():
-        found[full].__dict__.update(content)  # last: what a package has of a module's name is not always the module
+        found[full].__dict__.update(content)  # last: a package may use a submodule's name for something else
     return found
 
 
@@ -53,8 +53,8 @@ def standing_in(packages: Collection[str], modules: Mapping[str, types.ModuleTyp
     """Makes imports of packages find only these modules while the context is active, and restores the old state afterwards.
 
     Args:
-        packages: whose modules are not seen meanwhile.
-        modules: those of them that are, by name.
+        packages: the packages to hide.
+        modules: the modules that replace them, by name.
     """
     before = _taken(packages)
     sys.modules.update((name, module) for name, module in modules.items() if name.partition(".")[0] in packages)
@@ -71,11 +71,14 @@ def _taken(packages: Collection[str]) -> dict[str, types.ModuleType]:
 
 
 _ACTIVE: set[str] = set()
-"""Those that it stands for now."""
+"""The packages that are replaced now."""
 
 
 def absent(package: str) -> bool:
-    """Whether a package is not installed. The public index has empty placeholders, and a folder of that name is not a package."""
+    """Returns whether a package is not installed.
+
+    Empty placeholders from the public index do not count as installed, nor do plain folders of that name.
+    """
     if package in sys.modules:
         return False
     try:
@@ -90,7 +93,7 @@ def interpreter(*, replaced: bool = True) -> Iterator[None]:
     """Makes imports of NKI's packages resolve to the interpreter while the context is active, and restores them afterwards.
 
     Args:
-        replaced: whether that holds for packages that are installed or imported, too, of which nothing is seen then.
+        replaced: whether to replace also packages that are installed or imported.
     """
     if not _MAKERS:
         raise RuntimeError("import nki_interpreter.loading first: it has the modules that kernels import")

@@ -23,7 +23,7 @@ MOST = 4000
 """XLA compiles a kernel with at most this many instructions and rolled loops as one program."""
 
 Found = list[tuple[int, tuple[int, str]]]
-"""What checks found: an index (`lower.INSIDE` where none is outside), and the number of elements and the line where it was."""
+"""The results of index checks: an index (`lower.INSIDE` if none is outside), and its number of elements and line."""
 
 
 def run(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
@@ -40,7 +40,7 @@ def run(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Fou
 
 @functools.cache
 def _compiler_options() -> Any:
-    """Returns the options with which XLA compiles soonest, which takes longer than running; those of them that this XLA has."""
+    """Returns the compiler options of this XLA that shorten compilation, which takes longer than running."""
     import jax
 
     found: dict[str, Any] = {}
@@ -114,16 +114,16 @@ def _storages(tensors: Sequence[NkiTensor]) -> list[NkiMemory]:
 
 
 class _CompiledInstruction:
-    """An instruction or a rolled loop, compiled at its first run for all that are like it.
+    """An instruction or a rolled loop, compiled at its first run for all items with the same key.
 
     Args:
-        item: the first of them.
+        item: the first such item.
         storages: the memory that it uses.
         written: the memory that it writes.
-        present: what has values before it, by the number of the storage.
+        present: the values that exist before it, by the number of the storage.
 
     Attributes:
-        places: how many elements there are where an index is checked, and the kernel's line.
+        places: per index check, the number of elements and the kernel's line.
     """
 
     def __init__(
@@ -135,8 +135,10 @@ class _CompiledInstruction:
         self._owned = [s.number for s in written if s.number in present]
         self._read = [s.number for s in storages if s.number in present and s not in written]
         self.run = _jit(self._run, donate_argnums=0)
-        """Returns the values of the memory that is written, and the checks, from what it holds, which is overwritten, and from
-        the values of the memory that is read only."""
+        """Returns the new values of the written memory, and the checks.
+
+        Takes the values of the written memory, which it overwrites, and of the memory that is only read.
+        """
 
     def _run(self, owned: Sequence[Any], read: Sequence[Any]) -> Any:
         from nki_interpreter.lower import Context
@@ -152,7 +154,7 @@ class _Key:
     """A key for compiled instructions: equal keys mean the same computation on memory of the same shapes.
 
     Args:
-        present: what has values before it, by the number of the storage.
+        present: the values that exist before an instruction, by the number of the storage.
     """
 
     def __init__(self, present: Mapping[int, Any]) -> None:
@@ -168,7 +170,7 @@ class _Key:
         tensors = tuple(map(self._tensor, (*item.reads, *item.writes)))
         integers = tuple(map(self._integer, item.integers))
         line = (item.file, item.line) if checks_indices(item) else None
-        # As `same_attributes` compares them.
+        # As in `same_attributes`: repr distinguishes 0.0 from -0.0.
         return (item.op, item.attributes, repr(item.attributes), integers, len(item.reads), tensors, line)
 
     def _integer(self, value: Any) -> Hashable:

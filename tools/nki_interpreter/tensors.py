@@ -1,4 +1,4 @@
-"""Tensors of a kernel: views of memory, and what indexing makes of them."""
+"""Tensors of a kernel: views of memory, and the operations that create new views."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROVIDED: dict[str, Callable[..., Any]] = {}
 
 
 def provides(name: str) -> Callable[[Function], Function]:
-    """Registers what a tensor's operators and indices do: `operators` and `indexing` have it, which need this module."""
+    """Registers an operator or the indexing of tensors. `operators` and `indexing` implement them, and import this module."""
 
     def register(function: Function) -> Function:
         _PROVIDED[name] = function
@@ -38,10 +38,10 @@ class Dynamic:
     """An index that is known at run time.
 
     Attributes:
-        index: the tensor of indices; its size-1 dimensions are broadcast.
-        shape: the shape it is given before it is broadcast against the view.
-        stride: how many elements of the memory one step is.
-        limit: how many steps there are; what is beyond is out of range.
+        index: the tensor of indices; its dimensions of size 1 are broadcast.
+        shape: the shape of the index before it is broadcast against the view.
+        stride: the number of elements of the memory per step.
+        limit: the number of steps; an index at or above it is out of range.
     """
 
     index: NkiTensor
@@ -50,21 +50,21 @@ class Dynamic:
     limit: int
 
 
-@dataclass(eq=False, slots=True)  # not frozen: that makes thousands of views slow to create; nothing changes them
+@dataclass(eq=False, slots=True)  # not frozen: freezing slows the creation of thousands of views; no code changes them
 class NkiTensor:
     """A view of memory, row-major.
 
     Attributes:
         storage: the memory.
-        offset: where the first element is.
-        dims: stride and size per dimension, in elements of `cast` where that is given.
+        offset: the number of the first element.
+        dims: stride and size per dimension, in elements of `cast` if given.
         dtype: the dtype of the elements.
-        partition: which dimension is the partitions' (those before it are block dimensions).
+        partition: the partition dimension; the dimensions before it are block dimensions.
         cast: the dtype as which the memory is read, None for its own.
         gather: for indices that are not affine, the number of every element; None otherwise.
         dynamic: the indices that are known at run time.
-        valid: which elements are inside of the memory, None where all are.
-        mask: which elements hold values, None where all do.
+        valid: which elements are inside the memory, None if all are.
+        mask: which elements hold values, None if all do.
     """
 
     storage: NkiMemory
@@ -78,7 +78,7 @@ class NkiTensor:
     valid: Array | None = None
     mask: Array | None = None
     varying: tuple[Any, ...] = ()
-    """What a rolled loop adds to the offset: (loop, coefficient) pairs; set by `roll` alone."""
+    """The offsets that rolled loops add: (loop, coefficient, steps) per loop. Only `roll` sets it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class NkiTensor:
 
     @property
     def is_plain(self) -> bool:
-        """Whether offset and dimensions say all about what it is a view of."""
+        """Whether offset and dimensions alone describe the view."""
         return not (
             self.gather is not None
             or self.valid is not None
@@ -237,7 +237,7 @@ class NkiTensor:
         return self.replaced(dims=dims, mask=mask)
 
     def rearrange(self, src_pattern: Any, dst_pattern: Any, fixed_sizes: dict[str, int] | None = None) -> NkiTensor:
-        """Names the dimensions, in groups where one is split, and reorders the names."""
+        """Names the dimensions, with a group of names for a dimension to split, and reorders the names."""
         known = dict(fixed_sizes or {})
         names: list[str] = []
         split: list[int] = []
@@ -296,10 +296,10 @@ class NkiTensor:
         indirect_dim: int = 0,
         dtype: Any = None,
     ) -> NkiTensor:
-        """Returns the elements of the storage that an access pattern names: [stride, count] per dimension, in elements.
+        """Returns the elements of the storage that an access pattern selects: [stride, count] per dimension, in elements.
 
-        The offset adds to the view's. `scalar_offset` (one element) counts in steps of the base's dimension `indirect_dim`,
-        `vector_offset` gives the places on dimension 0 of the pattern.
+        The offset is added to the view's offset. `scalar_offset` (one element) counts steps of the base's dimension
+        `indirect_dim`; `vector_offset` gives the positions on dimension 0 of the pattern.
         """
         self._plain("ap")
         base = self if dtype is None else self.whole().view(dtype)
@@ -325,11 +325,11 @@ class NkiTensor:
         return self[index]
 
     def whole(self) -> NkiTensor:
-        """Returns the memory that this is a view of, with its own shape."""
+        """Returns the whole memory of this view, in the memory's shape."""
         return whole(self.storage)
 
     def with_mask(self, mask: Any) -> NkiTensor:
-        """Returns the view with only those elements that a mask shows."""
+        """Returns the view restricted to the elements that a mask shows."""
         if mask is None:
             return self
         shown = np.asarray(mask, np.bool_)
@@ -466,10 +466,8 @@ def _size_of(dims: Strided) -> int:
 
 
 def reshaped(dims: Strided, shape: tuple[int, ...]) -> Strided | None:
-    """Returns the strides of a view in another shape of as many elements, None where no strides give that."""
-    left: list[
-        tuple[int, int]
-    ] = []  # of what the new dimensions take from the end, neighbours that lie together as one
+    """Returns the strides of a view in another shape with as many elements, or None if no strides give that shape."""
+    left: list[tuple[int, int]] = []  # the dimensions still to divide, from the end; contiguous neighbours are merged
     for stride, size in dims:
         if size == 1:
             continue
@@ -504,7 +502,7 @@ def in_register(value: Any) -> NkiTensor:
 
 
 def shown_of(tensor: NkiTensor) -> Any:
-    """Returns which elements of a view are inside of the memory and not masked out, None for all."""
+    """Returns which elements of a view are inside the memory and not masked out, or None for all."""
     if tensor.mask is None:
         return tensor.valid
     return tensor.mask if tensor.valid is None else tensor.mask & tensor.valid
@@ -521,7 +519,7 @@ def new(
     initial: Array | None = None,
     address: Any = None,
 ) -> NkiTensor:
-    """Returns new memory as a tensor; `address` is where its partitions and their bytes begin, if the kernel says so."""
+    """Returns new memory as a tensor; `address` is its first partition and first byte there, if the kernel places it."""
     storage = current().storage(shape, dtype_of(dtype), buffer, value_dtype=value_dtype, name=name, initial=initial)
     storage.partition = partition
     if address is not None:

@@ -43,14 +43,14 @@ def notes(function: Callable[..., Any]) -> Iterator[str]:
 
 
 def _source(file: str, module: Mapping[str, Any]) -> str:
-    """Returns the source of a module's functions: as its loader has it, which may know of it without reading the file again."""
+    """Returns the source of a module's file. Prefers the loader's copy, which needs no file."""
     try:
         get_source = getattr(module.get("__loader__"), "get_source", None)
-        # A loader may have the one as a relative path and the other as an absolute one.
+        # The two paths may differ in form, one relative and one absolute, so this compares file names.
         if get_source is not None and Path(str(module.get("__file__"))).name == Path(file).name:
             return get_source(module["__name__"]) or ""
         return Path(file).read_text(encoding="utf-8")
-    except (ImportError, OSError, ValueError):  # what was typed in, or is not a file any more
+    except (ImportError, OSError, ValueError):  # interactive code, or the file no longer exists
         return ""
 
 

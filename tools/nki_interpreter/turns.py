@@ -72,7 +72,7 @@ def _any(of_memory: np.ndarray[Any, Any], tensor: NkiTensor) -> bool:
 
 
 def _strided(of_memory: np.ndarray[Any, Any], tensor: NkiTensor) -> np.ndarray[Any, Any]:
-    """Returns the flags of a plain view, one byte each, without a number for each element."""
+    """Returns the flags of a plain view, one byte each; no array of element numbers is needed."""
     return np.lib.stride_tricks.as_strided(of_memory[tensor.offset :], tensor.shape, tensor.strides)
 
 

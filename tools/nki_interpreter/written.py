@@ -23,7 +23,7 @@ def flags(tensor: NkiTensor, what: str = "written") -> Any:
 
 
 def _parts(tensor: NkiTensor) -> list[Any]:
-    """Returns the elements of the memory that a view has: arrays in its shape, several where it has another, wider dtype."""
+    """Returns the numbers of a view's elements: arrays in its shape, several if its dtype is wider than the memory's."""
     grid = tensor.gather
     if grid is None:
         grid = np.full(tensor.shape, tensor.offset)
@@ -46,7 +46,7 @@ def _each(storage: NkiMemory, what: str) -> Any:
     known = getattr(storage, what)
     if not isinstance(known, np.ndarray):
         dtype = np.bool_ if what == "written" else np.uint8
-        # The operating system allocates zeros only when they are changed.
+        # The operating system allocates pages of zeros only when they are written.
         known = np.full(storage.size, known, dtype) if known else np.zeros(storage.size, dtype)
         setattr(storage, what, known)
     return known
@@ -64,7 +64,7 @@ def put(tensor: NkiTensor, what: str, value: Any) -> None:
     known = getattr(storage, what)
     if not isinstance(known, np.ndarray) and known == value:
         return
-    if tensor.dynamic or (tensor.is_plain and tensor.size == storage.size):  # at run time it may be any element
+    if tensor.dynamic or (tensor.is_plain and tensor.size == storage.size):  # run-time indices can select any element
         setattr(storage, what, value)
     elif tensor.is_plain:
         flags(tensor, what)[...] = value

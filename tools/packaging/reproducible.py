@@ -1,7 +1,8 @@
-"""The build backend (PEP 517) of the wheel and the sdist: setuptools', whose archives it makes the same on each machine.
+"""The build backend (PEP 517) of the wheel and the sdist: setuptools', with archives that are the same on each machine.
 
-Times, modes and owners of files in an archive are those of the machine that builds it. Here they are fixed, so that the same commit
-gives the same bytes. A file `commit.txt` says which commit that is; one that is built from an sdist keeps the sdist's.
+Times, modes and owners of files in an archive depend on the machine that builds it. This backend fixes them, so that
+the same commit gives the same bytes. A file `commit.txt` names the commit; an archive built from an sdist keeps the
+sdist's commit.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_edit
 build_editable = build_meta.build_editable
 
 TIME = (1980, 1, 1, 0, 0, 0)
-"""Of each file in a wheel: the first that a ZIP archive can hold."""
+"""The time of each file in a wheel: the earliest that a ZIP archive can store."""
 SECONDS = 315_532_800
-"""The same for a tar archive, in seconds since 1970."""
+"""The same time for a tar archive, in seconds since 1970."""
 COMPRESSION = 6
 PACKAGE = Path("tools/kernelgen")
 
@@ -51,7 +52,7 @@ def build_sdist(folder: str, settings: dict[str, Any] | None = None) -> str:
 
 @contextlib.contextmanager
 def _commit() -> Iterator[None]:
-    """While the block runs, a checkout's package has the file that says its commit."""
+    """Adds the file with the commit to a checkout's package while the block runs."""
     version = runpy.run_path(str(PACKAGE / "cli" / "version.py"))
     commit = version["describe"](Path.cwd()) if Path(".git").exists() else None
     if commit is None:
@@ -66,11 +67,11 @@ def _commit() -> Iterator[None]:
 
 
 def fix_wheel(wheel: Path, programs: Collection[str] = ()) -> None:
-    """Writes a wheel again with fixed times and modes; `programs` are the files in it that can be run."""
+    """Writes a wheel again with fixed times and modes; `programs` are its executable files."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as archive:
-        # RECORD stays the last, as PEP 427 recommends.
+        # RECORD stays last, as PEP 427 recommends.
         for name in sorted(files, key=lambda name: (name.endswith(".dist-info/RECORD"), name)):
             entry = zipfile.ZipInfo(name, TIME)
             entry.external_attr = (0o100755 if name in programs else 0o100644) << 16

@@ -1,6 +1,6 @@
-"""Ready manifests: from a model's hyperparameters to a header to what `kernelgen model` writes.
+"""The ready manifests: `kernelgen model` writes them from headers, which are built from models' hyperparameters.
 
-The hyperparameters of published models are those of their own config.json, under llama.cpp's names.
+The hyperparameters of published models are those in their config.json, under llama.cpp's names.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from types import MappingProxyType
 from published.header import GgufHeader, Tensor, Value, decoder
 
 FOLDER = Path("manifests") / "models"
-"""Where the manifests are, from the project's root."""
+"""The folder of the manifests, relative to the project's root."""
 
 FTYPES = ("F16", "Q4_K_M")
 
 OPTIONS = ("--n-ctx", "any")
-"""How the models are run: with the command's defaults, few numbers of tokens by which any number is served."""
+"""The options of all models: the command's defaults, with a few numbers of tokens that serve any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Manifest:
     """A manifest that `kernelgen model` writes.
 
     Attributes:
-        path: from the project's root.
-        name: of the manifest.
-        model: of `MODELS`, or `SMALL`.
-        ftype: types of the weights, by llama-quantize's name.
-        options: of the command, beside these.
+        path: the path, relative to the project's root.
+        name: the manifest's name.
+        model: a key of `MODELS`, or `SMALL`.
+        ftype: the types of the weights, by llama-quantize's name.
+        options: more options of the command.
     """
 
     path: Path
@@ -240,7 +240,7 @@ def _gpt_oss_20b() -> GgufHeader:
 
 
 SMALL = "Small"
-"""A llama that was not published, with every kind of kernel that Llama-3-8B has and few of each."""
+"""An unpublished llama with every kind of kernel that Llama-3-8B has, and a few of each."""
 
 
 def _small() -> GgufHeader:
@@ -280,19 +280,19 @@ def manifest_name(model: str, ftype: str) -> str:
 
 _FEWER_TARGETS = tuple(part for target in ("trn1", "inf2", "trn2") for part in ("--target", target))
 
-# Kernels of ops alone, to be few: builds of these are what tests wait for, and one of the first shows how a build goes.
+# Only kernels of single ops, so that they are few: tests wait for these builds, and a first build uses one of them.
 _OPS = ("--fuse", "none")
 
-# With flash attention and without it, and each length of the cache by itself.
+# With and without flash attention, and each length of the cache separately.
 _LENGTHS = ",".join(map(str, range(256, 4097, 256)))
 _BOTH = ("--n-ctx", "any", "--n-tokens", "1,512", "--n-kv", _LENGTHS, "--flash-attn", "both")
 
 DEVICES_FOLDER = Path("manifests") / "devices"
-"""Where the manifests of tensors split over the cores of a chip are, from the project's root."""
+"""The folder of the manifests for tensors split over the cores of a chip, relative to the project's root."""
 
 
 def _of_devices(devices: int, *targets: str, lnc: int | None = None) -> Manifest:
-    """Returns the manifest of Llama-3-8B over the cores of one chip: in groups that the forecast chooses."""
+    """Returns the manifest of Llama-3-8B over the cores of one chip, in groups that the forecast chooses."""
     name = f"llama_3_8b_f16_{devices}_devices"
     split = ("--split-mode", "tensor", "--devices", str(devices), "--fuse", "auto")
     chosen = tuple(part for target in targets for part in ("--target", target))
@@ -301,9 +301,9 @@ def _of_devices(devices: int, *targets: str, lnc: int | None = None) -> Manifest
 
 
 MANIFESTS = (
-    # What README.md builds first.
+    # The first build in README.md.
     Manifest(Path("manifests/llama3.yaml"), "llama3", "Llama-3-8B", "F16", (*_BOTH, *_OPS, *_FEWER_TARGETS)),
-    # What tests and quick benchmarks build in its place.
+    # Tests and quick benchmarks build this manifest instead.
     Manifest(
         Path("benchmarks/small.yaml"),
         "llama3",
@@ -320,4 +320,4 @@ MANIFESTS = (
     _of_devices(4, "trn2"),
     _of_devices(8, "trn2", lnc=1),
 )
-"""All of them."""
+"""All ready manifests."""

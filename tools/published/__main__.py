@@ -1,6 +1,7 @@
-"""Run as `python -m published`, or `./bazelw run //tools:published`: writes the manifests of `MANIFESTS`.
+"""Writes the manifests of `MANIFESTS`: `python -m published`, or `./bazelw run //tools:published`.
 
-It needs export-graphs, and llama.cpp's libraries: what Bazel built, or as `kernelgen model` does.
+It needs export-graphs and llama.cpp's libraries: those that Bazel built, or those of the options, as for `kernelgen
+model`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from published.header import write
 
 
 def derive(manifest: Manifest, output: Path, arguments: list[str]) -> str:
-    """Writes a manifest to `output`; returns what the command says."""
+    """Writes a manifest to `output`; returns the command's output."""
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         file = write(manifest.header(), Path(folder) / f"{manifest.model}.gguf")
@@ -34,12 +35,12 @@ def derive(manifest: Manifest, output: Path, arguments: list[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="published", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a manifest is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a manifest is stale")
     parser.add_argument(
         "--header",
         nargs=2,
         metavar=("MODEL", "FILE"),
-        help=f"write a GGUF file of a published model without its weights, instead: {', '.join(MODELS)}. It is enough for"
+        help=f"write a published model's GGUF file without its weights instead: {', '.join(MODELS)}. It is enough for"
         " `kernelgen model`, `forecast` and `report`",
     )
     parser.add_argument("--exporter", help="the same option of `kernelgen model`")

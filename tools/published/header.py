@@ -1,4 +1,4 @@
-"""GGUF files that are only their headers: hyperparameters and a list of tensors. `kernelgen model` needs no more."""
+"""Writes GGUF files that consist only of a header: hyperparameters and a list of tensors. `kernelgen model` needs no more."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Tensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a header says.
+    """The content of a header.
 
     Attributes:
         architecture: llama.cpp's name.
-        fields: keys without the architecture before them; one that begins with a dot is taken without that dot.
-        tensors: in the file's order.
+        fields: keys without the architecture's prefix; a key that begins with a dot is written without the dot and
+            without a prefix.
+        tensors: the tensors in the file's order.
     """
 
     architecture: str
@@ -41,10 +42,10 @@ def write(header: GgufHeader, path: Path, *, part: tuple[int, int] = (0, 1), spa
     """Writes a header to `path` and returns the path.
 
     Args:
-        header: what it says.
+        header: its content.
         path: the file.
-        sparse: whether the file is as long as if it had the weights, which are a hole; else it ends with the header.
-        part: (number, count) of a file of a split model. The first has the fields; every `count`-th tensor is in a file.
+        sparse: whether the file is as long as with the weights, which are a hole; otherwise it ends with the header.
+        part: (number, count) of a file of a split model. The first file has the fields; each file has every `count`-th tensor.
     """
     number, count = part
     writer = gguf.GGUFWriter(path, header.architecture)
@@ -112,24 +113,24 @@ def decoder(
 
     Args:
         architecture: llama.cpp's name.
-        n_embd: size of the hidden state; this and the next are named as llama.cpp does.
+        n_embd: size of the hidden state; this name and the next ones are llama.cpp's.
         n_head: query heads.
         n_head_kv: key and value heads.
         n_ff: size of the feed-forward layer.
         n_vocab: tokens in the vocabulary.
         n_layer: layers.
         head: size of a head; `n_embd / n_head` by default.
-        types: of the matrices; layers take them in turn.
+        types: the types of the matrices; layers take them in turn.
         qk_norm: whether queries and keys are normalised.
         qkv_bias: whether Q, K and V have a bias.
-        fused: whether Q, K and V are one matrix, and the two of the gated layer another, as Phi-3 has them.
-        post_norms: whether there are norms after attention and the feed-forward layer, as Gemma has them.
-        rope_freqs: whether there is a tensor of factors of the rotation's frequencies, as Llama 3.1 and later have it.
-        n_expert: experts of the feed-forward layer, of which two are used; none by default.
+        fused: whether Q, K and V are one matrix, and the two matrices of the gated layer another, as in Phi-3.
+        post_norms: whether norms follow attention and the feed-forward layer, as in Gemma.
+        rope_freqs: whether a tensor has factors of the rotation's frequencies, as in Llama 3.1 and later.
+        n_expert: experts of the feed-forward layer, two of which are used; none by default.
         tied: whether the output matrix is the embedding's.
-        eps: of the RMS norms.
-        freq_base: of the rotation.
-        context_length: that the model was trained with.
+        eps: the epsilon of the RMS norms.
+        freq_base: the base of the rotation's frequencies.
+        context_length: the context length in training.
         fields: further keys.
     """
     head = head or n_embd // n_head
@@ -178,7 +179,7 @@ def _attention(layer: int, n_embd: int, q: int, kv: int, kind: str, *, fused: bo
 
 
 def _feed_forward(layer: int, n_embd: int, n_ff: int, kind: str, *, fused: bool, n_expert: int) -> Iterator[Tensor]:
-    """Yields a layer's matrices of the gated feed-forward layer, or of its experts and what chooses between them."""
+    """Yields the matrices of the gated feed-forward layer, or those of its experts and the router."""
     if n_expert:
         yield Tensor(f"blk.{layer}.ffn_gate_inp.weight", (n_embd, n_expert), "f32")
     gated = [("ffn_up", n_embd, 2 * n_ff)] if fused else [("ffn_gate", n_embd, n_ff), ("ffn_up", n_embd, n_ff)]

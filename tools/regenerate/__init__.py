@@ -1,9 +1,9 @@
-"""Writes every file that is generated from kernelgen's own tables and checked in.
+"""Writes every generated file that is checked in and comes from kernelgen's own tables.
 
-    ./bazelw run //tools:regenerate                 writes what is stale, and says so
-    ./bazelw run //tools:regenerate -- --check      says what is stale; exit status 1 when something is
+    ./bazelw run //tools:regenerate                 writes the stale files, and prints their names
+    ./bazelw run //tools:regenerate -- --check      prints the stale files; exit status 1 if there are any
 
-What a run of llama.cpp's programs tells (docs/results/ops.md and the like) has commands of its own:
+Other commands write the results of running llama.cpp's programs (docs/results/ops.md and similar pages):
 docs/reference/llama-cpp-tests.md.
 """
 
@@ -47,11 +47,11 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "tools/kernelgen/neff/container.py": targets.neff,
     "tools/kernelgen/simulator/forms.py": lambda _: weight_forms.render(),
 }
-"""What is generated: the file, and a function from its text now to what it should be."""
+"""The generated files: each file, and a function from its current text to the right text."""
 
 
 def stale(root: Path) -> dict[str, str]:
-    """Returns the files below `root` that are not as they would be generated, with their right text."""
+    """Returns the files below `root` that differ from their generated text, with the right text."""
     found = {}
     for name, render in FILES.items():
         path = root / name

@@ -1,4 +1,4 @@
-"""Run as `python -m regenerate`, or `./bazelw run //tools:regenerate`."""
+"""Runs the generator: `python -m regenerate`, or `./bazelw run //tools:regenerate`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regenerate.command import COMMAND
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="regenerate", description=(regenerate.__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="Write nothing; exit with 1 when a file is stale.")
+    parser.add_argument("--check", action="store_true", help="Write nothing; exit with 1 if a file is stale.")
     args = parser.parse_args()
     root = Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", Path(__file__).resolve().parents[2]))
     found = regenerate.stale(root)

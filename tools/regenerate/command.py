@@ -1,3 +1,3 @@
-"""How the generator is called: generated files name it."""
+"""The command that runs the generator; generated files name it."""
 
 COMMAND = "./bazelw run //tools:regenerate"

@@ -1,6 +1,6 @@
-"""tests/data/bundle-graph-keys.json: groups of nodes with the key words and hashes that Python and C++ must agree on.
+"""Generates tests/data/bundle-graph-keys.json: groups of nodes, with the key words and hashes that Python and C++ must agree on.
 
-The file is the format: a change in it is a change of every bundle with graph kernels, and needs a new format version.
+The file defines the format: a change of it changes every bundle with graph kernels, and needs a new format version.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _norm_mul_mul_mat() -> list[LooseNode]:
 
 
 def _cache_and_attention() -> list[LooseNode]:
-    """One token: K and V are written into rows of their caches, of which attention then reads the first 256."""
+    """Returns one token's nodes: K and V are written into rows of their caches; attention then reads the first 256 rows."""
     cache = _at("k", "(64,512,1,1)/f16")
     values = _at("v", "(64,512,1,1)/f16")
     row, q = "(64,1,1,1)/f32", "(32,1,4,1)/f32/(4,512,128,512)"
@@ -61,7 +61,7 @@ def _cache_and_attention() -> list[LooseNode]:
 
 
 def _in_place() -> list[LooseNode]:
-    """A sum into the memory of an earlier node, which escapes, and one into a slot."""
+    """Returns a sum into the memory of an earlier node, which escapes, and a sum into a slot."""
     x = "(16,3,1,1)/f32"
     return [
         _node("sqr", [_at("x", x)], x, escapes=True),
@@ -72,7 +72,7 @@ def _in_place() -> list[LooseNode]:
 
 
 def _views_with_offsets() -> list[LooseNode]:
-    """Q, K and V of one matrix product, and a slot of which no use begins at the root's first byte."""
+    """Returns Q, K and V of one matrix product, and a slot that no node uses from the root's first byte."""
     rows, part = "(192,5,1,1)/f32", "(64,5,1,1)/f32/(4,768,3840,3840)"
     out = _at("out", "(64,5,1,1)/f16", 128)
     return [
@@ -86,7 +86,7 @@ def _views_with_offsets() -> list[LooseNode]:
 
 
 def _escaping_middle() -> list[LooseNode]:
-    """Two results, of which other nodes of the group read one; and inputs that are absent."""
+    """Returns two results, one of which other nodes of the group read, and absent inputs."""
     x = "(128,6,2,1)/f32"
     return [
         _node("soft_max", [_at("x", x), None, _at("sinks", "(2,1,1,1)/f32")], x, escapes=True, scale=0.125),
@@ -117,7 +117,7 @@ GROUPS = {
     "one node": _one_node,
     "custom op": _custom_op,
 }
-"""One group for each thing that a key can get wrong, by what it is about."""
+"""One group for each possible error in a key, by its subject."""
 
 
 def vectors() -> list[dict[str, Any]]:

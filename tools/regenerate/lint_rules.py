@@ -8,7 +8,7 @@ HEAD = "| rule | what | severity | known from |\n|---|---|---|---|\n"
 
 
 def render(text: str) -> str:
-    """Returns the page with the rules that there are; rules of one name share a row."""
+    """Returns the page with the current rules; rules of one name share a row."""
     before, _, rest = text.partition(HEAD)
     after = rest[rest.index("\n\n") :]
     rows = []

@@ -1,4 +1,4 @@
-"""The lists of names in the manifest's schema, for editors: what else is in it is written by hand."""
+"""Generates the lists of names in the manifest's schema, for editors; the rest of the schema is written by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def render(text: str) -> str:
-    """Returns the schema with the ops, languages, targets and layouts that there are."""
+    """Returns the schema with the current ops, languages, targets and layouts."""
     schema = json.loads(text)
     definitions = schema["$defs"]
     definitions["kernel"]["properties"]["op"]["examples"] = sorted(OPS)

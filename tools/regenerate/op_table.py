@@ -1,6 +1,7 @@
-"""backend/ggml-neuron/report/op_table.inc: what the backend must know of kernelgen's ops to write a manifest of the ones it lacks.
+"""Generates backend/ggml-neuron/report/op_table.inc: the facts about ops that the backend needs to write a manifest.
 
-Parameters come from `kernelgen.ggml.ops`; which ops have an emitter, and which types an op takes, from the kernel library.
+Parameters come from `kernelgen.ggml.ops`; the ops with an emitter, and the types that an op supports, come from the
+kernel library.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from regenerate.command import COMMAND
 
 
 def _type_rows(registration: Registration) -> list[tuple[int, ...]]:
-    """Returns masks of ggml's type numbers, one per input: inputs fit when some row has each one's type.
+    """Returns masks of ggml's type numbers, one per input: inputs fit if some row has the type of each input.
 
-    An input that may be absent has bit 63 set.
+    Bit 63 is set for an input that may be absent.
     """
     rows: dict[tuple[int, ...], int] = {}
     if () in registration.types:

@@ -1,4 +1,4 @@
-"""backend/ggml-neuron/select/token_table.inc: how the backend cuts ops along tokens, from `kernelgen.ggml.ops`."""
+"""Generates backend/ggml-neuron/select/token_table.inc: how the backend cuts ops along tokens, from `kernelgen.ggml.ops`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernelgen.ggml.ops import OPS, RECURRENT, Tokens
 from regenerate.command import COMMAND
 
 _N_SOURCES = 5
-"""As many as the rules name."""
+"""The largest number of inputs that the rules name."""
 
 
 def render() -> str:
@@ -21,7 +21,7 @@ def render() -> str:
             *(_rule(name, rule) for name in sorted(OPS) for rule in OPS[name].tokens),
             "};",
             "",
-            "// Those that can't be cut because they run along the tokens.",
+            "// The ops that can't be cut because they run along the tokens.",
             "static const char * const RECURRENT[] = {",
             *(f'    "{name}",' for name in sorted(RECURRENT)),
             "};",

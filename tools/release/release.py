@@ -1,10 +1,10 @@
-"""Makes the archives of a release, or says what the release lacks and makes nothing.
+"""Builds the archives of a release, or prints what the release lacks and builds nothing.
 
-    python3 tools/release/release.py --check      says what is missing; exit status 1 if anything is
+    python3 tools/release/release.py --check      prints what is missing; exit status 1 if anything is
     python3 tools/release/release.py dist         checks, then writes the wheels and the source archive into dist/
 
-A release needs a commit with the tag of its version and no other change, one version in all places, and in
-`.bcr/metadata.template.json` who publishes it. docs/guides/release.md walks through it.
+A release needs a commit with the tag of its version and no other change, the same version in all places, and the
+publisher in `.bcr/metadata.template.json`. docs/guides/release.md explains the steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 METADATA = ".bcr/metadata.template.json"
 PLACEHOLDER = "OWNER"
-"""What the template of Bazel's registry has in place of the account or organization that publishes."""
+"""The placeholder in the template of Bazel's registry for the account or organization that publishes."""
 
 VERSIONS = {
     "tools/kernelgen/__init__.py": r'^__version__ = "(.+)"$',
@@ -30,23 +30,23 @@ VERSIONS = {
     "docs/guides/build-with-bazel.md": r'name = "neuron_kernelgen", version = "(.+?)"',
     "CHANGELOG.md": r"^## (\d\S*)",
 }
-"""Where the version is: the first match in each file."""
+"""The files that contain the version: the first match in each file."""
 
 
 def versions(root: Path) -> dict[str, str]:
-    """Returns the version that each file has, empty where it has none."""
+    """Returns the version in each file, empty if it has none."""
     found = {name: re.search(pattern, (root / name).read_text(), re.MULTILINE) for name, pattern in VERSIONS.items()}
     return {name: match[1] if match else "" for name, match in found.items()}
 
 
 def wrong_versions(found: dict[str, str]) -> Iterator[str]:
-    """Yields what is wrong with versions by file."""
+    """Yields the errors in the versions by file."""
     if len(set(found.values())) != 1 or not all(found.values()):
         yield "the version differs: " + ", ".join(f"{name} has {version or 'none'}" for name, version in found.items())
 
 
 def wrong_publisher(metadata: dict[str, Any]) -> Iterator[str]:
-    """Yields what is wrong with the registry's metadata: it has to say who publishes, and who is asked when an entry fails."""
+    """Yields the errors in the registry's metadata, which must name the publisher and the contact for failing entries."""
     homepage, repositories = metadata.get("homepage") or "", metadata.get("repository") or []
     for key, value in (("homepage", homepage), ("repository", " ".join(repositories))):
         if not value:
@@ -63,7 +63,7 @@ def wrong_publisher(metadata: dict[str, Any]) -> Iterator[str]:
 
 
 def wrong_commit(root: Path, version: str) -> Iterator[str]:
-    """Yields what is wrong with the checkout: it is not the tag's, or has changes."""
+    """Yields the errors in the checkout: it is not the tag's commit, or has changes."""
     if _git(root, "status", "--porcelain"):
         yield "the checkout has changes that are not committed"
     if f"v{version}" not in _git(root, "tag", "--points-at", "HEAD").split():
@@ -86,7 +86,7 @@ def problems(root: Path) -> list[str]:
 
 
 def make(root: Path, output: Path, version: str) -> None:
-    """Writes the wheels and the source archive; the archive and the wheel of kernelgen are the same bytes each time."""
+    """Writes the wheels and the source archive; the archive and kernelgen's wheel have the same bytes each time."""
     output.mkdir(parents=True, exist_ok=True)
     name = f"neuron_kernelgen-{version}"
     archive = [
@@ -108,7 +108,7 @@ def main() -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("output", type=Path, nargs="?", default=Path("dist"), help="folder for the archives (dist)")
-    parser.add_argument("--check", action="store_true", help="only say what is missing")
+    parser.add_argument("--check", action="store_true", help="only print what is missing")
     asked = parser.parse_args()
     wrong = problems(ROOT)
     for problem in wrong:

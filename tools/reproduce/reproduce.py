@@ -1,11 +1,11 @@
-"""Builds everything twice under different conditions and compares it byte by byte: `./bazelw run //tools/reproduce`.
+"""Builds everything twice under different conditions and compares the results byte by byte: `./bazelw run //tools/reproduce`.
 
-The two builds differ in the folder of the checkout, the output folder, the number of jobs, the user name, the time zone, the
-locale, the umask and the hash seed of Python. With Bazel, both execution logs are compared too: an action whose command,
-environment or inputs differ would not be shared by a cache even when its outputs agree.
+The two builds differ in the folder of the checkout, the output folder, the number of jobs, the user name, the time
+zone, the locale, the umask and Python's hash seed. With Bazel, the execution logs are compared too: a cache would not
+share an action whose command, environment or inputs differ, even if its outputs agree.
 
-Three pairs are compared: Bazel with Bazel, `kernelgen build` with itself, and `kernelgen build` with Bazel. Exit status 1 when
-anything differs, with the first differing files and actions; 2 when a build fails.
+The program compares three pairs: Bazel with Bazel, `kernelgen build` with itself, and `kernelgen build` with Bazel.
+Exit status 1 if anything differs, with the first differing files and actions; 2 if a build fails.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import scratch
 ROOT = Path(__file__).resolve().parents[2]
 
 SHOWN = 10
-"""So many differences are named; the others are counted."""
+"""The number of differences to print; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What one of the two builds runs under."""
+    """The conditions of one of the two builds."""
 
     folder: str
     jobs: int
@@ -66,12 +66,12 @@ CONDITIONS = (
 
 @dataclass
 class Comparison:
-    """Two builds laid beside each other.
+    """The comparison of two builds.
 
     Attributes:
-        title: which.
-        compared: how many files and actions, by kind.
-        differences: what is not the same.
+        title: the names of the two builds.
+        compared: the numbers of files and actions, by kind.
+        differences: one line per difference.
     """
 
     title: str
@@ -79,7 +79,7 @@ class Comparison:
     differences: list[str] = field(default_factory=list)
 
     def files(self, kind: str, first: Mapping[str, str], second: Mapping[str, str]) -> None:
-        """Compares digests by name; what only one build has is a difference."""
+        """Compares digests by name; a file that only one build has is a difference."""
         self.compared[kind] = self.compared.get(kind, 0) + len(first)
         if not first:
             self.differences.append(f"no {kind} at all")
@@ -103,7 +103,7 @@ class Comparison:
 
 
 def kind_of(path: Path) -> str | None:
-    """Returns what a built file is; None for what is not a product."""
+    """Returns the kind of a built file; None if it is not a product."""
     for suffix, kind in ((".hlo.pb", "HLOs"), (".neff", "NEFFs"), (".kernels.gguf", "packs")):
         if path.name.endswith(suffix):
             return kind
@@ -111,7 +111,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def digests(files: Iterator[tuple[str, Path]]) -> dict[str, dict[str, str]]:
-    """Returns SHA-256 by kind and name."""
+    """Returns the SHA-256 of files by kind and name."""
     found: dict[str, dict[str, str]] = {}
     for name, path in files:
         if kind := kind_of(path):
@@ -120,16 +120,16 @@ def digests(files: Iterator[tuple[str, Path]]) -> dict[str, dict[str, str]]:
 
 
 def under(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yields the files below a folder by their path in it; not what kernelgen keeps for its next run."""
+    """Yields the files below a folder by their path in it, without kernelgen's state for its next run."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and ".kernelgen" not in path.parts:
             yield str(path.relative_to(folder)), path
 
 
 def actions(log: Path) -> dict[str, str]:
-    """Returns what each action was and made, digested, by its outputs.
+    """Returns a digest of each action and its outputs, by the outputs' names.
 
-    Whether and how long it ran, and by which strategy, is left out.
+    It leaves out whether and how long the action ran, and its strategy.
     """
     found: dict[str, str] = {}
     for spawn in scratch.spawns(log):
@@ -157,7 +157,7 @@ def bazel(
             startup=["--max_idle_secs=60", *scratch.SMALL_SERVER],
         )
         try:
-            # Bazel makes the symlink forest in a folder with spaces; the checkout is ours.
+            # One checkout, and its output root with Bazel's symlink forest, are in a folder with spaces.
             result = checkout.bazel("build", f"--jobs={conditions.jobs}", *targets)
             if not result.emits:
                 raise scratch.BuildFailed("nothing was emitted: the build was not from scratch")
@@ -176,11 +176,11 @@ def bazel(
 def command_line(
     conditions: Conditions, manifests: Sequence[str], folder: Path, kernels: Path | None
 ) -> dict[str, dict[str, str]]:
-    """Builds with `kernelgen build`, with emitters of one's own if given; returns the products' digests."""
+    """Builds with `kernelgen build`, with the emitters in `kernels` if given; returns the products' digests."""
     out = folder / "kernelgen" / conditions.folder
     out.mkdir(parents=True)
     env = os.environ | dict(conditions.env) | {"PYTHONPATH": str(Path(kernelgen.__file__).parents[1])}
-    # A cache would only show that a file equals itself.
+    # With a cache, a file would only be compared with itself.
     env |= {"NEURON_KERNELGEN_NEFF_CACHE": "off", "NEURON_KERNELGEN_SHARED_CACHE": "off"}
     own = [f"--kernels={kernels}"] if kernels else []
     words = ["--target=trn1", "--compiler=simulator", f"-j{conditions.jobs}", "-o", "out", *own]
@@ -200,7 +200,7 @@ def command_line(
 
 
 def by_kernel(products: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Returns HLOs, NEFFs and packs by file name alone, since the two ways keep them in other folders."""
+    """Returns HLOs, NEFFs and packs by file name alone, since the two ways use different folders."""
     return {
         kind: {
             Path(name).name.replace(".trn1.neff", ".neff"): digest for name, digest in products.get(kind, {}).items()
@@ -210,7 +210,7 @@ def by_kernel(products: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, 
 
 
 def compare(manifests: Sequence[str], *, with_bazel: bool = True, kernels: Path | None = None) -> list[Comparison]:
-    """Returns what was compared.
+    """Returns the comparisons.
 
     Args:
         manifests: names in manifests/.
@@ -237,7 +237,7 @@ def compare(manifests: Sequence[str], *, with_bazel: bool = True, kernels: Path 
             cross = Comparison("kernelgen build and bazel build")
             ours, theirs = by_kernel(first), by_kernel(one)
             for kind, names in theirs.items():
-                # What only one of them keeps between its steps is not a product.
+                # Intermediate files that only one of the two keeps are not products.
                 cross.files(kind, names, {name: ours[kind].get(name, "") for name in names})
             found.append(cross)
     return found
@@ -248,7 +248,7 @@ def main() -> int:
         description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("manifests", nargs="*", default=["basic", "llama3"], help="names in manifests/; all by default")
-    parser.add_argument("--no-bazel", action="store_true", help="only kernelgen build")
+    parser.add_argument("--no-bazel", action="store_true", help="build only with `kernelgen build`")
     args = parser.parse_args()
     try:
         found = compare(args.manifests, with_bazel=not args.no_bazel)

@@ -2,11 +2,11 @@
 
     ./bazelw run //tools/website                 writes build/site; open build/site/index.html
     ./bazelw run //tools/website -- -o FOLDER
-    ./bazelw run //tools/website -- --check      says only what is wrong, as the linters do
-    ./bazelw run //tools/website -- --words v1   prints how many words each page had at a commit, and has now
+    ./bazelw run //tools/website -- --check      only prints errors, as the linters do
+    ./bazelw run //tools/website -- --words v1   prints the number of words of each page at a commit, and now
 
-A link that leads nowhere is an error. Once the generator is installed, neither building nor reading the site needs a network.
-The generator (MkDocs) is pinned in requirements.txt beside this file. Its environment is in kernelgen's cache folder.
+A broken link is an error. Once the generator is installed, neither building nor reading the site needs a network.
+requirements.txt in this folder pins the generator (MkDocs). Its environment is in kernelgen's cache folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def environment() -> Path:
     """Returns the Python with the generator; installs it on first use.
 
     Raises:
-        SystemExit: it cannot be installed; the message has pip's last lines.
+        SystemExit: it can't be installed; the message has pip's last lines.
     """
     script = ROOT / "rules/private/repositories/python_env.py"
     lock = Path(__file__).with_name("requirements.txt")
@@ -50,9 +50,9 @@ def environment() -> Path:
 
 
 def page(path: Path) -> str:
-    """Returns a page of docs/ for the site: README.md is its index. A link that shows the name of a page shows its title.
+    """Returns a page of docs/ for the site: README.md is its index. A link whose text is a page's file name gets the page's title.
 
-    A link to a file outside of docs/ becomes its name.
+    A link to a file outside docs/ becomes its name.
     """
 
     def link(match: re.Match[str]) -> str:
@@ -71,7 +71,7 @@ def page(path: Path) -> str:
 
 
 def declared(code: Sequence[str]) -> str:
-    """Returns the name that lines of C declare first; "" for none."""
+    """Returns the name that lines of C declare first, or ""."""
     text = " ".join(code)
     found = re.match(r"(?:typedef )?(?:#define|struct|enum) (\w+)", text) or re.search(r"(\w+)\(", text)
     return found[1] if found else ""
@@ -98,7 +98,7 @@ def _text(node: ast.expr | None) -> str:
 
 
 def _attributes(node: ast.expr) -> Iterator[str]:
-    """Yields the rows of a table of attributes, from a dictionary of `attr.…(…)`; those of other expressions are not known."""
+    """Yields the rows of a table of attributes, from a dictionary of `attr.…(…)`; nothing for other expressions."""
     if not isinstance(node, ast.Dict):
         return
     for key, value in zip(node.keys, node.values, strict=True):
@@ -118,9 +118,9 @@ def _attributes(node: ast.expr) -> Iterator[str]:
 
 
 def starlark(path: Path) -> str:
-    """Returns the rules, macros, extensions and providers of a Starlark file, which Python can parse; nothing if it has none.
+    """Returns the rules, macros, extensions and providers of a Starlark file, which Python can parse; empty if it has none.
 
-    A private rule is one whose macro has its name; the macro's entry then has the attributes.
+    A private rule belongs to a macro of the same name; the macro's entry lists its attributes.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     text: list[str] = []
@@ -157,7 +157,7 @@ def starlark(path: Path) -> str:
 
 
 def modules(package: Path) -> dict[str, str]:
-    """Returns a page for each module and package directly below a package, which shows all modules in it."""
+    """Returns a page for each module and package directly below a package, with all modules in it."""
     pages = {}
     for path in sorted(package.iterdir()):
         if path.name.startswith("_") or not (path.suffix == ".py" or (path / "__init__.py").exists()):
@@ -281,7 +281,7 @@ def word_table(commit: str) -> str:
 
 
 def finish(site: Path) -> None:
-    """Gives the pages the script that runs the search from a folder, in place of one from the network."""
+    """Makes pages load the script for the search in a folder from a local copy, not from the network."""
     Path(site, "assets/worker.js").write_bytes(Path(__file__).with_name("worker.js").read_bytes())
     for path in site.rglob("*.html"):
         here = "../" * (len(path.relative_to(site).parts) - 1)
@@ -291,11 +291,11 @@ def finish(site: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "-o", "--output", type=Path, default=ROOT / "build/site", metavar="FOLDER", help="Where to write the site."
+        "-o", "--output", type=Path, default=ROOT / "build/site", metavar="FOLDER", help="The folder of the site."
     )
-    parser.add_argument("--check", action="store_true", help="Keep nothing; exit with 1 when a link leads nowhere.")
+    parser.add_argument("--check", action="store_true", help="Keep nothing; exit with 1 if a link is broken.")
     parser.add_argument(
-        "--words", metavar="COMMIT", help="Print how many words each page had at a commit, and has now."
+        "--words", metavar="COMMIT", help="Print the number of words of each page at a commit, and now."
     )
     parser.add_argument("--python", type=Path, help="A Python that has the generator, instead of the pinned one.")
     args = parser.parse_args()
@@ -310,7 +310,7 @@ def main() -> int:
         command = [python, "-m", "mkdocs", "build", "--config-file", Path(scratch, "mkdocs.yml"), "--site-dir", site]
         variables = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
         done = subprocess.run(command, env=variables, stderr=subprocess.PIPE, text=True, check=False)
-    # With --quiet the generator would not count warnings, which are the links that lead nowhere.
+    # With --quiet, the generator would not count warnings, which report broken links.
     wrong = [line for line in done.stderr.splitlines() if line.startswith(("WARNING", "ERROR"))]
     if done.returncode:
         print("\n".join(wrong) or done.stderr)

@@ -217,7 +217,7 @@ NEURON_KERNELS_API int32_t neuron_kernels_find(const neuron_kernels *        bun
 // nothing.
 //
 // Use it to find a graph kernel, which computes several nodes of a graph at once: docs/reference/bundle-keys.md defines
-// the words of its key. It finds any other kernel by its key, too. Since API version 5.
+// the words of its key. It also finds any other kernel by its key. Since API version 5.
 NEURON_KERNELS_API int32_t neuron_kernels_find_words(const neuron_kernels * bundle,
                                                      const uint64_t *       words,
                                                      size_t                 n_words);
@@ -280,8 +280,8 @@ NEURON_KERNELS_API int32_t neuron_kernels_neff_index(const neuron_kernels * bund
 NEURON_KERNELS_API size_t neuron_kernels_neff_count(const neuron_kernels * bundle);
 
 // Returns the NeuronCore memory that a kernel's program takes once it is loaded, as NEURON_KERNELS_N_MEMORY figures,
-// each at most NEURON_KERNELS_MAX_MEMORY. Returns NULL when the bundle has no kernel of this number, or no figures, as
-// bundles of earlier versions of kernelgen. Since API version 9.
+// each at most NEURON_KERNELS_MAX_MEMORY. Returns NULL when the bundle has no kernel of this number, or no figures:
+// bundles of earlier versions of kernelgen lack them. Since API version 9.
 NEURON_KERNELS_API const uint64_t * neuron_kernels_neff_memory(const neuron_kernels * bundle, int32_t kernel);
 
 // Returns a kernel's lookup key, which docs/reference/bundle-keys.md describes, and sets *n_words (which may be NULL)
@@ -299,7 +299,7 @@ NEURON_KERNELS_API int neuron_kernels_simulated(const neuron_kernels * bundle);
 // Returns the number of physical cores per logical NeuronCore that the NEFFs require (NEURON_LOGICAL_NC_CONFIG).
 NEURON_KERNELS_API uint32_t neuron_kernels_lnc(const neuron_kernels * bundle);
 
-// Returns a text that describes the bundle, or NULL when there is none of that name:
+// Returns a text that describes the bundle, or NULL for an unknown name:
 //   "name"         the manifest's name
 //   "target"       the target that the kernels run on ("trn1")
 //   "compiler"     the compiler that made the NEFFs, with its version

@@ -35,7 +35,7 @@ struct neuron_kernels {
     std::vector<uint64_t> neff_offsets;
     std::vector<uint64_t> neff_sizes;
     std::vector<uint64_t> neff_memory;  // empty when the bundle holds none
-    std::vector<uint8_t>  neff_data;    // of a tree
+    std::vector<uint8_t>  neff_data;    // for a tree
 
     // Fills the table from the members and the arguments.
     //
@@ -45,9 +45,9 @@ struct neuron_kernels {
 
 namespace nk {
 
-constexpr size_t ALIGNMENT = 64;  // of each NEFF in a bundle
+constexpr size_t ALIGNMENT = 64;  // for each NEFF in a bundle
 
-// Throws `error` with VERSION when this library does not read bundles of a format; the message begins with `what`.
+// Throws `error` with VERSION when this library does not read bundles of this format; the message begins with `what`.
 void check_format(const char * what, uint64_t format);
 
 bool is_kernel_id(std::string_view text);

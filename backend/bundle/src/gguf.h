@@ -70,9 +70,7 @@ struct gguf_file {
     std::vector<uint64_t> u64_array(std::string_view key) const;
 };
 
-// Reads a file whose tensors are all one-dimensional and of type I8, as a pack's are.
-//
-// Throws `error`: NOT_A_PACK, VERSION or CORRUPT.
+// Reads a file whose tensors are all one-dimensional and of type I8, as in a pack.
 gguf_file gguf_read(const uint8_t * data, size_t size);
 
 // Returns the item at `data` and moves past it. The reader has already checked its bounds.

@@ -14,11 +14,11 @@ constexpr uint32_t     GRAPH_FORMAT = 2;        // the first format of bundles t
 constexpr uint64_t MAX_GRAPH_NODES = 1 << 16;
 constexpr uint64_t MAX_GRAPH_SLOTS = 1 << 16;
 
-// Words of a node beside its tensors and parameters: its op, the number of its inputs with the escape flag, and its
+// Words of a node besides its tensors and parameters: its op, the number of its inputs with the escape flag, and its
 // result's place (2).
 constexpr size_t GRAPH_NODE_WORDS = 4;
 
-// Words of a present input beside its tensor: the slot or node that it refers to, and the offset there.
+// Words of a present input besides its tensor: the slot or node that it refers to, and the offset there.
 constexpr size_t GRAPH_INPUT_WORDS = 2;
 
 // Returns the mistake in a graph's key, or nullptr. The key's first word must be a graph's.

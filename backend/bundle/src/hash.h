@@ -1,5 +1,5 @@
 // The hash of a sequence of words that finds a kernel's key (docs/reference/bundle-keys.md, "Hash and table"). Hash
-// maps of nodes and graphs use it, too; those values never leave the program.
+// maps of nodes and graphs also use it; their values never leave the program.
 
 #pragma once
 

@@ -165,7 +165,7 @@ const char * check_key_tensor(const uint64_t * words) {
     if (words[0] > INT32_MAX) {
         return "a tensor has an impossible type";
     }
-    // A type that is newer than this library is not an error: no program can look for its kernel here, and the other
+    // A type that is newer than this library is not an error: this library looks up no node of that type, and the other
     // kernels work.
     if (const type_traits * type = find_type(static_cast<int64_t>(words[0]))) {
         if (!canonicalize(*type, ne, nb)) {

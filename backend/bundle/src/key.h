@@ -23,7 +23,7 @@ constexpr const char * SOURCE        = "source";
 constexpr uint32_t     SOURCE_FORMAT = 3;  // the first format of bundles that has such keys
 constexpr size_t       SOURCE_WORDS  = 3;  // fewer than in an op's key
 
-constexpr size_t MIN_SLOTS = 8;            // of a hash table
+constexpr size_t MIN_SLOTS = 8;            // slots of a hash table
 
 // Returns how many taken slots the searches for all n keys together may pass. In a table that is at most half full each
 // search passes one or two. Without a limit a crafted file could keep a program busy for hours.

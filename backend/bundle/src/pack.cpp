@@ -1,4 +1,4 @@
-// Packs: the index is copied and checked, the NEFFs stay in the file.
+// Packs: the reader copies and checks the index; the NEFFs stay in the file.
 
 #include "bundle.h"
 #include "error.h"
@@ -106,7 +106,7 @@ void read_neffs(const gguf_file & file, neuron_kernels & bundle) {
     }
 }
 
-// Reads the core memory that programs take, which not every pack states.
+// Reads the core memory that programs take; older packs do not state it.
 void read_memory(const gguf_file & file, neuron_kernels & bundle) {
     constexpr const char * KEY = "kernelgen.neff.memory";
 
@@ -152,7 +152,7 @@ void read_keys(const gguf_file & file, uint32_t format, neuron_kernels & bundle)
     }
 }
 
-// Reads the hash table, which must equal the one that the keys give.
+// Reads the hash table, which must equal the table computed from the keys.
 void read_slots(const gguf_file & file, neuron_kernels & bundle) {
     constexpr const char * KEY = "kernelgen.key.slots";
 

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), for the check that a NEFF's bytes are the ones in its bundle's index.
+// SHA-256 (FIPS 180-4), to check a NEFF's bytes against the digest in its bundle's index.
 
 #pragma once
 

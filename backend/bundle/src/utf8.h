@@ -8,7 +8,7 @@
 
 namespace nk {
 
-// Returns how many bytes from the beginning are valid UTF-8: all, or those before the first character that is
+// Returns how many bytes from the beginning are valid UTF-8: all, or the bytes before the first character that is
 // incomplete, overlong or invalid (half of a UTF-16 pair, or above U+10FFFF).
 inline size_t utf8_length(std::string_view text) {
     size_t at = 0;
@@ -17,7 +17,7 @@ inline size_t utf8_length(std::string_view text) {
         uint64_t     eight;
         if (left >= sizeof(eight)) {
             memcpy(&eight, text.data() + at, sizeof(eight));
-            if ((eight & 0x8080808080808080) == 0) {  // ASCII, as nearly all text is
+            if ((eight & 0x8080808080808080) == 0) {  // ASCII, like nearly all text
                 at += sizeof(eight);
                 continue;
             }

@@ -1,4 +1,4 @@
-// Which lookups find a kernel and which do not, and that a lookup allocates nothing.
+// Tests which lookups find a kernel and which do not, and that a lookup allocates no memory.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -277,7 +277,7 @@ static void test_a_neff_that_is_not_the_indexs_is_noticed(const std::string & by
     neuron_kernels_close(bundle);
 }
 
-// FIPS 180-4's examples, and every length of the last block.
+// The examples of FIPS 180-4, and every length of the last block.
 static void test_sha256() {
     CHECK(test::digest_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     CHECK(test::digest_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

@@ -1,4 +1,4 @@
-// Looks every kernel of a bundle up as a backend does, from the table that lookups.py writes.
+// Looks up every kernel of a bundle, as a backend does, from the table that lookups.py writes.
 
 #pragma once
 
@@ -103,7 +103,8 @@ inline bool is_simulated_neff(const void * data, size_t size) {
 }
 
 // Checks that a bundle holds exactly the kernels of a table, that each is found by its description and by its id, and
-// that its NEFF is the index's. Also checks that a description that differs in any part finds another kernel or none.
+// that its NEFF equals the index's digest. Also checks that a description that differs in any part finds another kernel
+// or none.
 inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup> & lookups) {
     CHECK_MSG(neuron_kernels_count(bundle) == lookups.size(), "%zu in the bundle, %zu in the table",
               neuron_kernels_count(bundle), lookups.size());
@@ -155,8 +156,7 @@ inline void check_bundle(const neuron_kernels * bundle, const std::vector<lookup
             if (i < k.inputs.size()) {
                 differs("presence", [&](lookup & l) { tensor(l).type = NEURON_KERNELS_ABSENT; });
             }
-            // and the differences that must not matter: ggml leaves any value in the strides of dimensions with one
-            // element
+            // the differences that do not matter: ggml leaves any value in the strides of dimensions with one element
             lookup same = k;
             for (int d = 1; d < 4; d++) {
                 if (unchanged.ne[d] == 1) {

@@ -1,4 +1,4 @@
-// Which bundles the library rejects, with which status, and that the message states the mistake and its place.
+// Tests which bundles the library rejects, with which status, and that the message states the mistake and its place.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -364,7 +364,7 @@ static void test_wrong_graphs() {
     CHECK_MSG(open_exactly(test::make_pack({ k }).bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
 }
 
-// Additions of a later kernelgen that this library ignores.
+// Unknown additions, as a later kernelgen may make, are ignored.
 static void test_unknown_things_are_ignored() {
     pack p = test::make_pack(test::sample_kernels());
     p.values.insert(p.values.begin(), { "kernelgen.later", test::ARRAY, test::array<int32_t>(test::I32, { 1, 2 }) });
@@ -373,7 +373,7 @@ static void test_unknown_things_are_ignored() {
     std::string message;
     CHECK_MSG(open_exactly(p.bytes(), message) == NEURON_KERNELS_OK, "%s", message.c_str());
 
-    // A tensor type that ggml may add later: a program can't look for its kernel here, and finds the others.
+    // A tensor type that ggml may add later: lookups of this type fail, and other lookups find their kernels.
     pack                        later = test::make_pack({ test::sample_kernels()[7] });
     std::vector<uint64_t>       words = test::key_words(test::sample_kernels()[7]);
     const std::vector<uint32_t> ends  = { 0, static_cast<uint32_t>(words.size()) };
@@ -419,7 +419,7 @@ static void test_memory_of_programs() {
     wrong(25, 0, "'kernelgen.neff.memory': has 25 items; expected 24");
     wrong(24, (uint64_t(1) << 40) + 1, "item 23 is 1099511627777 bytes; expected at most 1099511627776");
 
-    // An earlier table without programs' memory: the bytes after it are none of its members.
+    // An earlier table without the memory of programs: the bytes after it are not members.
     const uint32_t       numbers[] = { 0 };
     const uint64_t       memory[]  = { 1, 2, 3 };
     neuron_kernels_table table     = {};
@@ -482,7 +482,7 @@ static void test_files(const std::string & folder) {
             neuron_kernels_read(bundle, static_cast<int32_t>(i), copy.data(), size, message, sizeof(message));
         CHECK(status == NEURON_KERNELS_ERROR_CORRUPT && strstr(message, "replace a pack by renaming another one over"));
     }
-    // The library reads the file that it opened, and not another one of its name.
+    // The library reads the file that it opened, even after another file takes its name.
     write(path, test::make_pack(kernels).bytes());
     CHECK(neuron_kernels_verify(bundle, 0, message, sizeof(message)) == NEURON_KERNELS_OK && !*message);
     unlink(path.c_str());
@@ -561,7 +561,7 @@ static void test_embedded_neffs_are_verified() {
         }
         neuron_kernels_close(bundle);
     }
-    // A table of an API version without digests: the bytes after it are none of its members.
+    // A table of an API version without digests: the bytes after it are not members.
     table.struct_size = offsetof(neuron_kernels_table, neff_sha256);
     table.neff_sha256 = "no digest";
     CHECK(neuron_kernels_open_embedded(&table, &bundle, message, sizeof(message)) == NEURON_KERNELS_OK);

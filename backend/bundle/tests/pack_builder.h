@@ -1,7 +1,7 @@
 // Makes packs in memory, valid and invalid: a test can change every value and tensor before the bytes are written.
 //
-// It computes keys and their hash table with the library's own code, so it can't test that code; key_test and the packs
-// that kernelgen writes do that.
+// It computes keys and their hash table with the library's own code, so it can't test that code. key_test and tests
+// with kernelgen's packs do that.
 
 #pragma once
 
@@ -214,12 +214,12 @@ inline pack make_pack(const std::vector<kernel> & kernels) {
     return out;
 }
 
-// Returns the memory of the program of NEFF `i` in packs and trees of tests.
+// Returns the program memory of NEFF `i` in the packs and trees of tests.
 inline std::vector<uint64_t> neff_memory(size_t i) {
     return { 64 * i, 32 * i + 1, i % 2 ? uint64_t(1) << 40 : 0 };
 }
 
-// Adds the memory of its programs to a pack.
+// Adds the memory of programs to a pack.
 inline void add_memory(pack & p) {
     std::vector<uint64_t> all;
     for (size_t i = 0; i < p.tensors.size(); i++) {

@@ -1,4 +1,4 @@
-// The contents of an open tree, and the trees that the library rejects.
+// Tests the contents of an open tree, and which trees the library rejects.
 
 #include "check.h"
 #include "neuron_kernels.h"
@@ -278,7 +278,7 @@ static void let_hash_be_zero(test::kernel & k) {
     memcpy(&k.op_params[14], &last, sizeof(last));
 }
 
-// An index whose keys all have the same hash: searches would take longer with each kernel.
+// Rejects an index whose keys all have the same hash: the time of a search would grow with the number of kernels.
 static void test_keys_of_one_hash_are_refused(const fs::path & folder) {
     std::vector<test::kernel> kernels(2000, test::sample_kernels()[0]);
     for (size_t i = 0; i < kernels.size(); i++) {
@@ -292,7 +292,7 @@ static void test_keys_of_one_hash_are_refused(const fs::path & folder) {
     CHECK_MSG(message.find("its keys have more equal hashes") != std::string::npos, "%s", message.c_str());
 }
 
-// Every truncation of an index.
+// Tests every truncation of an index.
 static void test_truncation(const fs::path & folder, const std::vector<test::kernel> & kernels) {
     const std::string right = make_index(kernels);
     neuron_kernels *  bundle;

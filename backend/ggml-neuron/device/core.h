@@ -27,12 +27,12 @@
 struct neuron_core;
 
 // Alignment of the backend's allocations, in bytes. Kernel arguments are slices of device tensors, and DMA of less than
-// 512 bytes, or not aligned to 512, is slow. A view may begin anywhere.
+// 512 bytes, or not aligned to 512, is slow. A view may begin at any byte.
 constexpr size_t NEURON_ALIGNMENT = 512;
 
-// Core memory that libnrt takes for programs: micro-code once per physical core, and a shared scratchpad, of which this
-// constant is a page. Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a spill,
-// which bundles state. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+// Core memory that libnrt takes for programs: micro-code once per physical core, and a shared scratchpad; the second
+// constant is a page of it. Besides its tensors each program also takes 64 bytes per instruction and 32 per run of a
+// spill, which bundles state. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
 constexpr size_t NEURON_MICROCODE_MEMORY  = (size_t) 96 << 20;
 constexpr size_t NEURON_SCRATCHPAD_MEMORY = (size_t) 64 << 20;
 
@@ -68,7 +68,7 @@ class neuron_known_bytes {
     uint64_t             clock = 0;
 };
 
-// A deferred write. One transfer carries it together with its neighbors.
+// A deferred write. It shares a transfer with its neighbors.
 struct neuron_staged {
     size_t               offset = 0;
     size_t               room   = 0;  // bytes from the offset on that belong to no other tensor
@@ -172,14 +172,14 @@ struct neuron_model {
     uint64_t              last_used = 0;
     bool                  evicted   = false;   // it was unloaded to free memory
     bool                  measured  = false;   // its memory was measured
-    neuron_program_memory memory;              // as its bundle states
+    neuron_program_memory memory;              // as stated in its bundle
     bool                  collective = false;  // loaded on several cores at once; never unloaded to free memory
 
     // Why the model does not fit even after every other model was unloaded; "" when it was not refused. The core tries
     // it again only when its tensors take less memory than `refused_beside`.
     std::string refused;
     size_t      refused_beside = 0;  // bytes
-    std::string broken;              // why it is unusable for good; "" when no reason is known
+    std::string broken;              // why it is unusable for good; "" without a known reason
 };
 
 // A kernel bound to operands.
@@ -219,13 +219,13 @@ struct neuron_core {
     // memory stays free beside the memory of the bundles' programs.
     neuron_memory * allocate_spare(size_t size, const neuron_programs & all);
 
-    // Sets both to 0 when the library does not report them. The free memory excludes an estimate for programs that are
+    // Sets both to 0 when the library reports no figures. The free memory excludes an estimate for programs that are
     // not loaded yet: their bundles' figures times the measured ratio of the loaded programs. A program without a
     // figure counts as the average of the loaded ones.
     void memory_stats(const neuron_programs & all, size_t * free, size_t * total);
 
-    // Loads the kernels' NEFFs until the memory is full, and unloads nothing. Prints a line when this takes long on a
-    // device. Reports failures; `bind` tries those programs again.
+    // Loads the kernels' NEFFs until the memory is full, without unloading programs. Prints a line when this takes long
+    // on a device. Reports failures; `bind` tries those programs again.
     void preload(const std::vector<neuron_kernel> & kernels);
 
     // Reads the NEFF of a program with collectives; sets `neff` to empty if the program is already loaded. On a broken
@@ -360,7 +360,7 @@ struct neuron_core {
     std::atomic<size_t>          n_measured{ 0 };         // programs whose size was measured at loading
     std::atomic<size_t>          measured_bytes{ 0 };     // their bytes
     std::atomic<size_t> compared_bytes{ 0 };   // bytes of the measured programs that also have a figure in their bundle
-    std::atomic<size_t> stated_bytes{ 0 };     // the bundles' figures for those
+    std::atomic<size_t> stated_bytes{ 0 };     // the bundles' figures for the same programs
     std::atomic<size_t> loaded_bytes{ 0 };     // the bundles' figures for the loaded programs
     std::atomic<size_t> loaded_unstated{ 0 };  // the number of loaded programs without a figure
     std::atomic<size_t> loaded_pages{ 0 };     // their bytes of the scratchpad

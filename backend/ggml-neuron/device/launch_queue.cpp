@@ -15,11 +15,11 @@
 #include <cstdlib>
 #include <thread>
 
-// libnrt's queue holds no more requests.
+// The most requests in libnrt's queue.
 static constexpr size_t MAX_DEPTH = 63;
 
-// A queue that was full tries one more launch after this many: whatever filled it may be gone, or the programs may be
-// smaller now.
+// After a full queue, the backend tries one more launch after this many launches: the other requests may be done, or
+// the programs may be smaller now.
 static constexpr size_t WIDEN_AFTER = 32;
 
 // Reads the most launches in flight. Reports an invalid value of the variable once.
@@ -38,7 +38,7 @@ static uint64_t next_stream_id() {
 
 neuron_stream::neuron_stream() : id(next_stream_id()) {}
 
-// At most the user's limit for the runtime.
+// The user's limit for the runtime also applies.
 size_t neuron_queue_depth(const neuron_nrt & nrt) {
     if (!nrt.has_queues) {
         return 1;
@@ -208,8 +208,8 @@ NRT_STATUS neuron_launch_queue::judge(const queued_launch & q, NRT_STATUS status
 // waiting
 //
 
-// Asks the runtime about a launch; any thread may call this. AWS documents NRT_INVALID for a launch that the runtime
-// does not have; a closed library has none, either. With any other error the launch is not complete: the device may
+// Queries the runtime for a launch; any thread may call this. AWS documents NRT_INVALID for a launch that the runtime
+// does not have; a closed library has no launches. With any other error the launch is not complete: the device may
 // write its results, and the runtime its status.
 neuron_launch_queue::answer neuron_launch_queue::ask(nrta_seq_t seq) {
     bool             completed = false;
@@ -308,7 +308,7 @@ neuron_launch_queue::answer neuron_launch_queue::wait_completed(nrta_seq_t seq) 
             } else if (!signals) {
                 std::this_thread::sleep_for(std::chrono::microseconds(5));
             } else if (!registered) {
-                // then asks once more: AWS does not document a registration for a completed launch
+                // then queries once more: AWS does not document a registration for a completed launch
                 registered = signals = nrt.nrta_event_register_seq_id_completion(seq, event) == NRT_SUCCESS;
             } else {
                 pollfd    wanted = { event, POLLIN, 0 };

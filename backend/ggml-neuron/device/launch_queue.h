@@ -5,8 +5,8 @@
 // memory that a launch uses, it waits for the launches that use it. Waiting unlocks the core's mutex: other threads
 // read, write and allocate meanwhile.
 //
-// Work that must wait for another core is a job: a copy from there, or an event. A stream's work behind a job is a job,
-// too. A thread of the core does its jobs in order, each after the work that it waits for, and the thread that queues a
+// Work that must wait for another core is a job: a copy from there, or an event. A stream's work behind a job is also a
+// job. A thread of the core runs its jobs in order, each after the work that it waits for, and the thread that queues a
 // job continues at once. While no jobs are queued, launches go straight to the runtime.
 //
 // All queued work of all cores has one order in time: a job and its fence on another core are queued with both mutexes
@@ -66,7 +66,7 @@ constexpr size_t NEURON_QUEUE_DEPTH = 3;
 // The number of work that is not queued: everything in the queue is before it.
 constexpr uint64_t NEURON_LAST = UINT64_MAX;
 
-// The work of a job. It runs with the core's mutex locked, and may unlock it. `number` is the job's.
+// The work of a job. It runs with the core's mutex locked, and may unlock it. `number` is the job's number.
 using neuron_work = std::function<NRT_STATUS(uint64_t number)>;
 
 // Unlocks a mutex during its lifetime.
@@ -92,7 +92,7 @@ class neuron_launch_queue {
     // Returns whether a launch may still be in flight when `launch` returns.
     bool is_queue() const { return depth > 1; }
 
-    // Ends the thread that does jobs. There must be no jobs left, and the caller must not hold the core's mutex.
+    // Ends the thread that runs jobs. There must be no jobs left, and the caller must not hold the core's mutex.
     void stop();
 
     // The caller of the functions below holds the core's mutex. Functions that wait unlock it meanwhile.
@@ -108,7 +108,7 @@ class neuron_launch_queue {
 
     // Launches a bound kernel, whose model is loaded, for a graph of the stream. Returns the status at the launch: a
     // later failure sets `stream.failed`. NRT_QUEUE_FULL: nothing was launched. A launch that would read poisoned bytes
-    // fails instead. `node` describes the computed node; `number` is the launching job's, or NEURON_LAST.
+    // fails instead. `node` describes the computed node; `number` is the launching job's number, or NEURON_LAST.
     NRT_STATUS launch(neuron_bound_launch & bound_launch,
                       neuron_stream &       stream,
                       uint64_t              graph,
@@ -119,8 +119,8 @@ class neuron_launch_queue {
     // has yet to read.
     bool must_queue(const std::vector<neuron_use> & uses) const;
 
-    // Queues a job for a stream's graph. Its failure counts as a launch's: the stream's status is set and the written
-    // bytes are poisoned.
+    // Queues a job for a stream's graph. Its failure has the effects of a failed launch: it sets the stream's status
+    // and poisons the written bytes.
     void queue(neuron_stream & stream, std::vector<neuron_use> uses, neuron_work work);
 
     // Blocks all writes to bytes until remove_fence, which follows the read by another core's job. Returns the fence's
@@ -128,14 +128,14 @@ class neuron_launch_queue {
     uint64_t add_fence(const neuron_use & use);
     void     remove_fence(uint64_t number);
 
-    // Numbers of launches queued in the runtime, of those queued while another was in flight, and of jobs.
+    // Numbers of launches queued in the runtime, of launches queued while another was in flight, and of jobs.
     uint64_t queued() const { return n_launched; }
 
     uint64_t overlapping() const { return n_overlapping; }
 
     uint64_t jobs_done() const { return n_jobs; }
 
-    // Wait for launches, jobs and fences: for all that conflict with an access by work number `before`, for all of a
+    // Wait for launches, jobs and fences: for all that conflict with an access by work number `before`, for all in a
     // stream, and for all up to a number.
     void wait_for_use(const neuron_use & use, uint64_t before = NEURON_LAST);
 
@@ -229,7 +229,7 @@ class neuron_launch_queue {
     std::deque<std::unique_ptr<queued_launch>> parked;
     std::deque<std::unique_ptr<job>>           jobs;    // in order, behind all launches
     std::vector<fence>                         fences;  // in order
-    std::thread                                worker;  // does the jobs; starts with the first one
+    std::thread                                worker;  // runs the jobs; starts with the first one
     bool                                       stopping = false;
     std::vector<poisoned_range>                poisoned;
     std::vector<int>                           events;      // eventfds that no thread waits for

@@ -35,7 +35,7 @@ bool neuron_core::evict() {
     return true;
 }
 
-// The number of reloads that triggers a message about programs taking turns: occasional evictions cause fewer.
+// This many reloads cause a message that programs take turns: occasional evictions cause fewer.
 static constexpr size_t MANY_RELOADS = 32;
 
 void neuron_core::note_reload() {

@@ -119,8 +119,9 @@ static void ggml_backend_neuron_keep_slots(const ggml_cgraph *                  
     }
 }
 
-// Loads the programs of a graph. When llama.cpp makes a context, it has the graphs optimized that it reserves memory
-// for: the longest ones and those for one token. So the first token does not wait for their programs.
+// Loads the programs of a graph. When llama.cpp makes a context, it calls graph_optimize for the graphs that it
+// reserves memory for: the longest ones, and the graphs for one token. So the first token does not wait for their
+// programs.
 static void ggml_backend_neuron_preload(const ggml_backend_neuron_context & ctx,
                                         const ggml_cgraph *                 cgraph,
                                         const neuron_groups &               groups) {

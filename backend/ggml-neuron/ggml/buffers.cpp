@@ -127,7 +127,7 @@ std::string neuron_read_packed(neuron_buffer &                                  
 
 namespace {
 
-// Memory for data that threads write. It is not zeroed, because a single thread would do that.
+// Memory for data that threads write. It is not zeroed, because zeroing uses a single thread.
 class neuron_room {
   public:
     uint8_t * get(size_t n) {
@@ -341,7 +341,8 @@ static void neuron_set_packed(ggml_backend_buffer_t       buffer,
     all.taken += taken;
 }
 
-// ggml's allocators align each tensor, so the bytes between a whole tensor and the next boundary belong to no other.
+// ggml's allocators align each tensor, so the bytes between a whole tensor and the next boundary belong to no other
+// tensor.
 std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     const neuron_buffer & ctx   = *neuron_buffer_of(tensor);
     const bool            whole = neuron_is_whole(tensor, offset, size);
@@ -462,7 +463,7 @@ bool ggml_backend_neuron_buffer_cpy_tensor(ggml_backend_buffer_t buffer, const g
         return false;  // the runtime copies only between tensors of one core
     }
     if (neuron_layout(src) || neuron_layout(dst)) {
-        return false;  // ggml reads one and writes the other, each in ggml's order
+        return false;  // ggml reads one tensor and writes the other, both in ggml's order
     }
     std::lock_guard<std::mutex> lock(to->core->mutex);
     const size_t                size = ggml_nbytes(src);

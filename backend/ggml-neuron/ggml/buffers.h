@@ -26,7 +26,7 @@ struct neuron_buffer {
     neuron_memory * memory = nullptr;
 
     // ggml computes and compares addresses within a buffer. The buffer reserves these addresses, so that no other
-    // memory has them, and protects them, so that code that takes them for host memory ends with a signal at once.
+    // memory has them, and protects them, so that a program that accesses them as host memory gets a signal at once.
     char * base     = nullptr;
     size_t reserved = 0;
 
@@ -68,7 +68,7 @@ std::string neuron_read_or_recall(neuron_buffer &                      buffer,
                                   size_t                               size,
                                   const std::function<std::string()> & read);
 
-// Writes bytes of a graph's input, which is in no layout, before the graph is computed. The write may be deferred.
+// Writes bytes of a graph's input, which has no layout, before the graph is computed. The write may be deferred.
 // Returns "", or the failure so far.
 std::string neuron_write_input(const ggml_tensor * tensor, const void * data, size_t offset, size_t size);
 

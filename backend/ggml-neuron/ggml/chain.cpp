@@ -246,7 +246,8 @@ void neuron_chain::find_unread(const std::vector<step> & taken, known & k) const
     }
 }
 
-// Makes each rank's graph: its parts, and a node for each reduction. A reader of the sum has the summand as its source.
+// Makes each rank's graph: its parts, and a node for each reduction. In a reader of the sum, the summand replaces the
+// sum as a source.
 void neuron_chain::make(const std::vector<step> & taken, known & k) const {
     find_unread(taken, k);
     for (size_t rank = 0; rank < ranks.size(); rank++) {
@@ -341,7 +342,7 @@ bool neuron_chain::load(known & k) {
         std::vector<uint8_t> neff;
         size_t               n_loaded = 0;
         bool                 readable = true;
-        for (const ggml_backend_neuron_context * rank : ranks) {  // before any rank loads it, and waits for the others
+        for (const ggml_backend_neuron_context * rank : ranks) {  // before any rank loads it and waits for others
             readable = rank->device->core->read_collective(kernel, neff) && readable;
             n_loaded += neff.empty();
         }
@@ -411,8 +412,8 @@ neuron_chain::outcome neuron_chain::compute(const std::vector<step> & taken, kno
         const std::lock_guard<std::mutex> lock(rank->device->core->mutex);
         rank->stream.graph++;
     }
-    // In a queue, programs with reductions need no thread that waits for the other ranks. Each is queued on all ranks
-    // before one rank continues, because later work, or a full queue, waits for it.
+    // In a queue, programs with reductions need no thread that waits for the other ranks. Each program is queued on all
+    // ranks before one rank continues, because later work, or a full queue, waits for it.
     const bool is_queued = std::all_of(ranks.begin(), ranks.end(), [](const ggml_backend_neuron_context * rank) {
         return rank->device->core->launch_queue.is_queue();
     });

@@ -39,7 +39,7 @@ struct ggml_backend_neuron_device_context {
     std::string              host_name;
     ggml_backend_buffer_type host_buffer_type{};
 
-    // Buffer types for weights that some kernel takes, then NULL.
+    // Buffer types for weights that kernels take, then NULL.
     std::vector<ggml_backend_buffer_type_t> extra_bufts;
 
     // The number of contexts that compute parts of nodes on the device for ggml's meta backend (-sm tensor).

@@ -98,7 +98,7 @@ static void drop_copies(kept_buffer & kept, const void * data, size_t size) {
     }
     for (const kept_copy & c : dropped) {
         neuron_core &                     core = *c.memory->core;
-        const std::lock_guard<std::mutex> lock(core.graph_mutex);  // no graph that uses it is half launched
+        const std::lock_guard<std::mutex> lock(core.graph_mutex);  // no thread is launching a graph that uses it
         core.free(c.memory);
     }
 }
@@ -244,7 +244,7 @@ bool neuron_locate_kept(neuron_core &           core,
                         neuron_operand &        operand) {
     const ggml_tensor * root = neuron_root_of(t);
     kept_buffer *       kept = kept_buffer_of(root);
-    // ops of other backends write to trained weights, too
+    // ops of other backends also write to trained weights
     if (!kept || root->buffer->usage != GGML_BACKEND_BUFFER_USAGE_WEIGHTS || root->op != GGML_OP_NONE ||
         (root->flags & GGML_TENSOR_FLAG_PARAM) != 0 || (t != root && !neuron_is_view_op(t->op)) || ggml_is_empty(t)) {
         return false;

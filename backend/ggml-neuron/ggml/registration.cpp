@@ -287,7 +287,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     shared.buffers = ggml_backend_neuron_choose_buffers(shared.kernels);
     NEURON_LOG("%zu kernels in %zu bundles; tensors in %s memory\n", shared.kernels.n_kernels(),
                shared.kernels.n_bundles(), shared.buffers == neuron_buffers::DEVICE ? "device" : "host");
-    // A device that computes nothing does harm: llama.cpp turns flash attention off for it, and puts weights there.
+    // A device without kernels does harm: llama.cpp turns flash attention off for it, and puts weights there.
     if (shared.kernels.n_kernels() == 0 && !neuron_recording()) {
         const bool named = !neuron_variable("GGML_NEURON_KERNEL_DIR").empty();
         ggml_backend_neuron_no_devices(named ? "GGML_NEURON_KERNEL_DIR has no kernels that can be used here"
@@ -370,7 +370,7 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         auto *      shared = new ggml_backend_neuron_reg_context;
         std::string message;
         neuron_warn_of_unknown_variables();
-        neuron_fallback_bytes();  // reports an invalid variable now, not at the first kept weight
+        neuron_fallback_bytes();  // reports an invalid variable now, not when the first weight is kept
 #ifdef GGML_NEURON_GGML_VERSION
         message = ggml_backend_neuron_other_ggml();
         if (!message.empty()) {
@@ -380,7 +380,7 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
 #endif
         shared->nrt = neuron_nrt_get(message);
         if (!shared->nrt) {
-            // Without the library and without any variable set, the user expects no devices.
+            // Without the library, and with no variable set, the user expects no devices.
             if (neuron_any_variable() || message.rfind("no libnrt: ", 0) != 0) {
                 ggml_backend_neuron_no_devices(message);
             }
@@ -402,7 +402,7 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
         if (shared->devices.empty()) {
             ggml_backend_neuron_no_devices(shared->nrt->path + " sees no NeuronCore");
         }
-        // Registered after libnrt's handler, and so runs before libnrt is closed.
+        // Registered after libnrt's handler, so it runs before libnrt is closed.
         atexit([] {
             const std::string nothing = neuron_nothing_computed();
             if (!nothing.empty()) {

@@ -183,7 +183,7 @@ class splitting {
 };
 
 // Returns whether kernels compute attention of the same heads, or gather rows of as many elements, for other numbers of
-// tokens, cells or sequences: one kernel serves all of these. Memory is reserved for the longest call, and a program
+// tokens, cells or sequences: one kernel computes all of these. Memory is reserved for the longest call, and a program
 // may never make it.
 bool is_longer_than_kernels(const ggml_tensor * part) {
     const bool attends = part->op == GGML_OP_FLASH_ATTN_EXT;

@@ -78,8 +78,8 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     if (layout) {
         takes = neuron_wants_layout(device, op, weight, layout);
     } else {
-        // llama.cpp asks about attention's sinks with a SCALE op. Sinks on the CPU would end a part of the graph before
-        // attention.
+        // llama.cpp calls supports_op for attention's sinks with a SCALE op. Sinks on the CPU would end a part of the
+        // graph before attention.
         const bool sinks = op->op == GGML_OP_SCALE && store.has_sinks(weight->ne[0]);
         takes            = !neuron_wants_any_layout(device, op, weight) &&
                            (sinks || store.has_signature(op) || (neuron_recording() && neuron_can_be_built(op)));
@@ -88,8 +88,8 @@ static bool neuron_takes_weight(const ggml_backend_neuron_device_context * devic
     return takes;
 }
 
-// Returns whether some kernel of an op takes a weight, one of its sources, whole or cut along one axis, as a device's
-// part of it.
+// Returns whether some kernel of an op takes a weight, one of its sources, as a whole or as a device's part, cut along
+// one axis.
 static bool neuron_has_kernel_for_parts(const ggml_tensor * op, const ggml_tensor * weight) {
     const auto src   = std::find(op->src, op->src + GGML_MAX_SRC, weight) - op->src;
     bool       found = false;
@@ -144,14 +144,14 @@ static bool neuron_takes_parts(const ggml_tensor * op, const ggml_tensor * weigh
 
 // A device's answer for a node.
 struct neuron_opinion {
-    bool has_kernel = false;  // and it is not broken on the core
-    bool is_member  = false;  // of some group with usable kernels, or of one with another number of tokens
+    bool has_kernel = false;  // and the kernel is not broken on the core
+    bool is_member  = false;  // of a group with usable kernels, or of such a group for another number of tokens
 
     bool is_known() const { return has_kernel || is_member; }
 };
 
-// Returns a device's answer. If a bundle has no kernel for the node alone, the CPU computes it when the graph has it
-// among other nodes than its groups do.
+// Returns a device's answer. If a bundle has no kernel for the node alone, the CPU computes it in graphs in which it is
+// in no group.
 static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const neuron_kernel_store & store  = ggml_backend_neuron_shared().kernels;
     const auto                  answer = store.answer(op);
@@ -170,8 +170,8 @@ static neuron_opinion neuron_opinion_of(const ggml_backend_neuron_device_context
     return opinion;
 }
 
-// Returns whether kernels compute a node. For a node of llama.cpp's probe of a sampler, returns the answer for the
-// kernels' own numbers of candidates.
+// Returns whether kernels compute a node. For a node of llama.cpp's probe of a sampler, answers for the kernels' own
+// numbers of candidates.
 static bool neuron_is_known(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     if (neuron_opinion_of(device, op).is_known()) {
         return true;
@@ -207,15 +207,15 @@ static bool neuron_keeps_updates(const ggml_backend_neuron_device_context * devi
     return true;
 }
 
-// Returns whether the device takes a node without elements when tensors are in host memory: only if it may be among the
-// nodes of a group. If a device had only such nodes of a graph, ggml would give it a buffer of 0 bytes, consider these
-// nodes (whose address is NULL) not allocated, and end the program. The CPU takes them at no cost.
+// Returns whether the device takes a node without elements when tensors are in host memory: only if it may belong to a
+// group. If a device had only such nodes of a graph, ggml would give it a buffer of 0 bytes, consider these nodes
+// (whose address is NULL) not allocated, and end the program. The CPU takes them at no cost.
 static bool neuron_takes_empty(const ggml_backend_neuron_device_context * device, const ggml_tensor * op) {
     const neuron_kernel_store & store = ggml_backend_neuron_shared().kernels;
     return device->fusion.is_enabled() && !store.groups.empty() && store.has_signature(op);
 }
 
-// Warns once of a node with ALiBi. A head's slope follows from its number and the number of heads, which differ in a
+// Warns once of a node with ALiBi. A head's slope depends on its number and the number of heads, and both differ in a
 // part.
 static void neuron_warn_of_alibi(const ggml_tensor * op) {
     static std::atomic<bool> warned{ false };
@@ -242,16 +242,17 @@ bool ggml_backend_neuron_device_supports_op(ggml_backend_dev_t dev, const ggml_t
         if (ggml_backend_buft_is_meta(weight->buffer->buft)) {
             return neuron_takes_parts(op, weight);
         }
-        // llama.cpp asks whether weights that stay with the CPU may be in the host buffer type
+        // llama.cpp tests whether weights that stay with the CPU may be in the host buffer type
         const bool elsewhere = !in_host && ggml_backend_buft_is_host(weight->buffer->buft);
         return !elsewhere && neuron_takes_weight(device, op, weight);
     }
     if (in_host) {
-        neuron_note_writes(op);  // the CPU may compute it, too
+        neuron_note_writes(op);  // the CPU may also compute it
     }
     if (device->n_comms && !in_host) {
-        // The call is about the whole node, but the device computes a part whose shapes are not given. ggml's scheduler
-        // can't give the other parts to another backend: partial results can't be copied, and parts can't move.
+        // The call passes the whole node, but the device computes a part, whose shapes are unknown here. ggml's
+        // scheduler can't give the other parts to another backend: partial results can't be copied, and parts can't
+        // move.
         neuron_warn_of_alibi(op);
         const bool takes = !neuron_is_kept_by_host(op) && neuron_has_cpu();
         if (takes) {

@@ -37,7 +37,7 @@ static bool is_whole_attention(const ggml_cgraph *                   cgraph,
 }
 
 // Replaces the last candidates by attention as a whole, if the last one ends attention and a node of it has no kernel
-// of its own, or only a kernel that its tensors must be laid out for.
+// of its own, or only a kernel that requires another layout of its tensors.
 static void find_attention(const neuron_kernel_store &     kernels,
                            const ggml_cgraph *             cgraph,
                            std::vector<neuron_candidate> & candidates) {
@@ -63,7 +63,7 @@ static void find_attention(const neuron_kernel_store &     kernels,
 }
 
 // Returns whether a SET_ROWS may write only its first rows: its row numbers are an input of the graph, and may turn out
-// to be those.
+// to be the first numbers.
 static bool may_have_first_rows(const ggml_cgraph * cgraph, const ggml_tensor * node, neuron_unmet unmet) {
     const ggml_tensor * rows = node->src[neuron_group_causal_condition::ROWS_SOURCE];
     return !unmet.rows && neuron_can_read_rows(rows) &&

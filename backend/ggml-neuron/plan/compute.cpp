@@ -102,7 +102,7 @@ static NRT_STATUS neuron_write_long_mask(neuron_core & core, neuron_stream & str
     });
 }
 
-// Requires the lock. Copies a tensor into the layout of a kernel.
+// locked. Copies a tensor into the layout of a kernel.
 static NRT_STATUS neuron_lay_out(neuron_core & core, neuron_stream & stream, const neuron_laid_copy & c) {
     if (!c.home.memory) {
         return core.write(stream, c.core, c.laid->lay_out((const uint8_t *) c.tensor->data).data());
@@ -121,7 +121,7 @@ static NRT_STATUS neuron_lay_out(neuron_core & core, neuron_stream & stream, con
     });
 }
 
-// Requires the lock. Copies a kernel's result into the layout of the node's result.
+// locked. Copies a kernel's result into the layout of the node's result.
 static NRT_STATUS neuron_take_back(neuron_core & core, neuron_stream & stream, const neuron_laid_copy & c) {
     std::vector<uint8_t> data(c.core.size);
     if (!c.home.memory) {

@@ -83,8 +83,7 @@ bool neuron_placement::add_slot(const neuron_core &       core,
 // Moves operands so that no result overlaps a source, except the slot whose memory it shares. Returns false when moving
 // does not help, in two cases. First, tensors that kernels change must overlap no other tensor of the group, because a
 // kernel orders its reads and writes freely; an exception is a sum over devices whose memory a result uses later.
-// Second, results overlap when no other node uses one of them; only computing the nodes one by one gives ggml's result
-// then.
+// Second, results overlap when no other node uses one of them; then only the nodes one by one compute ggml's result.
 bool neuron_placement::keep_apart(const neuron_group & group, const ggml_tensor *& changed) {
     const size_t n_slots = group.slots.size();
     for (size_t i = 0; i < operands.size(); i++) {

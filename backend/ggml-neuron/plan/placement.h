@@ -45,7 +45,7 @@ class neuron_placement {
         ggml_tensor *                      tensor = nullptr;  // NULL: an absent source
         size_t                             offset = 0;        // in the tensor
         const neuron_group_slot *          slot   = nullptr;  // NULL for a result
-        neuron_blocks                      blocks{};          // of which kernels have more rows
+        neuron_blocks                      blocks{};          // blocks whose rows are fewer than the kernels'
         // The kernel's layout, if the tensor is laid out for it.
         std::shared_ptr<const neuron_laid> laid{};
         bool lost = false;  // data written here is lost, because it is a result's memory later

@@ -46,7 +46,7 @@ static void bind_one(neuron_core &            core,
     planned.numbers.clear();
 }
 
-// Keeps only the first of the nodes' equal masks.
+// Merges the nodes' equal masks into the first of them.
 static void share_masks(neuron_plan & plan) {
     std::vector<size_t> made;  // by offset in scratch memory
     for (neuron_planned & planned : plan.nodes) {
@@ -117,7 +117,7 @@ static bool take_out(neuron_groups & groups, neuron_ungrouped reason, neuron_pla
     return any;
 }
 
-// Returns the conditions of a kind of all groups, without duplicates: layers share them.
+// Returns the conditions of one kind of all groups, without duplicates: layers share them.
 template <typename T>
 static std::vector<T> conditions_of(const neuron_groups & groups, std::vector<T> neuron_group::* kind) {
     std::vector<T> all;

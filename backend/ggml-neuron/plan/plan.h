@@ -44,16 +44,16 @@ struct neuron_laid_copy {
     std::shared_ptr<const neuron_laid> laid;
 };
 
-// A matrix as kernels with more columns require it, such as a mask with columns that hide the cells beyond the node's cache, or row
-// numbers that count from another row. Nodes with the same one share it.
+// A matrix in the form that kernels with more columns require. It is a mask with columns that hide the cells beyond the
+// node's cache, or row numbers that count from another row. Nodes with the same one share it.
 struct neuron_long_mask {
     const ggml_tensor * mask;
     neuron_operand      from;        // memory NULL: in host memory
     neuron_operand      to;
     neuron_wider        wider;       // columns are row numbers if `first` or `named` is set
-    size_t              offset = 0;  // in the mask's tensor: the part of a stream
+    size_t              offset = 0;  // in the mask's tensor: a stream's part
     int64_t             first  = 0;  // the row that numbers count from
-    neuron_blocks       named{};     // blocks that row numbers refer to; with neither this nor `first` it is a matrix
+    neuron_blocks       named{};     // blocks that row numbers refer to; without this and `first`, it is a matrix
 
     const uint8_t * host() const { return (const uint8_t *) mask->data + offset; }
 };
@@ -77,7 +77,7 @@ struct neuron_planned_launch {
     std::atomic<uint64_t> * counter;  // a graph kernel's; else NULL
 };
 
-// The plan of a node, or of a group of nodes or attention.
+// The plan of a single node, of a group of nodes, or of attention.
 struct neuron_planned {
     std::vector<neuron_member> members;  // in their order; one for a single node
 
@@ -95,8 +95,8 @@ struct neuron_planned {
     std::vector<neuron_long_mask> masks;
     std::vector<neuron_laid_copy> laid_out;
     std::vector<neuron_transfer>  uploads;
-    std::vector<neuron_move>      before;  // of operands that are in another place, or need more rows
-    std::vector<neuron_move>      after;   // of results, for the same reasons
+    std::vector<neuron_move>      before;  // for operands that are in another place, or need more rows
+    std::vector<neuron_move>      after;   // for results, for the same reasons
     std::vector<neuron_transfer>  downloads;
     std::vector<neuron_laid_copy> taken_back;
 
@@ -145,7 +145,7 @@ class neuron_planner {
     enum ggml_status get(const ggml_cgraph * cgraph, const neuron_plan ** plan);
 
     // Returns the groups of a graph that is not allocated yet, valid until the next call. They are kept for its plan.
-    // The thread that uses the backend calls this, as it calls `get`.
+    // Only the thread that uses the backend may call this, as with `get`.
     const neuron_groups & find_groups(const ggml_cgraph * cgraph);
 
   private:

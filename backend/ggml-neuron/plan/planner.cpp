@@ -143,7 +143,7 @@ enum ggml_status neuron_planner::keep(const ggml_cgraph * cgraph, neuron_unmet u
     const size_t  i    = unmet.index();
     neuron_plan & plan = cgraph->uid ? by_uid[i][cgraph->uid] : by_content[i][fingerprint(cgraph, true)];
     if (plan.last_used == 0) {
-        n_planned++;  // graphs of views only count, too
+        n_planned++;  // also counts graphs that have only views
     }
     plan.last_used = ++clock;
     found          = &plan;
@@ -218,10 +218,10 @@ enum ggml_status neuron_planner::get(const ggml_cgraph * cgraph, const neuron_pl
         if (status != GGML_STATUS_SUCCESS) {
             return status;
         }
-        // memory may have been freed while the check waited for data
+        // another thread may have freed memory while the check waited for data
         if (!more && plan->epoch == core.epoch) {
             return status;
         }
-        unmet = unmet | more;  // plans for `unmet` have none of these conditions
+        unmet = unmet | more;  // plans for `unmet` do not depend on these conditions
     }
 }

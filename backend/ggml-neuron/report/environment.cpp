@@ -116,7 +116,7 @@ static size_t distance(const std::string & a, const std::string & b) {
     return row.back();
 }
 
-// Warns of a variable that has the prefix and is not among the known ones.
+// Warns of a variable that has the prefix and is not in a list of names.
 template <size_t n>
 static void check(const std::string & name, const std::string & prefix, const char * const (&known)[n]) {
     if (name.rfind(prefix, 0) != 0 || std::find(std::begin(known), std::end(known), name) != std::end(known)) {

@@ -37,7 +37,7 @@ static void print(const std::string & text) {
 
 // Returns the text to print for a line: the line, a note that others are left out, or "".
 static std::string admitted(const std::string & format, const std::string & line) {
-    // Never destroyed: destructors of other static objects print messages, too.
+    // Never destroyed: destructors of other static objects also print messages.
     static auto *                     mutex = new std::mutex;
     static auto *                     said  = new std::map<std::string, std::set<std::string>>;  // lines, by format
     const std::lock_guard<std::mutex> lock(*mutex);

@@ -1,4 +1,4 @@
-// What a process computed, and where. The destructor prints it for GGML_NEURON_LOG.
+// Counts the work of a process, and where it was computed. The destructor prints the counts for GGML_NEURON_LOG.
 
 #pragma once
 
@@ -57,7 +57,7 @@ struct neuron_metrics {
     std::atomic<uint64_t> recalled{ 0 };
     std::atomic<uint64_t> read_back{ 0 };
 
-    // Groups.
+    // Counts of groups and launches.
     std::atomic<uint64_t>                                     launches{ 0 };
     std::atomic<uint64_t>                                     grouped{ 0 };  // ops in groups
     std::array<std::atomic<uint64_t>, NEURON_UNGROUPED_COUNT> outside{};     // other ops, by reason

@@ -199,8 +199,8 @@ static bool is_in_unfused_attention(const ggml_tensor * op) {
     }
 }
 
-// Reports that a program runs with flash attention and the kernels are for attention without it, or the reverse.
-// Returns whether it is so.
+// Reports that a program runs with flash attention while the kernels are for attention without it, or the reverse.
+// Returns whether it reported this.
 static bool say_other_attention(const std::vector<const ggml_tensor *> & ops,
                                 const neuron_kernel_store &              kernels,
                                 bool                                     told) {

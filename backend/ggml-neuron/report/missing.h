@@ -18,9 +18,9 @@ class neuron_missing_ops {
     void add(const ggml_tensor * op);
 
     // Prints the ops that this process has not reported yet: NEURON_MOST_LINES of them, then the number of the others.
-    // Ops of the most nodes come first, so that the order does not depend on addresses. Ops whose kernels are unusable
-    // have their own message. `graph` names the graph in words. Prints nothing while the backend records ops. Returns
-    // whether it printed something.
+    // Ops with the most nodes come first, so that the order does not depend on addresses. Ops whose kernels are
+    // unusable have their own message. `graph` names the graph in words. Prints nothing while the backend records ops.
+    // Returns whether it printed something.
     bool say(const neuron_kernel_store & kernels, const char * graph = "this graph") const;
 
   private:

@@ -13,7 +13,7 @@ struct neuron_profiled_launch {
     int         core = 0;           // number of the NeuronCore
     std::string kernel;             // the kernel's id
     std::string node;               // the computed node
-    size_t      bytes_read    = 0;  // of the memory of its operands
+    size_t      bytes_read    = 0;  // in the memory of its operands
     size_t      bytes_written = 0;
     int64_t     begin         = 0;  // nanoseconds: the launch, or the end of the launch before it if that is later
     int64_t     end           = 0;  // when it was found completed

@@ -30,7 +30,7 @@ namespace {
 // The beginning of each recording; the backend appends to no other file.
 constexpr const char * BEGINNING = "{\"format\":\"neuron-kernelgen graphs\"";
 
-// Returns the first line of the file. It states no model, which is not known here.
+// Returns the first line of the file. It states no model, because the backend does not have its name.
 std::string first_line() {
     json_line out;
     out.begin_object();
@@ -180,8 +180,8 @@ class graph_recorder final : neuron_recording_file {
 
     std::string locked() const override { return path; }
 
-    // locked. Appends pending lines to the file, behind those of other processes. Returns false while another process
-    // is writing.
+    // locked. Appends pending lines to the file, behind other processes' lines. Returns false while another process is
+    // writing.
     bool write() override {
         if (pending.empty() || failed) {
             pending.clear();

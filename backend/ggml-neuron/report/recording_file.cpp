@@ -7,8 +7,8 @@
 
 namespace {
 
-// The number of attempts to lock before data is lost, and the pause between them. Any process can keep the lock
-// forever.
+// The number of attempts to lock the file before data is lost, and the pause between them. Any process can keep the
+// lock forever.
 constexpr int                       LOCK_TRIES = 100;
 constexpr std::chrono::milliseconds LOCK_PAUSE{ 50 };
 

@@ -3,15 +3,15 @@
 #include <mutex>
 #include <string>
 
-// A process's additions to a file that other processes record into as well. A subclass writes; its destructor flushes.
+// A process's additions to a file to which other processes also record. A subclass writes; its destructor flushes.
 class neuron_recording_file {
   public:
     // Writes all pending additions; waits for other processes if necessary.
     void flush();
 
   protected:
-    // variable: the environment variable that names the file. lost: the text for a message on what is missing from the
-    // file when another process keeps it locked.
+    // `variable`: the environment variable that names the file. `lost`: a message's text on the data that is lost when
+    // another process keeps the file locked.
     neuron_recording_file(const char * variable, const char * lost) : variable(variable), lost(lost) {}
 
     ~neuron_recording_file() = default;
@@ -22,7 +22,7 @@ class neuron_recording_file {
     // Returns what another process keeps locked: the file or its folder, for a message.
     virtual std::string locked() const = 0;
 
-    // Reports why recording ends. Needs the mutex.
+    // Reports why recording ends. The caller holds the mutex.
     void fail(const std::string & message);
 
     std::mutex mutex;

@@ -43,8 +43,8 @@ static size_t count_ops(const ggml_cgraph * cgraph) {
     return (size_t) std::count_if(cgraph->nodes, cgraph->nodes + cgraph->n_nodes, neuron_is_work);
 }
 
-// Returns whether the program's own choice keeps a node off the device: one of its weights is elsewhere, and the device
-// never refused the weight. The embedding of the input tokens is an example.
+// Returns whether the program itself keeps a node off the device: one of the node's weights is elsewhere, and the
+// device never refused the weight. The embedding of the input tokens is an example.
 bool neuron_statistics::is_kept_elsewhere(const ggml_tensor * node) const {
     return neuron_is_kept_by_host(node) ||
            std::any_of(std::begin(node->src), std::end(node->src), [this](const ggml_tensor * src) {
@@ -145,7 +145,7 @@ void neuron_statistics::add(const ggml_cgraph * cgraph, const neuron_plan & plan
             }
             missing.add(member.node);
             if (first) {
-                // the scan has the nodes of other parts; attention's other nodes have no kernels of their own
+                // the scan counts the nodes of other parts; attention's other nodes have no kernels of their own
                 const bool unusable = planned.unusable && member.node == planned.last();
                 current.reasons[neuron_describe(member.node) + (unusable ? UNUSABLE : "")]++;
             }

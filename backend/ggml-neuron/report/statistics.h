@@ -1,8 +1,8 @@
-// Statistics of the graphs that a backend computed a part of: how many ops ran on the device, and how many elsewhere
-// because they have no kernel.
+// Statistics of graphs of which a backend computed at least a part: how many ops ran on the device, and how many
+// elsewhere because they have no kernel.
 //
 // ggml's scheduler gives a backend only its own parts of a graph. But such a part refers to the set of all tensors of
-// the graph (ggml_cgraph::visited_hash_set), which allows counting the ops of other backends, too.
+// the graph (ggml_cgraph::visited_hash_set), so the ops of other backends can be counted, too.
 
 #pragma once
 

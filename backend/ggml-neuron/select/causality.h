@@ -34,8 +34,8 @@ struct neuron_cell_map {
     std::array<axis, 3> outer{};         // axes with larger strides, the largest first
     size_t              n_outer = 0;
 
-    // Sets the axes to those of a tensor that is read; `cells_axis` is the cells' axis. Returns false when the strides
-    // do not give each element a distinct place.
+    // Sets the axes to the axes of a tensor that is read; `cells_axis` is the cells' axis. Returns false when the
+    // strides do not give each element a distinct place.
     bool set_axes(const int64_t ne[4], const uint64_t nb[4], int cells_axis);
 
     // Returns a row's cell.
@@ -54,8 +54,8 @@ struct neuron_causal_condition {
     bool operator==(const neuron_causal_condition & other) const;
 };
 
-// A condition for kernels that have only some rows of a cache, the first ones or a sequence's: the graph writes to no
-// other rows.
+// A condition for kernels with only some rows of a cache, either the first ones or a sequence's rows: the graph writes
+// no other rows.
 struct neuron_row_condition {
     const ggml_tensor * rows;       // numbers of the written rows: I32 or I64
     int64_t             first;      // first row of the kernels
@@ -69,8 +69,8 @@ struct neuron_row_condition {
 };
 
 // A FLASH_ATTN_EXT whose kernel leaves out cells (tools/kernelgen/ggml/causality.py) has a bit in its key's parameters,
-// which ggml leaves 0. The kernel's tokens count as the last cells, and each block of NEURON_CAUSAL_TOKENS tokens has
-// only the cells up to the block's last token.
+// which ggml leaves 0. The kernel's tokens are the last cells, and each block of NEURON_CAUSAL_TOKENS tokens has only
+// the cells up to the block's last token.
 constexpr size_t   NEURON_CAUSAL_WORD   = 7;
 constexpr uint64_t NEURON_CAUSAL_BIT    = (uint64_t) 1 << 32;
 constexpr int64_t  NEURON_CAUSAL_TOKENS = 128;
@@ -112,7 +112,7 @@ struct neuron_hidden_condition {
 struct neuron_unmet {
     static constexpr size_t N = 8;
 
-    bool causal = false;  // earlier tokens read rows of a cache that later ones write
+    bool causal = false;  // earlier tokens read rows of a cache that later tokens write
     bool rows   = false;  // the graph writes rows of a cache that its kernels lack
     bool hidden = false;  // the mask shows cells that kernels leave out
 

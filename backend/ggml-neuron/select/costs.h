@@ -13,7 +13,7 @@ struct neuron_costs {
     double                                  gb_per_s  = 0;  // rate of reading memory
     std::vector<std::pair<int64_t, double>> rows_ms;        // time of a layer by its number of rows, ascending
 
-    // Returns the figures that `use` set, or before that the table's first target's.
+    // Returns the figures that `use` has set; before its first call, the figures of the table's first target.
     static const neuron_costs & get();
 
     // Sets the figures from the file that GGML_NEURON_COSTS names, else from a target's row of the table, else from the
@@ -23,7 +23,7 @@ struct neuron_costs {
     // queued  whether launches are queued; otherwise the host waits for each
     static void use(const std::string & target, uint32_t lnc, bool queued);
 
-    // Returns the time of this many rows, relative to few rows, whose time memory bounds.
+    // Returns the time of this many rows divided by the time of few rows, which the rate of memory bounds.
     double factor(int64_t rows) const;
 
     // Returns the microseconds of a launch.
@@ -37,6 +37,5 @@ struct neuron_costs {
 
 // Reads a user's text (docs/reference/kernel-selection.md). Sets `costs` and returns "", or returns the mistake.
 //
-// one_launch_us  set to whether the text has a single `launch_us`, for launches that are queued and launches that are
-// not
+// one_launch_us  set to whether the text has a single `launch_us`, for queued launches and for others
 std::string neuron_read_costs(const std::string & text, bool queued, neuron_costs & costs, bool & one_launch_us);

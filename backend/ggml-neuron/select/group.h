@@ -24,16 +24,15 @@ struct neuron_group_slot {
     bool   written = false;                   // changed, besides the results
     bool   summed  = false;                   // changed in place by a sum over devices
     size_t row     = 0;                       // bytes per token for a group in pieces; 0: each piece has the whole slot
-    size_t source  = 0;                       // for a single node, if the tensor is not known
+    size_t source  = 0;                       // for a single node, if the tensor is unknown
 
-    int64_t             first = 0;            // for row numbers: the kernel's first row
-    neuron_group_room   room;                 // that kernels have
+    int64_t             first = 0;            // for row numbers: the first row that the kernel has
+    neuron_group_room   room;                 // the kernels' room
     const ggml_tensor * mask = nullptr;       // the tensor whose matrix gets more columns; NULL: `tensor`
 
     std::shared_ptr<const neuron_laid> laid;  // the layout of a single node's kernel, if the tensor is laid out for it
 
-    std::vector<int>
-        numbers;  // places of the nodes whose numbers this slot holds (select/numbers.h); it has no tensor then
+    std::vector<int> numbers;  // the nodes whose numbers this slot holds (select/numbers.h); such a slot has no tensor
 
     // Returns whether kernels read on in a cache behind the group's cells.
     bool goes_on() const { return room.kind == neuron_group_room::CELLS; }
@@ -47,14 +46,14 @@ struct neuron_group_result {
     int           alias  = NEURON_KERNELS_NO_ALIAS;  // the slot whose memory it shares, for an op in place
     size_t        offset = 0;                        // in the tensor
     size_t        own    = 0;                        // bytes in the tensor; 0: all
-    neuron_blocks blocks;                            // of which kernels have more rows
+    neuron_blocks blocks;                            // blocks with more rows in the kernels
 
     std::shared_ptr<const neuron_laid> laid;         // as for a slot
 };
 
 // A launch for some tokens of a group, or for the whole group.
 struct neuron_group_piece {
-    static constexpr int PREVIOUS = -1;  // the previous launch's intermediate result
+    static constexpr int PREVIOUS = -1;  // the intermediate result of the previous launch
     static constexpr int ABSENT   = -2;
     static constexpr int ALL      = -1;
 
@@ -65,13 +64,13 @@ struct neuron_group_piece {
     int              result  = ALL;  // number of the result that it computes
 };
 
-// Nodes that one kernel computes at once, or several kernels for some tokens each: a group in the narrow sense, or a
-// single node or attention.
+// Nodes that one kernel computes at once, or several kernels for some tokens each: a group of several nodes, a single
+// node, or attention.
 struct neuron_group {
-    std::vector<int>                 nodes;          // in cgraph->nodes; none: any node of this kind
+    std::vector<int>                 nodes;          // in cgraph->nodes; empty: any node of this kind
     std::vector<neuron_group_slot>   slots;
     std::vector<neuron_group_result> results;        // in the order of the nodes
-    std::vector<neuron_group_piece>  pieces;         // in turn; none: no kernel computes it
+    std::vector<neuron_group_piece>  pieces;         // in turn; empty: no kernel computes it
     int64_t                          rows  = 0;      // number of tokens that slots and results with `row` have room for
     bool                             fused = false;  // graph kernels compute it
     bool                             other = false;  // the kernels are for other numbers of tokens, or a longer cache

@@ -22,7 +22,7 @@ struct neuron_group_option {
 struct neuron_group_choice {
     std::optional<neuron_group_option> whole;    // one kernel for the whole group
     std::vector<neuron_group_option>   options;  // for pieces
-    std::vector<neuron_range>          ranges;  // the pieces; none: the whole at once is better, or nothing is possible
+    std::vector<neuron_range>          ranges;   // the pieces; empty: one launch is better, or nothing is possible
 
     // Returns the option for pieces of this many tokens, or NULL.
     const neuron_group_option * option_for(int64_t n) const;

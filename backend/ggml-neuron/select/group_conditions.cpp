@@ -19,7 +19,7 @@ bool neuron_group_conditions::can_rename(const neuron_group_fit & fit, const neu
     return true;
 }
 
-// Returns the first row of a SET_ROWS's slot in the written tensor; it is not 0 for a sequence with a cache of its own.
+// Returns the first row of a SET_ROWS's slot in the written tensor. It is not 0 for a sequence with its own cache.
 static int64_t first_row_of(const ggml_tensor * node, const neuron_group & group) {
     const auto   slot  = std::find_if(group.slots.begin(), group.slots.end(), [node](const neuron_group_slot & s) {
         return s.written && s.tensor == neuron_root_of(node);

@@ -1,4 +1,4 @@
-// A group's nodes beside the nodes of a kernel for longer groups, for the files group_fit_*.cpp
+// Compares a group's nodes with the nodes of a kernel for longer groups, for the files group_fit_*.cpp
 // (select/group_lengths.h).
 
 #pragma once
@@ -43,7 +43,7 @@ struct tensor_pair {
 
     bool is_longer(int axis) const { return ne(axis) != more(axis); }
 
-    // Returns whether the kernel's is longer along any axis but these.
+    // Returns whether the kernel's tensor is longer along any other axis than these.
     bool is_longer_beside(int axis, int other = -1) const {
         for (int i = 0; i < N_DIMS; i++) {
             if (is_longer(i) && i != axis && i != other) {
@@ -99,7 +99,7 @@ struct tensor_pair {
 struct input {
     bool                is_there = false;
     nk::graph_reference to{};
-    uint64_t            offset        = 0;  // in the group
+    uint64_t            offset        = 0;  // in the group's key
     uint64_t            kernel_offset = 0;
     tensor_pair         tensor;
     beyonds             has{};
@@ -130,7 +130,7 @@ struct slot {
     neuron_group_room room;
     size_t            size       = 0;      // bytes in the group
     size_t            added      = 0;      // ROWS: bytes from the end of the group's rows to the end of the kernel's
-    bool              is_fixed   = false;  // some use has no more bytes
+    bool              is_fixed   = false;  // some use allows no more bytes
     bool              is_used    = false;
     bool              is_written = false;
 };

@@ -23,11 +23,12 @@ class sequence_blocks {
     // Returns whether rows are in blocks.
     explicit operator bool() const { return n_blocks != 0; }
 
-    // Returns the largest number of blocks of an axis, with rows per block: the kernel's row numbers count in these.
+    // Returns the largest number of blocks of an axis, with the rows per block. The kernel's row numbers refer to these
+    // blocks.
     neuron_blocks all() const { return { n_blocks, (size_t) block.first, (size_t) block.second }; }
 
     // Returns the number of blocks of an axis that is longer in the kernel, from its extents alone. 1: the group's
-    // elements are the first ones.
+    // elements come first in the kernel's axis.
     int64_t of(int64_t ne, int64_t more) const;
 
     int64_t of(const tensor_pair & t, int axis) const { return of(t.ne(axis), t.more(axis)); }
@@ -36,10 +37,10 @@ class sequence_blocks {
     neuron_blocks bytes_of(const tensor_pair & t, int axis) const;
 
     // Returns whether a view of a node is one of its blocks, alone or with the blocks behind it, along the node's axes
-    // or as a matrix. If so, sets what is beyond the view's elements.
+    // or as a matrix. If so, sets the values beyond the view's elements.
     bool refer(const node & whole, input & in) const;
 
-    // Returns whether a node is a CONCAT of blocks and one more block. If so, sets what is beyond its elements.
+    // Returns whether a node is a CONCAT of blocks and one more block. If so, sets the values beyond its elements.
     bool follow_concat(node & n) const;
 
     // Returns whether a node has rows of several blocks.
@@ -54,7 +55,7 @@ class sequence_blocks {
     int64_t                     n_blocks = 0;                 // 0: rows are in no blocks
     std::pair<int64_t, int64_t> block{};                      // rows per block, in the group and in the kernel
 
-    std::unordered_map<const neuron_key_node *, int> joined;  // nodes that join blocks, with the axis
+    std::unordered_map<const neuron_key_node *, int> joined;  // nodes that join blocks, and the axis
 };
 
 }  // namespace neuron_fit

@@ -34,7 +34,7 @@ static bool follow_joined(node & n) {
            });
 }
 
-// Returns whether everything beyond is finite, so that weight 0 gives 0.
+// Returns whether all values beyond the group's are finite, so that weight 0 gives 0.
 static bool is_finite(beyond has) {
     return has == CELLS || has == REPEATED;
 }
@@ -91,8 +91,8 @@ static bool follow_soft_max(node & n) {
                         [](const input & sinks) { return sinks.is_longer(); });
 }
 
-// Attention without flash attention, whose scores have an axis of cells. Values beyond it are finite, become 0 by the
-// mask, and are summed as 0.
+// Attention without flash attention, whose scores have an axis of cells. Values beyond the group's cells are finite.
+// The mask turns their weights into 0, so they add 0 to the sum.
 static bool follow_scores(node & n) {
     n.has = {};
     if (ops().copies(n.key.op)) {
@@ -116,15 +116,14 @@ static bool follow_scores(node & n) {
 }
 
 //
-// rules
-//
+// rules of ops
 
-// Returns whether a copy keeps the group's elements in place, whatever the shapes.
+// Returns whether a copy keeps the group's elements in place, for any shapes.
 static bool is_copied(const tensor_pair & from, const tensor_pair & to, int axis) {
     return from.has_same_extents(to) || (from.outermost() == axis && to.outermost() == axis);
 }
 
-// Follows an axis of the result of such an op, longer or not, to its sources.
+// Follows an axis of such an op's result to its sources, whether it is longer in the kernel or not.
 static bool follow_rows_along(int axis, node & n, const neuron_token_rule & rule) {
     const bool copy   = ops().copies(n.key.op);
     const bool longer = n.tensor.is_longer(axis);
@@ -162,13 +161,14 @@ static bool follow_rows(node & n, const neuron_token_rule & rule) {
     return true;
 }
 
-// Returns whether a source has the other sources' tokens, also beyond the group's.
+// Returns whether a source has the same tokens as the other sources, also beyond the group's tokens.
 static bool follow_tokens(const input & in, int axis, common_axis & tokens) {
     const bool same = tokens.has(in.tensor, axis);
     return (!in.tensor.is_longer(axis) && !tokens.is_longer()) || (same && in.has[axis] == REPEATED);
 }
 
-// Returns whether a source has the other sources' cells. Sets `masked` if it is a mask that hides the cells beyond.
+// Returns whether a source has the same cells as the other sources. Sets `masked` if it is a mask that hides the cells
+// beyond the group's.
 static bool follow_cells(const input & in, int axis, bool is_mask, common_axis & cells, bool & masked) {
     if (!cells.has(in.tensor, axis)) {
         return false;

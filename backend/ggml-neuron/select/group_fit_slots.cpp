@@ -10,7 +10,7 @@
 
 namespace neuron_fit {
 
-// Sets the columns of a node's rows if a view of them has more columns and more rows of a matrix in the kernel.
+// Sets the columns of a node's rows if a view reads them as a matrix that has more columns and more rows in the kernel.
 static void set_matrix(node & of, const tensor_pair & view) {
     for (int column = 0; column < N_DIMS; column++) {
         for (int row = 0; row < N_DIMS; row++) {

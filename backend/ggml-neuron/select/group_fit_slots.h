@@ -9,8 +9,8 @@
 
 namespace neuron_fit {
 
-// Finds nodes that look up rows which other nodes read as a matrix with an element per pair of tokens, as T5's bias.
-// Sets their columns.
+// Finds nodes that look up rows which other nodes read as a matrix with an element per pair of tokens, such as T5's
+// bias. Sets their columns.
 void find_matrices(std::vector<node> & nodes);
 
 // Returns whether two axes of a view are the columns and rows of a matrix of a tensor's rows.

@@ -9,7 +9,7 @@
 
 namespace neuron_fit {
 
-// Each of the group's rows is at the beginning of the kernel's row, where its elements repeat behind it.
+// Each row of the group begins where the kernel's row begins. Behind it, the row's elements repeat.
 static bool refer_to_matrix(const node & of, input & in) {
     for (int column = 0; column < N_DIMS; column++) {
         for (int row = 0; row < N_DIMS; row++) {
@@ -25,7 +25,7 @@ static bool refer_to_matrix(const node & of, input & in) {
     return false;
 }
 
-// Sets what is beyond a view whose axes are a node's, in some order. Returns false for another view.
+// Sets the values beyond a view whose axes are a node's axes in some order. Returns false for another view.
 static bool refer_permuted(const node & of, input & in) {
     beyonds has{};
     int     n_axes = 0;

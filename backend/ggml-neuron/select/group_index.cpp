@@ -142,7 +142,8 @@ static std::vector<uint64_t> tokens_of(const neuron_key & key, neuron_token_kind
     return tokens;
 }
 
-// Returns the element with these tokens among patterns or families, which are longest first. Adds it if there is none.
+// Returns the element with these tokens among patterns or families, which are sorted longest first. Adds it if it is
+// missing.
 template <typename T> static T & find_or_add(std::vector<T> & all, const neuron_token_hashes & hashes) {
     const size_t n  = hashes.size();
     auto         it = std::find_if(all.begin(), all.end(), [&](const T & t) {
@@ -239,7 +240,7 @@ namespace {
 // Lengths of a node that are shorter than a member's: numbers of tokens, cells or sequences, in any dimension.
 class shorter_lengths {
   public:
-    // Returns whether a node's tensors equal a member's except for up to `most` lengths and their squares.
+    // Returns whether a node's tensors equal a member's tensors except for up to `most` lengths and their squares.
     bool are_all(const neuron_signature & node, const neuron_signature & member, size_t most) {
         for (int i = 0; i <= node.n_src; i++) {
             if (!add(node.tensors[i], member.tensors[i])) {
@@ -258,7 +259,7 @@ class shorter_lengths {
     }
 
   private:
-    // Returns whether a tensor has its axes in a member's order, and none of them longer.
+    // Returns whether a tensor's axes have the same order as the member's, and no axis is longer.
     bool add(const neuron_kernels_tensor & t, const neuron_kernels_tensor & member) {
         if (t.type == NEURON_KERNELS_ABSENT) {
             return true;

@@ -17,7 +17,7 @@
 #include <unordered_set>
 #include <vector>
 
-// Hashes of the prefixes of a sequence of tokens, from which the hash of any part follows.
+// Hashes of the prefixes of a sequence of tokens, from which the hash of any part is computed.
 class neuron_token_hashes {
   public:
     neuron_token_hashes() = default;
@@ -41,7 +41,7 @@ struct neuron_group_kernel {
     size_t                n_words;
     const neuron_bundle * bundle;
     int32_t               number;
-    double                size;  // bytes of all tensors, a measure that grows with each length
+    double                size;  // bytes of all tensors, which grow with each length
 };
 
 // Groups with the same tokens. They may differ in their wiring, and in which results are used outside.
@@ -99,7 +99,7 @@ class neuron_group_index {
     bool                                                        open   = false;
 };
 
-// What a node's token includes of its tensors and numbers. WHOLE excludes numbers if a kernel may be for any.
+// The parts of a node's tensors and numbers that its token includes. WHOLE excludes numbers if a kernel may be for any.
 enum class neuron_token_kind { WHOLE, WITHOUT_EXTENTS, WITH_NUMBERS };
 
 // Returns the token of a node, or 0 for a node that no kernel computes.

@@ -113,7 +113,7 @@ int64_t neuron_uses_in_graph(const ggml_cgraph * cgraph, const ggml_tensor * t) 
     return at != GGML_HASHSET_FULL && ggml_bitset_get(set.used, at) ? cgraph->use_counts[at] : -1;
 }
 
-// Returns ggml's nodes from the group's first one to its last one.
+// Returns ggml's nodes from the group's first node to its last one.
 static std::vector<ggml_tensor *> nodes_between(const ggml_cgraph *      cgraph,
                                                 const std::vector<int> & nodes,
                                                 const neuron_streams *   streams) {
@@ -141,8 +141,8 @@ static std::unordered_map<const ggml_tensor *, int64_t> count_uses(const std::ve
     return uses;
 }
 
-// Returns which nodes with their own memory escape: they, or views of them, are used outside or not at all, are
-// outputs, or are examined by the program.
+// Returns which nodes with their own memory escape: other nodes use them or views of them, no node uses them, they are
+// outputs, or the program examines them.
 static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
                                       const std::vector<int> & nodes,
                                       const group_roots &      roots,
@@ -179,7 +179,7 @@ static std::vector<bool> find_escapes(const ggml_cgraph *      cgraph,
 
 namespace {
 
-// A word of a key for an offset from its slot's beginning, which is known only after all uses.
+// A word of a key for an offset from the beginning of its slot. The offset is computed after all uses are found.
 struct late_offset {
     size_t word;
     size_t slot;
@@ -222,8 +222,8 @@ class group_key {
     }
 
   private:
-    // Sets two words: the slot or node that a tensor refers to, and the offset in it. The kernel's word gives its slot
-    // there.
+    // Sets two words: the slot or node that a tensor refers to, and the offset in it. If `kernels` is set, its word
+    // gives the slot.
     void refer(ggml_tensor * t, neuron_range rows, bool writes, const uint64_t * kernels, size_t at) {
         const nk::graph_reference has       = nk::read_reference(kernels ? *kernels : 0);
         const size_t              row       = t->nb[NEURON_SET_ROWS_AXIS];
@@ -250,8 +250,8 @@ class group_key {
 
     // Returns the rows of a SET_ROWS's destination that the group has: the rows that its other nodes read, which are
     // the first ones or a sequence's own cache. Returns an empty range when the group has all rows. It also has all
-    // when a node steps further than a row, as over values without flash attention and over streams: the strides then
-    // contain the full length.
+    // rows when a node's stride is longer than a row, as over values without flash attention and over streams: the
+    // strides then contain the full length.
     neuron_range rows_of(const ggml_tensor * node) const {
         const ggml_tensor * into = node->op == GGML_OP_SET_ROWS ? node->src[NEURON_SET_ROWS_INTO] : nullptr;
         if (!variant.first_rows || !into || into->ne[2] != 1 || into->ne[3] != 1) {
@@ -271,8 +271,8 @@ class group_key {
                                                   : neuron_range{};
     }
 
-    // Returns the range of bytes of a written tensor that the group's nodes read. SIZE_MAX: they read none, or a node
-    // steps further than a row.
+    // Returns the range of bytes of a written tensor that the group's nodes read. SIZE_MAX: they read none, or a node's
+    // stride is longer than a row.
     std::pair<size_t, size_t> bytes_read_of(const ggml_tensor * into) const {
         size_t first = SIZE_MAX;
         size_t end   = neuron_offset_of(into);
@@ -331,7 +331,7 @@ class group_key {
         return true;
     }
 
-    // inputs  the kernel's
+    // inputs  the kernel's inputs
     bool add_sources(ggml_tensor * node, neuron_range rows, const uint64_t * inputs) {
         for (int i = 0; i < neuron_n_src(node); i++) {
             const uint64_t * its = inputs;
@@ -365,7 +365,7 @@ class group_key {
 
     const ggml_cgraph *      cgraph;
     neuron_group &           group;
-    const uint64_t *         kernel;  // its next node; NULL: slots are numbered by first use
+    const uint64_t *         kernel;  // the next node of the kernel; NULL: slots are numbered by first use
     const neuron_variant     variant;
     group_roots              roots;
     const std::vector<bool>  escapes;

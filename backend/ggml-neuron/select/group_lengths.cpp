@@ -78,7 +78,7 @@ class fitting {
         return true;
     }
 
-    // Follows a node. Returns false when its elements depend on elements beyond its sources'.
+    // Follows a node. Returns false when its elements depend on elements beyond its sources' elements.
     bool follow(size_t i) {
         node & n = nodes[i];
         for (input & in : n.inputs) {
@@ -96,8 +96,8 @@ class fitting {
     }
 
     // Checks that the kernel writes only where the group writes: shared memory must keep the group's elements, and a
-    // node's memory must hold the expected values beyond. SET_ROWS leaves cells unchanged whose numbers it does not
-    // get.
+    // node's memory must hold the expected values beyond. SET_ROWS leaves all cells unchanged that its row numbers do
+    // not name.
     bool writes_in_place(const node & n) const {
         input into{ true, n.key.to, n.key.offset, n.key.offset, n.tensor, {} };
         if (into.to.is_slot) {
@@ -112,8 +112,8 @@ class fitting {
 
     // Returns whether each row of a node's result depends only on the same rows of all sources that have rows.
     // Otherwise the first rows might come from the first rows of a whole tensor, and other rows would require other
-    // rows of it. Memory must be written row by row or not at all: several launches would change the rest several
-    // times.
+    // rows of it. The group must write memory row by row or not at all: several launches would change other memory
+    // several times.
     bool is_row_by_row(const node & n) const {
         if (n.key.is_in_slot() ? n.key.op != ops().set_rows || !has_rows(n, 0) || !has_rows(n, 1)
                                : !n.tensor.is_longer() && n.has_longer_inputs()) {

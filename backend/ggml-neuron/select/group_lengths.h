@@ -1,17 +1,18 @@
-// Graph kernels have exact lengths and graphs have any: whether a kernel for more tokens, or for a longer cache,
-// computes a group.
+// Checks whether a kernel for more tokens, or for a longer cache, computes a group. Graph kernels have exact lengths,
+// and graphs have any.
 //
-// The group's key and the kernel's are equal except for extents, some of which are larger in the kernel. A walk through
-// the nodes, in order, checks two things. Each of the group's elements must be computed from the group's own elements
-// alone, whatever is beyond them, by the rules beside each op in tools/kernelgen/ggml/ops.py. And the kernel must write
-// nothing beyond. The kernel then reads one of three things beyond: copies of the group's rows; more cells of the
-// cache, under a mask; or columns of the mask that hide cells. With flash attention one op hides them. Without it the
-// scores of cells pass through several ops, up to the sum where their weight is 0. Attention without a cache reads the
-// group's own rows: the copies are masked as cells are. A mean of rows weighs copies with 0.
+// The group's key and the kernel's key are equal except for extents, some of which are larger in the kernel. A walk
+// through the nodes, in order, checks two things. First, each of the group's elements must be computed from the group's
+// own elements alone, for any values beyond them, by the rules beside each op in tools/kernelgen/ggml/ops.py. Second,
+// the kernel must not write beyond the group's elements. The kernel then reads one of three things beyond: copies of
+// the group's rows; more cells of the cache, under a mask; or columns of the mask that hide cells. With flash attention
+// one op hides them. Without it the scores of cells pass through several ops, up to the sum where their weight is 0.
+// Attention without a cache reads the group's own rows: the mask hides the copies like cells. A mean of rows weighs
+// copies with 0.
 //
 // If each of several sequences has its own node of attention (select/streams.h), each sequence's tokens are a block of
-// rows. The kernel has more rows in each block: behind the block's own rows they repeat. Row numbers that refer to
-// blocks are computed for the kernel.
+// rows. The kernel has more rows in each block: the block's own rows, and then their repetitions. The host computes row
+// numbers that refer to blocks for the kernel.
 
 #pragma once
 
@@ -23,7 +24,7 @@
 #include <cstdint>
 #include <vector>
 
-// What a kernel for longer groups reads in a slot beyond the group's own bytes, or writes to a result.
+// The bytes beyond the group's own bytes that a kernel for longer groups reads in a slot or writes to a result.
 struct neuron_group_room {
     enum kind_t : uint8_t {
         NONE,   // nothing: the bytes are equal
@@ -47,7 +48,7 @@ struct neuron_group_room {
 
 // Rows that a node of a group writes to memory, and attention that reads them.
 struct neuron_group_causal_condition {
-    static constexpr size_t ROWS_SOURCE = 1;  // of SET_ROWS
+    static constexpr size_t ROWS_SOURCE = 1;  // number of SET_ROWS's source
 
     size_t          writer;                   // a SET_ROWS, by its number in the group
     size_t          reader;                   // a node with the mask
@@ -65,9 +66,10 @@ struct neuron_group_fit {
     std::vector<neuron_group_causal_condition> causal_conditions;
 };
 
-// Returns whether a kernel computes a whole group and sets `fit`. The keys must be wired alike.
+// Returns whether a kernel computes a whole group, and sets `fit`. The keys must have the same wiring.
 bool neuron_fit_whole(const neuron_key & group, const neuron_key & kernel, neuron_group_fit & fit);
 
 // Returns whether some rows of a group, from any row on, form the group with key `rows`, and sets `fit`. They may
-// differ in the cells that attention reads and other rows write. In `fit` each ROWS has rows that are cut.
+// differ in the cells that attention reads and that other rows write. In `fit`, each slot of kind ROWS has rows that
+// are cut.
 bool neuron_fit_rows(const neuron_key & rows, const neuron_key & group, neuron_group_fit & fit);

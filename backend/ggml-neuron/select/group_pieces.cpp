@@ -19,7 +19,8 @@ static constexpr int N_DIMS = 4;
 
 namespace {
 
-// Makes the key of a piece. Strides are the group's where both have more than one element, else the kernel's.
+// Makes the key of a piece. A stride is the group's if both tensors have more than one element along the axis, else the
+// kernel's.
 class piece_key {
   public:
     piece_key(const neuron_key & group, const neuron_key & kernel) :
@@ -216,7 +217,7 @@ class cache_uses {
         std::optional<std::pair<size_t, size_t>> mask;    // a node and its source: the mask whose cells are the columns
     };
 
-    // Returns the node that an input is the whole of, unchanged; else NULL.
+    // Returns the node if an input is a whole node, unchanged; else NULL.
     const node * node_of(const neuron_key_input & in) const {
         if (!in.is_in_node() || in.offset != 0) {
             return nullptr;
@@ -254,7 +255,7 @@ class cache_uses {
         return true;
     }
 
-    // Returns whether there are unmasked scores of a slot's cells.
+    // Returns whether a slot's cells have scores that no mask has hidden yet.
     bool pending_of(uint64_t slot) const {
         return std::any_of(nodes.begin(), nodes.end(),
                            [slot](const node & n) { return n.scores && n.scores->slot == slot; });
@@ -323,7 +324,7 @@ class cache_uses {
         return !n.escapes && n.is_own;
     }
 
-    // An op whose rule names the sources' axis of cells, and the mask.
+    // An op whose rule names the mask and the sources' axis of cells.
     bool add_attention(size_t i) {
         const neuron_key_node & n     = nodes[i].key;
         const auto              rules = neuron_token_rules(n.op);
@@ -369,7 +370,7 @@ bool neuron_fit_pieces(const neuron_key & group, const neuron_key & kernel, neur
     for (size_t i = 0; i < rows.slots.size(); i++) {
         neuron_group_room & room = fit.slots[i];
         if (room.kind == neuron_group_room::ROWS) {
-            return false;  // the kernel has more of another slot
+            return false;  // the kernel has more bytes of another slot
         }
         const bool masked = room.kind == neuron_group_room::WIDER;
         room.row          = masked ? room.size / (size_t) fit.n_kernel : row_of(rows.slots[i], fit.n_kernel);

@@ -48,8 +48,8 @@ static bool leave_whole(const neuron_streams & streams, const neuron_groups & gr
     return whole.size() != before;
 }
 
-// Finds the groups of a graph with attention of several sequences with a cache each: groups for ggml's nodes, and
-// groups for nodes per sequence. Sets `found` to the result, or leaves it unchanged when there are none.
+// Finds the groups of a graph with attention of several sequences, each with its own cache: groups of ggml's nodes, and
+// groups of nodes per sequence. Sets `found` to the result, or leaves it unchanged when there are none.
 static void find_with_streams(const ggml_cgraph *         cgraph,
                               const neuron_kernel_store & kernels,
                               neuron_unmet                unmet,

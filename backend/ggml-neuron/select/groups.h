@@ -1,6 +1,6 @@
-// Groups of nodes that one kernel computes in one launch: how the backend finds them in a graph.
+// Finds groups of nodes in a graph that one kernel computes in one launch.
 //
-// A group is consecutive nodes that must be computed. Its structure identifies it (select/group_key.h).
+// A group is a run of consecutive nodes to compute. Its structure identifies it (select/group_key.h).
 
 #pragma once
 
@@ -35,7 +35,8 @@ struct neuron_groups {
     std::vector<std::pair<int, neuron_ungrouped>> outside;  // the other nodes, by their numbers in cgraph->nodes
 };
 
-// Finds the groups of a graph with kernels: from the first node on the longest group that fits, and so on after it.
+// Finds the groups of a graph that have kernels: the longest group that begins with the first node, then the longest
+// group after it, and so on.
 //
 // unmet  conditions that are known to be unmet: groups that depend on them are left out
 neuron_groups neuron_find_groups(const ggml_cgraph *         cgraph,

@@ -21,7 +21,7 @@ struct neuron_program_memory {
 struct neuron_programs {
     size_t                n          = 0;
     size_t                n_unstated = 0;  // programs whose bundle states no figures
-    neuron_program_memory memory;          // of the others: the sum of code and rings, and the largest scratchpad
+    neuron_program_memory memory;          // of the others: sum of code and rings, largest scratchpad
 };
 
 // The least memory of a program besides its tensors. Source: AWS Neuron, "Neuron device memory" of the troubleshooting
@@ -34,11 +34,11 @@ struct neuron_bundle {
     std::string      origin;        // the path of the pack or tree, or "embedded NAME_TARGET"
     uint32_t         position = 0;  // among all bundles
 
-    // Its contents regardless of shapes: the first words of keys, and hashes of these with the input types.
+    // The bundle's ops regardless of shapes: the first words of keys, and hashes of these with the input types.
     std::unordered_set<uint64_t> ops;
     std::unordered_set<uint64_t> signatures;
 
-    std::vector<int32_t> graphs;  // its graph kernels
+    std::vector<int32_t> graphs;  // the numbers of its graph kernels
 
     // The weights in layouts that kernels take: hashes of ops and tensors, and the layouts as bits.
     std::unordered_set<uint64_t> weights;

@@ -44,11 +44,11 @@ bool neuron_is_work(const ggml_tensor * node) {
 }
 
 bool neuron_is_zero(const ggml_tensor * op) {
-    // llama.cpp adds a row to the logits of a call without any, for samplers that are not used
+    // llama.cpp adds a row to the logits of a call without outputs, for samplers that are not used
     if (op->op == GGML_OP_PAD) {
         return !ggml_is_empty(op) && ggml_is_contiguous(op) && ggml_is_empty(op->src[0]);
     }
-    // other ops have no result elements then, or can't be made
+    // other ops then have no result elements, or can't be made
     return (op->op == GGML_OP_CONV_2D || op->op == GGML_OP_CONV_3D) && !ggml_is_empty(op) && ggml_is_contiguous(op) &&
            (ggml_is_empty(op->src[0]) || ggml_is_empty(op->src[1]));
 }
@@ -120,8 +120,7 @@ neuron_signature neuron_signature_of(const ggml_tensor * op) {
 }
 
 //
-// contents of a bundle regardless of shapes
-//
+// ops of a bundle regardless of shapes
 
 static const uint64_t * read_tensor(const uint64_t * words, neuron_kernels_tensor & t) {
     if (*words == nk::ABSENT_WORD) {
@@ -188,8 +187,7 @@ static uint64_t weight_hash(uint64_t op, const uint64_t * tensor) {
     return h.value();
 }
 
-// Notes the layout of a kernel's weight, its first input, if that is in a layout. Skips layouts that this version
-// lacks.
+// Notes the layout of a kernel's weight, its first input, if it has one. Skips layouts that this version lacks.
 static void note_weight(neuron_bundle & bundle, uint64_t op, const uint64_t * tensor) {
     const auto layout = (int32_t) (*tensor >> NEURON_KERNELS_FORM_SHIFT);
     if (*tensor != nk::ABSENT_WORD && layout > 0 && layout <= NEURON_KERNELS_LAST_FORM) {
@@ -198,7 +196,7 @@ static void note_weight(neuron_bundle & bundle, uint64_t op, const uint64_t * te
     }
 }
 
-// A graph kernel shows that its nodes' ops can be computed, beside others.
+// Notes the ops of a graph kernel's nodes: a kernel computes them, though together with other nodes.
 void neuron_kernel_store::read_graph(neuron_bundle & bundle, int32_t number, const uint64_t * words, size_t n_words) {
     const neuron_key key(words, n_words);
     for (const neuron_key_node & node : key.nodes) {
@@ -232,7 +230,7 @@ void neuron_kernel_store::read_signatures(neuron_bundle & bundle) {
         const uint64_t * key   = neuron_kernels_key(bundle.handle, (int32_t) k, &n_words);
         const uint64_t * words = key;
         const uint64_t * end   = words + n_words;
-        if (n_words <= nk::SOURCE_WORDS) {  // it has a name, and computes no node
+        if (n_words <= nk::SOURCE_WORDS) {  // it has a name and no op
             continue;
         }
         if (key[0] == nk::hash_op(nk::GRAPH)) {
@@ -287,7 +285,7 @@ neuron_kernel neuron_kernel_store::find(const neuron_signature & node) const {
         return {};
     };
     const neuron_kernel found = search(node.alias);
-    // A kernel whose result has its own memory can compute an in-place node, too; the result is then copied.
+    // A kernel whose result has its own memory can also compute an in-place node; the result is then copied.
     if (found || node.alias == NEURON_KERNELS_NO_ALIAS || node.is_in_place_only) {
         return found;
     }
@@ -519,7 +517,7 @@ void neuron_kernel_store::open_path(const neuron_nrt & nrt, const std::string & 
         open_bundle(nrt, pack, false);
     }
     for (const std::string & tree : trees) {
-        // kernelgen writes both side by side, with the same contents
+        // kernelgen writes both with the same contents
         if (std::find(packs.begin(), packs.end(), tree + ".kernels.gguf") != packs.end()) {
             continue;
         }

@@ -26,7 +26,7 @@
 
 struct neuron_attention;  // select/unfused_attention.h
 
-// Facts about a node that follow from its op and its tensors alone.
+// The answer about a node. It depends only on the node's op and tensors.
 struct neuron_answer {
     neuron_group group;           // for any node of this kind
     bool         member = false;  // some group has such a node, or may have it with another number of tokens
@@ -41,25 +41,25 @@ class neuron_kernel_store {
     void open(const neuron_nrt & nrt, const std::vector<const neuron_kernels_table *> & embedded);
 
     // Returns the kernels for a node: the exact one, else kernels for other numbers of tokens and longer caches, or for
-    // one stream after the other, else a kernel that the node's tensors are laid out for. Returns a group without pieces
-    // when there are none.
+    // one stream after the other, else a kernel for which the node's tensors are laid out. Returns a group without
+    // pieces when no kernel fits.
     neuron_group select(const ggml_tensor * op) const;
 
-    // Returns the result of `select`, and whether groups may have the node. The answer is cached: ggml's scheduler asks
-    // for each node at each division of a graph, and bundles do not change. The answer excludes differences between
-    // devices.
+    // Returns the result of `select`, and whether groups may have the node. The answer is cached, because ggml's
+    // scheduler calls supports_op for each node whenever it divides a graph, and bundles do not change. The answer is
+    // the same for all devices.
     std::shared_ptr<const neuron_answer> answer(const ggml_tensor * op) const;
 
     // Finds the kernels for all nodes of attention and completes its group. Returns whether there are any.
     bool select(neuron_attention & attention) const;
 
-    // Returns the kernels that would compute a node as one of attention, together with all nodes of it before this one.
-    // Returns none when the node is in no attention that can be computed so far. The caller does not have the nodes
-    // behind this one.
+    // Returns the kernels that would compute a node as a part of attention, together with all earlier nodes of that
+    // attention. Returns none when the node is in no attention that can be computed so far. The caller does not have
+    // the later nodes.
     std::vector<neuron_kernel> select_in_attention(const ggml_tensor * op) const;
 
-    // Returns the smallest number of rows, at least `n`, among the tensors that kernels write rows like this tensor's
-    // to; 0 if there is none.
+    // Returns the smallest number of rows, at least `n`, of a tensor to which kernels write rows like this tensor's
+    // rows; 0 if there is none.
     int64_t rows_written(const ggml_tensor * t, int64_t n) const;
 
     // Returns the numbers of candidates that kernels of samplers have: the whole vocabulary, the results of a top-k,
@@ -188,6 +188,6 @@ bool neuron_is_noop(const ggml_tensor * op);
 // Returns whether a node of a graph has to be computed at all.
 bool neuron_is_work(const ggml_tensor * node);
 
-// Returns whether a node's result is 0 in all its elements, because each sums products over a source without elements,
-// or stands beside one. A kernel has no such inputs.
+// Returns whether all elements of a node's result are 0, because each is a sum over a source without elements, or
+// stands beside such a source. A kernel has no such inputs.
 bool neuron_is_zero(const ggml_tensor * op);

@@ -39,7 +39,8 @@ bool neuron_laid::operator==(const neuron_laid & other) const {
            is_read == other.is_read;
 }
 
-// Calls a function with the bytes of stretches of elements in two tensors, of as many as the first one has: both offsets, and how many.
+// Calls a function for each stretch of elements that both tensors have: with the byte offsets in both, and the number
+// of bytes.
 template <typename F>
 static void for_each_stretch(const neuron_kernels_tensor & a, const neuron_kernels_tensor & b, F function) {
     const size_t           element = element_size(a);
@@ -73,7 +74,7 @@ std::vector<uint8_t> neuron_laid::lay_out(const uint8_t * data) const {
     if (hides) {
         const bool  half   = kernel.type == GGML_TYPE_F16;
         const float masked = -INFINITY;
-        const auto  same   = (ggml_fp16_t) 0xFC00;                                     // in F16
+        const auto  same   = (ggml_fp16_t) 0xFC00;                                     // F16
         for (size_t at = 0; at < made.size(); at += element_size(kernel)) {
             const auto column = (int64_t) (at / element_size(kernel)) % kernel.ne[0];  // it has no gaps
             if (column >= own.ne[0]) {
@@ -95,10 +96,10 @@ void neuron_laid::take_back(const uint8_t * data, uint8_t * own_data) const {
 
 namespace {
 
-// Axes along which a kernel may have more than a node, as bits, of each source and then of the result.
+// The axes along which a kernel may be longer than a node, as bits: for each source and then for the result.
 struct open_axes {
     uint8_t of[GGML_MAX_SRC + 1] = {};
-    int     mask                 = -1;  // the source that hides what is beyond its columns
+    int     mask                 = -1;  // the source that hides columns beyond its own
     bool    is_possible          = false;
 };
 
@@ -114,7 +115,7 @@ static bool may_be_laid_out(const neuron_kernels_tensor & t) {
     return is_missing(t) || t.type == GGML_TYPE_F32 || t.type == GGML_TYPE_F16 || t.type == GGML_TYPE_BF16;
 }
 
-// Copies: of any rows and columns, or of a token's heads that are put side by side.
+// Copies of any rows and columns, or of a token's heads that are placed side by side.
 static bool open_copies(const neuron_signature & s, open_axes & open) {
     const neuron_kernels_tensor & from = s.tensors[0];
     const neuron_kernels_tensor & to   = s.tensors[s.n_src];
@@ -136,7 +137,7 @@ static bool hides_all(const neuron_signature & s, const open_axes & open) {
            neuron_nbytes(mask) == dense * element_size(mask);
 }
 
-// Returns along which axes more does no harm.
+// Returns the axes along which the kernel may be longer.
 static open_axes find_open(const neuron_signature & s) {
     const neuron_key_ops & ops = neuron_key_ops::get();
     open_axes              open;
@@ -170,7 +171,7 @@ static open_axes find_open(const neuron_signature & s) {
     return open;
 }
 
-// Returns a number for what a node has in common with kernels that it may be laid out for.
+// Returns a hash of the properties that a node shares with the kernels for which it may be laid out.
 static uint64_t laid_out_family(const neuron_signature & s, const open_axes & open) {
     nk::word_hash h;
     h.add(s.op_hash);
@@ -189,18 +190,18 @@ static uint64_t laid_out_family(const neuron_signature & s, const open_axes & op
 bool neuron_is_of_call(const ggml_tensor * t) {
     const ggml_tensor *         root   = neuron_root_of(t);
     const ggml_backend_buffer_t buffer = root->buffer;
-    if (!buffer) {  // it is yet to be given memory
+    if (!buffer) {  // no memory is allocated yet
         return root->op != GGML_OP_NONE || (root->flags & GGML_TENSOR_FLAG_INPUT) != 0;
     }
     return ggml_backend_buffer_get_usage(buffer) == GGML_BACKEND_BUFFER_USAGE_COMPUTE;
 }
 
-// Returns whether the source of a node is its result: what ggml_cast makes.
+// Returns whether a node's source is the node itself, as ggml_cast makes it.
 static bool is_own_result(const ggml_tensor * op, int src) {
     return op->src[src] == op;
 }
 
-// Returns whether a kernel computes a node when that is laid out, and sets how.
+// Returns whether a kernel computes a node after its tensors are laid out, and sets their layouts.
 static bool fit_laid_out(const ggml_tensor *      op,
                          const neuron_signature & node,
                          const neuron_signature & kernel,

@@ -16,12 +16,12 @@
 #include <unordered_map>
 #include <vector>
 
-// The layouts of a tensor in a node and in its kernel.
+// The layouts of a tensor in a node and in the node's kernel.
 struct neuron_laid {
     neuron_kernels_tensor own{};
     neuron_kernels_tensor kernel{};
     bool                  hides   = false;  // a mask
-    bool                  is_read = true;   // false: it is only written
+    bool                  is_read = true;   // false: the node only writes it
 
     // Returns the node's bytes in the kernel's layout.
     std::vector<uint8_t> lay_out(const uint8_t * data) const;
@@ -54,5 +54,5 @@ class neuron_laid_out_index {
     std::unordered_map<uint64_t, std::vector<kernel>> kernels;
 };
 
-// Returns whether a tensor belongs to a call: it is neither a weight nor a cache.
+// Returns whether a tensor belongs to a single call: it is neither a weight nor a cache.
 bool neuron_is_of_call(const ggml_tensor * t);

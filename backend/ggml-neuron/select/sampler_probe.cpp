@@ -17,7 +17,7 @@ static bool is_row_of(const ggml_tensor * t, int64_t n) {
 }
 
 int64_t neuron_probed_candidates(const ggml_tensor * op) {
-    // No tensor of it has memory, and all tensors with an element per candidate derive from inputs.
+    // No tensor of it has memory, and all tensors with an element per candidate are computed from inputs.
     for (const int64_t n : PROBED) {
         bool has_row = is_row_of(op, n);
         for (const ggml_tensor * src : op->src) {
@@ -51,7 +51,7 @@ static void resize(ggml_tensor & t, int64_t from, int64_t to) {
     }
 }
 
-// Parameters contain numbers of candidates, too: bounds of an index, and the entropy of equally likely candidates.
+// Parameters also contain numbers of candidates: bounds of an index, and the entropy of equally likely candidates.
 static void resize_parameters(ggml_tensor & t, int64_t from, int64_t to) {
     if (t.op != GGML_OP_CLAMP && t.op != GGML_OP_SCALE) {
         return;

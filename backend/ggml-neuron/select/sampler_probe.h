@@ -2,8 +2,8 @@
 //
 // For each sampler llama.cpp makes a graph with as many candidates as a typical vocabulary has tokens, whatever the
 // model's size, and calls supports_op for each node (llama_sampler_backend_support). If the device refuses one, the CPU
-// computes this sampler and all after it. A bundle has kernels for the model's vocabulary, and for the results of a
-// top-k. So the answer is the one for the node with that number of candidates.
+// computes this sampler and all later ones. A bundle has kernels for the model's vocabulary, and for the results of a
+// top-k. So the device answers for the node with the bundle's number of candidates.
 
 #pragma once
 
@@ -12,10 +12,10 @@
 #include <array>
 #include <cstdint>
 
-// Returns the number of candidates of the probe's graph that a node is in, or 0 for a node in none.
+// Returns the number of candidates in the probe's graph that has this node, or 0 for any other node.
 int64_t neuron_probed_candidates(const ggml_tensor * op);
 
-// Returns whether a node's result has as many elements as a kernel has candidates: llama.cpp adds a row to the logits
+// Returns whether a node's result has as many elements as a kernel's candidates: llama.cpp adds a row to the logits
 // before it samples from a row of them, and a top-k reduces their number.
 bool neuron_has_candidates(const ggml_tensor * op);
 

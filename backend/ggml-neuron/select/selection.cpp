@@ -31,8 +31,8 @@ std::vector<neuron_kernel> neuron_group::kernels() const {
     return found;
 }
 
-// Sets the rooms of a group for the kernels of its pieces, whose cache has length n_more: for a node's sources and
-// result, or attention's.
+// Sets the rooms of a group for the kernels of its pieces, whose cache has length n_more. The group is a single node or
+// attention.
 static void fit(const neuron_signature & node, const neuron_cut & cut, int64_t n_more, neuron_group & group) {
     group.other   = true;
     group.n_rows  = cut.rule->written >= 0 && n_more < cut.n_more ? n_more : 0;
@@ -82,14 +82,14 @@ static std::pair<double, double> traffic(const neuron_signature & node, const in
         }
         if (tokens[i] >= 0) {
             rows += (double) bytes(i);
-        } else if (i < node.n_src && i != node.alias) {  // a written tensor is not read
+        } else if (i < node.n_src && i != node.alias) {  // a kernel does not read the tensor that it writes
             whole += (double) bytes(i);
         }
     }
     return { whole, rows };
 }
 
-// Chooses the kernels for a node or attention: of its exact length, else of the next longer one that exists and has
+// Chooses the kernels for a node or attention: for its exact length, else for the next longer one that has kernels and
 // room. Returns whether there are any.
 //
 // longer  whether a longer cache is allowed
@@ -354,7 +354,7 @@ neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_s
     if (choose(node, cut, { end, sizes->end() }, true, again, cost, find_it, group)) {
         return group;
     }
-    // else kernels with fewer rows, the most first: the written rows may be among those
+    // else kernels with fewer rows, in descending order: the written rows may be among them
     while (end != sizes->begin()) {
         const int64_t n_more = std::prev(end)->n_more;
         const auto    begin  = std::find_if(sizes->begin(), end, [&](const auto & s) { return s.n_more == n_more; });
@@ -370,7 +370,7 @@ neuron_group neuron_kernel_store::select_pieces(const ggml_tensor * op, neuron_s
 // The most cached answers: the nodes of some graphs of a model with several hundred different ones.
 static constexpr size_t MAX_ANSWERS = 1 << 13;
 
-// Sets `key` to all inputs of an answer: the node's op and tensors, and how far kernels may read on behind views.
+// Sets `key` to all inputs of an answer: the node's op and tensors, and how far kernels may read beyond views.
 static void set_answer_key(const ggml_tensor * op, std::vector<uint64_t> & key) {
     const int  n_src      = neuron_n_src(op);
     const auto add_tensor = [&key](const ggml_tensor * t) {

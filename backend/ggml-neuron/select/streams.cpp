@@ -12,7 +12,7 @@
 static constexpr int ATTN_Q = 0, ATTN_K = 1, ATTN_V = 2, ATTN_MASK = 3;
 // numbers of SET_ROWS's sources
 static constexpr int SET_ROWS_VALUES = 0, SET_ROWS_NUMBERS = 1;
-static constexpr int SEQUENCE_AXIS     = 3;  // the sequences' axis of all of these
+static constexpr int SEQUENCE_AXIS     = 3;  // the sequences' axis of all these sources
 static constexpr int RESULT_TOKEN_AXIS = 2;  // the axis of tokens in the result of attention
 static constexpr int ROW_AXIS          = 1;  // the same without flash attention
 
@@ -21,7 +21,7 @@ static bool is_given(const ggml_tensor * t) {
     return t->op == GGML_OP_NONE && !t->view_src;
 }
 
-// Returns whether a tensor is in the cache of one of several sequences, or in the caches of several.
+// Returns whether a tensor is in the cache of one of several sequences, or in the caches of several sequences.
 static bool is_of_several(const ggml_tensor * t) {
     const ggml_tensor * root   = neuron_root_of(const_cast<ggml_tensor *>(t));
     const size_t        stride = t->nb[SEQUENCE_AXIS];
@@ -74,8 +74,8 @@ void neuron_streams::note_cache(ggml_tensor * t) {
     }
 }
 
-// Notes the nodes of the attention without flash attention that a node ends, if it is one of sequences with a cache
-// each, and no other node reads the intermediate results.
+// Notes the nodes of attention without flash attention that a node ends. Requires that it is attention of sequences
+// with their own caches, and that no other node reads the intermediate results.
 void neuron_streams::find_attention(int last) {
     ggml_tensor * end       = whole->nodes[last];
     const auto    attention = neuron_attention_to(end, false);
@@ -83,7 +83,7 @@ void neuron_streams::find_attention(int last) {
     if (!n || attention->rule.result != ROW_AXIS || attention->rule.mask < 0 || n > last + 1) {
         return;
     }
-    std::vector<std::pair<int, int>> members;  // with the number of the source that is caches
+    std::vector<std::pair<int, int>> members;  // with the number of the source that holds caches
     for (int node = last, k = n; k > 0; node--) {
         const ggml_tensor * t = attention->nodes[(size_t) (k - 1)].node;
         if (node < 0 || (whole->nodes[node] != t && neuron_is_work(whole->nodes[node]))) {
@@ -165,7 +165,7 @@ ggml_tensor * neuron_streams::view_of(const ggml_tensor * t, int axis, int64_t n
     return view;
 }
 
-// Returns a tensor in the shape of another one that is a part of an input of the graph.
+// Returns a part of an input of the graph as a tensor in the shape of another one.
 ggml_tensor * neuron_streams::give(ggml_tensor * whole, size_t offset, const ggml_tensor & like) {
     ggml_tensor *& t = made[{ whole, offset }];
     if (!t) {

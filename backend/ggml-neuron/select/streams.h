@@ -1,11 +1,11 @@
-// Calls of one or several sequences with a cache each, in the form that kernels for groups have: each sequence has its
-// own nodes for attention and for writes to the cache, and CONCAT joins the results. The same holds for each node of
-// attention without flash attention.
+// Calls of one or several sequences, each with its own cache, in the form that kernels for groups have: each sequence
+// has its own nodes for attention and for writes to the cache, and CONCAT joins the results. The same holds for each
+// node of attention without flash attention.
 //
 // ggml has one node of attention for such a call, whose strides contain the length of a cache. Here each sequence's
-// part of its cache, of the row numbers and of the mask is a tensor of its own, as in a call of one sequence, so that
-// kernels serve caches of any length (tools/kernelgen/model/streams.py). The search finds groups in this graph, and
-// `restore` converts them to groups of ggml's.
+// part of its cache, of the row numbers and of the mask is its own tensor, as in a call of one sequence, so that
+// kernels work with caches of any length (tools/kernelgen/model/streams.py). The search finds groups in this graph, and
+// `restore` converts them to groups of ggml's nodes.
 
 #pragma once
 
@@ -39,7 +39,7 @@ class neuron_streams {
     // Returns whether the graph equals ggml's, so that this object is not needed.
     bool empty() const { return parts_of.empty(); }
 
-    // Returns whether some attention is of several sequences.
+    // Returns whether some attention has several sequences.
     bool has_several() const {
         return std::any_of(found.begin(), found.end(), [](const auto & cache) { return cache.second.n > 1; });
     }
@@ -51,8 +51,8 @@ class neuron_streams {
 
     ggml_tensor * node(int i) const { return whole->nodes[original(i)]; }
 
-    // Returns the number of the last node of the attention that ggml's node is in; the node's own number outside
-    // attention.
+    // Returns the number of the last node of the attention that contains a node of ggml's; the node's own number
+    // outside attention.
     int unit(int original) const {
         const auto found = attentions.find(original);
         return found == attentions.end() ? original : found->second.last;
@@ -70,7 +70,7 @@ class neuron_streams {
         return found == given.end() ? nullptr : &found->second;
     }
 
-    // Returns ggml's node for a node of the graph with its whole result; any other node unchanged.
+    // For a node that holds the whole result of a node of ggml's, returns ggml's node; any other node unchanged.
     ggml_tensor * result_of(ggml_tensor * node) const {
         const auto found = results.find(node);
         return found == results.end() ? node : found->second;
@@ -83,7 +83,7 @@ class neuron_streams {
     struct caches {
         size_t  stride = 0;
         int64_t first  = 0;
-        int64_t n      = 0;  // 0: the sequences' caches can't be told apart
+        int64_t n      = 0;  // 0: the sequences' caches are indistinguishable
 
         bool operator==(const caches & other) const {
             return stride == other.stride && first == other.first && n == other.n;
@@ -126,5 +126,6 @@ class neuron_streams {
     std::unordered_map<const ggml_tensor *, ggml_tensor *>              results;
 };
 
-// Returns whether a node is attention of several sequences with a cache each, or may be the last node of one.
+// Returns whether a node is attention of several sequences, each with its own cache, or may be the last node of such
+// attention.
 bool neuron_has_streams(const ggml_tensor * node);

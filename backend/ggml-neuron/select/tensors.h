@@ -1,4 +1,4 @@
-// The memory of views: for a view of a view, ggml keeps the tensor that both are parts of.
+// The memory of views. A view of a view refers to the tensor that owns the memory.
 
 #pragma once
 

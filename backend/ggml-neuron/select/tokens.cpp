@@ -91,7 +91,7 @@ static bool cut_named(const neuron_signature & node, neuron_cut & cut) {
         if (cut.axis[i] >= 0 && !set(cut.n, t.ne[cut.axis[i]])) {
             return false;
         }
-        // the result has the sources' axis of tokens, and no longer axis behind it
+        // the result has the sources' axis of tokens, and no axis behind it has several elements
         if (rule.result < 0 && cut.axis[i] >= 0 && !ends_before(t, cut.axis[i] + 1)) {
             return false;
         }
@@ -142,7 +142,7 @@ size_t neuron_nbytes(const neuron_kernels_tensor & t) {
     if (!type) {
         return 0;
     }
-    // as in ggml_nbytes: from the first element to the end of the last block
+    // like ggml_nbytes: from the first element to the end of the last block
     size_t n =
         type->block == 1 ? type->size + (size_t) (t.ne[0] - 1) * t.nb[0] : (size_t) t.ne[0] * t.nb[0] / type->block;
     for (int i = 1; i < 4; i++) {
@@ -167,7 +167,7 @@ size_t neuron_nbytes_of_words(const uint64_t * words) {
 // the index
 //
 
-// Adds a tensor without the numbers that may differ, and without strides that depend on them or mean nothing.
+// Adds a tensor, except for the numbers that may differ, and for strides that depend on them or have no effect.
 static void add_tensor(nk::word_hash & h, const neuron_kernels_tensor & t, int axis, int more) {
     h.add((uint64_t) t.type);
     if (is_absent(t)) {
@@ -197,7 +197,7 @@ static uint64_t family(const neuron_signature & s, const neuron_cut & cut) {
 }
 
 // Calls `use` for each way to cut a signature, until it returns true; an axis of several elements comes first. With one
-// token it is open which axis is the tokens', and whether a source with one row is whole.
+// token, several axes may be the tokens' axis, and a source with one row may be whole or not.
 template <typename F> static void for_each_cut(const neuron_signature & s, F use) {
     const auto rules = neuron_token_rules(s.op_hash);
     for (const neuron_token_rule * rule = rules.first; rule != rules.second; rule++) {
@@ -324,7 +324,7 @@ struct run_of_pieces {
     double  cost  = std::numeric_limits<double>::infinity();
 };
 
-// The possible ends of n tokens: equal pieces behind others.
+// The possible last n tokens: equal pieces behind other pieces.
 class last_pieces {
   public:
     last_pieces(int64_t n, const std::vector<int64_t> & counts, const std::vector<double> & costs, bool again) :
@@ -337,8 +337,8 @@ class last_pieces {
     }
 
     // Returns the best pieces for the last r tokens. The last piece begins early if rows may be computed twice. For
-    // each number of pieces it examines only the cheapest size that is large enough: if fewer pieces of that size
-    // suffice, the loop finds those, too.
+    // each number of pieces it examines only the cheapest size that is large enough. If fewer pieces of that size
+    // suffice, the loop also finds these.
     run_of_pieces best(int64_t r) const {
         run_of_pieces found;
         for (int64_t count = NEURON_MAX_PIECES; count > 0; count--) {
@@ -365,7 +365,7 @@ class last_pieces {
 
 }  // namespace
 
-// Returns pieces of all sizes, largest first, as many of each as fit; none if tokens are left over.
+// Returns pieces of all sizes, largest first, as many of each as possible; none if tokens are left over.
 static std::vector<neuron_range> descending_pieces(int64_t n, const std::vector<int64_t> & counts) {
     std::vector<neuron_range> pieces;
     int64_t                   begin = 0;

@@ -1,8 +1,8 @@
-// Kernels have exact numbers of tokens and programs have any: how a node is cut along its tokens for kernels for other
-// numbers.
+// Cuts a node along its tokens for kernels for other numbers of tokens. Kernels have exact numbers of tokens, and
+// programs have any.
 //
 // Either several kernels compute a node in pieces, each with the rows of some tokens, or one kernel for more tokens
-// computes it and the extra results are discarded. For attention, kernels for longer caches fit, too.
+// computes it and the extra results are discarded. For attention, kernels for longer caches are also possible.
 // tools/kernelgen/ggml/ops.py states the tokens' axis of each tensor beside each op; this code has no rules for single
 // ops.
 
@@ -19,16 +19,16 @@
 #include <utility>
 #include <vector>
 
-constexpr int NEURON_TOKEN_SOURCES = 5;  // the most that rules name
+constexpr int NEURON_TOKEN_SOURCES = 5;  // the most sources that rules name
 
 // The most launches for one node: with more the CPU is faster.
 constexpr int64_t NEURON_MAX_PIECES = 16;
 
-// The same for a node in place, such as a shift of a cache's keys: the alternative is to read and write the whole
+// The limit for a node in place, such as a shift of a cache's keys: the alternative is to read and write the whole
 // cache.
 constexpr size_t NEURON_MAX_IN_PLACE = 1024;
 
-// `Tokens` of tools/kernelgen/ggml/ops.py; -1 stands for none.
+// `Tokens` of tools/kernelgen/ggml/ops.py; -1: none.
 struct neuron_token_rule {
     static constexpr int8_t OUTERMOST = -2;  // the result's outermost axis, and the same axis of sources
 
@@ -71,13 +71,14 @@ struct neuron_cut {
         return i < node.n_src ? more(i) : rule->written >= 0 ? more(rule->written) : -1;
     }
 
-    // Returns a tensor of a kernel for other numbers. Its strides are the node's, except for a mask with more columns.
+    // Returns a tensor of a kernel for other numbers. Its strides are the node's strides, except for a mask with more
+    // columns.
     neuron_kernels_tensor piece(const neuron_signature & node, int i, int64_t n_tokens, int64_t n_longer) const;
 };
 
 struct neuron_bundle;
 
-// Numbers with a kernel, and one of the kernels: others have the same numbers and other strides.
+// The numbers of tokens and of `more` for which a kernel exists, and one such kernel: others differ in strides.
 struct neuron_sizes {
     int64_t               n;
     int64_t               n_more;
@@ -88,7 +89,7 @@ struct neuron_sizes {
 // Adds numbers to a list without duplicates, ascending in n_more and then n.
 void neuron_add_sizes(std::vector<neuron_sizes> & found, const neuron_sizes & added);
 
-// The numbers that kernels exist for, by the rest of the kernels' signatures.
+// The numbers for which kernels exist, by the rest of the kernels' signatures.
 class neuron_token_index {
   public:
     void add(const neuron_signature & kernel, const neuron_bundle * bundle, int32_t number);
@@ -101,8 +102,8 @@ class neuron_token_index {
     std::unordered_map<uint64_t, std::vector<neuron_sizes>> sizes;
 };
 
-// Returns how many streams a node has that kernels can compute one after the other, and sets `one` to a node for one
-// stream. Returns 1 when the node has one stream, or dependent ones.
+// Returns the number of a node's streams that kernels can compute one after the other, and sets `one` to a node for one
+// stream. Returns 1 when the node has one stream, or streams that depend on each other.
 int64_t neuron_split_streams(const neuron_signature & node, neuron_signature & one);
 
 // Returns in words why a node can't be cut along its tokens, so that only kernels of its exact shapes compute it; ""
@@ -124,8 +125,8 @@ struct neuron_range {
     int64_t n;
 };
 
-// Returns the fastest pieces for n tokens; a single larger piece when that is faster. Returns none when no pieces fit,
-// or when there would be too many.
+// Returns the fastest pieces for n tokens, or a single larger piece when that is faster. Returns none when no pieces
+// fit, or when there would be too many.
 //
 // counts  numbers of tokens that kernels exist for, ascending
 // costs   price of a launch for each
@@ -135,7 +136,7 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                      n,
                                                const std::vector<double> &  costs,
                                                bool                         again);
 
-// Returns the same, restricted to numbers whose kernel exists.
+// Does the same with only the numbers whose kernel exists.
 //
 // has  whether a kernel exists. It is slow, so it is called only for numbers that would be chosen
 std::vector<neuron_range> neuron_choose_pieces(int64_t                              n,
@@ -144,10 +145,10 @@ std::vector<neuron_range> neuron_choose_pieces(int64_t                          
                                                bool                                 again,
                                                const std::function<bool(int64_t)> & has);
 
-// Blocks of rows, with more rows per block in the kernel.
+// Blocks of rows. The kernel has more rows per block.
 struct neuron_blocks {
     int64_t n      = 1;
-    size_t  own    = 0;  // bytes per block in the group; for row numbers, rows
+    size_t  own    = 0;  // bytes per block in the group; for row numbers, rows per block
     size_t  kernel = 0;  // the same in the kernel
 
     bool operator==(const neuron_blocks & other) const {

@@ -81,8 +81,8 @@ static bool has_rows_of_heads(const ggml_tensor * node) {
     return node->ne[0] == heads->ne[0] * heads->ne[1] && node->ne[1] == heads->ne[2] * heads->ne[3];
 }
 
-// Returns whether all nodes have equal numbers of tokens, heads and streams, and the scores of a query become weights
-// exactly once.
+// Returns whether all nodes have equal numbers of tokens, heads and streams, and SOFT_MAX turns the scores of a query
+// into weights exactly once.
 static bool fit_together(const std::vector<const ggml_tensor *> & nodes) {
     const ggml_tensor * first      = nodes.front();
     size_t              n_soft_max = 0;
@@ -104,7 +104,7 @@ class attention_builder {
   public:
     attention_builder(neuron_attention & attention, bool scores) : attention(attention), scores(scores) {}
 
-    // Returns whether a node fits.
+    // Adds a node. Returns whether it fits.
     bool add(const ggml_tensor * node);
 
   private:
@@ -118,7 +118,7 @@ class attention_builder {
     bool               weights = false;  // whether these columns are SOFT_MAX's weights
 };
 
-// Returns whether all streams share a tensor, or each has a part of it.
+// Returns whether each stream has its own part of a tensor, or all streams share the tensor.
 bool attention_builder::has_streams(const ggml_tensor * t) const {
     return t->ne[STREAM_AXIS] == 1 || t->ne[STREAM_AXIS] == attention.n_streams;
 }
@@ -138,7 +138,7 @@ int attention_builder::add_source(ggml_tensor * t, int tokens, int cells) {
     return attention.signature.n_src++;
 }
 
-// Adds a product: of the cache's keys and the query, of values and weights, or of a matrix per head and any tensor.
+// Adds a product of the cache's keys and the query, of values and weights, or of a matrix per head and any tensor.
 bool attention_builder::add_product(neuron_attention_node & n) {
     ggml_tensor * matrix = n.node->src[0];
     ggml_tensor * b      = n.node->src[1];
@@ -207,7 +207,7 @@ bool attention_builder::add(const ggml_tensor * node) {
         fits                         = !scores || !neuron_ends_attention(node);
     }
     if (neuron_ends_attention(node)) {
-        // a token's heads are one row, or adjacent
+        // a token's heads are one row, or adjacent rows
         const ggml_tensor * heads = node->src[0];
         const bool          rows  = has_rows_of_heads(node);
         fits                      = fits && (rows || ggml_are_same_shape(node, heads));

@@ -9,7 +9,7 @@
 // each piece.
 //
 // A case of cuts is an op, the number of sources, and the tensors of a kernel and then of a node, each the sources and
-// then the result: a type's number, extents and strides, or -1 for an absent tensor. The output is a line with the
+// then the result: the type's number, extents and strides, or -1 for an absent tensor. The output is a line with the
 // node's tokens, its cells (0: the backend searches for no kernel for more) and the axis of each tensor, or `none` if
 // the kernel can't compute the node; and the reason if the node can't be cut at all.
 

@@ -4,8 +4,8 @@
 //
 // Without a layout, quantized types have the layout planes, and others the layout transposed.
 //
-// The output is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>". `bytes` prints a tensor's
-// bytes in ggml's order and in device memory; tests/ggml_neuron compares them with kernelgen's own.
+// The output is one line per scenario, "<scenario>: ok" or "<scenario>: <the mistake>". `bytes` prints a tensor's bytes
+// in ggml's order and in device memory; tests/ggml_neuron compares them with kernelgen's bytes.
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
@@ -87,7 +87,7 @@ static ggml_tensor * weight(const tensors & t, ggml_type type, int64_t rows = 5)
     return ggml_new_tensor_3d(t.get(), type, std::max<int64_t>(2 * ggml_blck_size(type), 96), rows, 2);
 }
 
-// Returns whether the layout has tiles with a scale each and elements of 8 bits.
+// Returns whether the layout has tiles, each with a scale and elements of 8 bits.
 static bool in_tiles() {
     return layout == "f8_e4m3_128x128";
 }
@@ -281,7 +281,7 @@ class mapped_file {
 
     const uint8_t * weight() const { return begin + OFFSET; }
 
-    // Overwrites the weight, some seconds later by the file's own time.
+    // Overwrites the weight; the file's modification time is then some seconds later.
     void change() const {
         const int                  file = open(path, O_WRONLY);
         const std::vector<uint8_t> other(100, 1);
@@ -376,7 +376,7 @@ static long memory_taken(ggml_type type, const uint8_t * data, size_t size) {
     return memory_used() - before;
 }
 
-// A weight in a file is not copied, unless it can change unnoticed.
+// A weight in a file is not copied, unless the file can change unnoticed.
 static void memory(ggml_type type) {
     const std::vector<uint8_t> data  = noise(ggml_row_size(type, 4096) * 4096);
     const auto                 size  = (long) (data.size() >> 10);
@@ -477,8 +477,8 @@ static void model(ggml_type type) {
     }
 }
 
-// Prints the ms to load a model's tensors of a type that a file of GGML_NEURON_REPACKED has, and the ms under names
-// that no file has: each is the least of several runs.
+// Prints the ms to load a model's tensors of a type from a file of GGML_NEURON_REPACKED, and the ms to load them under
+// names that no file has. Each figure is the least of several runs.
 static void timed(ggml_type type) {
     const mapped_model file;
     double             least[2] = { INFINITY, INFINITY };
@@ -580,7 +580,7 @@ static void product_of(ggml_type type, bool experts, bool grouped) {
     const std::vector<float> in_layout = computed(neuron, extra_buft(), type, experts, grouped);
     const std::vector<float> wanted    = computed(cpu, ggml_backend_dev_buffer_type(cpu), type, experts, grouped);
     const double             error     = error_of(in_layout, wanted);
-    const double             limit     = in_tiles() ? 1.5e-3 : 5e-4;  // of e4m3's rounding: 7e-4
+    const double             limit     = in_tiles() ? 1.5e-3 : 5e-4;  // e4m3's rounding gives 7e-4
     check(error < limit, "the result's error is " + std::to_string(error));
     if (layout == "planes") {
         check(in_layout == plain, "the result is not the one without the layout");
@@ -634,7 +634,8 @@ static void probes(ggml_type type) {
     }
 }
 
-// With GGML_NEURON_REPACK=0 the device has one buffer type, which takes every weight that it takes without layouts.
+// With GGML_NEURON_REPACK=0 the device has a single buffer type, and takes every weight in it that it takes without
+// layouts.
 static void off(ggml_type type) {
     check(extra_buft() == nullptr, "there is a buffer type for layouts");
     tensors                 t;
@@ -660,7 +661,7 @@ static void other_layout(ggml_type type) {
 }
 
 // The device refuses ops without a kernel for the layout, also on views of rows and of parts of rows. The CPU computes
-// them right, both with ggml's scheduler, which copies the weight, and in the backend, which is forced to.
+// them correctly, both with ggml's scheduler, which copies the weight, and when the backend must compute them.
 static void refused(ggml_type type) {
     tensors       weights;
     tensors       others;

@@ -1,4 +1,4 @@
-// Tests preload this: ggml then reports the version OTHER_GGML_VERSION.
+// Tests preload this library: ggml then reports the version in OTHER_GGML_VERSION.
 
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-// Code that programs which compute graphs share: failing, and reading results.
+// Code that test programs share: reporting failures, and reading results.
 
 #pragma once
 

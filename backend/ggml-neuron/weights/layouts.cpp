@@ -148,7 +148,7 @@ float pack_tile(const float * from, size_t row_step, size_t n_rows, size_t n_col
 }
 
 // Packs the row of tiles that begins with row `r` of a matrix in the layout f8_e4m3_128x128. The first one also packs
-// the columns that pad the last tile. `some` is work memory for the elements.
+// the columns that pad the last tile. `some` is work memory for elements.
 void pack_f8(const ggml_tensor * root, const uint8_t * from, uint8_t * to, size_t r, std::vector<float> & some) {
     const auto   columns  = (size_t) root->ne[0];
     const auto   rows     = (size_t) root->ne[1];

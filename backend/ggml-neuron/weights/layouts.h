@@ -1,6 +1,6 @@
-// Layouts of weights: other orders than ggml's, which some kernels require. Buffers of their own type hold them.
+// Layouts of weights: orders other than ggml's that some kernels require. Each layout has its own buffer type.
 //
-// docs/reference/bundle-keys.md describes the layouts. Each unit, a row or a matrix, is stored by itself. Most layouts
+// docs/reference/bundle-keys.md describes the layouts. Each unit, a row or a matrix, is stored separately. Most layouts
 // permute a unit's bytes. The others lose information, so the buffer keeps the original: originals.h.
 
 #pragma once
@@ -19,7 +19,7 @@ constexpr int32_t NEURON_LAYOUT_SCATTERED = NEURON_KERNELS_LAST_FORM + 1;
 // The context of the backend's buffer types.
 struct neuron_buffer_type_context {
     struct ggml_backend_neuron_device_context * device = nullptr;
-    int32_t                                     layout = 0;  // of tensors whose types allow it
+    int32_t                                     layout = 0;  // for tensors whose types allow it
     std::string                                 name;
 };
 
@@ -54,7 +54,7 @@ int32_t neuron_type_of(const ggml_tensor * t);
 // Returns a type with a layout.
 int32_t neuron_type_in_layout(enum ggml_type type, int32_t layout);
 
-// How a tensor in a layout is stored.
+// The storage of a tensor in a layout.
 class neuron_layout {
   public:
     // The layout of the tensor `t`, or of the tensor that `t` views.

@@ -22,11 +22,11 @@ class neuron_originals {
 
     explicit operator bool() const { return memory != nullptr; }
 
-    // Keeps a tensor as pages of a GGUF file. Returns false unless `data` is in a shared mapping of one that nothing
-    // writes through (as llama.cpp's are), and the file system reports changes of the file.
+    // Keeps a tensor as pages of a GGUF file. Returns false unless `data` is in a shared, read-only mapping of such a
+    // file (as in llama.cpp), and the file system reports changes of the file.
     bool keep_pages(size_t at, const uint8_t * data, size_t n);
 
-    // Copies bytes. If the tensor is in pages of a file, copies its other bytes, too. Returns "", or why these can't be
+    // Copies bytes. If the tensor is in pages of a file, also copies its other bytes. Returns "", or why these can't be
     // read any more.
     std::string write(size_t at, const uint8_t * data, size_t n);
 

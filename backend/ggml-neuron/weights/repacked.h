@@ -29,7 +29,7 @@ struct neuron_repacked_weight {
     size_t                                      offset = 0;
     size_t                                      size   = 0;
 
-    // Returns whether its type, layout and shape are a tensor's.
+    // Returns whether its type, layout and shape equal a tensor's.
     bool is_like(const ggml_tensor * t) const;
 
     // The digest of the bytes in ggml's order, and of the bytes in the file.

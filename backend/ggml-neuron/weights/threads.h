@@ -25,7 +25,7 @@ template <typename F> void neuron_in_threads(size_t n, size_t bytes, F use) {
         try {
             threads.emplace_back([use, first, last] { use(first, last); });
         } catch (const std::system_error &) {
-            break;  // the process is at its limit of threads: this one does the rest
+            break;  // the process has reached its limit of threads: this thread does the rest
         }
         first = last;
     }

@@ -66,7 +66,7 @@ bool neuron_is_kept_by_host(const ggml_tensor * op) {
     }
     const std::lock_guard<std::mutex> lock(all().mutex);
     if (all().offered.empty()) {
-        return false;  // the program never asks about its weights
+        return false;  // the program never calls supports_op for its weights
     }
     const auto found = all().offered.find(key_of(op->src[0]));
     return found == all().offered.end() || found->second.count(GGML_OP_GET_ROWS) == 0;

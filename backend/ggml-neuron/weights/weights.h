@@ -1,6 +1,6 @@
-// llama.cpp's requests about its weights before it places them, by op and by the properties that a weight shares with
-// its later tensor: name, type and shape. A target and its draft model may share names. Weights that agree in all three
-// get the same answers, unless the program offers them for other ops.
+// llama.cpp's calls of supports_op for its weights before it places them. They are kept by op and by the properties
+// that a weight shares with its later tensor: name, type and shape. A target and its draft model may share names.
+// Weights with the same three properties get the same answers, unless the program offers them for other ops.
 
 #pragma once
 

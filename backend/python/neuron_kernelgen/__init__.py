@@ -1,1 +1,1 @@
-"""The AWS Neuron backend and export-graphs for llama-cpp-python; importing this loads nothing."""
+"""The AWS Neuron backend and export-graphs for llama-cpp-python; importing this loads no library."""

@@ -1,4 +1,4 @@
-"""Where the backend, export-graphs and llama-cpp-python's libraries are; importing this loads nothing."""
+"""Finds the backend, export-graphs and llama-cpp-python's libraries. Importing this module loads no library."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ HERE = Path(__file__).resolve().parent
 BACKEND = HERE / "libggml-neuron.so"
 EXPORTER = HERE / "export-graphs"
 LLAMA_CPP_PYTHON = HERE / "llama-cpp-python.txt"
-"""The version of llama-cpp-python whose llama.cpp both are built for."""
+"""A file with the version of llama-cpp-python for whose llama.cpp the backend and export-graphs are built."""
 
 
 def libraries() -> Path:
-    """Returns the folder with the libraries of llama.cpp that llama-cpp-python brings.
+    """Returns the folder with llama-cpp-python's libraries of llama.cpp.
 
     Raises:
-        ImportError: it is not installed, or in another version than the backend is built for.
+        ImportError: llama-cpp-python is not installed, or not in the version that the backend is built for.
     """
     wanted = LLAMA_CPP_PYTHON.read_text(encoding="utf-8").strip()
     mend = f"pip install llama-cpp-python=={wanted}"
@@ -43,12 +43,12 @@ def libraries() -> Path:
 
 @functools.cache
 def linked_libraries() -> Path:
-    """Returns a folder in which `libllama.so` and `libllama.so.0` are one file, for this process, and so for each library.
+    """Returns a folder, made for this process, in which `libllama.so` and `libllama.so.0` are one file; the same for each library.
 
-    pip installs them as copies, and a program that is linked to the one name and a library that is linked to the other load both.
+    pip installs two copies. If a program links one name and a library links the other, the process loads both copies.
 
     Raises:
-        ImportError: as of `libraries`.
+        ImportError: like `libraries`.
     """
     there = libraries()
     folder = Path(tempfile.mkdtemp(prefix="neuron-kernelgen-"))
@@ -66,7 +66,7 @@ def _loaded(name: str) -> Path:
     """Returns the file of a library that this process has loaded.
 
     Raises:
-        ImportError: it has loaded none of that name.
+        ImportError: the process has loaded no library of this name.
     """
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = Path(line.partition("/")[1] + line.partition("/")[2])
@@ -79,11 +79,11 @@ def load() -> None:
     """Loads the backend into llama-cpp-python's llama.cpp.
 
     Raises:
-        ImportError: llama-cpp-python is missing or another one, or it can't load the backend.
+        ImportError: llama-cpp-python is missing, has another version, or can't load the backend.
     """
     libraries()
-    importlib.import_module("llama_cpp")  # it loads llama.cpp's libraries
-    # The backend is not linked to them: what it calls has to be in the process's global scope.
+    importlib.import_module("llama_cpp")  # loads llama.cpp's libraries
+    # The backend does not link llama.cpp's libraries: their functions must be in the process's global scope.
     ctypes.CDLL(str(_loaded("libggml-base")), mode=ctypes.RTLD_GLOBAL)
     ggml = ctypes.CDLL(str(_loaded("libggml")), mode=ctypes.RTLD_GLOBAL)
     ggml.ggml_backend_load.restype = ctypes.c_void_p

@@ -5,8 +5,8 @@
 
     Llama("MODEL.gguf", n_gpu_layers=-1)
 
-Importing it loads the backend into the llama.cpp that llama-cpp-python brings. GGML_NEURON_KERNEL_DIR names the kernels, as for
-every program with the backend. Where the backend finds no kernels or no NeuronCore, it says so, and llama.cpp computes on the CPU.
+Importing this module loads the backend into llama-cpp-python's llama.cpp. GGML_NEURON_KERNEL_DIR names the kernels, as for every
+program with the backend. If the backend finds no kernels or no NeuronCore, it prints why, and llama.cpp computes on the CPU.
 
 The package also has export-graphs, so that `kernelgen model` needs no build of llama.cpp.
 """

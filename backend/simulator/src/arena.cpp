@@ -26,7 +26,7 @@ std::shared_ptr<arena> arena::create(uint32_t index, const char * name, size_t s
         error = "no room to map " + std::to_string(size) + " bytes: " + strerror(errno);
         return nullptr;
     }
-    // A child that wrote to it would write to its parent's tensors.
+    // A child of fork does not map the arena: it would write to its parent's tensors.
     madvise(data, size, MADV_DONTFORK);
     made->data_    = static_cast<uint8_t *>(data);
     made->free_[0] = size;
@@ -87,7 +87,7 @@ void arena::release(size_t offset, size_t size) {
     const size_t                      bytes = rounded(size);
     const std::lock_guard<std::mutex> lock(mutex_);
     used_ -= bytes;
-    // Whole pages go back to the machine; they read as zeros when they are allocated again.
+    // Returns whole pages to the machine. They read as zeros when they are allocated again.
     const size_t page = 4096;
     punch((offset + page - 1) & ~(page - 1), (offset + bytes) & ~(page - 1));
     auto range = free_.emplace(offset, bytes).first;
@@ -105,13 +105,13 @@ void arena::release(size_t offset, size_t size) {
     }
 }
 
-// Gives the machine its memory back from `begin` to `end`, which are at pages' limits; what is there then reads as zeros.
+// Returns the pages from `begin` to `end`, both multiples of the page size, to the machine. They then read as zeros.
 bool arena::punch(size_t begin, size_t end) const {
     return begin < end && fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
                                     static_cast<off_t>(end - begin)) == 0;
 }
 
-// Zeros that are fewer are written: a hole costs more.
+// Shorter runs of zeros are written, because a hole costs more.
 static constexpr size_t HOLE = size_t(256) << 10;
 
 static bool is_zero(const uint8_t * data, size_t size) {

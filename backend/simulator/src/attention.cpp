@@ -4,7 +4,7 @@ namespace simulator {
 
 namespace {
 
-// The numbers of a call, with a space after each.
+// Parses the numbers of a call; a space follows each.
 struct options {
     size_t sums, type, heads, rows, cells, depth, head_stride, cell_stride, update_size, vectors;
 
@@ -30,9 +30,9 @@ using namespace simulator;
 
 extern "C" int nrt_simulator_vectors();
 
-// Products of rows, the second operand, f32, and vectors of a cache, the first. The third and fourth operands, which
-// are there if `update_size` is not 0, are what a part of the cache is taken to be, and s64, the element that the part
-// begins at. The caller knows that the processor has AVX2, FMA and F16C.
+// Computes products of a cache's vectors (first operand) and rows (second operand, f32). If `update_size` is not 0,
+// there are two more operands: the third replaces a part of the cache, and the fourth, an s64, is the element at which
+// that part begins. Requires a processor with AVX2, FMA and F16C.
 extern "C" void nrt_simulator_attention(void * out, const void ** in, const char * text, size_t size, void *) {
     static const bool has_avx512 = nrt_simulator_vectors() == 16;
     const options     asked(text, size);

@@ -1,8 +1,8 @@
-// Products of attention with keys and values in a cache, for the helper. Without them, XLA copies the cache as float32 in
-// another order.
+// Products of attention with keys and values in a cache, for the helper. They replace XLA's products, which copy the
+// cache as float32 in another order.
 //
-// The helper gives XLA the function as a custom call; kernelgen.simulator.attention writes it in place of the
-// instructions that compute the same.
+// The helper registers the function with XLA as a custom call. kernelgen.simulator.attention replaces the instructions
+// that compute the same by this call.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace simulator {
 
-// The numbers are those of kernelgen.simulator.attention.
+// The numbers are the same as in kernelgen.simulator.attention.
 enum class cache_type { f16, bf16, f32 };
 
 // The operands of a product: vectors of a cache, one for each head and cell, and rows. Cell c of head h begins at element
@@ -20,7 +20,7 @@ struct cache_product {
     const uint8_t * cache;
     const uint8_t * update;        // whole vectors
     size_t          update_first;  // the element of the cache that the update begins at
-    size_t          update_size;   // in elements; 0 where there is none
+    size_t          update_size;   // in elements; 0: no update
     const float *   x;             // [heads, rows, depth] for scores, [heads, rows, cells] for sums
     float *         y;             // [heads, rows, cells] for scores, [heads, rows, depth] for sums
     size_t          heads, rows, cells;

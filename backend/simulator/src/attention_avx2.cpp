@@ -58,7 +58,7 @@ INLINE sixteen multiplied_added(sixteen a, sixteen b, sixteen c) {
     return { _mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high) };
 }
 
-// Numbers 0 to 7, and those 8 further.
+// Adds the numbers 8 to 15 to the numbers 0 to 7.
 INLINE __m256 halves_added(sixteen x) {
     return _mm256_add_ps(x.low, x.high);
 }

@@ -9,7 +9,7 @@
 #if defined(__x86_64__)
 #    if defined(__GNUC__) && !defined(__clang__)
 #        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own header: it means what nothing reads
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false warning in GCC's own header
 #    endif
 #    include <immintrin.h>
 #    define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
@@ -51,7 +51,7 @@ INLINE sixteen multiplied_added(sixteen a, sixteen b, sixteen c) {
     return _mm512_fmadd_ps(a, b, c);
 }
 
-// The sums of each of the first 8 numbers and the one 8 places after it.
+// Adds the numbers 8 to 15 to the numbers 0 to 7.
 INLINE __m256 halves_added(sixteen x) {
     return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
 }

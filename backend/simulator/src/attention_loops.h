@@ -1,15 +1,16 @@
-// Products of attention with vectors of any width: each file that includes this one gives, in a namespace of its own,
-// `sixteen`, 16 float32 numbers, and the operations. TARGET is the attribute of a function that may use them, INLINE
-// that of one that is part of others.
+// Products of attention for any vector width. Each file that includes this header defines, in its own namespace,
+// `sixteen` (16 float32 numbers) and the operations on it. TARGET is the attribute of functions that use the
+// instruction set; INLINE is the attribute of functions that are always inlined into them.
 //
-// Numbers are converted to float32, which is exact. A score is the sum of 16 partial sums, of elements i % 16; those
-// are added in pairs. A sum is over cells in their order. So the bits do not depend on the width of vectors, nor on the
-// number of rows.
+// Numbers are converted to float32, which is exact. A score is the sum of 16 partial sums; partial sum k adds the
+// elements i with i % 16 = k, and the partial sums are added in pairs. A weighted sum adds the cells in their order. So
+// the bits depend neither on the vector width nor on the number of rows.
 
 static constexpr size_t SCORE_CELLS = 4;   // whose scores are computed together
-static constexpr size_t SUM_CELLS   = 16;  // that are added up before the sum is written
+static constexpr size_t SUM_CELLS   = 16;  // added up before the sum is written
 
-// Asks for what is read some cells later: a vector is too short for the processor to see which one comes next.
+// Prefetches the data that is read AHEAD cells later: a vector is too short for the processor's prefetcher to detect
+// the stride.
 static constexpr size_t AHEAD = 16;
 
 INLINE void ask_for(const void * at, size_t bytes) {
@@ -43,7 +44,7 @@ template <typename Element, size_t Cells> struct vectors_of {
     }
 };
 
-// The scores of a row and four cells.
+// Returns the scores of a row and four cells.
 template <typename Element>
 INLINE __m128 four_scores(const vectors_of<Element, SCORE_CELLS> & keys, const float * x, size_t depth) {
     sixteen parts[SCORE_CELLS];
@@ -82,7 +83,7 @@ INLINE void scores_of_cells(const cache_product &                    t,
 
 template <typename Element> TARGET static void scores(const cache_product & t) {
     std::vector<float> room(t.rows > 1 ? SCORE_CELLS * t.depth : 0);
-    // Cells first: the cache is read from its beginning to its end.
+    // Cells are the outer loop, so the cache is read from beginning to end.
     for (size_t cell = 0; cell < t.cells; cell += SCORE_CELLS) {
         for (size_t head = 0; head < t.heads; head++) {
             const vectors_of<Element, SCORE_CELLS> keys(t, head, cell);
@@ -95,7 +96,7 @@ template <typename Element> TARGET static void scores(const cache_product & t) {
     }
 }
 
-// Adds some cells' vectors, each times a number, to N times 16 elements of a sum.
+// Adds the vectors of some cells, each times its weight, to 16 * N elements of a sum.
 template <int N, typename Element>
 INLINE void add_cells(const vectors_of<Element, SUM_CELLS> & values,
                       size_t                                 cells,

@@ -22,7 +22,8 @@ static constexpr size_t   MIB       = size_t(1) << 20;
 static constexpr double MAX_LAUNCH_US = 1e6;
 static constexpr size_t MAX_ALIGNMENT = 65536;
 
-// Requests that a queue of nrta_* holds at most: libnrt takes a larger NEURON_RT_XU_COMPUTE_MAX_QUEUED_REQUESTS for this.
+// The largest number of requests in a queue of nrta_*: libnrt reduces a larger NEURON_RT_XU_COMPUTE_MAX_QUEUED_REQUESTS
+// to this.
 static constexpr uint32_t MAX_QUEUE = 63;
 
 // Returns the variable's text, null when it is unset or empty.
@@ -31,7 +32,7 @@ static const char * variable(const char * name) {
     return text != nullptr && *text != '\0' ? text : nullptr;
 }
 
-// Reads digits; moves `text` behind them.
+// Reads digits and moves `text` behind them.
 static bool read_number(const char *& text, uint64_t & out) {
     if (*text < '0' || *text > '9') {
         return false;
@@ -52,7 +53,7 @@ static bool read_count(const char * text, uint32_t & out) {
     return true;
 }
 
-// "3", "0-3", "0,2,5-7": ascending, none twice.
+// Reads a list such as "3", "0-3" or "0,2,5-7": ascending, without duplicates.
 static bool read_list(const char * text, std::vector<uint32_t> & out) {
     for (;;) {
         uint64_t first;
@@ -78,7 +79,7 @@ static bool read_list(const char * text, std::vector<uint32_t> & out) {
     }
 }
 
-// "512M", "16G", "1048576".
+// Reads a size such as "512M", "16G" or "1048576".
 static bool read_size(const char * text, size_t & out) {
     uint64_t number;
     if (!read_number(text, number)) {
@@ -97,7 +98,7 @@ static bool read_size(const char * text, size_t & out) {
         number <<= shift;
         text++;
     }
-    // More than an address space has would fail later, less clearly.
+    // A size beyond the address space would fail later, with a less clear message.
     if (*text != '\0' || number < 1 || number > uint64_t(1) << 44) {
         return false;
     }
@@ -126,7 +127,7 @@ static bool read_fault(config & out, std::string & error) {
     return true;
 }
 
-// Reads what kind of machine and which release of the SDK is played, and how strictly.
+// Reads the kind of machine, the release of the SDK, and whether to be strict.
 static bool read_profile(config & out, std::string & error) {
     const char * const name = variable("NEURON_SIMULATOR_INSTANCE");
     if (name != nullptr) {
@@ -144,7 +145,7 @@ static bool read_profile(config & out, std::string & error) {
         out.total = out.profile->cores;
         out.lnc   = out.profile->lnc;
     }
-    // Of a trn1 or inf2, whose cores are not grouped, it is not documented what another than 1 does.
+    // For trn1 and inf2, whose cores are not grouped, AWS does not document values other than 1.
     const char * const lnc = variable("NEURON_LOGICAL_NC_CONFIG");
     if (lnc != nullptr && (strcmp(lnc, "1") == 0 || strcmp(lnc, "2") == 0)) {
         out.lnc = static_cast<uint32_t>(*lnc - '0');
@@ -162,7 +163,7 @@ static bool read_profile(config & out, std::string & error) {
         }
         out.strict = *strict == '1';
     }
-    // The helper's library reads it: weights.cpp.
+    // weights.cpp reads the variable in the helper.
     const char * const vectors = variable("NEURON_SIMULATOR_VECTORS");
     if (vectors != nullptr && strcmp(vectors, "avx2") != 0 && strcmp(vectors, "avx512") != 0) {
         error = bad("NEURON_SIMULATOR_VECTORS", vectors, "avx2 or avx512");
@@ -190,7 +191,7 @@ static bool read_profile(config & out, std::string & error) {
     return true;
 }
 
-// Sources: AWS Neuron, "Neuron device memory" of the runtime's pages, and the pages on NeuronCores.
+// Sources: AWS Neuron's pages on NeuronCores, and "Neuron device memory" in its pages on the runtime.
 
 size_t config::state_buffer() const {
     return (profile != nullptr ? profile->sbuf : STATE_BUFFER) * std::max(lnc, 1u);
@@ -237,7 +238,7 @@ bool config::read(config & out, std::string & error) {
             out.visible.push_back(core);
         }
     }
-    // An instance that was not described has the cores that are asked for.
+    // Without a description, the instance has as many cores as the variables name.
     if (out.visible.back() >= out.total) {
         if (total != nullptr || out.profile != nullptr) {
             error = std::string(list != nullptr ? "NEURON_RT_VISIBLE_CORES=" : "NEURON_RT_NUM_CORES=") +
@@ -255,7 +256,7 @@ bool config::read(config & out, std::string & error) {
     out.host_memory      = std::max(machine, 4 * GIB);
     out.memory           = std::min(CORE_MEMORY, std::max(machine / 2, GIB));
     if (out.profile != nullptr) {
-        // Cores that are not grouped share what the group would have.
+        // Ungrouped cores share the memory of a group.
         out.memory = out.profile->memory * std::min(out.lnc, out.profile->lnc) / out.profile->lnc;
     }
 

@@ -23,15 +23,15 @@ struct instance {
 
 struct config {
     uint32_t              total = 1;               // cores of the simulated instance
-    std::vector<uint32_t> visible;                 // those of this process, by their number in the instance
+    std::vector<uint32_t> visible;                 // the cores of this process, by their number in the instance
     uint32_t              any_of       = 0;        // take this many free cores of `visible`; 0: take all of them
     size_t                memory       = 0;        // bytes per core
     size_t                host_memory  = 0;        // bytes for NEFFs and host tensors
     double                exec_timeout = 0;        // seconds; 0: none
     double                load_timeout = 120;      // seconds that loading waits for the other ranks
     double                launch_us    = 0;        // microseconds that an execution takes before it begins
-    double                gb_per_s     = 0;        // of tensors by the clock of price.h; 0: the target's
-    bool                  priced       = false;    // an execution takes its target's time instead: price.h
+    double                gb_per_s     = 0;        // of tensors on the clock of price.h; 0: the target's rate
+    bool                  priced       = false;    // an execution takes its target's time instead (price.h)
     const instance *      profile      = nullptr;  // NEURON_SIMULATOR_INSTANCE
     uint32_t              lnc          = 0;        // physical cores of a logical one; 0: any
     bool                  older_neffs  = false;    // NEURON_RT_ALLOW_LEGACY_NEFF
@@ -43,7 +43,7 @@ struct config {
     size_t                slice_alignment = 1;     // bytes: other offsets of slices are refused
     std::string           lock_folder;  // processes with the same folder share an instance; empty: no sharing
 
-    // Returns whether a tensor of 4 GiB or more overflows, as it does in releases before 2.28.
+    // Returns whether a tensor of 4 GiB or more overflows, as in releases before 2.28.
     bool overflows() const { return strict && release < 28; }
 
     // Return whether the release has nrta_*, an error tracker in place of each request's status, and completion events.
@@ -60,7 +60,8 @@ struct config {
     size_t microcode() const;
     size_t scratchpad_page() const;
 
-    // Returns seconds that an execution waits for the other ranks: what AWS documents for NEURON_RT_EXEC_TIMEOUT by default.
+    // Returns how many seconds an execution waits for the other ranks. The default is AWS's documented default of
+    // NEURON_RT_EXEC_TIMEOUT.
     double rank_timeout() const { return exec_timeout > 0 ? exec_timeout : 30; }
 
     // Returns whether nrt_execute returns before the execution is done.

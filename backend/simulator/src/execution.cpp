@@ -1,4 +1,4 @@
-// Executing models: nrt_execute, and what of it is the same in a queue.
+// Execution of models: nrt_execute, and the parts that it shares with queued requests.
 
 #include "execution.h"
 
@@ -27,7 +27,7 @@
 
 namespace simulator {
 
-// Finds the tensor that a set has for one of the model's and sees to its fitting.
+// Finds the set's tensor for one of the model's tensors and checks its size and core.
 static NRT_STATUS bind_tensor(const runtime &               rt,
                               const nrt_model &             model,
                               const tensor_info &           info,
@@ -67,8 +67,8 @@ static bool overlap(const nrt_tensor & a, const nrt_tensor & b) {
     return a.arena() == b.arena() && a.position() < b.position() + b.size && b.position() < a.position() + a.size;
 }
 
-// What a device does when an output overlaps another tensor is not documented, except for an input that it is declared to share
-// memory with.
+// Refuses outputs that overlap another tensor: AWS does not document what a device does then. An output may overlap the
+// input with which it is declared to share memory.
 static NRT_STATUS check_overlaps(const nrt_model &                                model,
                                  const std::vector<std::shared_ptr<nrt_tensor>> & tensors,
                                  const char *                                     where) {
@@ -77,7 +77,7 @@ static NRT_STATUS check_overlaps(const nrt_model &                              
         if (output.usage != NRT_TENSOR_USAGE_OUTPUT) {
             continue;
         }
-        // Inputs come first, so each pair of outputs is looked at once.
+        // Inputs come first, so this loop compares each pair of outputs once.
         for (size_t k = 0; k < i; k++) {
             if (static_cast<int32_t>(k) != output.alias && overlap(*tensors[i], *tensors[k])) {
                 log(level::error, where, "output '%s' overlaps '%s', which is not declared", output.name.c_str(),
@@ -89,10 +89,10 @@ static NRT_STATUS check_overlaps(const nrt_model &                              
     return NRT_SUCCESS;
 }
 
-// Makes what an execution leaves in its outputs wrong, in a way that NEURON_SIMULATOR_FAULT asks for.
+// Corrupts the outputs of an execution in the way that NEURON_SIMULATOR_FAULT names.
 class spoiler {
   public:
-    // Before the execution.
+    // Prepares the faults, before the execution.
     spoiler(runtime & rt, const nrt_model & model, const std::vector<std::shared_ptr<nrt_tensor>> & tensors) :
         model_(model), tensors_(tensors) {
         simulator::faults & faults = rt.faults;
@@ -110,7 +110,7 @@ class spoiler {
         }
     }
 
-    // After an execution that succeeded.
+    // Injects the faults, after an execution that succeeded.
     void spoil() const {
         for (size_t i = 0; i < tensors_.size() && (late_ || aliases_ || results_); i++) {
             const tensor_info & info = model_.tensors[i];
@@ -125,7 +125,7 @@ class spoiler {
         }
     }
 
-    // Instead of an execution that fails: results are half-written.
+    // Writes half of each result, in place of an execution that fails.
     void write_half() const {
         for (size_t i = 0; i < tensors_.size(); i++) {
             if (model_.tensors[i].usage == NRT_TENSOR_USAGE_OUTPUT) {
@@ -144,7 +144,7 @@ class spoiler {
     std::vector<std::vector<uint8_t>> before_;
 };
 
-// Returns what an execution comes to before it is made, because NEURON_SIMULATOR_FAULT says so; `done`: it is not made.
+// Returns the status of the faults that strike before an execution. `done`: the execution is skipped.
 static NRT_STATUS fault_of_execution(runtime &       rt,
                                      uint32_t        core,
                                      const spoiler & outputs,
@@ -173,8 +173,8 @@ static NRT_STATUS fault_of_execution(runtime &       rt,
     return NRT_SUCCESS;
 }
 
-// Returns what an execution that succeeded comes to: a core that saw something that is not a number reports that from then on.
-// Results in place of an input are not looked at: they may be large, and little of them new.
+// Returns the status of an execution that succeeded. A core that produced a NaN reports it from then on. Results that
+// replace an input are not searched: they may be large, and only a small part of them is new.
 static NRT_STATUS look_for_nan(runtime &                                        rt,
                                const nrt_model &                                model,
                                const std::vector<std::shared_ptr<nrt_tensor>> & tensors) {
@@ -192,7 +192,7 @@ static NRT_STATUS look_for_nan(runtime &                                        
     return saw_nan ? NRT_EXEC_COMPLETED_WITH_NUM_ERR : NRT_SUCCESS;
 }
 
-// Takes the time that launching a kernel is to take. Sleeping would take longer than what is asked for.
+// Waits for the duration of a launch. It does not sleep, because a sleep would take longer than this.
 static void wait_for_launch(double launch_us) {
     using clock      = std::chrono::steady_clock;
     const auto until = clock::now() + std::chrono::duration<double, std::micro>(launch_us);
@@ -210,7 +210,7 @@ static std::vector<simulator::span> spans_of(const execution & execution) {
     return spans;
 }
 
-// Sees to a model's tensors being there and fitting, and fills in an execution.
+// Checks that a model's tensors exist and fit, and fills in an execution.
 static NRT_STATUS prepare(runtime &              rt,
                           const nrt_tensor_set & inputs,
                           const nrt_tensor_set & outputs,
@@ -249,7 +249,7 @@ static uint32_t core_version_of(const runtime & rt, const nrt_model & model) {
     return rt.config.profile != nullptr ? rt.config.profile->version : model.core_version;
 }
 
-// Returns whether an execution of a model waits for other ranks.
+// Returns whether an execution of the model waits for other ranks.
 static bool meets_others(const nrt_model & model) {
     return model.collectives > 0 && model.ranks > 1;
 }
@@ -261,7 +261,7 @@ static double launch_us(const runtime & rt, const nrt_model & model, bool queued
     return us + (meets_others(model) ? collectives_us(own, queued, model.ranks, model.collectives) : 0);
 }
 
-// The core's clock goes on by what the execution takes on a device.
+// Advances the core's clock by the time that the execution takes on a device.
 static void take_price(runtime & rt, const execution & execution) {
     constexpr uint64_t      SLOWER = 20;  // with NEURON_SIMULATOR_FAULT=slow
     const nrt_model &       model  = *execution.model;
@@ -293,9 +293,9 @@ static void take_price(runtime & rt, const execution & execution) {
     core.clock_ns += ns;
 }
 
-// Has the helper execute a model.
+// Sends an execution to the helper.
 //
-// `messages`: of all ranks, in their order.
+// `messages`: one per rank, in the order of the ranks.
 static NRT_STATUS ask(runtime &                                         rt,
                       nrt_model &                                       model,
                       const std::vector<const std::vector<uint8_t> *> & messages,
@@ -312,7 +312,7 @@ static NRT_STATUS ask(runtime &                                         rt,
         {
             const std::lock_guard<std::mutex> lock(model.mutex);
             if (model.helper_number != helper.number()) {
-                return outcome::not_sent;  // another thread has seen it go, and start again
+                return outcome::not_sent;  // another thread noticed the end of the helper and restarted it
             }
             request.model = model.number;
         }
@@ -328,7 +328,7 @@ static NRT_STATUS ask(runtime &                                         rt,
     });
 }
 
-// Executes a model with the other ranks, when all of them have begun to.
+// Executes a model together with the other ranks, after all of them have begun their execution.
 static NRT_STATUS ask_with_others(runtime & rt, const execution & own) {
     nrt_model & model = *own.model;
     return model.group->meet(
@@ -341,7 +341,7 @@ static NRT_STATUS ask_with_others(runtime & rt, const execution & own) {
                 messages.push_back(&execution.message);
                 clock = std::max(clock, rt.core_states[execution.model->core].clock_ns.load());
             }
-            // None goes on before the last one is there.
+            // All ranks continue at the time of the last one.
             for (const void * one : ranks) {
                 rt.core_states[static_cast<const simulator::execution *>(one)->model->core].clock_ns = clock;
             }
@@ -350,8 +350,8 @@ static NRT_STATUS ask_with_others(runtime & rt, const execution & own) {
         own.where);
 }
 
-// Returns what an execution comes to before it meets the other ranks: collectives of its core do not work any more, or
-// NEURON_SIMULATOR_FAULT says so.
+// Returns the status of an execution before it meets the other ranks: an error if collectives of its core failed
+// before, or if a fault strikes.
 static NRT_STATUS fault_of_rank(runtime & rt, nrt_model & model, const spoiler & outputs, const char * where) {
     simulator::core_state & core = rt.core_states[model.core];
     if (core.wedged) {
@@ -427,9 +427,9 @@ NRT_STATUS prepare_handles(runtime &                rt,
     return prepare(rt, *in, *into, out);
 }
 
-// Returns how many places of its queue a program takes. A device's queue that takes 63 small programs was full with 16 decode steps
-// of a whole model in it, and with some 30 layers of a prompt; what their size is counted by is not documented. It is the number of
-// their tensors here.
+// Returns how many places of its queue a program takes. A device's queue that holds 63 small programs was full with 16
+// decode steps of a whole model, and with some 30 layers of a prompt. AWS does not document how a device counts the
+// size; the simulator counts tensors.
 static size_t places_of(const nrt_model & model) {
     const size_t n = model.tensors.size();
     return n > 64 ? 4 : n > 16 ? 2 : 1;
@@ -450,12 +450,12 @@ std::shared_ptr<simulator::request> request_for(runtime &                rt,
         made->handles.push_back(tensor.get());
     }
     launch.queued         = true;
-    // What NEURON_SIMULATOR_FAULT=drops loses is behind so many others.
+    // The fault "drops" loses a request that has this many requests before it.
     constexpr size_t MANY = 6;
     const bool       lost =
         rt.units->find(launch.model->core, NRTA_XU_COMPUTE, 0)->size() >= MANY && rt.faults.strikes("drops");
     made->run = [&rt, lost, launch = std::move(launch)] {
-        if (rt.config.priced) {  // one behind the other
+        if (rt.config.priced) {  // one after the other
             wait_for_launch(launch_us(rt, *launch.model, true));
         }
         if (lost) {
@@ -467,8 +467,9 @@ std::shared_ptr<simulator::request> request_for(runtime &                rt,
     return made;
 }
 
-// What nrt_execute does with NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS before release 2.32. How an execution ended is told to a
-// function that a client registers, which is not simulated: it is logged.
+// Executes a request as nrt_execute does with NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS before release 2.32. The
+// runtime passes the final status to a function that the client registers; the simulator does not have that function
+// and logs the status.
 static NRT_STATUS return_early(runtime &                rt,
                                execution                launch,
                                const nrt_tensor_set_t * inputs,
@@ -488,7 +489,7 @@ NRT_STATUS nrt_execute(nrt_model_t * handle, const nrt_tensor_set_t * inputs, nr
         execution  launch;
         NRT_STATUS status = prepare_handles(rt, handle, inputs, outputs, "nrt_execute", launch);
         if (status == NRT_SUCCESS) {
-            // A queue keeps its order.
+            // A queue keeps the order of its requests.
             const bool early = rt.config.returns_early();
             auto *     own   = early ? rt.units->find(launch.model->core, NRTA_XU_COMPUTE, 0) : nullptr;
             status           = check_in_flight(rt, spans_of(launch), own, launch.where);

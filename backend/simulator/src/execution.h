@@ -28,7 +28,7 @@ NRT_STATUS prepare_handles(runtime &                rt,
                            const char *             where,
                            execution &              out);
 
-// Returns a request for an execution. The time of its launch begins now.
+// Returns a request for an execution. The time of its launch begins with this call.
 std::shared_ptr<simulator::request> request_for(runtime &                rt,
                                                 execution                launch,
                                                 const nrt_tensor_set_t * inputs,

@@ -12,7 +12,7 @@ static const char * const FAULTS[] = { "init",   "load",    "execute",   "result
                                        "busy",   "unknown", "full",      "slow",    "drops", "writes",  "process",
                                        "bloat",  "rank",    "straggler", "absent",  "wedged" };
 
-// The helper makes these, in each program that has the form: kernelgen.simulator.miscompiles.
+// The helper injects these into each program that has the form: kernelgen.simulator.miscompiles.
 static const char * const MISTAKES[] = { "division", "graph", "race", "rounding", "row", "split" };
 
 // Reads a whole number of at least 1.

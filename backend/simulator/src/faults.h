@@ -1,4 +1,4 @@
-// Injected faults (NEURON_SIMULATOR_FAULT), with which tests show that clients detect them.
+// Injected faults (NEURON_SIMULATOR_FAULT). Tests use them to show that clients detect errors.
 
 #pragma once
 
@@ -12,8 +12,8 @@ namespace simulator {
 
 class faults {
   public:
-    // Reads "execute", "memory@3" (the third time only), "memory/3" (every third time), or several, separated by commas. Returns
-    // false, with what is expected in `expected`, when the text is not such a list.
+    // Reads "execute", "memory@3" (the third time only), "memory/3" (every third time), or a comma-separated list of
+    // these. Returns false, with the expected values in `expected`, for any other text.
     bool read(const std::string & text, std::string & expected);
 
     bool empty() const { return all_.empty(); }

@@ -7,7 +7,8 @@
 
 namespace simulator {
 
-// A few per core and one per thread that executes at the same time as others. A descriptor without a place is inherited.
+// There are a few per core, and one per thread that executes at the same time as others. A child inherits a descriptor
+// that found no place here.
 static std::array<std::atomic<int>, 1024> held;  // descriptor + 1, or 0
 
 static void replace(int from, int to) {

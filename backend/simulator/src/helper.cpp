@@ -101,7 +101,7 @@ static std::string python() {
     return name != nullptr && *name != '\0' ? name : "python3";
 }
 
-// The path of this library; nothing when the system does not tell it.
+// Returns the path of this library; an empty string if the system does not report it.
 static std::string own_path() {
     Dl_info info;
     if (dladdr(reinterpret_cast<const void *>(&HELPER_SOCKET), &info) == 0 || info.dli_fname == nullptr) {
@@ -113,8 +113,8 @@ static std::string own_path() {
     return out;
 }
 
-// The client's environment, with NEURON_SIMULATOR_PATH in front of PYTHONPATH. NEURON_SIMULATOR_LIBRARY names this library, unless the
-// client has it.
+// Returns the client's environment with NEURON_SIMULATOR_PATH in front of PYTHONPATH, and with NEURON_SIMULATOR_LIBRARY
+// set to this library unless the client sets it.
 static std::vector<std::string> helper_environment() {
     std::vector<std::string> out;
     const char *             path = getenv("NEURON_SIMULATOR_PATH");
@@ -147,7 +147,7 @@ static std::vector<char *> pointers(std::vector<std::string> & strings) {
 
 // Starts the interpreter with `socket` as its descriptor 3. Returns 0, or an errno.
 static int spawn(int socket, pid_t & pid) {
-    // -P: the folder that the client happens to be in is not searched for modules.
+    // -P: Python does not search the client's working directory for modules.
     std::vector<std::string> arguments   = { python(),   "-P",
                                              "-m",       "kernelgen.simulator",
                                              "--socket", std::to_string(HELPER_SOCKET) };
@@ -158,7 +158,7 @@ static int spawn(int socket, pid_t & pid) {
     posix_spawn_file_actions_init(&actions);
     posix_spawnattr_init(&attributes);
 
-    // What the client prints may be data; only standard error is for messages.
+    // The client's standard output may be data, so the helper writes messages to standard error only.
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     if (fcntl(STDERR_FILENO, F_GETFD) < 0) {
         posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
@@ -166,7 +166,8 @@ static int spawn(int socket, pid_t & pid) {
     posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions, socket, HELPER_SOCKET);
 
-    // A process group of its own: a terminal's interrupt is for the client, and the helper ends with it.
+    // The helper has its own process group: a terminal's interrupt is meant for the client, and the helper ends with
+    // the client.
     sigset_t none;
     sigset_t all;
     sigemptyset(&none);
@@ -201,7 +202,7 @@ std::shared_ptr<helper> helper::start(const std::vector<std::shared_ptr<arena>> 
         error = std::string("no socket: ") + strerror(errno);
         return nullptr;
     }
-    // Above the descriptors that the helper's own are put on.
+    // A descriptor above the numbers that the helper's descriptors get.
     unique_fd high(fcntl(far.get(), F_DUPFD_CLOEXEC, 16));
     far.reset();
     if (!high) {
@@ -214,7 +215,7 @@ std::shared_ptr<helper> helper::start(const std::vector<std::shared_ptr<arena>> 
         error      = "cannot start " + describe_command(python()) + ": " + strerror(failed);
         return nullptr;
     }
-    high.reset();  // or the end of the helper would not be seen
+    high.reset();  // an open copy would hide the end of the helper
 
     std::vector<uint8_t>  message(sizeof(protocol::hello) + arenas.size() * sizeof(uint64_t));
     const protocol::hello hello = { protocol::HELLO, protocol::VERSION, static_cast<uint32_t>(arenas.size()), 0 };
@@ -275,7 +276,8 @@ void helper::end() {
         int         status;
         const pid_t ended = waitpid(pid_, &status, WNOHANG);
         if (ended != 0) {
-            // The client may reap children that it does not know; then nothing is known of the end, and the number is not ours any more.
+            // The client may reap children that it did not start. Then the exit status is lost, and the process ID may
+            // belong to another process.
             ending_ = ended == pid_ ? ending_of(status) : "ended";
             pid_    = -1;
             return;
@@ -313,11 +315,11 @@ lane::lane(bool & ok) {
     }
     answer_ = unique_fd(answer[0]);
     other_  = unique_fd(answer[1]);
-    // Only this end: the helper waits in its own.
+    // The helper's end stays blocking.
     ok      = fcntl(ask_.get(), F_SETFL, O_NONBLOCK) == 0;
 }
 
-// Waits until a descriptor is ready, or its other end closed; returns false when it was not in time.
+// Waits until a descriptor is ready or its other end is closed; returns false after the deadline.
 static bool wait_for(pollfd * fds, nfds_t count, std::chrono::steady_clock::time_point deadline, bool forever) {
     for (;;) {
         const auto left =
@@ -331,11 +333,11 @@ static bool wait_for(pollfd * fds, nfds_t count, std::chrono::steady_clock::time
     }
 }
 
-// How often a client looks for an answer before it sleeps: some 30 us. The helper computes a small kernel within that, and an idle
-// processor takes longer to wake up.
+// The number of polls for an answer before the client sleeps: some 30 us. The helper computes a small kernel within
+// that time, and an idle processor takes longer to wake up.
 static constexpr int LOOKS = 60;
 
-// Returns when a descriptor is ready, or after that.
+// Polls until a descriptor is ready, at most LOOKS times.
 static void look_for(int descriptor) {
     pollfd fds[] = {
         { descriptor, POLLIN, 0 }
@@ -352,7 +354,7 @@ bool lane::send(const std::vector<uint8_t> & message) {
         { &size,                                 sizeof(size)   },
         { const_cast<uint8_t *>(message.data()), message.size() }
     };
-    // Most fit into the pipe at once.
+    // Most messages fit into the pipe at once.
     ssize_t written = writev(ask_.get(), parts, 2);
     while (done + static_cast<size_t>(std::max<ssize_t>(written, 0)) < sizeof(size) + message.size()) {
         if (written < 0 && errno != EINTR && errno != EAGAIN) {
@@ -399,7 +401,7 @@ outcome lane::receive(std::vector<uint8_t> & message, double timeout) {
             continue;
         }
         if (got <= 0) {
-            // What it did not read, it did not begin.
+            // The helper did not begin a request that it did not read.
             int left = 0;
             return ioctl(asked_.get(), FIONREAD, &left) == 0 && left > 0 ? outcome::not_sent : outcome::lost;
         }
@@ -458,7 +460,7 @@ outcome helper::call(std::vector<uint8_t> & message, double timeout) {
     }
     const bool last = doomed_.exchange(false);
     if (last) {
-        send_signal(SIGSTOP);  // so that it does not answer before it is killed
+        send_signal(SIGSTOP);  // no answer before it is killed
     }
     const bool sent = used->send(message);
     if (last) {

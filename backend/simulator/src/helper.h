@@ -26,7 +26,7 @@ enum class outcome {
     refused,   // this process has no descriptors for a pipe; the helper is not affected
 };
 
-// Two pipes for one request at a time and its answer. They take two thirds of a socket's time.
+// Two pipes for one request at a time and its answer. They take two thirds of the time of a socket.
 class lane {
   public:
     // `ok`: whether the pipes were made.
@@ -36,20 +36,21 @@ class lane {
     template <typename F> bool pass(F send) {
         const int  fds[] = { asked_.get(), other_.get() };
         const bool sent  = send(fds, 2);
-        other_.reset();  // otherwise the end of the helper would not be detected
+        other_.reset();  // an open copy would hide the end of the helper
         return sent;
     }
 
     // Returns false if the helper has ended.
     bool send(const std::vector<uint8_t> & message);
 
-    // Waits for the answer, which replaces `message`, for `timeout` seconds or (0) however long it takes.
+    // Waits for the answer, which replaces `message`: for `timeout` seconds, or without a limit if it is 0.
     outcome receive(std::vector<uint8_t> & message, double timeout);
 
   private:
     unique_fd ask_;
     unique_fd
-        asked_;  // the helper's, too: what is left in it when the helper is gone was not begun, and writing raises no SIGPIPE
+        asked_;  // also the helper's end: unread bytes are a request that the helper did not begin, and an open end
+                 // prevents SIGPIPE
     unique_fd answer_;
     unique_fd other_;                                                                             // the helper's
 
@@ -67,19 +68,19 @@ class helper {
     helper(const helper &)             = delete;
     helper & operator=(const helper &) = delete;
 
-    // Sends a request and waits for the answer, which replaces `message`, for `timeout` seconds or (0) however long it takes. After
-    // `not_sent`, `lost` and `timed_out` the helper is broken.
+    // Sends a request and waits for the answer, which replaces `message`: for `timeout` seconds, or without a limit if
+    // it is 0. After `not_sent`, `lost` and `timed_out` the helper is broken.
     outcome call(std::vector<uint8_t> & message, double timeout);
 
     bool broken() const { return broken_; }
 
-    // The next request is its last: its process is killed while it has it.
+    // Makes the next request the last one: the process is killed during it.
     void doom() { doomed_ = true; }
 
-    // A number that no other helper of this process has.
+    // Returns a number that is unique among the helpers of this process.
     uint64_t number() const { return number_; }
 
-    // Returns how a broken helper ended, as text. Waits for the end of its process.
+    // Waits for the end of a broken helper's process and returns how it ended, as text.
     std::string obituary();
 
   private:
@@ -94,7 +95,7 @@ class helper {
     uint64_t                           number_ = 0;
     std::atomic<bool>                  broken_{ false };
     std::atomic<bool>                  doomed_{ false };
-    std::mutex                         mutex_;   // guards what follows
+    std::mutex                         mutex_;   // guards the members below
     std::vector<std::unique_ptr<lane>> idle_;
     std::string                        ending_;  // how the process ended, once it was waited for
 };

@@ -10,9 +10,11 @@
 
 namespace simulator {
 
-// Takes cores for this process, until the descriptors in `out` are closed: of the processes that name the same folder, one at a
-// time has a core. Where others have them, it takes as many others that follow one another, of the first `any_of`; none when that is 0.
-// `used`: whether another process had one of them before. Returns false, with the reason in `error`, when other processes have too many or the folder can't be used.
+// Locks cores for this process until the descriptors in `out` are closed. Among processes that use the same folder, one
+// process at a time has a core. If other processes have the cores and `any_of` is not 0, it takes the same number of
+// consecutive cores among the first `any_of`. `used`: whether the last core's file existed, which means that a process
+// had the core before. Returns false, with the reason in `error`, if too few cores are free or the folder cannot be
+// used.
 bool lock_cores(const std::string &      folder,
                 uint32_t                 any_of,
                 std::vector<uint32_t> &  cores,

@@ -12,7 +12,7 @@ namespace simulator {
 
 static const char * const NAMES[] = { "ERROR", "WARNING", "INFO", "DEBUG" };
 
-// The environment is read once: getenv races with a client's setenv.
+// Reads the environment once, because getenv races with a client's setenv.
 static level asked_for() {
     const char * text = getenv("NEURON_RT_LOG_LEVEL");
     for (int i = 0; text != nullptr && i < 4; i++) {
@@ -31,7 +31,7 @@ void log(level at, const char * where, const char * format, ...) {
     if (at > most) {
         return;
     }
-    // One write per line, so that lines of several threads and of the helper don't mix.
+    // One write per line, so that lines of different threads and of the helper do not mix.
     char    line[2048];
     int     used = snprintf(line, sizeof(line), "NRT simulator %s %s: ", NAMES[static_cast<int>(at)], where);
     va_list arguments;
@@ -44,7 +44,7 @@ void log(level at, const char * where, const char * format, ...) {
     }
     line[used]      = '\n';
     const auto done = write(STDERR_FILENO, line, used + 1);
-    (void) done;  // there is nowhere else to say it
+    (void) done;  // there is no other way to report the error
 }
 
 }  // namespace simulator

@@ -1,4 +1,4 @@
-// Loading models: nrt_load and what is asked of a model.
+// Loads models (nrt_load) and answers queries about them.
 
 #include "models.h"
 
@@ -26,7 +26,7 @@
 
 namespace simulator {
 
-// What keeps a helper from starting is rarely gone a moment later, and a client may ask for hundreds of kernels.
+// The cause of a failed start rarely disappears within a moment, and a client may request hundreds of kernels.
 constexpr std::chrono::seconds START_AGAIN_AFTER{ 5 };
 
 std::shared_ptr<simulator::helper> get_helper(runtime & rt, const char * where) {
@@ -95,7 +95,7 @@ static bool read_tensors(const std::vector<uint8_t> &  message,
 
 NRT_STATUS answered(const std::vector<uint8_t> & message, const char * where) {
     simulator::protocol::answer answer;
-    memcpy(&answer, message.data(), sizeof(answer));  // helper::call has seen to its being there
+    memcpy(&answer, message.data(), sizeof(answer));  // helper::call has checked the size
     const auto status = static_cast<NRT_STATUS>(answer.status);
     if (status != NRT_SUCCESS) {
         const std::string reason(message.begin() + sizeof(answer), message.end());
@@ -140,7 +140,7 @@ outcome load(nrt_model & model, simulator::helper & helper, NRT_STATUS & status)
     }
     model.helper_number = helper.number();
     model.number        = loaded.model;
-    if (model.tensors.empty()) {  // other threads read what is there
+    if (model.tensors.empty()) {  // concurrent threads read these
         model.tensors      = std::move(tensors);
         model.needed       = loaded.scratchpad;
         model.code         = loaded.code;
@@ -151,7 +151,7 @@ outcome load(nrt_model & model, simulator::helper & helper, NRT_STATUS & status)
     return result;
 }
 
-// Has the helper forget a model.
+// Unloads a model in the helper.
 static void forget(runtime & rt, nrt_model & model) {
     std::shared_ptr<simulator::helper> helper;
     {
@@ -163,11 +163,12 @@ static void forget(runtime & rt, nrt_model & model) {
         const simulator::protocol::unload request = { simulator::protocol::UNLOAD, 0, model.number };
         std::vector<uint8_t>              message(sizeof(request));
         memcpy(message.data(), &request, sizeof(request));
-        helper->call(message, 0);  // a helper that is gone has forgotten it, too
+        helper->call(message, 0);  // a helper that has ended holds no models
     }
 }
 
-// Returns false, which is logged, when the machine's logical cores have another number of physical ones than a NEFF's.
+// Returns false, and logs it, when the NEFF was compiled for another number of physical cores per logical core than the
+// machine has.
 static bool is_for_these_cores(const runtime & rt, uint32_t lnc, const char * where) {
     const bool good = rt.config.lnc == 0 || lnc == rt.config.lnc;
     if (!good) {
@@ -176,9 +177,9 @@ static bool is_for_these_cores(const runtime & rt, uint32_t lnc, const char * wh
     return good;
 }
 
-// Counts the memory that a program takes on its core. Returns false when there is none.
+// Counts the memory that a program takes on its core. Returns false if there is not enough.
 static bool charge_program(runtime & rt, nrt_model & model) {
-    // What a small NEFF takes at least. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
+    // The least that a small NEFF takes. Source: AWS Neuron, "Neuron device memory" of the troubleshooting guide.
     constexpr size_t SMALL    = size_t(250) << 10;
     constexpr size_t LARGER   = 64;  // with NEURON_SIMULATOR_FAULT=bloat
     const auto &     programs = rt.programs[model.core];
@@ -199,12 +200,12 @@ static NRT_STATUS no_memory_for(const runtime & rt, const nrt_model & model, siz
     return NRT_RESOURCE;
 }
 
-// Descriptors of DMA in a ring, all of which are made when a program is loaded. Source: others' programs that did not load, with the
-// runtime's own message.
+// The largest number of DMA descriptors in a ring. All of them are made when a program is loaded. Source: published
+// programs that failed to load, with the runtime's own message.
 static constexpr uint64_t MAX_DESCRIPTORS = 16777200;
 
-// Sees to the core's being of the version that a model is compiled for, and counts what it takes: its code, its rings, and of its
-// scratchpad what the state buffer does not hold.
+// Checks that the model is compiled for the core's version, and counts the memory that it takes: code, rings, and the
+// part of its scratchpad that the state buffer does not hold.
 static NRT_STATUS check_needs(runtime & rt, nrt_model & model, const char * where) {
     const simulator::instance * profile = rt.config.profile;
     if (profile != nullptr && model.core_version != 0 && model.core_version != profile->version) {
@@ -234,7 +235,7 @@ static NRT_STATUS check_needs(runtime & rt, nrt_model & model, const char * wher
     return NRT_SUCCESS;
 }
 
-// A program and the core that it is loaded to, as nrt_load and nrt_load_collectives are given them.
+// A program and the core on which to load it: the arguments of nrt_load and nrt_load_collectives.
 struct loading {
     const char * where;
     const void * neff;
@@ -245,7 +246,7 @@ struct loading {
     uint32_t     ranks;  // 0: nrt_load
 };
 
-// Loads a program to its core.
+// Loads a program onto its core.
 static NRT_STATUS load_model(runtime & rt, const loading & from, std::shared_ptr<nrt_model> & out) {
     const char * const where = from.where;
     std::string        why;
@@ -259,7 +260,7 @@ static NRT_STATUS load_model(runtime & rt, const loading & from, std::shared_ptr
         return NRT_FAILURE;
     }
     const int64_t first = std::max(from.vnc, 0);
-    const int64_t count = std::max(from.vnc_count, 1);  // a simulated NEFF wants one
+    const int64_t count = std::max(from.vnc_count, 1);  // a simulated NEFF requires one core
     if (first + count > rt.cores()) {
         log(level::error, where, "cores %d to %d are wanted, %u are visible", static_cast<int>(first),
             static_cast<int>(first + count - 1), rt.cores());
@@ -299,7 +300,7 @@ static NRT_STATUS load_model(runtime & rt, const loading & from, std::shared_ptr
     return status;
 }
 
-// Sees to the ranks of a program having the same one, each on a core of its own.
+// Checks that all ranks have the same program, each on its own core.
 static NRT_STATUS check_same(const std::vector<const void *> & models, const char * where) {
     const auto &          first = *static_cast<const nrt_model *>(models.front());
     std::vector<uint32_t> cores;
@@ -409,7 +410,7 @@ NRT_STATUS nrt_get_model_tensor_info(nrt_model_t * handle, nrt_tensor_info_array
         if (model == nullptr) {
             return invalid_handle(where, "model");
         }
-        // One block: the array, then the shapes.
+        // One allocation holds the array and then the shapes.
         const size_t n     = model->tensors.size();
         const size_t array = sizeof(nrt_tensor_info_array_t) + n * sizeof(nrt_tensor_info_t);
         size_t       dims  = 0;
@@ -425,7 +426,7 @@ NRT_STATUS nrt_get_model_tensor_info(nrt_model_t * handle, nrt_tensor_info_array
         for (size_t i = 0; i < n; i++) {
             const tensor_info & from = model->tensors[i];
             nrt_tensor_info_t & to   = block->tensor_array[i];
-            memcpy(to.name, from.name.c_str(), from.name.size());  // shorter than the zeroed field
+            memcpy(to.name, from.name.c_str(), from.name.size());  // shorter than the field, which is zeroed
             to.usage = from.usage;
             to.size  = from.size;
             to.dtype = from.dtype;

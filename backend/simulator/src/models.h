@@ -25,8 +25,8 @@ NRT_STATUS answered(const std::vector<uint8_t> & message, const char * where);
 // Returns the status for a request without an answer.
 NRT_STATUS unanswered(outcome result, simulator::helper & helper, double timeout, const char * where);
 
-// Runs `request(helper, status)` with a helper that has loaded the model. If the helper ended before the request, a new one is
-// started; if it ends during the request, the call fails.
+// Calls `request(helper, status)` with a helper that has loaded the model. Starts a new helper if the helper ended
+// before the request; fails if it ends during the request.
 template <typename F>
 NRT_STATUS with_helper(runtime & rt, nrt_model & model, double timeout, const char * where, F request) {
     for (int attempt = 0;; attempt++) {

@@ -7,7 +7,7 @@
 
 namespace simulator {
 
-// docs/reference/simulated-neff.md
+// Format: docs/reference/simulated-neff.md
 static constexpr size_t   HEADER_SIZE     = 1024;
 static constexpr size_t   BUILD_OFFSET    = 40;
 static constexpr size_t   LNC_OFFSET      = 552;
@@ -15,7 +15,7 @@ static constexpr char     SIMULATED[]     = "kernelgen-simulator";
 static constexpr uint64_t SIMULATED_MAJOR = 0x4D4953;  // SIM
 static constexpr uint64_t FORMAT          = 3;
 
-// `kernelgen simulate` reads it in the library's file, before it starts a program.
+// `kernelgen simulate` reads this text from the library's file before it starts a program.
 __attribute__((used)) static const char VERSIONS[] = "neuron-kernelgen simulator of NEFF 3, protocol 5";
 static_assert(FORMAT == 3 && protocol::VERSION == 5, "as VERSIONS says");
 

@@ -1,5 +1,5 @@
-// libnrt's functions that concern the process: nrt_init, nrt_close, and what the machine is. models.cpp, tensors.cpp, execution.cpp
-// and queues.cpp have the others; libnrt.map exports them, and nothing else.
+// libnrt's functions for the process: nrt_init, nrt_close, and the description of the machine. models.cpp, tensors.cpp,
+// execution.cpp and queues.cpp have the other functions. libnrt.map exports these functions and nothing else.
 
 #include "../../nrt/nrt_api.h"
 #include "arena.h"
@@ -44,7 +44,7 @@ NRT_STATUS nrt_init(nrt_framework_type_t framework, const char * fw_version, con
         if (!simulator::config::read(rt.config, error)) {
             return invalid(where, error.c_str());
         }
-        rt.faults.read(rt.config.fault, error);  // config::read has seen to its being good
+        rt.faults.read(rt.config.fault, error);  // config::read has checked the text
         if (rt.faults.strikes("init")) {
             log(level::error, where, "NEURON_SIMULATOR_FAULT=init");
             return NRT_FAILURE;
@@ -89,7 +89,7 @@ void nrt_close(void) {
     runtime &                         rt = process();
     const std::lock_guard<std::mutex> lock(rt.mutex);
     if (rt.state != phase::open) {
-        return;  // there is nothing to close, and no way to say so
+        return;  // there is nothing to close, and no way to report it
     }
     rt.state = phase::closed;
     rt.ranks.close();
@@ -144,7 +144,7 @@ NRT_STATUS nrt_get_version(nrt_version_t * version, size_t size) {
     }
     nrt_version_t own = {};
     own.rt_major      = 2;
-    // That of SDK 2.29 has 2.31, and so on.
+    // SDK 2.29 has libnrt 2.31, and so on.
     simulator::config config;
     std::string       error;
     own.rt_minor = (simulator::config::read(config, error) ? config : simulator::config()).release + 2;
@@ -188,7 +188,8 @@ NRT_STATUS nrt_get_vnc_memory_stats(uint32_t vnc, nrt_vnc_memory_stats_t * stats
     });
 }
 
-// Of the simulator alone: nanoseconds that the executions on a core, so far, take on a device.
+// Returns the nanoseconds that the executions on a core have taken so far on a device. The simulator alone has this
+// function.
 extern "C" NRT_STATUS nrt_simulator_clock(uint32_t vnc, uint64_t * ns) {
     const char * const where = "nrt_simulator_clock";
     return with_runtime(where, [&](runtime & rt) {
@@ -200,7 +201,8 @@ extern "C" NRT_STATUS nrt_simulator_clock(uint32_t vnc, uint64_t * ns) {
     });
 }
 
-// AWS does not document whether this may be called before nrt_init; the driver knows it, and so it may here.
+// AWS does not document whether a client may call this before nrt_init. The driver has the information, so the
+// simulator allows it.
 NRT_STATUS nrt_get_instance_info(nrt_instance_info_t * info, size_t size) {
     const char * const where = "nrt_get_instance_info";
     if (info == nullptr || size == 0) {

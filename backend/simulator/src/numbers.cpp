@@ -4,8 +4,8 @@
 
 namespace simulator {
 
-// A float is not a number when all bits of its exponent are set and one of its fraction is: without its sign it is then larger than
-// infinity. The loop has no branch, so that the compiler computes several elements at once.
+// A float is a NaN when all bits of its exponent are set and its fraction is not 0: without its sign, its bits are then
+// larger than infinity's. The loop has no branch, so that the compiler can vectorize it.
 template <typename T> static bool any_above(const uint8_t * data, size_t size, T infinity) {
     constexpr size_t BLOCK = 4096 / sizeof(T);
     const T          sign  = static_cast<T>(T(1) << (8 * sizeof(T) - 1));

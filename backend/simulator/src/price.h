@@ -11,9 +11,9 @@
 
 namespace simulator {
 
-// The time in which an execution with collectives waits for its ranks.
+// The time that an execution with collectives waits for its ranks.
 struct barrier_price {
-    uint32_t ranks;  // 0: the table ends
+    uint32_t ranks;  // 0: end of the table
     double   us;
 };
 
@@ -38,7 +38,8 @@ inline const price & price_of(uint32_t version) {
     return PRICES[0];
 }
 
-// Returns microseconds of a barrier: between two numbers of ranks linear in their logarithm, and outside of them that of the nearest.
+// Returns microseconds of a barrier. Between two rows of the table the time is linear in the logarithm of the number of
+// ranks; outside of the table it is the nearest row's.
 inline double barrier_us(const price & price, uint32_t ranks) {
     const barrier_price * before = price.barriers;
     for (const barrier_price & next : price.barriers) {

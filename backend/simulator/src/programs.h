@@ -11,11 +11,11 @@
 
 namespace simulator {
 
-// The programs of a core: micro-code with the first one, something for each, and a scratchpad that all share and that is as large as the
-// largest of them needs. Any number of threads may use it at once.
+// The programs of a core. Their memory is the micro-code, loaded with the first program, each program's own bytes, and
+// one scratchpad that they share, as large as the largest that a program needs. Thread-safe.
 class programs {
   public:
-    // `microcode`: bytes. `page`: bytes in multiples of which the scratchpad grows.
+    // `microcode`: bytes. `page`: the bytes in whose multiples the scratchpad grows.
     programs(std::shared_ptr<arena> core, size_t microcode, size_t page) :
         core_(std::move(core)), microcode_(microcode), page_(page) {}
 
@@ -25,7 +25,7 @@ class programs {
     // Counts the scratchpad of an added program. Returns false if the core lacks the memory.
     bool add_scratchpad(size_t size);
 
-    // Both sizes must be those that were counted.
+    // Both sizes must be the ones that were counted.
     void remove(size_t size, size_t scratchpad);
 
   private:
@@ -36,7 +36,7 @@ class programs {
     const size_t                 page_;
 
     std::mutex            mutex_;
-    bool                  started_ = false;  // the micro-code is loaded, and stays
+    bool                  started_ = false;  // the micro-code is loaded; it stays loaded
     std::multiset<size_t> scratchpads_;      // of the programs that need one
 };
 

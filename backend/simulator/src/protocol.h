@@ -1,9 +1,10 @@
-// What the library and its helper say to each other; tools/kernelgen/simulator/protocol.py is the other side.
+// The messages between the library and its helper; tools/kernelgen/simulator/protocol.py is the other side.
 //
-// Numbers have the machine's byte order. The helper inherits the control socket (AF_UNIX, SOCK_SEQPACKET: one message is one packet).
-// The library greets on it, and the helper answers when it is ready; then it passes lanes: of one pipe the end to read from, of
-// another the end to write to. A lane carries one request at a time and its answer, both behind their size in bytes as uint32_t;
-// threads that execute at the same time use different lanes. The helper ends when the control socket closes.
+// Numbers have the machine's byte order. The helper inherits the control socket (AF_UNIX, SOCK_SEQPACKET: one message
+// is one packet). The library sends a greeting on it, and the helper answers when it is ready. Then the library passes
+// lanes. A lane is the read end of one pipe and the write end of another. It carries one request at a time and then its
+// answer, each after its size in bytes as uint32_t. Threads that execute at the same time use different lanes. The
+// helper ends when the control socket closes.
 
 #pragma once
 
@@ -36,7 +37,7 @@ struct load {
     uint32_t arena;
     uint64_t offset;
     uint64_t size;
-    uint32_t ranks;  // that load and execute it together; 0: a single rank
+    uint32_t ranks;  // ranks that load and execute it together; 0: a single rank
     uint32_t zero;
 };
 
@@ -44,7 +45,7 @@ struct execute {
     uint32_t operation;
     uint32_t tensors;
     uint64_t model;
-    // binding[tensors] follows: inputs, then outputs; of each rank that executes the model, one after the other
+    // binding[tensors] follows: inputs, then outputs; for each rank that executes the model, one after the other
 };
 
 struct binding {
@@ -59,28 +60,28 @@ struct unload {
     uint64_t model;
 };
 
-// Every answer. A text, the reason, follows when the status is not NRT_SUCCESS.
+// Every answer. If the status is not NRT_SUCCESS, the reason follows as text.
 struct answer {
     uint32_t status;
-    uint32_t tensors;  // of a LOAD that succeeded: as many `tensor` follow `loaded`
+    uint32_t tensors;  // in the answer to a LOAD that succeeded: the number of `tensor` that follow `loaded`
 };
 
 // After an answer to LOAD.
 struct loaded {
     uint64_t model;
-    uint64_t scratchpad;    // bytes that it needs besides its inputs and outputs
-    uint64_t code;          // bytes of its instructions and of its rings for spills, of all physical cores
-    uint64_t descriptors;   // of DMA, of each physical core
-    uint32_t core_version;  // of the NeuronCore that it was compiled for: 2 of trn1; 0 when that is not known
-    uint32_t collectives;   // how many it has
+    uint64_t scratchpad;    // bytes besides inputs and outputs
+    uint64_t code;          // bytes of instructions and of rings for spills, for all physical cores
+    uint64_t descriptors;   // DMA descriptors per physical core
+    uint32_t core_version;  // the NeuronCore version that it was compiled for, such as 2 for trn1; 0: unknown
+    uint32_t collectives;   // the number of collectives
 };
 
-// Then for each tensor this, its shape and its name.
+// Follows for each tensor, before its shape and its name.
 struct tensor {
     uint32_t usage;
     uint32_t dtype;
     uint64_t size;
-    int32_t  alias;  // of an output: the number of the input whose memory it is written to, or -1
+    int32_t  alias;  // of an output: the number of the input whose memory it overwrites, or -1
     uint32_t ndim;   // uint32_t shape[ndim] follows
     uint32_t name;   // char name[name] follows the shape
     uint32_t zero;

@@ -1,4 +1,4 @@
-// Requests in flight: nrta_*, as the release that is played has it.
+// Requests in flight: the nrta_* functions of the simulated release.
 
 #include "../../nrt/nrt_api.h"
 #include "config.h"
@@ -24,7 +24,7 @@
 
 namespace simulator {
 
-// Runs `body` on the open runtime, if the release that is played has the function.
+// Runs `body` on the open runtime, if the simulated release has the function.
 template <typename F> NRT_STATUS with_queues(const char * where, bool (simulator::config::*has)() const, F body) {
     return with_runtime(where, [&](runtime & rt) {
         if (!(rt.config.*has)()) {
@@ -36,7 +36,8 @@ template <typename F> NRT_STATUS with_queues(const char * where, bool (simulator
     });
 }
 
-// Says where a request's status goes: where the caller wants it, or with release 2.28 to an error tracker, which is in its place.
+// Sets where a request's status goes: to the caller's variable, or with release 2.28 to the error tracker that takes
+// its place.
 static NRT_STATUS report_to(runtime & rt, NRT_STATUS * ret, simulator::request & made, const char * where) {
     if (!rt.config.has_trackers()) {
         made.ret = ret;
@@ -72,7 +73,7 @@ static NRT_STATUS submit(runtime &                           rt,
     return status;
 }
 
-// The core that a tensor's requests are queued on: its own, or the first for those in the host's memory.
+// Returns the core that queues a tensor's requests: the tensor's own core, or the first one for host tensors.
 static uint32_t core_of(const runtime & rt, const nrt_tensor & tensor) {
     return tensor.arena() == rt.host()->index() ? 0 : tensor.arena();
 }
@@ -114,7 +115,7 @@ static NRT_STATUS schedule_transfer(const char *         where,
     });
 }
 
-// Release 2.28 has other numbers of the units, and units of their own for reading and writing, which are one here.
+// Release 2.28 numbers the units differently and has separate units for reading and writing, which are one unit here.
 static nrta_xu_t unit_of(const runtime & rt, nrta_xu_t kind) {
     if (!rt.config.has_trackers()) {
         return kind;
@@ -219,7 +220,7 @@ NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
         if (unit == nullptr || !unit->completed(NRTA_SEQ_GET_SEQ_NUM(seq), *completed)) {
             return invalid(where, "no request has this sequence ID");
         }
-        // AWS documents no such status for a request that is not done; the fault has a runtime that gives one.
+        // AWS documents no such status for a request that is not done. With this fault, the runtime returns it anyway.
         if (!*completed && rt.faults.strikes("busy")) {
             return NRT_EXEC_NC_BUSY;
         }
@@ -251,7 +252,7 @@ NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event) {
                        ? NRT_SUCCESS
                        : invalid(where, "no request has this sequence ID");
         }
-        // One of our own, since the caller's may be closed first.
+        // Duplicates the descriptor, since the caller may close its own first.
         simulator::unique_fd own(fcntl(event, F_DUPFD_CLOEXEC, 0));
         if (!own) {
             return invalid(where, "not a file descriptor");
@@ -263,8 +264,7 @@ NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event) {
 }
 
 //
-// what release 2.28 has besides
-//
+// functions that only release 2.28 has
 
 NRT_STATUS nrta_error_tracker_create(uint32_t vnc, nrta_error_tracker_t ** out) {
     const char * const where = "nrta_error_tracker_create";

@@ -1,4 +1,4 @@
-// Where ranks meet, and nrt_build_global_comm and nrt_barrier.
+// The barriers of ranks, nrt_build_global_comm and nrt_barrier.
 
 #include "ranks.h"
 
@@ -16,7 +16,7 @@ static std::chrono::steady_clock::time_point after(double seconds) {
            std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e9) * 1e9));
 }
 
-// locked
+// The caller holds the mutex.
 void group::end(round & ended, NRT_STATUS status) {
     ended.over   = true;
     ended.status = status;
@@ -26,7 +26,7 @@ void group::end(round & ended, NRT_STATUS status) {
     changed_.notify_all();
 }
 
-// locked
+// The caller holds the mutex.
 std::string group::missing(const round & own) const {
     std::string text;
     for (uint32_t i = 0; i < count_; i++) {
@@ -195,7 +195,7 @@ bool on_different_cores(const std::vector<uint32_t> & cores, const char * where)
     return true;
 }
 
-// Waits for all ranks that do the same, each on a core of its own.
+// Waits until all ranks have made the same call, each on its own core.
 static NRT_STATUS meet_once(runtime &           rt,
                             ranks::kind         kind,
                             int32_t             vnc,

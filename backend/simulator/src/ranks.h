@@ -24,7 +24,7 @@ namespace simulator {
 // A group of ranks that compute together. Each rank enters a round; the round runs when all ranks have entered. Thread-safe.
 class group {
   public:
-    // The ranks' arguments, by rank. They are valid until it returns.
+    // A function of the ranks' arguments, in the order of the ranks. They are valid until it returns.
     using action = std::function<NRT_STATUS(const std::vector<const void *> &)>;
 
     explicit group(uint32_t count) : count_(count), current_(std::make_shared<round>(count)) {}
@@ -34,9 +34,9 @@ class group {
 
     uint32_t count() const { return count_; }
 
-    // Waits until all ranks are there, for `seconds` at most, has the last one do `act`, and returns its status to all.
-    // When one does not come, all get NRT_TIMEOUT, or NRT_EXEC_HW_ERR_COLLECTIVES when one failed instead of coming, and every later
-    // round ends with that at once: what the device's queues hold then is not known.
+    // Waits at most `seconds` until all ranks have entered. The last one calls `act`, and all return its status. If a
+    // rank does not enter, all return NRT_TIMEOUT; if a rank failed before it entered, NRT_EXEC_HW_ERR_COLLECTIVES.
+    // Every later round then ends at once with the same status, because the state of the device's queues is unknown.
     NRT_STATUS meet(uint32_t rank, const void * what, double seconds, const action & act, const char * where);
 
     // Marks a rank as failed: it will not enter.
@@ -61,7 +61,7 @@ class group {
         std::vector<const void *> brought;
         std::vector<bool>         here;
         uint32_t                  arrived = 0;
-        bool                      held    = false;  // all are there
+        bool                      held    = false;  // all ranks have entered
         bool                      over    = false;
         NRT_STATUS                status  = NRT_SUCCESS;
     };
@@ -71,7 +71,7 @@ class group {
     std::string missing(const round & own) const;
 
     const uint32_t          count_;
-    mutable std::mutex      mutex_;  // guards what follows
+    mutable std::mutex      mutex_;  // guards the members below
     std::condition_variable changed_;
     std::shared_ptr<round>  current_;
     std::vector<uint32_t>   left_;  // ranks that failed
@@ -87,7 +87,7 @@ class ranks {
     // A core's number among all devices, and the number of devices (nrt_build_global_comm).
     using communicator = std::pair<uint32_t, uint32_t>;
 
-    // Returns the group that a rank belongs to: the first of its kind and size that this rank did not join yet, or a new one.
+    // Returns a rank's group: the first one of its kind and size that this rank has not joined, or a new one.
     std::shared_ptr<group> join(kind kind, uint32_t rank, uint32_t count);
 
     // Closes the group to further ranks.
@@ -109,7 +109,7 @@ class ranks {
         std::vector<bool>      joined;
     };
 
-    mutable std::mutex                mutex_;  // guards what follows
+    mutable std::mutex                mutex_;  // guards the members below
     std::list<joining>                joining_;
     std::vector<std::weak_ptr<group>> all_;
     std::map<uint32_t, communicator>  communicators_;  // by core

@@ -19,7 +19,7 @@ static void forked() {
     current = new runtime;
 }
 
-// Says what the cores of a process did that ends.
+// Prints a summary of each core's executions at the end of the process.
 static void ended() {
     const runtime & rt = *current;
     for (size_t core = 0; core < rt.core_states.size(); core++) {
@@ -32,7 +32,7 @@ static void ended() {
 }
 
 runtime & process() {
-    // As a static variable's initializer, it is run once however many threads come first.
+    // A static variable's initializer runs once, even if several threads arrive first.
     static const bool made = [] {
         current = new runtime;
         pthread_atfork(nullptr, nullptr, forked);

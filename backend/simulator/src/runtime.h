@@ -41,14 +41,13 @@ struct nrt_tensor {
 
     uint32_t arena() const { return memory->in().index(); }
 
-    // The tensor's place for the helper.
+    // Returns the offset in the arena, by which the helper finds the tensor.
     size_t position() const { return memory->offset() + offset; }
 
     bool holds(size_t at, size_t bytes) const { return at <= size && bytes <= size - at; }
 };
 
-// Tensors by name. Any number of threads may use a set at once. It owns no tensor: the use of a freed tensor is
-// detected.
+// Tensors by name. Thread-safe. A set owns no tensor, so that the use of a freed tensor is detected.
 struct nrt_tensor_set {
     void put(const char * name, const std::shared_ptr<nrt_tensor> & tensor) {
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -85,7 +84,7 @@ struct tensor_info {
     nrt_tensor_usage_t    usage;
     nrt_dtype_t           dtype;
     size_t                size;
-    int32_t               alias;  // of an output: the input whose memory it is written to, or -1
+    int32_t               alias;  // of an output: the input whose memory it overwrites, or -1
     std::vector<uint32_t> shape;
 };
 
@@ -99,25 +98,25 @@ struct nrt_model {
     }
 
     uint32_t                             core;
-    std::shared_ptr<simulator::programs> programs;          // the core's, when it has memory for this one
-    size_t                               size       = 0;    // bytes of its code and its rings that were counted
-    size_t                               scratchpad = 0;    // the same
-    std::shared_ptr<simulator::memory>   neff;              // kept, for a helper that is started later
+    std::shared_ptr<simulator::programs> programs;          // the core's; null until they have counted this one
+    size_t                               size       = 0;    // counted bytes of its code and rings
+    size_t                               scratchpad = 0;    // counted bytes of its scratchpad
+    std::shared_ptr<simulator::memory>   neff;              // kept for a helper that is started later
     size_t                               neff_size;
     std::vector<simulator::tensor_info>  tensors;           // inputs, then outputs
-    size_t                               needed       = 0;  // bytes of memory besides these
-    size_t                               code         = 0;  // bytes of its instructions and rings
-    uint64_t                             descriptors  = 0;  // of DMA
-    uint32_t                             core_version = 0;  // that it was compiled for; 0: not known
-    uint32_t                             ranks        = 0;  // that loaded it together; 0: it was loaded by nrt_load
+    size_t                               needed       = 0;  // bytes besides the tensors
+    size_t                               code         = 0;  // bytes of its code and rings
+    uint64_t                             descriptors  = 0;  // DMA descriptors
+    uint32_t                             core_version = 0;  // the version that it was compiled for; 0: unknown
+    uint32_t                             ranks        = 0;  // ranks that loaded it together; 0: loaded by nrt_load
     uint32_t                             rank         = 0;
-    uint32_t                             collectives  = 0;  // that it has
+    uint32_t                             collectives  = 0;  // the number of its collectives
 
-    std::shared_ptr<simulator::group> group;                // of these ranks
+    std::shared_ptr<simulator::group> group;                // these ranks
 
     std::mutex mutex;
-    uint64_t   helper_number = 0;  // of the helper that knows it
-    uint64_t   number        = 0;  // the model's, in that helper
+    uint64_t   helper_number = 0;  // the helper that has loaded it
+    uint64_t   number        = 0;  // the model's number in that helper
 };
 
 struct nrta_error_tracker {
@@ -133,20 +132,20 @@ struct core_state {
     std::atomic<bool>       wedged{ false };   // a collective failed: all later ones of this core fail
     std::atomic<NRT_STATUS> owed{
         NRT_SUCCESS
-    };  // the same fault: the status of an earlier execution that the next call returns
-    std::atomic<uint64_t> clock_ns{ 0 };    // the time of its executions on a device: price.h
+    };  // with the same fault: the status of an earlier execution, which the next call returns
+    std::atomic<uint64_t> clock_ns{ 0 };    // the time of its executions on a device (price.h)
     std::atomic<uint64_t> executions{ 0 };
-    std::atomic<uint64_t> bytes_read{ 0 };  // of inputs that executions do not write
+    std::atomic<uint64_t> bytes_read{ 0 };  // inputs that executions do not overwrite
 };
 
 enum class phase { fresh, open, closed };
 
 struct runtime {
     std::atomic<phase>                                state{ phase::fresh };
-    std::mutex                                        mutex;  // of nrt_init and nrt_close
+    std::mutex                                        mutex;  // for nrt_init and nrt_close
     simulator::config                                 config;
     simulator::faults                                 faults;
-    std::vector<std::shared_ptr<simulator::arena>>    arenas;  // one per visible core, and the host's
+    std::vector<std::shared_ptr<simulator::arena>>    arenas;  // one per visible core, then the host's
     simulator::handles<nrt_tensor>                    tensors;
     simulator::handles<nrt_tensor_set>                sets;
     simulator::handles<nrt_model>                     models;
@@ -156,10 +155,10 @@ struct runtime {
     std::vector<simulator::core_state>                core_states;  // by core
     bool second = false;                                            // another process had a core of this machine before
 
-    std::unique_ptr<simulator::units> units;                        // what nrta_* queues; from nrt_init to the next
-    simulator::ranks                  ranks;                        // which of this process's cores compute together
+    std::unique_ptr<simulator::units> units;                        // the nrta_* queues, from one nrt_init to the next
+    simulator::ranks                  ranks;                        // the cores of this process that compute together
 
-    std::mutex                         helper_mutex;                // guards what follows
+    std::mutex                         helper_mutex;                // guards the members below
     std::shared_ptr<simulator::helper> helper;
 
     std::chrono::steady_clock::time_point not_before;  // no helper is started until then
@@ -188,7 +187,7 @@ template <typename F> NRT_STATUS with_runtime(const char * where, F body) {
     }
 }
 
-// Runs `body` with the settings of the environment, also before nrt_init; not after nrt_close.
+// Runs `body` with the settings of the environment. Works before nrt_init, but not after nrt_close.
 template <typename F> NRT_STATUS with_config(const char * where, F body) {
     try {
         if (process().state == phase::closed) {
@@ -207,10 +206,11 @@ template <typename F> NRT_STATUS with_config(const char * where, F body) {
     }
 }
 
-// Returns the pending status of a core, or of the host: that the core is lost, or the status of an earlier execution.
+// Returns the pending error of a core or of the host: that the core is lost, or the status of an earlier execution.
 NRT_STATUS core_status(runtime & rt, uint32_t core, const char * where);
 
-// Checks a device's number among the devices that compute together, on a core of this process (-1: any). Returns the status.
+// Checks a device's number among the devices that compute together, on a core of this process (-1: any). Returns the
+// status.
 NRT_STATUS check_ranks(runtime & rt, int32_t vnc, uint32_t rank, uint32_t count, const char * where);
 
 // Returns whether each rank is on a separate core; logs an error otherwise.
@@ -219,7 +219,7 @@ bool on_different_cores(const std::vector<uint32_t> & cores, const char * where)
 // Returns whether to fail an allocation, and logs it.
 bool is_out_of_memory(runtime & rt, const char * where);
 
-// Keeps the objects that a request in flight uses until it is done.
+// Reports a handle that is freed while a request in flight uses it; the request keeps the object until it is done.
 void check_freed(const runtime & rt, const void * handle, const char * where);
 
 }  // namespace simulator

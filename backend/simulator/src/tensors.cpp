@@ -116,7 +116,7 @@ NRT_STATUS nrt_allocate_tensor_set(nrt_tensor_set_t ** out) {
 
 void nrt_destroy_tensor_set(nrt_tensor_set_t ** set) {
     if (set != nullptr && *set != nullptr) {
-        // After nrt_close there are none: then it is not an error to find nothing.
+        // After nrt_close there are no sets, and an unknown handle is not an error.
         check_freed(process(), *set, "nrt_destroy_tensor_set");
         process().sets.remove(*set);
         *set = nullptr;
@@ -249,7 +249,7 @@ size_t nrt_tensor_get_size(const nrt_tensor_t * handle) {
 void * nrt_tensor_get_va(const nrt_tensor_t * handle) {
     runtime &  rt     = process();
     const auto tensor = rt.tensors.find(handle);
-    // A device's memory is not the host's, and a client that took it for that would fail on a device.
+    // Device memory is not host memory: a client that dereferences this pointer fails on a device.
     return tensor == nullptr || tensor->arena() != rt.host()->index() ? nullptr : tensor->data();
 }
 

@@ -14,7 +14,7 @@
 
 namespace simulator {
 
-// Returns a tensor after a check of a range of its bytes; null, with the status, if the range is invalid.
+// Checks a range of bytes and returns its tensor; returns null, with the status, if the range is invalid.
 std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
                                          const nrt_tensor_t * handle,
                                          size_t               offset,
@@ -24,7 +24,8 @@ std::shared_ptr<nrt_tensor> tensor_range(runtime &            rt,
 
 simulator::span span_of(const nrt_tensor & tensor, size_t offset, size_t size, bool written);
 
-// What an access is that does not wait for a request in flight on the same memory, is not documented. `own`: a queue that keeps its order.
+// Refuses an access to memory that a request in flight uses: AWS does not document what happens then. `own`: a queue
+// that keeps the order of its requests.
 NRT_STATUS check_in_flight(const runtime &                      rt,
                            const std::vector<simulator::span> & spans,
                            const simulator::unit *              own,

@@ -13,7 +13,7 @@ bool conflict(const span & a, const span & b) {
     return a.arena == b.arena && a.begin < b.end && b.begin < a.end && (a.written || b.written);
 }
 
-// Sleeping takes longer than what is asked for, by less than this.
+// A sleep ends late, but by less than this.
 static constexpr std::chrono::microseconds OVERSLEEP{ 80 };
 
 static void wait_until(request::clock::time_point time) {
@@ -81,7 +81,8 @@ void unit::work() {
             log(level::error, "nrta", "%s", error.what());
             status = NRT_FAIL_HOST_MEM_ALLOC;
         }
-        // What it holds goes before it is reported as done: who unloads its model then has the model's memory.
+        // Releases its objects before it is reported as done, so that the memory of a model unloaded after that is
+        // free.
         next->run = nullptr;
         finish(next, status);
     }
@@ -92,7 +93,7 @@ void unit::finish(const std::shared_ptr<request> & done, NRT_STATUS status) {
     if (done->freed != nullptr && status == NRT_SUCCESS) {
         status = NRT_INVALID_HANDLE;
     }
-    // Its status is there before it is reported as done.
+    // Writes the status before the request is reported as done.
     if (done->ret != nullptr) {
         *done->ret = status;
     } else if (done->tracker != nullptr && status != NRT_SUCCESS) {
@@ -107,7 +108,7 @@ void unit::finish(const std::shared_ptr<request> & done, NRT_STATUS status) {
     }
 }
 
-// locked
+// The caller holds the mutex.
 bool unit::knows(uint64_t number) const {
     return number > 0 && number <= submitted_ && forgotten_.count(number) == 0;
 }

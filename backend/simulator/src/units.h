@@ -1,7 +1,8 @@
 // Execution units: the queues of nrta_* requests. Each has a thread that executes them one at a time, in order.
 //
-// Source: AWS Neuron, "Neuron Runtime Async APIs" and nrt_async.h of SDK 2.29 and later. Not documented there, and
-// so chosen here: how many requests a queue holds (NEURON_SIMULATOR_QUEUE) and which take more than one place, and numbers of units.
+// Source: AWS Neuron, "Neuron Runtime Async APIs" and nrt_async.h of SDK 2.29 and later. AWS does not document how many
+// requests a queue holds, which requests take more than one place, and the numbers of units. The simulator chooses
+// these; NEURON_SIMULATOR_QUEUE sets the first.
 
 #pragma once
 
@@ -61,14 +62,14 @@ struct request {
 
     std::function<NRT_STATUS()> run;
     std::vector<span>           spans;
-    std::vector<const void *>   handles;        // which must not be freed before it is done
-    size_t                      places = 1;     // that it takes of the queue
+    std::vector<const void *>   handles;        // must not be freed before it is done
+    size_t                      places = 1;     // the places that it takes in the queue
     clock::time_point           not_before;     // the earliest time at which the device begins it
     NRT_STATUS *                ret = nullptr;  // receives the status; null: the tracker or the log receives it
 
     std::shared_ptr<error_tracker> tracker;
 
-    const void * freed  = nullptr;  // guarded by the unit's mutex: of `handles`, one that was freed
+    const void * freed  = nullptr;  // guarded by the unit's mutex: the first of `handles` that was freed
     uint64_t     number = 0;        // within its unit, from 1
 
     std::vector<unique_fd> events;  // guarded by the unit's mutex: signaled when it is done
@@ -85,15 +86,15 @@ class unit {
     unit(const unit &)             = delete;
     unit & operator=(const unit &) = delete;
 
-    // Ends the running request and stops.
+    // Waits for the running request, then stops.
     void stop();
 
-    // Queues a request. When the queue has no room, or already has `most` requests, this returns NRT_QUEUE_FULL and changes nothing; an
-    // empty queue has room for any request.
-    // After a request that ended with NRT_EXEC_UNIT_UNRECOVERABLE it returns that.
+    // Queues a request. Returns NRT_QUEUE_FULL, and changes nothing, if the queue has no room or already has `most`
+    // requests; an empty queue has room for any request. Returns NRT_EXEC_UNIT_UNRECOVERABLE after a request that ended
+    // with it.
     NRT_STATUS submit(std::shared_ptr<request> request, nrta_seq_t & seq, size_t most = SIZE_MAX);
 
-    // Returns false if no request had this number, or if it was forgotten.
+    // Returns false if the number is unknown or forgotten.
     bool completed(uint64_t number, bool & out) const;
 
     // Forgets a request, but still executes it (NEURON_SIMULATOR_FAULT).
@@ -102,7 +103,7 @@ class unit {
     // Returns the last completed request; number 0 if there is none.
     nrta_seq_t last() const;
 
-    // Signals the eventfd when the request is done. Returns false if no request had this number, or if it was forgotten.
+    // Signals the eventfd when the request is done. Returns false if the number is unknown or forgotten.
     bool notify(uint64_t number, unique_fd event);
 
     // Unregisters a request's eventfds. Returns false in the same cases as `notify`.
@@ -117,7 +118,7 @@ class unit {
         return queue_.size();
     }
 
-    // Calls a function with each request that is not done, until it returns true; returns whether it did.
+    // Calls a function with each pending request until it returns true; returns whether it did.
     template <typename F> bool any(F function) {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto & request : queue_) {
@@ -137,7 +138,7 @@ class unit {
 
     const uint16_t                       id_;
     const size_t                         capacity_;
-    mutable std::mutex                   mutex_;  // guards what follows
+    mutable std::mutex                   mutex_;  // guards the members below
     std::condition_variable              changed_;
     std::deque<std::shared_ptr<request>> queue_;
     size_t                               taken_ = 0;   // places
@@ -146,7 +147,7 @@ class unit {
     bool                                 stopped_ = false;
     bool                                 lost_    = false;
     std::thread                          thread_;
-    std::atomic<uint64_t>                submitted_{ 0 };  // written with the mutex held, as the next
+    std::atomic<uint64_t>                submitted_{ 0 };  // written with the mutex held, like `done_`
     std::atomic<uint64_t>                done_{ 0 };
 };
 
@@ -162,7 +163,7 @@ class units {
     // Returns the number of requests with registered eventfds.
     size_t registered() const;
 
-    // Returns whether a request of any of them is not done.
+    // Returns whether any queue has a pending request.
     bool any_queued() const;
 
     // Returns null for an unknown queue.
@@ -171,8 +172,8 @@ class units {
     // Returns null for an unknown sequence ID.
     unit * find(nrta_seq_t seq) const;
 
-    // Returns whether a request that is not done uses one of the spans so that the order matters. Those of `except`, where order is
-    // kept, are not looked at.
+    // Returns whether a pending request's use of the spans conflicts with this one. Skips the queue `except`, which
+    // keeps the order of its requests.
     bool busy(const std::vector<span> & spans, const unit * except) const;
 
     // Marks a handle as freed, which fails the requests that use it. Returns whether there are any.

@@ -15,8 +15,8 @@ namespace simulator {
 
 // ---- threads ---------------------------------------------------------------------------------------------------------------
 
-// Threads that live as long as the process, as many as XLA's with the one that calls. Each takes the next rows of a
-// call until there are none; several calls are done one after the other.
+// A pool with as many threads as XLA's, including the calling thread. The threads live as long as the process. Each
+// thread takes the next rows of a call until none is left; the pool runs several calls one after the other.
 class thread_pool {
   public:
     explicit thread_pool(size_t threads) {
@@ -27,7 +27,7 @@ class thread_pool {
     }
 
     void run(weight_function f, const weight_product & t) {
-        // With less than some 100 µs a thread would come too late.
+        // For calls of less than some 100 µs, another thread would start too late.
         if (others_ == 0 || t.m * t.k * std::max<size_t>(t.n, 1) < MIN_ELEMENTS) {
             f(t, 0, t.m);
             return;
@@ -53,7 +53,7 @@ class thread_pool {
         const weight_product * t;
         size_t                 chunk;
         std::atomic<size_t>    next;
-        size_t                 workers;  // other threads that are in it; under the mutex
+        size_t                 workers;  // other threads in the call; guarded by the mutex
 
         bool more() const { return next.load(std::memory_order_relaxed) < t->m; }
 
@@ -89,19 +89,19 @@ class thread_pool {
     size_t                  others_;
 };
 
-// As many as the helper lets XLA have.
+// Returns the pool. It has as many threads as the helper gives XLA.
 static thread_pool & threads() {
     const char *  asked = getenv("PJRT_NPROC");
     static auto * pool =
-        new thread_pool(asked != nullptr ? strtoul(asked, nullptr, 10) : 1);  // never ends: its threads use it
+        new thread_pool(asked != nullptr ? strtoul(asked, nullptr, 10) : 1);  // never destroyed: its threads use it
     return *pool;
 }
 
 // ---- calls ---------------------------------------------------------------------------------------------------------------
 
-enum class vectors : size_t { avx512, avx2 };  // the caller has the numbers, too
+enum class vectors : size_t { avx512, avx2 };  // the caller has the same numbers
 
-// The widest that the processor has and the environment allows.
+// Returns the widest vectors that the processor has and the environment allows.
 static vectors widest() {
 #if defined(__x86_64__)
     const char * asked = getenv("NEURON_SIMULATOR_VECTORS");
@@ -117,14 +117,14 @@ static vectors widest() {
 
 using namespace simulator;
 
-// Numbers in the widest vectors, for tests.
+// Returns how many numbers the widest vectors hold, for tests.
 extern "C" int nrt_simulator_vectors() {
     return widest() == vectors::avx512 ? 16 : 8;
 }
 
-// Products of a weight, the first operand, and rows, the second; the third is the type's lattice, if it has one.
-// `options`: numbers with a space after each: the type, whether the rows are bfloat16 (else float32), m, k, n, and the
-// widest vectors that it may have. The caller knows that the processor has AVX2, FMA and F16C.
+// Computes products of a weight (first operand) and rows (second operand); the third operand is the type's lattice, if
+// it has one. `options`: numbers, a space after each: the type, whether the rows are bfloat16 (else float32), m, k, n,
+// and the widest vectors to use. Requires a processor with AVX2, FMA and F16C.
 extern "C" void nrt_simulator_weights(void * out, const void ** in, const char * options, size_t size, void *) {
     size_t numbers[6] = {};
     size_t at         = 0;

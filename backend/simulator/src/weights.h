@@ -1,7 +1,7 @@
 // Products by quantized weights, for the helper. XLA's code for the HLO that unpacks weights is several times slower.
 //
-// The helper loads this library and gives XLA the functions as custom calls; kernelgen.simulator.weights writes these
-// in place of the instructions that compute the same.
+// The helper loads this library and registers the functions with XLA as custom calls. kernelgen.simulator.weights
+// replaces the instructions that compute the same by these calls.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace simulator {
 
-// The numbers are those of kernelgen.simulator.weights.
+// The numbers are the same as in kernelgen.simulator.weights.
 enum class weight_type {
     q4_0,
     q4_1,
@@ -46,13 +46,13 @@ struct weight_product {
     float *         y;        // [n, m]
     size_t          m, k, n;
     const uint32_t *
-        lattice;  // of the types that have one, else null: of each point the code of element i from bit 4 i on
+        lattice;  // for types with a lattice, else null: for each point, the code of element i, from bit 4 i on
 };
 
-// Computes some rows of the matrix, from one up to another.
+// Computes the rows of the result from the first number up to (not including) the second.
 using weight_function = void (*)(const weight_product &, size_t, size_t);
 
-// Return the function of a type with vectors of 16 and of 8 numbers; null on processors other than x86-64. Both return
+// Return the function of a type, for vectors of 16 and of 8 numbers; null on processors other than x86-64. Both compute
 // the same bits.
 weight_function avx512_function(weight_type type);
 weight_function avx2_function(weight_type type);

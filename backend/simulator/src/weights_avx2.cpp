@@ -88,53 +88,54 @@ INLINE ints masked(ints x, int mask) {
     return _mm256_and_si256(x, all(mask));
 }
 
-// (x & mask) | more.
+// Returns (x & mask) | more.
 INLINE ints bits(ints x, int mask, ints more) {
     return _mm256_or_si256(masked(x, mask), more);
 }
 
-// `Value` in each lane whose bit is set, 0 elsewhere.
+// Returns `Value` in each lane whose bit is set, and 0 in the others.
 template <int Value> INLINE ints flags(uint32_t set) {
     const ints each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const ints one  = _mm256_and_si256(all(static_cast<int>(set)), each);
     return masked(_mm256_cmpeq_epi32(one, each), Value);
 }
 
-// Eight of the numbers of `Bits` bits of a word, from `first` on; what is above them is not zero.
+// Returns eight fields of `Bits` bits from a word, beginning with field `first`. The bits above a field are not
+// cleared.
 template <int Bits> INLINE ints fields(ints word, int first) {
     const ints each = _mm256_setr_epi32(0, Bits, 2 * Bits, 3 * Bits, 4 * Bits, 5 * Bits, 6 * Bits, 7 * Bits);
     return _mm256_srlv_epi32(word, _mm256_add_epi32(each, all(first * Bits)));
 }
 
-// The eight numbers of 4 bits of a word; what is above them is not zero.
+// Returns the eight 4-bit fields of a word. The bits above a field are not cleared.
 INLINE ints fields_of_4(const uint32_t * at) {
     return _mm256_srlv_epi32(all(static_cast<int>(at[0])), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
 }
 
-// To the nearest bfloat16, to even ones.
+// Rounds to the nearest bfloat16, ties to even.
 INLINE floats rounded(floats x) {
     const ints number = _mm256_castps_si256(x);
     const ints up     = _mm256_add_epi32(masked(shifted_right<16>(number), 1), all(0x7fff));
     return _mm256_castsi256_ps(masked(_mm256_add_epi32(number, up), -0x10000));
 }
 
-// The lower three bits of each code choose.
+// Looks up a value by the lower three bits of each code.
 INLINE floats chosen(floats values, ints code) {
     return _mm256_permutevar8x32_ps(values, code);
 }
 
-// The lower four bits of each code choose.
+// Looks up a value by the lower four bits of each code.
 INLINE floats chosen_of_two(floats low, floats high, ints code) {
-    const floats bit3 = _mm256_castsi256_ps(shifted_left<28>(code));  // as the sign, which chooses
+    const floats bit3 = _mm256_castsi256_ps(shifted_left<28>(code));  // moves bit 3 to the sign, which selects
     return _mm256_blendv_ps(chosen(low, code), chosen(high, code), bit3);
 }
 
-// The lower two bits of each code choose, of the four numbers that are in its half of the vector.
+// Looks up a value by the lower two bits of each code, among the four numbers in its half of the vector.
 INLINE floats chosen_of_4(floats values, ints code) {
     return _mm256_permutevar_ps(values, code);
 }
 
-// Eight numbers, as often as there is room for them.
+// Repeats eight numbers until the vector is full.
 INLINE floats repeated(__m256 x) {
     return x;
 }
@@ -143,17 +144,17 @@ INLINE ints repeated(__m256i x) {
     return x;
 }
 
-// Bits `Bit` and above of bytes `Part`, `Part` + 4, ...
+// Returns the bits from `Bit` on of bytes `Part`, `Part` + 4, ...
 template <int Bit, int Part> INLINE ints every_fourth(ints x) {
     return shifted_right<Bit + 8 * Part>(x);
 }
 
-// Two numbers, each four times.
+// Returns two numbers, each four times.
 INLINE floats each_4_times(const float * at) {
     return _mm256_set_m128(_mm_set1_ps(at[1]), _mm_set1_ps(at[0]));
 }
 
-// A number eight times.
+// Returns a number eight times.
 INLINE floats each_8_times(const float * at) {
     return all(at[0]);
 }

@@ -7,7 +7,7 @@
 #if defined(__x86_64__)
 #    if defined(__GNUC__) && !defined(__clang__)
 #        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // of GCC's own header: it means what nothing reads
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // false warning in GCC's own header
 #    endif
 #    include <immintrin.h>
 #    define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
@@ -92,31 +92,32 @@ INLINE ints masked(ints x, int mask) {
     return _mm512_and_si512(x, all(mask));
 }
 
-// (x & mask) | more, in one instruction.
+// Returns (x & mask) | more, in one instruction.
 INLINE ints bits(ints x, int mask, ints more) {
     return _mm512_ternarylogic_epi32(x, all(mask), more, 0xea);
 }
 
-// `Value` in each lane whose bit is set, 0 elsewhere.
+// Returns `Value` in each lane whose bit is set, and 0 in the others.
 template <int Value> INLINE ints flags(uint32_t set) {
     return _mm512_maskz_mov_epi32(static_cast<__mmask16>(set), all(Value));
 }
 
-// Sixteen of the numbers of `Bits` bits of a word, from `first` on; what is above them is not zero.
+// Returns sixteen fields of `Bits` bits from a word, beginning with field `first`. The bits above a field are not
+// cleared.
 template <int Bits> INLINE ints fields(ints word, int first) {
     const ints each = _mm512_setr_epi32(0, Bits, 2 * Bits, 3 * Bits, 4 * Bits, 5 * Bits, 6 * Bits, 7 * Bits, 8 * Bits,
                                         9 * Bits, 10 * Bits, 11 * Bits, 12 * Bits, 13 * Bits, 14 * Bits, 15 * Bits);
     return _mm512_srlv_epi32(word, _mm512_add_epi32(each, all(first * Bits)));
 }
 
-// The sixteen numbers of 4 bits of two words; what is above them is not zero.
+// Returns the sixteen 4-bit fields of two words. The bits above a field are not cleared.
 INLINE ints fields_of_4(const uint32_t * at) {
     const ints shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     const ints words  = _mm512_mask_set1_epi32(all(static_cast<int>(at[0])), 0xff00, static_cast<int>(at[1]));
     return _mm512_srlv_epi32(words, shifts);
 }
 
-// To the nearest bfloat16, to even ones.
+// Rounds to the nearest bfloat16, ties to even.
 INLINE floats rounded(floats x) {
     const ints      number = _mm512_castps_si512(x);
     const __mmask16 odd    = _mm512_test_epi32_mask(number, all(0x10000));
@@ -124,22 +125,22 @@ INLINE floats rounded(floats x) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_mask_sub_epi32(up, odd, up, all(-1)), all(-0x10000)));
 }
 
-// The lower four bits of each code choose.
+// Looks up a value by the lower four bits of each code.
 INLINE floats chosen(floats values, ints code) {
     return _mm512_permutexvar_ps(code, values);
 }
 
-// The lower five bits of each code choose.
+// Looks up a value by the lower five bits of each code.
 INLINE floats chosen_of_two(floats low, floats high, ints code) {
     return _mm512_permutex2var_ps(low, code, high);
 }
 
-// The lower two bits of each code choose, of the four numbers that are in its quarter of the vector.
+// Looks up a value by the lower two bits of each code, among the four numbers in its quarter of the vector.
 INLINE floats chosen_of_4(floats values, ints code) {
     return _mm512_permutevar_ps(values, code);
 }
 
-// Eight numbers, as often as there is room for them.
+// Repeats eight numbers until the vector is full.
 INLINE floats repeated(__m256 x) {
     return _mm512_broadcast_f32x8(x);
 }
@@ -148,20 +149,21 @@ INLINE ints repeated(__m256i x) {
     return _mm512_broadcast_i32x8(x);
 }
 
-// Bits `Bit` and above of bytes `Part`, `Part` + 4, ..., and of those two behind these.
+// Returns the bits from `Bit` on of bytes `Part`, `Part` + 4, ... in the lower half, and of bytes `Part` + 2, ... in
+// the upper half.
 template <int Bit, int Part> INLINE ints every_fourth(ints x) {
     constexpr int FIRST = Bit + 8 * Part, LAST = FIRST + 16;
     return _mm512_srlv_epi32(x, _mm512_setr_epi32(FIRST, FIRST, FIRST, FIRST, FIRST, FIRST, FIRST, FIRST, LAST, LAST,
                                                   LAST, LAST, LAST, LAST, LAST, LAST));
 }
 
-// Four numbers, each four times.
+// Returns four numbers, each four times.
 INLINE floats each_4_times(const float * at) {
     return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
                                  _mm512_castps128_ps512(_mm_loadu_ps(at)));
 }
 
-// Two numbers, each eight times.
+// Returns two numbers, each eight times.
 INLINE floats each_8_times(const float * at) {
     return _mm512_mask_broadcastss_ps(all(at[0]), 0xff00, _mm_load_ss(at + 1));
 }

@@ -1,5 +1,5 @@
-// Blocks of quantized weights: what a block says of all its elements. Layouts are those of ggml-common.h, numbers those
-// of kernels/dequantize.py.
+// Blocks of quantized weights: their sizes and scales. The layouts are those in ggml-common.h; the numbers are those in
+// kernels/dequantize.py.
 
 #pragma once
 
@@ -68,7 +68,7 @@ constexpr weight_block block_of(weight_type type) {
     return { 1, 1 };
 }
 
-// Whether elements are those of points of a lattice, whose numbers are in the block.
+// Returns whether a type's elements are points of a lattice; a block then stores the points' numbers.
 constexpr bool has_lattice(weight_type type) {
     return type >= weight_type::iq1_s && type <= weight_type::iq3_s;
 }
@@ -85,20 +85,20 @@ inline float float_of(uint32_t bits) {
     return out;
 }
 
-// Half of 2^(e - 127), as in dequantize.py.
+// Returns half of 2^(e - 127), as dequantize.py does.
 inline float half_e8m0(uint8_t e) {
     return float_of(e < 2 ? 0x00200000U << e : (e - 1U) << 23);
 }
 
-// Half of an unsigned E4M3 number, as in dequantize.py.
+// Returns half of an unsigned E4M3 number, as dequantize.py does.
 inline float half_ue4m3(uint8_t x) {
     const uint32_t wide = x & 127;
     return x == 127 ? 0.0f : wide < 8 ? static_cast<float>(wide) * 0x1p-10f : float_of((wide << 20) + (119U << 23));
 }
 
-// Eight scales and minima of 6 bits, of Q4_K and Q5_K, from 12 bytes.
+// The eight 6-bit scales and minima of Q4_K and Q5_K, unpacked from 12 bytes.
 struct k_scales {
-    uint64_t scales, minima;  // a byte each
+    uint64_t scales, minima;  // one byte each
 
     explicit k_scales(const uint8_t * x) {
         const auto low = number_at<uint32_t>(x), mid = number_at<uint32_t>(x + 4), high = number_at<uint32_t>(x + 8);
@@ -109,10 +109,10 @@ struct k_scales {
     }
 };
 
-// Sixteen scales of 6 bits, of Q3_K, from 12 bytes: the lower halves of eight, the upper ones, and two more bits of each
-// in four bytes. They are 32 too large.
+// The sixteen 6-bit scales of Q3_K, unpacked from 12 bytes: the lower four bits of eight scales, the lower four bits of
+// the other eight, and four bytes with the two upper bits of each. They are 32 too large.
 struct q3_scales {
-    uint64_t first, last;  // a byte each
+    uint64_t first, last;  // one byte each
 
     explicit q3_scales(const uint8_t * x) {
         const auto nibbles = number_at<uint64_t>(x);
@@ -125,7 +125,8 @@ struct q3_scales {
     static uint64_t twice(uint32_t low, uint32_t high) { return low | static_cast<uint64_t>(high) << 32; }
 };
 
-// Eight scales of 6 bits, of IQ4_XS, from 6 bytes: two more bits of each, and the lower four. They are 32 too large.
+// Returns the eight 6-bit scales of IQ4_XS, unpacked from 6 bytes: first the two upper bits of each, then the lower
+// four. They are 32 too large.
 inline uint64_t iq4_scales(const uint8_t * x) {
     const auto high = number_at<uint16_t>(x);
     uint64_t   out  = 0;
@@ -136,7 +137,7 @@ inline uint64_t iq4_scales(const uint8_t * x) {
     return out;
 }
 
-// Of each of eight numbers of 4 bits, a byte each: twice the number plus 1.
+// Returns 2 x + 1 for each of eight 4-bit numbers, one per byte.
 inline uint64_t odd_numbers(uint64_t bytes) {
     return (bytes & 0x0f0f0f0f0f0f0f0f) << 1 | 0x0101010101010101;
 }

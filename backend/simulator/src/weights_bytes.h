@@ -1,60 +1,61 @@
-// Products of one row and weights whose elements are chosen among 16 by a code, with AVX2: part of weights_avx2.cpp.
+// Products of one row and weights whose 4-bit code selects one of 16 values, with AVX2. A part of weights_avx2.cpp.
 //
-// An element is a bfloat16, of two bytes. One instruction chooses a byte for each of 32 codes, so two give 32 elements,
-// and none has to be made 32 bits wide before. The elements then lie in another order, as `PLACES` says. The row is
-// brought into this order once, and partial sums are those of weights_loops.h, so that the bits are the same.
+// An element is a bfloat16 of two bytes. One instruction looks up one byte for each of 32 codes, so two instructions
+// give 32 elements, and no code has to be widened to 32 bits. The elements then have another order, `PLACES`. The row
+// is permuted into this order once. Partial sums are the same as in weights_loops.h, so the bits are the same.
 
 #include "weights_loops.h"
 
-// The order of 32 elements in four vectors: element 4 i of this order, and the three behind it, is element PLACES[i].
+// The order of 32 elements in four vectors: elements 4 i to 4 i + 3 of this order are elements PLACES[i] to
+// PLACES[i] + 3.
 static constexpr int PLACES[] = { 0, 16, 4, 20, 8, 24, 12, 28 };
 
-// The bytes of 16 elements, twice each.
+// The bytes of 16 elements; each vector holds its bytes twice.
 struct byte_table {
     __m256i low, high;
 };
 
-// What `rounded` gives, except that the lower 16 bits are not zero.
+// Rounds as `rounded` does, but leaves the lower 16 bits dirty.
 INLINE __m256i rounded_above(floats x) {
     const __m256i number = _mm256_castps_si256(x);
     const __m256i odd    = masked(shifted_right<16>(number), 1);
     return _mm256_add_epi32(_mm256_add_epi32(number, all(0x7fff)), odd);
 }
 
-// Of numbers that are rounded to bfloat16. Their order in the table: those of `a` and `b` in turn, four at a time.
+// Returns the table of numbers rounded to bfloat16. Its order: four numbers of `a`, four of `b`, and so on.
 INLINE byte_table table_of(floats a, floats b) {
     const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15, 0, 4, 8, 12, 2, 6, 10,
                                            14, 1, 5, 9, 13, 3, 7, 11, 15);
     const __m256i words = _mm256_blend_epi16(shifted_right<16>(rounded_above(a)), rounded_above(b), 0xaa);
-    const __m256i eight = _mm256_shuffle_epi8(words, order);  // the lower bytes of eight numbers, their upper ones, ...
+    const __m256i eight = _mm256_shuffle_epi8(words, order);  // in each half: lower bytes, then upper ones
     return { _mm256_permute4x64_epi64(eight, 0x88), _mm256_permute4x64_epi64(eight, 0xdd) };
 }
 
-// Numbers 0 to 3 and 8 to 11 of 16, and the others.
+// Splits 16 values for `table_of`: `a` gets numbers 0 to 3 and 8 to 11, `b` the others.
 INLINE void in_turn(const float * values, floats & a, floats & b) {
     const floats first = loaded(values), second = loaded(values + 8);
     a = _mm256_permute2f128_ps(first, second, 0x20);
     b = _mm256_permute2f128_ps(first, second, 0x31);
 }
 
-// Values times a scale.
+// Returns the table of values times a scale.
 INLINE byte_table table_of(const float * values, floats d) {
     floats a, b;
     in_turn(values, a, b);
     return table_of(multiplied(a, d), multiplied(b, d));
 }
 
-// Values are 0 to 15 times d, and m is added.
+// Returns the table of c * d + m for the codes c from 0 to 15.
 INLINE byte_table table_from_0(floats d, floats m) {
     floats a, b;
     in_turn(NUMBERS + 16, a, b);
     return table_of(added(multiplied(a, d), m), added(multiplied(b, d), m));
 }
 
-// Sums up products of a row of the matrix and one of x, which is in the order of PLACES.
+// Adds up products of a row of the matrix and one row of x, which is in the order of PLACES.
 struct bytes_multiplied {
     floats        part[4];
-    const float * x;  // of the next 32 elements
+    const float * x;  // the next 32 elements
 
     INLINE explicit bytes_multiplied(const float * row) : part{ all(0.0f), all(0.0f), all(0.0f), all(0.0f) }, x(row) {}
 
@@ -69,7 +70,7 @@ struct bytes_multiplied {
         x += 32;
     }
 
-    // Adds products of elements of a table times `d`, which have to be bfloat16 without rounding.
+    // Adds products of a table's elements times `d`. These must be bfloat16 numbers without rounding.
     INLINE void add(const byte_table & table, __m256i code, floats d) {
         const __m256i zero = _mm256_setzero_si256();
         const __m256i low = _mm256_shuffle_epi8(table.low, code), high = _mm256_shuffle_epi8(table.high, code);
@@ -89,7 +90,7 @@ struct bytes_multiplied {
         part[i] = multiplied_added(multiplied(_mm256_castsi256_ps(w), d), loaded(x + 8 * i), part[i]);
     }
 
-    // In the order of `sums::sum`.
+    // Adds the parts in the order of `sums::sum`.
     INLINE float sum() const {
         __m128 four[4];
         for (int i = 0; i < 4; i++) {
@@ -101,13 +102,13 @@ struct bytes_multiplied {
     }
 };
 
-// Codes of 16 bytes: the lower halves, and the upper ones.
+// Returns the codes in 16 bytes: the 16 lower halves, then the 16 upper halves.
 INLINE __m256i halves(const uint8_t * at) {
     const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i *>(at));
     return both(_mm256_set_m128i(_mm_srli_epi16(q, 4), q), 15);
 }
 
-// ---- types: as in weights_loops.h -----------------------------------------------------------------------------------------
+// ---- types: layouts as in weights_loops.h ---------------------------------------------------------------------------
 
 INLINE void multiply_3_k(const uint8_t * x, bytes_multiplied & total) {
     const floats    d = half(x + 108);
@@ -115,7 +116,8 @@ INLINE void multiply_3_k(const uint8_t * x, bytes_multiplied & total) {
     float           scale[16];
     scaled(less_32(packed.first), d, scale);
     scaled(less_32(packed.last), d, scale + 8);
-    // A table has eight values of each of two runs of 16 elements: four of the first, of the second, and the others.
+    // A table has the eight values of two runs of 16 elements: four values of the first run, four of the second, then
+    // the others.
     const __m256i runs = two_runs(0, 4);
     const __m256i tops = bytes_32(x);
     for (int i = 0; i < 256; i += 128) {
@@ -152,7 +154,7 @@ INLINE void multiply_4_xs(const uint8_t * x, bytes_multiplied & total) {
     }
 }
 
-// The four scales are computed together, as by `half_ue4m3`.
+// Computes the four scales together, with the formula of `half_ue4m3`.
 INLINE void multiply_nvfp4(const uint8_t * x, bytes_multiplied & total) {
     const __m256i    packed = _mm256_cvtepu8_epi32(_mm_cvtsi32_si128(number_at<int32_t>(x)));
     const __m256i    wide   = masked(packed, 127);
@@ -160,7 +162,7 @@ INLINE void multiply_nvfp4(const uint8_t * x, bytes_multiplied & total) {
     const floats     large  = _mm256_castsi256_ps(added(shifted_left<20>(wide), all(119 << 23)));
     const floats     found  = _mm256_blendv_ps(large, small, _mm256_castsi256_ps(_mm256_cmpgt_epi32(all(8), wide)));
     const floats     scales = _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(packed, all(127))), found);
-    // The product of an E2M1 and an E4M3 number is a bfloat16, without rounding.
+    // The product of an E2M1 and an E4M3 number is a bfloat16 without rounding.
     const byte_table table  = table_of(E2M1, all(1.0f));
     const __m256i    q = bytes_32(x + 4), low = both(q, 15), high = both(_mm256_srli_epi16(q, 4), 15);
     const __m256i    even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
@@ -193,7 +195,7 @@ template <weight_type Type> INLINE void multiply_bytes(const uint8_t * x, bytes_
 
 // ---- products --------------------------------------------------------------------------------------------------------------
 
-// A vector that begins at a multiple of its size is read in one go.
+// Aligned to its size, so that a load does not cross a cache line.
 struct alignas(32) vector_of_8 {
     float number[8];
 };
@@ -222,7 +224,7 @@ template <weight_type Type> TARGET static void product_by_bytes(const weight_pro
     }
 }
 
-// Returns the function of a type; null if it has none of these.
+// Returns the function of a type; null if this file has none.
 static weight_function function_by_bytes(weight_type type) {
     switch (type) {
         case weight_type::q4_0:

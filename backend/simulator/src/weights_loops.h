@@ -1,10 +1,11 @@
-// Products by quantized weights with vectors of any width: each file that includes this one gives, in a namespace of its
-// own, the vectors `floats` and `ints`, how many numbers are in one, `WIDTH`, and the operations. TARGET is the
-// attribute of a function that may use them, INLINE that of one that is part of others.
+// Products by quantized weights for any vector width. Each file that includes this header defines, in its own
+// namespace, the vectors `floats` and `ints`, the number of their elements, `WIDTH`, and the operations on them. TARGET
+// is the attribute of functions that use the instruction set; INLINE is the attribute of functions that are always
+// inlined into them.
 //
-// A product's terms are those of the HLO that it stands for (kernels/dequantize.py): each element is computed in
-// float32 by the same operations, and rounded to bfloat16 where the HLO does that. Only the order of sums is free. The
-// compiler must not fuse a multiplication and an addition: the element would be another one.
+// A product has the same terms as the HLO that it replaces (kernels/dequantize.py): each element is computed in float32
+// by the same operations, and rounded to bfloat16 where the HLO rounds. Only the order of sums may differ. The compiler
+// must not fuse a multiplication and an addition: the element would change.
 
 #pragma once
 
@@ -18,7 +19,7 @@ alignas(64) static const float E2M1[]    = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2,
 alignas(64) static const float SIGNS[]   = { -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1 };
 alignas(64) static const float LESS_1[]  = { -1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2, -1, 0, 1, 2 };
 
-// By a code of a lattice and, above it, the flag of the sign, or of the direction in which it is shifted.
+// Values by a lattice code. The code's upper bit is the sign, or for IQ1 the direction of the shift.
 alignas(64) static const float IQ1[]     = { -0.875, 0.125, 1.125, 0, -1.125, -0.125, 0.875, 0,
                                              -0.875, 0.125, 1.125, 0, -1.125, -0.125, 0.875, 0 };
 alignas(64) static const float IQ2[]     = { 8, 25, 43, 0, -8, -25, -43, 0, 8, 25, 43, 0, -8, -25, -43, 0 };
@@ -27,8 +28,7 @@ alignas(64) static const float IQ3_S[]   = { 1, 3, 5, 7, 9, 11, 13, 15, -1, -3, 
 
 // ---- scales ------------------------------------------------------------------------------------------------------------
 
-// An IEEE half in each lane. A NaN becomes the one whose lower bits are zero, so that what rounds it need not look for
-// NaNs.
+// Returns an IEEE half in each lane. A NaN's lower bits become zero, so that rounding needs no check for NaNs.
 INLINE floats half(uint16_t bits) {
     if (__builtin_expect((bits & 0x7c00) == 0x7c00, 0)) {
         return all(float_of((bits & 0x8000U) << 16 | ((bits & 0x3ff) != 0 ? 0x7fc00000 : 0x7f800000)));
@@ -40,19 +40,19 @@ INLINE floats half(const uint8_t * at) {
     return half(number_at<uint16_t>(at));
 }
 
-// Writes eight signed bytes times a number.
+// Writes eight signed bytes, each times d.
 INLINE void scaled(uint64_t bytes, floats d, float * y) {
     const __m256i numbers = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)));
     _mm256_storeu_ps(y, _mm256_mul_ps(_mm256_cvtepi32_ps(numbers), first_eight(d)));
 }
 
-// Of each of eight bytes below 128: 32 less.
+// Subtracts 32 from each of eight bytes, which are below 128.
 INLINE uint64_t less_32(uint64_t bytes) {
     return static_cast<uint64_t>(
         _mm_cvtsi128_si64(_mm_sub_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)), _mm_set1_epi8(32))));
 }
 
-// Writes sixteen odd numbers times a number: twice a number of 4 bits plus 1, two of which are in a byte.
+// Writes sixteen odd numbers times d: 2 x + 1 for each 4-bit number x. A byte has two of them.
 INLINE void scaled_odd(uint64_t nibbles, floats d, float * y) {
     const __m128i low  = _mm_cvtsi64_si128(static_cast<int64_t>(odd_numbers(nibbles)));
     const __m128i high = _mm_cvtsi64_si128(static_cast<int64_t>(odd_numbers(nibbles >> 4 & 0x0f0f0f0f0f0f0f0f)));
@@ -63,13 +63,14 @@ INLINE void scaled_odd(uint64_t nibbles, floats d, float * y) {
 
 // ---- codes ---------------------------------------------------------------------------------------------------------------
 
-// Bytes of a block of 256 elements, one for each, made 32 at a time.
+// The codes of a block of 256 elements, one per byte, written 32 at a time.
 struct codes {
     alignas(32) uint8_t code[256];
 
     INLINE void set(int first, __m256i x) { _mm256_store_si256(reinterpret_cast<__m256i *>(code + first), x); }
 
-    // To be called when all are set: the compiler would take the vectors apart, which takes longer than reading them.
+    // Call this after the last `set`: otherwise the compiler extracts the bytes from the vectors, which is slower than
+    // loading them.
     INLINE void finish() { __asm__("" : "+m"(code)); }
 };
 
@@ -81,12 +82,12 @@ INLINE __m256i both(__m256i x, int mask) {
     return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask)));
 }
 
-// (x & mask) | more.
+// Returns (x & mask) | more.
 INLINE __m256i either(__m256i x, int mask, __m256i more) {
     return _mm256_or_si256(both(x, mask), more);
 }
 
-// One number 16 times, then another.
+// Returns a byte 16 times, then another one 16 times.
 INLINE __m256i two_runs(int first, int second) {
     return _mm256_set_m128i(_mm_set1_epi8(static_cast<char>(second)), _mm_set1_epi8(static_cast<char>(first)));
 }
@@ -97,11 +98,11 @@ INLINE floats numbers(int first) {
     return loaded(NUMBERS + 16 + first);
 }
 
-// The values of 16 codes, with one scale: computed and rounded once, for all elements that a code chooses one for.
+// The values of 16 codes with one scale, computed and rounded once for all elements.
 struct sixteen {
     floats part[16 / WIDTH];
 
-    // The lower four bits of each code choose.
+    // Looks up a value by the lower four bits of each code.
     INLINE floats operator()(ints code) const {
         return WIDTH == 16 ? chosen(part[0], code) : chosen_of_two(part[0], part[16 / WIDTH - 1], code);
     }
@@ -115,7 +116,7 @@ INLINE sixteen sixteen_of(const float * values, floats d) {
     return out;
 }
 
-// Values are 0 to 15 times d, and m is added.
+// Returns the values c * d + m for the codes c from 0 to 15.
 INLINE sixteen sixteen_from_0(floats d, floats m) {
     sixteen out;
     for (int i = 0; i < 16 / WIDTH; i++) {
@@ -124,7 +125,8 @@ INLINE sixteen sixteen_from_0(floats d, floats m) {
     return out;
 }
 
-// Gives the elements of 16 bytes: those of the lower halves, and those of the upper ones.
+// Passes the elements of 16 bytes to `use`: the lower halves from element `first` on, the upper halves from `second`
+// on.
 template <typename Use>
 INLINE void nibbles(const uint8_t * at, const sixteen & values, int first, int second, Use & use) {
     for (int i = 0; i < 16; i += WIDTH) {
@@ -134,13 +136,13 @@ INLINE void nibbles(const uint8_t * at, const sixteen & values, int first, int s
     }
 }
 
-// The values of 32 codes with one scale and minimum, or what computes them: code * d + m, where d and m are such that
-// it is what the HLO computes. A vector of 16 numbers chooses one of 32 in one instruction.
+// The values of 32 codes with one scale and minimum, code * d + m, for a d and m with which this equals the HLO's
+// result. Vectors of 16 numbers look up one of 32 values in one instruction; others compute the value.
 template <bool HasM> struct thirty_two {
     floats low, high, d, m;
     int    first;
 
-    // `from`: the number that code 0 stands for.
+    // `from`: the number for code 0.
     INLINE thirty_two(int from, floats scale, floats minimum) : d(scale), m(minimum), first(from) {
         if constexpr (WIDTH == 16) {
             low  = value(numbers(from));
@@ -153,7 +155,7 @@ template <bool HasM> struct thirty_two {
         return rounded(HasM ? added(y, m) : y);
     }
 
-    // The code's bits 0 to 3, bit 4 of another vector, whose other bits are 0.
+    // Returns the values for codes with bits 0 to 3 in `nibble` and bit 4 in `bit4`, whose other bits are 0.
     INLINE floats operator()(ints nibble, ints bit4) const {
         const ints code = bits(nibble, 15, bit4);
         if constexpr (WIDTH == 16) {
@@ -166,29 +168,30 @@ template <bool HasM> struct thirty_two {
 
 // ---- lattices ------------------------------------------------------------------------------------------------------------
 
-// Of a block of 256 elements a word for each eight, of 4 bits for each element: the code of its point, and a flag above.
-// Flags are made first, 32 bytes at a time; then each word gets its codes, by loads of single numbers.
+// A word for each eight elements of a block of 256 elements. Each element has 4 bits: the code of its point, and above
+// it a flag. Flags are set first, 32 bytes at a time. Then each word gets its codes, with loads of single numbers.
 struct words {
     alignas(32) uint32_t word[32];
 
-    // Flags that say which run of `Run` elements eight elements are of, where the values of two runs are in a vector.
+    // Returns the flags that select the second of two runs of `Run` elements, where one vector holds the values of two
+    // runs.
     template <int Run> static INLINE __m256i second_run() {
         const int second = WIDTH == 16 ? static_cast<int>(0x88888888) : 0;
         return Run == 16 ? _mm256_setr_epi32(0, 0, second, second, 0, 0, second, second)
                          : _mm256_setr_epi32(0, 0, 0, 0, second, second, second, second);
     }
 
-    // Flags of the elements of eight words, from `first` on.
+    // Sets the flags of the elements of eight words, from word `first` on.
     INLINE void set(int first, __m256i flags) { _mm256_store_si256(reinterpret_cast<__m256i *>(word + first), flags); }
 
-    // Bit i of each of 32 bytes becomes bit 4 i + `Flag` of a word, which has `also`, too.
+    // Moves bit i of each of 32 bytes to bit 4 i + `Flag` of a word, and sets the bits of `also`.
     template <int Flag> INLINE void set_bits(__m256i bytes, __m256i also) {
-        // Of four bits two become a byte, and two the next one.
+        // Four bits become two bytes with two bits each.
         alignas(16) static constexpr uint8_t LOWER[] = { 0, 1, 16, 17, 0, 1, 16, 17, 0, 1, 16, 17, 0, 1, 16, 17 };
         alignas(16) static constexpr uint8_t UPPER[] = { 0, 0, 0, 0, 1, 1, 1, 1, 16, 16, 16, 16, 17, 17, 17, 17 };
         const __m256i                        lower   = _mm256_slli_epi16(twice_16(LOWER), Flag),
                                              upper   = _mm256_slli_epi16(twice_16(UPPER), Flag);
-        // Each half of a vector is interleaved by itself: groups of four bytes that follow one another are put apart.
+        // Interleaving works on each half of a vector, so groups of four adjacent bytes go to alternating halves first.
         const __m256i apart = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
         const __m256i low = both(apart, 15), high = both(_mm256_srli_epi16(apart, 4), 15);
         const __m256i a = _mm256_shuffle_epi8(lower, low), b = _mm256_shuffle_epi8(upper, low);
@@ -201,7 +204,7 @@ struct words {
         }
     }
 
-    // The flag of all elements of a word is whether a byte is negative.
+    // Sets the flags of all elements of a word to the sign of a byte.
     INLINE void set_signs(__m256i bytes, __m256i also) {
         const __m128i half[2] = { _mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1) };
         for (int i = 0; i < 2; i++) {
@@ -210,7 +213,7 @@ struct words {
         }
     }
 
-    // Adds the codes of 32 points of eight elements.
+    // Adds the codes of 32 points of eight elements each.
     template <typename Number> INLINE void add_eights(const Number * number, const uint32_t * lattice) {
         for (int i = 0; i < 32; i += 8) {
             for (int j = i; j < i + 8; j++) {
@@ -219,7 +222,7 @@ struct words {
         }
     }
 
-    // Adds the codes of 64 points of four elements.
+    // Adds the codes of 64 points of four elements each.
     template <typename Number> INLINE void add_fours(const Number * number, const uint32_t * lattice) {
         for (int i = 0; i < 32; i += 8) {
             for (int j = i; j < i + 8; j++) {
@@ -234,7 +237,7 @@ struct words {
         set(first, _mm256_or_si256(_mm256_and_si256(negative, _mm256_set1_epi32(0x44444444)), also));
     }
 
-    // The compiler would collect several words in a vector, which takes longer.
+    // Otherwise the compiler collects several words in a vector, which is slower.
     INLINE void put(int i, uint32_t x) {
         __asm__("" : "+r"(x));
         word[i] = x;
@@ -245,7 +248,7 @@ struct words {
     }
 };
 
-// Numbers of points of a lattice, 32 of which have a lower byte and an upper one each.
+// The numbers of a block's lattice points; `set` joins 32 lower and 32 upper bytes.
 struct numbers_of_points {
     alignas(32) uint16_t number[64];
 
@@ -257,7 +260,7 @@ struct numbers_of_points {
         set(first + 16, _mm256_permute2x128_si256(even, odd, 0x31));
     }
 
-    // To be called when all are set, as of `codes`.
+    // Call this after the last `set`, as in `codes`.
     INLINE void finish() { __asm__("" : "+m"(number)); }
 };
 
@@ -265,20 +268,20 @@ INLINE __m256i masked_8(__m256i x, int mask) {
     return _mm256_and_si256(x, _mm256_set1_epi32(mask));
 }
 
-// Of two vectors of 32-bit numbers the first of each two, or the second.
+// Returns every second number of two vectors of 32-bit numbers: the even or the odd ones, by `Choice`.
 template <int Choice> INLINE __m256i of_each_two(__m256i first, __m256i last) {
     const __m256 joined = _mm256_shuffle_ps(_mm256_castsi256_ps(first), _mm256_castsi256_ps(last), Choice);
     return _mm256_permute4x64_epi64(_mm256_castps_si256(joined), 0xd8);
 }
 
-// The numbers of 2 bits of eight bytes, a byte each.
+// Returns the 2-bit numbers of eight bytes, one per byte.
 INLINE __m256i bytes_of_2(uint64_t packed) {
     const __m256i x     = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(packed)));
     const __m256i first = _mm256_or_si256(x, _mm256_slli_epi32(x, 6));
     return both(_mm256_or_si256(first, _mm256_slli_epi32(first, 12)), 3);
 }
 
-// The bits of 32, a byte each.
+// Returns 32 bits, one per byte.
 INLINE __m256i bytes_of_1(uint32_t packed) {
     const __m256i at   = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i each = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
@@ -286,7 +289,7 @@ INLINE __m256i bytes_of_1(uint32_t packed) {
     return both(_mm256_cmpeq_epi8(_mm256_and_si256(x, each), each), 1);
 }
 
-// Of bytes with seven bits: an eighth makes the number of set bits even (`ksigns_iq2xs`).
+// Returns bytes of seven bits with an eighth bit that makes the number of set bits even (`ksigns_iq2xs`).
 INLINE __m256i even_bits(__m256i x) {
     const __m256i odd   = _mm256_setr_epi8(0, -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0, 0,
                                            -128, -128, 0, -128, 0, 0, -128, -128, 0, 0, -128, 0, -128, -128, 0);
@@ -295,7 +298,8 @@ INLINE __m256i even_bits(__m256i x) {
     return _mm256_or_si256(x, _mm256_xor_si256(lower, upper));
 }
 
-// The signs of four points from 7 bits for each in eight words, and what is above them: twice that number plus 1.
+// The signs of four points in each of eight words, from 7 bits per point, and the scales (2 x + 1) * d, where x is the
+// upper 4 bits.
 struct signs_and_scales {
     __m256i signs;
     float   scale[8];
@@ -310,11 +314,11 @@ struct signs_and_scales {
     }
 };
 
-// Gives the elements of words with eight values, times the scale of each `Run` elements.
+// Passes the elements of words with eight values to `use`, times the scale of each `Run` elements.
 template <int Run, typename Use>
 INLINE void eights(const words & all_words, const float * values, float (&scale)[256 / Run], Use & use) {
     constexpr int RUNS = WIDTH / 8;
-    __asm__("" : "+m"(scale));  // as of `codes`
+    __asm__("" : "+m"(scale));  // as in `codes`
     for (int i = 0; i < 256; i += RUNS * Run) {
         const floats y = rounded(multiplied(loaded(values), each_8_times(scale + i / Run)));
         for (int at = i; at < i + RUNS * Run; at += WIDTH) {
@@ -323,7 +327,7 @@ INLINE void eights(const words & all_words, const float * values, float (&scale)
     }
 }
 
-// The same with sixteen values, and a scale for each 32.
+// Does the same for sixteen values, and a scale for each 32 elements.
 template <typename Use>
 INLINE void sixteens(const words & all_words, const float * values, const float * scale, Use & use) {
     for (int i = 0; i < 256; i += 32) {
@@ -334,24 +338,25 @@ INLINE void sixteens(const words & all_words, const float * values, const float 
     }
 }
 
-// ---- types: each function gives the elements of a block to `use`, with the number of the first of a vector -------------------
+// ---- types: each function passes the elements of a block to `use`, with the index of a vector's first element
+// ---------------
 
-// Q4_0: f16 d, 16 bytes: elements 0 to 15 in the lower halves, the others in the upper ones. IQ4_NL: the same.
+// Q4_0: f16 d; 16 bytes: the lower halves are elements 0 to 15, the upper halves elements 16 to 31. IQ4_NL: the same.
 template <typename Use> INLINE void unpack_4_0(const uint8_t * x, const float * values, Use & use) {
     nibbles(x + 2, sixteen_of(values, half(x)), 0, 16, use);
 }
 
-// Q4_1: f16 d, f16 m, 16 bytes as in Q4_0.
+// Q4_1: f16 d; f16 m; 16 bytes as in Q4_0.
 template <typename Use> INLINE void unpack_4_1(const uint8_t * x, Use & use) {
     nibbles(x + 4, sixteen_from_0(half(x), half(x + 2)), 0, 16, use);
 }
 
-// MXFP4: E8M0 scale, 16 bytes as in Q4_0.
+// MXFP4: E8M0 scale; 16 bytes as in Q4_0.
 template <typename Use> INLINE void unpack_mxfp4(const uint8_t * x, Use & use) {
     nibbles(x + 1, sixteen_of(E2M1, all(half_e8m0(x[0]))), 0, 16, use);
 }
 
-// Q5_0: f16 d, 32 bits: the top bits, 16 bytes as in Q4_0. Q5_1: f16 m after d.
+// Q5_0: f16 d; 32 bits: the top bits; 16 bytes as in Q4_0. Q5_1: the same with f16 m after d.
 template <bool One, typename Use> INLINE void unpack_5(const uint8_t * x, Use & use) {
     const thirty_two<One> values(One ? 0 : -16, half(x), One ? half(x + 2) : all(0.0f));
     const auto            top = number_at<uint32_t>(x + (One ? 4 : 2));
@@ -362,7 +367,7 @@ template <bool One, typename Use> INLINE void unpack_5(const uint8_t * x, Use & 
     }
 }
 
-// Q8_0: f16 d, 32 signed bytes.
+// Q8_0: f16 d; 32 signed bytes.
 template <typename Use> INLINE void unpack_8(const uint8_t * x, Use & use) {
     const floats d = half(x);
     for (int i = 0; i < 32; i += WIDTH) {
@@ -370,14 +375,15 @@ template <typename Use> INLINE void unpack_8(const uint8_t * x, Use & use) {
     }
 }
 
-// Q4_K: f16 d, f16 dmin, 12 bytes: 8 scales and minima, 128 bytes: of each 32, the lower halves are 32 elements, the
-// upper ones the next. Q5_K: before those, 32 bytes: bit i of byte j is the top bit of element 32 i + j.
+// Q4_K: f16 d; f16 dmin; 12 bytes: 8 scales and minima; 128 bytes: in each 32, the lower halves are 32 elements and the
+// upper halves the next 32. Q5_K: the same with 32 bytes before the 128: bit i of byte j is the top bit of
+// element 32 i + j.
 template <bool Five, typename Use> INLINE void unpack_4_k(const uint8_t * x, Use & use) {
     const floats   d = half(x), dmin = half(x + 2);
     const k_scales packed(x + 4);
     float          scale[8], minimum[8];
     scaled(packed.scales, d, scale);
-    scaled(packed.minima, subtracted(all(-0.0f), dmin), minimum);  // what is subtracted is added with the other sign
+    scaled(packed.minima, subtracted(all(-0.0f), dmin), minimum);  // adds the negative minimum instead of a subtraction
     ints top[32 / WIDTH];
     for (int j = 0; Five && j < 32; j += WIDTH) {
         top[j / WIDTH] = shifted_left<4>(bytes(x + 16 + j));
@@ -406,11 +412,11 @@ template <bool Five, typename Use> INLINE void unpack_4_k(const uint8_t * x, Use
     }
 }
 
-// Q2_K: 16 bytes: scales and, in the upper halves, minima of 16 elements each, 64 bytes: of each 32, bits 2 k and
-// 2 k + 1 are elements 32 k to 32 k + 31 of 128, f16 d, f16 dmin.
+// Q2_K: 16 bytes: the scales (lower halves) and minima (upper halves) of 16 elements each; 64 bytes: in each 32,
+// bits 2 k and 2 k + 1 are elements 32 k to 32 k + 31 of 128; f16 d; f16 dmin.
 template <typename Use> INLINE void unpack_2_k(const uint8_t * x, Use & use) {
     constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
-    constexpr int      RUN = WIDTH / 4;  // runs of 16 elements whose four values are in a vector
+    constexpr int      RUN = WIDTH / 4;  // runs of 16 elements whose four values share a vector
     const floats       d = half(x + 80), dmin = half(x + 82);
     float              scale[16], minimum[16];
     for (int i = 0; i < 16; i += 8) {
@@ -440,9 +446,9 @@ template <typename Use> INLINE void unpack_2_k(const uint8_t * x, Use & use) {
     }
 }
 
-// Q3_K: 32 bytes: bit i of byte j is the top bit of element 32 i + j, 64 bytes as in Q2_K, 12 bytes: 16 scales, f16 d.
+// Q3_K: 32 bytes: bit i of byte j is the top bit of element 32 i + j; 64 bytes as in Q2_K; 12 bytes: 16 scales; f16 d.
 template <typename Use> INLINE void unpack_3_k(const uint8_t * x, Use & use) {
-    constexpr int   RUN = WIDTH / 8;  // runs of 16 elements whose eight values are in a vector
+    constexpr int   RUN = WIDTH / 8;  // runs of 16 elements whose eight values share a vector
     const floats    d   = half(x + 108);
     const q3_scales packed(x + 96);
     float           scale[16];
@@ -471,8 +477,8 @@ template <typename Use> INLINE void unpack_3_k(const uint8_t * x, Use & use) {
     }
 }
 
-// Q6_K: 128 bytes: of each 64, the lower halves are 64 elements, the upper ones the next, 64 bytes: of each 32, two more
-// bits of elements as in Q2_K, 16 signed bytes: scales, f16 d.
+// Q6_K: 128 bytes: in each 64, the lower halves are 64 elements and the upper halves the next 64; 64 bytes: two upper
+// bits of the elements, in each 32 as in Q2_K; 16 signed bytes: scales; f16 d.
 template <typename Use> INLINE void unpack_6_k(const uint8_t * x, Use & use) {
     const floats d = half(x + 208);
     float        scale[16];
@@ -499,7 +505,7 @@ template <typename Use> INLINE void unpack_6_k(const uint8_t * x, Use & use) {
     }
 }
 
-// IQ4_XS: f16 d, 6 bytes: 8 scales, 128 bytes: of each 16, elements as in IQ4_NL.
+// IQ4_XS: f16 d; 6 bytes: 8 scales; 128 bytes: in each 16, elements as in IQ4_NL.
 template <typename Use> INLINE void unpack_4_xs(const uint8_t * x, Use & use) {
     float scale[8];
     scaled(less_32(iq4_scales(x + 2)), half(x), scale);
@@ -508,9 +514,10 @@ template <typename Use> INLINE void unpack_4_xs(const uint8_t * x, Use & use) {
     }
 }
 
-// In the HLO of the types IQ2 and IQ3 a scale is (d * (s + 1/2)) / 4 or / 2: the same as (2 s + 1) * (d / 8) or (d / 4).
+// The HLO of the types IQ2 and IQ3 computes a scale as (d * (s + 1/2)) / 4 or / 2. This equals (2 s + 1) * (d / 8) or
+// (d / 4).
 
-// IQ2_XXS: f16 d, of each 32 elements: 4 bytes: the numbers of points, 32 bits: 7 for the signs of each point, then the
+// IQ2_XXS: f16 d; for each 32 elements: 4 bytes: the points' numbers; 32 bits: 7 sign bits for each point, then the
 // scale.
 template <typename Use> INLINE void unpack_2_xxs(const uint8_t * x, const uint32_t * lattice, Use & use) {
     const __m256i       first = bytes_32(x + 2), last = bytes_32(x + 34);
@@ -523,7 +530,7 @@ template <typename Use> INLINE void unpack_2_xxs(const uint8_t * x, const uint32
     eights<32>(all_words, IQ2, more.scale, use);
 }
 
-// IQ2_XS: f16 d, 32 words of 16 bits: the number of a point in 9, its signs in 7, 8 bytes: 16 scales.
+// IQ2_XS: f16 d; 32 words of 16 bits: a point's number in 9 bits, its signs in 7; 8 bytes: 16 scales.
 template <typename Use> INLINE void unpack_2_xs(const uint8_t * x, const uint32_t * lattice, Use & use) {
     const __m256i     first = bytes_32(x + 2), last = bytes_32(x + 34), low_9 = _mm256_set1_epi16(511);
     numbers_of_points points;
@@ -539,7 +546,8 @@ template <typename Use> INLINE void unpack_2_xs(const uint8_t * x, const uint32_
     eights<16>(all_words, IQ2, scale, use);
 }
 
-// IQ2_S: f16 d, 32 bytes: numbers of points, 32 bytes: signs, 8 bytes: two more bits of each number, 8 bytes: 16 scales.
+// IQ2_S: f16 d; 32 bytes: the points' numbers; 32 bytes: signs; 8 bytes: two upper bits of each number; 8 bytes: 16
+// scales.
 template <typename Use> INLINE void unpack_2_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
     numbers_of_points points;
     points.set(0, bytes_32(x + 2), bytes_of_2(number_at<uint64_t>(x + 66)));
@@ -552,7 +560,7 @@ template <typename Use> INLINE void unpack_2_s(const uint8_t * x, const uint32_t
     eights<16>(all_words, IQ2, scale, use);
 }
 
-// IQ3_XXS: f16 d, 64 bytes: numbers of points, of each 32 elements 32 bits as in IQ2_XXS.
+// IQ3_XXS: f16 d; 64 bytes: the points' numbers; for each 32 elements 32 bits as in IQ2_XXS.
 template <typename Use> INLINE void unpack_3_xxs(const uint8_t * x, const uint32_t * lattice, Use & use) {
     const signs_and_scales more(bytes_32(x + 66), multiplied(half(x), all(0.25f)));
     words                  all_words;
@@ -561,7 +569,7 @@ template <typename Use> INLINE void unpack_3_xxs(const uint8_t * x, const uint32
     sixteens(all_words, IQ3_XXS, more.scale, use);
 }
 
-// IQ3_S: f16 d, 64 bytes: numbers of points, 8 bytes: another bit of each, 32 bytes: signs, 4 bytes: 8 scales.
+// IQ3_S: f16 d; 64 bytes: the points' numbers; 8 bytes: one upper bit of each; 32 bytes: signs; 4 bytes: 8 scales.
 template <typename Use> INLINE void unpack_3_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
     numbers_of_points points;
     for (int i = 0; i < 64; i += 32) {
@@ -571,17 +579,17 @@ template <typename Use> INLINE void unpack_3_s(const uint8_t * x, const uint32_t
     words all_words;
     all_words.set_bits<3>(bytes_32(x + 74), _mm256_setzero_si256());
     all_words.add_fours(points.number, lattice);
-    float scale[16];  // of which 8 are used
+    float scale[16];  // 8 are used
     scaled_odd(number_at<uint32_t>(x + 106), half(x), scale);
     sixteens(all_words, IQ3_S, scale, use);
 }
 
-// IQ1_S: f16 d, 32 bytes: numbers of points, of each 32 elements 16 bits: 3 more of each number, 3 of the scale, and
-// which way they are shifted.
+// IQ1_S: f16 d; 32 bytes: the points' numbers; for each 32 elements 16 bits: 3 upper bits of each number, 3 bits of
+// scale, and the direction of the shift.
 template <typename Use> INLINE void unpack_1_s(const uint8_t * x, const uint32_t * lattice, Use & use) {
     const __m128i more  = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 34));
     const __m256i two   = _mm256_broadcastsi128_si256(more);
-    // Of 16 bits four times, three become bits 8 to 10 of each.
+    // The 16 bits, four times: three of them become bits 8 to 10 of each number.
     const __m256i pairs = _mm256_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5, 6, 7,
                                            6, 7, 6, 7, 6, 7);
     const __m256i upper = _mm256_setr_epi8(1, 1, 1, 1, 3, 3, 3, 3, 5, 5, 5, 5, 7, 7, 7, 7, 9, 9, 9, 9, 11, 11, 11, 11,
@@ -604,7 +612,7 @@ template <typename Use> INLINE void unpack_1_s(const uint8_t * x, const uint32_t
     eights<32>(all_words, IQ1, scale, use);
 }
 
-// IQ1_M: 32 bytes: numbers of points, 16 bytes: of each point 3 more bits, and which way its elements are shifted, four
+// IQ1_M: 32 bytes: the points' numbers; 16 bytes: 3 upper bits and the direction of the shift for each point; four
 // words of 16 bits: four scales each, and a quarter of f16 d.
 template <typename Use> INLINE void unpack_1_m(const uint8_t * x, const uint32_t * lattice, Use & use) {
     const __m128i     packed = _mm_loadu_si128(reinterpret_cast<const __m128i *>(x + 32));
@@ -613,7 +621,7 @@ template <typename Use> INLINE void unpack_1_m(const uint8_t * x, const uint32_t
     numbers_of_points points;
     points.set(0, bytes_32(x), both(more, 7));
     points.finish();
-    const __m256i directions = _mm256_slli_epi16(more, 4);  // as signs of bytes
+    const __m256i directions = _mm256_slli_epi16(more, 4);  // as the signs of bytes
     words         all_words;
     all_words.set_signs(directions, words::second_run<16>());
     all_words.add_eights(points.number, lattice);
@@ -632,21 +640,21 @@ template <typename Use> INLINE void unpack_1_m(const uint8_t * x, const uint32_t
     eights<16>(all_words, IQ1, scale, use);
 }
 
-// Three times each byte, without what is above it.
+// Returns three times each byte, modulo 256.
 INLINE __m256i tripled(__m256i x) {
     return _mm256_add_epi8(_mm256_add_epi8(x, x), x);
 }
 
-// The first digit in base 3 of each byte, which is a fraction of 256: 3 x / 256.
+// Returns the first base-3 digit of each byte x, which stands for the fraction x / 256: the integer part of 3 x / 256.
 INLINE __m256i first_digit(__m256i x) {
     const __m256i from_1 = _mm256_cmpeq_epi8(_mm256_max_epu8(x, _mm256_set1_epi8(86)), x);
     const __m256i from_2 = _mm256_cmpeq_epi8(_mm256_max_epu8(x, _mm256_set1_epi8(static_cast<char>(171))), x);
     return _mm256_abs_epi8(_mm256_add_epi8(from_1, from_2));
 }
 
-// TQ1_0: 48 bytes: of the first 32, the first digits in base 3 are 32 elements, the second ones the next, five times; so
-// are 16 of the others, 4 bytes: so four times, f16 d. Gives the digits of 32 elements each to `use`, with the number of
-// the first.
+// TQ1_0: 48 bytes of five base-3 digits; 4 bytes of four digits; f16 d. The first digits of the first 32 bytes are 32
+// elements, their second digits the next 32, and so on; then the same for the next 16 bytes, and for the 4 bytes.
+// Passes the digits of 32 elements at a time to `use`, with the index of the first.
 template <typename Use> INLINE void digits_t1_0(const uint8_t * x, Use & use) {
     __m256i q = bytes_32(x);
     for (int i = 0; i < 160; i += 32) {
@@ -665,7 +673,7 @@ template <typename Use> INLINE void digits_t1_0(const uint8_t * x, Use & use) {
     use(224, first_digit(_mm256_permute2x128_si256(q, last, 0x20)));
 }
 
-// Keeps codes.
+// Stores codes.
 struct kept {
     codes all;
 
@@ -682,7 +690,7 @@ template <typename Use> INLINE void unpack_t1_0(const uint8_t * x, Use & use) {
     }
 }
 
-// TQ2_0: 64 bytes as in Q2_K, f16 d.
+// TQ2_0: 64 bytes as in Q2_K; f16 d.
 template <typename Use> INLINE void unpack_t2_0(const uint8_t * x, Use & use) {
     codes all_codes;
     for (int i = 0; i < 256; i += 128) {
@@ -699,9 +707,9 @@ template <typename Use> INLINE void unpack_t2_0(const uint8_t * x, Use & use) {
     }
 }
 
-// NVFP4: 4 unsigned E4M3 scales, 32 bytes: of each 8, the lower halves are 8 elements, the upper ones the next.
+// NVFP4: 4 unsigned E4M3 scales; 32 bytes: in each 8, the lower halves are 8 elements and the upper halves the next 8.
 template <typename Use> INLINE void unpack_nvfp4(const uint8_t * x, Use & use) {
-    codes         all_codes;  // of which 64 are used
+    codes         all_codes;  // 64 are used
     const __m256i q = bytes_32(x + 4), low = both(q, 15), high = both(_mm256_srli_epi16(q, 4), 15);
     const __m256i even = _mm256_unpacklo_epi64(low, high), odd = _mm256_unpackhi_epi64(low, high);
     all_codes.set(0, _mm256_permute2x128_si256(even, odd, 0x20));
@@ -715,7 +723,7 @@ template <typename Use> INLINE void unpack_nvfp4(const uint8_t * x, Use & use) {
     }
 }
 
-// Q1_0: f16 d, 16 bytes: a bit for each element.
+// Q1_0: f16 d; 16 bytes: one bit per element.
 template <typename Use> INLINE void unpack_1_0(const uint8_t * x, Use & use) {
     const floats values = rounded(multiplied(loaded(SIGNS), half(x)));
     for (int i = 0; i < 128; i += 32) {
@@ -726,7 +734,7 @@ template <typename Use> INLINE void unpack_1_0(const uint8_t * x, Use & use) {
     }
 }
 
-// Q2_0: f16 d, 16 bytes: two bits for each element.
+// Q2_0: f16 d; 16 bytes: two bits per element.
 template <typename Use> INLINE void unpack_2_0(const uint8_t * x, Use & use) {
     const floats values = rounded(multiplied(loaded(LESS_1), half(x)));
     for (int i = 0; i < 64; i += 16) {
@@ -790,8 +798,8 @@ template <weight_type Type, typename Use> INLINE void unpack(const uint8_t * x, 
 
 // ---- products --------------------------------------------------------------------------------------------------------------
 
-// Sums of products of a row of the matrix and N rows of x. Element i is in partial sum i % 32, for vectors of any width
-// and any number of rows, so that all give the same bits.
+// Sums of products of a row of the matrix and N rows of x. Partial sum i % 32 adds element i, for any vector width and
+// any number of rows, so that all compute the same bits.
 template <int N> struct sums {
     static constexpr int PARTS = 32 / WIDTH;
 
@@ -805,7 +813,7 @@ template <int N> struct sums {
         }
     }
 
-    // Adds the products of elements `first` to `first + WIDTH - 1` and those of the rows at `x`, `k` from one to the next.
+    // Adds the products of elements `first` to `first + WIDTH - 1` with the N rows at `x`, which are `k` numbers apart.
     INLINE void add(int first, floats w, const float * x, size_t k) {
         for (int i = 0; i < N; i++) {
             floats & one = part[i][first / WIDTH % PARTS];
@@ -827,24 +835,25 @@ template <int N> struct sums {
     }
 };
 
-// Multiplies elements as they are unpacked.
+// Multiplies elements while they are unpacked.
 struct multiplied_at_once {
     sums<1>       total;
-    const float * x;  // of the block's first element
+    const float * x;  // the block's first element
 
     INLINE explicit multiplied_at_once(const float * row) : x(row) {}
 
     INLINE void operator()(int first, floats w) { total.add(first, w, x + first, 0); }
 };
 
-// Writes elements.
+// Writes unpacked elements.
 struct written {
-    float * y;  // of the block's first element
+    float * y;  // the block's first element
 
     INLINE void operator()(int first, floats w) { stored(y + first, w); }
 };
 
-// Multiplies a row of the matrix, unpacked, and rows of x from `i` on, N at a time; returns the first that is left.
+// Multiplies an unpacked row of the matrix with the rows of x from `i` on, N at a time. Returns the first row that is
+// left.
 template <int N> INLINE size_t multiply(const weight_product & t, const float * elements, size_t row, size_t i) {
     for (; i + N <= t.n; i += N) {
         sums<N> total;
@@ -861,7 +870,7 @@ template <int N> INLINE size_t multiply(const weight_product & t, const float * 
 }
 
 TARGET static void multiply_row(const weight_product & t, const float * elements, size_t row) {
-    size_t i = multiply<WIDTH / 4>(t, elements, row, 0);  // as many as there are registers for
+    size_t i = multiply<WIDTH / 4>(t, elements, row, 0);  // as many rows as registers allow
     i        = multiply<2>(t, elements, row, i);
     multiply<1>(t, elements, row, i);
 }

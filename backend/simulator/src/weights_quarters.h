@@ -1,18 +1,19 @@
-// Products of one row and weights whose elements are chosen among four by a code of two bits, with vectors of any width:
-// part of weights_avx2.cpp and weights_avx512.cpp.
+// Products of one row and weights whose 2-bit code selects one of four values, for any vector width. A part of
+// weights_avx2.cpp and weights_avx512.cpp.
 //
-// One instruction chooses one of four numbers in each quarter or half of a vector, by the lower two bits of 32. So the
-// codes of bytes N, N + 4, ... of 32 only have to be moved there. A vector then has the elements 4 i + N of 32. The row is
-// brought into this order once, and partial sums are those of weights_loops.h, so that the bits are the same.
+// One instruction looks up one of four numbers in each quarter or half of a vector, by the lower two bits of each 32.
+// So the codes of bytes N, N + 4, ... of 32 bytes only have to be shifted there. A vector then has the elements 4 i + N
+// of 32. The row is permuted into this order once. Partial sums are the same as in weights_loops.h, so the bits are the
+// same.
 
 #include "weights_loops.h"
 
-// Sums up products of a row of the matrix and one of x.
+// Adds up products of a row of the matrix and one row of x.
 struct quarters_multiplied {
     static constexpr int PARTS = 32 / WIDTH;
 
     floats        part[PARTS];
-    const float * x;  // of the next 32 elements, in the order of the vectors
+    const float * x;  // the next 32 elements, in the order of the vectors
 
     INLINE explicit quarters_multiplied(const float * row) : x(row) {
         for (floats & one : part) {
@@ -20,8 +21,8 @@ struct quarters_multiplied {
         }
     }
 
-    // Adds 32 elements. Bits `Bit` and `Bit + 1` of byte i of `q` choose element i: of the first four of `values` where i
-    // is below 16, else of the last four.
+    // Adds 32 elements. Bits `Bit` and `Bit + 1` of byte i of `q` select element i: among the first four of `values` if
+    // i is below 16, else among the last four.
     template <int Bit> INLINE void add(__m256 values, __m256i q) {
         const floats table = repeated(values);
         const ints   codes = repeated(q);
@@ -39,7 +40,7 @@ struct quarters_multiplied {
         part[Part]     = multiplied_added(w, loaded(x + WIDTH * Part), part[Part]);
     }
 
-    // In the order of `sums::sum`.
+    // Adds the parts in the order of `sums::sum`.
     INLINE float sum() const {
         __m128 one[4];
         for (int i = 0; i < 4; i++) {
@@ -52,15 +53,15 @@ struct quarters_multiplied {
     }
 };
 
-// ---- types: as in weights_loops.h -----------------------------------------------------------------------------------------
+// ---- types: layouts as in weights_loops.h ---------------------------------------------------------------------------
 
-// Eight signed bytes times a number.
+// Returns eight signed bytes, each times d.
 INLINE __m256 scaled(uint64_t bytes, floats d) {
     const __m256i numbers = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes)));
     return _mm256_mul_ps(_mm256_cvtepi32_ps(numbers), first_eight(d));
 }
 
-// To the nearest bfloat16, to even ones.
+// Rounds to the nearest bfloat16, ties to even.
 INLINE __m256 rounded_8(__m256 x) {
     const __m256i number = _mm256_castps_si256(x);
     const __m256i odd    = _mm256_and_si256(_mm256_srli_epi32(number, 16), _mm256_set1_epi32(1));
@@ -68,7 +69,7 @@ INLINE __m256 rounded_8(__m256 x) {
     return _mm256_castsi256_ps(_mm256_and_si256(up, _mm256_set1_epi32(-0x10000)));
 }
 
-// The values of runs `Run` and `Run + 1` of eight.
+// Returns the values of runs `Run` and `Run + 1` of eight.
 template <int Run> INLINE __m256 values_2_k(__m256 scale, __m256 minimum) {
     const __m256i run = _mm256_setr_epi32(Run, Run, Run, Run, Run + 1, Run + 1, Run + 1, Run + 1);
     const __m256  y   = _mm256_mul_ps(_mm256_load_ps(FOURS), _mm256_permutevar8x32_ps(scale, run));
@@ -89,7 +90,7 @@ INLINE void multiply_2_k(const uint8_t * x, quarters_multiplied & total) {
     }
 }
 
-// The values of a type whose elements are -1, 0 or 1 times d.
+// Returns the values of a type whose elements are -1, 0 or 1 times d.
 INLINE __m256 ternary(const uint8_t * d) {
     return rounded_8(_mm256_mul_ps(_mm256_load_ps(LESS_1), first_eight(half(d))));
 }
@@ -131,15 +132,15 @@ template <weight_type Type> INLINE void multiply_quarters(const uint8_t * x, qua
 
 // ---- products --------------------------------------------------------------------------------------------------------------
 
-// Vectors that begin at a multiple of their size are read in one go.
+// Aligned to a multiple of the vector's size, so that a load does not cross a cache line.
 struct alignas(64) thirty_two_numbers {
     float number[32];
 };
 
 template <weight_type Type> TARGET static void product_by_quarters(const weight_product & t, size_t begin, size_t end) {
-    constexpr weight_block BLOCK = block_of(Type);
-    constexpr int AT[]   = { 0, WIDTH == 16 ? 2 : 1, WIDTH == 16 ? 1 : 2, 3 };  // of eights, by an element's number
-    const size_t  blocks = t.k / BLOCK.elements, bytes_of_row = blocks * BLOCK.bytes;
+    constexpr weight_block BLOCK  = block_of(Type);
+    constexpr int          AT[]   = { 0, WIDTH == 16 ? 2 : 1, WIDTH == 16 ? 1 : 2, 3 };  // places of groups of eight
+    const size_t           blocks = t.k / BLOCK.elements, bytes_of_row = blocks * BLOCK.bytes;
     if (t.n != 1) {
         product<Type>(t, begin, end);
         return;
@@ -150,7 +151,7 @@ template <weight_type Type> TARGET static void product_by_quarters(const weight_
     }
     const float * const row = room.data()->number;
     size_t              i   = begin;
-    // Two rows at a time with few sums: they would wait for each other.
+    // Two rows at a time: with few partial sums, each sum would wait for its own result.
     for (; WIDTH == 16 && i + 2 <= end; i += 2) {
         const uint8_t *     w = t.weights + i * bytes_of_row;
         quarters_multiplied first(row), second(row);
@@ -171,7 +172,7 @@ template <weight_type Type> TARGET static void product_by_quarters(const weight_
     }
 }
 
-// Returns the function of a type; null if it has none of these. With vectors of 16 numbers only TQ2_0 becomes quicker.
+// Returns the function of a type; null if this file has none. With vectors of 16 numbers, only TQ2_0 becomes faster.
 static weight_function function_by_quarters(weight_type type) {
     if (type == weight_type::tq2_0) {
         return product_by_quarters<weight_type::tq2_0>;

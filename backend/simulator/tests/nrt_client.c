@@ -1,30 +1,30 @@
-// A program that uses libnrt without a framework, and what a test asks it to do wrong.
+// A program that uses libnrt without a framework, and the mistakes that the tests have it make.
 //
 //     nrt_client run NEFF                 fills the inputs, executes, prints each output
-//     nrt_client threads NEFF N COUNT     N threads execute at once, each on its own tensors, and compare what they get
+//     nrt_client threads NEFF N COUNT     N threads execute at once, each on its own tensors, and compare their results
 //     nrt_client load NEFF                prints the status of nrt_load
 //     nrt_client tensors                  tensors, slices, copies, bounds
 //     nrt_client sets                     threads put tensors into one set and look them up, on two cores
 //     nrt_client sequence NEFF            calls before nrt_init, twice, and after nrt_close, on a trn1.2xlarge
 //     nrt_client binding NEFF             tensors that are missing, of the wrong size, freed, on another core
-//     nrt_client memory                   out of device memory; what is freed is available again
-//     nrt_client programs NEFF...         prints the memory in use after each is loaded, and after each is unloaded
+//     nrt_client memory                   runs out of device memory; freed memory is available again
+//     nrt_client programs NEFF...         prints the memory in use after each load and after each unload
 //     nrt_client cores                    prints the number of cores, total and visible
 //     nrt_client hold                     prints the status of nrt_init, and keeps its cores until its input ends
-//     nrt_client strict NEFF              what is refused only when the simulator is strict; ends with 0 when it is
-//     nrt_client lenient NEFF             the same when it is not
-//     nrt_client queue NEFF               requests in flight, whose launch takes 200 ms, in queues of two
-//     nrt_client full NEFF                prints how many requests a queue takes, whose launch takes long
+//     nrt_client strict NEFF              calls that only a strict simulator refuses; exit status 0: all were refused
+//     nrt_client lenient NEFF             the same calls; exit status 0: all succeeded
+//     nrt_client queue NEFF               requests in flight in queues of two places; a launch takes 200 ms
+//     nrt_client full NEFF                prints how many requests a queue takes; a launch takes long
 //     nrt_client late NEFF                prints the statuses of three requests that are queued at once
-//     nrt_client trackers NEFF            requests in flight of release 2.28, whose launch takes some time
-//     nrt_client early NEFF               executions of which two may be in flight, whose launch takes some time
-//     nrt_client no-queue NEFF            a release that has no such requests
+//     nrt_client trackers NEFF            requests in flight with release 2.28; a launch takes some time
+//     nrt_client early NEFF               executions, at most two of them in flight; a launch takes some time
+//     nrt_client no-queue NEFF            a release without queued requests
 //     nrt_client kill NEFF SLOW           ends the helper while it works, and while it does not
-//     nrt_client fork NEFF                what a child of fork can do
+//     nrt_client fork NEFF                the calls that a child of fork can make
 //     nrt_client timeout SLOW             prints the status of an execution that takes too long
-//     nrt_client abandon SLOW             ends, without telling the library, while the helper works
+//     nrt_client abandon SLOW             exits without nrt_close while the helper works
 //
-// NEFF adds two inputs of equal size, float32; SLOW takes long. Exit status 1: something was not as it should be; a message says what.
+// NEFF adds two float32 inputs of equal size; SLOW takes long. Exit status 1: a check failed; a message describes it.
 
 #define _GNU_SOURCE
 #include "../../nrt/nrt_api.h"
@@ -139,7 +139,7 @@ static job make_job(nrt_model_t * model, int seed) {
         const nrt_tensor_info_t * info  = &j.info->tensor_array[n];
         const int                 input = info->usage == NRT_TENSOR_USAGE_INPUT;
         if (!input && shared != NULL) {
-            // The one result of a kernel that works in place.
+            // the only result of a kernel that works in place
             OK(nrt_tensor_allocate_slice(shared, 0, info->size, info->name, &j.tensors[n]));
         } else {
             OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, info->size, info->name, &j.tensors[n]));
@@ -157,7 +157,7 @@ static NRT_STATUS execute(job * j) {
     return nrt_execute(j->model, j->inputs, j->outputs);
 }
 
-// Whether the output is the sum of the two inputs that `fill` made.
+// Returns whether the output is the sum of the two inputs that `fill` wrote.
 static int is_sum(job * j, int seed) {
     const nrt_tensor_info_t * out  = &j->info->tensor_array[2];
     float *                   data = malloc(out->size);
@@ -184,7 +184,7 @@ static void free_job(job * j) {
     OK(nrt_free_model_tensor_info(j->info));
 }
 
-// ---- what it can do ----------------------------------------------------------------------------------------------------
+// ---- commands -------------------------------------------------------------------------------------------------------
 
 static void run(const char * path) {
     init();
@@ -284,7 +284,7 @@ static void tensors(void) {
     OK(nrt_tensor_read(whole, data, 0, 100));
     CHECK(memcmp(data + 26, "wabcw", 5) == 0);
 
-    // What lies beyond a slice is not its own, though the memory goes on.
+    // Bytes beyond a slice are out of its bounds, even though the allocation goes on.
     EXPECT(NRT_INVALID, nrt_tensor_write(inner, "abcd", 12, 4));
     EXPECT(NRT_INVALID, nrt_tensor_read(slice, data, 21, 0));
     OK(nrt_tensor_read(slice, data, 20, 0));
@@ -296,7 +296,7 @@ static void tensors(void) {
     EXPECT(NRT_INVALID, nrt_tensor_copy(whole, 0, slice, 0, 21));
     EXPECT(NRT_INVALID, nrt_tensor_read(whole, NULL, 0, 1));
 
-    // Memory lives as long as a slice of it.
+    // The memory lives as long as a slice of it.
     nrt_tensor_free(&whole);
     nrt_tensor_free(&slice);
     memset(data, 0, sizeof(data));
@@ -328,7 +328,7 @@ static void tensors(void) {
     EXPECT(NRT_INVALID, nrt_add_tensor_to_tensor_set(set, name, far));
     EXPECT(NRT_INVALID, nrt_add_tensor_to_tensor_set(set, NULL, far));
 
-    // Pointers that are none of the library's.
+    // Pointers that the library did not return.
     EXPECT(NRT_INVALID_HANDLE, nrt_tensor_read((nrt_tensor_t *) data, data, 0, 1));
     EXPECT(NRT_INVALID_HANDLE, nrt_tensor_read(NULL, data, 0, 1));
     EXPECT(NRT_INVALID_HANDLE, nrt_add_tensor_to_tensor_set((nrt_tensor_set_t *) data, "a", far));
@@ -413,11 +413,11 @@ static void sequence(const char * path) {
     EXPECT(NRT_UNINITIALIZED, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, 1, "t", &tensor));
     EXPECT(NRT_UNINITIALIZED, nrt_allocate_tensor_set(&set));
     EXPECT(NRT_UNINITIALIZED, load_on(path, 0, &model));
-    nrt_close();  // of nothing
+    nrt_close();  // nothing is open
     EXPECT(NRT_INVALID, nrt_init(NRT_FRAMEWORK_TYPE_INVALID, "", ""));
     init();
     EXPECT(NRT_INVALID, nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", ""));
-    // Structures of another age of the library: no more is written than there is room.
+    // Structures of another version of the library: the library writes no more than the caller's size.
     nrt_instance_info_t instance = { .family = 77, .size = 77, .arch_name = "untouched" };
     OK(nrt_get_instance_info(&instance, offsetof(nrt_instance_info_t, arch_name)));
     CHECK(instance.family == 2 && instance.size == 1 && strcmp(instance.arch_name, "untouched") == 0);
@@ -487,7 +487,7 @@ static void binding(const char * path) {
         CHECK(is_sum(&j, seed));
     }
 
-    // The result over an input: a kernel does not see its own results.
+    // The result overwrites an input: the kernel still reads the old values.
     nrt_tensor_set_t * over;
     OK(nrt_allocate_tensor_set(&over));
     OK(nrt_add_tensor_to_tensor_set(over, info[2].name, j.tensors[0]));
@@ -534,7 +534,7 @@ static void memory(void) {
         CHECK(more == NULL);
         OK(nrt_get_vnc_memory_stats(0, &stats, sizeof(stats), NULL));
         CHECK(stats.bytes_used == stats.bytes_limit);
-        // Neighbours that are freed in any order become one.
+        // Neighbours merge, in any order of the calls.
         nrt_tensor_free(&parts[4]);
         nrt_tensor_free(&parts[6]);
         EXPECT(NRT_RESOURCE, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, 3 << 16, "more", &more));
@@ -602,7 +602,8 @@ static void hold(void) {
     nrt_close();
 }
 
-// Each result overlaps an input; then a tensor of 4 GiB; then programs until memory ends, which one that was unloaded has left.
+// Checks results that overlap an input, a tensor of 4 GiB, and programs that fill the memory and reuse an unloaded
+// program's memory.
 static void strict(const char * path, int is_strict) {
     const NRT_STATUS refused = is_strict ? NRT_INVALID : NRT_SUCCESS;
     init();
@@ -628,13 +629,13 @@ static void strict(const char * path, int is_strict) {
         EXPECT(offsets[i] == size ? NRT_SUCCESS : refused, execute(&j));
         nrt_tensor_free(&out);
     }
-    // Off its elements.
+    // Not aligned to its elements.
     OK(nrt_tensor_allocate_slice(large, size + 2, size, "out", &out));
     OK(nrt_add_tensor_to_tensor_set(j.outputs, j.info->tensor_array[2].name, out));
     EXPECT(refused, execute(&j));
     nrt_tensor_free(&out);
 
-    // What is not a number is reported, and goes on being reported.
+    // A NaN is reported, and from then on every execution reports it.
     const float nan_value = NAN;
     OK(nrt_tensor_allocate_slice(large, size, size, "out", &out));
     OK(nrt_add_tensor_to_tensor_set(j.outputs, j.info->tensor_array[2].name, out));
@@ -655,7 +656,7 @@ static void strict(const char * path, int is_strict) {
     OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, ((size_t) 1 << 32) - 1, "less", &huge));
     nrt_tensor_free(&huge);
 
-    // All that is left except for two programs.
+    // Takes all memory except the room for two programs.
     OK(nrt_get_vnc_memory_stats(0, &after, sizeof(after), NULL));
     const size_t rest = after.bytes_limit - after.bytes_used - 2 * ((size_t) 250 << 10);
     for (size_t taken = 0; taken < rest;) {
@@ -664,7 +665,7 @@ static void strict(const char * path, int is_strict) {
         OK(nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, part, "rest", &rest_of_it));
         taken += part;
     }
-    // Tensors get nothing of what programs have.
+    // Tensors cannot use the memory of programs.
     nrt_tensor_t * more;
     EXPECT(NRT_RESOURCE, nrt_tensor_allocate(NRT_TENSOR_PLACEMENT_DEVICE, 0, 3 * ((size_t) 250 << 10), "more", &more));
     nrt_model_t * models[3];
@@ -676,8 +677,7 @@ static void strict(const char * path, int is_strict) {
     nrt_close();
 }
 
-// Returns the one child of this process.
-// ---- requests in flight ------------------------------------------------------------------------------------------------
+// ---- requests in flight ---------------------------------------------------------------------------------------------
 
 static NRT_STATUS schedule(job * j, NRT_STATUS * ret, nrta_seq_t * seq) {
     return nrta_execute_schedule(j->model, j->inputs, j->outputs, 0, ret, seq);
@@ -703,7 +703,7 @@ static bool notified(nrta_seq_t seq) {
     return completed;
 }
 
-// What shares memory with a request in flight and does not wait for it.
+// Calls that use the memory of a request in flight without waiting for it.
 static void refused_in_flight(job * j) {
     nrt_tensor_t * const output = j->tensors[2];
     float                data[2];
@@ -730,7 +730,7 @@ static void queue_transfers(job * j) {
     OK(nrta_tensor_write(j->tensors[0], sent, 0, size, 1, &rets[0], &seqs[0]));
     wait_for(seqs[0]);
     OK(nrta_tensor_copy(j->tensors[0], 0, j->tensors[1], 0, size, 0, &rets[1], &seqs[1]));
-    OK(nrta_tensor_read(got, j->tensors[1], 0, size, 0, &rets[2], &seqs[2]));  // behind it in its queue
+    OK(nrta_tensor_read(got, j->tensors[1], 0, size, 0, &rets[2], &seqs[2]));  // after it in its queue
     wait_for(seqs[2]);
     CHECK(rets[0] == NRT_SUCCESS && rets[1] == NRT_SUCCESS && rets[2] == NRT_SUCCESS);
     CHECK(memcmp(sent, got, size) == 0);
@@ -768,7 +768,7 @@ static void queue(const char * path) {
     EXPECT(NRT_INVALID, nrta_get_sequence(1, NRTA_XU_COMPUTE, 0, &last));
     queue_transfers(&j);
 
-    // What a request in flight uses is freed.
+    // Frees a tensor that a request in flight uses.
     OK(schedule(&j, &rets[0], &seqs[0]));
     nrt_tensor_free(&j.tensors[2]);
     wait_for(seqs[0]);
@@ -799,7 +799,7 @@ static void late(const char * path) {
         OK(schedule(&j, &rets[i], &seq));
     }
     const int event = eventfd(0, EFD_CLOEXEC);
-    OK(nrta_event_register_seq_id_completion(seq, event));  // and left so
+    OK(nrta_event_register_seq_id_completion(seq, event));  // stays registered
     close(event);
     wait_for(seq);
     for (int i = 0; i < 3; i++) {
@@ -820,7 +820,7 @@ static void no_queue(const char * path) {
     nrt_close();
 }
 
-// Requests in flight as release 2.28 has them: an error tracker is in the place of a status.
+// Requests in flight with release 2.28: an error tracker takes the place of a status.
 static void trackers(const char * path) {
     init();
     job                    j = make_job(load(path), 5);
@@ -846,7 +846,7 @@ static void trackers(const char * path) {
     OK(nrta_error_tracker_get_list(tracker, &errors, &count));
     CHECK(count == 0);
 
-    // One that fails.
+    // A request that fails.
     OK(schedule(&j, (NRT_STATUS *) tracker, &seq));
     nrt_tensor_free(&j.tensors[2]);
     wait_for(seq);
@@ -911,7 +911,7 @@ static void sleep_ms(int ms) {
     nanosleep(&time, NULL);
 }
 
-// How many of a process's threads have something to do.
+// Returns how many of a process's threads are running or runnable.
 static int busy_threads(pid_t process) {
     char folder[100];
     snprintf(folder, sizeof(folder), "/proc/%d/task", (int) process);
@@ -937,7 +937,8 @@ static int busy_threads(pid_t process) {
 
 #define WAITING 3
 
-// Kills the helper when it computes for all who wait: before, a request that it did not read would go to the next helper.
+// Kills the helper when it computes for all waiting threads. Earlier, a request that it did not read would go to the
+// next helper.
 static void * kill_when_busy(void * unused) {
     (void) unused;
     const pid_t helper = helper_pid();
@@ -960,7 +961,7 @@ static void kill_helper(const char * path, const char * slow_path) {
     OK(execute(&j));
     const pid_t first = helper_pid();
 
-    // Several threads wait for it: all are told, and one helper comes after it.
+    // Several threads wait for the helper: all get the error, and one new helper starts.
     pthread_t killer;
     pthread_t others[WAITING - 1];
     CHECK(pthread_create(&killer, NULL, kill_when_busy, NULL) == 0);
@@ -979,7 +980,7 @@ static void kill_helper(const char * path, const char * slow_path) {
     CHECK(is_sum(&j, 5));
     CHECK(helper_pid() != first);
 
-    // One that ends while nothing is asked of it is replaced without the client's noticing.
+    // A helper that ends while it is idle is replaced, and the client does not notice.
     kill(helper_pid(), SIGKILL);
     sleep_ms(100);
     fill(&j, 6);
@@ -994,7 +995,7 @@ static void kill_helper(const char * path, const char * slow_path) {
     OK(execute(&again));
     CHECK(is_sum(&again, 9));
     nrt_close();
-    CHECK(waitpid(-1, NULL, WNOHANG) == -1);  // no child is left, not even a dead one
+    CHECK(waitpid(-1, NULL, WNOHANG) == -1);  // no child is left, not even a zombie
 }
 
 static void fork_process(const char * path) {
@@ -1022,7 +1023,7 @@ static void fork_process(const char * path) {
     OK(execute(&j));
     CHECK(is_sum(&j, 0));
 
-    // A child that lives on does not keep the parent's helper alive.
+    // A surviving child of fork does not keep the parent's helper alive.
     const pid_t helper = helper_pid();
     const pid_t idle   = fork();
     if (idle == 0) {
@@ -1069,7 +1070,7 @@ int main(int argc, char ** argv) {
         init();
         const NRT_STATUS status = load_on(argv[2], 0, &model);
         printf("%s\n", nrt_get_status_as_str(status));
-        EXPECT(status, load_on(argv[2], 0, &model));  // one that fails changes nothing
+        EXPECT(status, load_on(argv[2], 0, &model));  // a load that fails changes nothing
         nrt_close();
     } else if (strcmp(command, "tensors") == 0 && argc == 2) {
         tensors();

@@ -15,7 +15,7 @@ def compile(ctx, toolchain, kernel, flags, neff, log):
         kernel: NeuronHloInfo.
         flags: neuronx-cc's arguments.
         neff: the File to make, named `<kernel>.<settings>.neff`.
-        log: the File for what neuronx-cc prints; None for the simulator, which prints nothing.
+        log: the File for neuronx-cc's output; None for the simulator, which prints nothing.
     """
     hlo = kernel.hlo
     message = "Compiling %s (%s)" % (neff.basename, toolchain.compiler)
@@ -36,13 +36,13 @@ def compile(ctx, toolchain, kernel, flags, neff, log):
             ctx,
             toolchain.simulator,
             args,
-            # Only the simulator profits from a persistent worker, which keeps XLA loaded.
+            # Only the simulator benefits from a persistent worker, which keeps XLA loaded.
             worker = True,
             inputs = [hlo],
             mnemonic = _MNEMONIC,
             outputs = [neff],
             progress_message = message,
-            # XLA:CPU needs a fraction of what neuronx-cc does.
+            # XLA:CPU needs a fraction of neuronx-cc's resources.
             resource_set = resource_set(SIMULATOR_MEMORY_MB, 1),
         )
     else:

@@ -1,4 +1,4 @@
-"""What both ways in declare: `extensions.bzl` for MODULE.bazel and `repositories.bzl` for WORKSPACE."""
+"""The repositories that `extensions.bzl` declares for MODULE.bazel, and `repositories.bzl` for WORKSPACE."""
 
 load("//rules/private/repositories:kernels.bzl", "kernels_repository")
 load("//rules/private/repositories:pypi_sdist.bzl", "llama_cpp")
@@ -12,7 +12,7 @@ def declare_dependencies():
     neuron_sdk(name = "neuron_sdk")
 
 def declare_development_dependencies():
-    """Declares what this project's own tests and linters need."""
+    """Declares the repositories for this project's own tests and linters."""
     python_env(
         name = "neuron_python_dev",
         base = Label("@neuron_python//:python"),
@@ -27,9 +27,9 @@ def declare_kernels(name, manifests, options, libraries, data):
     Args:
         name: the repository's name.
         manifests: labels of the YAML files.
-        options: what `manifest_options` returns, by the manifest's label as a string.
-        libraries: a label in the package of each folder of emitters of the user's; kernelgen's own comes after them.
-        data: labels of the files that a library's emitters open, by the library's label, all as strings.
+        options: the result of `manifest_options`, by the manifest's label as a string.
+        libraries: a label in the package of each of the user's folders of emitters; kernelgen's own folder comes after them.
+        data: labels of the files that a library's emitters read, by the library's label, all as strings.
     """
     kernels_repository(
         name = name,

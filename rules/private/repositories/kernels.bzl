@@ -1,15 +1,15 @@
-"""The repository of kernel targets: manifests in, build files out.
+"""The repository of kernel targets: it generates build files from manifests.
 
-It runs `kernelgen generate bazel` and is made again when a manifest, an emitter or the generator changes; that the files come out
-the same then costs a build nothing.
+It runs `kernelgen generate bazel`, again whenever a manifest, an emitter or the generator changes. If the files stay the same, a build
+has nothing to do.
 """
 
 def _python_files(folder):
-    """Returns the .py files below a folder, watching for new ones."""
+    """Returns the .py, .json and .j2 files below a folder, and watches for new ones."""
     files = []
     todo = [folder]
 
-    # Starlark has no while loop; folders nest far less deep than this.
+    # Starlark has no while loop; folders are never nested this deep.
     for _ in range(1000):
         if not todo:
             break
@@ -22,7 +22,7 @@ def _python_files(folder):
     return files
 
 def _shown(path, root):
-    """Returns the path as a user would name it: relative when it is below the workspace."""
+    """Returns a path as a user writes it: relative if it is below the workspace."""
     return str(path).removeprefix(str(root) + "/")
 
 def _kernels_impl(rctx):
@@ -30,7 +30,7 @@ def _kernels_impl(rctx):
     python = rctx.path(rctx.attr._python)
     rctx.watch(python)
 
-    # As a tree: Bazel fails where a folder that was watched by itself is gone, as one may be after an update.
+    # A tree, because Bazel fails when a folder that is watched by itself disappears, as an update may cause.
     rctx.watch_tree(tools)
     command = [python, "-P", "-m", "kernelgen", "generate", "bazel", "--output", str(rctx.path("."))]
     command += ["--rules", _repository(rctx.attr._tool)]
@@ -39,7 +39,7 @@ def _kernels_impl(rctx):
         for file in _python_files(folder):
             rctx.watch(file)
 
-        # A library is named after its folder; kernelgen's own is always there.
+        # The name of a library is its folder's name. kernelgen's own library is always present.
         if library == Label("//kernels:BUILD.bazel"):
             continue
         command += ["--kernels", str(folder)]
@@ -52,7 +52,7 @@ def _kernels_impl(rctx):
             fail("manifest {}: there is no file {}".format(manifest, path))
         rctx.watch(path)
 
-        # The files that a manifest names kernels by are of its repository.
+        # The paths of kernels in a manifest are relative to its repository.
         root = str(path).removesuffix("/".join(["", manifest.package, manifest.name] if manifest.package else ["", manifest.name]))
         command += ["--workspace", "{}={}".format(root, _repository(manifest))]
         shown = _shown(path, rctx.workspace_root)
@@ -74,13 +74,13 @@ def _repository(label):
     return str(label).partition("//")[0]
 
 def manifest_options(targets, memory_per_compile, compiler, emit_timeout):
-    """Returns how a manifest is built, as `kernelgen generate bazel --of` takes it.
+    """Returns a manifest's build options for `kernelgen generate bazel --of`.
 
     Args:
-        targets: only these targets of it; all where none is named.
-        memory_per_compile: what one compile is counted for, or nothing.
-        compiler: `auto`, `neuronx-cc` or `simulator`; nothing for the build's.
-        emit_timeout: seconds that one kernel's emitter may run; negative for the build's.
+        targets: the targets to build; all of the manifest's if empty.
+        memory_per_compile: the memory to reserve for one compile, or an empty text.
+        compiler: `auto`, `neuronx-cc` or `simulator`; an empty text for the build's setting.
+        emit_timeout: seconds that one kernel's emitter may run; negative for the build's setting.
 
     Returns:
         a list of `NAME=VALUE`.

@@ -1,4 +1,4 @@
-"""Sources out of a source distribution on PyPI, fetched by name, version and hash with pip as it is set up on this machine."""
+"""Sources from a source distribution on PyPI. This machine's pip fetches it by name, version and hash."""
 
 def _pypi_sdist_impl(rctx):
     for name in ["HOME", "XDG_CACHE_HOME", "NEURON_KERNELGEN_CACHE", "PIP_INDEX_URL", "PIP_CONFIG_FILE"]:
@@ -19,7 +19,7 @@ def _pypi_sdist_impl(rctx):
     if done.return_code:
         fail("the source distribution {} {} could not be fetched:\n{}".format(rctx.attr.distribution, rctx.attr.version, done.stderr))
 
-    # By position: the last argument's name differs between versions of Bazel.
+    # Positional, because the last argument's name differs between versions of Bazel.
     rctx.extract(
         done.stdout.strip(),
         "",
@@ -130,7 +130,7 @@ filegroup(
 """
 
 def llama_cpp(name = "llama_cpp"):
-    """Declares the llama.cpp that this project is tested against, as the PyPI distribution `llama-cpp-python` carries it.
+    """Declares the llama.cpp for this project's tests: the copy in the PyPI distribution `llama-cpp-python`.
 
     Args:
         name: the repository's name.

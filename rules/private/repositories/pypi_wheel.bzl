@@ -1,4 +1,4 @@
-"""Files out of a wheel on PyPI, fetched by name, version and hash with pip as it is set up on this machine."""
+"""Files from a wheel on PyPI. This machine's pip fetches it by name, version and hash."""
 
 def _pypi_wheel_impl(rctx):
     for name in ["HOME", "PIP_INDEX_URL", "PIP_CONFIG_FILE"]:
@@ -14,7 +14,7 @@ def _pypi_wheel_impl(rctx):
     if done.return_code:
         fail("the wheel {} {} could not be fetched:\n{}{}".format(rctx.attr.distribution, rctx.attr.version, done.stdout, done.stderr))
     (wheel,) = rctx.path("wheels").readdir()
-    rctx.symlink(wheel, "wheel.zip")  # by its name Bazel knows what it is
+    rctx.symlink(wheel, "wheel.zip")  # Bazel derives the archive's type from the name
     rctx.extract("wheel.zip")
     for path in ["wheel.zip", "wheels", "requirements.txt"]:
         rctx.delete(path)

@@ -1,9 +1,9 @@
 """The Python environment of the build steps, from a hash-locked requirements file.
 
-The environment has some 7,000 files: too many to declare as inputs and stage into a sandbox for each action. It is kept in the
-user's cache folder under a key (see `python_env.py`), and actions depend on a launcher that names the key. So a changed lock file
-or interpreter changes every action that depends on that launcher, a moved checkout changes none, and the launcher's bytes have no path
-in them. The simulator's compiles depend on a launcher that names the version of jaxlib alone.
+The environment has some 7,000 files: too many to declare as inputs and to stage into a sandbox for each action. It is in the user's
+cache folder under a key (see `python_env.py`), and actions depend on a launcher that contains the key and no path. So a new lock file
+or interpreter changes every action that depends on the launcher, and a moved checkout changes no action. The simulator's compiles
+depend on a launcher that contains only the version of jaxlib.
 """
 
 _LAUNCHER = """\
@@ -18,7 +18,8 @@ echo "error: the Python environment {key} is not on this machine; './bazelw fetc
 exit 2
 """
 
-# Of a package that alone decides what some steps make; those steps depend on its version and not on the rest of the environment.
+# The launcher for a single package whose version alone determines the output of some steps. These steps depend on the version and
+# not on the rest of the environment.
 _PACKAGE_LAUNCHER = """\
 #!/bin/sh
 # Runs a Python that has {package} {version}: this build's, or on a machine that only got a copy any that it has.
@@ -38,7 +39,7 @@ package(default_visibility = ["//visibility:public"])
 exports_files({launchers})
 """
 
-# The script's exit status when the Python that runs it will not do.
+# The script's exit status for an unsuitable Python.
 _UNFIT = 3
 
 def pythons(rctx):
@@ -48,7 +49,7 @@ def pythons(rctx):
         rctx: the repository rule's context.
 
     Returns:
-        the one that NEURON_KERNELGEN_PYTHON names, or those on PATH, the system's `python3` first.
+        the interpreter that NEURON_KERNELGEN_PYTHON names, or the interpreters on PATH, with the system's `python3` first.
     """
     named = rctx.getenv("NEURON_KERNELGEN_PYTHON")
     if named:
@@ -72,7 +73,7 @@ def _python_env_impl(rctx):
     for python in pythons(rctx):
         done = rctx.execute([python] + arguments, timeout = 1800, environment = {"PYTHONDONTWRITEBYTECODE": "1"})
 
-        # A Python much older does not even parse the script.
+        # An old Python cannot even parse the script.
         unfit = done.return_code == _UNFIT or "SyntaxError" in done.stderr
         if not unfit:
             break
@@ -86,7 +87,7 @@ no Python 3.11 or later with the venv module on PATH. One of these mends it:
     env = json.decode(done.stdout)
     rctx.symlink(env["path"], "env")
 
-    # An environment that is deleted is made again.
+    # Creates the environment again after it was deleted.
     rctx.watch(env["path"] + "/complete")
     rctx.file("python", _LAUNCHER.format(key = env["key"]), executable = True)
     launchers = ["python"]

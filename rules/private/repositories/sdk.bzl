@@ -1,12 +1,13 @@
 """Finds neuronx-cc on this machine and declares it as a toolchain.
 
-It is looked for in the virtual environment that NEURON_SDK names, then on PATH. Its identity is the version it prints; that, and no
-path, is what compile actions depend on. They do not depend on the Python that runs its driver either. Where only remote workers have it, NEURON_SDK_VERSION states the version instead.
+The search covers the virtual environment that NEURON_SDK names, then PATH. The compiler's identity is the version that it prints.
+Compile actions depend on this version, but not on the compiler's path or on the Python that runs its driver. If only remote workers
+have the compiler, NEURON_SDK_VERSION states the version instead.
 """
 
 load(":python_env.bzl", "pythons")
 
-# How the first line of `neuronx-cc --version` begins.
+# The beginning of the first line of `neuronx-cc --version`.
 _BANNER = "NeuronX Compiler version "
 
 _BUILD = """\
@@ -68,7 +69,7 @@ fi
 PATH=${{compiler%/*}}:$PATH exec "$compiler" "$@"
 """
 
-# Files beside the launchers say which interpreter runs the driver and where kernelgen's cache is. No action has them as inputs.
+# Files beside the launchers name the interpreter for the driver and the folder of kernelgen's cache. No action has them as inputs.
 _PYTHON = """\
 #!/bin/sh
 # Runs a Python 3.8 or later, for neuronx-cc's driver, which needs its standard library alone.
@@ -80,7 +81,7 @@ echo "error: there is no python3 on this machine" >&2
 exit 127
 """
 
-# NKI's own compiler is a Python package, beside neuronx-cc or in it.
+# NKI's own compiler is a Python package, beside neuronx-cc or inside it.
 _NKI_PYTHON = """\
 #!/bin/sh
 # Runs the Python that has {identity}, which the driver checks.
@@ -104,7 +105,7 @@ _CACHE = """\
 PYTHONPATH='{tools}' PYTHONDONTWRITEBYTECODE=1 PYTHONUTF8=1 exec '{python}' -P -m kernelgen.compilers.cached "$@"
 """
 
-# What configures kernelgen's cache, beside the first two, one of which has to be set.
+# The variables that configure kernelgen's cache. One of the first two must be set.
 _CACHE_VARIABLES = [
     "NEURON_KERNELGEN_NEFF_CACHE",
     "NEURON_KERNELGEN_SHARED_CACHE",
@@ -113,19 +114,19 @@ _CACHE_VARIABLES = [
 ]
 
 def _find_interpreter(rctx):
-    """Writes the file that names the Python for the driver, where one is found."""
+    """Writes the file that names the Python for the driver, if there is one."""
     for python in pythons(rctx):
-        # A shim that depends on its own name, as pyenv's, can't be linked to.
+        # A link to a shim that depends on its own name, such as pyenv's, does not work.
         done = rctx.execute([python, "-c", "import os, sys; print(os.path.realpath(getattr(sys, '_base_executable', sys.executable)))"])
         if done.return_code == 0:
             rctx.file("interpreter", _INTERPRETER.format(python = done.stdout.strip()), executable = True)
             return
 
 def _find_nki(rctx, compiler):
-    """Writes the launcher of the Python beside neuronx-cc, where that has NKI.
+    """Writes the launcher of the Python beside neuronx-cc, if it has NKI.
 
     Returns:
-        NKI's name and version, or empty; and why there is none.
+        NKI's name and version, or an empty text; and the reason if NKI is missing.
     """
     pythons = [folder.get_child("python3") for folder in [compiler.dirname, compiler.realpath.dirname]]
     found = [python for python in pythons if python.exists]
@@ -144,9 +145,9 @@ def _find_nki(rctx, compiler):
     return identity, ""
 
 def _configure_cache(rctx):
-    """Writes the program that looks into kernelgen's cache, where the environment configures one."""
+    """Writes the program that searches kernelgen's cache, if the environment configures one."""
 
-    # Credentials are read from files in HOME: actions are given no variables of the user's.
+    # The cache reads credentials from files in HOME, because actions do not get the user's variables.
     values = {name: rctx.getenv(name) for name in _CACHE_VARIABLES + ["HOME"]}
     if [v for v in [values[name] for name in _CACHE_VARIABLES[:2]] if v and v != "off"]:
         rctx.file("neff-cache", executable = True, content = _CACHE.format(

@@ -1,4 +1,4 @@
-"""One kernel's HLO: of an op, of a group of nodes of a graph, or of a function of a file."""
+"""One kernel's HLO, from an op, a group of a graph's nodes, or a function in a file."""
 
 load("//rules/private:languages.bzl", "DEFAULT_LANGUAGE", "LANGUAGES")
 load("//rules/private:providers.bzl", "NeuronHloInfo")

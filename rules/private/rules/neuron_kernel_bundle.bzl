@@ -60,8 +60,8 @@ def _bundle(ctx, neffs, output, form, what):
 def _lint(ctx, neffs, stamp):
     """Registers the action that checks HLO against the known limits of neuronx-cc.
 
-    A kernel that was compiled before the lint knew is refused, too; and no compile depends on this action. Each kernel is checked for
-    the flags that it is compiled with.
+    No compile depends on this action, so the check also refuses kernels that were compiled before the lint had the rule. It checks each
+    kernel with the flags of its compile.
     """
     hlos = [n.kernel.hlo for n in neffs]
     args = ctx.actions.args()

@@ -25,7 +25,7 @@ exec "$cache" "$@"
 """
 
 def _native(ctx):
-    """Returns the program that runs neuronx-cc on HLO of native kernels, and what it runs."""
+    """Returns the program that runs neuronx-cc on HLO of native kernels, and the files that this program runs."""
     tool = ctx.attr._native[KernelgenToolInfo]
     program = ctx.actions.declare_file(ctx.label.name + ".native/neuronx-cc")
     cache = ctx.actions.declare_file(ctx.label.name + ".native/neff-cache")

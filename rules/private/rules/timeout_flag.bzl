@@ -1,4 +1,4 @@
-"""The build setting that limits how long one kernel may be emitted."""
+"""The build setting that limits the time to emit one kernel."""
 
 TimeoutFlagInfo = provider(doc = "A time limit.", fields = {"seconds": "int: the limit, 0 for none."})
 

@@ -1,10 +1,12 @@
-"""Writes the files in this folder: of each model what llama.cpp itself asks for, and the manifest that `kernelgen model` makes.
+"""Writes the files in this folder: for each model, llama.cpp's own export of its ops, and the manifest from `kernelgen
+model`.
 
-    PYTHONPATH=tools python tests/data/graph-ops/export.py --exporter PROGRAM --llama-cpp FOLDER
+  PYTHONPATH=tools python tests/data/graph-ops/export.py --exporter PROGRAM --llama-cpp FOLDER
 
-`<name>.flash-attn.txt` and `<name>.no-flash-attn.txt` are of llama.cpp's `test-export-graph-ops` with flash attention and without it,
-`<name>.yaml` of `kernelgen model`. FOLDER has the former program and llama.cpp's libraries, PROGRAM is export-graphs. A model's file is
-sparse: the tensors' sizes are real and their bytes are a hole, so that an 8B model takes a few KiB of disk.
+llama.cpp's `test-export-graph-ops` writes `<name>.flash-attn.txt` with flash attention and `<name>.no-flash-attn.txt`
+without it; `kernelgen model` writes `<name>.yaml`. FOLDER has the former program and llama.cpp's libraries, PROGRAM is
+export-graphs. A model's file is sparse: the tensors' sizes are real and their bytes are a hole, so an 8B model takes a
+few KiB of disk.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Case:
-    """A model and how it is run.
+    """A model, and the settings with which it runs.
 
     Attributes:
-        header: of its file.
-        n_ctx, n_tokens, n_seq_max: as of `kernelgen model`; the largest of `n_tokens` is llama.cpp's -ub.
+        header: the header of its file.
+        n_ctx, n_tokens, n_seq_max: as in `kernelgen model`; the largest of `n_tokens` is llama.cpp's -ub.
         cache: type of both caches.
-        flash_attn: the settings that it is run with.
-        manifest: whether it has one here; else it is one of those in manifests/.
+        flash_attn: the values of this setting.
+        manifest: whether the manifest is in this folder; if not, it is in manifests/.
     """
 
     header: GgufHeader
@@ -52,7 +54,7 @@ class Case:
 
 
 def retyped(header: GgufHeader, types: Mapping[str, Sequence[str]]) -> GgufHeader:
-    """Returns a header with other types of weights, by name without `blk.N.` and `.weight`; layers take them in turn."""
+    """Returns a header with other types of weights, by name without `blk.N.` and `.weight`; layers use the types in turn."""
 
     def change(tensor: Tensor) -> Tensor:
         parts = tensor.name.split(".")
@@ -80,7 +82,7 @@ def _llama3() -> GgufHeader:
 
 
 def _fused_qkv_biases() -> GgufHeader:
-    """One matrix for Q, K and V, so that they are strided views; biases; heads wider than n_embd / n_head."""
+    """One matrix for Q, K and V, so they are strided views; biases; heads wider than n_embd / n_head."""
     header = decoder(
         "llama",
         n_embd=1024,
@@ -101,7 +103,7 @@ def _fused_qkv_biases() -> GgufHeader:
 
 
 def _llama_2_7b_yarn() -> GgufHeader:
-    """Every query head has a key head of its own; YaRN."""
+    """Each query head has its own key head; YaRN."""
     return decoder(
         "llama",
         n_embd=4096,
@@ -121,7 +123,7 @@ def _llama_2_7b_yarn() -> GgufHeader:
 
 
 def _llama_3_2_1b() -> GgufHeader:
-    """The embedding is the output matrix too, and ROPE has frequency factors."""
+    """The embedding is also the output matrix, and ROPE has frequency factors."""
     header = decoder(
         "llama",
         n_embd=2048,
@@ -140,7 +142,7 @@ def _llama_3_2_1b() -> GgufHeader:
 
 
 def _mistral_7b() -> GgufHeader:
-    """The mix of types that Q4_K_M is: those that are mixed, in turn."""
+    """The types of Q4_K_M; the tensors that may have two types have them in turn."""
     header = decoder(
         "llama",
         n_embd=4096,
@@ -160,17 +162,17 @@ def _mistral_7b() -> GgufHeader:
 CASES: Mapping[str, Case] = {
     "llama3-8b-f16": Case(_llama3(), 4096, (1, 512), manifest=False),
     "fused-qkv-biases": Case(_fused_qkv_biases(), 300, (1, 200), cache="f32"),
-    # Before a quantized cache llama.cpp rotates Q, K and V.
+    # With a quantized cache, llama.cpp first rotates Q, K and V.
     "llama-2-7b-yarn-q8_0-cache": Case(_llama_2_7b_yarn(), 512, (1, 128), cache="q8_0", flash_attn=("on",)),
     "llama-3.2-1b": Case(_llama_3_2_1b(), 2048, (1, 512)),
     # Two sequences with a cache each, and a context that is not a multiple of 256.
     "mistral-7b-q4_k_m": Case(_mistral_7b(), 1000, (2, 64), n_seq_max=2),
 }
-"""The models by the name that their files begin with."""
+"""The models by the beginning of their files' names."""
 
 
 def export(case: Case, file: Path, flash: str, libraries: Path, out: Path) -> None:
-    """Writes what test-export-graph-ops says of a model's file to `out`."""
+    """Writes test-export-graph-ops's export of a model's file to `out`."""
     batch = max(case.n_tokens)
     command = [libraries / "test-export-graph-ops", "-m", file, "-o", out, "-fa", flash, "-c", case.n_ctx]
     command += [
@@ -213,7 +215,7 @@ def derive(name: str, file: Path, arguments: Sequence[str], out: Path) -> None:
 
 
 def files(name: str, program: Path, libraries: Path, folder: Path) -> Iterator[Path]:
-    """Writes a case's files into `folder`, and yields each."""
+    """Writes a case's files into `folder`; yields each."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as scratch:
         file = write(case.header, Path(scratch) / f"{name}.gguf", sparse=True)

@@ -12,12 +12,12 @@ from kernelgen.compilers.nki_driver import Config
 
 
 class Double:
-    """A toolchain whose artifact says what it was asked for.
+    """A toolchain that writes its arguments into the artifact.
 
     Args:
-        in_file: whether the configuration names a file (NKI from 0.4 on); else it holds all there is.
-        results: how many there are.
-        salt: a text that is in what it makes.
+        in_file: whether the configuration names a file (as from NKI 0.4); if not, the configuration itself is the artifact.
+        results: the number of results.
+        salt: a string in the artifact.
         **more: fields of `Config`.
     """
 

@@ -1,9 +1,10 @@
-"""What ggml's ops compute, in NumPy: the measure of the emitters, and written without a look at them.
+"""ggml's ops in NumPy: the reference for the emitters, written independently of them.
 
-A function takes the kernel and its inputs as logical arrays `[ne3, ne2, ne1, ne0]` in their own types (None where absent; quantized
-tensors as bytes per row) and returns the result in the type of the kernel's output; of an op that changes further inputs, a tuple
-of the result and their new content. They follow ggml's CPU backend row by row and in
-its order of operations where that shows in the result, and sum in float64 as it does. Modules are named as those in `kernels/`.
+A function takes the kernel and its inputs as logical arrays `[ne3, ne2, ne1, ne0]` in their own types (None for an
+absent input; quantized tensors as bytes per row). It returns the result in the type of the kernel's output; for an op
+that changes further inputs, a tuple of the result and their new content. Functions follow ggml's CPU backend row by
+row, keep its order of operations where that changes the result, and sum in float64 as it does. The modules have the
+names of those in `kernels/`.
 """
 
 import importlib

@@ -14,7 +14,7 @@ from .core import Array, example, f32, out, reference
 def columns(
     x: Array, places: tuple[int, ...], kernel: tuple[int, ...], s: list[int], p: list[int], d: list[int]
 ) -> Array:
-    """im2col of x [N, C, ...]: [N, *places, C, *kernel]; s, p, d by ggml's number, the innermost first."""
+    """Returns im2col of x [N, C, ...]: [N, *places, C, *kernel]; s, p and d are in ggml's order, innermost first."""
     n, c = x.shape[:2]
     y = np.zeros((n, *places, c, *kernel), x.dtype)
     for place in product(*map(range, places)):

@@ -1,4 +1,4 @@
-"""What references share: how they are found, ggml's types in NumPy, and the shapes that each op is tried with."""
+"""Shared by the references: their registry, ggml's types in NumPy, and an example of shapes for each op."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def reference(*ops: str) -> Callable[[Callable[..., Array]], Callable[..., Array
 
 @dataclass(frozen=True)
 class Example:
-    """Shapes with which every combination of types that an emitter is registered for is tried.
+    """Shapes with which a test runs every combination of an emitter's registered types.
 
     Attributes:
-        inputs: ggml's dimensions of each input, `(256,8,1,1)`; None for one that is left out.
-        output: those of the result; None where `kernelgen.ggml.shapes` knows the result, or it is as the first input.
+        inputs: ggml's dimensions of each input, `(256,8,1,1)`; None for an absent input.
+        output: the result's dimensions; None if `kernelgen.ggml.shapes` computes them, or if they are the first input's.
         dtype: the result's type, with `output`.
-        limit: the largest normalised mean squared error.
+        limit: the largest normalized mean squared error.
         params: the op's parameters.
-        values: what makes the values of an input, by its index, from a generator and the shape `[ne3, ne2, ne1, ne0]`; normal
-            numbers, small integers or random blocks by default.
+        values: functions that make the values of an input, by its index, from a generator and the shape `[ne3, ne2, ne1, ne0]`;
+            the default is normal numbers, small integers or random blocks.
     """
 
     inputs: tuple[str | None, ...]
@@ -74,13 +74,13 @@ def example(
     values: dict[int, Callable[[np.random.Generator, tuple[int, ...]], Array]] | None = None,
     **params: float,
 ) -> None:
-    """Gives ops their example; see `Example`."""
+    """Registers the example of some ops; see `Example`."""
     for op in ops:
         EXAMPLES[op] = Example(inputs, output, dtype, limit, params, values or {})
 
 
 def below(n: int) -> Callable[[np.random.Generator, tuple[int, ...]], Array]:
-    """Returns what makes indices below `n`, none twice in the last axis where they fit."""
+    """Returns a function that makes indices below `n`, distinct in the last axis if possible."""
 
     def make(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         if shape[-1] > n:
@@ -91,12 +91,12 @@ def below(n: int) -> Callable[[np.random.Generator, tuple[int, ...]], Array]:
 
 
 def compute(spec: KernelSpec, inputs: list[Array | None]) -> Array:
-    """Returns what ggml computes, in the output's type and shape (bytes per row for a quantized one)."""
+    """Returns ggml's result in the output's type and shape; bytes per row for a quantized type."""
     return REFERENCES[spec.op](spec, *inputs)
 
 
 def dequantize(x: Array, tensor: TensorDesc) -> Array:
-    """Returns float32 elements: ggml's own Python package decodes blocks, of the types that it knows."""
+    """Returns float32 elements; ggml's own Python package decodes the types that it supports."""
     if not TYPES[tensor.dtype].quantized:
         return x.astype(np.float32)
     if tensor.dtype in ("q1_0", "q2_0"):
@@ -106,7 +106,9 @@ def dequantize(x: Array, tensor: TensorDesc) -> Array:
 
 
 def dequantize_bits(x: Array, tensor: TensorDesc) -> Array:
-    """Returns float32 elements of Q1_0 and Q2_0 (`dequantize_row_q1_0`): a scale, and 1 or 2 bits per element, lowest first."""
+    """Returns the float32 elements of Q1_0 and Q2_0 (`dequantize_row_q1_0`): a scale, and 1 or 2 bits per element,
+    lowest first.
+    """
     ggml = TYPES[tensor.dtype]
     bits = 1 if tensor.dtype == "q1_0" else 2
     blocks = x.reshape(-1, ggml.size)
@@ -120,7 +122,7 @@ def dequantize_bits(x: Array, tensor: TensorDesc) -> Array:
 
 
 def round_to(x: Array, tensor: TensorDesc) -> Array:
-    """Returns `x` as the tensor stores it."""
+    """Returns `x` in the form that the tensor stores."""
     ggml = TYPES[tensor.dtype]
     if not ggml.quantized:
         return x.astype(DTYPES[tensor.dtype])
@@ -139,5 +141,5 @@ def out(spec: KernelSpec, x: Array) -> Array:
 
 
 def dot_type(x: Array, tensor: TensorDesc) -> Array:
-    """The second operand of a dot product as the CPU rounds it for a first operand of this type."""
+    """Returns the second operand of a dot product, rounded as the CPU rounds it for a first operand of this type."""
     return f32(x) if TYPES[tensor.dtype].quantized else f32(x.astype(DTYPES[tensor.dtype]))

@@ -1,4 +1,4 @@
-"""Ops on each element."""
+"""Elementwise ops."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _gelu_quick(x: Array) -> Array:
 
 
 def _through_f16(f: Callable[[Array], Array], x: Array) -> Array:
-    """The lookup tables of ggml's CPU backend are indexed by an f16 and hold f16."""
+    """Computes through a lookup table as ggml's CPU backend does: an f16 index and f16 entries."""
     with np.errstate(over="ignore"):
         return f(x.astype(np.float16)).astype(np.float16).astype(np.float32)
 
@@ -175,7 +175,7 @@ def swiglu_clamp(spec: KernelSpec, x: Array, gate: Array | None = None) -> Array
 
 
 example("add", "sub", "mul", inputs=("(33,4,3,2)", "(33,2,1,2)"))
-# Never near 0 below the line.
+# The divisor is never near 0.
 example("div", inputs=("(33,4,3,2)", "(33,2,1,2)"), values={1: lambda rng, shape: rng.uniform(1, 2, shape)})
 example("add1", inputs=("(33,4,3,2)", "(1,1,1,1)"))
 example("add_id", inputs=("(33,4,3,2)", "(33,5,1,1)", "(4,3,1,1)"), values={2: below(5)})

@@ -10,7 +10,9 @@ from .core import Array, example, out, reference
 
 
 def triangles(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Returns lower triangular matrices that can be solved well; what lies above is not 0, since nothing reads it."""
+    """Returns well-conditioned lower triangular matrices; the elements above the diagonal are not 0, since nothing
+    reads them.
+    """
     x = rng.uniform(-1, 1, shape).astype(np.float32)
     diagonal = np.arange(shape[3])
     x[..., diagonal, diagonal] = rng.uniform(1, 2, shape[:3])

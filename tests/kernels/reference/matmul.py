@@ -12,9 +12,9 @@ from .core import DTYPES, Array, below, dequantize, dot_type, example, f32, out,
 
 
 def factors(spec: KernelSpec, a: Array, b: Array) -> tuple[Array, Array]:
-    """What is multiplied, as float64: of quantized weights both are rounded to bfloat16, unless F32 is asked for.
+    """Returns the factors as float64: with quantized weights both are rounded to bfloat16, unless F32 is requested.
 
-    Of weights in tiles the codes are not rounded, and the scales are float32.
+    With weights in tiles the codes are not rounded, and the scales are float32.
     """
     weights = spec.inputs[0]
     if weights.layout == "f8_e4m3_128x128":
@@ -27,7 +27,9 @@ def factors(spec: KernelSpec, a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def in_tiles(values: Array) -> Array:
-    """What the layout f8_e4m3_128x128 makes of a weight: each tile's elements are codes times a scale, [..., ne1, ne0] float64."""
+    """Returns a weight as the layout f8_e4m3_128x128 stores it: each element is a code times its tile's scale, [...,
+    ne1, ne0] float64.
+    """
     made = np.empty(values.shape, np.float64)
     for r in range(0, values.shape[-2], 128):
         for c in range(0, values.shape[-1], 128):

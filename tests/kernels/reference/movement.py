@@ -1,4 +1,4 @@
-"""Tensors made of parts of others, of one value, or of none."""
+"""Concatenations, repetitions, regions, diagonals, triangles and constant tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .core import Array, example, out, reference
 
 @reference("concat")
 def concat(spec: KernelSpec, x: Array, y: Array) -> Array:
-    # Rows of a quantized tensor are bytes here, so that dimension 0 counts these.
+    # Rows of a quantized tensor are bytes here, so dimension 0 counts bytes.
     return np.concatenate([x, y], axis=3 - int(dict(spec.params)["dim"]))
 
 

@@ -31,7 +31,7 @@ def pool_1d(spec: KernelSpec, x: Array) -> Array:
 def windows(
     spec: KernelSpec, size: tuple[int, int], places: tuple[int, int]
 ) -> dict[tuple[int, int], tuple[slice, slice]]:
-    """Returns for each place of the result the part of an image of this size, [H, W], that its window covers."""
+    """Returns the part of an image of this size, [H, W], that each place's window covers."""
     params = dict(spec.params)
     found = {}
     for place in product(*map(range, places)):

@@ -1,6 +1,6 @@
-"""Quantization as ggml's `quantize_row_*_ref` do it, for the types that the gguf package does not write, or writes otherwise.
+"""Quantization as in ggml's `quantize_row_*_ref`, for types that the gguf package does not write or writes differently.
 
-Plain transcriptions of ggml-quants.c in float32, one operation at a time; only the rows of a tensor are done side by side.
+Transcribes ggml-quants.c in float32, one operation at a time; only a tensor's rows are computed in parallel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def nearest(x: Array, low: float, high: float) -> Array:
 
 
 def total(terms: Array) -> Array:
-    """Sums over the last axis from the first element to the last, as a loop does."""
+    """Returns the sums over the last axis, added from the first element to the last as a loop does."""
     y = np.zeros(terms.shape[:-1], F)
     for i in range(terms.shape[-1]):
         y = y + terms[..., i]
@@ -34,7 +34,7 @@ def ratio(a: Array, b: Array) -> Array:
 
 
 def extreme(x: Array) -> Array:
-    """The first element of the largest magnitude."""
+    """Returns the first element of the largest magnitude."""
     return np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], -1)[..., 0]
 
 
@@ -47,7 +47,7 @@ def half_bytes(x: Array) -> Array:
 
 
 def pack(q: Array, bits: int, width: int) -> Array:
-    """Runs of `width` bytes, which hold 8 / bits runs of numbers one above the other."""
+    """Packs numbers into runs of `width` bytes; each run holds 8 / bits runs of numbers in its bits, lowest first."""
     count = 8 // bits
     runs = q.astype(np.uint8).reshape(*q.shape[:-1], -1, count, width)
     y = np.zeros((*runs.shape[:-2], width), np.uint8)
@@ -57,7 +57,7 @@ def pack(q: Array, bits: int, width: int) -> Array:
 
 
 def q8_0(x: Array) -> Array:
-    """As ggml's vector code does: its scalar code and gguf round ties away from zero."""
+    """Rounds as ggml's vector code does; its scalar code and gguf round ties away from zero."""
     top = np.abs(x).max(axis=-1)
     quants = np.rint(x * ratio(F(127), top)[..., None]).astype(np.int8)
     return np.concatenate([half_bytes(top / F(127)), quants.view(np.uint8)], axis=-1)
@@ -83,7 +83,7 @@ def nvfp4(x: Array) -> Array:
 
 
 def best_index(x: Array) -> Array:
-    """`best_index_int8` for the values of IQ4_NL."""
+    """Returns `best_index_int8` for the values of IQ4_NL."""
     upper = np.clip(np.searchsorted(IQ4_NL, x, side="right"), 1, 15)
     return np.where(x - IQ4_NL[upper - 1] < IQ4_NL[upper] - x, upper - 1, upper)
 
@@ -96,7 +96,7 @@ def iq4_nl(x: Array) -> Array:
 
 
 def best_scale(sums: list[tuple[Array, Array]]) -> Array:
-    """The scale of the try that fits best; a later one must be better than those before."""
+    """Returns the scale of the best try; a later try must be better than all before it."""
     over, under = sums[0]
     scale, best = over / under, over / under * over
     for over, under in sums[1:]:
@@ -122,7 +122,7 @@ def iq4_xs(x: Array) -> Array:
 
 
 def line(x: Array, w: Array, nmax: int, rmin: float, nstep: int, mad: bool) -> tuple[Array, Array]:
-    """`make_qkx2_quants`: (scale, minus the minimum)."""
+    """Returns the result of `make_qkx2_quants`: (scale, negated minimum)."""
     low, high = np.minimum(x.min(axis=-1), 0), x.max(axis=-1)
     sum_w, sum_x = total(w), total(w * x)
 
@@ -151,7 +151,7 @@ def line(x: Array, w: Array, nmax: int, rmin: float, nstep: int, mad: bool) -> t
 
 
 def levels(values: Array, top: int) -> tuple[Array, Array]:
-    """Scales or minima as numbers up to `top`, and what one of them stands for before it is rounded to f16."""
+    """Returns scales or minima as numbers up to `top`, and the value of a number's unit before it is rounded to f16."""
     largest = values.max(axis=-1)
     return nearest(ratio(F(top), largest)[..., None] * values, 0, top), largest / F(top)
 
@@ -196,7 +196,7 @@ def q3_k(x: Array) -> Array:
 
 
 def _line_k(x: Array, nmax: int, rmin: float, nstep: int) -> tuple[Array, Array]:
-    """The head of Q4_K and Q5_K, and the numbers."""
+    """Returns the head of Q4_K and Q5_K, and the numbers."""
     xb = x.reshape(*x.shape[:-1], 8, 32)
     weights = np.sqrt(total(xb * xb) / F(32))[..., None] + np.abs(xb)
     scales, minima = line(xb, weights, nmax, rmin, nstep, False)
@@ -249,4 +249,4 @@ QUANTIZE = {
     "q5_K": q5_k,
     "q6_K": q6_k,
 }
-"""Blocks of bytes, [..., bytes], from [..., elements] float32, by type."""
+"""Functions from float32 [..., elements] to blocks of bytes [..., bytes], by type."""

@@ -65,7 +65,7 @@ example(
 
 
 def _linear(spec: KernelSpec, state: Array, heads: int, size: int, n_tokens: int, step: Any) -> Array:
-    """Runs `step`, which takes a head's state and a token's and a head's number, through every sequence."""
+    """Runs `step` over the tokens of every sequence; it takes a head's state and the numbers of a token and a head."""
     n_seqs = state.shape[2]
     states = state.astype(np.float64).reshape(n_seqs, heads, size, size).copy()
     y = np.zeros((n_tokens, heads, size))
@@ -144,7 +144,7 @@ def gated_delta_net(spec: KernelSpec, q: Array, k: Array, v: Array, g: Array, be
 
 
 def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Returns rows of length 1, as models make keys and queries: others let the state grow without bound."""
+    """Returns rows of length 1, like the keys and queries of models: with other rows the state grows without bound."""
     x = rng.normal(size=shape)
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 

@@ -11,7 +11,7 @@ from .core import Array, example, out, reference
 
 @reference("argsort")
 def argsort(spec: KernelSpec, x: Array) -> Array:
-    """ggml leaves the order of equal elements open; here it is their own."""
+    """Keeps the order of equal elements; ggml does not specify it."""
     sign = -1 if dict(spec.params)["order"] else 1
     rows = x.reshape(-1, x.shape[3])
     return out(spec, np.array([sorted(range(len(row)), key=lambda i: (sign * row[i], i)) for row in rows]))
@@ -19,7 +19,7 @@ def argsort(spec: KernelSpec, x: Array) -> Array:
 
 @reference("top_k")
 def top_k(spec: KernelSpec, x: Array) -> Array:
-    """ggml leaves the order of the result open, and which of equal elements are taken; here the first are, and in their order."""
+    """Takes the first of equal elements, in their order; ggml specifies neither the order of the result nor which are taken."""
     k = spec.output.ne[0]
     rows = x.reshape(-1, x.shape[3])
     return out(spec, np.array([sorted(sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]) for row in rows]))

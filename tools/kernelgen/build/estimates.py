@@ -1,6 +1,6 @@
 """Estimates the time of compiles from the times of earlier ones.
 
-The estimate is rough. A kernel's time is that of the recorded kernels of the same op that are nearest in size (elements of the
+The estimate is rough. A kernel's time is the time of the recorded kernels of the same op that are nearest in size (elements of the
 result); for an op without records it is the typical time of a recorded kernel. Machines and compilers differ.
 """
 

@@ -21,7 +21,7 @@ class Preview:
     Attributes:
         emits: number of kernels that it would emit.
         compiles: NEFFs that it would make at most: a new emit may give the old HLO, and a cache may have the NEFF.
-        lacking: those of `compiles` that are not in this machine's cache, where the HLO is available.
+        lacking: the part of `compiles` that is not in this machine's cache; only kernels whose HLO is available.
         forecast: estimated time to compile `lacking`.
         exact: whether the build certainly compiles all of `lacking`, if every kernel compiles.
     """
@@ -62,7 +62,7 @@ def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -
 
 
 def _records(folder: cache.Folder | None, identity: str) -> list[Record]:
-    """Returns a cache's records of compiles: those of this compiler version, or of all its versions if there are none."""
+    """Returns a cache's records of compiles by this compiler version, or by all its versions if there are none."""
     found: dict[str, list[Record]] = {}
     with contextlib.suppress(OSError):
         for stored in folder.entries() if folder else ():

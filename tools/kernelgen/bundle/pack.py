@@ -28,7 +28,7 @@ _I8_TENSOR = 24
 
 
 def write(path: str | Path, contents: Contents) -> None:
-    """Writes a pack; the file appears by rename. Holds one NEFF at a time in memory, beside the index.
+    """Writes a pack; the file appears by rename. Holds one NEFF at a time in memory, besides the index.
 
     Raises:
         KernelgenError: a NEFF changed while it was being packed.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = "biufV"
-"""Kinds of comparable NumPy dtypes; those of ml_dtypes, such as bfloat16, are V."""
+"""Kinds of comparable NumPy dtypes; ml_dtypes' types, such as bfloat16, have the kind V."""
 
 
 @click.command(short_help="Compare kernels with their references.")

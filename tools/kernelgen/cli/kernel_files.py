@@ -40,7 +40,7 @@ def manifests_and_bundles(paths: Sequence[Path]) -> tuple[list[Path], list[reade
 
 
 def of_one_target(paths: Sequence[Path], target: str | None, catalog: Catalog) -> tuple[Kernels, str]:
-    """Returns the kernels of manifests and bundles, and the target: by default that of the bundles, or trn1.
+    """Returns the kernels of manifests and bundles, and the target: by default the bundles' target, or trn1.
 
     Raises:
         KernelgenError: a path is neither a manifest nor a bundle, or bundles are for another target.

@@ -256,7 +256,7 @@ def command(
 
 
 def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -> tuple[Settings, list[Settings]]:
-    """Returns the settings of the model, and those of its draft: none, one, or two if it has an encoder.
+    """Returns the settings of the model, and of its draft: none, one, or two if it has an encoder.
 
     Raises:
         KernelgenError: the options contradict each other.

@@ -148,7 +148,7 @@ def cache_options(function: F) -> F:
 def libraries(folders: Sequence[Path]) -> tuple[Library, ...]:
     """Returns the libraries in the folders, in their order, and the built-in one last.
 
-    A library's name is that of its folder, so that a plan does not depend on the folder's path.
+    A library is named after its folder, so that a plan does not depend on the folder's path.
 
     Raises:
         KernelgenError: a folder does not exist, or two have the same name.

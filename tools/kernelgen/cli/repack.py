@@ -79,8 +79,8 @@ def _layouts(paths: Sequence[Path], target: str | None, catalog: Catalog) -> rep
     """Returns the layouts in which kernels read weights.
 
     Raises:
-        KernelgenError: a path is neither a manifest nor a bundle, no kernel is for the target, none requests a layout, or those
-            for several targets request different ones.
+        KernelgenError: a path is neither a manifest nor a bundle, no kernel is for the target, none requests a layout, or kernels
+            for several targets request different layouts.
     """
     by_target: dict[str, list[Spec]] = {}
     manifests, bundles = kernel_files.manifests_and_bundles(paths)

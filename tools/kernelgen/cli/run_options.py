@@ -366,7 +366,7 @@ def exporter_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse(context: click.Context, reason: str, *more: str) -> None:
-    """Refuses options that need a model, if a command runs without one: those of this module, and the parameters `more`.
+    """Refuses options that need a model, if a command runs without one: this module's options, and the parameters `more`.
 
     Raises:
         click.UsageError: such an option was given; the message has its name and the reason.

@@ -21,10 +21,10 @@ LAYER_TOLERANCE = 1e-4
 """Maximum normalized mean squared error of a layer, against its ops and the CPU: it has a long chain of products."""
 
 SLOWER = 4.0
-"""Maximum ratio of the time for one row to that for two. Others measured 60, in a graph that computes the rows that it writes."""
+"""Maximum ratio of the time for one row to the time for two. Others measured 60, in a graph that computes the written rows."""
 
 REPEATS = 5
-"""Number of runs, of which the fastest counts: the first is cold."""
+"""Number of runs. Only the fastest counts, because the first is cold."""
 
 
 def layer(bench: DeviceBench) -> str:

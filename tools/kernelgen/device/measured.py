@@ -45,7 +45,7 @@ MOST = 64
 """Maximum number of queued requests: libnrt accepts 63."""
 
 REPEATS = 3
-"""Number of runs, of which the fastest counts: others saw one NEFF take a fifth longer in one process than in another."""
+"""Number of runs. Only the fastest counts: others saw one NEFF take a fifth longer in one process than in another."""
 
 PROGRAM = 250 << 10
 """Assumed bytes of a small program, from AWS."""

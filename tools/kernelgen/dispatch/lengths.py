@@ -31,7 +31,7 @@ class Selection:
         kernels: one for each launch, in their order.
         chunks: first token and kernel size of each launch; empty if the only kernel is exact.
         padding: rows that are computed beyond the node's rows, or twice.
-        us, exact_us: modelled microseconds, and those of an exact kernel.
+        us, exact_us: modelled microseconds of these kernels, and of an exact kernel.
         bytes, exact_bytes: bytes read for any number of tokens: weights, and the cache that attention reads.
     """
 

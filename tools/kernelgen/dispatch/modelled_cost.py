@@ -48,7 +48,7 @@ def nanoseconds(work: Mapping[str, Mapping[str, int]], instructions: Mapping[str
 def alone(
     work: Mapping[str, Mapping[str, int]], instructions: Mapping[str, int], chip: Chip
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the nanoseconds of each engine and of DMA, and those of vector and scalar engine each for shared work.
+    """Returns the nanoseconds of each engine and of DMA, and of the vector and the scalar engine each for shared work.
 
     Args:
         work: columns by dtype, elements, and bytes by run length, as nki_interpreter.cost counts them.
@@ -84,7 +84,7 @@ def shared(found: Mapping[str, float], either: Mapping[str, float]) -> dict[str,
 
 
 def elapsed(ns: Mapping[str, float]) -> float:
-    """Returns a kernel's nanoseconds from those of its engines and DMA: the longest engine and its waits, or DMA."""
+    """Returns a kernel's nanoseconds from the times of its engines and DMA: the longest engine and its waits, or DMA."""
     engines = [n for name, n in ns.items() if name != "dma"]
     longest = max(engines)
     return max(longest + UNHIDDEN * (sum(engines) - longest), ns["dma"])

@@ -10,10 +10,10 @@ An emitter is one decorated function of arrays and named parameters:
 
 The function's positional arguments are the op's inputs as JAX arrays, in the order of ggml's `src[0…]`, with the reversed shape
 `(ne3, ne2, ne1, ne0)`; an optional input has the default None. Keyword-only arguments are the op's parameters by ggml's names. If
-declared, the keyword `out` receives the result's `TensorDesc`, and `inputs` those of the inputs.
+declared, the keyword `out` receives the result's `TensorDesc`, and `inputs` the inputs' `TensorDesc`s.
 
 `types` declares the inputs' types: one entry per input, separated by commas. An entry lists ggml's type names and groups of
-`kernelgen.ggml.types.GROUPS`; `same` is the first input's type. If the type of one input depends on that of another, `types` is a
+`kernelgen.ggml.types.GROUPS`; `same` is the first input's type. If the type of one input depends on another's, `types` is a
 tuple of such rows: `types=("f32, f32", "f16, f32 f16")`. An op without inputs has `types=""`.
 
 `language` is the kernel's language, if not JAX. With `numpy`, the function is in NumPy; with `nki`, it is in JAX and calls an NKI

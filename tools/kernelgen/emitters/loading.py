@@ -160,7 +160,7 @@ def _import(
 ) -> ModuleType:
     """`__import__` for modules of a package: it is `name` in its own imports and `package` in this process, hidden from others.
 
-    The other parameters are those of Python's `__import__`.
+    The other parameters are the same as of Python's `__import__`.
     """
     if level == 0 and f"{module}.".startswith(f"{name}."):
         module = f"{package}{module[len(name) :]}"

@@ -2,7 +2,7 @@
 
 A text has one entry per input, separated by commas: one or several of ggml's type names and of the groups in
 `kernelgen.ggml.types.GROUPS`, or `same`, the first input's type. It expands to rows in which the types of one input do not depend
-on those of another.
+on another input.
 """
 
 from __future__ import annotations

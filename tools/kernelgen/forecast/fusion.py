@@ -36,7 +36,7 @@ FUSES_OF_DEVICES = ("none", "parts", "parts+sums", *FUSES[1:])
 """The same, for tensors split over devices."""
 
 COMPILE_GIB = 32
-"""Maximum memory of a compile: that of a trn1.2xlarge."""
+"""Maximum memory of a compile, in GiB: the memory of a trn1.2xlarge."""
 COMPILE_US = 550
 """Microseconds to compile an instruction: neuronx-cc 2.27 with `--model-type transformer` took 294 s for 532,000 (foxl-ai/kiln)."""
 COMPILE_HOURS = 8
@@ -44,7 +44,7 @@ COMPILE_HOURS = 8
 
 _TRANSFORMER_KB = COMPILE_KB["transformer"]
 _NOT_READ = {"get_rows": 0, "set_rows": 2}
-"""Inputs of which an op reads or overwrites only few rows, by op."""
+"""The input whose rows an op reads or overwrites only in part, by op."""
 
 
 @dataclass(frozen=True, slots=True)

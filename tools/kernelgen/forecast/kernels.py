@@ -98,7 +98,7 @@ class Kernels:
     def forecast(
         self, graph: Graph, chip: Chip, *, queued: bool = True, layers: int = 0, cores: int = 1
     ) -> CallForecast:
-        """Returns the forecast of a call; the arguments are those of `kernelgen.forecast.call.forecast`."""
+        """Returns the forecast of a call; see `kernelgen.forecast.call.forecast` for the arguments."""
         return forecast(
             graph,
             self._ops,
@@ -113,7 +113,7 @@ class Kernels:
 
 
 def _widened(spec: Spec) -> frozenset[TensorDesc]:
-    """Returns the weights that a kernel requests in a layout of another size; those in `bf16` in ggml's form."""
+    """Returns the weights for which a kernel requests a layout of another size; weights in `bf16` are in ggml's form here."""
     if isinstance(spec, SourceSpec):
         return frozenset()
     kernels = [node.kernel for node in spec.nodes] if isinstance(spec, GraphSpec) else [spec]

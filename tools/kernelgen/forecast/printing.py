@@ -31,7 +31,7 @@ _OVERLAPPED = ("memory", "tensor", "vector", "scalar")
 
 
 def plain(call: CallForecast, chip: Chip) -> dict[str, Any]:
-    """Returns a call as JSON values; times are milliseconds, but those of a launch microseconds."""
+    """Returns a call as JSON values; times are in milliseconds, except for a launch's, which are in microseconds."""
     return {
         "modelled": True,
         "target": chip.target,

@@ -1,8 +1,8 @@
-"""Forecasts a program's time on a target: the time of each part alone, of which the longest counts, and the launch.
+"""Forecasts a program's time on a target from the times of its parts, some of which overlap, and of the launch.
 
 DMA and products of up to 128 rows overlap: the longer counts. Products of more rows are added: layers and products that others
-measured take the time of their bytes plus that of their columns. Elementwise work is added, too, since the next product waits for
-it: the vector or the scalar engine's, whichever is longer. Also added are attention's work in few partitions, its spills, and
+measured take the time of their bytes plus the time of their columns. Elementwise work is added, too, since the next product waits
+for it: the longer of the vector and the scalar engine's. Also added are attention's work in few partitions, its spills, and
 indexed accesses, which use the same DMA. docs/results/forecast-judged.md compares the forecast with measurements.
 """
 

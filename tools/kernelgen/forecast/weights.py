@@ -68,7 +68,7 @@ class Products:
                     self.bytes[weight] = self.bytes.get(weight, 0) + weight.storage_bytes
 
     def ms(self, chip: Chip, cores: int, widened: Widened, only: TensorDesc | None = None) -> float:
-        """Returns the milliseconds of the products, of all or of those by weights of one shape and type."""
+        """Returns the milliseconds of all products, or only of products by weights of one shape and type."""
         works = (
             (of_product(op, weight.in_layout(BF16) if weight in widened else weight, output), count)
             for (op, weight, output), count in self._counts.items()
@@ -135,7 +135,7 @@ class Choice:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """The value of `weights` in a manifest: layouts, or mappings for those of some weights."""
+        """The value of `weights` in a manifest: layouts, or mappings for layouts of some weights."""
         if self.name in (AS_GGML, BF16):
             return (BF16,) * (self.name == BF16)
         named = ", ".join(f'"{one}"' for one in sorted(map(str, self.chosen.widened)))

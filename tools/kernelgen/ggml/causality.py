@@ -1,4 +1,4 @@
-"""Keys that attention may skip when rows are computed in order: those after a token, which its mask hides.
+"""Keys that attention may skip if it computes rows in order: the keys after a token, which its mask hides.
 
 A kernel for FLASH_ATTN_EXT with the parameter `causal` computes tokens in chunks of 128, and for each chunk only the keys up to its
 last token, as if the call's tokens were the last keys: of n tokens and n_kv keys, the tokens up to number t need n_kv - n + t keys.

@@ -40,7 +40,7 @@ class Value:
     """One metadata value and its offset.
 
     Attributes:
-        kind: GGUF's type number; for an array, that of its elements.
+        kind: GGUF's type number; for an array, its elements' type number.
         value: the number, text, or list.
         offset: bytes from the start of the file to the value; for an array, to its first element.
         is_array: whether it is an array.

@@ -3,7 +3,7 @@
 A kernel's op is the `ggml_op_desc` name in lower case: `rms_norm`, but also `relu` and `swiglu`, which ggml stores as variants of
 UNARY and GLU. `kernelgen.ggml.shapes` has the shape rules; the emitters are in `kernels/`.
 
-The enum values are those of ggml 0.25.3; only files in which llama.cpp writes numbers need them.
+The enum values are ggml 0.25.3's; only files in which llama.cpp writes numbers need them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Axes along which an op's rows are independent of each other: those of tokens, in a model's graph.
+    """Axes along which an op's rows are independent of each other: the axes of tokens, in a model's graph.
 
     A node of n tokens can be computed chunk by chunk, by kernels for other numbers of tokens. Axis 0 is the fastest.
 

@@ -28,8 +28,8 @@ class TensorDesc:
         dtype: ggml's type name.
         nb: strides in bytes, always filled in and canonical: where ne is 1, the stride of a contiguous tensor. nb[0] is the
             distance between elements, or between blocks of a quantized type.
-        layout: order of the tensor's bytes (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are ggml's,
-            whatever the layout.
+        layout: order of the tensor's bytes (`kernelgen.ggml.weight_layouts`); empty for ggml's own. The strides are ggml's
+            in every layout.
     """
 
     ne: Dims

@@ -57,7 +57,7 @@ class Cut:
         return TensorDesc.make(ne, t.dtype, nb, t.layout)
 
     def _more(self, i: int) -> int | None:
-        """Returns the axis, besides that of tokens, along which kernels may have another number of elements of a tensor."""
+        """Returns the axis, besides the token axis, along which kernels may have another number of elements of a tensor."""
         if i == len(self.tensors) - 1:
             return None if self.rule.written is None else self.rule.more.get(self.rule.written)
         return self.rule.more.get(i)

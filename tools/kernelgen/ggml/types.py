@@ -64,8 +64,8 @@ GROUPS = MappingProxyType(
 )
 """Names of groups of types, for registrations of emitters.
 
-`quantized` are the block formats that kernels read, all except the two for ggml's own intermediate results; `quantizable` are
-those that they write.
+`quantized` are the block formats that kernels read: all except the two for ggml's own intermediate results. `quantizable` are the
+formats that they write.
 """
 
 ALIASES = MappingProxyType(

@@ -46,7 +46,7 @@ TILE = 128
 """Rows and columns per scale in `f8_e4m3_128x128`."""
 
 F8_MAX = 240
-"""The largest code of `f8_e4m3_128x128`: that of F8E4M3 on trn1 and trn2 (Neuron SDK, data types); F8E4M3FN goes up to 448."""
+"""The largest code of `f8_e4m3_128x128`: F8E4M3's maximum on trn1 and trn2 (Neuron SDK, data types); F8E4M3FN goes up to 448."""
 
 _MATRICES = (TRANSPOSED, F8_TILES)
 """The layouts that store matrix by matrix; others store row by row."""

@@ -11,7 +11,7 @@ The form:
 * computations come callee before caller, numbered from 1; instructions are numbered from 1 through the whole module;
 * channels of collectives are numbered from 1 in that order;
 * names are `opcode.id`; metadata, stack frames, shardings and profiles are removed, and so are backend configurations, except
-  those of custom calls;
+  configurations of custom calls;
 * the entry's parameters and results carry the NEFF's tensor names, as the frontend attributes `neff_input_names` and
   `neff_output_names`; an input whose memory holds a result is named `<name>.must_alias_input`, and the pair is recorded in
   `input_output_alias`.
@@ -158,7 +158,7 @@ def _copy_unmoved_results(module: Any, entry: Any) -> None:
 
 
 def _order_computations(module: Any) -> list[Any]:
-    """Returns the computations that the entry needs, each after those that it calls."""
+    """Returns the computations that the entry needs, each after the computations that it calls."""
     by_id = proto.computations(module)
     order: dict[int, Any] = {}
 

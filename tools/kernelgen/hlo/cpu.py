@@ -1,4 +1,4 @@
-"""JAX and XLA on the CPU, whatever devices the machine has; imported on first use."""
+"""JAX and XLA on the CPU, also on machines with other devices; imported on first use."""
 
 from __future__ import annotations
 

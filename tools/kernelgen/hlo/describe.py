@@ -41,7 +41,7 @@ class HloDescription:
 
 
 def describe(hlo: bytes) -> HloDescription:
-    """Returns the description of a serialized `HloModuleProto`; names are those of the NEFF's tensors if it has them.
+    """Returns the description of a serialized `HloModuleProto`, with the names of the NEFF's tensors if it has them.
 
     Raises:
         ValueError: `hlo` is not such a module.

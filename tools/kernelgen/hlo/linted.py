@@ -155,7 +155,7 @@ def element_type(shape: Any) -> str:
 
 
 def shapes(shape: Any) -> Iterator[Any]:
-    """Yields a shape and those inside it."""
+    """Yields a shape and the shapes inside it."""
     yield shape
     for inner in shape.tuple_shapes:
         yield from shapes(inner)

@@ -1,7 +1,7 @@
 """XLA's `HloModuleProto`, limited to the parts that this project reads or changes.
 
 Only the fields listed below are declared. protobuf keeps the bytes of unknown fields, so constants, convolution windows and later
-additions to XLA pass through unchanged. Field numbers are those of the public `xla/service/hlo.proto` and `xla/xla_data.proto`;
+additions to XLA pass through unchanged. Field numbers are from the public `xla/service/hlo.proto` and `xla/xla_data.proto`;
 protobuf never reuses one.
 
 This module handles only the wire format; `canonicalize` and `lint` handle the content.
@@ -166,7 +166,7 @@ def module_class(more: Mapping[str, str] | None = None) -> type[Any]:
     """Returns the class of the module message.
 
     Args:
-        more: fields to declare besides those of this module, by message and in the same form. Declared and undeclared fields are
+        more: fields to declare besides this module's, by message and in the same form. Declared and undeclared fields are
             serialized at different positions, so modules whose bytes matter use the class without extra fields.
     """
     file = descriptor_pb2.FileDescriptorProto(name="kernelgen/hlo.proto", package=_PACKAGE, syntax="proto3")

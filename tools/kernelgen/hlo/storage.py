@@ -38,8 +38,9 @@ class ParameterStorage:
         dtype: NumPy name of the parameter's element type.
         shape: the parameter's shape.
         dims: (length, stride in elements of `dtype`) of the view's dimensions, outermost first: ne3 to ne0 (blocks for a
-            quantized type), then those of `trailing`. In the layout `planes` a row's bytes are one dimension, in `transposed` ne0
-            comes before ne1, in `bf16` ne0 counts elements, and in `f8_e4m3_128x128` ne1 is 1 and ne0 the bytes of a matrix.
+            quantized type), then the dimensions of `trailing`. In the layout `planes` a row's bytes are one dimension, in
+            `transposed` ne0 comes before ne1, in `bf16` ne0 counts elements, and in `f8_e4m3_128x128` ne1 is 1 and ne0 the bytes
+            of a matrix.
         length: number of elements of `dtype` in the storage.
         dense: whether the view covers every element once.
         unit: bytes of an element of `dtype`.

@@ -1,4 +1,4 @@
-"""The environment variables of a kernel's file: those in its manifest."""
+"""Sets the environment variables of a kernel's file, which its manifest defines."""
 
 from __future__ import annotations
 

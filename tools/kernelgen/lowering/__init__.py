@@ -66,7 +66,7 @@ def emit_source(
         targets: its targets; languages with limits check them.
 
     Raises:
-        KernelgenError: the function fails, its results are not those declared, or no target's compiler would accept the HLO.
+        KernelgenError: the function fails, its results differ from the declared ones, or no target's compiler would accept the HLO.
     """
     from kernelgen.lowering.function import lower_source
     from kernelgen.lowering.op import place

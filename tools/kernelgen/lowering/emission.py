@@ -81,7 +81,7 @@ def using_prebuilt(
 ) -> Iterator[list[Path]]:
     """Uses earlier output of NKI's compiler instead of the compiler until the block ends; yields the files that are read.
 
-    The arguments are those of `emit`.
+    See `emit` for the arguments.
 
     Raises:
         KernelgenError: the files are missing, or belong to another kernel.

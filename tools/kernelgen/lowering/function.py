@@ -26,7 +26,7 @@ class Launch:
 
     Attributes:
         inputs: the array arguments, in order.
-        outputs: the results, or None for whatever the function returns.
+        outputs: the results, or None for any results.
         keywords: static arguments.
         grid: number of programs in each dimension; empty for none.
         targets: the targets whose limits apply.
@@ -93,7 +93,7 @@ def lower_source(language: str, spec: SourceSpec, function: Callable[..., Any], 
         targets: its targets.
 
     Raises:
-        KernelgenError: the function fails, or its results are not those declared.
+        KernelgenError: the function fails, or its results differ from the declared ones.
     """
     lowered = lower_function(language, function, launch_of(spec, targets), spec.id)
     for result, parameter in spec.alias:
@@ -126,7 +126,7 @@ def lower_function(language: str, function: Callable[..., Any], launch: Launch, 
         results if the function changes the input without returning it.
 
     Raises:
-        KernelgenError: the function fails, or its results are not those declared.
+        KernelgenError: the function fails, or its results differ from the declared ones.
     """
     aliases: dict[int, int] = {}
     names: list[str] = []

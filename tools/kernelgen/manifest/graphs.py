@@ -60,7 +60,7 @@ class _Memory:
 
 
 class _Member(KernelEntry):
-    """A node of a group: its op, parameters and number of inputs are those of a kernel's entry."""
+    """A node of a group: it has the op, parameters and inputs of a kernel's entry."""
 
     in_graph = True
 
@@ -134,7 +134,7 @@ class _GraphEntry(KernelEntry):
         return [item.text for item in node.value]
 
     def _weights(self) -> set[str]:
-        """Returns the inputs that may have a layout: those that every use reads whole, and as a weight."""
+        """Returns the inputs that may have a layout: every use has to read them whole, and as a weight."""
         found = {name for name, item in self._need("inputs").value.items() if not self.is_sized(item.node)}
         for member in self.members:
             index = None if member.op is None else WEIGHTS.get(member.op.name)

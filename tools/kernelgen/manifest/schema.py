@@ -241,7 +241,7 @@ class _Compiler:
         others = schema.get("additionalProperties", {})
         other: Check | None = None if others is False else self.compile(others, "") if others else _accept
         required = tuple(schema.get("required", ()))
-        # An object's `anyOf` lists keys of which one is enough; messages request the first.
+        # An object needs only one of the keys in `anyOf`; messages request the first.
         one_of = [branch["required"][0] for branch in schema.get("anyOf", ())]
         minimum = schema.get("minProperties", 0)
         names = schema.get("propertyNames")

@@ -108,7 +108,7 @@ def _changes(node: YamlNode, compiler: YamlNode | None, targets: list[Target], r
 
     Args:
         node: a mapping with settings.
-        compiler: the manifest's settings, for those that `node` omits.
+        compiler: the manifest's settings, which apply where `node` has none.
         targets: the manifest's targets.
         report: receives mistakes.
     """
@@ -127,7 +127,7 @@ class KernelSettings:
     """The kernels that have their own settings: recorded while the entries of a manifest are read.
 
     A kernel has one set of settings in a bundle, however many entries and sizes request it: the settings in the entry itself;
-    else the manifest's, if some request matches no case; else those of the first case.
+    else the manifest's, if some request matches no case; else the first case's.
 
     Args:
         root: the manifest.
@@ -213,7 +213,7 @@ def _check(
     cast_is_known: bool,
     own: Mapping[str, YamlNode] | None = None,
 ) -> None:
-    """Reports contradictions; `own` are those settings whose mistakes are reported, or None for all."""
+    """Reports contradictions; `own` are the settings whose mistakes are reported, or None for all."""
     cast_type, cast = given.get("auto_cast_type"), given.get("auto_cast")
     if own is not None and "auto_cast_type" not in own and cast_type is not None:
         if "auto_cast" in own and cast is not None and cast.value == "none":

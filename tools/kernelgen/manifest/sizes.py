@@ -102,7 +102,7 @@ def conditions(node: YamlNode | None, known: Collection[str] | None, report: Rep
 
 
 def condition(item: YamlNode, known: Collection[str] | None, report: Report) -> SizeCondition | None:
-    """Returns a comparison, or None if it has a mistake; the arguments are those of `conditions`."""
+    """Returns a comparison, or None if it has a mistake; see `conditions` for the arguments."""
     match = _COMPARISON.fullmatch(item.text)
     if match is None:
         report.fail(item, f"expected a comparison as 'n_outputs <= n_tokens', not '{short(item.text)}'")

@@ -1,15 +1,15 @@
-"""From a model file to a manifest: which kernels a model needs, as formulas of the sizes of a call.
+"""Derives a manifest from a model file: the kernels that the model needs, as formulas of the sizes of a call.
 
-    sources     what a source is, told by its content
-    checkpoint  the header of a Hugging Face model, by llama.cpp's converter
-    exporter    finds and runs export-graphs, which asks llama.cpp for a model's graphs
-    graphs      reads what it prints
-    sizes       which calls a context can meet, and which of them are looked at
-    formulas    integers as formulas of sizes
-    derive      graphs to kernels with formulas, each checked at every size that was looked at
-    listed      kernels of sources that list them: exports of graphs, recorded files
-    hsa         configurations of ggml-hsa-gen-kernels
-    writing     kernels with formulas to the text of a manifest
+    sources     recognizes a source by its content
+    checkpoint  converts a Hugging Face model's header with llama.cpp's converter
+    exporter    finds and runs export-graphs, which exports a model's graphs with llama.cpp
+    graphs      reads the output of export-graphs
+    sizes       the possible calls in a context, and the calls for which graphs are exported
+    formulas    fits formulas of sizes to integers
+    derive      graphs to kernels with formulas, each checked at every exported size
+    listed      reads sources that list kernels: exports of graphs, recorded files
+    hsa         reads configurations of ggml-hsa-gen-kernels
+    writing     writes kernels with formulas as a manifest
 
-Nothing here knows an architecture: what a model computes is what llama.cpp says.
+The package has no code for single architectures: llama.cpp's graphs define what a model computes.
 """

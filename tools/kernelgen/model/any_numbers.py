@@ -1,6 +1,6 @@
-"""Graphs whose kernels are for any numbers: those that a program's user chooses, such as an adapter's scale or a temperature.
+"""Turns numbers that a program's user chooses, such as an adapter's scale or a temperature, into run-time inputs of kernels.
 
-The backend finds kernels alike (`backend/ggml-neuron/select/numbers.h`).
+The backend finds kernels in the same way (`backend/ggml-neuron/select/numbers.h`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from kernelgen.model.graphs import ExportedNode, Graph
 
 
 class AnyNumbers:
-    """Makes such graphs; equal nodes of them are one object, as those of a reader are."""
+    """Makes such graphs. Equal nodes are one object, as in the graphs of `GraphReader`."""
 
     def __init__(self) -> None:
         self._nodes: dict[ExportedNode, ExportedNode] = {}
 
     def of(self, graph: Graph) -> Graph:
-        """Returns a graph in which numbers that may be given at run time are; the same object where there are none."""
+        """Returns a graph whose kernels take all possible numbers at run time; the same object if there are none."""
         nodes = tuple(self._node(node) if ggml_ops.op(node.op).opens else node for node in graph.nodes)
         return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
 

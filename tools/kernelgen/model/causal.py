@@ -1,6 +1,6 @@
-"""Graphs whose attention is `causal`: kernels of it leave out keys that the mask hides (`kernelgen.ggml.causality`).
+"""Marks a graph's attention as `causal`: its kernels leave out keys that the mask hides (`kernelgen.ggml.causality`).
 
-The backend finds groups alike (`backend/ggml-neuron/select/group_search.cpp`), where the masks are so that nothing is missed.
+The backend finds groups in the same way (`backend/ggml-neuron/select/group_search.cpp`), if the mask hides all of these keys.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _OP, _MASK, _PARAM = "flash_attn_ext", 3, "causal"
 
 
 class Causal:
-    """Makes such graphs; equal nodes of them are one object, as those of a reader are."""
+    """Makes such graphs. Equal nodes are one object, as in the graphs of `GraphReader`."""
 
     def __init__(self) -> None:
         self._nodes: dict[ExportedNode, ExportedNode] = {}
 
     def of(self, graph: Graph) -> Graph:
-        """Returns a graph in which attention with a mask is causal; the same object where there is none."""
+        """Returns a graph in which attention with a mask is causal; the same object if it has none."""
         nodes = tuple(self._node(node) if _has_mask(node) else node for node in graph.nodes)
         return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
 
@@ -34,7 +34,7 @@ class Causal:
 
 
 def causal_kernel(kernel: KernelFormula) -> KernelFormula:
-    """Returns the kernel of such a node."""
+    """Returns the causal form of a kernel; the same object if it is not attention with a mask."""
     if not _has_mask(kernel):
         return kernel
     return replace(kernel, params=tuple(sorted({**dict(kernel.params), _PARAM: True}.items())))

@@ -1,8 +1,8 @@
-"""From a Hugging Face checkpoint to the header of a GGUF file: llama.cpp's own converter does the mapping.
+"""Converts a Hugging Face checkpoint to the header of a GGUF file with llama.cpp's own converter.
 
-The checkpoint's weights may be missing: of a safetensors file that is cut off after its header the rest is a hole here. The
-converter is given a folder of its own with the texts of the checkpoint, without any code that may be in it, and runs in a child
-process of bounded memory and time that finds nothing to download.
+The checkpoint's weights may be missing: if a safetensors file ends after its header, a hole replaces the rest. The converter gets
+a separate folder with the texts of the checkpoint and none of its code. It runs in a child process with limits of memory and time,
+and cannot download anything.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from kernelgen.model.sources import Source, read_json
 PROGRAM = "convert_hf_to_gguf.py"
 
 TIMEOUT = 900
-"""Seconds; what takes time is to start PyTorch, and a tokenizer."""
+"""The time limit in seconds. Most of the time passes while PyTorch and a tokenizer start."""
 
 MAX_MEMORY = 8 << 30
-"""Bytes of private memory that the converter may have."""
+"""The most bytes of private memory of the converter."""
 
 MAX_HEADER = 1 << 24
-"""Bytes of a safetensors file's header; one of 60,000 tensors has half of that."""
+"""The most bytes of a safetensors file's header; the header of 60,000 tensors has half of that."""
 
 _MAX_FILES = 4096
-"""Safetensors files of one checkpoint."""
+"""The most safetensors files of one checkpoint."""
 
 _MAX_SIZE = 1 << 44
-"""Bytes of one safetensors file."""
+"""The most bytes of one safetensors file."""
 
 _DTYPES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
@@ -53,13 +53,13 @@ _DTYPES = {
 """The bits of safetensors' types."""
 
 _TEXTS = (".json", ".txt", ".model", ".tiktoken", ".jinja")
-"""What a checkpoint's texts end with; code and pickles are none of them."""
+"""The suffixes of a checkpoint's texts, without code and pickles."""
 
 _MODULES = "torch transformers safetensors sentencepiece numpy pyyaml"
-"""What the converter imports, where the tree has no list of it."""
+"""The packages that the converter imports, if the source tree has no list of them."""
 
 _MAX_SAID = 2000
-"""Characters of what the converter says that are shown."""
+"""The most characters of the converter's output in a message."""
 
 _REQUIREMENTS = Path("requirements") / "requirements-convert_hf_to_gguf.txt"
 
@@ -70,7 +70,7 @@ class Converted:
 
     Attributes:
         file: the GGUF file.
-        notes: messages about how it was made.
+        notes: messages about the conversion.
     """
 
     file: Path
@@ -79,12 +79,12 @@ class Converted:
 
 @contextmanager
 def converted(source: Source, llama_cpp: Path | None, python: str | None) -> Iterator[Converted]:
-    """Yields a checkpoint's header as a GGUF file, which is there until the block ends.
+    """Yields a checkpoint's header as a GGUF file, which exists until the block ends.
 
     Args:
         source: the checkpoint.
         llama_cpp: llama.cpp's source tree, or a build in it.
-        python: the Python that has what the converter needs; `python3` by default.
+        python: a Python with the packages that the converter imports; `python3` by default.
 
     Raises:
         KernelgenError: the checkpoint is damaged, a program or module is missing, or the converter refuses the model.
@@ -116,7 +116,7 @@ def _name(source: Source) -> str:
     return named.absolute().name or "model"
 
 
-# --- the folder that the converter is given -----------------------------------------------------------------------------------
+# --- the converter's folder ---------------------------------------------------------------------------------------------------
 
 
 def _stage(source: Source, folder: Path) -> None:
@@ -174,7 +174,7 @@ def _stage_weights(path: Path, staged: Path) -> None:
 
 
 def _data_size(header: Mapping[str, Any], path: Path) -> int:
-    """Returns the bytes of a safetensors file's data; each tensor is checked."""
+    """Checks each tensor of a safetensors file, and returns the size of the data in bytes."""
     end = 0
     for name, tensor in header.items():
         if name == "__metadata__":
@@ -197,7 +197,7 @@ def _data_size(header: Mapping[str, Any], path: Path) -> int:
 
 
 def _run(path: Path, tree: Path, folder: Path, output: Path, scratch: Path, python: str) -> tuple[str, ...]:
-    """Returns messages about how the header was made."""
+    """Runs the converter, and returns messages about the conversion."""
     report = scratch / "report.json"
     program = Path(__file__).with_name("run_converter.py").absolute()
     command = [python, str(program), str(MAX_MEMORY), str(tree), str(folder), str(output), str(report)]

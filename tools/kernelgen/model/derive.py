@@ -1,4 +1,4 @@
-"""From a model's graphs to the kernels that it needs, with formulas where there are some.
+"""Derives the kernels that a model needs from its graphs, with formulas where possible.
 
 Graphs of different sizes with the same sequence of ops are compared node by node. The nodes at one place become one kernel whose
 shapes, strides and parameters are formulas of the sizes, or several such kernels. A formula is fitted to all graphs and holds for
@@ -160,7 +160,7 @@ def _with_any_numbers(export: Export, settings: Settings) -> Export:
 
 
 def _is_together(settings: Settings, n_seqs: int, n_tokens: int, n_outputs: int) -> bool:
-    """Whether there are groups for a call of several sequences with a cache each; several tokens of each have all outputs."""
+    """Whether a call of several sequences with separate caches has groups. Calls of several tokens each need all outputs."""
     together = settings.tokens_in_turn(n_seqs)
     return n_tokens in together and (n_tokens == n_seqs or n_outputs in (0, n_tokens) or settings.n_outputs is not None)
 
@@ -171,7 +171,7 @@ def _is_alone(settings: Settings, call: DecodeCall) -> bool:
 
 
 def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
-    """Adds writes to as many rows as the caches of all sequences have, each twice the number before."""
+    """Adds SET_ROWS kernels for longer caches, up to the caches of all sequences: each has twice the rows of the previous one."""
     caches = 1 if settings.kv_unified else settings.n_seq_max
     doubled = range(1, (caches - 1).bit_length() + 1)
     for entry in [entry for entry in entries if entry.kernel.op == "set_rows"]:
@@ -181,7 +181,7 @@ def _write_to_all(settings: Settings, entries: list[DerivedKernel]) -> None:
             last = [point for point in entry.points if point[name] == longest]
             entry.points += [{**point, name: longest << i} for point in last for i in doubled]
             continue
-        for spec in sorted(entry.specs(), key=lambda spec: spec.id):  # of one length
+        for spec in sorted(entry.specs(), key=lambda spec: spec.id):  # kernels for one length
             width, rows, *_ = spec.output.ne
             if rows < settings.all_cells(settings.n_ctx[-1]):
                 more = (TensorDesc.make((width, rows << i, 1, 1), spec.output.dtype) for i in doubled)
@@ -394,7 +394,7 @@ class _Classes:
 def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> tuple[dict[DecodeCall, Point], bool]:
     """Returns the sizes of the calls that formulas of this class cover, and whether these are all of its calls.
 
-    A class that has a number of tokens and outputs at three lengths of the cache at least has it at all lengths.
+    If a class has a number of tokens and outputs at three or more lengths of the cache, it has it at all lengths.
     """
     at = dict(zip(one.calls, one.points, strict=True))
     seen: dict[tuple[int, int, int], set[int]] = {}
@@ -437,8 +437,8 @@ def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> t
 def _absorb(entries: Sequence[DerivedKernel]) -> list[DerivedKernel]:
     """Returns entries without those that other entries include, or would include at further sizes.
 
-    Graphs of one token may differ in their ops from graphs of many, and what both need is found twice: as a constant and as a
-    formula, which then is right for both. Rows that are outputs pass through the same kernels as rows that are tokens.
+    Graphs of one token may have other ops than graphs of many. A kernel that both need is then found twice: as a constant and as a
+    formula, which covers both. Rows of outputs pass through the same kernels as rows of tokens.
     """
     order = sorted(range(len(entries)), key=lambda i: (-len(entries[i].kernel.names), _rank(entries[i]), i))
     kept: list[int] = []
@@ -463,7 +463,7 @@ def _absorb(entries: Sequence[DerivedKernel]) -> list[DerivedKernel]:
 
 
 def _rank(entry: DerivedKernel) -> tuple[int, ...]:
-    """Formulas of tokens before formulas of outputs."""
+    """Sorts formulas of tokens before formulas of outputs."""
     return tuple(NAMES.index(name) for name in entry.kernel.names)
 
 

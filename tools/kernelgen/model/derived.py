@@ -1,4 +1,4 @@
-"""What a model needs: kernels with formulas where there are some, and the calls that were looked at."""
+"""The kernels that a model needs, with formulas where possible, and the exported calls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 
 class DerivedKernel(RequestedKernel[KernelFormula]):
-    """A kernel of one op with the calls that ask for it; its name is what llama.cpp calls the first node."""
+    """A kernel of one op with the calls that need it. The name is llama.cpp's name of the first node."""
 
     def specs(self) -> set[KernelSpec]:
-        """The kernels that it stands for; none where a tensor has no elements."""
+        """The kernels at all its sizes, except for sizes at which a tensor has no elements."""
         found = set()
         for point in self.values.values():
             with contextlib.suppress(ValueError):
@@ -26,14 +26,14 @@ class DerivedKernel(RequestedKernel[KernelFormula]):
 
 @dataclass(frozen=True, slots=True)
 class DeriveCall:
-    """A call that was looked at, for the summary.
+    """An exported call, for the summary.
 
     Attributes:
         call: its sizes.
-        flash_attn: whether it is with flash attention.
-        nodes: how many nodes it computes.
-        without: of these, how many have no kernel, by reason.
-        devices: over how many devices tensors are split.
+        flash_attn: whether it has flash attention.
+        nodes: the number of nodes that it computes.
+        without: the number of nodes without a kernel, by the reason.
+        devices: the number of devices over which tensors are split.
         of: the devices that compute these nodes.
     """
 
@@ -47,13 +47,13 @@ class DeriveCall:
 
 @dataclass
 class Derived:
-    """What a model needs.
+    """The kernels that a model needs.
 
     Attributes:
-        entries: kernels, in the order of the graph, those that can't be built too.
-        calls: that were looked at and are asked for.
-        listed: how many entries are there for one size each, since no formula was found.
-        graphs: graph kernels, in the order of the graph, those that can't be built too.
+        entries: kernels in the order of the graph, including kernels that can't be built.
+        calls: the requested calls that were exported.
+        listed: the number of entries for a single size, because no formula was found.
+        graphs: graph kernels in the order of the graph, including graph kernels that can't be built.
     """
 
     entries: list[DerivedKernel]

@@ -157,7 +157,7 @@ class Exporter:
 
 
 def _with_calls(calls: Sequence[DecodeCall], graphs: Iterable[Graph]) -> Iterator[tuple[DecodeCall, Graph]]:
-    """Yields each graph with its call: the graphs of a call begin with that of device 0.
+    """Yields each graph with its call. The graph of device 0 is the first of a call's graphs.
 
     Raises:
         ValueError: there are graphs of fewer or more calls.
@@ -261,7 +261,7 @@ def _of_wheel() -> Exporter:
 def _places(llama_cpp: Path | None) -> Iterator[Path]:
     if llama_cpp is not None:
         yield from (llama_cpp, llama_cpp / "bin", llama_cpp / "build" / "bin")
-    # As CMake installs it: <prefix>/share/neuron-kernelgen/tools/kernelgen and <prefix>/libexec/neuron-kernelgen.
+    # CMake installs <prefix>/share/neuron-kernelgen/tools/kernelgen and <prefix>/libexec/neuron-kernelgen.
     package = Path(kernelgen.__file__).absolute().parent
     for parent in package.parents:
         yield parent / "libexec" / "neuron-kernelgen"

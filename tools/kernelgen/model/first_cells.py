@@ -1,8 +1,8 @@
-"""Graphs in which a write to a cache has the cells in use alone, the first ones, so that the cache's length is in no kernel.
+"""Restricts writes to a cache to its first cells, the ones in use, so that no kernel depends on the cache's length.
 
-A call writes to cells that it then reads: llama.cpp reads a cache up to the last cell in use. So a kernel for SET_ROWS has the rows
-that attention reads in place of the whole cache. The backend uses it where the numbers of the rows show that no other is written
-(`neuron_row_condition` of `backend/ggml-neuron/select/causality.h`), and finds groups alike (`select/group_search.cpp`).
+A call writes to cells that it then reads, and llama.cpp reads a cache up to the last cell in use. So a kernel for SET_ROWS has only
+the rows that attention reads. The backend uses it if the row numbers show that the call writes no other row
+(`neuron_row_condition` in `backend/ggml-neuron/select/causality.h`), and finds groups in the same way (`select/group_search.cpp`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from kernelgen.ggml.types import TYPES
 from kernelgen.model.graphs import ExportedNode, Graph, Shape
 
 _INTO = 2
-"""The source of SET_ROWS that is written."""
+"""The source of SET_ROWS to which it writes."""
 
 
 class FirstCells:
-    """Makes such graphs; equal nodes of them are one object, as those of a reader are."""
+    """Makes such graphs. Equal nodes are one object, as in the graphs of `GraphReader`."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[ExportedNode, int], ExportedNode] = {}
 
     def of(self, graph: Graph) -> Graph:
-        """Returns a graph whose writes have the first rows alone; those that can't are as they were.
+        """Returns a graph whose writes have only the first rows.
 
-        They can't where what reads the cache steps further than a row, as over values without flash attention and over streams of
-        several sequences: its strides have the cache's length.
+        A write stays unchanged if a reader of the cache has larger strides than a row: these depend on the cache's length. Values
+        without flash attention have such strides, and caches of several sequences.
         """
         nodes, roots = list(graph.nodes), dict(graph.roots)
         for i, node in enumerate(graph.nodes):
@@ -41,7 +41,7 @@ class FirstCells:
 
 
 def _rows(graph: Graph, i: int) -> int:
-    """Returns how many first rows there are up to the last one that is read of what a SET_ROWS writes; 0: it has to have all."""
+    """Returns the number of rows of a SET_ROWS result up to the last row that is read; 0 if the write needs all rows."""
     into, at, place = graph.nodes[i].inputs[_INTO], graph.wires[i].inputs[_INTO], graph.wires[i].output
     if into is None or at is None or at != place or into.ne[2:] != (1, 1):
         return 0

@@ -1,7 +1,7 @@
-"""Integers as formulas of sizes: found from some values, right for all of them.
+"""Fits formulas of sizes to integers; a formula is right for all the values.
 
-A formula is a constant, a multiple of one size or of the product of two, or the sum of a constant and such a multiple. That is what
-shapes and strides of attention models are; what is none of these has no formula here.
+A formula is a constant, a multiple of one size or of the product of two, or the sum of a constant and such a multiple. Shapes and
+strides of attention models have these forms. Other values get no formula.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Formula:
     """`constant + factor * names[0] * names[1] … // divisor`.
 
     Attributes:
-        constant: the value where `names` is empty.
-        factor, divisor: of the product; the division leaves nothing at the sizes that it is meant for.
+        constant: the summand; the value if `names` is empty.
+        factor, divisor: factor and divisor of the product; the division has no remainder at the fitted sizes.
         names: the sizes that are multiplied.
     """
 
@@ -42,15 +42,15 @@ class Formula:
 
 
 class Fitter:
-    """Finds formulas of values that are known at some sizes.
+    """Finds formulas from values at some sizes.
 
     Args:
-        names: the sizes that formulas may have; of two that explain the same, the one that comes first is taken.
-        points: the sizes at which values will be given.
+        names: the sizes that formulas may have; if several formulas fit, the one of the first size is taken.
+        points: the sizes of the values.
     """
 
     def __init__(self, names: Sequence[str], points: Sequence[Mapping[str, int]]) -> None:
-        # A size that is the same at all points explains nothing.
+        # A size with one value at all points can't explain differences.
         varying = [name for name in names if len({point[name] for point in points}) > 1]
         products = [(name,) for name in varying] + list(itertools.combinations(varying, 2))
         self._columns = {product: [_product(product, point) for point in points] for product in products}
@@ -58,10 +58,10 @@ class Fitter:
         self._known: dict[tuple[int | None, ...], Formula | None] = {}
 
     def fit(self, values: Sequence[int | None]) -> Formula | None:
-        """Returns the simplest formula of the values; None when there is none.
+        """Returns the simplest formula of the values; None if there is none.
 
         Args:
-            values: one for each point; None where any value will do.
+            values: one for each point; None if any value is right.
         """
         key = tuple(values)
         if len(key) != self._count:
@@ -76,7 +76,7 @@ class Fitter:
         if len(set(wanted)) <= 1:
             return Formula(wanted[0] if wanted else 1)
         columns = {names: [column[i] for i in given] for names, column in self._columns.items()}
-        # Without a constant first: a multiple is the likelier formula, and needs one point less to be proven.
+        # Formulas without a constant come first: a multiple is likelier, and one point fewer confirms it.
         for with_constant in (False, True):
             for names, column in columns.items():
                 found = _line(column, wanted, with_constant)
@@ -90,16 +90,16 @@ def _product(names: tuple[str, ...], point: Mapping[str, int]) -> int:
 
 
 def _line(column: list[int], wanted: list[int], with_constant: bool) -> tuple[int, int, int] | None:
-    """Returns (constant, factor, divisor) of the line through all points, or None. A line through two points proves nothing."""
+    """Returns (constant, factor, divisor) of the line through all points, or None. Two points do not confirm a line."""
     distinct = sorted(dict(zip(column, wanted, strict=True)).items())
     if len(distinct) < 2 or (with_constant and len(distinct) < 3):
         return None
-    # Through the first and the last point, or the origin and the last; that it meets all others is looked at below.
+    # The line through the first point (or the origin) and the last; the check of all other points is below.
     (x0, y0), (x1, y1) = distinct[0], distinct[-1]
     factor, divisor = (y1 - y0, x1 - x0) if with_constant else (y1, x1)
     common = math.gcd(factor, divisor)
     factor, divisor = factor // common, divisor // common
-    # Shapes are divided by small numbers, such as a block's size; a large divisor is a line that numbers meet by chance.
+    # Shapes are divided by small numbers, such as a block's size; a line with a large divisor fits by chance.
     if divisor > 64 or factor == 0 or (divisor != 1 and any(factor * x % divisor for x in column)):
         return None
     constant = y0 - factor * x0 // divisor

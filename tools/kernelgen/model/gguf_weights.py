@@ -1,4 +1,4 @@
-"""Where the tensors of a model are in its GGUF files."""
+"""Finds the tensors of a model in its GGUF files."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kernelgen.ggml.gguf_reader import MAGIC, DamagedGguf, GgufReader
 from kernelgen.ggml.types import TYPES_BY_NUMBER
 
 ALIGNMENT = 32
-"""Of tensors, where a file does not say `general.alignment`."""
+"""The alignment of tensors in bytes, if a file has no `general.alignment`."""
 
 _PART = re.compile(r"(.*-)00001(-of-(\d{5})\.gguf)", re.DOTALL)
 _KEYS = ("general.alignment", "general.architecture", "general.type", "split.count", "split.no")
 _MOST = 1 << 24
-"""Strings that an array of the metadata may have."""
+"""The most strings in an array of the metadata."""
 _MAX_PARTS = 4096
 _MAX_DIMS = 4
 _MAX_NE = 1 << 40
@@ -31,10 +31,10 @@ class StoredTensor:
     """A tensor of a model, contiguous.
 
     Attributes:
-        name: as the file has it.
+        name: its name in the file.
         dtype: ggml's name of the type.
         ne: elements per dimension.
-        file: that has it.
+        file: the file that has it.
         offset: bytes from the start of the file.
         size: bytes.
     """
@@ -48,13 +48,13 @@ class StoredTensor:
 
 
 def read(path: Path) -> list[StoredTensor]:
-    """Returns the tensors of a model in the order of its files, those of types that kernelgen does not know left out.
+    """Returns the tensors of a model in the order of its files, without tensors of unknown types.
 
     Args:
-        path: the file; the first of several, where the model was split.
+        path: the file; the first file if the model is split.
 
     Raises:
-        KernelgenError: it is not a model, is damaged, or lacks a part.
+        KernelgenError: the file is not a model, is damaged, or lacks a part.
     """
     values, found = read_file(path)
     if values.get("general.type", "model") != "model" or "general.architecture" not in values:
@@ -77,10 +77,10 @@ def read(path: Path) -> list[StoredTensor]:
 
 
 def read_file(path: Path, keys: Collection[str] = _KEYS) -> tuple[dict[str, Any], list[StoredTensor]]:
-    """Returns what the metadata of a GGUF file says of `keys`, and its tensors of types that kernelgen knows.
+    """Returns the values of `keys` in the metadata of a GGUF file, and its tensors without tensors of unknown types.
 
     Raises:
-        KernelgenError: it is not GGUF, or is damaged.
+        KernelgenError: the file is not GGUF, or is damaged.
     """
     try:
         with fileio.open_input(path) as file:
@@ -126,7 +126,7 @@ def _read(file: BinaryIO, path: Path, keys: Collection[str]) -> tuple[dict[str, 
 
 
 def _tensors(reader: GgufReader, count: int) -> Iterator[tuple[str, int, tuple[int, int, int, int], int]]:
-    """Yields name, number of the type, dimensions, and bytes from the start of the data."""
+    """Yields name, type number, dimensions, and offset from the start of the data in bytes."""
     for _ in range(count):
         name = reader.text("a tensor's name", errors="replace")
         n_dims = reader.number("I", name)

@@ -1,11 +1,11 @@
-"""Reads the ops of a model's graphs, as llama.cpp's `test-export-graph-ops` writes them, or export-graphs (backend/exporter).
+"""Reads the ops of a model's graphs from the output of llama.cpp's `test-export-graph-ops` or of export-graphs.
 
-The former has one line per distinct op:
+`test-export-graph-ops` writes one line per distinct op:
 
     op type ne[4] n_params params[n_params] n_inputs {type ne[4] nb[4]}* name
 
-All numbers are ggml's enum values; the name is the rest of the line and may hold blanks.
-docs/reference/graphs.md describes the latter.
+Ops and types are ggml's enum values; the name is the rest of the line and may contain blanks.
+docs/reference/graphs.md describes the output of export-graphs (backend/exporter).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _MAX_INPUTS = 10  # GGML_MAX_SRC
 
 @dataclass(frozen=True, slots=True)
 class GraphCall:
-    """What one graph computes.
+    """The kernels of one graph.
 
     Attributes:
-        line: where it is in the export, from 1; or the graph's number.
-        sizes: of the call: `n_tokens`, `n_outputs`, `n_seqs`, `n_kv`, `n_kv_swa`, as far as the export says; empty where it
-            holds the distinct ops of several graphs.
-        context: the context's settings, such as `n_ctx` and `flash_attn`; as `sizes`.
-        nodes: how many of its nodes each kernel computes.
-        groups: how many of its nodes each group has, one for each launch; None where the export has no whole graphs, or there
-            are not groups.
-        outside: how many nodes each kernel computes that are in no group, by why; `nodes` where there are no groups.
+        line: its line in the export, from 1; or the graph's number.
+        sizes: the call's sizes that the export has, of `n_tokens`, `n_outputs`, `n_seqs`, `n_kv`, `n_kv_swa`; empty if the
+            export has the distinct ops of several graphs.
+        context: the context's settings, such as `n_ctx` and `flash_attn`; empty if `sizes` is.
+        nodes: the number of nodes that each kernel computes.
+        groups: the number of nodes in each group, one group for each launch; None if the export has no whole graphs, or no
+            graph kernels were given.
+        outside: the number of nodes outside groups that each kernel computes, by the reason; empty if `groups` is None.
     """
 
     line: int
@@ -54,7 +54,7 @@ class GraphCall:
 
     @property
     def alone(self) -> Mapping[KernelSpec, int]:
-        """How many nodes each kernel computes by itself."""
+        """The number of nodes outside groups that each kernel computes."""
         if self.groups is None:
             return self.nodes
         found: Counter[KernelSpec] = Counter()
@@ -65,11 +65,11 @@ class GraphCall:
 
 @dataclass(frozen=True, slots=True)
 class GraphExport:
-    """What a model's graphs compute.
+    """The kernels of a model's graphs.
 
     Attributes:
-        file: what the export is called in messages.
-        ops: (kernel, line, node name) of every distinct op, where it is first.
+        file: the export's name in messages.
+        ops: (kernel, line, node name) of every distinct op at its first place.
         calls: the graphs.
     """
 
@@ -79,11 +79,11 @@ class GraphExport:
 
 
 class Collector:
-    """Makes an `GraphExport` of graphs.
+    """Makes a `GraphExport` of graphs.
 
     Args:
-        file: what it is called.
-        groups: the graph kernels that there are.
+        file: the export's name in messages.
+        groups: the available graph kernels.
     """
 
     def __init__(self, file: str, groups: Groups | None = None) -> None:
@@ -97,13 +97,13 @@ class Collector:
         """Adds a graph; nodes without elements need no kernel.
 
         Raises:
-            KernelgenError: a node is none that a kernel can compute.
+            KernelgenError: no kernel can compute a node.
         """
         nodes: Counter[KernelSpec] = Counter()
         for node, name in zip(graph.nodes, graph.names, strict=True):
             if node.empty:
                 continue
-            spec = self._specs.get(id(node))  # a reader gives equal nodes as one object
+            spec = self._specs.get(id(node))  # equal nodes of a reader are one object
             if spec is None:
                 try:
                     spec = self._specs[id(node)] = node.spec()
@@ -126,10 +126,10 @@ class Collector:
         return replace(call, groups=grouping.sizes, outside=outside)
 
     def export(self) -> GraphExport:
-        """Returns what was added.
+        """Returns the export of all added graphs.
 
         Raises:
-            KernelgenError: nothing was, or it computes nothing.
+            KernelgenError: no graph has an op to compute.
         """
         if not self._found:
             raise KernelgenError(Diagnostic("no op in the graph export", Location(self._file, 1, 1)))
@@ -140,18 +140,20 @@ def read(path: str | Path) -> list[tuple[KernelSpec, int, str]]:
     """Returns (kernel, line, node name) of every distinct op, in the file's order.
 
     Raises:
-        KernelgenError: as of `read_export`.
+        KernelgenError: see `read_export`.
     """
     return list(read_export(path).ops)
 
 
 def read_export(path: str | Path, groups: Groups | None = None) -> GraphExport:
-    """Returns what a file holds; of test-export-graph-ops that is one call without sizes, with each distinct op once.
+    """Reads an export. A file of test-export-graph-ops gives one call without sizes, with each distinct op once.
 
-    In whole graphs `groups` are looked for.
+    Args:
+        path: the file.
+        groups: graph kernels to find in whole graphs.
 
     Raises:
-        KernelgenError: the file can't be read, holds no op, or has broken lines; each is named.
+        KernelgenError: the file can't be read, has no op, or has broken lines; the error lists each of these.
     """
     file = str(path)
     data = _read(path)
@@ -184,7 +186,7 @@ def _read(path: str | Path) -> bytes:
 
 
 def read_graphs(path: str | Path) -> list[Graph]:
-    """Returns the graphs of an export, each once; none of one that holds the distinct ops of several.
+    """Returns the graphs of an export, each once; an empty list for a file of test-export-graph-ops.
 
     Raises:
         KernelgenError: the file can't be read, or a line is broken.
@@ -217,7 +219,7 @@ class _Broken(Exception):
 
 
 class _Fields:
-    """The blank-separated integers of a line, taken one after another."""
+    """The integers of a line, separated by blanks and read one after another."""
 
     def __init__(self, line: str) -> None:
         self.line = line

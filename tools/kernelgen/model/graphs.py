@@ -145,14 +145,14 @@ class Graph:
         roots: the memory of the tensors, by number.
         devices: the number of devices over which llama.cpp splits tensors; 1: no split.
         of: the devices that compute this graph.
-        zeroed: nodes `all_reduce` whose summand this device does not compute, since its slices are empty:
-            the program that runs them makes it 0.
-        unread: roots that a result without elements is made of, as behind the last layer of a call without outputs: with the number
-            of all nodes, for it is in no group. ggml counts it among their readers. A sum over devices that nothing else
-            reads is left out.
-        differing: nodes that another device computes of other shapes or other memory; all of them where devices compute other
-            ops, or a device no summand. All devices run one program for a sum, so these nodes are in none that has one.
-        parts: nodes that are one sequence's part of a node of llama.cpp's, or put such parts together (`kernelgen.model.streams`).
+        zeroed: `all_reduce` nodes whose summand this device does not compute, because its slices are empty: the program that runs
+            them sets the summand to 0.
+        unread: roots read by a result without elements, such as the one after the last layer of a call without outputs. The value
+            is the number of nodes, because that result is in no group. ggml counts it among their readers. Sums over devices
+            without other readers are left out.
+        differing: nodes that another device computes with other shapes or other memory; all nodes if devices compute different
+            ops, or if a device computes no summand. All devices run one program for a sum, so no group with a sum has such a node.
+        parts: nodes that compute one sequence's part of one of llama.cpp's nodes, or join such parts (`kernelgen.model.streams`).
     """
 
     sizes: Mapping[str, int]
@@ -326,7 +326,7 @@ class GraphReader:
         computed: dict[int, int] = {}
         places = [_at(tensors, index) for index in range(len(tensors))]
         unread: set[int] = set()
-        readers: dict[int, set[bool]] = {}  # whether some have elements, and some have none
+        readers: dict[int, set[bool]] = {}  # whether readers have elements
         for shape, t in zip(shapes, tensors, strict=True):
             for s in t.get("src", ()):
                 readers.setdefault(s, set()).add(0 not in shape.ne)
@@ -401,7 +401,7 @@ class GraphReader:
 
     @staticmethod
     def _alias(tensors: list[dict[str, Any]], shapes: list[Shape], index: int) -> int | None:
-        """Which source's memory a node writes to, when an `…_inplace` function of ggml made it: a view of all of a source."""
+        """Returns the source to whose memory an `…_inplace` node of ggml writes: its result is a view of that whole source."""
         view = tensors[index].get("view")
         if view is None or ggml_ops.op(tensors[index]["op"]).alias is not None:
             return None

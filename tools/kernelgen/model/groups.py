@@ -1,4 +1,4 @@
-"""From segments of a model's graphs to graph kernels, with formulas where there are some."""
+"""Makes graph kernels from segments of a model's graphs, with formulas where possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Cut = Callable[[Graph], list[Segment]]
 
 
 def _steps(graph: Graph) -> list[Segment]:
-    """Returns a whole graph as one segment, or as few whole layers together as neuronx-cc takes the instructions of."""
+    """Returns a whole graph as one segment, or as segments of as many layers as neuronx-cc's limit of instructions allows."""
     found: list[Segment] = []
     for segment in repeats.whole(graph):
         parts = [p for p in repeats.layers(graph) if segment.start <= p.start and p.end <= segment.end]
@@ -56,21 +56,21 @@ def _instructions(graph: Graph, segment: Segment) -> int:
 
 
 def _parts(graph: Graph, *, sums: bool) -> list[Segment]:
-    """Returns what a device computes between two sums over devices, or the layers of a graph without sums.
+    """Cuts a graph at its sums over devices; a graph without sums into layers.
 
     Args:
         graph: the graph.
-        sums: whether a part begins with the sum before it, or each sum is a segment of its own.
+        sums: whether a segment begins with the sum before it; otherwise each sum is a segment of its own.
     """
     found = [i for i, node in enumerate(graph.nodes) if node.op == "all_reduce"]
     return repeats.at(graph, {*found, *([] if sums else [i + 1 for i in found])}) if found else repeats.layers(graph)
 
 
 def _apart(cut: Cut, graph: Graph) -> list[Segment]:
-    """Returns segments in which sums have only what they may have beside them.
+    """Returns the segments of a cut, divided so that each sum over devices shares a segment only with allowed nodes.
 
-    All devices run one program for a sum, so a group that has one ends where devices compute different things. A device that
-    computes no summand has anything in its memory until the runtime writes zeros right before the sum, which is alone then.
+    All devices run one program for a sum, so its segment ends where devices compute different nodes. On a device that computes
+    no summand, the summand's memory is undefined until the runtime writes zeros right before the sum: such a sum is alone.
     """
     found = []
     for segment in cut(graph):
@@ -83,7 +83,7 @@ def _apart(cut: Cut, graph: Graph) -> list[Segment]:
 
 
 def _beside(graph: Graph, segment: Segment, place: int) -> tuple[int, int]:
-    """Returns where what may be in one program with a sum begins and ends."""
+    """Returns the range of nodes that may be in one program with the sum at `place`."""
     if place in graph.zeroed or place in graph.differing:
         return place, place + 1
     differing = [i for i in graph.differing if segment.start <= i < segment.end]
@@ -92,14 +92,14 @@ def _beside(graph: Graph, segment: Segment, place: int) -> tuple[int, int]:
 
 
 FUSE = ("layer", "layers:N", "step", "parts", "parts+sums", "none")
-"""How graphs are cut, as `kernelgen model --fuse` says it."""
+"""The ways to cut graphs: the values of `kernelgen model --fuse`."""
 
 
 def cut_of(fuse: str) -> Cut | None:
-    """Returns what cuts graphs as one of FUSE says; None for `none`.
+    """Returns the function that cuts graphs for a value of FUSE; None for `none`.
 
     Raises:
-        ValueError: it is not one of them.
+        ValueError: `fuse` is not in FUSE.
     """
     if match := re.fullmatch(r"layers:0*([1-9][0-9]{0,3})", fuse):
         return functools.partial(_apart, functools.partial(repeats.layers, at_once=int(match[1])))
@@ -121,7 +121,7 @@ def cut_of(fuse: str) -> Cut | None:
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    """Where a tensor is: bytes from the beginning of a slot, or of a node of the segment, by their numbers."""
+    """The place of a tensor: the number of a slot or of a node of the segment, and an offset in its memory in bytes."""
 
     slot: bool
     index: int
@@ -133,9 +133,9 @@ class _Cut:
     """A segment with its slots numbered.
 
     Attributes:
-        inputs: of each node, where its inputs are.
-        into: of each node, what its result is written to; None for memory of its own.
-        escapes: of each node, whether its result is read outside.
+        inputs: for each node, the places of its inputs.
+        into: for each node, the place to which it writes its result; None for memory of its own.
+        escapes: for each node, whether its result is read outside the segment.
         slots: the root of each slot.
     """
 
@@ -146,7 +146,7 @@ class _Cut:
 
     @property
     def structure(self) -> object:
-        """Everything but offsets, which formulas are for."""
+        """Everything but the offsets, which are formulas."""
         wires = [
             [w and (w.slot, w.index) for w in (*inputs, into)]
             for inputs, into in zip(self.inputs, self.into, strict=True)
@@ -155,7 +155,7 @@ class _Cut:
 
 
 def readers_of(graph: Graph) -> dict[int, int]:
-    """Returns the last node that reads each root; what stands before a node and has no elements reads as that node does."""
+    """Returns the last node that reads each root. Results without elements read after all nodes (`Graph.unread`)."""
     found = dict(graph.unread)
     for i, wires in enumerate(graph.wires):
         for at in wires.inputs:
@@ -185,19 +185,19 @@ def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int], apart: bool
         own = root.node == i
         into.append(None if own else wire(wires.output))
         read = readers.get(wires.output.root)
-        # What no node reads is what the graph is computed for.
+        # A result that no node reads is a result of the graph.
         escapes.append(own and (root.output or read is None or read >= segment.end))
     return _Cut(tuple(inputs), tuple(into), tuple(escapes), tuple(root for root, _ in numbers))
 
 
 def _layer(name: str, before: int | None) -> int | None:
-    """Returns the number of the layer that llama.cpp names a node after, or that of the nodes before it."""
+    """Returns the number of the layer in llama.cpp's name of a node, or `before` if the name has none."""
     match = re.search(r"-([0-9]+)$", name.partition(" (")[0])
     return int(match[1]) if match else before
 
 
 def _content(graph: Graph, segment: Segment, cut: _Cut) -> Hashable:
-    """Returns what a segment is without its place in the graph: equal segments are the same graph kernel."""
+    """Returns a segment's content without its place in the graph: segments with equal content are the same graph kernel."""
     shapes = tuple(graph.roots[slot].shape for slot in cut.slots)
     return cut.inputs, cut.into, cut.escapes, shapes, tuple(graph.nodes[segment.start : segment.end])
 
@@ -209,13 +209,13 @@ def segment_spec(
 
     Args:
         graph: the graph.
-        segment: the nodes of it.
-        readers: as `readers_of` returns them.
-        apart: whether a weight that several layers read is a slot for each. A file has such a weight once, and llama.cpp loads it
-            once, or once for each layer: such a kernel computes both.
+        segment: its nodes.
+        readers: the result of `readers_of`.
+        apart: whether each layer has its own slot for a weight that several layers read. A file has such a weight once, and
+            llama.cpp loads it once or once for each layer: a kernel with separate slots computes both.
 
     Raises:
-        ValueError: it is not a group, or a tensor of it none that a kernel has.
+        ValueError: the segment is not a group, or no kernel can have one of its tensors.
     """
     cut = _cut(graph, segment, readers_of(graph) if readers is None else readers, apart)
     nodes = []
@@ -251,7 +251,7 @@ def _loose(wire: _Wire, tensor: TensorDesc) -> Loose:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A tensor in a slot or a node's memory, at any size; as `Loose`."""
+    """A tensor in a slot or a node's memory, at any size. `Loose` is the same at one size."""
 
     slot: bool
     index: int
@@ -265,7 +265,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class NodeFormula:
-    """A node at any size; as `LooseNode`. Its name is for readers."""
+    """A node at any size. `LooseNode` is the same at one size. The name is for readers."""
 
     op: str
     inputs: tuple[Reference | None, ...]
@@ -278,7 +278,7 @@ class NodeFormula:
 
 @dataclass(frozen=True, slots=True)
 class SlotFormula:
-    """A slot's root at any size: all of it. Its name is for readers."""
+    """The whole root of a slot at any size. The name is for readers."""
 
     tensor: TensorFormula
     name: str = field(compare=False)
@@ -295,7 +295,7 @@ class GraphFormula:
         """Returns the graph kernel at these sizes.
 
         Raises:
-            ValueError: the model has no group of that name.
+            ValueError: the nodes are not a group at these sizes.
         """
         return GraphSpec.make(
             LooseNode(
@@ -311,7 +311,7 @@ class GraphFormula:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sizes that it depends on, in the order of `NAMES`."""
+        """The sizes on which it depends, in the order of `NAMES`."""
         used = {name for formula in self._formulas() for name in formula.names}
         return tuple(name for name in NAMES if name in used)
 
@@ -329,10 +329,10 @@ class GraphFormula:
 
 @dataclass
 class GraphEntry(RequestedKernel[GraphFormula]):
-    """A graph kernel with the calls that ask for it; its name says what it computes, for readers.
+    """A graph kernel with the calls that need it. The name is for readers.
 
     Attributes:
-        targets: that have it; none where all have it.
+        targets: the targets that have it; empty if all have it.
         fallback: whether its nodes have kernels of their own.
     """
 
@@ -340,7 +340,7 @@ class GraphEntry(RequestedKernel[GraphFormula]):
     fallback: bool = True
 
     def specs(self) -> set[GraphSpec]:
-        """The graph kernels that it stands for."""
+        """The graph kernels at all its sizes."""
         return {self.kernel.at(point) for point in self.values.values()}
 
 
@@ -351,14 +351,14 @@ def fit(
     cut: Cut,
     fitter: Fitter,
 ) -> tuple[list[GraphFormula], bool]:
-    """Returns the graph kernels of graphs that have the same ops one after another, each once, and whether these are all.
+    """Returns the graph kernels of graphs with the same sequence of ops, each once, and whether these are all.
 
     Args:
         graphs: the graphs.
-        points: the sizes of each.
-        kernels: the formula of each node; None where there is none.
-        cut: how graphs are cut.
-        fitter: of these points.
+        points: the sizes of each graph.
+        kernels: the formula of each node; None if it has none.
+        cut: cuts a graph.
+        fitter: a fitter for these points.
     """
     segments = cut(graphs[0])
     readers = [readers_of(graph) for graph in graphs]
@@ -368,7 +368,7 @@ def fit(
         return [], False
     met = set()
     for segment in segments:
-        if len(segment) == 1:  # its op's kernel is as good
+        if len(segment) == 1:  # the kernel of its op does the same
             continue
         own = kernels[segment.start : segment.end]
         cuts = [_cut(g, segment, r, True) for g, r in zip(graphs, readers, strict=True)]
@@ -382,7 +382,7 @@ def fit(
                 made.at(point) == segment_spec(graph, segment, r, apart=True)
                 for graph, point, r in zip(graphs, points, readers, strict=True)
             )
-        except ValueError:  # a tensor without elements, or a node that no group has
+        except ValueError:  # a tensor without elements, or a node that no group can have
             continue
         if made is None or not right:
             complete = False
@@ -430,13 +430,13 @@ def _fit(
 
 
 class _Names:
-    """Gives tensors llama.cpp's names without numbers of layers, each once."""
+    """Makes unique names of tensors from llama.cpp's names without the numbers of layers."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
     def of(self, name: str, otherwise: str) -> str:
-        """Returns a name for a tensor; `otherwise` where llama.cpp gives none."""
+        """Returns a name for a tensor; based on `otherwise` if llama.cpp's name is empty, generated or unusable."""
         name = re.sub(r"^Meta\([^)]*\)#(.*)#[0-9]+$", r"\1", name)  # an input of several devices
         name = name.partition(" (")[0]
         name = re.sub(r"^blk\.[0-9]+\.", "", name)

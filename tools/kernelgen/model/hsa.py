@@ -31,7 +31,7 @@ from kernelgen.spec.op_kernel import KernelSpec
 _TEXTS = ("kernel_name", "kernel_source", "arch", "output_tensor", "exported_name")
 _KEYS = (*_TEXTS, "input_tensors")
 _FREE = ("description", "comment")
-"""Keys that say nothing to the tool, beside those that begin with `_`."""
+"""Keys that the tool ignores, as it does keys that begin with `_`."""
 
 _OPS = {
     **{f"ggml_op_{name}": name for name in ggml_ops.ENUM if name not in ("none", "unary", "glu")},
@@ -43,7 +43,7 @@ _STRIDED = re.compile(r"\s*\(([^()]*)\)\s*/\s*(\w+)\s*/\s*\(([^()]*)\)\s*")
 
 @dataclass(frozen=True, slots=True)
 class HsaKernel:
-    """A kernel of a configuration: what it computes, and its `exported_name`."""
+    """A kernel of a configuration, and its `exported_name`."""
 
     spec: KernelSpec
     name: str
@@ -51,11 +51,11 @@ class HsaKernel:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What a configuration asks for, in its order.
+    """The kernels of a configuration.
 
     Attributes:
-        kernels: one for each entry.
-        notes: messages about how it was read.
+        kernels: one for each entry, in the file's order.
+        notes: messages about how the file was read.
     """
 
     kernels: tuple[HsaKernel, ...]
@@ -63,10 +63,10 @@ class Configuration:
 
 
 def read(path: Path, catalog: Catalog) -> Configuration:
-    """Returns what a configuration asks for.
+    """Reads a configuration.
 
     Raises:
-        KernelgenError: with every mistake, where it stands.
+        KernelgenError: the file has mistakes; the error lists each with its place.
     """
     file = str(path)
     try:
@@ -74,7 +74,7 @@ def read(path: Path, catalog: Catalog) -> Configuration:
     except OSError as error:
         raise KernelgenError(f"can't read '{file}': {error.strerror or error}") from None
     read_json(data, file)
-    # YAML has JSON's values, and its reader keeps their places; but tabs, which JSON has between values only, are not blanks there.
+    # The YAML reader keeps the places of values and accepts JSON, except for tabs, which JSON allows between values.
     parsed = document.parse(data.replace(b"\t", b" "), file)
     if parsed.root is None or parsed.problems:
         raise KernelgenError(parsed.problems)
@@ -144,7 +144,7 @@ class _Reader:
             self.report.fail(node, f"{key}: expected text, not {describe(node)}")
 
     def _op(self, node: YamlNode | None) -> YamlNode | None:
-        """Returns the op's name, where the kernel's stands."""
+        """Returns the op's name at the place of the kernel's name."""
         if node is None or id(node) in self.report.wrong:
             return None
         op = _OPS.get(node.text.strip())
@@ -157,7 +157,7 @@ class _Reader:
         return _scalar(node, op)
 
     def _spec(self, entry: YamlNode, op: YamlNode, inputs: YamlNode) -> KernelSpec | None:
-        """Returns the kernel, checked as an entry of a manifest is."""
+        """Returns the kernel, checked like an entry of a manifest."""
         output = entry.get("output_tensor")
         assert output is not None
         listed = YamlNode("seq", [self._tensor(item) for item in inputs.value], "", inputs.file, _mark(inputs))
@@ -174,7 +174,7 @@ class _Reader:
         return found
 
     def _of_other_types(self, op: str, inputs: Sequence[str], output: str) -> KernelSpec | None:
-        """Returns a kernel of types that the NPU has and the op's emitter lacks: that is not a mistake, but it can't be built."""
+        """Returns a kernel whose types the op's emitter lacks, or None. It can't be built, but it is not a mistake."""
         try:
             spec = KernelSpec.make(op, map(TensorDesc.parse, inputs), TensorDesc.parse(output))
         except ValueError:
@@ -184,7 +184,7 @@ class _Reader:
     def _tensor(self, node: YamlNode) -> YamlNode:
         """Returns a tensor with its strides in bytes.
 
-        Strides in elements are told by one that is not a multiple of an element's bytes, such as 1.
+        If a stride is not a multiple of an element's size, such as 1, all strides are in elements.
         """
         match = _STRIDED.fullmatch(node.text)
         if match is None or match[2] not in TYPES or TYPES[match[2]].quantized:
@@ -192,7 +192,7 @@ class _Reader:
         size = TYPES[match[2]].size
         ne, nb = (figures.split(",") for figures in (match[1], match[3]))
         if len(ne) != 4 or len(nb) != 4 or not all(re.fullmatch(r"\s*[0-9]{1,18}\s*", n, re.ASCII) for n in (*ne, *nb)):
-            return node  # reading it as a tensor reports what is wrong
+            return node  # parsing it as a tensor reports the mistake
         if all(int(b) % size == 0 for n, b in zip(ne, nb, strict=True) if int(n) > 1):
             return node
         self.in_elements += 1
@@ -212,7 +212,7 @@ class _Reader:
 
 
 def _scalar(at: YamlNode, text: str) -> YamlNode:
-    """Returns a text that stands where a node does."""
+    """Returns a scalar with the place of a node."""
     return YamlNode("scalar", text, text, at.file, _mark(at))
 
 

@@ -1,4 +1,4 @@
-"""Kernels and tensors whose figures are formulas of the sizes of a call, found from the nodes of graphs of several sizes."""
+"""Kernels and tensors whose integers are formulas of a call's sizes, fitted to the nodes of graphs of several sizes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Point = Mapping[str, int]
 
 
 class Sized(Protocol):
-    """What has formulas of sizes."""
+    """An object with formulas of sizes."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sizes that it depends on."""
+        """The sizes on which it depends."""
 
 
 F = TypeVar("F", bound=Sized)
@@ -32,14 +32,14 @@ F = TypeVar("F", bound=Sized)
 
 @dataclass
 class RequestedKernel(Generic[F]):
-    """A kernel with the calls that ask for it.
+    """A kernel with the calls that need it.
 
     Attributes:
-        kernel: with its formulas.
-        points: the sizes at which it is asked for.
-        name: for readers.
-        reason: why it can't be built; None when it can.
-        as_ggml: whether its weights have ggml's layout, whichever layouts the manifest asks for.
+        kernel: the kernel with its formulas.
+        points: the sizes of the calls that need it.
+        name: a name for readers.
+        reason: why it can't be built; None if it can.
+        as_ggml: whether its weights have ggml's layout, even if the manifest requests other layouts.
     """
 
     kernel: F
@@ -50,7 +50,7 @@ class RequestedKernel(Generic[F]):
 
     @property
     def values(self) -> dict[tuple[int, ...], Point]:
-        """The points by the values of those sizes that the kernel depends on."""
+        """The points, by the values of the sizes on which the kernel depends."""
         names = self.kernel.names
         return {tuple(point[name] for name in names): point for point in self.points}
 
@@ -62,7 +62,7 @@ class TensorFormula:
     Attributes:
         dtype: ggml's type name.
         ne: elements per dimension.
-        nb: strides in bytes; None where the tensor is dense.
+        nb: strides in bytes; None for a contiguous tensor.
     """
 
     dtype: str
@@ -73,7 +73,7 @@ class TensorFormula:
         """Returns the tensor at these sizes.
 
         Raises:
-            ValueError: the kernel has no tensor of that name.
+            ValueError: no kernel can have the tensor at these sizes.
         """
         ne = [f.value(point) for f in self.ne]
         return TensorDesc.make(ne, self.dtype, None if self.nb is None else [f.value(point) for f in self.nb])
@@ -88,8 +88,8 @@ class KernelFormula:
     """A kernel at any size.
 
     Attributes:
-        op, inputs, output, alias: as of `KernelSpec`.
-        params: those that are not the op's defaults; an integer may have a formula.
+        op, inputs, output, alias: as in `KernelSpec`.
+        params: the parameters that differ from the op's defaults; an integer may be a formula.
     """
 
     op: str
@@ -102,7 +102,7 @@ class KernelFormula:
         """Returns the kernel at these sizes.
 
         Raises:
-            ValueError: the kernel has no tensor of that name.
+            ValueError: no kernel can have the tensor at these sizes.
         """
         return KernelSpec.make(
             self.op,
@@ -114,7 +114,7 @@ class KernelFormula:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sizes that it depends on, in the order of `NAMES`."""
+        """The sizes on which it depends, in the order of `NAMES`."""
         formulas = [f for t in (*self.inputs, self.output) if t is not None for f in t.formulas]
         formulas += [v for _, v in self.params if isinstance(v, Formula)]
         used = {name for formula in formulas for name in formula.names}
@@ -122,7 +122,7 @@ class KernelFormula:
 
 
 def fit(column: Sequence[ExportedNode], points: Sequence[Point], fitter: Fitter) -> KernelFormula | None:
-    """Returns the kernel that all nodes of a column are, or None; it is checked at every point."""
+    """Returns the kernel with formulas that equals each node of a column at its point, or None."""
     first = column[0]
     inputs: list[TensorFormula | None] = []
     for i, source in enumerate(first.inputs):
@@ -141,13 +141,13 @@ def fit(column: Sequence[ExportedNode], points: Sequence[Point], fitter: Fitter)
     try:
         right = all(_is_at(kernel, point, node) for point, node in zip(points, column, strict=True))
     except ValueError:
-        # A tensor without elements, which no kernel has: described as it is, to be reported.
+        # No kernel has a tensor without elements. If all nodes are so, the formula is kept for the report.
         return kernel if all(node.empty for node in column) else None
     return kernel if right else None
 
 
 def fit_tensor(column: Sequence[Shape], fitter: Fitter) -> TensorFormula | None:
-    """Returns the tensor that all shapes of a column are, or None."""
+    """Returns the tensor with formulas that equals each shape of a column at its point, or None."""
     dtype = column[0].dtype
     ne = [fitter.fit([t.ne[i] for t in column]) for i in range(4)]
     if None in ne:
@@ -155,8 +155,8 @@ def fit_tensor(column: Sequence[Shape], fitter: Fitter) -> TensorFormula | None:
     found = tuple(f for f in ne if f is not None)
     if all(_is_dense(t) for t in column):
         return TensorFormula(dtype, found, None)
-    # Where a dimension has one element, its stride means nothing: it may be anything there. Where it has one everywhere, it is
-    # written as density gives it.
+    # The stride of a dimension with one element has no meaning and is not fitted. A dimension that has one element in all shapes
+    # gets the stride of a contiguous tensor.
     least = (TYPES[dtype].block, 1, 1, 1)
     always = [all(t.ne[i] <= least[i] for t in column) for i in range(4)]
     plain = [all(always[i] or t.ne[i] > least[i] for i in range(4)) for t in column]
@@ -203,7 +203,7 @@ def _fit_params(column: Sequence[ExportedNode], fitter: Fitter) -> tuple[tuple[s
 
 
 def constant(spec: KernelSpec) -> KernelFormula:
-    """Returns a kernel as it is, without formulas."""
+    """Returns a kernel with constants in place of formulas."""
     op = ggml_ops.op(spec.op)
     defaults = op.with_defaults({})
     required = {p.name for p in op.params if p.default is None}
@@ -219,10 +219,10 @@ def _constant_tensor(t: TensorDesc) -> TensorFormula:
 
 
 def _is_at(kernel: KernelFormula, point: Point, node: ExportedNode) -> bool:
-    """Returns whether a node is the kernel at these sizes; as comparing specs, and quicker.
+    """Returns whether a node is the kernel at these sizes. Comparing specs gives the same result and takes longer.
 
     Raises:
-        ValueError: a tensor is none that a kernel has.
+        ValueError: no kernel can have one of the tensors.
     """
     tensors = [None if t is None else t.at(point) for t in (*kernel.inputs, kernel.output)]
     op = ggml_ops.op(node.op)

@@ -1,6 +1,6 @@
-"""Kernels that a file lists: an export of graphs, what the backend recorded, a configuration of ggml-hsa-gen-kernels.
+"""Reads files that list kernels: exports of graphs, the backend's records, configurations of ggml-hsa-gen-kernels.
 
-Several files give one list, each kernel once, in an order that does not depend on theirs.
+Several files give one list with each kernel once. Its order does not depend on the order of the files.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Item:
     """A kernel of a list.
 
     Attributes:
-        spec: what it computes.
-        comment: what its source says of it.
-        asked: how often the backend was asked for it, where the source says so.
-        mistake: why it is none that a manifest can have, or None.
+        spec: the kernel.
+        comment: the source's comment about it.
+        asked: how often the backend recorded it, if the source has that number.
+        mistake: why a manifest can't have it, or None.
     """
 
     spec: KernelSpec
@@ -47,13 +47,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What one source lists.
+    """The kernels of one source.
 
     Attributes:
-        items: its kernels, in its order, perhaps one several times.
-        targets: that it names.
-        notes: messages about how it was read.
-        graphs: of which graph kernels can be made.
+        items: its kernels in its order, possibly with repeats.
+        targets: the targets that it names.
+        notes: messages about how the source was read.
+        graphs: its graphs, for graph kernels.
     """
 
     items: tuple[Item, ...]
@@ -63,10 +63,10 @@ class Listed:
 
 
 def read(source: Source, catalog: Catalog, graphs: bool = False) -> Listed:
-    """Returns what a source lists, and with `graphs` also the graphs that it has.
+    """Reads a source, and with `graphs` also its graphs.
 
     Raises:
-        KernelgenError: it has mistakes; each is named with its place.
+        KernelgenError: the source has mistakes; the error lists each with its place.
     """
     if source.kind is Kind.GRAPHS:
         items = tuple(Item(spec, name) for spec, _, name in graph_ops.read(source.path))
@@ -78,7 +78,7 @@ def read(source: Source, catalog: Catalog, graphs: bool = False) -> Listed:
 
 
 def merge(lists: Sequence[Listed], catalog: Catalog, cut: Cut | None = None) -> Derived:
-    """Returns the kernels of all lists, each once, and the graph kernels of the parts that `cut` cuts their graphs into."""
+    """Returns the kernels of all lists, each once, and the graph kernels of the segments into which `cut` cuts their graphs."""
     reasons = Reasons(catalog)
     found: dict[KernelSpec, Item] = {}
     for item in (item for one in lists for item in one.items):
@@ -91,7 +91,7 @@ def merge(lists: Sequence[Listed], catalog: Catalog, cut: Cut | None = None) -> 
 
 
 def targets(lists: Iterable[Listed]) -> tuple[str, ...]:
-    """Returns the targets that the sources name, in the order of all targets."""
+    """Returns the targets that the sources name, in the order of TARGETS."""
     named = {name for one in lists for name in one.targets}
     return tuple(name for name in TARGETS if name in named)
 
@@ -109,9 +109,9 @@ def _comment(item: Item) -> str:
     return f"asked for {item.asked} time{'' if item.asked == 1 else 's'}" if item.asked else item.comment
 
 
-# --- what the backend recorded -------------------------------------------------------------------------------------------------
+# --- the backend's records -----------------------------------------------------------------------------------------------------
 
-# As backend/ggml-neuron/report/record_ops.cpp writes them; an entry that could not be built then is a comment.
+# backend/ggml-neuron/report/record_ops.cpp writes these lines; an entry without a kernel is a comment.
 _ENTRY = re.compile(r"  (?P<refused># )?- (?P<entry>\{op: .*\})  # asked for (?P<count>[0-9]{1,18}) times?")
 
 
@@ -141,7 +141,7 @@ def _manifest(path: Path, catalog: Catalog) -> Listed:
 
 
 def _recorded(match: re.Match[str], catalog: Catalog) -> Item | None:
-    """Returns a recorded kernel; None when it is none at all."""
+    """Returns a recorded kernel; None if no kernel can be like it."""
     root = document.parse(match["entry"].encode(), "").root
     try:
         value: Mapping[str, Any] = {"params": {}, "alias": None, **(root.plain() if root is not None else {})}

@@ -1,8 +1,8 @@
-"""Attention to results of the call itself, as encoders have it, and decoders to an encoder's: which nodes of a graph it is.
+"""Finds attention without a cache in a graph: in encoders, and in decoders to an encoder's results.
 
-Its keys are in no cache, so that the nodes of it have kernels of exactly their numbers of tokens. The same goes for the mean of
-all tokens (`--pooling mean`). Together with the products or the norm that their sources come from these nodes are a group, which
-kernels for more tokens compute (`backend/ggml-neuron/select/group_lengths.h`).
+Its keys are computed, so kernels of its single nodes have exactly the call's number of tokens. The same is true of the mean of all
+tokens (`--pooling mean`). Together with the products or the norm that compute their sources, these nodes are a group, and group
+kernels for more tokens can compute it (`backend/ggml-neuron/select/group_lengths.h`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kernelgen.model.graphs import Graph
 from kernelgen.model.repeats import Segment
 
 _KEYS = 1
-"""The source of FLASH_ATTN_EXT."""
+"""The source of FLASH_ATTN_EXT with the keys."""
 _SCORED = ("scale", "tanh", "add")
 """Ops between the product of keys and queries and SOFT_MAX."""
 
@@ -21,7 +21,7 @@ _NORMS = ("norm", "rms_norm")
 
 
 def segments(graph: Graph) -> list[Segment]:
-    """Returns such attention and means, each with what its sources come from."""
+    """Returns a segment for each such attention or mean, with the nodes that compute its sources."""
     found: list[Segment] = []
     for end, operands in sorted(_ends(graph)):
         least = found[-1].end if found else 0
@@ -32,7 +32,7 @@ def segments(graph: Graph) -> list[Segment]:
 
 
 def _ends(graph: Graph) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yields the last node of each, and the nodes that read its sources."""
+    """Yields the last node of each such attention or mean, and the nodes that read its sources."""
     for i, node in enumerate(graph.nodes):
         if node.op == "flash_attn_ext":
             if _is_computed(graph, i, _KEYS):
@@ -60,7 +60,7 @@ def _producer(graph: Graph, i: int, source: int) -> int | None:
 
 
 def _is_computed(graph: Graph, i: int, source: int) -> bool:
-    """Whether the graph computes a source of a node, in memory that is not given to it.
+    """Whether a source of a node is a result of the graph in memory of its own.
 
     A copy of a cache in another type does not count.
     """
@@ -82,7 +82,7 @@ def _reader(graph: Graph, i: int, op: str) -> int | None:
 
 
 def _sources(graph: Graph, nodes: tuple[int, ...], least: int) -> Iterator[int]:
-    """Yields nodes, and those that they come from back to norms and products by weights, none before `least`."""
+    """Yields nodes and the nodes that compute their sources, back to norms and products by weights, none before `least`."""
     stack, seen = list(nodes), set(nodes)
     while stack:
         i = stack.pop()

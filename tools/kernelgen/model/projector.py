@@ -1,4 +1,7 @@
-"""The kernels of a projector, by which llama.cpp's mtmd makes embeddings of images and sound: those of its graphs as they are."""
+"""Derives the kernels of a projector, with which llama.cpp's mtmd makes embeddings of images and sound.
+
+The kernels have no formulas: each node of its graphs gives one kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from kernelgen.model.reasons import Reasons
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """A projector, and what it is given beside what llama.cpp's warm-up computes.
+    """A projector, and its inputs besides the inputs of llama.cpp's warm-up.
 
     Attributes:
         file: llama.cpp's `--mmproj`; its header is enough.
         images: widths and heights of images in pixels, before llama.cpp scales and cuts them.
         seconds: lengths of sound.
-        tokens: llama.cpp's `--image-min-tokens` and `--image-max-tokens`; None: as the file says.
+        tokens: llama.cpp's `--image-min-tokens` and `--image-max-tokens`; None: the file's numbers.
     """
 
     file: Path
@@ -33,19 +36,19 @@ class Projector:
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """The options of `tokens`."""
+        """`tokens` as options of llama.cpp."""
         named = zip(("--image-min-tokens", "--image-max-tokens"), self.tokens, strict=True)
         return tuple(part for option, n in named if n is not None for part in (option, str(n)))
 
 
 @dataclass(frozen=True, slots=True)
 class DerivedProjector:
-    """What a projector needs.
+    """The kernels that a projector needs.
 
     Attributes:
-        model: what its header says.
+        model: the description from its header.
         derived: its kernels.
-        calls: for readers: what is computed at once, and how many nodes that takes.
+        calls: a line of text for each graph: its input, and its numbers of nodes.
     """
 
     model: ModelHeader
@@ -54,13 +57,13 @@ class DerivedProjector:
 
 
 def derive(model: ModelHeader, graphs: Iterable[Graph], catalog: Catalog, cut: Cut | None) -> DerivedProjector:
-    """Returns what the graphs of a projector need.
+    """Returns the kernels that the graphs of a projector need.
 
     Args:
-        model: what the projector's header says.
-        graphs: of the projector.
-        catalog: what can be computed.
-        cut: how graphs are cut into graph kernels; None for no such kernels.
+        model: the description from the projector's header.
+        graphs: the projector's graphs.
+        catalog: the emitters.
+        cut: cuts graphs into graph kernels; None for no graph kernels.
     """
     kept = list(graphs)
     reasons = Reasons(catalog)
@@ -70,14 +73,14 @@ def derive(model: ModelHeader, graphs: Iterable[Graph], catalog: Catalog, cut: C
 
 
 def beside(model: Derived, projector: Derived, *, layouts: bool) -> Derived:
-    """Returns what a model and its projector need together, each kernel once; the calls are those of the model.
+    """Returns the kernels of a model and its projector, each kernel once, with the calls of the model.
 
     llama.cpp keeps the weights of a projector in ggml's layout alone.
 
     Args:
-        model: of the model.
-        projector: of the projector.
-        layouts: whether the manifest asks for layouts of weights: kernels with weights of the projector then say otherwise.
+        model: the model's kernels.
+        projector: the projector's kernels.
+        layouts: whether the manifest requests layouts of weights. The entries of the projector's kernels then override it.
     """
     known = {spec for entry in model.entries for spec in entry.specs()}
     entries = list(model.entries)
@@ -99,7 +102,7 @@ def _calls(graphs: Sequence[Graph], reasons: Reasons) -> Iterator[str]:
 
 
 def what(sizes: Mapping[str, int]) -> str:
-    """Returns what a graph of a projector is of, by its sizes."""
+    """Returns a text about the input of a projector's graph, by its sizes."""
     if "frames" in sizes:
         return f"sound of {sizes['frames']} frames"
     count = "an image" if sizes["n_images"] == 1 else f"{sizes['n_images']} images"

@@ -1,4 +1,4 @@
-"""Why a kernel can't be built: what no emitter takes, and what its op does not."""
+"""Finds the reason why a kernel can't be built: a lack of the emitters, or a rule of the op."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from kernelgen.spec.op_kernel import KernelSpec
 
 
 class Reasons:
-    """Says why a kernel can't be built."""
+    """Finds the reasons, for the emitters of a catalog."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._nodes: dict[int, str] = {}
 
     def of_node(self, node: ExportedNode) -> str:
-        """Returns the reason, or an empty text when the kernel can be built."""
+        """Returns the reason, or an empty string if the kernel can be built."""
         if id(node) not in self._nodes:
             empty = f"{node.op}: a tensor without elements"
             self._nodes[id(node)] = empty if node.empty else self.of_spec(node.spec()) or ""
         return self._nodes[id(node)]
 
     def of_entry(self, entry: DerivedKernel) -> str | None:
-        """Returns the reason, or None when all kernels that the entry stands for can be built."""
+        """Returns the reason, or None if all kernels of the entry can be built."""
         specs = sorted(entry.specs(), key=lambda spec: spec.id)
         if not specs:
             return f"{entry.kernel.op}: a tensor without elements"
         return next((reason for reason in map(self.of_spec, specs) if reason), None)
 
     def of_spec(self, spec: KernelSpec) -> str | None:
-        """Returns the reason, or None when the kernel can be built."""
+        """Returns the reason, or None if the kernel can be built."""
         why = self._why(spec)
         return f"{spec.op}: {why}" if why else None
 
@@ -50,7 +50,7 @@ class Reasons:
             return why
         params = ggml_ops.op(spec.op).by_name
         for name, value in spec.params:
-            if name not in params:  # a newer ggml's
+            if name not in params:  # a parameter of a newer ggml
                 return f"word {name.removeprefix('word')} of op_params is {value}, and has no meaning here"
             wrong = check_param(params[name], value, str(value))
             if wrong:
@@ -59,7 +59,7 @@ class Reasons:
         return problems[0].message if problems else None
 
     def of_types(self, spec: KernelSpec) -> str | None:
-        """Returns which types the emitter of a kernel's op does not take, or None when it takes those of the kernel."""
+        """Returns the reason if the op's emitter does not support the kernel's types, or None."""
         _, registration = self._catalog.by_op[spec.op]
         types = [None if t is None else t.dtype for t in spec.inputs]
         if not registration.types or any(_takes(row, types) for row in registration.types):

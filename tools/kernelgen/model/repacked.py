@@ -1,8 +1,8 @@
-"""Weights in the layouts that kernels want, in a file that the backend reads in place of repacking them when a model is loaded.
+"""Writes weights in the layouts of kernels to a file, which the backend reads instead of repacking weights at each load.
 
 docs/reference/repacked-weights.md describes the file. It is GGUF, with a tensor of bytes for each weight. The `gguf` package
-writes it, except for the data, which threads write where it belongs. That package also dequantizes quantized weights, to the
-same floats as ggml.
+writes the header, and threads write the data to its place. The package also dequantizes quantized weights, to the same floats as
+ggml.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ FORMAT = 1
 FORMAT_KEY = "kernelgen.format"
 WORDS_KEY = "kernelgen.weights.words"
 N_WORDS = 8
-"""Words that the file has about each weight."""
+"""Words in the file's metadata for each weight."""
 ALIGNMENT = 64
 LAYOUT_SHIFT = 16
-"""Where a layout begins in the word of a type, as in keys."""
+"""The lowest bit of the layout in the word of a type, as in keys."""
 
 Layouts = MappingProxyType[tuple[str, tuple[int, ...]], str]
-"""By type and shape the layout that kernels want a weight in."""
+"""The layout that kernels require of a weight, by type and shape."""
 
 _CHUNK = 1 << 20
 """Bytes that a thread packs or digests at once, unless a row has more."""
@@ -67,14 +67,14 @@ _COLUMNS = 256
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _WORDS = 1 << 14
-"""Words that are digested at once: what a cache holds."""
+"""Words that are digested at once: they fit into a processor's cache."""
 
 
 # --- which weights ---------------------------------------------------------------------------------------------------------------
 
 
 def wanted(specs: Iterable[Spec]) -> Layouts:
-    """Returns which layout the backend gives a weight of a type and shape: of several, the first of its table."""
+    """Returns the layout that the backend gives a weight, by type and shape; the first in `LAYOUTS` if there are several."""
     found: dict[tuple[str, tuple[int, ...]], str] = {}
     for op, inputs in _ops(specs):
         number = WEIGHTS.get(op)
@@ -97,7 +97,7 @@ def _ops(specs: Iterable[Spec]) -> Iterator[tuple[str, Sequence[Any]]]:
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """A weight and the layout that it is to have."""
+    """A weight and its layout in the file."""
 
     weight: StoredTensor
     layout: str
@@ -109,9 +109,9 @@ class Repacked:
 
 
 def choose(weights: Sequence[StoredTensor], layouts: Layouts) -> list[Repacked]:
-    """Returns the weights of a model that kernels want in a layout.
+    """Returns the weights of a model for which kernels require a layout.
 
-    The embedding is a weight of a product only in models without an output of its own: llama.cpp keeps it on the CPU.
+    The embedding is a weight of a product only if the model has no `output.weight`; otherwise llama.cpp keeps it on the CPU.
     """
     has_output = any(weight.name == "output.weight" for weight in weights)
     return [
@@ -122,7 +122,7 @@ def choose(weights: Sequence[StoredTensor], layouts: Layouts) -> list[Repacked]:
 
 
 def can_pack(one: Repacked) -> bool:
-    """Returns whether a weight can be packed here: the `gguf` package does not dequantize all types."""
+    """Returns whether this module can pack a weight: the `gguf` package does not dequantize all types."""
     import numpy as np
 
     if one.layout in (PLANES, TRANSPOSED):
@@ -138,13 +138,13 @@ def can_pack(one: Repacked) -> bool:
 
 
 def part_of_digest(data: np.ndarray[Any, Any], first: int) -> int:
-    """Returns what bytes add to a digest: the sum of their words' terms.
+    """Returns the sum that bytes contribute to a digest: one term for each word.
 
     The term of word w, little-endian, with number i is x + lo(x) * hi(x), where x is w xor (i + 1) * 0x9E3779B97F4A7C15, and lo and
     hi are its halves; all modulo 2^64. A change of one half of one word always changes the sum.
 
     Args:
-        data: u8; what lacks of the last word is 0.
+        data: u8; missing bytes of the last word count as 0.
         first: number of the first word.
     """
     import numpy as np
@@ -169,7 +169,7 @@ def part_of_digest(data: np.ndarray[Any, Any], first: int) -> int:
 
 
 def finish_digest(parts: int, size: int) -> int:
-    """Returns the digest of bytes: the sum of its parts, and the number of bytes as a last word."""
+    """Returns the digest of `size` bytes from the sum of its parts; the number of bytes is a last word."""
     words = -(-size // 8)
     x = size ^ ((words + 1) * _STEP & _MASK)
     return (parts + x + (x & 0xFFFFFFFF) * (x >> 32)) & _MASK
@@ -183,7 +183,7 @@ def digest(data: bytes) -> int:
 
 
 def digest_of_file(path: Path, offset: int, size: int) -> int:
-    """Returns the digest of `size` bytes of a file from `offset` on, which it has; a part of them is in memory at once.
+    """Returns the digest of `size` bytes of a file from `offset` on. It reads them in parts. The file has to contain them.
 
     Raises:
         OSError: the file can't be read.
@@ -202,16 +202,16 @@ def digest_of_file(path: Path, offset: int, size: int) -> int:
 
 
 def _dequantize(data: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Returns rows of elements, f32, of rows of bytes."""
+    """Converts rows of bytes to rows of elements, f32."""
     import gguf
     import numpy as np
 
-    with np.errstate(all="ignore"):  # scales may be no numbers
+    with np.errstate(all="ignore"):  # scales may be NaN
         return gguf.quants.dequantize(data, gguf.GGMLQuantizationType(TYPES[dtype].number))
 
 
 Part = Callable[[], list[tuple[int, "np.ndarray[Any, Any]"]]]
-"""Packs a part of a weight: returns where in the packed weight bytes belong, and the bytes."""
+"""Packs a part of a weight: returns byte arrays, each with its offset in the packed weight."""
 
 
 def parts(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
@@ -219,7 +219,7 @@ def parts(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
 
     Args:
         one: the weight.
-        data: its bytes, as ggml has them.
+        data: its bytes in ggml's layout.
     """
     pack_part = _columns if one.layout in (TRANSPOSED, F8_TILES) else _rows
     return pack_part(one, data)
@@ -271,7 +271,7 @@ def _columns(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
 
 
 def words(one: Repacked, original: int, stored: int) -> tuple[int, ...]:
-    """Returns what the file says of a weight: type and layout, shape, digests of its bytes as ggml has them and in the layout."""
+    """Returns the file's words for a weight: type and layout, shape, digests of its bytes in ggml's layout and in its own, seal."""
     numbers = (
         TYPES[one.weight.dtype].number | LAYOUTS[one.layout] << LAYOUT_SHIFT,
         *one.weight.ne,
@@ -282,12 +282,12 @@ def words(one: Repacked, original: int, stored: int) -> tuple[int, ...]:
 
 
 def seal(numbers: Sequence[int], size: int, name: str) -> int:
-    """Returns the last word of a weight: the digest of the others, its bytes in the layout, and its name."""
+    """Returns the last word of a weight: a digest of the other words, its size in bytes in the layout, and its name."""
     return digest(struct.pack(f"<{N_WORDS}Q", *numbers, size) + name.encode())
 
 
 def _header(chosen: Sequence[Repacked], name: str, said: Sequence[int]) -> bytes:
-    """Returns what is before the data, padded."""
+    """Returns the file's bytes before the data, padded."""
     import gguf
     import numpy as np
 
@@ -315,17 +315,17 @@ def _header(chosen: Sequence[Repacked], name: str, said: Sequence[int]) -> bytes
 def write(
     output: Path, chosen: Sequence[Repacked], name: str, threads: int, progress: Callable[[int], None] = lambda n: None
 ) -> int:
-    """Writes the file; it appears by rename. A thread has a part of a weight in memory.
+    """Writes the file to a temporary name and renames it. Each thread has one part of a weight in memory.
 
     Args:
         output: the file.
-        chosen: weights of one model that `can_pack`.
-        name: of the model.
-        threads: that pack.
-        progress: is called with bytes of the model that are done, by any thread.
+        chosen: weights of one model for which `can_pack` is true.
+        name: the model's name.
+        threads: the number of threads that pack.
+        progress: any thread calls it with a number of packed bytes of the model.
 
     Returns:
-        the bytes of the file.
+        the size of the file in bytes.
 
     Raises:
         KernelgenError: there is no room for it.
@@ -360,7 +360,7 @@ def write(
 def _write_weight(
     pool: ThreadPoolExecutor, file: int, place: int, one: Repacked, progress: Callable[[int], None]
 ) -> tuple[int, ...]:
-    """Writes a packed weight to its place in the file, and returns its words."""
+    """Packs a weight, writes it to its place in the file, and returns its words."""
     import numpy as np
 
     size = one.weight.size
@@ -382,7 +382,7 @@ def _write_weight(
 def _begin_digest(
     pool: ThreadPoolExecutor, size: int, read: Callable[[int, int], np.ndarray[Any, Any]]
 ) -> Callable[[], int]:
-    """Has threads digest bytes, and returns what waits for the digest."""
+    """Starts to digest bytes in threads. Returns a function that waits for the digest and returns it."""
 
     def digested(at: int) -> int:
         return part_of_digest(read(at, min(_CHUNK, size - at)), at // 8)

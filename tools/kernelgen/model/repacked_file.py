@@ -1,6 +1,6 @@
-"""Reads what `kernelgen repack` wrote, for `kernelgen inspect`.
+"""Reads the files of `kernelgen repack`, for `kernelgen inspect`.
 
-docs/reference/repacked-weights.md describes it. The backend reads it in C++.
+docs/reference/repacked-weights.md describes the format. The backend has its own reader in C++.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def describe(path: Path, *, check: bool = False) -> dict[str, Any]:
         check: also read the weights, and compare their digests.
 
     Raises:
-        KernelgenError: it is another file, of another format, or damaged.
+        KernelgenError: the file is of another kind or format, or damaged.
     """
     values, tensors = read_file(path, ("general.alignment", "general.architecture", _NAME_KEY, FORMAT_KEY, WORDS_KEY))
     if values.get("general.architecture") != ARCHITECTURE:
@@ -65,10 +65,10 @@ def describe(path: Path, *, check: bool = False) -> dict[str, Any]:
 
 
 def _weight(tensor: StoredTensor, words: list[int]) -> dict[str, Any]:
-    """Returns what eight words say of a weight.
+    """Decodes the eight words of a weight.
 
     Raises:
-        KernelgenError: they are not those that were written.
+        KernelgenError: the words are damaged.
     """
     kind, layout = TYPES_BY_NUMBER.get(words[0] & ((1 << LAYOUT_SHIFT) - 1)), _LAYOUTS.get(words[0] >> LAYOUT_SHIFT)
     ne = words[1], words[2], words[3], words[4]
@@ -83,6 +83,6 @@ def _weight(tensor: StoredTensor, words: list[int]) -> dict[str, Any]:
 
 
 def line(weight: dict[str, Any]) -> str:
-    """Returns a weight as a line for people."""
+    """Returns the description of a weight as one line of text."""
     shape = ",".join(map(str, weight["shape"]))
     return f"{weight['name']}: ({shape})/{weight['dtype']} in {weight['layout']}, {weight['size']} bytes"

@@ -1,8 +1,7 @@
-"""Cuts a graph into segments, each to be one kernel: a model repeats itself, and a repeat is one kernel that runs many times.
+"""Cuts a graph into segments, each for one kernel: a model repeats its layers, and one kernel computes all equal layers.
 
-Where it repeats is told by its ops alone, and not by names: the period with the largest cover. Where a period begins is chosen so
-that few results leave it: between a model's layers that is one. Types of weights may differ from layer to layer; such segments are
-different kernels.
+The repeats are found by ops alone, not by names: they have the period that covers the most nodes. A period begins where the fewest
+results cross, which is one between a model's layers. Layers whose weights have different types become different kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kernelgen.model.graphs import Graph
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Nodes `start` to `end`, without the latter."""
+    """The nodes from `start` up to, but not including, `end`."""
 
     start: int
     end: int
@@ -27,11 +26,11 @@ class Segment:
 
 
 def layers(graph: Graph, *, at_once: int = 1) -> list[Segment]:
-    """Returns a graph's segments: its repeats, and what is before, between and behind them.
+    """Returns a graph's segments: its repeats, and the nodes before and behind them.
 
     Args:
         graph: the graph.
-        at_once: repeats that a segment has; the last one has what is left.
+        at_once: the number of repeats in a segment; the last segment has the rest.
     """
     n = len(graph.nodes)
     found = _period(tuple(node.op for node in graph.nodes))
@@ -39,9 +38,9 @@ def layers(graph: Graph, *, at_once: int = 1) -> list[Segment]:
         return whole(graph)
     period, first, last, count = found
     cost = crossing(graph)
-    # What repeats is longer than its whole repeats: they may begin at any of the first places of it.
+    # The range that repeats is longer than its whole repeats, so these may begin at any of its first nodes.
     slack = last - first - count * period
-    # The first of the places from which all repeats begin, and at which the fewest results are handed on.
+    # The first of the places with the fewest results crossing the edges of all repeats.
     start = min(
         range(first, first + slack + 1),
         key=lambda s: (sum(cost[s + k * period] for k in range(count + 1)), s),
@@ -57,12 +56,12 @@ def whole(graph: Graph) -> list[Segment]:
 
 
 def at(graph: Graph, places: set[int]) -> list[Segment]:
-    """Returns what is between these places, the beginning and the end."""
+    """Returns the segments between these places, the beginning and the end."""
     return _segments(graph, {0, *places, len(graph.nodes)})
 
 
 def _segments(graph: Graph, edges: set[int]) -> list[Segment]:
-    """Returns what is between these places, the first of which is cut behind the embedding unless hardly anything is left then."""
+    """Returns the segments between these edges, with another edge behind the embedding unless there is one near it."""
     embedding = _embedding(graph)
     if all(not 0 < edge <= embedding + 1 for edge in edges):
         edges = edges | {embedding}
@@ -70,8 +69,9 @@ def _segments(graph: Graph, edges: set[int]) -> list[Segment]:
 
 
 def _embedding(graph: Graph) -> int:
-    """Returns how many nodes at the beginning look rows up in what is given to the graph: the tokens' embedding and the like, which
-    llama.cpp computes on the CPU whatever a device can do.
+    """Returns the number of nodes at the beginning that look up rows of the graph's inputs, such as the tokens' embedding.
+
+    llama.cpp always computes these on the CPU.
     """
     given = [
         node.op == "get_rows" and all(at is None or graph.roots[at.root].node is None for at in wires.inputs)
@@ -81,7 +81,7 @@ def _embedding(graph: Graph) -> int:
 
 
 def crossing(graph: Graph) -> list[int]:
-    """Returns for each place between nodes, from before the first to behind the last, how many results are read across it."""
+    """Returns the number of results that are read across each place between nodes, from before the first to behind the last."""
     last: dict[int, int] = {}
     for i, wires in enumerate(graph.wires):
         for at in wires.inputs:
@@ -98,7 +98,7 @@ def crossing(graph: Graph) -> list[int]:
 
 @functools.lru_cache(maxsize=16)  # a model's graphs of all sizes have the same ops
 def _period(tokens: tuple[Hashable, ...]) -> tuple[int, int, int, int] | None:
-    """Returns (period, first, end of what repeats, whole repeats) with the largest cover; None where nothing repeats."""
+    """Returns (period, first, end of the range that repeats, whole repeats) with the largest cover; None without repeats."""
     n = len(tokens)
     best: tuple[int, int, int, int] | None = None
     for period in range(1, n // 2 + 1):
@@ -109,28 +109,28 @@ def _period(tokens: tuple[Hashable, ...]) -> tuple[int, int, int, int] | None:
                 continue
             # `run` ops in a row are equal to those a period later, so `run + period` of them repeat.
             count = (run + period) // period
-            # Of equal covers the shorter period, which is found first: a pair of layers is not a layer.
+            # If covers are equal, the shorter period wins, which is found first: a pair of layers is not a layer.
             if count > 1 and (best is None or count * period > best[3] * best[0]):
                 best = (period, i - run, i + period, count)
             run = 0
-    # Two nodes that are alike are not layers.
+    # Repeats that cover less than half of the nodes are not layers.
     return best if best is not None and 2 * best[3] * best[0] >= n else None
 
 
 def _before(start: int, period: int, cost: Sequence[int]) -> list[int]:
-    """Returns where to cut what is before the repeats: it may be a layer of another kind, and what comes before that."""
+    """Returns where to cut the nodes before the repeats, which may have a layer of another kind at their end."""
     if start <= period + period // 2:
         return []
     return [_cheapest(max(1, start - period - period // 2), start - period // 2, start - period, cost)]
 
 
 def _behind(end: int, n: int, period: int, cost: Sequence[int]) -> list[int]:
-    """Returns where to cut what is behind the repeats: it may be a layer of another kind, and what comes after that."""
+    """Returns where to cut the nodes behind the repeats, which may have a layer of another kind at their beginning."""
     if n - end <= period // 2:
         return []
     return [_cheapest(end + period // 2, min(n - 1, end + period + period // 2), end + period, cost)]
 
 
 def _cheapest(low: int, high: int, near: int, cost: Sequence[int]) -> int:
-    """Returns the place from `low` to `high` at which the fewest results are handed on; of equal ones the nearest to `near`."""
+    """Returns the place from `low` to `high` that the fewest results cross; of equal places the nearest to `near`."""
     return min(range(low, high + 1), key=lambda place: (cost[place], abs(place - near), place))

@@ -1,11 +1,10 @@
-"""Runs llama.cpp's convert_hf_to_gguf.py for the header alone: a program for a Python that has what the converter needs.
+"""Runs llama.cpp's convert_hf_to_gguf.py for the header alone, in a Python that has the converter's packages.
 
     python run_converter.py MEMORY TREE FOLDER OUTPUT REPORT
 
-MEMORY is how many bytes of private memory the program may have, TREE llama.cpp's source tree, FOLDER the checkpoint, OUTPUT the
-GGUF file to write, REPORT a JSON file that says how it went: `error`, with `missing` when a Python module is; `notes`. The
-converter's tensors are lazy: what it does with them is followed by shape and type, and no data is written. Nothing of kernelgen is
-imported here.
+MEMORY is the limit of private memory in bytes, TREE llama.cpp's source tree, FOLDER the checkpoint, and OUTPUT the GGUF file to
+write. REPORT is a JSON file to write: it has `notes`, and after a failure `error`, with the name of a `missing` Python module. The
+converter's tensors are lazy: they have shapes and types, and the program writes no data. It imports nothing of kernelgen.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ DTYPES = {"float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2)}
 """safetensors' names of a configuration's types, and their bytes."""
 
 DEFAULT_DTYPE = "float32"
-"""What transformers takes when a configuration does not say."""
+"""The type that transformers uses if a configuration has none."""
 
 
 class Errors(logging.Handler):
-    """Keeps the last error that the converter logs: it says no more when it exits."""
+    """Keeps the last error that the converter logs, because its exit has no message."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -42,7 +41,7 @@ class Errors(logging.Handler):
 def main() -> int:
     memory, tree, folder, output, report = sys.argv[1:]
     limit(int(memory))
-    sys.path[0] = tree  # this program's folder has modules of other meanings
+    sys.path[0] = tree  # this program's folder has other modules with names that the converter imports
     errors = Errors()
     logging.getLogger().addHandler(errors)
     notes: list[str] = []
@@ -62,14 +61,14 @@ def main() -> int:
 
 
 def limit(memory: int) -> None:
-    """Bounds the memory that the process may ask for; files that are mapped and only read are not counted."""
+    """Limits the private memory of the process; mapped files that are only read do not count."""
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     most = memory if most == resource.RLIM_INFINITY else min(memory, most)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
 def convert(folder: Path, output: str, notes: list[str]) -> None:
-    # the converter's modules are llama.cpp's, which is not there when this is checked
+    # The type checker does not have these modules, because llama.cpp's tree is not there.
     converter: Any = importlib.import_module("convert_hf_to_gguf")
     gguf: Any = importlib.import_module("gguf")
     if not any(folder.glob("*.safetensors")):
@@ -89,7 +88,7 @@ def convert(folder: Path, output: str, notes: list[str]) -> None:
     try:
         converter.main()
     except FileNotFoundError as error:
-        # Some models' embeddings are cut to the tokenizer's size, which is read before the vocabulary is.
+        # The converter cuts some models' embeddings to the tokenizer's size, and reads that before the vocabulary.
         if Path(str(error.filename)) != folder / "tokenizer.json":
             raise
         size = write_tokenizer(folder)
@@ -100,7 +99,7 @@ def convert(folder: Path, output: str, notes: list[str]) -> None:
 
 
 def write_tokenizer(folder: Path) -> int:
-    """Writes a tokenizer of as many words as the configuration says that there are, and returns their number."""
+    """Writes a tokenizer with the configuration's number of words, and returns that number."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     size = config.get("vocab_size") or config["text_config"]["vocab_size"]
     words = {"model": {"vocab": {str(i): i for i in range(size)}}, "added_tokens": []}
@@ -109,14 +108,14 @@ def write_tokenizer(folder: Path) -> int:
 
 
 def without_data(writer: Any, *, progress: bool = False) -> None:
-    """In place of `GGUFWriter.write_tensors_to_file`."""
+    """Replaces `GGUFWriter.write_tensors_to_file`: writes the header alone."""
     del progress
     writer.write_ti_data_to_file()
     writer.state = type(writer.state).WEIGHTS
 
 
 def set_vocab(model: Any, vocabulary: Callable[[], None], notes: list[str]) -> None:
-    """In place of a model's `set_vocab`: kernels depend on the number of tokens alone, so a tokenizer may be missing."""
+    """Replaces a model's `set_vocab`. Kernels depend only on the number of tokens, so a tokenizer may be missing."""
     writer = model.gguf_writer
     before = [dict(values) for values in writer.kv_data]
     try:
@@ -141,7 +140,7 @@ def vocab_size(model: Any) -> int:
 
 
 def write_shapes(folder: Path) -> None:
-    """Writes a safetensors file whose data is a hole, with the tensors of the model that the configuration describes."""
+    """Writes a safetensors file with the tensors of the configuration's model; a hole replaces the data."""
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -174,7 +173,7 @@ def write_shapes(folder: Path) -> None:
 
 
 def stored(model: Any) -> dict[str, Any]:
-    """Returns what a checkpoint of a model holds: no tensor twice, and under the names that checkpoints have."""
+    """Returns the tensors of a model's checkpoint, each once, by their names in checkpoints."""
     found = {}
     seen = set()
     for name, tensor in model.state_dict(keep_vars=True).items():

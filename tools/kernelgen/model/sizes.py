@@ -16,9 +16,9 @@ NAMES = ("n_tokens", "n_kv", "n_kv_swa", "n_ctx", "n_outputs")
 FEW = (1, 8, 32, 128, 512)
 """Numbers of tokens whose kernels compute calls of any number, in chunks or padded (`kernelgen.dispatch.lengths`).
 
-Up to 128 rows of a product take as long as one (`kernelgen.dispatch.chips`): so 128 is the number for short prompts and the ends
-of long ones. 512 takes two and a half times as long, not four, and spares launches. 1 is generation. 8 and 32 halve the rows of
-padding of short prompts, which are copied. docs/reference/model-choices.md has the figures.
+1 is generation. A product of up to 128 rows takes as long as one of 1 row (`kernelgen.dispatch.chips`), so short prompts and the
+ends of long ones use 128. 512 takes two and a half times as long, not four times, and saves launches. 8 and 32 halve short
+prompts' rows of padding, which are copied. docs/reference/model-choices.md has the figures.
 """
 
 _AT_ONCE = 128
@@ -145,15 +145,17 @@ class Settings:
         return (self.any_ctx or self.grouped) and self.has_streams(n_seqs)
 
     def one_apart(self, flash_attn: bool) -> bool:
-        """Returns whether groups of a call of one sequence have its cache alone, of several: where `kernelgen.model.first_cells`
-        does not do so already.
+        """Returns whether groups of a call of one sequence have only its cache as a slot, not the caches of all sequences.
+
+        It is not necessary where `kernelgen.model.first_cells` already does so.
         """
         return self.grouped and self.has_streams(self.n_seq_max) and not (self.any_ctx and flash_attn)
 
     def tokens_in_turn(self, n_seqs: int) -> tuple[int, ...]:
-        """Returns for how many tokens of so many sequences with a cache each there are groups: a token of each; as many of each as
-        take no longer, which serve drafts and short prompts; and as many of each as a call has at most. Numbers between these are
-        padded.
+        """Returns the numbers of tokens for which calls of several sequences with separate caches have groups.
+
+        These are one token of each sequence, the most tokens that take no longer (for drafts and short prompts), and the most
+        tokens of a call. Numbers between these are padded.
         """
         fullest = min(self.n_ubatch // n_seqs, self.cells(self.n_ctx[-1]))
         each = {1, min(_AT_ONCE // n_seqs, fullest), fullest}
@@ -167,7 +169,7 @@ class Settings:
 def few(most: int) -> tuple[int, ...]:
     """Returns numbers of tokens whose kernels compute every call of 1 to `most` tokens: those in `FEW` below `most`, and `most`.
 
-    A call of `most` tokens is one chunk then, and rows are gathered from as many.
+    A call of `most` tokens is then one chunk, and GET_ROWS has a kernel for `most` rows.
     """
     return (*(n for n in FEW if n < most), most)
 
@@ -193,7 +195,7 @@ def asked(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
 
 
 def looked_at(settings: Settings, n_seqs: int) -> list[DecodeCall]:
-    """Returns the calls to which formulas are fitted: the requested calls at a few lengths of the cache, and others."""
+    """Returns the calls to which formulas are fitted: the requested calls at a few lengths of the cache, and further calls."""
     contexts = itertools.product(settings.n_ctx, settings.samplers)
     return [call for context in contexts for call in dict.fromkeys(_looked_at(settings, *context, n_seqs))]
 
@@ -228,8 +230,10 @@ def shifted(settings: Settings) -> Iterator[int]:
 
 
 def _tokens(settings: Settings, n_seqs: int, samplers: str) -> Iterable[int]:
-    """Returns the numbers of tokens of calls. Where tokens are sampled, also 1 of each sequence: no others sample as many. Where
-    sequences have a cache each of any length, also those of groups.
+    """Returns the numbers of tokens of calls.
+
+    With samplers they include one token of each sequence, because no other call samples as many tokens. With separate caches they
+    include the numbers of groups.
     """
     together = settings.tokens_in_turn(n_seqs) if settings.in_turn(n_seqs) else (n_seqs,) if samplers else ()
     return sorted({*settings.n_tokens, *together})
@@ -240,7 +244,7 @@ def _outputs(settings: Settings, n_tokens: int, n_seqs: int, samplers: str) -> l
         return [n_tokens]
     wanted = settings.n_outputs
     if settings.drafting:
-        # it reads the model's calls without outputs, and proposes tokens one by one, each with an output per sequence
+        # The draft processes the model's calls without outputs, and proposes tokens one by one with an output per sequence.
         wanted = (n_seqs,) if samplers else (0, n_seqs)
     if wanted is None:
         # llama.cpp computes a long prompt in calls of the most tokens, and only the last call has outputs. The last layer ends
@@ -263,8 +267,10 @@ def _lengths(settings: Settings, n_ctx: int, n_tokens: int, n_seqs: int) -> list
 
 
 def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
-    """Returns lengths of the cache that fit all lengths: each twice the previous one, because attention can read beyond the used
-    cells. Kernels for several sequences with separate caches cannot.
+    """Returns lengths of the cache that cover all lengths.
+
+    Each is twice the previous one, because attention can read beyond the used cells. Kernels for several sequences with separate
+    caches cannot, so these have every length.
     """
     if settings.has_streams(n_seqs) and not settings.in_turn(n_seqs):
         return range(N_KV_UNIT, cells + 1, N_KV_UNIT)
@@ -273,7 +279,7 @@ def _all_lengths(settings: Settings, cells: int, n_seqs: int) -> Iterable[int]:
 
 
 def _first(settings: Settings, lengths: list[int], n_tokens: int, n_seqs: int) -> tuple[int, ...]:
-    """Returns the first call, if its length of the cache is a requested one."""
+    """Returns the `n_kv` of the first call, (0,), if its length of the cache is requested."""
     return (0,) if pad(n_tokens if settings.kv_unified else n_tokens // n_seqs) in lengths else ()
 
 

@@ -1,4 +1,4 @@
-"""What `kernelgen model` is given, told by its content: a model, or a file that lists kernels."""
+"""Recognizes the sources of `kernelgen model` by their content: a model, or a file that lists kernels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kernelgen.ggml import model_files
 from kernelgen.model import graphs
 
 MAX_JSON = 1 << 22
-"""Bytes of a JSON document; a configuration of 10,000 kernels has fewer."""
+"""The most bytes of a JSON document; a configuration of 10,000 kernels has fewer."""
 
 MAX_LISTED = 1 << 28
-"""Bytes of any other file that lists kernels."""
+"""The most bytes of any other file that lists kernels."""
 
 _HEAD = 1 << 16
-"""Bytes in which a file shows what it is."""
+"""The number of bytes at the beginning of a file by which it is recognized."""
 
 _OPS = re.compile(rb"\s*\d+(?: +-?\d+){5,}(?: |$)", re.MULTILINE)
 _GRAPHS = re.compile(rb'\s*\{\s*"format"\s*:\s*"' + graphs.FORMAT.encode())
@@ -35,7 +35,7 @@ _TAKES = (
 
 
 class Kind(enum.Enum):
-    """What a source is."""
+    """The kinds of sources."""
 
     MODEL = "a model in a GGUF file"
     CHECKPOINT = "a Hugging Face model"
@@ -49,9 +49,9 @@ class Source:
     """A source of kernels.
 
     Attributes:
-        path: as it was given.
-        kind: what it is.
-        folder: of a checkpoint, where its files are; None when only its configuration was given.
+        path: the user's path.
+        kind: its kind.
+        folder: the folder of a checkpoint's files; None if only its configuration was given.
     """
 
     path: Path
@@ -60,10 +60,10 @@ class Source:
 
 
 def recognize(path: Path) -> Source:
-    """Returns what a file or folder is.
+    """Recognizes a file or folder.
 
     Raises:
-        KernelgenError: it can't be read, or is nothing that kernels can be derived from.
+        KernelgenError: it can't be read, or is not a source of kernels.
     """
     try:
         status = path.stat()
@@ -104,7 +104,7 @@ def _listed(path: Path, kind: Kind, size: int) -> Source:
 
 
 def _beside(path: Path, what: str) -> Source:
-    """Returns the checkpoint that a file is a part of."""
+    """Returns the checkpoint that contains a file."""
     if (path.parent / "config.json").is_file():
         return Source(path, Kind.CHECKPOINT, path.parent)
     raise KernelgenError(Diagnostic(f"{path} is {what}, and there is no config.json beside it", hint=_TAKES))
@@ -128,10 +128,10 @@ def _json(path: Path, size: int) -> Source:
 
 
 def read_json(data: bytes, file: str) -> Mapping[str, Any]:
-    """Returns a document that is an object.
+    """Parses a document that is a JSON object.
 
     Raises:
-        KernelgenError: it is none; the message says where it ends to be JSON.
+        KernelgenError: it is not JSON, with the place of the first mistake, or not an object.
     """
     try:
         value = json.loads(data.decode("utf-8-sig"))

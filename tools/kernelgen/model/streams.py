@@ -1,10 +1,10 @@
-"""Graphs in which attention of several sequences with a cache each is a node for each sequence, so that each cache is a slot.
+"""Splits attention of several sequences with separate caches into one node per sequence, so that each cache is a slot.
 
-llama.cpp computes attention of such a call in one node whose last axis is the sequences. Its strides over caches have a cache's
-length. Here a write to the caches and attention are a node for each sequence, and CONCAT puts the results after one another. A
-sequence's part of its cache, of the numbers of rows and of the mask is a tensor given to the graph, as in a call of one sequence.
-Without flash attention each node of it, from the product of keys and queries to CONT, is one for each sequence.
-The backend sees a call's graph alike (`backend/ggml-neuron/select/streams.h`).
+llama.cpp computes attention of such a call in one node whose last axis is the sequences. Its strides over the caches depend on a
+cache's length. This module replaces each write to the caches and each attention by one node per sequence, and joins the results
+with CONCAT. A sequence's part of the caches, of the row numbers and of the mask becomes an input of the graph, as in a call of one
+sequence. Without flash attention it splits every node from the product of keys and queries to CONT.
+The backend splits a call's graph in the same way (`backend/ggml-neuron/select/streams.h`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _ROWS, _NUMBERS, _INTO = range(3)
 _Q, _K, _V, _MASK = range(4)
 """The sources of FLASH_ATTN_EXT."""
 _TOKENS = 2
-"""The axis of the tokens in the result of attention."""
+"""The axis of the tokens in the result of FLASH_ATTN_EXT."""
 _ROWS_OF_HEADS = 1
-"""The same without flash attention, where a token's heads are a row."""
+"""The axis of the tokens in the result without flash attention, where a token's heads are one row."""
 _SOFT_MAX_MASK = 1
 _BETWEEN = ("soft_max", "scale", "tanh")
 """Ops of attention without flash attention besides products and CONT."""
@@ -33,7 +33,13 @@ _BETWEEN = ("soft_max", "scale", "tanh")
 
 @dataclass(frozen=True, slots=True)
 class _Caches:
-    """How a root is the caches of sequences: bytes of each, the first one that a call has, and how many."""
+    """The caches of sequences in a root.
+
+    Attributes:
+        stride: bytes of one cache.
+        first: the number of the call's first cache.
+        n: the number of the call's caches.
+    """
 
     stride: int
     first: int
@@ -42,7 +48,7 @@ class _Caches:
 
 @dataclass
 class _Made:
-    """A graph as it is made, node by node."""
+    """A graph that is built node by node."""
 
     nodes: list[ExportedNode] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -56,17 +62,17 @@ class _Made:
 
 
 class Streams:
-    """Makes such graphs; equal nodes of them are one object, as those of a reader are."""
+    """Makes such graphs. Equal nodes are one object, as in the graphs of `GraphReader`."""
 
     def __init__(self) -> None:
         self._nodes: dict[ExportedNode, ExportedNode] = {}
 
     def of(self, graph: Graph) -> Graph:
-        """Returns a graph whose attention is of one sequence each, or the graph as it was where it has none of several."""
+        """Returns a graph with one attention per sequence; the same graph if it has no attention of several caches."""
         return self.split(graph)[0]
 
     def split(self, graph: Graph, left: Set[int] = frozenset()) -> tuple[Graph, Sequence[int]]:
-        """Returns such a graph, and for each of its nodes the number of the one that it is (a part of). Those of `left` stay."""
+        """Returns such a graph, and for each of its nodes the number of the original node. Nodes in `left` are not split."""
         unfused = list(_unfused(graph, left))
         caches = dict(_caches(graph, left, unfused))
         if not caches:
@@ -77,7 +83,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class _Unfused:
-    """Attention without flash attention: its nodes, and those of them whose first source is caches."""
+    """Attention without flash attention: its nodes, and the ones among them whose first source is caches."""
 
     nodes: tuple[int, ...]
     reading: frozenset[int]
@@ -88,7 +94,7 @@ class _Unfused:
 
 
 def _caches(graph: Graph, left: Set[int], unfused: Sequence[_Unfused]) -> Iterator[tuple[int, _Caches]]:
-    """Yields the roots that attention of several sequences reads, except for that of nodes that are left whole."""
+    """Yields the roots with caches that attention of several sequences reads, except for attention that is not split."""
     found: dict[int, _Caches | None] = {}
 
     def note(t: Shape | None, at: At | None, is_split: bool) -> None:
@@ -108,13 +114,13 @@ def _caches(graph: Graph, left: Set[int], unfused: Sequence[_Unfused]) -> Iterat
 
 
 def _is_of_several(graph: Graph, t: Shape, at: At) -> bool:
-    """Whether a tensor is of the cache of one of several sequences, or of several of them."""
+    """Whether a tensor is a view of the caches of one or several of a root's sequences."""
     size = graph.roots[at.root].shape.storage_bytes
     return size > t.nb[3] > 0 == size % t.nb[3]
 
 
 def _unfused(graph: Graph, left: Set[int]) -> Iterator[_Unfused]:
-    """Yields attention without flash attention of several sequences with a cache each, of which nothing is left whole."""
+    """Yields each attention without flash attention of several sequences with separate caches, unless its end is in `left`."""
     readers: dict[int, int] | None = None
     for last, (node, wires) in enumerate(zip(graph.nodes, graph.wires, strict=True)):
         heads = node.inputs[0] if node.op == "cont" and last not in left else None
@@ -152,7 +158,7 @@ def _unfused(graph: Graph, left: Set[int]) -> Iterator[_Unfused]:
 
 
 def _is_masked(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
-    """Whether a SOFT_MAX has a mask of all sequences, which is given to the graph."""
+    """Whether a SOFT_MAX has a mask of all sequences that is an input of the graph."""
     mask = node.inputs[_SOFT_MAX_MASK] if len(node.inputs) > _SOFT_MAX_MASK else None
     at = wires.inputs[_SOFT_MAX_MASK] if mask is not None else None
     if mask is None or at is None:
@@ -163,7 +169,7 @@ def _is_masked(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
 
 
 def _is_split(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
-    """Whether attention is of sequences with a cache each: all of the mask, too, and each result fills its own memory."""
+    """Whether attention is of sequences with separate caches, reads the whole mask, and fills the memory of its result."""
     q, k, v, mask = node.inputs[:4]
     where = wires.inputs[_MASK]
     if q is None or k is None or v is None or mask is None or where is None:
@@ -181,7 +187,7 @@ def _is_split(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
 
 
 class _Splitting:
-    """The making of one graph."""
+    """Splits one graph."""
 
     def __init__(
         self,
@@ -195,9 +201,9 @@ class _Splitting:
         self.originals: list[int] = []
         self._made = _Made()
         self._roots = dict(graph.roots)
-        self._parts: dict[tuple[int, int], int] = {}  # of a root's parts, their own
+        self._parts: dict[tuple[int, int], int] = {}  # the root of a root's part, by its offset
         self._number = itertools.count(max(graph.roots) + 1)
-        self._between: dict[int, list[int]] = {}  # of a root, those of each sequence's part
+        self._between: dict[int, list[int]] = {}  # the roots of a root's sequences
         self._unfused = {
             i: attention
             for attention in unfused
@@ -236,7 +242,7 @@ class _Splitting:
         )
 
     def _split(self, node: ExportedNode, name: str, wires: Wires) -> bool:
-        """Adds a node for each sequence. Returns False where it is none of several."""
+        """Adds a node for each sequence. Returns False if the node is not of several sequences."""
         if node.op == "set_rows":
             return self._write(node, name, wires)
         return node.op == "flash_attn_ext" and self._attend(node, name, wires)
@@ -245,7 +251,7 @@ class _Splitting:
         return self._known.setdefault(node, node)
 
     def _part(self, root: int, begin: int, shape: Shape) -> int:
-        """Returns the root of a part of a root that is given to the graph."""
+        """Returns the root of a part of `root`, which is an input of the graph."""
         if (root, begin) not in self._parts:
             self._parts[root, begin] = next(self._number)
             whole = self._graph.roots[root]
@@ -253,14 +259,14 @@ class _Splitting:
         return self._parts[root, begin]
 
     def _cache(self, root: int, i: int, row: Shape) -> tuple[At, int]:
-        """Returns where the cache of a call's sequence begins, and how many rows it has."""
+        """Returns the place of the cache of the call's i-th sequence, and its number of rows."""
         caches = self._caches[root]
         rows = caches.stride // row.nb[1]
         begin = (caches.first + i) * caches.stride
         return At(self._part(root, begin, _matrix(row, rows)), 0), rows
 
     def _write(self, node: ExportedNode, name: str, wires: Wires) -> bool:
-        """Adds a write for each sequence. Returns False where it is not one to the caches of several."""
+        """Adds a write for each sequence. Returns False if the node does not write to the caches of several sequences."""
         caches = self._caches.get(wires.output.root)
         rows, numbers, into = node.inputs
         given, at, _ = wires.inputs
@@ -283,7 +289,7 @@ class _Splitting:
         return True
 
     def _attend(self, node: ExportedNode, name: str, wires: Wires) -> bool:
-        """Adds attention of each sequence, and what puts the results after one another. Returns False where it is of one."""
+        """Adds attention for each sequence, and joins the results. Returns False if it is not of several caches."""
         q, k, v, mask = node.inputs[:4]
         at = wires.inputs
         where = at[_K], at[_V]
@@ -317,7 +323,7 @@ class _Splitting:
         return True
 
     def _join(self, results: Sequence[At], output: Shape, name: str, place: At, axis: int) -> None:
-        """Adds what puts the results of sequences after one another, as a node's."""
+        """Adds the CONCATs that join the results of sequences along `axis`; the last one writes to `place`."""
         if len(results) == 1:
             self._made.wires[-1] = replace(self._made.wires[-1], output=place)
             del self._roots[results[0].root]
@@ -336,9 +342,7 @@ class _Splitting:
             joined, shape = to, longer
 
     def _attend_without(self, i: int) -> None:
-        """Adds a node of attention without flash attention for each sequence, and behind the last one what puts the results after
-        one another.
-        """
+        """Adds a node of attention without flash attention for each sequence, and after the last node joins the results."""
         node, name, wires = self._graph.nodes[i], self._graph.names[i], self._graph.wires[i]
         attention = self._unfused[i]
         n = self._graph.nodes[attention.nodes[0]].output.ne[3]
@@ -362,7 +366,15 @@ class _Splitting:
             self._between[wires.output.root] = [at.root for at in results]
 
     def _source(self, t: Shape, at: At, i: int, *, cache: bool, part: bool) -> At:
-        """Returns what the i-th sequence has of a source of attention: `part`, whether it is given to the graph for each."""
+        """Returns the place of the i-th sequence's part of a source.
+
+        Args:
+            t: the source.
+            at: its place.
+            i: the sequence.
+            cache: whether the source is caches.
+            part: whether each sequence's part becomes an input of the graph.
+        """
         if cache:
             row = Shape(t.dtype, (t.ne[0], t.ne[1], 1, 1), t.nb)
             return At(self._cache(at.root, i, row)[0].root, at.offset % self._caches[at.root].stride)
@@ -387,7 +399,7 @@ def _longer(t: Shape, n: int, axis: int) -> Shape:
 
 
 def _matrix(t: Shape, rows: int, columns: int | None = None) -> Shape:
-    """Returns a matrix of a tensor's rows, of other ones."""
+    """Returns a matrix of `rows` rows of a tensor; with `columns`, of contiguous rows of that many elements."""
     ne = t.ne[0] if columns is None else columns
     row = t.nb[1] if columns is None else columns * t.nb[0]
     return Shape(t.dtype, (ne, rows, 1, 1), (t.nb[0], row, row * rows, row * rows))

@@ -1,4 +1,4 @@
-"""Derived kernels as the text of a manifest: one that can be read, edited and checked in."""
+"""Writes derived kernels as the text of a manifest, which people can read, edit and check in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelgen.model.sizes import NAMES
 
 _WIDTH = 150
 _LONG = 200
-"""Lines of an entry from which on it is repeated by YAML's merge key."""
+"""An entry of this many lines or more is repeated by YAML's merge key."""
 _MODEL_TYPE = "transformer"
 """`--model-type` of graph kernels: with neuronx-cc 2.27 on trn1, layers had 15 to 35 times fewer runs of spills, compiled in a
 quarter less time and ran in a tenth less than with `generic`."""
@@ -25,16 +25,15 @@ quarter less time and ran in a tenth less than with `generic`."""
 
 @dataclass(frozen=True, slots=True)
 class ManifestHead:
-    """What stands above the kernels.
+    """The part of a manifest before the kernels.
 
     Attributes:
-        name: of the manifest.
-        targets: to build for.
-        description: for readers.
-        comment: lines that say what the manifest is made of.
-        weights: the layouts that weights are asked for in, for all targets or for each; a layout of some weights is a mapping, as
-            YAML writes it.
-        lnc: physical cores of a logical one; None for the targets' own.
+        name: the manifest's name.
+        targets: the targets to build for.
+        description: a text for readers.
+        comment: lines that name the manifest's sources.
+        weights: the requested layouts of weights, for all targets or for each; a layout of some weights is a mapping in YAML.
+        lnc: physical cores of a logical core; None for each target's default.
     """
 
     name: str
@@ -93,7 +92,7 @@ def _weights(weights: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _broken(text: str) -> list[str]:
-    """Returns a line as several where it is long; items of the innermost list begin at one column."""
+    """Wraps a long line; items of the innermost list begin at one column."""
     return textwrap.wrap(
         text,
         _WIDTH,
@@ -104,7 +103,7 @@ def _broken(text: str) -> list[str]:
 
 
 def _shared(entries: Sequence[DerivedKernel | GraphEntry]) -> dict[str, list[int]]:
-    """Returns the sizes that kernels depend on, and all their values."""
+    """Returns the sizes on which kernels depend, and all their values."""
     found: dict[str, set[int]] = {}
     for entry in entries:
         for name in entry.kernel.names:
@@ -113,7 +112,7 @@ def _shared(entries: Sequence[DerivedKernel | GraphEntry]) -> dict[str, list[int
 
 
 def _conditions(shared: Mapping[str, Sequence[int]]) -> list[str]:
-    """Returns what any call fulfils."""
+    """Returns the conditions that all calls fulfil."""
     pairs = (
         ("n_outputs", "n_tokens"),
         ("n_tokens", "n_kv"),
@@ -147,7 +146,7 @@ def _entry(entry: DerivedKernel, shared: Mapping[str, Sequence[int]], where: Seq
 def _sizes(
     entry: DerivedKernel | GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]
 ) -> list[list[str]]:
-    """Returns the lines that say for which sizes an entry stands; more than once where it is to be repeated."""
+    """Returns the lines with the sizes of an entry, once for each time that the entry is to be repeated."""
     found = []
     for batch, own in _batches(entry, shared, where):
         more = []
@@ -198,7 +197,7 @@ def _graph(entry: GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequen
     first, *others = _sizes(entry, shared, where)
     if len(lines) < _LONG or any(len(more) != len(first) for more in others):
         return [line for more in (first, *others) for line in (*lines, *more)]
-    # What is repeated is most of the manifest: it is there once.
+    # Large entries are most of the manifest, so the text of each is there once.
     again = [line for more in others for line in (f"  - <<: *{entry.name}", *more)]
     head = [f"  - &{entry.name}", f"    name: {entry.name}"] if others else lines[:1]
     return [*head, *lines[1:], *first, *again]
@@ -211,9 +210,9 @@ def _comment(entry: DerivedKernel) -> str:
 def _batches(
     entry: DerivedKernel | GraphEntry, shared: Mapping[str, Sequence[int]], where: Sequence[str]
 ) -> list[tuple[dict[str, list[int]], list[str] | None]]:
-    """Returns what an entry says beside the manifest's `sizes` and `where`, so that it stands for its calls and for no others.
+    """Returns the `batch` and the `where` that an entry needs besides the manifest's, so that it covers exactly its calls.
 
-    More than one where no one batch does it: then the kernel is listed for each number of tokens.
+    If no single batch does, it returns several: the entry is then listed for each value of its first size.
     """
     names = entry.kernel.names
     wanted = set(entry.values)
@@ -237,7 +236,7 @@ def _batches(
 
 
 def _products(rows: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
-    """Returns rows as products of lists: as one where they are one, else each by itself."""
+    """Returns rows as products of lists: one product if they are one, else a product for each row."""
     columns = tuple(tuple(sorted(set(column))) for column in zip(*rows, strict=True))
     if math.prod(map(len, columns)) == len(rows):
         return [columns]
@@ -250,7 +249,7 @@ _COMPARE = {"<=": int.__le__, ">=": int.__ge__}
 def _combinations(
     names: Sequence[str], values: Mapping[str, Sequence[int]], where: Sequence[str]
 ) -> set[tuple[int, ...]]:
-    """Returns the combinations that a manifest with these values and conditions stands for."""
+    """Returns the combinations of sizes that a manifest with these values and conditions covers."""
     found = set()
     for combination in itertools.product(*(values[name] for name in names)):
         point = dict(zip(names, combination, strict=True))
@@ -265,7 +264,7 @@ def _holds(condition: str, point: Mapping[str, int]) -> bool:
     for side in (left, right):
         factors = [f.strip() for f in side.split("*")]
         if any(f in NAMES and f not in point for f in factors):
-            return True  # not applied
+            return True  # a condition on a size that the kernel does not depend on is not applied
         sides.append(math.prod(point[f] if f in NAMES else int(f) for f in factors))
     return _COMPARE[operator.strip()](*sides)
 
@@ -288,7 +287,7 @@ def _param(value: ParamValue | Formula) -> str:
         if math.isinf(value):
             return ".inf" if value > 0 else "-.inf"
         shown = repr(value)
-        # readers of YAML 1.1 take 1e-05 for a text
+        # readers of YAML 1.1 parse 1e-05 as a string
         mantissa, e, exponent = shown.partition("e")
         return shown if not e else f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent):+d}"
     return str(value)
@@ -300,7 +299,7 @@ def _describe(entry: DerivedKernel) -> str:
 
 
 def _wrapped(head: str, values: Sequence[int]) -> list[str]:
-    """Returns a list of figures, on as many lines as it takes."""
+    """Returns a list of numbers, wrapped to several lines."""
     lines = [head]
     for i, value in enumerate(values):
         item = f"{value}{', ' if i + 1 < len(values) else ']'}"

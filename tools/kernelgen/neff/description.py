@@ -7,7 +7,7 @@ The header of a real NEFF contains neither compiler nor target. Both are in its 
     sgNN/def.json             `var`: the inputs and outputs of a core, with sizes in bytes
     sgNN/tensor_map.json      their types and shapes
 
-A simulated NEFF has the same members. The form is that of neuronx-cc 2.0 to 2.24 (docs/reference/compilers.md). This module does
+A simulated NEFF has the same members. neuronx-cc 2.0 to 2.24 write this form (docs/reference/compilers.md). This module does
 not read the device's code.
 """
 

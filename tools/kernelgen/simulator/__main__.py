@@ -1,4 +1,4 @@
-"""`python -m kernelgen.simulator --socket FD`: not for people. The simulator's libnrt starts it and tells it what to do."""
+"""`python -m kernelgen.simulator --socket FD`: the simulator's libnrt starts it and sends it requests. Users do not call it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="kernelgen.simulator", description="the helper of the simulator's libnrt")
     parser.add_argument("--socket", type=int, required=True, metavar="FD", help="an inherited socket")
     fd = parser.parse_args().socket
-    # The client's other descriptors came along; a pipe that is kept open here would keep its reader waiting.
+    # Closes the inherited descriptors of the client: a pipe that stays open here would keep its reader waiting.
     os.closerange(3, fd)
     os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
     os.set_inheritable(fd, False)
     control = socket.socket(fileno=fd)
 
-    # Nothing here multiplies matrices with NumPy, whose threads for that spin for a while wherever it is imported.
+    # NumPy's threads for matrix products spin for a while after the import, and this process has no such products.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     from kernelgen.simulator.server import serve

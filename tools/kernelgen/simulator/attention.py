@@ -1,11 +1,11 @@
-"""Rewrites products of attention with a cache into calls of functions of the simulator's library, which read it where it lies.
+"""Rewrites attention's products with a cache into calls of the simulator's library, which reads the cache in place.
 
-A cache has the vectors of all heads of a cell together, and a product of each head has them cell by cell. XLA would copy the whole
-cache for that, in the other order and as float32, and before that it would write the row of a new token into a copy of its own. The
-library's functions (backend/simulator/src/attention*) read each vector where it is: in the cache, or in the row that is to be
-written there. Results differ only in the order of sums.
+A cache stores the vectors of all heads of a cell together, but the product of a head reads its vectors cell by cell. XLA would copy
+the whole cache in that order and as float32, after writing a new token's row into another copy. The library's functions
+(backend/simulator/src/attention*) read each vector in place: from the cache, or from the row to be written. Results differ only in
+the order of sums.
 
-Only the simulator's copy of the HLO changes, and only where its library has been loaded (`weights.load`).
+This rewrite changes only the simulator's copy of the HLO, and only if the library is loaded (`weights.load`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ F16 = 10
 """XLA's number of the element type."""
 
 TYPES = (F16, BF16, F32)
-"""Of a cache, by the number that the library has for each (`cache_type` in attention.h)."""
+"""The types of a cache, by the library's numbers (`cache_type` in attention.h)."""
 
 MAX_ROWS = 32
-"""Rows of a head at most: with many more, XLA's product of matrices is quicker, though it copies the cache first."""
+"""The most rows of a head. With many more, XLA's matrix product is faster, although it copies the cache first."""
 
 MIN_ELEMENTS = 1 << 12
-"""Of the cache: with fewer a call takes longer than it saves."""
+"""The fewest elements of the cache. With fewer, the call takes longer than it saves."""
 
 STEP = 16
-"""The functions take so many elements of a vector at a time."""
+"""The number of elements of a vector that the functions process at a time."""
 
 
 def rewrite(hlo: bytes) -> bytes:
     """Returns a serialized `HloModuleProto` that computes the same, its products with a cache rewritten.
 
-    It returns `hlo` where no library was loaded.
+    It returns `hlo` if no library is loaded.
 
     Raises:
         ValueError: `hlo` is not a module.
@@ -69,12 +69,12 @@ def rewrite(hlo: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Vectors:
-    """An array as it lies in memory, with its axes in another order.
+    """An array in memory, and a view of it with other axes.
 
     Attributes:
-        array: the instruction that makes it.
-        update: what is written to it before; None: nothing.
-        view: the axes and their strides, as those of a NumPy array of one byte for each element.
+        array: the instruction that produces it.
+        update: the update that is written to it before it is read; None for none.
+        view: the axes and their strides, as a NumPy array with one byte per element.
     """
 
     array: Any
@@ -83,7 +83,7 @@ class Vectors:
 
     @staticmethod
     def of(instruction: Any, by_id: Mapping[int, Any]) -> Vectors | None:
-        """Returns the array that an instruction gives the elements of; None when it changes some, or a copy is needed."""
+        """Returns the array whose elements an instruction returns; None if it changes elements or needs a copy."""
         steps = []
         while instruction.opcode in ("reshape", "transpose") or _is_exact(instruction, by_id):
             steps.append(instruction)
@@ -103,7 +103,7 @@ class Vectors:
 
 
 def _is_exact(instruction: Any, by_id: Mapping[int, Any]) -> bool:
-    """Returns whether an instruction makes float32 of numbers of a cache."""
+    """Returns whether an instruction converts a cache's type to float32, which is exact."""
     if instruction.opcode != "convert" or instruction.shape.element_type != F32:
         return False
     return by_id[instruction.operand_ids[0]].shape.element_type in TYPES
@@ -114,12 +114,12 @@ class Product:
     """A product of rows and the vectors of a cache, for each head.
 
     Attributes:
-        rows: the instruction that makes the rows.
-        order: their axes: of heads, of rows, the one that is summed up.
+        rows: the instruction that produces the rows.
+        order: the rows' axes in this order: heads, rows, the contracted one.
         vectors: the cache.
-        sums: whether vectors are added up, each times an element of a row; else each is multiplied with a row.
-        heads, n_rows, cells, depth: sizes; `depth` is that of a vector.
-        head_stride, cell_stride: elements from one to the next.
+        sums: whether a result is the sum of vectors, each times an element of a row; else it is the product of a vector and a row.
+        heads, n_rows, cells, depth: sizes; `depth` is the length of a vector.
+        head_stride, cell_stride: the strides of heads and cells in elements.
     """
 
     rows: Any
@@ -134,7 +134,7 @@ class Product:
     cell_stride: int
 
     def write(self, dot: Any, writer: Writer) -> None:
-        """Writes what computes a product; `dot` becomes the last instruction."""
+        """Writes the instructions that compute the product; `dot` becomes the last one."""
         rows = writer.floats(self.rows)
         if self.order != tuple(range(len(self.order))):
             shape = tuple(rows.shape.dimensions)
@@ -154,7 +154,7 @@ class Product:
 
 
 def _product(dot: Any, by_id: Mapping[int, Any]) -> Product | None:
-    """Returns the product that an instruction is; None when it is none, or none that is rewritten."""
+    """Returns a `dot` as a product; None if it can't be rewritten."""
     if dot.shape.element_type != F32:
         return None
     rows, matrix = (by_id[i] for i in dot.operand_ids)
@@ -187,13 +187,13 @@ def _product(dot: Any, by_id: Mapping[int, Any]) -> Product | None:
 
 
 def _view(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Returns an array whose strides are those of elements that lie in order. It has no elements that may be read."""
+    """Returns an array with the strides of a row-major array. Its elements must not be read."""
     strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
     return np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, strides)
 
 
 def _reshaped(view: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any] | None:
-    """Returns a view of other axes; None when the elements would have to lie in another order."""
+    """Returns a view with another shape; None if that needs another order of elements."""
     made = view.view()
     try:
         made.shape = shape

@@ -1,10 +1,10 @@
-"""Has a program say whether a gather or scatter of it has an index out of bounds.
+"""Adds a result to a program that reports a gather or scatter with an index out of bounds.
 
-A device ends such an execution with `NRT_EXEC_OOB`: it copies from or to memory that the index names, and finds that it is not the
-tensor's. HLO gives such an index a meaning instead: a gather takes the nearest element that there is, a scatter leaves the update
-out. (AWS Neuron, "Neuron Runtime execution fails at out-of-bound access" of the runtime's troubleshooting guide.)
+A device ends such an execution with `NRT_EXEC_OOB`, because its copy would access memory outside the tensor. In HLO such an index
+is valid: a gather reads the nearest element, and a scatter omits the update. (Source: "Neuron Runtime execution fails at
+out-of-bound access" in AWS Neuron's troubleshooting guide of the runtime.)
 
-What is in the body of a loop is not looked at, nor are dynamic slices, of which AWS does not say this.
+Loop bodies are not checked. Neither are dynamic slices, for which AWS does not document this error.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _INDIRECT = ("gather", "scatter")
 
 @dataclass(frozen=True)
 class BoundsCheckedHlo:
-    """HLO that says whether its indices are in bounds.
+    """HLO that reports whether its indices are in bounds.
 
     Attributes:
-        hlo: a serialized `HloModuleProto`, whose last result is an s32: 0, or the place in `names`, from 1 on, of one with
-            such an index.
-        names: the gathers and scatters, as HLO text has them. Without any, `hlo` has no such result.
+        hlo: a serialized `HloModuleProto`. Its last result is an s32: 0, or the place in `names`, from 1 on, of an instruction
+            with an index out of bounds.
+        names: the gathers and scatters by their names in HLO text. If there are none, `hlo` has no such result.
     """
 
     hlo: bytes
@@ -39,10 +39,10 @@ class BoundsCheckedHlo:
 
 
 def check(hlo: bytes) -> BoundsCheckedHlo:
-    """Returns a module that computes the same, with one result more where it has a gather or scatter.
+    """Returns a module that computes the same, with one more result if it has a gather or scatter.
 
     Args:
-        hlo: a serialized `HloModuleProto`, no result of which is to share a parameter's memory.
+        hlo: a serialized `HloModuleProto` without aliasing of results and parameters.
 
     Raises:
         ValueError: `hlo` is not a module.
@@ -59,7 +59,7 @@ def check(hlo: bytes) -> BoundsCheckedHlo:
     flags = [writer.flag(i, *_limits(i, by_id), 1 + n, maximum) for n, i in enumerate(indirect)]
     flag = flags[0]
     for other in flags[1:]:
-        # One number for all: of several that are out of bounds the last is named.
+        # The result has one number: it names the last instruction that is out of bounds.
         flag = writer.add(flag, "maximum", (), flag, other, element_type=S32)
     root = by_id[entry.root_id]
     if root.opcode == "tuple":
@@ -73,12 +73,12 @@ def check(hlo: bytes) -> BoundsCheckedHlo:
 
 
 def _limits(instruction: Any, by_id: dict[int, Any]) -> tuple[Any, int, list[int]]:
-    """Returns the indices of a gather or scatter, the axis of them that has a number per dimension, and the largest of each."""
+    """Returns the indices of a gather or scatter, their axis with a number per dimension, and the largest valid number of each."""
     if instruction.opcode == "gather":
         operand, indices = (by_id[i] for i in instruction.operand_ids)
         numbers, dims, sizes = instruction.gather, instruction.gather.start_index_map, instruction.gather_slice_sizes
     else:
-        # Operands, indices, updates: as many updates as operands.
+        # The operands are arrays, indices and updates, with as many updates as arrays.
         count = len(instruction.operand_ids) // 2
         operand, indices, update = (by_id[instruction.operand_ids[i]] for i in (0, count, count + 1))
         numbers, dims = instruction.scatter, instruction.scatter.scatter_dims_to_operand_dims
@@ -89,9 +89,9 @@ def _limits(instruction: Any, by_id: dict[int, Any]) -> tuple[Any, int, list[int
 
 
 def _add_maximum(module: Any) -> int:
-    """Adds the computation that gives the larger of two s32, and returns its id.
+    """Adds a computation that returns the maximum of two s32, and returns its id.
 
-    Instructions that were found before are not the module's.
+    The module's instructions become new objects: earlier references to them are no longer the module's.
     """
     number = 1 + int(max(c.id for c in module.computations))
     made = type(module.computations[0])(name=f"maximum.{number}", id=number)
@@ -106,7 +106,7 @@ def _add_maximum(module: Any) -> int:
     root = writer.add(like, "maximum", (), *operands, element_type=S32)
     made.root_id = root.id
     made.instructions.extend(writer.out)
-    # XLA reads a computation before those that call it.
+    # A computation has to come before the computations that call it.
     others = list(module.computations)
     module.ClearField("computations")
     module.computations.extend([made, *others])
@@ -114,21 +114,21 @@ def _add_maximum(module: Any) -> int:
 
 
 class _Writer(Writer):
-    """Appends the instructions that look at indices."""
+    """Appends the instructions that check indices."""
 
     def flag(self, like: Any, indices: Any, axis: int, limits: list[int], number: int, maximum: int) -> Any:
-        """Returns an s32: `number` when one of the indices is out of bounds, else 0.
+        """Returns an s32: `number` if one of the indices is out of bounds, else 0.
 
         Args:
             like: any instruction.
             indices: the indices.
-            axis: of `indices`, on which each element has its own limit; the number of axes when there is only one limit.
-            limits: the largest index of each.
-            number: what is returned.
-            maximum: id of the computation that gives the larger of two s32.
+            axis: the axis of `indices` on which each element has its own limit; the number of axes if there is only one limit.
+            limits: the largest valid index of each element.
+            number: the result for an index out of bounds.
+            maximum: the id of the computation that returns the maximum of two s32.
         """
         shape = tuple(indices.shape.dimensions)
-        # In 64 bits, which hold any index of fewer bits and any limit. Clamping changes what is out of bounds, and nothing else.
+        # 64 bits hold any index of fewer bits and any limit. Clamping changes exactly the indices out of bounds.
         wide = self.add(like, "convert", shape, indices, element_type=S64)
         lowest = self._spread(like, shape, (), self._constant(like, S64, 0))
         if axis < len(shape):

@@ -1,11 +1,11 @@
-"""Keeps what XLA compiled in a folder, for processes that load the same kernels one after another: `NEURON_SIMULATOR_CACHE`.
+"""Keeps XLA's executables in a folder, for later processes that load the same kernels: `NEURON_SIMULATOR_CACHE`.
 
-A file's name is the digest of all that XLA's result depends on: the HLO, jaxlib, the CPU, how many threads it compiles for, and its
-flags. A file begins with the digest of the rest, and one that is damaged counts as missing. Nothing is ever removed: empty the
-folder when it grows too large.
+A file's name is a digest of everything on which XLA's result depends: the HLO, jaxlib, the CPU, the number of threads, and XLA's
+flags. A file begins with the digest of its rest, and a damaged file counts as missing. The cache removes no files: empty the folder
+when it grows too large.
 
-A file is code, which runs with the user's rights; its digest tells damage, not who wrote it. So the folder must be the user's own,
-and closed to others.
+A file is code that runs with the user's rights. Its digest detects damage, not a foreign author, so the folder must belong to the
+user and be closed to others.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _FORMAT = b"1"
 
 
 def folder() -> Path | None:
-    """Returns the folder that the environment names, and makes it if need be; None when it names none.
+    """Returns the folder that the environment names, and creates it if it is missing; None if it names none.
 
     Raises:
-        ValueError: it can't be made, or other users may write to it or read it.
+        ValueError: the folder can't be created, or other users may write to it or read it.
     """
     name = os.environ.get(VARIABLE)
     if not name:
@@ -41,7 +41,7 @@ def folder() -> Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(path):
-            path.mkdir(mode=0o700, exist_ok=True)  # another process may be as quick
+            path.mkdir(mode=0o700, exist_ok=True)  # another process may create it at the same time
         info = path.lstat()
     except OSError as error:
         raise ValueError(f"{VARIABLE}={name} can't be made: {error.strerror}") from error
@@ -63,10 +63,10 @@ def folder() -> Path | None:
 
 
 def compiled(hlo: bytes, compile_: Callable[[bytes], Executable]) -> Executable:
-    """Returns the executable of a serialized `HloModuleProto`: from the folder, else from `compile_`, and then it is kept.
+    """Returns the executable of a serialized `HloModuleProto` from the folder; otherwise compiles it and stores it there.
 
     Raises:
-        ValueError: as `compile_` and `folder` do.
+        ValueError: see `compile_` and `folder`.
     """
     kept = folder()
     if kept is None:
@@ -82,7 +82,7 @@ def compiled(hlo: bytes, compile_: Callable[[bytes], Executable]) -> Executable:
 
 
 def _load(file: Path) -> Any:
-    """Returns XLA's executable; None when there is none, or none that it takes."""
+    """Returns XLA's executable; None if it is missing, damaged or rejected by XLA."""
     try:
         data = file.read_bytes()
     except OSError:
@@ -94,14 +94,14 @@ def _load(file: Path) -> Any:
     xla = client()
     try:
         return xla.deserialize_executable(data[32:], _jax.DeviceList((xla.devices()[0],)), _jax.CompileOptions())
-    except Exception:  # jaxlib raises types of its own; whatever they say, the HLO can be compiled
+    except Exception:  # jaxlib raises types of its own; the HLO can be compiled instead
         return None
 
 
 def _store(file: Path, loaded: Any) -> None:
     try:
         data = loaded.serialize() if hasattr(loaded, "serialize") else loaded.client.serialize_executable(loaded)
-    except Exception:  # not everything that XLA compiles can be written down
+    except Exception:  # XLA can't serialize all executables
         return
     try:
         fileio.write_bytes(file, hashlib.sha256(data).digest() + data)
@@ -111,7 +111,7 @@ def _store(file: Path, loaded: Any) -> None:
 
 @cache
 def _machine() -> bytes:
-    """Returns a digest of what XLA's result depends on besides the HLO."""
+    """Returns a digest of everything but the HLO on which XLA's result depends."""
     from jaxlib.version import __version__ as jaxlib_version
 
     environment = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "PJRT_"))}
@@ -127,7 +127,7 @@ def _machine() -> bytes:
 
 
 def _cpu() -> bytes:
-    """Returns what the system says of the CPU: XLA generates code for exactly this one."""
+    """Returns the system's description of the CPU: XLA generates code for exactly this CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

@@ -253,7 +253,7 @@ class SimulatedDevice:
 
     Args:
         arenas: by number.
-        strict: omit inputs that no result depends on from a model's tensors, as a compiler may, and refuse indices out of
+        strict: omit inputs on which no result depends from a model's tensors, as a compiler may, and refuse indices out of
             bounds.
 
     Attributes:
@@ -283,7 +283,7 @@ class SimulatedDevice:
             count: ranks that load and execute it together; 0: a single rank, without collectives.
 
         Raises:
-            KernelgenError: it is not an undamaged simulated NEFF, or its collectives are not those of so many ranks.
+            KernelgenError: it is not an undamaged simulated NEFF, or its collectives do not allow this number of ranks.
             DeviceError: XLA does not compile it.
         """
         data = self._arenas[arena].data[offset : offset + size]
@@ -342,12 +342,12 @@ class SimulatedDevice:
 
         Args:
             request: the model and the places of its inputs and outputs, in any unique form.
-            read: reads that: the model's number; (arena, offset) of each input, then of each output; of each rank, one after the
-                other. Not called when the same was executed before.
+            read: decodes it: the model's number; (arena, offset) of each input, then of each output; of each rank, one after the
+                other. Not called if the same request was executed before.
 
         Raises:
-            DeviceError: no such model, or places that are none.
-            OutOfBounds: an index is.
+            DeviceError: the model or a place does not exist.
+            OutOfBounds: an index is out of bounds.
         """
         launch = self.launches.get(request)
         if launch is None:

@@ -1,7 +1,8 @@
-"""Mistakes that neuronx-cc was seen to make without a message, made on purpose: NEURON_SIMULATOR_FAULT names them.
+"""Reproduces wrong code that neuronx-cc generated without a message: NEURON_SIMULATOR_FAULT names the mistakes to make.
 
-`kernelgen doctor --device` looks for each, and is seen to find it with these. Others met them with neuronx-cc 2.27 on trn1 and
-trn2; which programs a release of the compiler gets wrong is not known, so each is made in every program that has the form.
+`kernelgen doctor --device` checks a device for each of them, and these mistakes test the checks. Others observed them with
+neuronx-cc 2.27 on trn1 and trn2. It is unknown which programs a release compiles wrongly, so a mistake is made in every program of
+its form.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ VARIABLE = "NEURON_SIMULATOR_FAULT"
 
 _BF16 = 16
 MANY_PRODUCTS = 4
-"""Products from which on a program counts as one of a whole layer."""
+"""A program with this many products or more counts as a whole layer."""
 
 
 def asked_for() -> frozenset[str]:
-    """Returns the mistakes that the environment asks for."""
+    """Returns the mistakes that the environment names."""
     return frozenset(MISTAKES.keys() & set(os.environ.get(VARIABLE, "").split(",")))
 
 
 def rewrite(hlo: bytes, mistakes: Iterable[str]) -> bytes:
-    """Returns a serialized `HloModuleProto` with some mistakes of `MISTAKES`, by name; the same bytes when it has no such form.
+    """Returns a serialized `HloModuleProto` with mistakes, by their names in `MISTAKES`; the same bytes if it has no such form.
 
     Raises:
         ValueError: `hlo` is not a module.
@@ -57,7 +58,7 @@ Finder = Callable[[list[Any], dict[int, Any]], dict[int, Mistake]]
 
 
 def _division(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
-    """Integers are divided through a float32 reciprocal: 6284 / 6284 is 0."""
+    """Finds divisions of integers; the mistake multiplies by a float32 reciprocal: 6284 / 6284 is 0."""
 
     def through_reciprocal(divisor: int) -> Mistake:
         def mistake(i: Any, writer: Writer) -> None:
@@ -85,7 +86,7 @@ def _division(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mista
 
 
 def _rounding(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
-    """float32 to bfloat16 and back is folded away, and rounds nothing."""
+    """Finds conversions from float32 to bfloat16 and back; the mistake removes them, so that nothing is rounded."""
 
     def unrounded(source: Any) -> Mistake:
         return lambda i, _: become_reshape(i, source)
@@ -102,7 +103,7 @@ def _rounding(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mista
 
 
 def _split(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
-    """The last axis, split into parts that are not equal, is split where equal parts would begin."""
+    """Finds splits of the last axis into unequal parts; the mistake splits where equal parts would begin."""
 
     def begins_at(start: int) -> Mistake:
         def mistake(i: Any, _: Writer) -> None:
@@ -129,7 +130,7 @@ def _split(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]
 
 
 def _row(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
-    """One row of many, read or written by its number, is 0."""
+    """Finds single rows that are read or written by their number; the mistake makes them 0."""
     found: dict[int, Mistake] = {}
     for i in instructions:
         if i.opcode == "gather":
@@ -148,7 +149,7 @@ def _row(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
 
 
 def _graph(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
-    """A program of many products loses its last one; each of its ops by itself is right."""
+    """Finds the last product of a program with many products; the mistake makes it 0. Programs of single ops stay right."""
     products = [i for i in instructions if i.opcode == "dot"]
     return {products[-1].id: _become_zero} if len(products) >= MANY_PRODUCTS else {}
 
@@ -163,7 +164,7 @@ def _become_zero(i: Any, writer: Writer) -> None:
 
 
 def _race(instructions: list[Any], by_id: dict[int, Any]) -> dict[int, Mistake]:
-    """Rows that are written to one place with different values, and read behind it: all is lost. Equal values do no harm."""
+    """Finds scatters; the mistake makes the result 0 if different values are written to one row. Equal values stay right."""
 
     def lose(i: Any, writer: Writer) -> None:
         written = writer.again(i)

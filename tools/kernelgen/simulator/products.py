@@ -1,8 +1,8 @@
 """Rewrites products of a matrix and a few rows so that XLA computes them on the CPU as fast as it reads the matrix.
 
-As emitted, XLA for the CPU first writes the whole matrix out as float32, or dequantized, and then reads it again. When the same
-product is written with the float32 matrix transposed, XLA puts all that makes the matrix's elements into the loop of the product.
-Only the simulator's copy of the HLO changes, and results only in the order of their sums.
+For the emitted HLO, XLA first writes the whole matrix to memory, converted to float32 or dequantized, and then reads it again. If
+the product has the transposed float32 matrix, XLA fuses the computation of its elements into the loop of the product.
+This rewrite changes only the simulator's copy of the HLO. Results differ only in the order of sums.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from kernelgen.hlo import proto
 from kernelgen.simulator.writing import F32, Module, Writer, become_reshape
 
 MAX_ROWS = 4
-"""Rows of the smaller operand at most: each becomes a product of its own."""
+"""The most rows of the smaller operand; each becomes a product of its own."""
 
 MAX_ROWS_UNPACKED = 1
-"""The same where the matrix is dequantized: every product does that again."""
+"""The most rows if the matrix is dequantized, because every product repeats that."""
 
 MIN_ELEMENTS = 1 << 14
-"""Of the matrix: there is nothing to gain with smaller ones."""
+"""The fewest elements of the matrix. The rewrite does not speed up smaller ones."""
 
 MAX_SUM = 4000
-"""Elements of a row at most: with 16 KiB and more, XLA does not put anything into the loop of a product."""
+"""The most elements of a row. With rows of 16 KiB and more, XLA fuses nothing into the loop of a product."""
 
 _FLOATS = {F32, 10, 16}  # float16, bfloat16
 
@@ -39,7 +39,7 @@ def rewrite(hlo: bytes) -> bytes:
     changed = False
     for computation in module.computations:
         by_id = {i.id: i for i in computation.instructions}
-        # All are found before one is written: what makes a matrix may have another product in it, which is other instructions then.
+        # Find all products before the first rewrite: the computation of a matrix may contain a product, which the rewrite replaces.
         products = {i.id: _product(i, by_id) for i in computation.instructions}
         writer.out = []
         for instruction in computation.instructions:
@@ -58,13 +58,13 @@ class _Product:
     """A product of a matrix [m, k] and the rows [n, k].
 
     Attributes:
-        rows: the instruction that makes the rows.
-        matrix: the instruction that makes the matrix.
-        n: how many rows.
-        m: rows of the matrix.
-        k: elements that are summed up.
-        last: whether those are the matrix's last axis, else its first.
-        swapped: whether the result is [m, n], else [n, m].
+        rows: the instruction that produces the rows.
+        matrix: the instruction that produces the matrix.
+        n: the number of rows.
+        m: the number of rows of the matrix.
+        k: the size of the contracted axis.
+        last: whether the contracted axis is the matrix's last; else it is its first.
+        swapped: whether the result is [m, n]; else it is [n, m].
     """
 
     def __init__(self, rows: Any, matrix: Any, sizes: tuple[int, int, int], *, last: bool, swapped: bool) -> None:
@@ -72,8 +72,8 @@ class _Product:
         self.last, self.swapped = last, swapped
 
     def write(self, dot: Any, writer: Writer) -> None:
-        """Writes the instructions that compute the product, the last of which `dot` becomes."""
-        # XLA would compute what makes the rows for each row of the matrix.
+        """Writes the instructions that compute the product; `dot` becomes the last one."""
+        # XLA would compute the rows again for each row of the matrix.
         flat = writer.computed_once(writer.floats(self.rows))
         rows = writer.add(dot, "reshape", (self.n, self.k), flat)
         matrix = writer.floats(self.matrix)
@@ -103,7 +103,7 @@ class _Product:
 
 
 def _product(dot: Any, by_id: dict[int, Any]) -> _Product | None:
-    """Returns the product that an instruction is, or None when it is none, or none that is rewritten."""
+    """Returns an instruction as a product; None if it can't be rewritten."""
     if dot.opcode != "dot" or dot.shape.element_type != F32:
         return None
     lhs, rhs = (by_id[i] for i in dot.operand_ids)
@@ -124,7 +124,7 @@ def _product(dot: Any, by_id: dict[int, Any]) -> _Product | None:
 
 
 _MOVED = {"bitcast-convert", "broadcast", "convert", "reshape", "slice", "transpose"}
-"""Opcodes that change no number, or its type alone."""
+"""Opcodes that move numbers or change only their type."""
 _COMPUTED = {
     "add",
     "and",
@@ -137,13 +137,14 @@ _COMPUTED = {
     "shift-right-logical",
     "subtract",
 }
-"""What dequantizing is made of besides."""
+"""The other opcodes of dequantizing."""
 
 
 def _max_rows(matrix: Any, by_id: dict[int, Any]) -> int:
-    """Returns how many rows a product may have to be rewritten, by what XLA would put into its loop to make the matrix.
+    """Returns the most rows of a product that is rewritten, by the computation of its matrix that XLA would fuse into its loop.
 
-    None where that joins arrays, as the scales of Q4_K and Q5_K are joined: the loop would ask for each element of which it is.
+    The result is 0 if the computation concatenates arrays, such as the scales of Q4_K and Q5_K: the loop would select the array for
+    each element.
     """
     seen: set[int] = set()
     opcodes: set[str] = set()
@@ -161,13 +162,13 @@ def _max_rows(matrix: Any, by_id: dict[int, Any]) -> int:
 
 
 class Side:
-    """One operand of a product, seen as a matrix.
+    """One operand of a product as a matrix.
 
     Attributes:
-        made_by: the instruction.
-        k: elements that are summed up.
-        free: all others.
-        last: whether the axis that is summed up is the last one; else it is before all others.
+        made_by: the instruction that produces it.
+        k: the size of the contracted axis.
+        free: the number of elements over all other axes.
+        last: whether the contracted axis is the last one; else it is the first one.
     """
 
     def __init__(self, made_by: Any, k: int, free: int, *, last: bool) -> None:
@@ -175,7 +176,7 @@ class Side:
 
     @staticmethod
     def of(made_by: Any, contracting: list[int], batch: list[int]) -> Side | None:
-        """Returns the side; None when it is not of floats, has several matrices, or its axes are in another order."""
+        """Returns the operand; None if it does not have floats, is several matrices, or has its axes in another order."""
         shape = list(made_by.shape.dimensions)
         if (
             made_by.shape.element_type not in _FLOATS

@@ -1,4 +1,4 @@
-"""What libnrt and its helper say to each other; backend/simulator/src/protocol.h is the other side and describes it."""
+"""The messages between libnrt and its helper. backend/simulator/src/protocol.h describes them and is libnrt's side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_MESSAGE = 65536
 
 
 class Operation(IntEnum):
-    """What a request asks for; its first four bytes."""
+    """The operation of a request: its first four bytes."""
 
     HELLO = 1
     LANE = 2
@@ -22,7 +22,7 @@ class Operation(IntEnum):
 
 
 class Status(IntEnum):
-    """libnrt's status codes, as far as the helper gives them."""
+    """The status codes of libnrt that the helper returns."""
 
     SUCCESS = 0
     FAILURE = 1
@@ -42,7 +42,7 @@ UNLOAD = struct.Struct("=IIQ")  # operation, 0, model
 MESSAGE = struct.Struct("=I")  # bytes of a message on a lane, which follow
 ANSWER = struct.Struct("=II")  # status, tensors
 LOADED = struct.Struct("=QQQQII")
-"""Model, bytes of its scratchpad, bytes of its code and rings, descriptors of DMA, its NeuronCore's version, collectives."""
+"""The model, bytes of its scratchpad, bytes of its code and rings, DMA descriptors, its NeuronCore's version, collectives."""
 TENSOR = struct.Struct("=IIQiIII")  # usage, dtype, size, alias, ndim, bytes of the name, 0
 
 DTYPES = {
@@ -63,19 +63,19 @@ DTYPES = {
     "f8e4m3fn": 14,
     "f8e5m2": 15,
 }
-"""libnrt's number of an element type, by XLA's name; others are 0, unknown."""
+"""libnrt's number of an element type, by XLA's name. Other types are 0, unknown."""
 
 DONE = ANSWER.pack(Status.SUCCESS, 0)
 
 
 def failed(status: Status, reason: str) -> bytes:
     """Returns the answer to a request that failed."""
-    # Cut by bytes, and well below a packet's limit: a reason can be a page of XLA's.
+    # The limit is in bytes, and well below a packet's: XLA's reasons can fill a page.
     return ANSWER.pack(status, 0) + reason.encode()[:4096]
 
 
 def tensor(usage: int, dtype: str, size: int, alias: int, shape: Sequence[int], name: str) -> bytes:
-    """Returns the description of a model's tensor, as an answer to LOAD holds it."""
+    """Returns the description of a model's tensor in the answer to LOAD."""
     text = name.encode()
     head = TENSOR.pack(usage, DTYPES.get(dtype, 0), size, alias, len(shape), len(text), 0)
     return head + struct.pack(f"={len(shape)}I", *shape) + text

@@ -1,8 +1,8 @@
-"""Makes one program of what several ranks compute together, so that XLA computes it on one device, in the same order each time.
+"""Merges the program of several ranks into one, so that XLA computes it on one device in the same order each time.
 
-Each rank runs the same HLO with inputs of its own. The program that is made has the entry computation once for each rank, and where
-the ranks meet, in a collective, it has plain HLO over the values of all of them: the sum of an `all-reduce` adds the ranks' in the
-order of their numbers, from 0 on, so that equal inputs give equal bits. What is the same on all ranks is computed once.
+Each rank runs the same HLO with inputs of its own. The merged program has the entry computation once for each rank. Plain HLO over
+the values of all ranks replaces each collective: an `all-reduce` adds them in the order of the ranks' numbers, so equal inputs give
+equal bits. Values that are the same on all ranks are computed once.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Collectives:
     """The requirements of a program's collectives.
 
     Attributes:
-        names: of the collectives, as HLO text has them.
-        groups: the ranks of each, as groups; empty: all in one group.
+        names: the names of the collectives in HLO text.
+        groups: the groups of ranks of each collective; empty: all ranks in one group.
         pairs: (source, target) ranks of each `collective-permute`.
     """
 
@@ -55,7 +55,7 @@ class Collectives:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that the program needs; 0 if any number will do."""
+        """The number of ranks that the program requires; 0 for any number."""
         numbers = [n for groups in self.groups for group in groups for n in group]
         numbers += [n for pairs in self.pairs for pair in pairs for n in pair]
         return max(numbers, default=-1) + 1
@@ -95,16 +95,16 @@ def collectives_of(hlo: bytes) -> Collectives:
 
 
 def merge(hlo: bytes, ranks: int) -> bytes:
-    """Returns a module that computes what so many ranks compute together.
+    """Returns a module that computes the results of all ranks.
 
-    Its parameters are those of rank 0, then those of rank 1, and so on; so are its results, a tuple.
+    It has the parameters of rank 0, then of rank 1, and so on. Its results have the same order, as a tuple.
 
     Args:
-        hlo: a serialized `HloModuleProto`, no result of which is to share a parameter's memory.
-        ranks: their number.
+        hlo: a serialized `HloModuleProto` without aliasing of results and parameters.
+        ranks: the number of ranks.
 
     Raises:
-        ValueError: `hlo` is not a module, or has a collective that is not executed here.
+        ValueError: `hlo` is not a module, or has an unsupported collective.
     """
     module = proto.parse(hlo, Module)
     entry = proto.entry(module)
@@ -130,7 +130,7 @@ def merge(hlo: bytes, ranks: int) -> bytes:
         shape.parameters.extend(a.shape for a in flat)
         shape.parameter_names.extend(a.name for a in flat)
         shape.result.CopyFrom(made.shape)
-    # Shardings over several devices; here is only one device.
+    # Removes shardings over several devices: the merged program runs on one.
     for field in ("spmd_output_sharding", "spmd_parameters_shardings"):
         module.ClearField(field)
     return proto.serialize(module)
@@ -141,7 +141,7 @@ class _Merger(Writer):
 
     Args:
         module: the program, a `Module`.
-        ranks: their number.
+        ranks: the number of ranks.
     """
 
     def __init__(self, module: Any, ranks: int) -> None:
@@ -155,7 +155,7 @@ class _Merger(Writer):
 
         Args:
             computation: the computation.
-            arguments: of each of its parameters, the instruction on each rank.
+            arguments: for each of its parameters, the instruction on each rank.
         """
         values: dict[int, list[Any]] = {}
         for i in computation.instructions:
@@ -304,7 +304,7 @@ class _Merger(Writer):
 
 def _meeting(module: Any) -> set[int]:
     """Returns the ids of the computations with collectives or rank numbers, directly or in computations that they call."""
-    # A computation comes after those that it calls.
+    # A computation comes after the computations that it calls.
     found: set[int] = set()
     for computation in module.computations:
         for i in computation.instructions:

@@ -1,4 +1,4 @@
-"""Requests as bytes, answered by a `SimulatedDevice`."""
+"""Decodes requests, and answers them with a `SimulatedDevice`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kernelgen.simulator.protocol import Operation, Status
 
 
 class Requests:
-    """Answers what arrives on any lane; several threads may ask at once.
+    """Answers the requests of all lanes. Thread-safe.
 
     Args:
-        device: what does the work.
+        device: the device that executes them.
 
     Attributes:
-        find: takes a request's bytes and returns the function that executes it again; None when the request is new.
+        find: returns the function that executes a request again, by the request's bytes; None if the request is new.
     """
 
     def __init__(self, device: SimulatedDevice) -> None:
@@ -25,7 +25,7 @@ class Requests:
         self.find = device.launches.get
 
     def answer(self, message: bytes) -> bytes:
-        """Returns the answer to a request, whatever happens: a client waits for it."""
+        """Returns the answer to a request. It never raises, because a client waits for the answer."""
         (operation,) = protocol.OPERATION.unpack_from(message)
         try:
             if operation == Operation.EXECUTE:

@@ -1,9 +1,9 @@
 """Rewrites how the scales of quantized weights are read, so that XLA on the CPU reads a matrix once, and quickly.
 
-A scale's two bytes become a number by a sum over an axis of two elements: XLA makes a pass of its own over the whole matrix for
-it, element by element. As a sum of two terms it is part of the loop that uses the scale. And where scales of a few bits are put
-together from two parts, XLA would choose between the parts for each weight: they are computed once instead.
-Only the simulator's copy of the HLO changes. No result does: everything here is about whole numbers.
+In the emitted HLO, a sum over an axis of two elements turns a scale's two bytes into a number. XLA computes it element by element
+in a separate pass over the whole matrix. As a sum of two terms it becomes part of the loop that uses the scale. If scales of a few
+bits are concatenated from two parts, XLA would choose between the parts for each weight; this module computes them once instead.
+It changes only the simulator's copy of the HLO. Results stay the same, because all numbers are integers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernelgen.hlo import proto
 from kernelgen.simulator.writing import F32, Module, Writer, become_reshape
 
 MAX_TERMS = 8
-"""Elements of the axis that is summed up, at most."""
+"""The most elements of the reduced axis."""
 
 _OPERATIONS = {"or", "and", "xor", "add", "multiply", "maximum", "minimum"}
 _INTEGERS = {2, 3, 4, 5, 6, 7, 8, 9}  # s8 to u64
@@ -57,7 +57,7 @@ def rewrite(hlo: bytes) -> bytes:
 
 
 def _short_reduction(reduce: Any, by_id: dict[int, Any], computations: dict[int, Any]) -> str | None:
-    """Returns the operation that an instruction reduces a short last axis of whole numbers with; None when it does not."""
+    """Returns the operation of a reduction of a short last axis of integers; None for any other instruction."""
     if reduce.opcode != "reduce" or reduce.shape.element_type not in _INTEGERS or len(reduce.operand_ids) != 2:
         return None
     axes = tuple(by_id[reduce.operand_ids[0]].shape.dimensions)
@@ -73,7 +73,7 @@ def _short_reduction(reduce: Any, by_id: dict[int, Any], computations: dict[int,
 def _unroll(reduce: Any, operation: str, by_id: dict[int, Any], writer: Writer) -> None:
     x, start = (by_id[i] for i in reduce.operand_ids)
     shape, kind = tuple(reduce.shape.dimensions), reduce.shape.element_type
-    # Whole numbers, whose sum is the same in any order; of floats it would not be.
+    # The order does not matter for integers, as it would for floats.
     result = writer.add(reduce, "broadcast", shape, start, element_type=kind)
     for i in range(x.shape.dimensions[-1]):
         term = writer.add(reduce, "reshape", shape, writer.slice(x, len(shape), i), element_type=kind)
@@ -82,7 +82,7 @@ def _unroll(reduce: Any, operation: str, by_id: dict[int, Any], writer: Writer) 
 
 
 def _put_together(convert: Any, by_id: dict[int, Any]) -> bool:
-    """Returns whether an instruction makes floats of bytes that others are put together to."""
+    """Returns whether an instruction converts concatenated bytes to float32."""
     if convert.opcode != "convert" or convert.shape.element_type != F32:
         return False
     operand = by_id[convert.operand_ids[0]]

@@ -1,6 +1,6 @@
-"""Which parameters of an HLO module are not needed for its results: a compiler may leave them out of a program.
+"""Finds the parameters of an HLO module on which no result depends: a compiler may omit them from a program.
 
-A parameter that a result shares memory with is kept, since the two are one tensor.
+A parameter that shares memory with a result counts as used, because the two are one tensor.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from kernelgen.hlo import proto
 
 
 def unused_parameters(hlo: bytes) -> frozenset[int]:
-    """Returns the numbers of the entry computation's parameters that its root does not depend on.
+    """Returns the numbers of the entry computation's parameters on which its root does not depend.
 
     Args:
         hlo: a serialized `HloModuleProto`.

@@ -1,10 +1,10 @@
-"""Has a program give what it writes to a part of a tensor, instead of the whole tensor with that part written.
+"""Rewrites a program that updates a part of a tensor so that it returns this part instead of the whole tensor.
 
-A row of a cache is written in place: the result is the memory of the input that the row is written to. XLA may not write to its
-inputs, so it would copy the whole cache for that, more than once, and the helper would copy the result to where the input is. With
-this form of the program the helper writes the row, when everything has been computed.
+On a device, a kernel writes a row of a cache in place: the result shares the memory of the input. XLA may not write to its inputs,
+so it would copy the whole cache, more than once, and the helper would copy the result to the input's memory. The rewritten program
+returns the row, and the helper writes it to the cache after the computation.
 
-Only the simulator's copy of the HLO changes, and no result does.
+This rewrite changes only the simulator's copy of the HLO. Results stay the same.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ S64 = 5
 
 _STARTS = {S32, S64}
 _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 2, 8: 4, 9: 8, 10: 2, 11: 4, 12: 8, 16: 2}
-"""Of an element, by XLA's number of its type."""
+"""Bytes of an element, by XLA's number of its type."""
 
 
 @dataclass(frozen=True)
 class UpdatingHlo:
-    """HLO that gives parts of some results.
+    """HLO that returns parts of some results.
 
     Attributes:
-        hlo: a serialized `HloModuleProto`, whose last result says at which byte of its tensor each part begins, s64 [parts].
-        parts: the numbers of these results. Without any, `hlo` has no such last result.
+        hlo: a serialized `HloModuleProto`. Its last result has the offset in bytes of each part in its tensor, s64 [parts].
+        parts: the numbers of these results. If there are none, `hlo` has no such last result.
     """
 
     hlo: bytes
@@ -39,17 +39,17 @@ class UpdatingHlo:
 
 
 def aliases(module: Any) -> dict[int, int]:
-    """Returns which parameter each result of a module is to be computed in place of; of those that are one."""
+    """Returns the number of the parameter that shares its memory with a result, by the result's number."""
     entries = [e for e in module.input_output_alias.entries if not e.parameter_shape_index]
     return {next(iter(e.output_shape_index), 0): e.parameter_number for e in entries if len(e.output_shape_index) <= 1}
 
 
 def rewrite(hlo: bytes, in_place: Mapping[int, int]) -> UpdatingHlo:
-    """Returns a module that gives, of a result that is an input with a part written, this part.
+    """Returns a module that returns only the written part of a result that is an updated input.
 
     Args:
         hlo: a serialized `HloModuleProto`.
-        in_place: the number of the parameter whose memory a result is, by the result's number.
+        in_place: the result of `aliases`.
 
     Raises:
         ValueError: `hlo` is not a module.
@@ -92,12 +92,12 @@ def rewrite(hlo: bytes, in_place: Mapping[int, int]) -> UpdatingHlo:
 
 @dataclass(frozen=True)
 class Update:
-    """A `dynamic-update-slice` that writes to elements that lie together.
+    """A `dynamic-update-slice` that writes contiguous elements.
 
     Attributes:
-        array: the instruction that makes the array that is written to.
-        part: the instruction that makes what is written.
-        starts: those that say where on each axis.
+        array: the instruction that produces the array to update.
+        part: the instruction that produces the written part.
+        starts: the instructions that produce the part's start on each axis.
     """
 
     array: Any
@@ -111,7 +111,7 @@ class Update:
             return None
         array, part, *starts = (by_id[i] for i in instruction.operand_ids)
         whole, written = tuple(array.shape.dimensions), tuple(part.shape.dimensions)
-        # Contiguous: one element of the first axes, some of the next, and all of the rest.
+        # A contiguous part has one element of the first axes, some of the next axis, and all of the rest.
         axis = next((a for a, n in enumerate(written) if n != 1), len(written))
         if written[axis + 1 :] != whole[axis + 1 :] or not all((*whole, *written)):
             return None
@@ -119,7 +119,7 @@ class Update:
 
     @property
     def size(self) -> int:
-        """The elements that are written."""
+        """The number of written elements."""
         return math.prod(self.part.shape.dimensions)
 
     @property
@@ -130,13 +130,13 @@ class Update:
         return math.prod(whole[apart[-1] + 1 :]) if apart else self.size
 
     def first(self, writer: Writer, times: int = 1) -> Any:
-        """Returns the number of the first element that is written, `times` something: s64 []."""
+        """Returns the number of the first written element, multiplied by `times`: s64 []."""
         whole, written = tuple(self.array.shape.dimensions), tuple(self.part.shape.dimensions)
         total = _number(writer, self.array, 0)
         for axis, start in enumerate(self.starts):
             if whole[axis] == written[axis]:
                 continue
-            # Clamps the start as `dynamic-update-slice` does, so that the whole part is inside.
+            # Clamps the start like `dynamic-update-slice`, so that the whole part is inside.
             wide = writer.add(start, "convert", (), start, element_type=S64)
             lowest, highest = (_number(writer, start, n) for n in (0, whole[axis] - written[axis]))
             held = writer.add(start, "clamp", (), lowest, wide, highest, element_type=S64)

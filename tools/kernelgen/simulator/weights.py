@@ -1,11 +1,11 @@
-"""Rewrites products by quantized weights into calls of functions of the simulator's library, which are several times as fast.
+"""Rewrites products by quantized weights into calls of the simulator's library, which are several times as fast.
 
-XLA makes of the HLO that unpacks a weight a loop that finds the bytes of each element by itself. The library's functions
-(backend/simulator/src/weights*) unpack 16 elements at a time with AVX-512, and 8 with AVX2. They stand for the HLO of
-kernels/dequantize.py, and for no other: what makes the weight's elements must be the same instruction for instruction, for a
-matrix of any size (`digest`, `forms.FORMS`). Elements have the same bits, so results differ only in the order of sums.
+XLA compiles the HLO that unpacks a weight to a loop that finds the bytes of each element separately. The library's functions
+(backend/simulator/src/weights*) unpack 16 elements at a time with AVX-512, and 8 with AVX2. They replace only the HLO of
+kernels/dequantize.py: the instructions that unpack the weight must be exactly the same, for a matrix of any size (`digest`,
+`forms.FORMS`). Elements have the same bits, so results differ only in the order of sums.
 
-Only the simulator's copy of the HLO changes, and only where its library has been loaded (`load`).
+This rewrite changes only the simulator's copy of the HLO, and only if the library is loaded (`load`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TYPES = (
     *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"),
     *("tq1_0", "tq2_0", "nvfp4", "q1_0", "q2_0"),
 )
-"""The types, by the number that the library has for each (`weight_type` in weights.h)."""
+"""The types, by the library's numbers (`weight_type` in weights.h)."""
 
 POINTS = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s"), 8),
@@ -105,8 +105,8 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 def rewrite(hlo: bytes) -> bytes:
     """Returns a serialized `HloModuleProto` that computes the same, its products by quantized weights rewritten.
 
-    What unpacked a weight and has no other use is not in it, such as the gathers of a lattice, whose indices are in bounds.
-    It returns `hlo` where no library was loaded.
+    It omits the instructions that unpacked a weight and have no other use. This includes the gathers of a lattice, whose indices
+    are in bounds. It returns `hlo` if no library is loaded.
 
     Raises:
         ValueError: `hlo` is not a module.
@@ -136,7 +136,7 @@ def rewrite(hlo: bytes) -> bytes:
 
 
 def _used(instructions: Iterable[Any], root: int) -> set[int]:
-    """Returns the numbers of the instructions that the root depends on."""
+    """Returns the ids of the instructions on which the root depends."""
     by_id = {i.id: i for i in instructions}
     used: set[int] = set()
     ahead = [root]
@@ -153,11 +153,11 @@ class Weight:
     """A quantized weight whose elements are rounded to bfloat16, as an operand of a product.
 
     Attributes:
-        blocks: the instruction of its bytes, [..., rows, blocks of a row, bytes of a block] u8.
+        blocks: the instruction that produces its bytes, [..., rows, blocks of a row, bytes of a block] u8.
         type: ggml's type.
-        m: rows.
+        m: the number of rows.
         k: elements of a row.
-        lattice: the words that the HLO has for the points of the type's lattice, [points] u16, if it has one.
+        lattice: the HLO's words for the points of the type's lattice, [points] u16; None if it has no lattice.
     """
 
     blocks: Any
@@ -167,7 +167,7 @@ class Weight:
     lattice: np.ndarray[Any, Any] | None = None
 
     def call(self, writer: Writer, rows: Side) -> Any:
-        """Returns a new call, of products with rows: [n, m] f32."""
+        """Returns a new call of the library that multiplies rows by the weight: [n, m] f32."""
         operands = [self.blocks, rows.made_by]
         if self.lattice is not None:
             operands.append(self._points(self.lattice, writer))
@@ -176,7 +176,7 @@ class Weight:
         return call(writer, self.blocks, TARGET, (rows.free, self.m), operands, options)
 
     def _points(self, lattice: np.ndarray[Any, Any], writer: Writer) -> Any:
-        """Returns a constant of the words that the library has for points of a lattice."""
+        """Returns a constant with the library's words for the points of a lattice."""
         values = points(lattice, POINTS[self.type])
         made = writer.add(self.blocks, "constant", values.shape, element_type=U32)
         set_shape(made.literal.shape, values.shape, U32)
@@ -185,14 +185,14 @@ class Weight:
 
 
 def points(lattice: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
-    """Returns words with 4 bits for each code of a point, [points] u32, from those with `16 / n` bits, [points] u16."""
+    """Converts words with `16 / n` bits for each code of a point, [points] u16, to words with 4 bits for each, [points] u32."""
     codes = (lattice[:, None] >> np.arange(0, 16, 16 // n)) & (2 ** (16 // n) - 1)
     words = codes.astype(np.uint32) << np.arange(0, 4 * n, 4, dtype=np.uint32)
     return np.asarray(np.bitwise_or.reduce(words, axis=1))
 
 
 def _product(dot: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[Side, Weight, bool] | None:
-    """Returns the rows and the weight that an instruction multiplies, and whether the weight comes first; None when it does not."""
+    """Returns the rows and the weight of a product, and whether the weight comes first; None for any other instruction."""
     if dot.opcode != "dot" or dot.shape.element_type != F32:
         return None
     numbers = dot.dot
@@ -257,19 +257,19 @@ def _weight(operand: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) 
 
 
 def digest(root: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[str, Any, Any] | None:
-    """Returns what makes elements of the blocks of an array, as a digest, the array, and the table that is looked up in, or None.
+    """Returns a digest of the computation that makes elements from the blocks of an array, the array, and its lookup table or None.
 
-    The digest is of a computation that is the same for each block. It depends on every instruction between the array and the
-    root, and on their attributes, but not on the array's axes before the last one. So what has the same digest computes the
-    same of each block.
+    The computation is the same for each block. The digest depends on every instruction between the array and the root, and on
+    their attributes, but not on the array's axes before the last one. So computations with the same digest compute the same from
+    each block.
 
     Args:
-        root: the instruction that makes the elements, whose first axes are those of the array except for its last one.
+        root: the instruction that produces the elements; it has the array's axes except for the last one, then further axes.
         by_id: the computation's instructions.
-        reductions: the operation of each computation that is one of two numbers, by the computation's number.
+        reductions: the result of `_reductions`.
 
     Returns:
-        None when there is an instruction that is not known to be of such a kind, or there are several arrays or tables.
+        None if an instruction may not do the same to each block, or if there are several arrays or tables.
     """
     array, tables = _sliced(root, by_id)
     if array is None or array.shape.element_type != U8 or len(tables) > 1:
@@ -297,7 +297,7 @@ def digest(root: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> t
 
 
 def _sliced(root: Any, by_id: dict[int, Any]) -> tuple[Any, list[Any]]:
-    """Returns the array that all slices between it and an instruction are of, None when there are several, or none; and tables."""
+    """Returns the array from which an instruction's slices come (None unless there is exactly one), and the lookup tables."""
     seen: set[int] = set()
     arrays: dict[int, Any] = {}
     tables: dict[int, Any] = {}
@@ -323,7 +323,7 @@ def _sliced(root: Any, by_id: dict[int, Any]) -> tuple[Any, list[Any]]:
 
 
 def _is_part(array: Any, by_id: dict[int, Any]) -> bool:
-    """Returns whether an array has some bytes of each block of another one, in another shape."""
+    """Returns whether an array is a reshaped slice of some bytes of each block."""
     if array.opcode != "reshape" or (part := by_id[array.operand_ids[0]]).opcode != "slice":
         return False
     whole = by_id[part.operand_ids[0]].shape.dimensions
@@ -333,13 +333,13 @@ def _is_part(array: Any, by_id: dict[int, Any]) -> bool:
 def _words(
     instruction: Any, by_id: dict[int, Any], axes: tuple[int, ...], reductions: Mapping[int, str]
 ) -> tuple[Any, ...] | None:
-    """Returns all of an instruction but its operands, `axes` left out; None when it may not do the same to each block.
+    """Describes an instruction without its operands and `axes`; None if it may not do the same to each block.
 
     Args:
-        instruction: what is described.
+        instruction: the instruction.
         by_id: the computation's instructions.
         axes: the first axes of the array of blocks.
-        reductions: as of `digest`.
+        reductions: the result of `_reductions`.
     """
     n = len(axes)
 
@@ -380,7 +380,7 @@ def _words(
 
 
 def _reductions(module: Any) -> dict[int, str]:
-    """Returns the operation of each computation that is one of its two parameters."""
+    """Returns the operation of each computation that is a single operation of two parameters, by the computation's id."""
     found = {}
     for computation in module.computations:
         root = next(i for i in computation.instructions if i.id == computation.root_id)
@@ -396,7 +396,7 @@ def _reductions(module: Any) -> dict[int, str]:
 
 
 def digests(hlo: bytes) -> list[str]:
-    """Returns the digests of what makes the operands of a module's products; of those that have one.
+    """Returns the digests of the operands of a module's products, for operands that have one.
 
     Raises:
         ValueError: `hlo` is not a module.

@@ -1,4 +1,4 @@
-"""What rewrites of HLO for XLA on the CPU have in common: the schema of the instructions that they write, and writing them."""
+"""The common parts of HLO rewrites for XLA on the CPU: the schema of the instructions that they write, and their writer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Module = proto.module_class(
             int64 source 1
             int64 target 2
         """,
-        # Numbers of a repeated field are together on the wire, as bytes are.
+        # On the wire, the numbers of a packed repeated field have the form of bytes.
         "Literal": """
             bytes u8s 3
             *int64 s32s 4
@@ -92,7 +92,7 @@ Module = proto.module_class(
 
 
 class Writer:
-    """Appends new instructions to those of a computation.
+    """Appends new instructions to a computation.
 
     Args:
         module: the computation's module, a `Module`.
@@ -110,10 +110,10 @@ class Writer:
 
         Args:
             like: any instruction of the module.
-            opcode: what it does.
-            shape: of its result.
+            opcode: its opcode.
+            shape: the shape of its result.
             operands: instructions that were appended before.
-            element_type: of its result.
+            element_type: the type of its result.
         """
         self._number += 1
         made = type(like)(name=f"written.{self._number}", opcode=opcode, id=self._number)
@@ -123,7 +123,7 @@ class Writer:
         return made
 
     def again(self, instruction: Any) -> Any:
-        """Returns a new instruction that does the same as another one."""
+        """Returns a copy of an instruction under a new id."""
         self._number += 1
         made = type(instruction)()
         made.CopyFrom(instruction)
@@ -132,7 +132,7 @@ class Writer:
         return made
 
     def slice(self, x: Any, axis: int, at: int) -> Any:
-        """Returns what `x` has at a position of an axis, which stays, with one element."""
+        """Returns the slice of `x` at a position of an axis; the axis stays, with one element."""
         shape = tuple(x.shape.dimensions)
         made = self.add(x, "slice", (*shape[:axis], 1, *shape[axis + 1 :]), x, element_type=x.shape.element_type)
         for i, n in enumerate(shape):
@@ -140,7 +140,7 @@ class Writer:
         return made
 
     def constant(self, like: Any, shape: tuple[int, ...], *values: float) -> Any:
-        """Returns floats."""
+        """Returns a float32 constant."""
         made = self.add(like, "constant", shape)
         set_shape(made.literal.shape, shape)
         made.literal.f32s = struct.pack(f"<{len(values)}f", *values)
@@ -151,9 +151,10 @@ class Writer:
         return x if x.shape.element_type == F32 else self.add(x, "convert", tuple(x.shape.dimensions), x)
 
     def computed_once(self, x: Any) -> Any:
-        """Returns finite float32 `x`, so that XLA does not compute it again wherever it is used, flat.
+        """Returns `x`, finite float32, flat, and so that XLA does not compute it again in each use.
 
-        XLA puts what makes an operand into the loop of who uses it, except for a product: here of every element and 0, and 1 and 1.
+        XLA fuses the computation of an operand into the loops that use it, unless it is a product. So this multiplies each element
+        and a 0 by 1 and 1.
         """
         size = math.prod(x.shape.dimensions)
         pairs = self.add(x, "pad", (size, 2), self.add(x, "reshape", (size, 1), x), self.constant(x, (), 0.0))
@@ -168,15 +169,15 @@ class Writer:
 def call(
     writer: Writer, like: Any, target: str, shape: tuple[int, ...], operands: Sequence[Any], options: Sequence[int]
 ) -> Any:
-    """Returns a new call of a function of the simulator's library: f32.
+    """Returns a new call of a function of the simulator's library, with an f32 result.
 
     Args:
-        writer: what appends it.
+        writer: the writer that appends it.
         like: any instruction of the module.
         target: the function's name.
-        shape: of its result.
+        shape: the shape of its result.
         operands: its arguments.
-        options: numbers that it gets besides.
+        options: further numbers for the function.
     """
     made = writer.add(like, "custom-call", shape, *operands)
     made.custom_call_target = target
@@ -189,11 +190,11 @@ def call(
 
 
 _STATUS_RETURNING_UNIFIED = 3
-"""XLA's number of the interface that the function has (`CustomCallApiVersion`)."""
+"""XLA's number of the function's interface (`CustomCallApiVersion`)."""
 
 
 def give(module: Any, writer: Writer, results: Sequence[Any]) -> Any:
-    """Ends a module's entry computation with a new tuple of results, which it returns; the instructions become the writer's."""
+    """Replaces the entry computation's instructions by the writer's and a new tuple of results. Returns the tuple."""
     entry = proto.entry(module)
     made = writer.add(results[0], "tuple", (), *results)
     made.ClearField("shape")
@@ -212,7 +213,7 @@ _TUPLE = 13
 
 
 def become_reshape(instruction: Any, of: Any) -> None:
-    """Turns an instruction into a reshape of another one. The instructions that use it stay as they are."""
+    """Turns an instruction into a reshape of another one. Its users do not change."""
     instruction.opcode = "reshape"
     for field in ("dot", "dimensions", "called_computation_ids", "operand_ids"):
         instruction.ClearField(field)
@@ -220,7 +221,7 @@ def become_reshape(instruction: Any, of: Any) -> None:
 
 
 def set_shape(shape: Any, dimensions: tuple[int, ...], element_type: int = F32) -> None:
-    """Fills a `ShapeProto` in, its last dimension the fastest."""
+    """Fills in a `ShapeProto` with a row-major layout."""
     shape.element_type = element_type
     shape.dimensions.extend(dimensions)
     shape.is_dynamic_dimension.extend([False] * len(dimensions))

@@ -1,6 +1,6 @@
 """The spec of a graph kernel: several nodes of a ggml graph that one kernel computes, and the id derived from them.
 
-Its nodes are those that compute something, in the order of the graph. They read and write the memory of a *slot* (a tensor that the
+Its nodes are the graph's computing nodes, in their order. They read and write the memory of a *slot* (a tensor that the
 kernel receives: a weight, a cache, the result of an earlier kernel) or of a *node* with its own memory. Views are references into
 either. A spec has no addresses, names or layer numbers, so that equal parts of graphs are equal: all layers of a transformer are
 one kernel.
@@ -192,7 +192,7 @@ class GraphSpec:
 
     @property
     def n_opened(self) -> int:
-        """Count of the kernel's run-time numbers: those of its nodes, in order, as one more slot of F32."""
+        """The number of the kernel's run-time numbers, which are one more slot of F32 in the order of the nodes."""
         return sum(len(node.opened) for node in self.nodes)
 
     @property

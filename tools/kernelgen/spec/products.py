@@ -1,6 +1,6 @@
 """Estimates the instructions of a program from a graph's matrix products, for planning without HLO.
 
-The count of products is that of `kernelgen.hlo.estimate`; a factor accounts for the rest of the program. For groups of the ready
+It counts products as `kernelgen.hlo.estimate` does; a factor accounts for the rest of the program. For groups of the ready
 manifests the result is within a third of the estimate from the HLO.
 """
 

@@ -23,7 +23,7 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 def run(arguments: Arguments) -> None:
     """Writes a bundle: `--pack` or `--tree` (a path), the plan's `--entries` (the file of a `kernelgen.plan.BundleEntries`), and
     for each entry, in order, an `--hlo` and a `--neff`. A kernel's notes are beside its HLO. `--compiler` is the compiler's
-    identity in the bundle; by default that in the NEFFs.
+    identity in the bundle; by default the identity in the NEFFs.
 
     A bundle without a plan is given by hand: `--name` is its name, each `--flag` one of neuronx-cc's arguments; for each kernel
     `--spec` is its spec and `--flags` a JSON list of its own arguments; `--noted` is the id of a kernel with notes.

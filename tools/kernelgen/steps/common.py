@@ -15,7 +15,7 @@ _TOOLS = Path(__file__).parents[2]
 
 
 def check_jax(arguments: Arguments) -> None:
-    """Raises if the version of JAX is not that of the plan (`--jax`).
+    """Raises if the version of JAX is not the plan's (`--jax`).
 
     Raises:
         KernelgenError: the version differs.

@@ -11,7 +11,7 @@ from kernelgen.steps.protocol import Arguments, maybe, one
 def run(arguments: Arguments) -> None:
     """Writes the sources that embed a bundle: `--pack`, and the folder `--output`.
 
-    The assembly uses the pack's path as given, or that of `--incbin`.
+    The assembly uses the pack's path as given, or the path in `--incbin`.
     """
     path = one(arguments, "pack")
     paths = embedding.write(one(arguments, "output"), pack.read(path), incbin=maybe(arguments, "incbin") or path)

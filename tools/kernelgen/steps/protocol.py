@@ -112,7 +112,7 @@ def run(steps: Steps, words: Sequence[str]) -> tuple[int, str]:
             steps[step](arguments)
         return EXIT_OK, said.text()
     except KernelgenError as error:
-        # An emitter may raise its own KernelgenError: a failure must not exit with 0, whatever the error carries.
+        # An emitter may raise its own KernelgenError, with any exit code: a failure must not exit with 0.
         return error.exit_code or EXIT_FAILED, said.text() + shortened(f"{error}\n")
     except OSError as error:
         # A full disk or an unwritable folder is not a bug of kernelgen.

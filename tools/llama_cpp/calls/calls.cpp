@@ -1,34 +1,36 @@
-// Makes the calls of llama_decode that scripts say, on the devices of ggml-neuron and on the CPU, and compares their logits.
+// Makes the calls of llama_decode in scripts, on the devices of ggml-neuron and on the CPU, and compares their logits.
 //
 //     calls [-sm tensor] BACKENDS MODEL TEXT SCRIPT...
 //
-// With -sm tensor each device has slices of the model's weights; else a device has layers. BACKENDS is the folder of ggml's own backends, MODEL a GGUF file, and TEXT a file whose tokens the sequences have: each begins
-// elsewhere in it. Each script has contexts of its own, and a thread when there are several. Its lines:
+// With -sm tensor each device has slices of the model's weights, else whole layers. BACKENDS is the folder of ggml's own
+// backends, MODEL a GGUF file, and TEXT a file whose tokens are the tokens of the sequences: each sequence begins at another
+// place. Each script has its own contexts, and its own thread if there are several. The lines of a script:
 //
-//     context NAME [KEY=NUMBER...]   makes a context on each side and takes it: n_ctx, n_batch, n_ubatch, n_seq_max, kv_unified,
-//                                    swa_full, flash_attn, type_k and type_v (ggml's numbers); cpu=0 makes none on the CPU, cpu_flash_attn=0
-//                                    one without flash attention there; cpu_n_ubatch is n_ubatch of the CPU; with causal=0 tokens see
-//                                    those that come after them; with
-//                                    watched=1 a callback reads each node on the device, as llama-eval-callback's does; with
-//                                    embeddings=1 calls want the embeddings of their sequences, pooled as the file says
-//     use NAME                       takes a context that was made
-//     end NAME                       frees one
+//     context NAME [KEY=NUMBER...]   makes a context on each side and selects it. Keys: n_ctx, n_batch, n_ubatch, n_seq_max,
+//                                    kv_unified, swa_full, flash_attn, type_k and type_v (ggml's numbers). cpu=0: no context on
+//                                    the CPU; cpu_flash_attn=0: without flash attention there; cpu_n_ubatch: the CPU's n_ubatch;
+//                                    causal=0: tokens also attend to later tokens; watched=1: a callback reads each node on the
+//                                    device, as in llama-eval-callback; embeddings=1: calls return the embeddings of their
+//                                    sequences, with the pooling in the file
+//     use NAME                       selects an existing context
+//     end NAME                       frees a context
 //     decode SEQ:POS:N:OUTPUTS ...   one call with N tokens of each of these sequences; OUTPUTS is all, last, none, odd, or the
-//                                    position from which on there are logits
-//     greedy SEQ POS N               as many calls, each with the likeliest token behind the logits of the last call's last token
-//     fill SEQ N                     the CPU computes the tokens of a sequence up to the Nth, in calls of n_ubatch, and the device gets its state
+//                                    first position that has logits
+//     greedy SEQ POS N               N calls, each with the likeliest token according to the last token's logits
+//     fill SEQ N                     the CPU computes the tokens of a sequence up to the Nth, in calls of n_ubatch; the device
+//                                    receives the sequence's state
 //     forget SEQ FROM TO             removes positions, to the end when TO is -1
-//     copy SEQ TO FROM END           the positions from FROM to END become the sequence TO's, too
-//     shift SEQ FROM TO BY           the positions from FROM to TO differ by BY from now on, as a context shift has it
-//     adapters FILE:SCALE ...        from now on the context's calls have these adapters alone, as --lora-scaled gives them; none: no more
-//     save SEQ                       keeps a sequence's state; with -1 the whole context's
-//     restore SEQ                    puts it back, after removing what is there
-//     logits FILE [CPU]              from now on the device's logits are appended to FILE, as F32, and the CPU's to the file CPU
+//     copy SEQ TO FROM END           adds the positions from FROM to END of a sequence to the sequence TO
+//     shift SEQ FROM TO BY           adds BY to the positions from FROM to TO, as a context shift does
+//     adapters FILE:SCALE ...        sets the adapters of the context's next calls, as --lora-scaled does; none: removes all
+//     save SEQ                       keeps a sequence's state; -1: the whole context's
+//     restore SEQ                    restores the state, after removing the current one
+//     logits FILE [CPU]              appends the device's logits of the next calls to FILE, as F32, and the CPU's to the file CPU
 //
-// Each decode prints a line: what it was, the largest normalised mean squared error of a row of logits, how likely the next tokens
-// of the text are by the device's logits and by the CPU's (the negative sum of their logarithms), how many rows that sums, the
-// sequences that the call did not name and whose state differs now, though not on the CPU, and the ops of graphs that the scheduler gave
-// to the CPU in the device's context (it tells with GGML_SCHED_DEBUG=2, once for each graph it makes).
+// Each decode prints a line: the call; the largest normalised mean squared error of a row of logits; the negative sum of the
+// log likelihoods of the text's next tokens by the device's logits and by the CPU's, and the number of rows in this sum; the
+// sequences that the call did not name and whose state changed on the device but not on the CPU; and the ops in the device's
+// context that the scheduler gave to the CPU (from its log with GGML_SCHED_DEBUG=2, once for each new graph).
 
 #include "ggml-backend.h"
 #include "llama.h"

@@ -1,12 +1,12 @@
-// Loads a model with all of its layers on NeuronCores, makes a context, and says what memory that took; computes nothing.
+// Loads a model with all of its layers on NeuronCores, makes a context, and prints the memory in use. It computes nothing.
 //
 //     capacity BACKENDS MODEL [KEY=NUMBER...]
 //
-// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file. Keys: n_ctx; n_gpu_layers, all by default; fit=1 lets llama.cpp's
-// own fit (common/fit.h) choose what is not given first, and leaves the margin of MiB that fit_target gives.
+// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file. Keys: n_ctx; n_gpu_layers, by default all; fit=1: llama.cpp's
+// own fit (common/fit.h) first chooses the values that are not given; fit_target: the margin in MiB that fit leaves free.
 //
-// Printed are "fit STATUS n_gpu_layers=N n_ctx=N" when it was asked for, "loaded" or "not loaded", and for each device
-// "NAME total=MiB free=MiB before=MiB": before is what was free at first. The exit status is 0 when it was loaded, else 1.
+// It prints "fit STATUS n_gpu_layers=N n_ctx=N" with fit=1, then "loaded" or "not loaded", and for each device "NAME total=MiB
+// free=MiB before=MiB", where `before` was free at the start. The exit status is 0 if the model was loaded, else 1.
 
 #include "ggml-backend.h"
 #include "llama.h"
@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-// As llama.cpp's common/fit.h declares them.
+// The same declarations as in llama.cpp's common/fit.h.
 enum common_params_fit_status {
     COMMON_PARAMS_FIT_STATUS_SUCCESS = 0,
 };
@@ -71,7 +71,7 @@ struct settings {
     }
 };
 
-// Lets llama.cpp choose; what it wants to be changed is in these parameters.
+// Lets llama.cpp choose values, which it stores in these parameters.
 static void fit(const char * path, const settings & s, llama_model_params & model, llama_context_params & context) {
     static std::vector<float>                            split(llama_max_devices());
     static std::vector<llama_model_tensor_buft_override> overrides(llama_max_tensor_buft_overrides());

@@ -1,17 +1,17 @@
-// Samples tokens on the devices of ggml-neuron (llama.cpp's --backend-sampling) and on the CPU, by the same chain with the same seeds.
+// Samples tokens on the devices of ggml-neuron (llama.cpp's --backend-sampling) and on the CPU, with the same chain and seeds.
 //
 //     sampling BACKENDS MODEL TEXT CHAIN SEED N_SEQS N_PROMPT N_STEPS N_DRAWS
 //
-// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file, TEXT a file whose first N_PROMPT tokens all sequences have, the
-// sequence s from its s-th token on. CHAIN is as export-graphs takes it (`top_k=40,temperature=0.8,dist`).
+// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file, and TEXT a file with the prompts: sequence s has N_PROMPT
+// tokens from the s-th token on. CHAIN has the format of export-graphs (`top_k=40,temperature=0.8,dist`).
 //
-// In each of N_STEPS calls each sequence has one more token: the one that was sampled on the device. A line says for each sequence what
-// both have sampled, and how many logits of it came from the device:
+// In each of N_STEPS calls each sequence has one more token, the one that the device sampled. A line prints the tokens that
+// both sides sampled for each sequence, and the number of its logits that came from the device:
 //
 //     step I device=T,… cpu=T,… on_device=N logits=N,…
 //
-// With N_DRAWS the last call of the prompt is made as often again. Printed are how often each token was drawn on the device, and how likely
-// it is by the CPU's logits, after all samplers of the chain but the last:
+// With N_DRAWS the last call of the prompt is repeated this many times. The program prints how often the device drew each
+// token, and its probability by the CPU's logits, after all samplers of the chain except the last:
 //
 //     token T drawn=N likely=P
 
@@ -108,7 +108,7 @@ model_ptr load(const char * path, std::vector<ggml_backend_dev_t> devices) {
     llama_model_params params                     = llama_model_default_params();
     params.devices                                = devices.data();
     params.n_gpu_layers                           = devices.front() ? 999 : 0;
-    // the embedding is on the device, too, where kernels are there for it
+    // the embedding is also on the device if there are kernels for it
     llama_model_tensor_buft_override overrides[2] = {};
     if (devices.front() && getenv("EMBEDDING_ON_DEVICE")) {
         overrides[0]                 = { "token_embd\\.weight", ggml_backend_dev_buffer_type(devices.front()) };
@@ -161,7 +161,7 @@ struct side {
         params.kv_unified            = true;
         params.n_threads             = 1;
         params.n_threads_batch       = 1;
-        // the CPU's adds up in F16
+        // the CPU's flash attention accumulates in F16
         params.flash_attn_type       = on_device ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
         params.n_outputs_max_per_seq = 1;
         const int                             n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
@@ -191,7 +191,7 @@ template <typename T> string joined(const std::vector<T> & values) {
     return text;
 }
 
-// Prints how likely the tokens are that may be drawn, and how often each was.
+// Prints the probabilities of the tokens that may be drawn, and how often each token was drawn.
 void report_draws(const side & cpu, int n_vocab, int at, std::map<llama_token, int> & drawn) {
     std::vector<llama_token_data> candidates((size_t) n_vocab);
     const float *                 logits = llama_get_logits_ith(cpu.context.get(), at);
@@ -252,7 +252,7 @@ void run(char ** argv) {
     side device(models[0].get(), chain, seed, n_seqs, true);
     side cpu(models[1].get(), chain, seed, n_seqs, false);
 
-    // all but the last token of each prompt, then calls of one token of each sequence
+    // All tokens of each prompt except the last; then calls with one token of each sequence.
     std::vector<part> parts;
     for (int s = 0; s < n_seqs; s++) {
         for (int i = 0; i + 1 < n_prompt; i++) {
@@ -278,7 +278,7 @@ void run(char ** argv) {
                 const side & of = i == 0 ? device : cpu;
                 sampled[i].push_back(llama_sampler_sample(of.chains[(size_t) s].get(), of.context.get(), s));
             }
-            // both go on with the device's
+            // both sides continue with the device's token
             parts[(size_t) s].token = sampled[0].back();
             parts[(size_t) s].pos++;
         }

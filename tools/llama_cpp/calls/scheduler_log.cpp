@@ -5,7 +5,8 @@
 
 thread_local assigned * watched = nullptr;
 
-// "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…": names of backends are cut after five characters
+// "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…": the scheduler cuts the names of backends to five
+// characters
 void read_log(enum ggml_log_level level, const char * text, void * /* user_data */) {
     if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN) {
         fputs(text, stderr);

@@ -1,4 +1,4 @@
-// What the scheduler says of the graphs that it makes (GGML_SCHED_DEBUG=2).
+// Reads the scheduler's log of the graphs that it makes (GGML_SCHED_DEBUG=2).
 
 #pragma once
 
@@ -10,11 +10,11 @@
 struct assigned {
     long                        device = 0;
     long                        graphs = 0;
-    std::map<std::string, long> cpu;  // by op, whose name is cut after ten characters
+    std::map<std::string, long> cpu;  // by op; the log cuts the name to ten characters
 };
 
-// Where the nodes of the graphs that this thread has made go; NULL: nowhere.
+// Counts the nodes of the graphs that this thread makes; NULL: does not count.
 extern thread_local assigned * watched;
 
-// For llama_log_set. Errors and warnings go to stderr.
+// A callback for llama_log_set. Prints errors and warnings to stderr.
 void read_log(enum ggml_log_level level, const char * text, void * user_data);

@@ -131,7 +131,7 @@ void script::make_context(std::istringstream & words) {
     params.n_threads            = 1;
     params.n_threads_batch      = 1;
     params.no_perf              = true;
-    params.swa_full             = false;  // as llama.cpp's programs have it, and kernelgen model
+    params.swa_full             = false;  // as in llama.cpp's programs and in kernelgen model
     params.flash_attn_type      = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     bool   with_cpu             = true;
     bool   cpu_flash_attn       = true;
@@ -197,7 +197,7 @@ void script::make_context(std::istringstream & words) {
     contexts[name] = std::move(made);
 }
 
-// An adapter is loaded once for each of the models, which free it.
+// Each of the two models loads an adapter once, and frees it.
 llama_adapter_lora * script::load_adapter(llama_model * model, const string & file) {
     llama_adapter_lora *& adapter = adapters[{ model, file }];
     adapter                       = adapter ? adapter : llama_adapter_lora_init(model, file.c_str());
@@ -267,7 +267,8 @@ void script::compute_up_to(llama_context * context, llama_seq_id seq, int n) con
     }
 }
 
-// The state of a context without flash attention has another layout, so that one with the device's settings is filled, too.
+// A context without flash attention has another layout of its state. So this also fills a context with the device's
+// settings.
 void script::fill(llama_seq_id seq, int n) {
     pair & p = current();
     if (!p.filled) {

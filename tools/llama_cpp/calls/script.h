@@ -1,4 +1,4 @@
-// A script: contexts, and the calls that are made with them (calls.cpp says what its lines are).
+// A script: contexts, and calls with them. calls.cpp describes its lines.
 
 #pragma once
 
@@ -25,7 +25,7 @@ class script {
   public:
     script(const models & all, int number, std::string path) : all(all), number(number), path(std::move(path)) {}
 
-    // Raises std::runtime_error, with the line.
+    // Raises std::runtime_error with the line of the script.
     void run();
 
   private:

@@ -1,4 +1,4 @@
-// One call of a script, and the line that is printed of it.
+// One call of a script, and the line that it prints.
 
 #include "script.h"
 
@@ -18,7 +18,7 @@ static double square(double x) {
     return x * x;
 }
 
-// Returns the logarithm of how likely a token is.
+// Returns the log likelihood of a token.
 static double log_likelihood(const float * logits, int n_vocab, llama_token token) {
     const double most = *std::max_element(logits, logits + n_vocab);
     double       sum  = 0;
@@ -59,7 +59,7 @@ static double nmse_of(const float * device, const float * cpu, int n) {
     return error / size;
 }
 
-// With a token that is `given`, a call of it.
+// Decodes a call; `given`, if not negative, replaces the text's tokens.
 void script::decode(const std::vector<part> & parts, llama_token given) {
     string what;
     int    n_tokens = 0;
@@ -73,7 +73,7 @@ void script::decode(const std::vector<part> & parts, llama_token given) {
     const std::unique_ptr<llama_batch, void (*)(llama_batch *)> freed(&batch,
                                                                       [](llama_batch * b) { llama_batch_free(*b); });
     std::set<llama_seq_id>                                      named;
-    std::vector<std::pair<int, llama_token>> outputs;  // in the batch, and the token that follows in the text
+    std::vector<std::pair<int, llama_token>> outputs;  // the place in the batch, and the text's next token
     for (const part & of : parts) {
         named.insert(of.seq);
         for (int i = 0; i < of.n; i++) {
@@ -102,7 +102,7 @@ void script::decode(const std::vector<part> & parts, llama_token given) {
     }
     string changed;
     for (const auto & [seq, state] : others) {
-        // llama.cpp itself gives cells away that are out of a sequence's window
+        // llama.cpp itself frees cells outside a sequence's window
         if (state_of(p.device.get(), seq) != state && (!p.cpu || state_of(p.cpu.get(), seq) == others_cpu.at(seq))) {
             changed += (changed.empty() ? "" : ",") + std::to_string(seq);
         }
@@ -114,7 +114,7 @@ void script::decode(const std::vector<part> & parts, llama_token given) {
     }
 }
 
-// Rows are sequences.
+// Each row is the embedding of a sequence.
 void script::report_embeddings(const string &                 what,
                                pair &                         p,
                                const std::set<llama_seq_id> & seqs,
@@ -175,7 +175,7 @@ void script::report(const string &                                   what,
             logits_cpu.write((const char *) cpu, (std::streamsize) (sizeof(float) * (size_t) n_vocab));
         }
         const double nmse = nmse_of(device, cpu, n_vocab);
-        worst             = std::isnan(worst) || worst >= nmse ? worst : nmse;  // NaN stays
+        worst             = std::isnan(worst) || worst >= nmse ? worst : nmse;  // NaN stays NaN
     }
     print(what, worst, nll, nll_cpu, outputs.size(), changed, found);
     if (logits.is_open()) {

@@ -42,7 +42,7 @@ std::vector<llama_token> tokens_of(const llama_model * model, const char * path)
     }
     const llama_vocab *      vocab = llama_model_get_vocab(model);
     std::vector<llama_token> tokens(text.size() + 8);
-    if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {  // the bytes, then, as a hash of where they are
+    if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {  // the tokens are hashes of the bytes and their positions
         const auto n_vocab = (uint32_t) llama_vocab_n_tokens(vocab);
         tokens.resize(text.size());
         for (size_t i = 0; i < text.size(); i++) {

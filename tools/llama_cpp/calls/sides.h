@@ -1,4 +1,4 @@
-// The device and the CPU, that are told the same.
+// The device and the CPU, which get the same calls.
 
 #pragma once
 
@@ -26,14 +26,14 @@ struct free_context {
 
 using context_ptr = std::unique_ptr<llama_context, free_context>;
 
-// A context of the device and one of the CPU, that are told the same.
+// A context on the device and one on the CPU, which get the same calls.
 struct pair {
     context_ptr                                  device;
     context_ptr                                  cpu;
     std::map<llama_seq_id, std::vector<uint8_t>> saved[2];
-    context_ptr                                  filled;          // of the CPU, with the device's settings
-    llama_context_params                         params    = {};  // of the device
-    uint32_t                                     n_ubatch  = 0;   // of the CPU
+    context_ptr                                  filled;          // on the CPU, with the device's settings
+    llama_context_params                         params    = {};  // the device's
+    uint32_t                                     n_ubatch  = 0;   // the CPU's
     llama_token                                  likeliest = -1;  // by the device's last logits
     int                                          n_embd = 0;  // elements of a sequence's embedding; 0: there are logits
 
@@ -43,10 +43,10 @@ struct pair {
     }
 };
 
-// Returns the state of a sequence, or with -1 that of the whole context.
+// Returns the state of a sequence, or of the whole context if `seq` is -1.
 std::vector<uint8_t> state_of(llama_context * context, llama_seq_id seq);
 
-// Returns a model on devices, of which the last one is NULL; on the CPU when that is the first one.
+// Loads a model on devices, a list that ends with NULL; on the CPU if its first element is NULL.
 llama_model * load_model(const char *                            path,
                          const std::vector<ggml_backend_dev_t> & devices,
                          enum llama_split_mode                   split);

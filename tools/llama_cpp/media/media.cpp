@@ -1,14 +1,14 @@
-// Makes embeddings of images and sound with llama.cpp's mtmd, on the device of ggml-neuron that mtmd chooses by itself and on the CPU,
-// and compares them.
+// Makes embeddings of images and sound with llama.cpp's mtmd, on the device of ggml-neuron that mtmd chooses and on the CPU, and
+// compares them.
 //
 //     media BACKENDS MODEL MMPROJ MEDIA...
 //
-// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file whose tokens stand around images, and MMPROJ the projector's. Each
-// of MEDIA is an image of random pixels, 640x480, or a noise of so many samples, 48000.
+// BACKENDS is the folder of ggml's own backends, MODEL a GGUF file whose tokens surround images, and MMPROJ the projector's file.
+// Each MEDIA is an image of random pixels (640x480) or a noise with a number of samples (48000).
 //
-// A line for each call of the projector: what it was of, its images, the tokens that it gives, and the normalised mean squared error
-// against the CPU's. The last line has the device's name, the ops of all graphs that are the device's, and those that the scheduler
-// gave to the CPU (it tells with GGML_SCHED_DEBUG=2), those of mtmd's warm-up among them.
+// It prints a line for each call of the projector: the input, the number of images, the number of tokens, and the normalised mean
+// squared error relative to the CPU. The last line has the device's name, the number of ops that the device computed, and the ops
+// that the scheduler gave to the CPU (from its log with GGML_SCHED_DEBUG=2), including mtmd's warm-up.
 
 #include "ggml-backend.h"
 #include "llama.h"
@@ -41,9 +41,10 @@ assigned ops;
 bool     watched = false;
 string   chosen;
 
-// "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…": names of backends are cut after five characters
+// "node # 12 (   MUL_MAT):  Qcur-0 (  16K) [NEURO         ] use=…": the scheduler cuts the names of backends to five
+// characters
 void read_log(enum ggml_log_level level, const char * text, void * /* user_data */) {
-    static string line;  // llama.cpp logs in pieces
+    static string line;  // llama.cpp logs a line in parts
     line += text;
     const size_t end = line.find('\n');
     if (end == string::npos) {
@@ -65,12 +66,12 @@ void read_log(enum ggml_log_level level, const char * text, void * /* user_data 
     line.clear();
 }
 
-// An image or a sound, the same each time.
+// Makes an image or a sound, the same each time.
 mtmd::bitmap make_media(const string & what) {
     std::mt19937 random(1);
     unsigned     width = 0, height = 0;
     if (sscanf(what.c_str(), "%ux%u", &width, &height) == 2) {
-        // smooth, as scaling would make it
+        // Smooth, like a scaled image.
         std::vector<unsigned char> pixels((size_t) width * height * 3);
         for (size_t i = 0; i < pixels.size(); i++) {
             pixels[i] = (unsigned char) ((i / 3 % width) * 200 / width + (i / 3 / width) * 30 / height + random() % 26);
@@ -93,7 +94,7 @@ mtmd::context_ptr open(const char * mmproj, const llama_model * model, bool devi
     params.use_gpu             = device;
     params.print_timings       = false;
     params.n_threads           = 1;
-    // the CPU's adds up in F16
+    // the CPU's flash attention accumulates in F16
     params.flash_attn_type     = device ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     watched                    = device;
     mtmd::context_ptr context(mtmd_init_from_file(mmproj, model, params));
@@ -108,7 +109,7 @@ size_t embedding_size(const llama_model * model) {
     return (size_t) llama_model_n_embd_inp(model);
 }
 
-// Compares what both sides make of some chunks at once.
+// Compares both sides' embeddings of some chunks that are computed together.
 void compare(mtmd_context *                                device,
              mtmd_context *                                cpu,
              const std::vector<const mtmd_input_chunk *> & chunks,
@@ -173,7 +174,7 @@ void run(int argc, char ** argv) {
         if (mtmd_tokenize(device.get(), chunks.ptr.get(), &input, &given, 1) != 0) {
             fail(string("mtmd does not take ") + argv[i]);
         }
-        // as llama.cpp's programs do: what no text separates at once, as far as it goes
+        // As in llama.cpp's programs: chunks without text between them are computed together, as far as possible.
         std::vector<const mtmd_input_chunk *> together;
         const auto                            flush = [&] {
             if (!together.empty()) {

@@ -1,4 +1,5 @@
-// Linked into a server that runs until it is killed: it ends as programs do, so that backends say what they ran.
+// Linked into a server that runs until a signal: the server then exits normally, so that backends print their
+// statistics.
 
 #include <csignal>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Linked into each program: llama.cpp's log is written by a thread, and loses what is waiting when a program ends.
+// Linked into each program. A thread writes llama.cpp's log, and would lose the pending lines when the program ends.
 
 #include "log.h"
 

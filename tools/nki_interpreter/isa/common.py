@@ -36,7 +36,7 @@ def destination(
     """Returns the destination with the mask, or a new tile.
 
     Raises:
-        NkiValueError: the destination does not have as many elements as the result.
+        NkiValueError: destination and result have different numbers of elements.
     """
     if dst is None:
         return result(shape, dtype, like, mask, buffer)
@@ -69,7 +69,7 @@ def full(value: Any, fixed: float | int | None, like: Any) -> Any:
 
 
 def flat(value: Any) -> Any:
-    """Returns a tile with its free dimensions as one."""
+    """Returns a tile with its free dimensions flattened into one."""
     return value if value.ndim == 2 else value.reshape((value.shape[0], -1))
 
 

@@ -47,7 +47,7 @@ def _skips(oob_mode: Any) -> bool:
 
 
 def _descriptors(dge_mode: Any, engine: Any = None) -> None:
-    """Checks the place that generates a DMA's descriptors: it has no effect on values, but not every target has every place."""
+    """Checks the generator of a DMA's descriptors: it has no effect on values, but not every target has every generator."""
     mode = getattr(dge_mode, "name", "unknown")
     if mode == "hwdge":
         needs(nc_version.gen3, "dge_mode hwdge")
@@ -110,7 +110,7 @@ def dma_copy(
 
 
 def _transposable(src: NkiTensor, mode: str) -> None:
-    """Checks the source against AWS's documentation of dma_transpose, by the place that generates the descriptors."""
+    """Checks the source against AWS's documentation of dma_transpose, by the generator of the descriptors."""
     rules: list[tuple[bool, str]] = []
     if src.dynamic:
         indices = [dynamic.index for dynamic in src.dynamic]
@@ -146,7 +146,7 @@ def dma_transpose(
     dge_mode: Any = None,
     oob_mode: Any = None,
 ) -> NkiTensor:
-    """Transposes: 2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
+    """Transposes with a fixed permutation: 2-D (1,0), 3-D (2,1,0), 4-D (3,1,2,0)."""
     src = _tensor(src, "src")
     _descriptors(dge_mode)
     if not current().older:

@@ -52,7 +52,7 @@ def iota(dst: NkiTensor, pattern: Any, offset: int = 0, channel_multiplier: int 
 
 
 def iota_expression(expr: Any, dtype: Any, mask: Any = None) -> NkiTensor:
-    """Returns a tile of the values of an index expression."""
+    """Returns a tile with the values of an index expression."""
     values = np.asarray(whole_array(expr), np.int64)
     if values.ndim < 2:
         raise NkiValueError(

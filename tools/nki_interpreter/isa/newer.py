@@ -1,4 +1,4 @@
-"""nki.isa of `nki`: instructions write to `dst`. Each takes a name as well (`modules`)."""
+"""nki.isa of `nki`: instructions write to `dst`. `modules` adds a parameter for the instruction's name."""
 
 from __future__ import annotations
 

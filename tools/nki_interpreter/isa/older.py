@@ -1,4 +1,4 @@
-"""nki.isa of `neuronxcc.nki`: instructions return tiles and take `mask` and `dtype`. Each takes a name as well (`modules`)."""
+"""nki.isa of `neuronxcc.nki`: instructions return tiles and take `mask` and `dtype`. `modules` adds a parameter for the name."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def nc_matmul(
 ) -> NkiTensor:
     """Computes `stationary.T @ moving`, contracted over at most 128 partitions, into PSUM.
 
-    With `accumulate` None it adds to elements that were written before and overwrites others. In the mode double_row the
-    operands are [K, 2, …], and it contracts both rows. The flag for operands of ones and zeros only makes float32 faster on a
-    device; it changes no value.
+    With `accumulate` None, it adds to elements that were written before and overwrites the others. In the mode
+    double_row, the operands are [K, 2, …], and it contracts both rows. The flag for operands of only ones and zeros
+    makes float32 faster on a device; it changes no value.
     """
     a, b = checks.on_chip(stationary, "stationary"), checks.on_chip(moving, "moving")
     double = getattr(perf_mode, "value", perf_mode) in ("double_row", "double_row_gen3", "double_row_swinterleave")
@@ -151,12 +151,12 @@ def _transposed(data: NkiTensor, target: NkiTensor) -> None:
 def _sum(target: NkiTensor, wanted: bool | None) -> None:
     """Checks that a product is only added to earlier products in PSUM.
 
-    AWS's documentation of nc_matmul: a product can't be added to memory that was never written, nor, before NeuronCore-v4, to
-    data of another instruction. Without `accumulate`, a sum with zeros only causes a note: AWS's own kernels do it, and
-    overwriting zeros gives the same result as adding to them.
+    AWS's documentation of nc_matmul: a product can't be added to memory that was never written, nor, before
+    NeuronCore-v4, to data of another instruction. Without `accumulate`, a sum with zeros only causes a note: AWS's own
+    kernels do it, and overwriting zeros gives the same result as adding to them.
 
     Raises:
-        NkiValueError: the product would be added to something else.
+        NkiValueError: the product would be added to other data.
     """
     recorder = current()
     if not recorder.check or recorder.older:
@@ -164,7 +164,7 @@ def _sum(target: NkiTensor, wanted: bool | None) -> None:
     origin = flags(target, "origin")
     found = {Origin(number) for number in np.unique(origin).tolist()} - {Origin.TENSOR_ENGINE}
     if wanted is None:
-        found.discard(Origin.NOTHING)  # is overwritten
+        found.discard(Origin.NOTHING)  # these elements are overwritten
     if all(GENERATIONS[t] >= nc_version.gen4 for t in recorder.targets):
         found &= {Origin.NOTHING}
     if found == {Origin.ZEROS} and wanted is None:
@@ -215,7 +215,7 @@ def _masked_operand(operand: NkiTensor, mask: Any) -> NkiTensor:
 
 
 def _rows(mask: Any, a: NkiTensor, b: NkiTensor, shape: tuple[int, int]) -> Any:
-    """Returns what of a product a mask shows that fits the product or one of its operands."""
+    """Returns the part of a product's mask that fits the product or one of its operands."""
     if mask is None:
         return None
     shown = np.asarray(mask, np.bool_)

@@ -80,10 +80,10 @@ def _bitwise(name: str, operands: Sequence[NkiTensor], target: NkiTensor) -> Non
 def tensor_tensor(
     dst: NkiTensor | None, data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> NkiTensor:
-    """Computes `data1 op data2`; both have the same shape.
+    """Computes `data1 op data2` for two tiles of the same shape.
 
-    The vector engine computes in float32. GpSimd computes with 32-bit integers if all tiles hold them; the newer generation
-    chooses GpSimd for such tiles in SBUF if the kernel names no engine.
+    The vector engine computes in float32. GpSimd computes with 32-bit integers if all tiles hold them. If the kernel
+    names no engine, the newer generation chooses GpSimd for such tiles in SBUF.
     """
     name = check_op(op_name(op), BINARY, "tensor_tensor")
     engine = checks.engine("tensor_tensor", engine, "vector", "gpsimd")
@@ -202,7 +202,10 @@ def tensor_scalar(
     mask: Any = None,
     engine: Any = None,
 ) -> NkiTensor:
-    """Computes `(data op0 operand0) op1 operand1`; numbers or one element per partition; `reverse` swaps a step's sides."""
+    """Computes `(data op0 operand0) op1 operand1`.
+
+    An operand is a number or has one element per partition; `reverse` swaps a step's operands.
+    """
     engine = checks.engine("tensor_scalar", engine, "vector", "scalar", "gpsimd")
     checks.gpsimd_arithmetic("tensor_scalar", engine)
     names = tuple(op_name(op) for op in (op0, op1) if op is not None)
@@ -309,7 +312,7 @@ def _lower_select(context: Context, instruction: Instruction) -> None:
     if swapped:
         condition = ~condition
     if reduction is None:
-        # Only selected elements are converted: the others keep their bits.
+        # Only selected elements are converted; the others keep their bits.
         dtype = target.storage.value_dtype if target.cast is None else target.cast
         value = jnp.where(condition, *(converted(source, dtype) for source in sources))
     else:
@@ -328,7 +331,7 @@ def _select(
         fixed.append(number(value))
         if fixed[-1] is None:
             reads.append(checks.on_chip(value, "an operand of a selection"))
-    # The elements that stay because the predicate is 0 are not read.
+    # The instruction does not read elements of the target that keep their values.
     checks.operands_in_psum("a selection", [t for t in reads if t.storage is not target.storage])
     writes = [target]
     attributes: Any = None
@@ -474,7 +477,7 @@ def random(target: NkiTensor, *, engine: Any = None) -> NkiTensor:
 
 
 def dropout(dst: NkiTensor | None, data: Any, prob: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
-    """Replaces elements by 0 with a probability, drawn again in every instruction from the kernel's seed."""
+    """Replaces elements by 0 with a probability; each instruction draws new random numbers from the kernel's seed."""
     data = checks.on_chip(data, "data")
     fixed, tensors = operand(prob, data, "prob")
     if fixed is not None:

@@ -34,9 +34,10 @@ from nki_interpreter.tensors import NkiTensor
 
 
 def reduce_axes(data: NkiTensor, axis: Any) -> tuple[int, ...]:
-    """Returns the axes of `tensor_reduce`: real free axes, or those of a pattern padded to five dimensions.
+    """Returns the axes of `tensor_reduce`: the tile's free axes, or axes of a pattern padded to five dimensions.
 
-    A single 1 of a tile with more free axes is its axis 1; numbers past its rank count in [partition, 4 free axes].
+    For a tile with more than one free axis, a single 1 means its axis 1. Numbers past the tile's rank count in
+    [partition, 4 free axes].
     """
     given = [axis] if isinstance(axis, int | np.integer) else list(axis)
     found = []
@@ -121,7 +122,7 @@ def _lower_scan(context: Context, instruction: Instruction) -> None:
     first = jnp.broadcast_to(initial, (a.shape[0],))
     target = instruction.writes[0]
 
-    # One column after the other also for r = a·r + b: an associative form would round differently.
+    # Columns run one after the other even for r = a·r + b: an associative form would round differently.
     def step(r: Any, x: Any, y: Any) -> Any:
         r = apply_binary(op0, *((r, x) if reverse0 else (x, r)))
         return to_float(apply_binary(op1, *((y, r) if reverse1 else (r, y))))

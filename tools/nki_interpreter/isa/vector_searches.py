@@ -76,7 +76,10 @@ def _lower_find_index8(context: Context, instruction: Instruction) -> None:
 
 
 def nc_find_index8(dst: NkiTensor | None, data: Any, vals: Any, *, dtype: Any = None, mask: Any = None) -> NkiTensor:
-    """Finds each of eight values per partition: its first position, the next one for a repeated value, all ones if absent."""
+    """Finds each of eight values per partition.
+
+    Writes the first position of each; for a repeated value the next position, for an absent value all ones.
+    """
     data, vals = checks.on_chip(data, "data").with_mask(mask), checks.on_chip(vals, "vals")
     _eight(data, "nc_find_index8")
     if math.prod(vals.shape[1:]) != 8:

@@ -99,7 +99,8 @@ static outcome read_all(const graph & g) {
     return out;
 }
 
-// Hides every cell, or every second one, from each token of a mask, from a cell on whose number grows with the token's.
+// Hides every cell, or every second one, from each token of a mask, beginning with a cell whose number grows with the
+// token's number.
 static void hide(ggml_tensor * mask, int64_t from, int64_t more, int64_t step) {
     std::vector<float> values = read(mask);
     for (int64_t t = 0; t < mask->ne[1]; t++) {
@@ -122,7 +123,7 @@ static void hide_behind(ggml_tensor * mask, int64_t before) {
     hide(mask, before + 1, 1, 1);
 }
 
-// causal  whether masks in `causal` are causal and rows are written in their normal place; otherwise they are not
+// causal  whether the masks in `causal` are causal and rows are written to their normal place; false: neither
 static void fill_all(const graph & g, bool causal = true) {
     float seed = 1;
     for (ggml_tensor * t : g.inputs) {
@@ -176,9 +177,9 @@ outcome compute(ggml_backend_dev_t dev, const builder & build, memory how) {
     return read_all(g);
 }
 
-// The results that a program reads when it examines nodes.
+// A program that examines nodes, and the values that it reads.
 struct watcher {
-    std::string wanted;  // nodes to examine: "all", or an op's name; for an op its sources, too
+    std::string wanted;  // nodes to examine: "all", or an op's name; for an op also its sources
     outcome     seen;
 };
 

@@ -20,7 +20,7 @@ using outcome = std::vector<std::vector<float>>;
 
 enum class memory { OWN, REUSED };
 
-// Computes a graph three times; the last time has the number of the one before.
+// Computes a graph three times; the third graph has the same number as the second.
 outcome compute(ggml_backend_dev_t dev, const builder & build, memory how);
 
 void compare(const outcome & got, const outcome & wanted, double limit, const std::string & what);
@@ -36,10 +36,10 @@ void run_scheduled(const builder & build, double limit = 1e-6);
 // A program examines nodes and their sources. It must read the same values as without groups.
 void run_watched(const builder & build, const std::string & wanted, int expected);
 
-// A graph is computed again under its number, with a mask that is causal or not.
+// Computes a graph repeatedly under its number, with a mask that is causal or not.
 void run_changing(const builder & build, int expected);
 
-// The same, with each way to write to memory.
+// Does the same with each way to write to memory.
 void run_written(const builder & build, int expected);
 
 // Threads compute a graph, each with its own backend, while groups are turned off and on.

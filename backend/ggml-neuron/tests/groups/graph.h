@@ -1,4 +1,4 @@
-// Graphs with groups, by name: the parts of scenarios. main.cpp describes scenarios.
+// Builders of graphs with groups, by name, from which scenarios are made. main.cpp describes scenarios.
 
 #pragma once
 
@@ -28,7 +28,7 @@ struct graph {
     ggml_tensor *                    places = nullptr;  // row numbers of writes to a transposed cache
     int64_t                          n_cell = 0;        // number of the cache's cells
     ggml_tensor *                    rows   = nullptr;  // row numbers of writes to a cache, which may be moved
-    int64_t                          far    = 0;        // rows to move them by
+    int64_t                          far    = 0;        // the number of rows to move them by
     std::vector<std::pair<int, int>> groups;            // the first and the last computed node of each
     int                              launches;          // expected launches of groups
 
@@ -95,10 +95,10 @@ struct norm_options {
     bool      gaps    = false;  // between the rows of x
     bool      swapped = false;  // the other order of a product's sources
     bool      add     = false;  // a sum in place of the product
-    bool      same    = false;  // x is the weight, too
+    bool      same    = false;  // x is also the weight
     bool      inplace = false;
     bool      shared  = false;  // x and the weight are parts of one tensor
-    bool      twice   = false;  // the norm is the weight, too
+    bool      twice   = false;  // the norm is also the weight
     bool      added   = false;  // the weight is added
 };
 
@@ -108,7 +108,7 @@ ggml_tensor * product(graph & g, ggml_tensor * t, const norm_options & o = {});
 
 void hit(graph & g);
 
-// The same twice, with other weights: one kernel.
+// Two of these with different weights, which one kernel computes.
 void twice_of(graph & g, int64_t n);
 
 void twice(graph & g);
@@ -124,10 +124,10 @@ void cache(graph & g);
 struct attention_options {
     int64_t n        = 2;
     int64_t n_seen   = 64;     // cells
-    int64_t n_cell   = 96;     // of the cache
+    int64_t n_cell   = 96;     // number of the cache's cells
     bool    masked   = true;
     bool    writes   = true;   // to the cache
-    bool    causal   = false;  // the mask
+    bool    causal   = false;  // the mask is causal
     bool    computed = false;  // the mask is the result of a node before the group
     int64_t before   = 0;  // cells that the first token attends to, for kernels that leave out cells; 0: other kernels
     bool    kept     = false;  // the cache is kept from one graph to the next
@@ -139,7 +139,7 @@ void attention_of(graph & g, const attention_options & o);
 
 void attention(graph & g);
 
-// The same without flash attention: the cache of values is transposed, and scores are capped.
+// Attention without flash attention: the cache of values is transposed, and scores are capped.
 void scores_of(graph & g, const attention_options & o);
 
 // Writes the mask of attention of 5 tokens and 32 cells: its second input receives the content of its first.
@@ -149,17 +149,17 @@ attention_options unmasked(int64_t n, int64_t n_seen);
 
 attention_options reading(int64_t n_seen, int64_t n_cell);
 
-// Results in the memory of earlier nodes, of a slot, and of a part of one.
+// Results in the memory of earlier nodes, of a slot, and of a part of a slot.
 void in_place_of(graph & g, int64_t n, bool tied = false);
 
 void in_place(graph & g);
 
-// Halves of rows, as a GLU has them, and a transposed product.
+// Halves of rows, as in a GLU, and a transposed product.
 void views_of(graph & g, int64_t n);
 
 void views(graph & g);
 
-// Three results are used outside: one is read after the group, one is an output, one is the last.
+// Three results are used outside: a later node reads one, one is an output, and one is the graph's last node.
 void several_results_of(graph & g, int64_t n);
 
 void several_results(graph & g);
@@ -206,7 +206,7 @@ void mutated_written(graph & g);
 // The middle result is used after the group.
 void escapes(graph & g);
 
-// A part of it is used.
+// A node outside uses a part of the middle result.
 void part_escapes(graph & g);
 
 void middle_is_output(graph & g);

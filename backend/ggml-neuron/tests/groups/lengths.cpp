@@ -53,12 +53,12 @@ void shorter(std::map<std::string, builder> & b) {
     b["shorter-reading"] = [](graph & g) {
         attention_of(g, reading(40, 80));
     };
-    // and groups that no such kernel computes
+    // Groups that no such kernel computes.
     const std::map<std::string, builder> refused = {
         { "in-place",         [](graph & g) { in_place_of(g, 3); }                }, // it would write beyond
         { "scores",           [](graph & g) { cache_of(g, 3, 7); }                }, // a result of other columns
-        { "columns",          [](graph & g) { views_of(g, 2); }                   }, // the same, transposed
-        { "unmasked-scores",  [](graph & g) { scores_of(g, unmasked(2, 32)); }    }, // the same
+        { "columns",          [](graph & g) { views_of(g, 2); }                   }, // also, transposed
+        { "unmasked-scores",  [](graph & g) { scores_of(g, unmasked(2, 32)); }    }, // also
         { "unmasked-cells",   [](graph & g) { attention_of(g, unmasked(2, 32)); } }, // nothing hides the cells beyond
         { "cache-of-its-own", [](graph & g) { attention_of(g, { 2, 32, 80 }); }   }, // it writes to another cache
         { "end-of-cache",     [](graph & g) { attention_of(g, reading(40, 48)); } }, // no cells follow
@@ -73,7 +73,7 @@ void shorter(std::map<std::string, builder> & b) {
     }
 }
 
-// Each token's row passes through all nodes, except where a row of all tokens is taken or tokens are summed.
+// Each token's row passes through all nodes. Exceptions take a row of all tokens, or sum over tokens.
 static void mixed_of(graph & g, int64_t n, const std::string & how) {
     ggml_tensor * x = g.input(GGML_TYPE_F32, 64, n);
     ggml_tensor * t = g.add(ggml_rms_norm(g.get(), x, 1e-5f));
@@ -96,7 +96,7 @@ static void mixed_of(graph & g, int64_t n, const std::string & how) {
     g.end(g.add(ggml_silu(g.get(), g.add(u))), 0, { how == "sum" || how == "state" ? 4 : 3 });
 }
 
-// Several rows per token, and then one.
+// Several rows per token, and then one row per token.
 static void heads_of(graph & g, int64_t n_heads, int64_t n) {
     ggml_tensor * t = g.add(ggml_rms_norm(g.get(), g.input(GGML_TYPE_F32, 16, n_heads * n), 1e-5f));
     g.end(ggml_silu(g.get(), ggml_reshape_2d(g.get(), t, 16 * n_heads, n)), 0, { 2 });
@@ -120,7 +120,7 @@ void lengths_of_caches(std::map<std::string, builder> & b) {
                 g.launches = n_launches;
             };
         };
-        const bool has = 2 * n_cell >= 64;  // there is memory behind it for the kernels' 64 cells
+        const bool has = 2 * n_cell >= 64;  // there is memory behind the cache for the kernels' 64 cells
         add(of, has, o);
         if (n_cell < 32) {
             continue;
@@ -165,7 +165,7 @@ void pieces(std::map<std::string, builder> & b) {
         b[std::string("mixed-") + how] = [how](graph & g) {
             mixed_of(g, 4, how);
         };
-        // in pieces of 4, 4 and 4: some rows of the last are computed twice
+        // in pieces of 4, 4 and 4: some rows of the last piece are computed twice
         add(std::string("mixed-") + how, how == std::string("plain") ? 3 : 0,
             [how](graph & g) { mixed_of(g, 9, how); });
     }
@@ -183,7 +183,7 @@ void pieces(std::map<std::string, builder> & b) {
         const std::string cells = "x" + std::to_string(n_seen);
         add("attention-5" + cells, 3, [n_seen](graph & g) { attention_of(g, causal(5, n_seen)); });
         add("softmax-6" + cells, 3, [n_seen](graph & g) { scores_of(g, causal(6, n_seen)); });
-        // earlier tokens attend to cells that later ones write
+        // earlier tokens attend to cells that later tokens write
         add("open-attention-5" + cells, 0, [n_seen](graph & g) { attention_of(g, { 5, n_seen }); });
         add("open-softmax-6" + cells, 0, [n_seen](graph & g) { scores_of(g, { 6, n_seen }); });
     }

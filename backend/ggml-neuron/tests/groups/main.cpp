@@ -5,8 +5,8 @@
 //     groups run <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...
 //
 // tests/ggml_neuron builds the manifest and then runs the scenarios. Each graph is computed with groups, without, and
-// by the CPU. The output is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>". `random-<n>` is
-// one of many graphs of random ops. A prefix of a scenario selects how it is computed:
+// by the CPU. The output is one line per scenario, "<scenario>: ok" or "<scenario>: <the mistake>". `random-<n>` is one
+// of many graphs of random ops. A prefix of a scenario selects how it is computed:
 //
 //     scheduled:   by ggml's scheduler
 //     alone:       the same, with the CPU for nodes outside of groups
@@ -36,7 +36,8 @@
 static void run(const std::string & name) {
     const std::map<std::string, std::function<void()>> special = {
         { "watched",           [] { run_watched(twice, "all", 0); }     },
-        // A group that ends at an examined node is not computed as one: the program examines the product's source, too.
+        // A group that ends at an examined node is computed node by node: the program also examines the product's
+        // source.
         { "watched-products",  [] { run_watched(twice, "MUL_MAT", 0); } },
         // The second group ends where the scheduler ends the piece: the backend can't detect whether the program
         // examines that node.

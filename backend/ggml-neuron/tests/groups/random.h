@@ -13,8 +13,8 @@
 
 void random_graph(graph & g, unsigned seed);
 
-// Graphs that kernels for more tokens and cells must compute right, or refuse: rows, attention of both kinds, and ops
-// that mix rows.
+// Graphs that kernels for more tokens and cells must compute correctly, or refuse: rows, attention of both kinds, and
+// ops that mix rows.
 class lengths_graph {
   public:
     lengths_graph(graph & g, unsigned seed, int64_t n, int64_t n_seen) :
@@ -78,7 +78,7 @@ class lengths_graph {
         return ggml_cont_2d(ctx(), ggml_permute(ctx(), t, 0, 2, 1, 3), 64, n);
     }
 
-    // Returns a product that sums over the tokens, multiplied.
+    // Returns a product that sums over the tokens, times a tensor.
     ggml_tensor * mixed(ggml_tensor * t) {
         return ggml_mul_mat(ctx(), g.add(ggml_mul_mat(ctx(), transposed(t), transposed(any()))), any());
     }

@@ -57,7 +57,7 @@ void print_words(const std::string & line) {
             slot                = slot ? slot : ggml_new_tensor_1d(g.get(), GGML_TYPE_I8, 1 << 20);
             root                = slot;
             offset +=
-                4096 * (std::stoul(name.substr(1)) + 1);  // the first use is not at offset 0, which must not matter
+                4096 * (std::stoul(name.substr(1)) + 1);  // the first use is not at offset 0; this must have no effect
         }
         t->view_src  = root;
         t->view_offs = offset;

@@ -64,7 +64,7 @@ static void sampler_probe() {
 }
 
 // The requests of a program that samples on a device, while ops are recorded: first for 2^17 and 2^20 candidates, which
-// no call has, then in calls with two temperatures.
+// occur in no call, then in calls with two temperatures.
 static void recorded_samplers() {
     context ctx;
     for (const int64_t n : { (int64_t) 1 << 17, (int64_t) 1 << 20 }) {
@@ -86,7 +86,7 @@ static void recorded_samplers() {
     }
 }
 
-// The same with as many candidates as in llama.cpp's probe.
+// The same requests with as many candidates as in llama.cpp's probe.
 static void recorded_large_vocabulary() {
     context       ctx;
     const int64_t n    = 1 << 17;
@@ -188,7 +188,7 @@ static void too_much() {
     against_cpu(add);  // the device still works
 }
 
-// A buffer that fits the device, and exceeds the runtime's limit for one tensor; and a weight that exceeds it.
+// A buffer that fits the device and exceeds the runtime's limit for one tensor, and a weight that exceeds this limit.
 static void too_large_as_one() {
     ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(neuron);
     const size_t               most = ggml_backend_buft_get_max_size(buft);

@@ -117,7 +117,7 @@ static void in_turn(int times) {
     }
 }
 
-// The same, with a buffer that is freed before the last time.
+// Does the same, and frees a buffer before the last time.
 static void freed_before_the_last(int times) {
     ggml_backend_ptr        backend(ggml_backend_dev_init(neuron, nullptr));
     ggml_backend_buffer_ptr other(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(neuron), 1 << 20));
@@ -150,8 +150,8 @@ static void rewritten(bool cut) {
     compare(graph.get(), run(cpu, two_kernels));
 }
 
-// The simulator's helper process is killed during an execution: another one takes the execution over if the first has
-// not read it yet.
+// The simulator's helper process is killed during an execution: another helper takes over the execution if the first
+// one has not read it yet.
 static void killed() {
     struct joined {
         std::thread thread;

@@ -71,7 +71,8 @@ built cache(ggml_context * ctx) {
     };
 }
 
-// An in-place node whose destination was copied, as ggml's scheduler does when another backend computed it.
+// An in-place node whose destination was copied. ggml's scheduler does this when another backend computed the
+// destination.
 static void copied_destination() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
@@ -97,7 +98,7 @@ static void copied_destination() {
     compare(read(cells), wanted);
 }
 
-// Memory is freed that a plan copies from and that no kernel is bound to. The plan must not be used again.
+// Frees memory that a plan copies from and to which no kernel is bound. The plan must not be used again.
 static void freed_copy() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;
@@ -182,7 +183,8 @@ built unused(ggml_context * ctx) {
     return unused_kernel(ctx, ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 3, 3, 2, 1));
 }
 
-// A NaN passes through kernels as through ggml's ops. Later results are right, though a core continues to report it.
+// A NaN passes through kernels as through ggml's ops. Later results are correct, though a core continues to report the
+// NaN.
 static void not_a_number() {
     ggml_backend_ptr   backend(ggml_backend_dev_init(neuron, nullptr));
     placed             graph(backend, add);

@@ -23,7 +23,7 @@ static void in_flight(ggml_backend_dev_t dev, int rounds) {
     for (int i = 0; i < rounds; i++) {
         graphs[i % 2].set(i);
         graphs[i % 2].compute();
-        graphs[i % 2].compute();  // the same once more, over its own results
+        graphs[i % 2].compute();  // once more, over its own results
         if (i > 0) {
             compare(graphs[(i - 1) % 2].get(), run(cpu, chain, i));
         }

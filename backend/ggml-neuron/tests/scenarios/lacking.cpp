@@ -14,7 +14,7 @@
 #include <vector>
 
 // Views of a cache that the scheduler copies for attention on the CPU: 256 of its 32,768 cells. The values are
-// contiguous, as keys are, or far apart, as values are without flash attention.
+// contiguous, like keys, or far apart, like values without flash attention.
 static void copied_views() {
     const int64_t n_ctx = 32768;
     const int64_t n_kv  = 256;
@@ -73,7 +73,7 @@ void stranded(ggml_backend_dev_t dev) {
     compare(read(cells), wanted);
 }
 
-// Rows that are written to a large cache without a kernel: several to one place (the last one counts), for several
+// Rows that are written to a large cache without a kernel: several rows to one place (the last one counts), for several
 // planes, and from a view.
 static void stranded_rows() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
@@ -156,7 +156,7 @@ static void stranded_gather() {
     compare(read(picked), wanted);
 }
 
-// A device weight that is read repeatedly, as ggml's scheduler does for the CPU, and writes to it.
+// A device weight that is read repeatedly, as by ggml's scheduler for the CPU, and writes to it.
 static void recalled_weights() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     context          ctx;

@@ -1,4 +1,4 @@
-// Scenarios for the backend's tests: each uses the first NeuronCore and prints whether the result is right.
+// Scenarios for the backend's tests: each uses the first NeuronCore and prints whether the result is correct.
 //
 //     scenarios <libggml-neuron.so> <folder with ggml's CPU backend> <scenario>...
 //
@@ -7,8 +7,8 @@
 // The scenarios do not depend on which kernels there are: tests/ggml_neuron runs them once to record the kernels that
 // they need, builds those, and runs the scenarios again, in many configurations. Results are compared with the CPU's.
 //
-// The output is one line per scenario, "<scenario>: ok" or "<scenario>: <what is wrong>"; a node without a kernel is
-// wrong, too.
+// The output is one line per scenario, "<scenario>: ok" or "<scenario>: <the mistake>". A node without a kernel is also
+// a mistake.
 
 #include "ggml-backend.h"
 #include "ggml.h"

@@ -14,10 +14,10 @@
 #include <vector>
 
 extern ggml_backend_reg_t neurons;  // all NeuronCores
-extern ggml_backend_dev_t neuron;   // the first
+extern ggml_backend_dev_t neuron;   // the first NeuronCore
 extern ggml_backend_dev_t cpu;
 
-// The functions of scenarios, by name. A function throws the mistake.
+// The functions of scenarios, by name. A function throws a description of the mistake.
 using scenario_table = std::map<std::string, std::function<void()>>;
 
 scenario_table graphs_scenarios();

@@ -47,7 +47,8 @@ static built partly(ggml_context * ctx) {
     };
 }
 
-// Nine nodes without a kernel, each with another difference from nodes with one, and one node with a kernel.
+// Nine nodes without a kernel, each with a different difference from nodes that have a kernel, and one node with a
+// kernel.
 static built far_off(ggml_context * ctx) {
     ggml_tensor * a = f32(ctx, 64, 4);
     ggml_tensor * b = f32(ctx, 64, 4);
@@ -59,7 +60,7 @@ static built far_off(ggml_context * ctx) {
     t               = ggml_mul(ctx, t, ggml_view_2d(ctx, b, 32, 8, 128, 0));
     t               = ggml_relu(ctx, ggml_view_2d(ctx, t, 16, 8, 128, 0));    // strides
     t               = ggml_mul_mat(ctx, ggml_reshape_2d(ctx, t, 32, 4), ggml_view_2d(ctx, a, 32, 7, 128, 0));
-    t               = ggml_soft_max(ctx, t);                                  // an op that has none
+    t               = ggml_soft_max(ctx, t);                                  // an op without kernels
     t               = ggml_mul_mat(ctx, ggml_view_2d(ctx, a, 4, 3, 32, 0), ggml_reshape_3d(ctx, t, 4, 1, 7));
     return {
         t, { a, b }
@@ -74,9 +75,9 @@ static void shared_out(bool watched) {
          " splits");
 }
 
-// Computes such a graph with the last node first in its set of tensors, which is in the order of their addresses.
+// Computes such a graph with the last node first in its set of tensors, which is sorted by address.
 static void last_node_first() {
-    const size_t      period = 16 * ggml_hash_size(2 * GGML_DEFAULT_GRAPH_SIZE);  // of ggml_hash
+    const size_t      period = 16 * ggml_hash_size(2 * GGML_DEFAULT_GRAPH_SIZE);  // the period of ggml_hash
     std::vector<char> memory(period + 16 + context::size());
     char *            start  = memory.data() + (16 - (uintptr_t) memory.data() % 16) % 16;
     uintptr_t         result = 0;
@@ -93,8 +94,8 @@ static void scheduled() {
     }
 }
 
-// Inputs in a graph's memory, whose writes wait until it is used: written twice, partly over waiting writes, and read
-// before.
+// Inputs in a graph's memory, whose writes wait until the memory is used: written twice, partly over waiting writes,
+// and read before.
 static void inputs_in_parts() {
     ggml_backend_ptr backend(ggml_backend_dev_init(neuron, nullptr));
     ggml_gallocr_ptr allocator(ggml_gallocr_new(ggml_backend_dev_buffer_type(neuron)));

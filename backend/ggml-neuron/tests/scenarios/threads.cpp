@@ -1,4 +1,4 @@
-// Threads that share one NeuronCore, threads with one each, and mistakes that sanitizers must report.
+// Threads that share one NeuronCore, threads with their own NeuronCores, and mistakes that sanitizers must report.
 
 #include "../values.h"
 #include "ggml-backend-impl.h"

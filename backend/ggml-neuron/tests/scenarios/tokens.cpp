@@ -28,17 +28,17 @@ constexpr int64_t CELLS  = 256;
 constexpr int64_t VOCAB  = 40;
 constexpr int64_t EXPERT = 3;
 
-// A call: `n` tokens behind `past` earlier ones. It reads `n_kv` cells of the cache and gives logits of the last
-// `n_out`.
+// A call: `n` tokens behind `past` earlier ones. It reads `n_kv` cells of the cache and returns logits of the last
+// `n_out` tokens.
 struct call {
     int64_t n;
     int64_t past;
     int64_t n_kv;
     int64_t n_out;
-    bool    quantized = false;  // the cache is Q8_0; without flash attention only that of keys, and scores are capped
+    bool    quantized = false;  // the cache is Q8_0; without flash attention only the keys are, and scores are capped
     bool    flash     = true;   // with flash attention; without it values are in rows of cells
     int64_t n_seqs    = 1;      // sequences, whose tokens alternate
-    int64_t window    = CELLS;  // the number of positions, back from its own, that a token attends to
+    int64_t window    = CELLS;  // the number of positions, including its own, that a token attends to
     bool    blind     = false;  // the last token attends to nothing
 
     bool is_cell_quantized(int i) const { return quantized && (flash || i == 0); }
@@ -350,8 +350,8 @@ static void scheduled(const call & c, bool watched, bool output = false) {
     }
 }
 
-// The calls to record kernels for: each number of tokens with each length of the cache, and logits of all tokens or
-// one.
+// Calls for which kernels are recorded: each number of tokens with each length of the cache, and logits of all tokens
+// or of one.
 static void few(bool flash) {
     std::string missing;
     for (const bool quantized : { false, true }) {
@@ -390,12 +390,12 @@ static void any(bool flash) {
         c.flash     = flash;
         c.n_seqs    = 1 + below(3);
         c.window    = below(2) ? CELLS : 1 + below(40);
-        c.blind     = flash && below(4) == 0;  // SOFT_MAX of nothing is NaN, in ggml, too
+        c.blind     = flash && below(4) == 0;  // SOFT_MAX of nothing is NaN, also in ggml
         against_cpu(c);
     }
 }
 
-// Attention of several streams: each has its own cache, tokens and mask, or all share a mask.
+// Attention of several streams: each stream has its own cache, tokens and mask, or all streams share a mask.
 static std::vector<float> attend(ggml_backend_dev_t dev,
                                  const call &       c,
                                  int64_t            n_streams,

@@ -12,7 +12,7 @@
 #include <functional>
 #include <vector>
 
-// One NeuronCore uses another core's result, and both get the next round before that is done.
+// One NeuronCore uses another core's result, and both get the next round before the result is ready.
 static void two_cores_in_flight() {
     const ggml_backend_ptr first(ggml_backend_dev_init(core(0), nullptr));
     const ggml_backend_ptr second(ggml_backend_dev_init(core(1), nullptr));
@@ -75,7 +75,7 @@ struct pair_of_cores {
     }
 };
 
-// Both cores get all work before the first one has computed anything, then again, and memory that jobs use is freed.
+// Both cores get all work before the first core has computed anything, and then again; memory that jobs use is freed.
 static void two_cores_ahead() {
     pair_of_cores t(3);
     for (size_t i = 0; i < 3; i++) {
@@ -102,7 +102,7 @@ static void two_cores_behind() {
     compare(cut.get(), run(cpu, add_three, 5));
 }
 
-// A tensor is set, computed again and then freed while a copy of it waits for the destination's core.
+// A tensor is set, computed again and then freed, while a copy of it waits for the destination's core.
 static void two_cores_fenced() {
     pair_of_cores               t(2);
     placed &                    from        = t.from[0];
@@ -119,7 +119,7 @@ static void two_cores_fenced() {
         from.compute();
         ggml_backend_synchronize(t.first.get());
         t.to[1].compute();
-        t.copy(0, 1);  // overwrites the source of that
+        t.copy(0, 1);  // overwrites that copy's source
         t.copy(0, 0);
         next();
         t.to[0].compute();
@@ -127,7 +127,7 @@ static void two_cores_fenced() {
     }
 }
 
-// Two threads copy between the same tensors, each to another core, and each makes its core wait for the other one's.
+// Two threads copy between the same tensors, each to another core, and each makes its core wait for the other core.
 static void two_cores_crossing() {
     pair_of_cores                t(1);
     const ggml_backend_t         backends[] = { t.first.get(), t.second.get() };

@@ -19,7 +19,7 @@ struct weighted {
     ggml_tensor *           fresh = f32(rest.get(), 32, 3);
     ggml_tensor *           q     = f32(rest.get(), 32, 2);
     ggml_tensor *           product;
-    ggml_tensor *           write;  // rows of the weight
+    ggml_tensor *           write;  // writes rows of the weight
     ggml_tensor *           whole = ggml_new_tensor_2d(rest.get(), GGML_TYPE_F16, 32, 16);
     ggml_tensor *           copy;   // over the weight; no kernel computes it
     ggml_backend_buffer_ptr weights_buffer;
@@ -49,7 +49,7 @@ struct weighted {
     }
 };
 
-// The same weight, repeatedly.
+// Uses the same weight repeatedly.
 static void kept_weights() {
     weighted t;
     for (int i = 0; i < 50; i++) {
@@ -70,7 +70,7 @@ static void written_weights() {
     t.is_right();
     fill(t.w, 6);
     t.is_right();
-    // by an op of the CPU: ggml's scheduler calls supports_op of all backends before
+    // Written by an op of the CPU: ggml's scheduler calls supports_op of all backends before.
     check(ggml_backend_dev_supports_op(neuron, t.write), "no kernel for SET_ROWS");
     ggml_backend_ptr host(ggml_backend_dev_init(cpu, nullptr));
     compute(t.write, host.get());
@@ -78,7 +78,7 @@ static void written_weights() {
     fill(t.fresh, 7);
     compute(t.write, host.get());
     t.is_right();
-    // by an op of the device, and by an op that the CPU computes instead
+    // Written by an op of the device, and by an op that the CPU computes instead.
     weighted u;
     u.is_right();
     compute(u.write, u.backend.get());
@@ -88,7 +88,7 @@ static void written_weights() {
     x.is_right();
     compute(x.copy, x.backend.get());
     x.is_right();
-    // by training, which the device does not observe
+    // Written by training, which the device does not observe.
     weighted v;
     ggml_set_param(v.w);
     v.is_right();

@@ -1,4 +1,4 @@
-"""A kernel that reads an environment variable, and notes something."""
+"""A kernel that reads an environment variable and records a note."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The extension that Bazel's own tools module names; it makes an empty repository."""
+"""The extension that Bazel's own tools module names. It creates an empty repository."""
 
 def _empty_repository_impl(rctx):
     rctx.file("BUILD.bazel", "")

@@ -73,7 +73,7 @@ def inline(
         kernel: a function, decorated or not.
         arrays: its tensor arguments, in order; None for an absent one.
         grid: number of programs per axis.
-        targets: targets whose limits are checked; by default those of the current kernel.
+        targets: targets whose limits are checked; by default the current kernel's targets.
         static: its static arguments.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Functions that kernels need and NumPy lacks: those of neural networks, and collectives of one rank.
+"""Functions that kernels need and NumPy lacks: functions of neural networks, and collectives of one rank.
 
 Each also accepts NumPy arrays, and then computes at once.
 """

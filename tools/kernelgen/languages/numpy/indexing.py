@@ -108,7 +108,7 @@ def _items(x: TracedArray, index: Any) -> tuple[Any, ...]:
 
 
 def _to_front(index: Any, items: tuple[Any, ...]) -> list[int]:
-    """Returns the dimensions that NumPy moves to the front: those of index arrays that a '...' of no dimension separates."""
+    """Returns the dimensions that NumPy moves to the front: dimensions of index arrays that a '...' of no dimension separates."""
     given = index if isinstance(index, tuple) else (index,)
     dots = next((k for k, i in enumerate(given) if i is Ellipsis), None)
     if dots is None or len(items) != len(given) - 1:

@@ -141,7 +141,7 @@ def var(
 
 
 def _in_range(value: Any) -> Any:
-    """Returns float32 values, with infinity for those that round to it in float16."""
+    """Returns float32 values, with infinity in place of values that round to it in float16."""
     return jnp.where(lax.abs(value) < np.float32(65_520), value, value * np.float32(np.inf))
 
 

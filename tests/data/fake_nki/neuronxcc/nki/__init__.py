@@ -1,4 +1,4 @@
-"""A double of the NKI that is part of neuronx-cc: it is installed, and no kernel of it is compiled."""
+"""A double of the NKI that is part of neuronx-cc: it is installed, but compiles no kernel."""
 
 
 def jit(function):

@@ -1,4 +1,4 @@
-"""What the compiler is told."""
+"""The compiler's options."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The compiler: it leaves a file that says what it was asked for, and refuses a kernel that is named `refused`."""
+"""The compiler: it writes a file with its arguments, and refuses a kernel named `refused`."""
 
 import base64
 import inspect

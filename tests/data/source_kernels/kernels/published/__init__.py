@@ -1,1 +1,1 @@
-"""A package of kernels, as they are published: its modules import each other by relative names, and by the package's own."""
+"""A package like those that others publish: its modules import each other by relative names, and by the package's own name."""

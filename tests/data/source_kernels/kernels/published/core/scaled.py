@@ -1,4 +1,4 @@
-"""Two kernels in NKI that share what they import."""
+"""Two kernels in NKI with the same imports."""
 
 import nki.isa as nisa
 import nki.language as nl
