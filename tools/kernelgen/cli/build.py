@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--jobs",
     type=click.IntRange(min=1, max=4096),
     default=None,
-    help="Kernels at once; the number of CPUs by default, and fewer where memory does not allow it.",
+    help="The number of kernels that are built at once; by default the number of CPUs, or fewer if memory does not suffice.",
 )
 @options.kernels_option
 @options.compiler_option
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "memory_mb",
     type=click.IntRange(min=1),
     metavar="MIB",
-    help="Memory that compiles may need together; four fifths of the machine's by default.",
+    help="Memory that all compiles together may take; four fifths of the machine's by default.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit for one kernel.")
 @options.emit_timeout_option
@@ -83,9 +83,9 @@ def command(
 ) -> int:
     """Build every kernel of the manifests and write a bundle for each manifest and target.
 
-    In the output folder, NAME_TARGET.kernels.gguf is the pack and NAME_TARGET/ the tree. Kernels that are up to date from an
-    earlier build into the same folder are not compiled again, nor are those that a cache has (kernelgen cache --help). A kernel
-    that fails does not stop the others; a bundle is only written when all of its kernels are there.
+    In the output folder, NAME_TARGET.kernels.gguf is the pack and NAME_TARGET/ the tree. The command compiles only kernels that are
+    not up to date in the folder and not in a cache (kernelgen cache --help). If a kernel fails, it builds the others, but does not
+    write the bundles that need the kernel.
     """
     from kernelgen import manifest
 

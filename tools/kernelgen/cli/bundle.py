@@ -21,21 +21,21 @@ from kernelgen.spec.filenames import NEFF, hlo_file
     required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="What `kernelgen plan --format json` printed.",
+    help="The output of `kernelgen plan --format json`.",
 )
 @click.option(
     "--hlo-dir",
     required=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where HLO is: <kernel>.hlo.pb, as `kernelgen emit` writes it.",
+    help="The folder of the HLO files, <kernel>.hlo.pb, as `kernelgen emit` writes it.",
 )
 @click.option(
     "--neff-dir",
     required=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where NEFFs are: <kernel>.<settings>.neff, with the plan's name of the settings (`trn1`).",
+    help="The folder of the NEFFs, <kernel>.<settings>.neff, with the plan's name of the settings (`trn1`).",
 )
 @click.option(
     "-o", "--output", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write to."
@@ -44,7 +44,7 @@ from kernelgen.spec.filenames import NEFF, hlo_file
 @click.option(
     "--compiler-identity",
     metavar="TEXT",
-    help="The compiler that made the NEFFs; by default what they record themselves.",
+    help="The compiler that made the NEFFs; by default the one that they record.",
 )
 @click.option(
     "--jax-version",

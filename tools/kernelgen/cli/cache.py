@@ -38,8 +38,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def command() -> None:
     """Show, prune, verify, export or import the cache of NEFFs.
 
-    Builds take from the cache what was compiled before: by another build, in another folder or, with a shared cache, on another
-    machine.
+    Builds take NEFFs from the cache that were compiled before: by another build, in another folder or, with a shared cache, on
+    another machine.
     """
 
 
@@ -84,7 +84,7 @@ def explain(
     """Show whether a build would find a kernel in the cache, and if not, why.
 
     KERNEL is an id, an op or a glob of either, looked up in the manifests; or an HLO file, with the manifests' settings or with the
-    defaults for a target. If it is not there, the nearest entry is shown, with each part of its key that differs.
+    defaults for a target. If it is not in the cache, the command prints the nearest entry, with each part of its key that differs.
 
     Exits with 1 when a kernel is not there.
     """
@@ -205,7 +205,7 @@ def _value(text: str | None) -> str:
 @options.cache_options
 @_format
 def info(caches: CacheSettings, output_format: str) -> None:
-    """Print where the caches are and what they hold."""
+    """Print the paths and the contents of the caches."""
     from kernelgen.cache.entry import DamagedEntry
 
     groups: dict[tuple[str, str], list[int]] = {}

@@ -34,9 +34,10 @@ _NUMBERS = "biufV"
 @options.kernels_option
 @click.option("--only", metavar="GLOB", help="Only kernels whose id or name matches.")
 def command(manifests: tuple[Path, ...], catalog: Catalog, only: str | None) -> int:
-    """Run kernels on the CPU, from the HLO that a compiler is given, and compare them with the references that manifests name.
+    """Run kernels on the CPU, from the HLO that a compiler receives, and compare them with the references that manifests name.
 
-    A backward kernel is compared with what JAX makes of its forward kernel. The exit status is 1 when a kernel differs.
+    A backward kernel is compared with the gradients that JAX derives from its forward kernel. The exit status is 1 if a kernel
+    differs.
     """
     requests = manifest.load(manifests, catalog)
     kernels = {k.spec.id: k for k in Plan.merge(requests).kernels}

@@ -20,13 +20,13 @@ _DEFAULTS = CompileConfig("")
 @click.option(
     "-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The NEFF to write."
 )
-@click.option("--target", required=True, type=click.Choice(list(TARGETS)), help="What to compile for.")
+@click.option("--target", required=True, type=click.Choice(list(TARGETS)), help="The target to compile for.")
 @options.compiler_option
 @click.option(
     "--compiler-path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="neuronx-cc itself; otherwise it is looked for in NEURON_SDK and on PATH.",
+    help="The path of neuronx-cc; by default kernelgen looks for it in NEURON_SDK and on PATH.",
 )
 @click.option("--optlevel", type=click.IntRange(1, 3), default=_DEFAULTS.optlevel, show_default=True)
 @click.option(

@@ -48,7 +48,7 @@ from kernelgen.targets import TARGETS
     "--target",
     type=click.Choice(list(TARGETS)),
     metavar="NAME",
-    help="Count the bundles for this target alone; leave out kernels of manifests that neuronx-cc is known to refuse for it.",
+    help="Count only the bundles for this target; leave out kernels of manifests that neuronx-cc is known to refuse for it.",
 )
 @options.kernels_option
 @click.option(
@@ -71,7 +71,7 @@ def command(
 ) -> int:
     """Print which nodes of a model's graphs have a kernel, which have none and why, and which kernels no graph needs.
 
-    A node is computed, too, by kernels for other numbers of tokens and longer caches, as the backend does it.
+    Kernels for other numbers of tokens and longer caches also count, as in the backend.
 
     KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The options of a context are for --model.
 

@@ -82,7 +82,7 @@ class DoctorLine:
 def command(output_format: str, device: bool, libnrt: Path | None, bundle: Path | None) -> int:
     """Show what is installed, what is missing and how to get it.
 
-    Exits with 1 when something is MISSING: kernels can't be built without it. Only some uses need what is absent.
+    Exits with 1 if something is MISSING: kernels can't be built without it. Only some uses need things that are absent.
 
     With --device it builds a small kernel of each family, runs them on the first core that this process gets, and reports what
     works (docs/reference/device-checks.md); it exits with 1 when a check FAILED.

@@ -60,8 +60,8 @@ def command(
     """Write the HLO of kernels to the folder, as <id>.hlo.pb; print the path of each.
 
     The kernels are those of manifests, or given with --spec. HLO does not depend on the target. The steps that --stage shows as
-    text are: what the kernel's language did (traced), HLO as JAX writes it (hlo), what a compiler is given (canonical), and what
-    XLA makes of that for this machine's CPU (optimized).
+    text are: the trace of the kernel's language (traced), HLO as JAX writes it (hlo), the HLO that a compiler receives
+    (canonical), and XLA's form of it for this machine's CPU (optimized).
     """
     if not manifests and not specs:
         raise click.UsageError("give a MANIFEST or --spec")

@@ -30,13 +30,13 @@ from kernelgen.model.sources import Kind
     "model",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The model's GGUF file, or its header alone: its graphs say which kernels a call launches, and how often.  "
+    help="The model's GGUF file, or only its header: its graphs determine which kernels a call launches, and how often.  "
     "[default: each kernel by itself]",
 )
 @run_options.settings_options
 @run_options.exporter_options
 @options.chip_options
-@click.option("--waited", is_flag=True, help="Each launch is waited for, as with GGML_NEURON_QUEUE_DEPTH=1.")
+@click.option("--waited", is_flag=True, help="The host waits for each launch, as with GGML_NEURON_QUEUE_DEPTH=1.")
 @click.option(
     "--cores",
     type=click.IntRange(1, 64),
@@ -62,14 +62,14 @@ def command(
     catalog: Catalog,
     as_json: bool,
 ) -> int:
-    """Estimate how long a token and a prompt take on a device, and what the time is spent on.
+    """Estimate how long a token and a prompt take on a device, and the parts of this time.
 
     The times are computed, not measured: docs/results/forecast-judged.md compares them with published measurements.
 
-    KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. --n-tokens and --n-kv say which calls; by
+    KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. --n-tokens and --n-kv set the calls; by
     default one token and as many as --n-ubatch, with 1,024 cells of the cache.
 
-    Kernels alone don't say how often a model launches each: without --model a line for each kernel says what one launch takes.
+    Without --model, the number of launches of each kernel is unknown: a line for each kernel has the time of one launch.
     """
     if model is None:
         run_options.refuse(context, "is for --model: kernels alone are forecast as they are", "cores")

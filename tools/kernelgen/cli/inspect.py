@@ -15,12 +15,12 @@ from kernelgen.errors import Diagnostic, KernelgenError, printable
 @click.option(
     "--check",
     is_flag=True,
-    help="Read everything that a bundle holds and compare it with its index, and that with the kernels' specs.",
+    help="Read a whole bundle, compare it with its index, and compare the index with the kernels' specs.",
 )
-@click.option("--cost", is_flag=True, help="Print what kernels in NKI take of each engine, by a model.")
+@click.option("--cost", is_flag=True, help="Print the modelled time of each engine for kernels in NKI.")
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(paths: tuple[Path, ...], check: bool, cost: bool, output_format: str) -> None:
-    """Print what is in a bundle (its pack, or its tree's folder), a NEFF, an HLO file, or a file of repacked weights.
+    """Print the content of a bundle (its pack, or its tree's folder), a NEFF, an HLO file, or a file of repacked weights.
 
     Prints the kind, the target, the compiler, inputs and outputs, and sizes. The kind follows from a file's content, not its name.
     JSON is a list with an object for each path.

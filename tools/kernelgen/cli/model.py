@@ -153,7 +153,7 @@ def command(
     weights: tuple[str, ...],
     catalog: Catalog,
 ) -> None:
-    """Write the manifest of a model, from its GGUF file: which kernels it needs, as formulas of the sizes of a call.
+    """Write the manifest of a model, from its GGUF file: the kernels that it needs, as formulas of the sizes of a call.
 
     SOURCE is a GGUF file, the first one of a split model. Its header is enough; the weights may be missing. llama.cpp itself makes
     the graphs, in the program export-graphs, which you build once (docs/reference/models.md).
@@ -163,7 +163,7 @@ def command(
 
     With --mmproj the manifest also has the projector's kernels; without a SOURCE it has only these.
 
-    Or SOURCE is a file that lists kernels: what test-export-graph-ops or export-graphs writes, what the backend records, or a
+    Or SOURCE is a file that lists kernels: the output of test-export-graph-ops or export-graphs, a recording of the backend, or a
     configuration of ggml-hsa-gen-kernels. kernelgen recognises each kind of file by its content.
     """
     for word, what in WORDS.items():

@@ -44,7 +44,7 @@ def kernels_option(function: F) -> F:
         metavar="DIR",
         type=click.Path(path_type=Path),
         callback=lambda context, parameter, value: Catalog(libraries(value)),
-        help="A folder with emitters of your own; they replace kernelgen's. May be given several times.",
+        help="A folder with your own emitters; they override kernelgen's. May be given several times.",
     )(function)
 
 
@@ -95,7 +95,7 @@ def compiler_option(function: F) -> F:
         type=click.Choice(["auto", "neuronx-cc", "simulator"]),
         default="auto",
         show_default=True,
-        help="auto is neuronx-cc where it is installed and the simulator elsewhere.",
+        help="auto is neuronx-cc if it is installed, and otherwise the simulator.",
     )(function)
 
 
@@ -108,7 +108,7 @@ def emit_timeout_option(function: F) -> F:
         show_default=True,
         metavar="SECONDS",
         callback=lambda context, parameter, value: value or None,
-        help="Limit for emitting one kernel, which takes milliseconds; 0 is none.",
+        help="Limit for emitting one kernel, which takes milliseconds; 0 means no limit.",
     )(function)
 
 
@@ -126,7 +126,7 @@ def cache_options(function: F) -> F:
         click.option(
             "--shared-cache-mode",
             type=click.Choice(cache.MODES),
-            help=f"Whether NEFFs are added to the shared cache; {cache.MODE_VARIABLE}, or read-write, by default.",
+            help=f"Whether the build adds NEFFs to the shared cache; {cache.MODE_VARIABLE}, or read-write, by default.",
         ),
         click.option(
             "--shared-cache",

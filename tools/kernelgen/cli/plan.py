@@ -27,7 +27,7 @@ from kernelgen.targets import MAX_INSTRUCTIONS
     "--estimate",
     "estimated",
     is_flag=True,
-    help="Emit the kernels, and print what their programs will take: instructions, DMA descriptors, memory.",
+    help="Emit the kernels, and print estimates of their programs: instructions, DMA descriptors, memory.",
 )
 @click.option("--only", metavar="GLOB", help="With --estimate: only kernels whose id or op matches.")
 def command(
@@ -41,10 +41,10 @@ def command(
 ) -> None:
     """Print the kernels, compiles and bundles that manifests need, each once.
 
-    The JSON is what the build files are made from; its bytes depend on the manifests' meaning alone.
+    The build files are made from the JSON; its bytes depend only on the manifests' meaning.
 
-    With --estimate a program above half of what neuronx-cc or the runtime takes is a warning, and one above it an error, with the
-    number of tokens that would do.
+    With --estimate, a program above half of a limit of neuronx-cc or the runtime is a warning. A program above the limit is an
+    error, with the largest possible number of tokens.
     """
     if (estimated and output_format == "json") or (only and not estimated):
         raise click.UsageError("--estimate prints a table, and --only is for --estimate")

@@ -41,9 +41,9 @@ VARIABLE = "GGML_NEURON_REPACKED"
 def command(
     model: Path, paths: tuple[Path, ...], target: str | None, output: Path | None, jobs: int | None, catalog: Catalog
 ) -> int:
-    """Write a model's weights in the layouts that its kernels read, so that the backend need not repack them at each load.
+    """Write a model's weights in the layouts that its kernels read, so that the backend does not repack them at each load.
 
-    MODEL is the model's GGUF file, the first where it was split. KERNELS are manifests, bundles (a pack, or a tree's folder) and
+    MODEL is the model's GGUF file, the first one of a split model. KERNELS are manifests, bundles (a pack, or a tree's folder) and
     folders of bundles. The same model and kernels give the same file. Programs find it by the variable GGML_NEURON_REPACKED.
     """
     weights = gguf_weights.read(model)

@@ -51,7 +51,7 @@ CORES = (1, 2, 4)
     "model",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The model's GGUF file, its header alone, or an export of graphs: they say how often a call launches each kernel.",
+    help="The model's GGUF file, only its header, or an export of graphs: they determine how often a call launches each kernel.",
 )
 @run_options.settings_options
 @run_options.exporter_options
@@ -69,7 +69,7 @@ CORES = (1, 2, 4)
     "--baseline",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="The JSON of an earlier report: the page shows what differs.",
+    help="The JSON of an earlier report: the page shows the differences.",
 )
 @click.option(
     "--threshold",
@@ -120,7 +120,7 @@ def command(
     catalog: Catalog,
     output: Path,
 ) -> int:
-    """Write an HTML page: what each kernel computes and moves, and the forecast of how long calls of a model take.
+    """Write an HTML page: the FLOPs and bytes of each kernel, and the forecast times of a model's calls.
 
     KERNELS are manifests, bundles (a pack, or a tree's folder) and folders of bundles. The page needs no network.
 

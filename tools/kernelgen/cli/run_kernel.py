@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Where KERNEL is named.",
+    help="The manifest that has KERNEL.",
 )
 @click.option("--language", type=click.Choice(LANGUAGES), help="The language of KERNEL's emitter.")
 @click.option(

@@ -267,12 +267,12 @@ _PROJECTOR = (
     click.option(
         "--image-min-tokens",
         type=click.IntRange(1, 1 << 20),
-        help="llama.cpp's option of that name: the fewest tokens of an image.",
+        help="llama.cpp's option of that name: the minimum number of tokens of an image.",
     ),
     click.option(
         "--image-max-tokens",
         type=click.IntRange(1, 1 << 20),
-        help="llama.cpp's option of that name: the most tokens of an image.",
+        help="llama.cpp's option of that name: the maximum number of tokens of an image.",
     ),
     click.option(
         "--audio-seconds",

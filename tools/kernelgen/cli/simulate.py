@@ -55,7 +55,7 @@ def command(env: bool, libnrt: Path | None, program: tuple[str, ...]) -> None:
     """Run a program with simulated NeuronCores: it loads the simulator's libnrt, which computes on the CPU.
 
     If this simulator can run none of the kernels in GGML_NEURON_KERNEL_DIR, that is an error before the program starts. The exit
-    status is the program's. Variables of the simulator that are set already stay as they are (docs/guides/use-the-simulator.md).
+    status is the program's. Variables of the simulator that are already set keep their values (docs/guides/use-the-simulator.md).
     """
     if env is bool(program):
         raise click.UsageError("name a program after --, or give --env" if not env else "--env takes no program")

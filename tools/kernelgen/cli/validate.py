@@ -16,12 +16,14 @@ from kernelgen.plan import Plan
 @click.command(short_help="Check manifests and report every mistake.")
 @options.manifests_argument
 @options.kernels_option
-@click.option("--lint", "linted", is_flag=True, help="Emit the kernels, too, and check what neuronx-cc would be given.")
+@click.option(
+    "--lint", "linted", is_flag=True, help="Also emit the kernels, and check the HLO that neuronx-cc would receive."
+)
 def command(manifests: tuple[Path, ...], catalog: Catalog, linted: bool) -> None:
     """Check manifests and report every mistake with its file, line and column.
 
-    If there is none, print the number of distinct kernels of each target. With --lint, what neuronx-cc is known to refuse in a
-    kernel's HLO is a mistake, too, for each target and its settings, and what it may not do as meant is a warning.
+    If there is none, print the number of distinct kernels of each target. With --lint, HLO that neuronx-cc is known to
+    refuse is also a mistake, for each target and its settings. HLO that it may compile to something else is a warning.
     """
     requests = manifest.load(manifests, catalog)
     if linted:
