@@ -213,6 +213,6 @@ X = T("(4,1,1,1)/f32")
         ([_relu(op="set_rows", inputs=(Loose("x", 0, X),) * 3, params={})], "writes its result to input 2"),
     ],
 )  # fmt: skip
-def test_what_is_no_group(nodes: list[LooseNode], message: str) -> None:
+def test_nodes_that_do_not_form_a_group(nodes: list[LooseNode], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GraphSpec.make(nodes)

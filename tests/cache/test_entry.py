@@ -58,7 +58,7 @@ def test_an_entry_under_another_name_is_damaged(neffs: Neffs) -> None:
         entry.unpack(entry.pack(one, "sqr-1", neff), other.name)
 
 
-def test_what_has_the_right_digest_and_is_no_neff_is_not_used(neffs: Neffs) -> None:
+def test_a_file_with_the_right_digest_that_is_not_a_neff_is_not_used(neffs: Neffs) -> None:
     key, neff = neffs[0]
     for wrong in (b"", b"not a NEFF", neff[:-3]):
         with pytest.raises(DamagedEntry):

@@ -126,7 +126,7 @@ def test_compiles_at_once_fit_into_memory(tmp_path: Path, memory_mb: int, expect
     assert len(result.neffs) == 20
 
 
-def test_compiles_at_once_fit_into_the_jobs_asked_for(tmp_path: Path) -> None:
+def test_compiles_at_once_fit_into_the_jobs_requested(tmp_path: Path) -> None:
     pool = FakePool(8)
     run(pool, plan(20, cpus=4), tmp_path)
     assert most(pool, "compile") == 2
@@ -328,7 +328,7 @@ def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: 
     assert [module for module, inputs in known.items() if inputs is None] == []
 
 
-def test_what_one_language_alone_is_made_of_is_none_of_kernels_in_others(
+def test_an_input_of_one_language_is_not_an_input_of_kernels_in_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, library = tmp_path / "kernelgen", Library("mine", tmp_path / "mine")

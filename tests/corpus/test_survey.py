@@ -132,7 +132,7 @@ def test_the_table_of_a_folder(folder: Path) -> None:
     assert "broken.hlo: not a serialized HloModuleProto" in done.stdout
 
 
-def test_what_must_not_be_is_said_and_is_the_exit_status(folder: Path, modules: list[bytes], real_neff: Make) -> None:
+def test_violations_are_reported_and_are_the_exit_status(folder: Path, modules: list[bytes], real_neff: Make) -> None:
     aws = folder / "aws" / "neuronxcc-2.24"
     (aws / "MODULE_0" / "model.neff").write_bytes(real_neff(modules[1], "trn1", 1))  # belongs to another module
     damaged = bytearray(real_neff(modules[0], "trn1", 1))

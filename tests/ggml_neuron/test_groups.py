@@ -491,7 +491,7 @@ def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
         assert groups_of(written) == groups_of(wanted), name
 
 
-def test_a_file_that_is_no_recording_is_not_written_to(compute: Compute, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_recording_is_not_written_to(compute: Compute, tmp_path: Path) -> None:
     path = tmp_path / "mine"
     recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
     for text, said in (

@@ -389,7 +389,7 @@ def test_emitters_of_one_op_have_different_languages_or_targets_and_modules(tmp_
         Library("mine", tmp_path).scan()
 
 
-def test_a_plan_has_a_kernel_in_each_language_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_plan_has_a_kernel_in_each_language_that_is_requested(tmp_path: Path) -> None:
     catalog = Catalog([library(tmp_path, **IN_LANGUAGES)])
     configs = tuple(CompileConfig.make(target) for target in ("trn1", "trn2"))
     both = ("trn1", "trn2")

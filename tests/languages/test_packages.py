@@ -265,7 +265,7 @@ def test_nkis_own_compiler_is_given_the_module_of_the_package(folder: Path) -> N
         ("src/published/imports_broken.py", "src/published", "not valid Python"),
     ],
 )
-def test_what_is_no_package_of_the_file_is_refused(folder: Path, file: str, package: str, message: str) -> None:
+def test_a_package_that_the_file_is_not_in_is_refused(folder: Path, file: str, package: str, message: str) -> None:
     kernel = "import numpy as np\n\ndef scaled(x):\n    return np.exp(x)\n"
     for name in ("other.py", "src/a-b/k.py", "src/published/a-b/k.py", "src/published/a.b.py", "src/pub/k.py"):
         (folder / name).parent.mkdir(exist_ok=True)

@@ -134,7 +134,7 @@ ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 b
         ),
     ],
 )
-def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
+def test_the_reason_for_each_node_without_a_kernel_is_reported(entry: str, reason: str) -> None:
     builder = models.CachingBuilder()
     assert default_kernels.reasons({entry: None}, builder) == {reason: 1}
     assert default_kernels.reasons({entry: "no emitter"}, builder) == {"no emitter": 1}

@@ -46,7 +46,7 @@ def test_what_stands_before_a_row_is_its_note() -> None:
     assert (found.case, found.status, found.note) == ("ADD(ne=[1,2])", cases.FAILED, "[ADD] ERR = 0.5 > 0.1")
 
 
-def test_what_a_case_asks_for_is_told_before_its_row() -> None:
+def test_a_cases_settings_are_printed_before_its_row() -> None:
     first, second = read(
         f"ggml-neuron: no kernel for {RELU}",
         f"ggml-neuron: no kernel for {NONSENSE} (no emitter for this op)",
@@ -96,7 +96,7 @@ def test_ops_that_ran_are_counted_over_all_processes() -> None:
     assert harness.ran(lost)["cpu"] == Counter(CPY=1)
 
 
-def test_an_outcome_without_a_passed_case_is_no_success() -> None:
+def test_an_outcome_without_a_passed_case_is_a_failure() -> None:
     passed, failed = cases.Result("A(1)", cases.PASSED), cases.Result("A(2)", cases.FAILED)
     unsupported = cases.Result("A(3)", cases.UNSUPPORTED)
     assert not cases.Outcome().ok
@@ -356,7 +356,7 @@ common_debug_cb_eval:                    y-0 = (f32)        MUL(norm-0{4, 1, 1, 
 """
 
 
-def test_results_of_programs_are_told_apart() -> None:
+def test_results_of_programs_are_distinguished() -> None:
     read = program_results.tensors
     assert list(read(CALLBACK)) == ["0 norm-0 RMS_NORM", "1 y-0 MUL"]
     for changed, size in (

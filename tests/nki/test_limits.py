@@ -629,7 +629,7 @@ ONTO = {
 
 
 @pytest.mark.parametrize("name", ONTO)
-def test_a_product_is_not_added_to_what_is_no_product(name):
+def test_a_product_is_only_added_to_a_product(name):
     prepare, accumulate, why = ONTO[name]
     with pytest.raises(NkiError, match=f"err_psum_accumulate: .*{why}"):
         _sum_onto(prepare, *accumulate)
@@ -952,7 +952,7 @@ def test_every_element_of_a_result_is_written():
     record(lambda x: stored(x, stop=0, name="partly_written_rows"))
 
 
-def test_masks_views_and_outputs_as_arguments_are_told_apart_by_what_they_write():
+def test_masks_views_and_outputs_as_arguments_are_distinguished_by_what_they_write():
     x = np.zeros((100, 512), np.float32)
 
     def masked(x, bound=100, name=""):
