@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folder, Key, Notices, entry, notices
+from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folder, NeffKey, Notices, entry, notices
 from kernelgen.cache import folder as folders
 from kernelgen.cache.entry import DamagedEntry, pack
 from kernelgen.cache.shared import Shared
@@ -29,7 +29,7 @@ from kernelgen.errors import KernelgenError
 from .conftest import environment, little_memory
 from .store import Store
 
-Neffs = list[tuple[Key, bytes]]
+Neffs = list[tuple[NeffKey, bytes]]
 
 
 class Made(list[str]):
@@ -39,7 +39,7 @@ class Made(list[str]):
         super().__init__()
         self.neffs = dict(neffs)
 
-    def get(self, cache: Cache, key: Key) -> tuple[bytes, str]:
+    def get(self, cache: Cache, key: NeffKey) -> tuple[bytes, str]:
         def make() -> bytes:
             self.append(key.name)
             return self.neffs[key]

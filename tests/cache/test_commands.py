@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli
-from kernelgen.cache import Folder, Key, entry
+from kernelgen.cache import Folder, NeffKey, entry
 from kernelgen.compilers.settings import CompileConfig
 
 from .conftest import little_memory, manifest
 from .store import Store
 
-Neffs = list[tuple[Key, bytes]]
+Neffs = list[tuple[NeffKey, bytes]]
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ def hlo(tmp_path: Path, modules: list[bytes]) -> Path:
     return path
 
 
-def put(folder: Folder, module: bytes, neff: bytes, kernel: str, compiler: str, config: CompileConfig) -> Key:
-    key = Key.make(module, compiler, config.flags())
+def put(folder: Folder, module: bytes, neff: bytes, kernel: str, compiler: str, config: CompileConfig) -> NeffKey:
+    key = NeffKey.make(module, compiler, config.flags())
     folder.write(key.name, entry.pack(key, kernel, neff))
     return key
 
@@ -217,7 +217,7 @@ def test_a_miss_says_which_part_differs(
         "--fast given; wanted: not given",
     ]
     [part] = differs(modules[1], "k", me, trn1)
-    there, wanted = (Key.make(module, me, trn1.flags()).hlo_sha256[:12] for module in modules[1::-1])
+    there, wanted = (NeffKey.make(module, me, trn1.flags()).hlo_sha256[:12] for module in modules[1::-1])
     assert part == f"HLO {there}; wanted: {wanted}"
 
 

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from kernelgen.cache import Key, entry
+from kernelgen.cache import NeffKey, entry
 from kernelgen.cache.entry import DamagedEntry
 
-Neffs = list[tuple[Key, bytes]]
+Neffs = list[tuple[NeffKey, bytes]]
 
 
 def test_an_entry_gives_back_what_it_was_made_of(neffs: Neffs) -> None:

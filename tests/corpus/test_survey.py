@@ -77,7 +77,7 @@ def folder(tmp_path: Path, modules: list[bytes], real_neff: Make) -> Path:
     put("aws/neuronxcc-2.24/MODULE_2/model.neff", b"ERROR")
     put("aws/neuronxcc-2.24/MODULE_2/model.log", b"Failed compilation with ['neuronx-cc', 'compile']")
     put("copies/again.neff", old)
-    key = cache.Key.make(modules[2], "neuronx-cc 2.24.5133.0+58f8de22", CompileConfig.make("trn3").flags())
+    key = cache.NeffKey.make(modules[2], "neuronx-cc 2.24.5133.0+58f8de22", CompileConfig.make("trn3").flags())
     put(f"cache/{key.name}.entry", cache.entry.pack(key, "k", real_neff(modules[2], "trn3", 2)))
     put("hlo/k.hlo.pb", modules[2])
     put("hlo/broken.hlo", b"no module")

@@ -16,7 +16,7 @@ import pytest
 from programs import GROUPS, RANDOM, ROOT, Programs, build, built_tree, groups_manifest
 
 from kernelgen import cli
-from kernelgen.dispatch.grouping import Groups, Outside
+from kernelgen.dispatch.grouping import Groups, UngroupedReason
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.ggml.tensor import TensorDesc
@@ -403,7 +403,7 @@ def test_what_differs_in_anything_is_not_the_group(
     # serve groups.
     groups = Groups(groups_of(manifest))
     counts = Counter(why for graph in read_graphs(graphs) for _, why in groups.find(graph).outside)
-    said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in Outside}
+    said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in UngroupedReason}
     assert all(said.values()) and counts.keys() == said.keys(), result.stderr
 
 

@@ -338,7 +338,9 @@ def test_ops_without_an_emitter_are_distinguished_from_ops_that_were_not_request
     listed = frozenset(kernel.spec for request in manifest.load([small], catalog) for kernel in request.kernels)
     export = graph_ops.read_export(file)
     missing = coverage.compare(listed, export.ops).missing
-    why = report.Why(catalog, listed, report.Refusals(catalog, report.AvailableKernels(listed, frozenset(), None)))
+    why = report.ReasonFinder(
+        catalog, listed, report.Refusals(catalog, report.AvailableKernels(listed, frozenset(), None))
+    )
     assert [(r.kind, r.text) for r in why.of(missing).values()] == [
         ("none of this op", "there is no kernel for gelu"),
         ("no emitter", "tanh: no emitter for this op"),

@@ -979,7 +979,7 @@ def test_masks_views_and_outputs_as_arguments_are_distinguished_by_what_they_wri
     def takes_its_output(x, out):
         older_nl.store(out[0:64], older_nl.load(x[0:64]))
 
-    blank = kernel.Blank((128, 512), np.dtype(np.float32))
+    blank = kernel.BlankOutput((128, 512), np.dtype(np.float32))
     with pytest.raises(NkiError, match="nothing writes 32,768 of the 65,536"):
         kernel.record(takes_its_output, [X, blank], {}, older=True)
     kernel.record(takes_its_output, [X, X], {}, older=True)  # the given tensor has values

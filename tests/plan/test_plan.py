@@ -19,7 +19,7 @@ from kernelgen.ggml import ops
 from kernelgen.ggml.tensor import TensorDesc, dense_strides
 from kernelgen.ggml.types import TYPES
 from kernelgen.plan import Kernel, Plan, Request
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 from kernelgen.spec.op_kernel import MAX_ID, KernelSpec, spec_from_ggml, spec_json
 from kernelgen.targets import TARGETS
 
@@ -167,7 +167,9 @@ def test_a_compile_of_many_layers_is_counted_for_more_memory() -> None:
         weights, x = TensorDesc.make((4096, 14336, 1, 1), dtype), TensorDesc.make((4096, 1, 1, 1), "f32")
         made = TensorDesc.make((14336, 1, 1, 1), "f32")
         nodes = [
-            LooseNode("mul_mat", (Loose(f"w{n}", 0, weights), Loose("x", 0, x)), made, {}, escapes=True)
+            UnnumberedNode(
+                "mul_mat", (UnnumberedTensor(f"w{n}", 0, weights), UnnumberedTensor("x", 0, x)), made, {}, escapes=True
+            )
             for n in range(layers)
         ]
         return Kernel(GraphSpec.make(nodes), "matmul")

@@ -19,7 +19,7 @@ from kernelgen import fileio
 from kernelgen.cache import COMPILED, Cache, CacheSettings, Notices
 from kernelgen.compilers.neuronx_cc_driver import NO_CACHE
 from kernelgen.errors import KernelgenError
-from kernelgen.neff.identity import Key
+from kernelgen.neff.identity import NeffKey
 
 
 class _Failed(Exception):
@@ -29,7 +29,7 @@ class _Failed(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    key, output, command = Key.from_json(json.loads(argv[0])), Path(argv[1]), argv[2:]
+    key, output, command = NeffKey.from_json(json.loads(argv[0])), Path(argv[1]), argv[2:]
 
     def make() -> bytes:
         status = subprocess.run(command, check=False).returncode
