@@ -2,7 +2,7 @@
 
     python -m kernelgen.compilers.cached KEY OUTPUT COMMAND...
 
-KEY is the NEFF's key as JSON (`neff.identity.Key`), OUTPUT the file to write, COMMAND the command that compiles to OUTPUT. The
+KEY is the NEFF's key as JSON (`neff.identity.NeffKey`), OUTPUT the file to write, COMMAND the command that compiles to OUTPUT. The
 environment selects the caches (docs/reference/caching.md). The exit status is COMMAND's if it ran and failed, or 75 (`EX_TEMPFAIL`)
 if the caches are unusable: then the caller compiles by itself.
 """
