@@ -196,7 +196,7 @@ def _rolled(x):
 def test_loops_that_are_alike_are_compiled_once(compiled: list[Any]) -> None:
     result = _run(_rolled, X)
     assert np.array_equal(result, X.sum(0) * np.array([[1], [2], [2]], np.float32))
-    assert sum(isinstance(item, steps.Rolled) for item in compiled) == 1
+    assert sum(isinstance(item, steps.RolledLoop) for item in compiled) == 1
 
 
 def test_options_are_those_that_this_xla_has(monkeypatch: pytest.MonkeyPatch) -> None:
