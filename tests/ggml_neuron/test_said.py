@@ -180,7 +180,7 @@ def test_without_kernels_there_is_no_device(run: Run, tmp_path: Path) -> None:
     assert re.findall("^ggml-neuron: .*", result.log, re.MULTILINE) == [
         "ggml-neuron: no devices: no kernels",
         "ggml-neuron:     GGML_NEURON_KERNEL_DIR names where they are",
-        "ggml-neuron:     to record which ones a program asks for: GGML_NEURON_RECORD=FILE",
+        "ggml-neuron:     to record the ops that a program computes: GGML_NEURON_RECORD=FILE",
     ]
     result = run("add", GGML_NEURON_KERNEL_DIR=tmp_path)
     assert (result.status, result.said) == (3, {})
