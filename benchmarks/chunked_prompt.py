@@ -45,7 +45,7 @@ _OPS = re.compile(
 
 
 @dataclass(frozen=True)
-class Way:
+class RunMode:
     """A way to run the prompt.
 
     Attributes:
@@ -60,14 +60,14 @@ class Way:
 
 
 WAYS = (
-    Way("exact kernels", f"1,2,{PROMPT},512", True),
-    Way("default kernels, in pieces", None, False),
-    Way("kernels for 1 and 512 tokens, uncut", "1,512", True),
+    RunMode("exact kernels", f"1,2,{PROMPT},512", True),
+    RunMode("default kernels, in pieces", None, False),
+    RunMode("kernels for 1 and 512 tokens, uncut", "1,512", True),
 )
 
 
 @dataclass(frozen=True)
-class Ran:
+class PromptRun:
     """The result of a run.
 
     It has the milliseconds of the fastest prompt, the device's splits of the graph with the most splits, and that
@@ -80,7 +80,7 @@ class Ran:
 
 
 def derive(
-    programs: harness.Programs, builder: kernel_builder.KernelBuilder, model: Path, way: Way, folder: Path
+    programs: harness.Programs, builder: kernel_builder.KernelBuilder, model: Path, way: RunMode, folder: Path
 ) -> int:
     """Writes the pack of a way's kernels to `folder`, and returns the number of kernels.
 
@@ -106,7 +106,7 @@ def derive(
     return len(built.sizes)
 
 
-def run(programs: harness.Programs, model: Path, kernels: Path, compiled: Path, *, exact: bool) -> Ran:
+def run(programs: harness.Programs, model: Path, kernels: Path, compiled: Path, *, exact: bool) -> PromptRun:
     """Runs the prompt twice after a warm-up, which loads the kernels.
 
     Raises:
@@ -125,7 +125,7 @@ def run(programs: harness.Programs, model: Path, kernels: Path, compiled: Path, 
     (result,) = json.loads(done.stdout)
     found = [{k: int(v) for k, v in m.groupdict().items()} for m in _OPS.finditer(done.stderr)]
     worst = max(found, key=lambda f: f["lacking"], default={"splits": 1, "lacking": 0})
-    return Ran(min(result["samples_ns"]) / 1e6, worst["splits"], worst["lacking"])
+    return PromptRun(min(result["samples_ns"]) / 1e6, worst["splits"], worst["lacking"])
 
 
 def measure(quick: bool) -> Iterator[figures.Figure]:
@@ -137,7 +137,7 @@ def measure(quick: bool) -> Iterator[figures.Figure]:
         random_llama.write(model, size=size)
         builder = kernel_builder.KernelBuilder()
         kernels = {way: derive(programs, builder, model, way, folder / str(i)) for i, way in enumerate(WAYS)}
-        ran: dict[Way, list[Ran]] = {way: [] for way in WAYS}
+        ran: dict[RunMode, list[PromptRun]] = {way: [] for way in WAYS}
         for _ in range(1 if quick else ROUNDS):
             for i, way in enumerate(WAYS):
                 ran[way].append(run(programs, model, folder / str(i), folder / "xla", exact=way.exact))

@@ -173,8 +173,10 @@ def line(cells: Sequence[str]) -> str:
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """Returns a parser with the options of every benchmark; the description is the first line of its docstring."""
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    """Returns a parser with the options of every benchmark; the description is the benchmark's docstring."""
+    parser = argparse.ArgumentParser(
+        description=(doc or "").strip(), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--quick",
         action="store_true",

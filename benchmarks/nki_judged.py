@@ -47,7 +47,7 @@ SCALES = tuple(0.01 * n for n in range(10, 201))
 
 
 @dataclass(frozen=True)
-class Judged:
+class MeasuredKernel:
     """A kernel: its op and name, the measured ns, the modelled ns of each engine, and of work that either of two engines can do."""
 
     op: str
@@ -104,7 +104,7 @@ def counted(kernel: Path, reference: Path, seconds: int) -> dict[str, Any]:
         signal.alarm(0)
 
 
-def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Iterator[Judged]:
+def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Iterator[MeasuredKernel]:
     """Yields the kernels that have a latency and can be recorded; prints why the others can't.
 
     Args:
@@ -137,10 +137,10 @@ def corpus(accelopt: Path, kda: Path, kept: dict[str, Any], seconds: int) -> Ite
                 print(f"{key}: not recorded in {seconds} s", file=sys.stderr)
                 continue
             ns = alone(kept[key]["work"], kept[key]["instructions"], chips.of(TARGET, 1))
-            yield Judged(op, file.stem, measured[file.stem] * 1e6, *ns)
+            yield MeasuredKernel(op, file.stem, measured[file.stem] * 1e6, *ns)
 
 
-def _distance(kernels: Sequence[Judged], scale: float) -> float:
+def _distance(kernels: Sequence[MeasuredKernel], scale: float) -> float:
     """Returns the mean, over ops, of the mean distance between the logarithms of modelled and measured times."""
     by_op: dict[str, list[float]] = {}
     for one in kernels:
@@ -148,12 +148,12 @@ def _distance(kernels: Sequence[Judged], scale: float) -> float:
     return statistics.mean(map(statistics.mean, by_op.values()))
 
 
-def fit(kernels: Sequence[Judged]) -> float:
+def fit(kernels: Sequence[MeasuredKernel]) -> float:
     """Returns the factor that brings modelled times nearest to measured times."""
     return min(SCALES, key=lambda scale: _distance(kernels, scale))
 
 
-def order(kernels: Sequence[Judged]) -> tuple[int, int, int]:
+def order(kernels: Sequence[MeasuredKernel]) -> tuple[int, int, int]:
     """Returns the numbers of pairs of different kernels of one op that the model orders right, orders wrong, and calls equal."""
     right = wrong = tied = 0
     for a, b in combinations(kernels, 2):
@@ -169,7 +169,7 @@ def order(kernels: Sequence[Judged]) -> tuple[int, int, int]:
     return right, wrong, tied
 
 
-def table(kernels: Sequence[Judged]) -> list[str]:
+def table(kernels: Sequence[MeasuredKernel]) -> list[str]:
     """Returns the lines of the result: the fitted scale, each op, and each half."""
     ops = sorted({one.op for one in kernels})
     fitted = [one for one in kernels if one.op in ops[::2]]

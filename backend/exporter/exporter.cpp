@@ -153,7 +153,7 @@ void limit(int resource, rlim_t most) {
     try {
         export_graphs(opts);
     } catch (const std::bad_alloc &) {
-        give_up("the model asks for more memory than " + std::to_string(MAX_ADDRESS_SPACE >> 30) + " GiB");
+        give_up("the model requires more memory than " + std::to_string(MAX_ADDRESS_SPACE >> 30) + " GiB");
     } catch (const std::exception & error) {
         give_up(error.what());
     }

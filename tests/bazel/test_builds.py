@@ -95,7 +95,7 @@ def test_no_lock_of_modules_is_written_or_read(checkout: scratch.Checkout) -> No
     lock.unlink()
 
 
-def test_the_choice_of_the_simulator_is_said_once(checkout: scratch.Checkout) -> None:
+def test_the_choice_of_the_simulator_is_reported_once(checkout: scratch.Checkout) -> None:
     # A target that is already analyzed prints nothing.
     checkout.bazel("clean")
     output = checkout.bazel("build", "//manifests:basic_trn1", "//manifests:basic_inf2").output
@@ -206,7 +206,7 @@ def test_a_failed_compile_names_the_kernel_and_keeps_its_log(checkout: scratch.C
     assert "Traceback" not in output
 
 
-def test_compiles_wait_for_the_memory_that_they_are_said_to_need(checkout: scratch.Checkout, sdk: Path) -> None:
+def test_compiles_wait_for_the_memory_that_they_reserve(checkout: scratch.Checkout, sdk: Path) -> None:
     checkout.env = {"NEURON_SDK": str(sdk)}
     path = checkout.path / "manifests/basic.yaml"
     good = path.read_text()

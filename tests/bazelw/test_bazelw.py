@@ -179,7 +179,7 @@ def test_bazelisk_that_has_downloaded_needs_no_network(machine: Machine) -> None
     assert machine.calls("curl") == []
 
 
-def test_bazelisk_is_not_tried_where_it_can_not_download(machine: Machine) -> None:
+def test_bazelisk_is_not_tried_where_it_cannot_download(machine: Machine) -> None:
     machine.network(reached=False)
     machine.bazel("8.0.1")
     machine.fake("bazelisk", "sleep 100")
@@ -201,7 +201,7 @@ def test_npx_gets_bazelisk_once(machine: Machine) -> None:
     assert call[:2] == ["--yes", "--package=@bazel/bazelisk@1.28.1"]
 
 
-def test_npx_that_fails_is_said(machine: Machine) -> None:
+def test_npx_that_fails_is_reported(machine: Machine) -> None:
     machine.network(reached=True)
     machine.fake("npx", "exit 1")
     done = machine.run("build")
@@ -227,7 +227,7 @@ def test_other_versions_will_not_do(machine: Machine, version: str) -> None:
     assert machine.calls("bazel") == [["--version"]]
 
 
-def test_when_there_is_no_way_each_option_has_a_line(machine: Machine) -> None:
+def test_without_any_bazel_each_option_has_a_line(machine: Machine) -> None:
     machine.network(reached=False)
     machine.bazel("4.2.3")
     machine.os("ubuntu")
@@ -619,7 +619,7 @@ def test_a_damaged_memory_is_made_anew(offline: Machine, text: str) -> None:
     assert len(offline.calls("curl")) == 1
 
 
-def test_a_home_that_can_not_be_written_is_done_without(offline: Machine) -> None:
+def test_a_home_that_cannot_be_written_is_done_without(offline: Machine) -> None:
     offline.environment["NEURON_KERNELGEN_CACHE"] = "/dev/null/cache"
     assert offline.given("build") == ["build", "--config=offline"]
     assert offline.run("build").stderr == ""
@@ -651,7 +651,7 @@ def test_a_force_that_is_neither(offline: Machine) -> None:
     assert "NEURON_KERNELGEN_OFFLINE is 1 or 0, not 'yes'" in done.stderr
 
 
-def test_offline_without_the_packaged_rules_is_said(offline: Machine) -> None:
+def test_offline_without_the_packaged_rules_is_reported(offline: Machine) -> None:
     shutil.rmtree(offline.system / "usr")
     done = offline.run("build")
     assert done.returncode == 0

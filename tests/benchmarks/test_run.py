@@ -138,7 +138,7 @@ def test_the_svg_shows_other_figures_otherwise() -> None:
     assert plot.svg(FOUND, MACHINE) != plot.svg(other, MACHINE)
 
 
-def test_an_svg_of_nothing_says_so() -> None:
+def test_an_empty_svg_has_a_text() -> None:
     assert b"no series was measured" in plot.svg({"one": [GOOD]}, MACHINE)
 
 

@@ -94,7 +94,9 @@ def test_notes_are_kept_in_pack_and_tree_and_printed(kernels: Kernels, tmp_path:
         bundle.build(*kernels.arguments, notes=files, pack_path=packed)
 
 
-def test_costs_of_a_bundle_are_told_for_each_kernel_and_together(kernels: Kernels, out: Path, tmp_path: Path) -> None:
+def test_costs_of_a_bundle_are_printed_for_each_kernel_and_together(
+    kernels: Kernels, out: Path, tmp_path: Path
+) -> None:
     first, second = sorted(kernels.specs)[:2]
 
     def cost(times: int) -> dict[str, Any]:
@@ -262,7 +264,7 @@ def test_check_of_a_pack_compares_the_device(
     assert "compiled for logical cores of 2 physical cores, with code for 2; expected 1" in text
 
 
-def test_what_is_nothing_of_the_kind(tmp_path: Path, out: Path) -> None:
+def test_files_of_no_known_kind(tmp_path: Path, out: Path) -> None:
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").touch()
     (tmp_path / "short.neff").write_bytes(b"x" * 10)

@@ -65,7 +65,7 @@ def test_a_folder_is_replaced_whole(tmp_path: Path, before: str) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     with pytest.raises(OSError), fileio.replacing_folder(tmp_path / "file"):
         pass

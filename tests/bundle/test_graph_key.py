@@ -14,7 +14,7 @@ import pytest
 from kernelgen.bundle.index import KernelIndex
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode, spec_from_json
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor, spec_from_json
 from kernelgen.spec.op_kernel import MAX_ID, spec_json
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "bundle-graph-keys.json").read_text())
@@ -36,16 +36,18 @@ def test_layout() -> None:
     f32 = "(2,3,1,1)/f32"
     spec = GraphSpec.make(
         [
-            LooseNode("sqr", (Loose("x", 512, T(f32)),), T(f32), {}, escapes=True),
-            LooseNode("add", (Loose("y", 0, T("(2,1,1,1)/f32")), Loose(0, 0, T(f32))), T(f32), {}),
-            LooseNode(
+            UnnumberedNode("sqr", (UnnumberedTensor("x", 512, T(f32)),), T(f32), {}, escapes=True),
+            UnnumberedNode(
+                "add", (UnnumberedTensor("y", 0, T("(2,1,1,1)/f32")), UnnumberedTensor(0, 0, T(f32))), T(f32), {}
+            ),
+            UnnumberedNode(
                 "soft_max",
-                (Loose(1, 8, T("(2,2,1,1)/f32")), None, Loose("x", 480, T("(1,1,1,1)/f32"))),
+                (UnnumberedTensor(1, 8, T("(2,2,1,1)/f32")), None, UnnumberedTensor("x", 480, T("(1,1,1,1)/f32"))),
                 T("(2,2,1,1)/f32"),
                 {"scale": 1.0},
                 escapes=True,
             ),
-            LooseNode("relu", (Loose("z", 4, T(f32)),), T(f32), {}, Loose("z", 4, T(f32))),
+            UnnumberedNode("relu", (UnnumberedTensor("z", 4, T(f32)),), T(f32), {}, UnnumberedTensor("z", 4, T(f32))),
         ]
     )
     six = (0, 2, 3, 1, 1, 4, 8, 24, 24)
@@ -62,20 +64,20 @@ def test_layout() -> None:
     )
 
 
-def _nodes(vector: dict[str, Any], rename: dict[str, str], shift: int) -> list[LooseNode]:
+def _nodes(vector: dict[str, Any], rename: dict[str, str], shift: int) -> list[UnnumberedNode]:
     """Returns a vector's nodes with slots of other names, each at another address of its root."""
     spec = GraphSpec.from_json(vector["spec"])
 
-    def loose(place: Any, tensor: TensorDesc) -> Loose:
+    def loose(place: Any, tensor: TensorDesc) -> UnnumberedTensor:
         name = f"s{place.index}"
         return (
-            Loose(rename.get(name, name), place.offset + shift, tensor)
+            UnnumberedTensor(rename.get(name, name), place.offset + shift, tensor)
             if place.slot
-            else Loose(place.index, place.offset, tensor)
+            else UnnumberedTensor(place.index, place.offset, tensor)
         )
 
     return [
-        LooseNode(
+        UnnumberedNode(
             node.op,
             tuple(o and loose(o.place, o.tensor) for o in node.inputs),
             node.output,
@@ -96,8 +98,12 @@ def test_names_and_addresses_of_slots_do_not_count(vector: dict[str, Any]) -> No
 
 def test_one_slot_is_not_two_of_the_same_shape() -> None:
     x = T("(4,1,1,1)/f32")
-    one = GraphSpec.make([LooseNode("add", (Loose("x", 0, x), Loose("x", 0, x)), x, {}, escapes=True)])
-    two = GraphSpec.make([LooseNode("add", (Loose("x", 0, x), Loose("y", 0, x)), x, {}, escapes=True)])
+    one = GraphSpec.make(
+        [UnnumberedNode("add", (UnnumberedTensor("x", 0, x), UnnumberedTensor("x", 0, x)), x, {}, escapes=True)]
+    )
+    two = GraphSpec.make(
+        [UnnumberedNode("add", (UnnumberedTensor("x", 0, x), UnnumberedTensor("y", 0, x)), x, {}, escapes=True)]
+    )
     assert key(one) != key(two) and one.id != two.id
 
 
@@ -183,9 +189,9 @@ def test_every_word_of_a_key_counts() -> None:
             assert index.find((*words[:i], words[i] ^ 1, *words[i + 1 :])) is None
 
 
-def _relu(**changes: Any) -> LooseNode:
+def _relu(**changes: Any) -> UnnumberedNode:
     x = T("(4,1,1,1)/f32")
-    return replace(LooseNode("relu", (Loose("x", 0, x),), x, {}, escapes=True), **changes)
+    return replace(UnnumberedNode("relu", (UnnumberedTensor("x", 0, x),), x, {}, escapes=True), **changes)
 
 
 X = T("(4,1,1,1)/f32")
@@ -196,23 +202,23 @@ X = T("(4,1,1,1)/f32")
     [
         ([], "1 to 65536 nodes"),
         ([_relu(escapes=False)], "no result is read"),
-        ([_relu(inputs=(Loose(1, 0, X),)), _relu()], "reads node 1, which is not computed before"),
-        ([_relu(inputs=(Loose(0, 0, X),))], "reads its own result"),
-        ([_relu(), _relu(inputs=(Loose(0, 4, X),))], "ends at byte 20, and the node has 16"),
-        ([_relu(), _relu(inputs=(Loose(0, 0, T("(4,1,1,1)/i32")),))], "a view of node 0 is f32, not i32"),
-        ([_relu(), _relu(inputs=(Loose("x", 0, T("(4,1,1,1)/f16")),))], "has the type of its tensor, f32, not f16"),
-        ([_relu(into=Loose("y", 0, X), escapes=False)], "the memory that it writes to is none of its inputs"),
-        ([_relu(into=Loose("x", 0, X))], "no memory of its own that escapes"),
-        ([_relu(into=Loose("x", 0, X), escapes=False), _relu(inputs=(Loose(0, 0, X),))], "name what it is written to"),
+        ([_relu(inputs=(UnnumberedTensor(1, 0, X),)), _relu()], "reads node 1, which is not computed before"),
+        ([_relu(inputs=(UnnumberedTensor(0, 0, X),))], "reads its own result"),
+        ([_relu(), _relu(inputs=(UnnumberedTensor(0, 4, X),))], "ends at byte 20, and the node has 16"),
+        ([_relu(), _relu(inputs=(UnnumberedTensor(0, 0, T("(4,1,1,1)/i32")),))], "a view of node 0 is f32, not i32"),
+        ([_relu(), _relu(inputs=(UnnumberedTensor("x", 0, T("(4,1,1,1)/f16")),))], "has the type of its tensor, f32, not f16"),
+        ([_relu(into=UnnumberedTensor("y", 0, X), escapes=False)], "the memory that it writes to is none of its inputs"),
+        ([_relu(into=UnnumberedTensor("x", 0, X))], "no memory of its own that escapes"),
+        ([_relu(into=UnnumberedTensor("x", 0, X), escapes=False), _relu(inputs=(UnnumberedTensor(0, 0, X),))], "name what it is written to"),
         ([_relu(output=T("(4,1,2,1)/f32/(4,16,64,64)"))], "memory of its own is contiguous"),
         (
-            [_relu(op="scale", params={"s": "any"}), _relu(op="scale", inputs=(Loose(0, 0, X),), params={"s": 2.0})],
+            [_relu(op="scale", params={"s": "any"}), _relu(op="scale", inputs=(UnnumberedTensor(0, 0, X),), params={"s": 2.0})],
             "some nodes of a group are for any numbers, and others for their own",
         ),
         ([_relu(op="opt_step_adamw", params={})], "changes several of its inputs"),
-        ([_relu(op="set_rows", inputs=(Loose("x", 0, X),) * 3, params={})], "writes its result to input 2"),
+        ([_relu(op="set_rows", inputs=(UnnumberedTensor("x", 0, X),) * 3, params={})], "writes its result to input 2"),
     ],
 )  # fmt: skip
-def test_what_is_no_group(nodes: list[LooseNode], message: str) -> None:
+def test_nodes_that_do_not_form_a_group(nodes: list[UnnumberedNode], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GraphSpec.make(nodes)

@@ -12,7 +12,7 @@ from kernelgen.bundle.index import KernelIndex
 from kernelgen.bundle.key import ABSENT, fnv1a, key, key_hash
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 from kernelgen.spec.op_kernel import KernelSpec
 
 from . import golden
@@ -104,10 +104,12 @@ def test_a_kernel_for_another_layout_is_another_kernel(dtype: str, layout: str) 
 def test_groups_with_weights_in_other_layouts_are_other_kernels() -> None:
     def group(dtype: str) -> GraphSpec:
         weight, x = (
-            Loose("w", 0, TensorDesc.parse(f"(64,8,1,1)/{dtype}")),
-            Loose("x", 0, TensorDesc.parse("(64,3,1,1)/f32")),
+            UnnumberedTensor("w", 0, TensorDesc.parse(f"(64,8,1,1)/{dtype}")),
+            UnnumberedTensor("x", 0, TensorDesc.parse("(64,3,1,1)/f32")),
         )
-        return GraphSpec.make([LooseNode("mul_mat", (weight, x), TensorDesc.parse("(8,3,1,1)/f32"), {}, None, True)])
+        return GraphSpec.make(
+            [UnnumberedNode("mul_mat", (weight, x), TensorDesc.parse("(8,3,1,1)/f32"), {}, None, True)]
+        )
 
     plain, rearranged = group("q8_0"), group("q8_0:planes")
     assert plain.id != rearranged.id

@@ -55,11 +55,11 @@ def modules() -> list[bytes]:
 
 
 @pytest.fixture(scope="session")
-def neffs(modules: list[bytes]) -> list[tuple[cache.Key, bytes]]:
+def neffs(modules: list[bytes]) -> list[tuple[cache.NeffKey, bytes]]:
     """Returns the keys and NEFFs of `modules`."""
     return [
         (
-            cache.Key.make(module, "simulator 1", TRN1.flags()),
+            cache.NeffKey.make(module, "simulator 1", TRN1.flags()),
             container.write_simulated(module, TRN1.flags(), "simulator 1"),
         )
         for module in modules

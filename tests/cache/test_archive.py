@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kernelgen.cache import Folder, Key, archive, entry
-from kernelgen.cache.archive import Exported, Imported
+from kernelgen.cache import Folder, NeffKey, archive, entry
+from kernelgen.cache.archive import Exported, ImportResult
 from kernelgen.errors import KernelgenError
 
 from .conftest import little_memory
 
-Neffs = list[tuple[Key, bytes]]
+Neffs = list[tuple[NeffKey, bytes]]
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ def everything(folder: Path) -> list[str]:
 
 def test_what_is_exported_can_be_imported(tmp_path: Path, folder: Folder, target: Folder) -> None:
     assert archive.write(tmp_path / "a.tar", folder) == Exported(4, ())
-    assert archive.read(tmp_path / "a.tar", target) == Imported(4, 0)
+    assert archive.read(tmp_path / "a.tar", target) == ImportResult(4, 0)
     for name in names(folder):
         assert target.path(name).read_bytes() == folder.path(name).read_bytes()
-    assert archive.read(tmp_path / "a.tar", target) == Imported(0, 4)
+    assert archive.read(tmp_path / "a.tar", target) == ImportResult(0, 4)
     # An import replaces a damaged entry.
     target.path(names(target)[0]).write_bytes(b"damaged")
-    assert archive.read(tmp_path / "a.tar", target) == Imported(1, 3)
+    assert archive.read(tmp_path / "a.tar", target) == ImportResult(1, 3)
 
 
 def test_the_same_entries_give_the_same_bytes(tmp_path: Path, folder: Folder, target: Folder, neffs: Neffs) -> None:
@@ -75,7 +75,7 @@ def test_a_damaged_entry_is_not_exported(tmp_path: Path, folder: Folder) -> None
 
 def test_an_empty_cache_is_an_archive_too(tmp_path: Path, target: Folder) -> None:
     assert archive.write(tmp_path / "a.tar", Folder(tmp_path / "nothing")) == Exported(0, ())
-    assert archive.read(tmp_path / "a.tar", target) == Imported(0, 0)
+    assert archive.read(tmp_path / "a.tar", target) == ImportResult(0, 0)
 
 
 Hostile = Callable[[tarfile.TarInfo, bytes], tuple[tarfile.TarInfo, bytes]]

@@ -142,7 +142,7 @@ def test_cmake_and_the_command_line_share_a_cache(build: Kernelgen, tmp_path: Pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("generator", ["Ninja", "Unix Makefiles"])
-def test_a_shared_cache_that_fails_is_said_once_by_cmake(
+def test_a_shared_cache_that_fails_is_reported_once_by_cmake(
     build: Kernelgen, tmp_path: Path, store: Store, record: Path, generator: str
 ) -> None:
     store.status = {"GET": 500}
@@ -441,7 +441,7 @@ def outside(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/b", "..", ".hidden", "a\\nb"])
-def test_a_manifest_can_not_name_a_place_outside(kernelgen: Kernelgen, tmp_path: Path, name: str) -> None:
+def test_a_manifest_cannot_name_a_place_outside(kernelgen: Kernelgen, tmp_path: Path, name: str) -> None:
     path = manifest(tmp_path, "relu")
     path.write_text(path.read_text().replace("name: small", f'name: "{name}"'))
     before = outside(tmp_path)
@@ -450,7 +450,7 @@ def test_a_manifest_can_not_name_a_place_outside(kernelgen: Kernelgen, tmp_path:
     assert outside(tmp_path) == before
 
 
-def test_a_plan_can_not_name_a_place_outside(kernelgen: Kernelgen, build: Kernelgen, tmp_path: Path) -> None:
+def test_a_plan_cannot_name_a_place_outside(kernelgen: Kernelgen, build: Kernelgen, tmp_path: Path) -> None:
     build()
     (tmp_path / "neff").mkdir()
     plan = json.loads(kernelgen("plan", tmp_path / "small.yaml", "--format", "json").stdout)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folder, Key, Notices, entry, notices
+from kernelgen.cache import COMPILED, LOCAL, SHARED, Cache, CacheSettings, Folder, NeffKey, Notices, entry, notices
 from kernelgen.cache import folder as folders
 from kernelgen.cache.entry import DamagedEntry, pack
 from kernelgen.cache.shared import Shared
@@ -29,7 +29,7 @@ from kernelgen.errors import KernelgenError
 from .conftest import environment, little_memory
 from .store import Store
 
-Neffs = list[tuple[Key, bytes]]
+Neffs = list[tuple[NeffKey, bytes]]
 
 
 class Made(list[str]):
@@ -39,7 +39,7 @@ class Made(list[str]):
         super().__init__()
         self.neffs = dict(neffs)
 
-    def get(self, cache: Cache, key: Key) -> tuple[bytes, str]:
+    def get(self, cache: Cache, key: NeffKey) -> tuple[bytes, str]:
         def make() -> bytes:
             self.append(key.name)
             return self.neffs[key]
@@ -130,7 +130,7 @@ def test_a_damaged_entry_is_removed_and_made_again(
     assert len(said) == 1
 
 
-def test_a_folder_that_can_not_be_is_done_without_and_said_once(
+def test_a_folder_that_cannot_be_is_done_without_and_said_once(
     tmp_path: Path, neffs: Neffs, made: Made, said: list[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -140,7 +140,7 @@ def test_a_folder_that_can_not_be_is_done_without_and_said_once(
     assert said == [f"the cache {tmp_path}/file/cache can't be written, and nothing is added to it: Not a directory"]
 
 
-def test_a_full_disk_is_said_once_and_nothing_half_written_is_left(
+def test_a_full_disk_is_reported_once_and_nothing_half_written_is_left(
     tmp_path: Path, neffs: Neffs, made: Made, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
@@ -273,7 +273,7 @@ def holder(tmp_path: Path) -> Any:
         process.communicate()
 
 
-def test_who_waits_goes_on_when_the_other_is_killed(
+def test_a_waiting_build_goes_on_when_the_other_is_killed(
     tmp_path: Path, neffs: Neffs, made: Made, said: list[str], holder: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     key, neff = neffs[0]
@@ -290,7 +290,7 @@ def test_who_waits_goes_on_when_the_other_is_killed(
     assert answers == [(neff, COMPILED)] and said == []
 
 
-def test_who_is_patient_only_for_so_long_makes_it_himself(
+def test_a_build_that_waits_too_long_compiles_the_neff_itself(
     tmp_path: Path, neffs: Neffs, holder: Callable[[str], subprocess.Popen[str]], said: list[str]
 ) -> None:
     key, neff = neffs[0]
@@ -455,7 +455,7 @@ def test_a_store_that_takes_nothing_is_still_read(
     assert len(said) == 1 and "can't be written" in said[0] and str(status) in said[0]
 
 
-def test_a_store_that_is_not_there_is_said_once(tmp_path: Path, neffs: Neffs, made: Made, said: list[str]) -> None:
+def test_a_store_that_is_not_there_is_reported_once(tmp_path: Path, neffs: Neffs, made: Made, said: list[str]) -> None:
     with Store() as gone:
         url = gone.url.replace("http://", "http://user:secret@")
     begun = time.monotonic()
@@ -557,7 +557,7 @@ def test_a_package_that_a_url_needs_is_named(url: str, package: str, monkeypatch
         CacheSettings.make(shared_at=url, env={})
 
 
-def test_fsspec_is_not_imported_for_what_is_no_url(tmp_path: Path) -> None:
+def test_fsspec_is_not_imported_for_a_path(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from kernelgen.cache import *\n"
         f"s = CacheSettings.make({str(tmp_path)!r}, {str(tmp_path)!r}); Cache(s, Notices(print))\n"

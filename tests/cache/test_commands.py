@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from kernelgen import cli
-from kernelgen.cache import Folder, Key, entry
+from kernelgen.cache import Folder, NeffKey, entry
 from kernelgen.compilers.settings import CompileConfig
 
 from .conftest import little_memory, manifest
 from .store import Store
 
-Neffs = list[tuple[Key, bytes]]
+Neffs = list[tuple[NeffKey, bytes]]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def test_an_entry_that_is_larger_than_memory_is_damaged_and_not_read(
     assert done.code == 1 and f"{bad}: it has {300 << 30} bytes, more than any entry: removed" in done.out
 
 
-def test_what_is_off_can_not_be_kept_in_order(run: Run) -> None:
+def test_what_is_off_cannot_be_kept_in_order(run: Run) -> None:
     for words in (["verify"], ["export", "x.tar"], ["prune", "--max-size", "1G"]):
         done = run("cache", *words, "--cache", "off")
         assert done.code == 2 and "the cache is off" in done.err
@@ -154,8 +154,8 @@ def hlo(tmp_path: Path, modules: list[bytes]) -> Path:
     return path
 
 
-def put(folder: Folder, module: bytes, neff: bytes, kernel: str, compiler: str, config: CompileConfig) -> Key:
-    key = Key.make(module, compiler, config.flags())
+def put(folder: Folder, module: bytes, neff: bytes, kernel: str, compiler: str, config: CompileConfig) -> NeffKey:
+    key = NeffKey.make(module, compiler, config.flags())
     folder.write(key.name, entry.pack(key, kernel, neff))
     return key
 
@@ -166,7 +166,7 @@ def identity() -> str:
     return Simulator().identity
 
 
-def test_what_an_emitter_prints_is_no_part_of_the_answer(run: Run, tmp_path: Path) -> None:
+def test_an_emitters_output_is_not_part_of_the_answer(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/own.py").write_text(
         "from kernelgen.emitters import emitter\n\n\n@emitter('relu')\ndef relu(x):\n    print('[')\n    return x\n"
@@ -217,7 +217,7 @@ def test_a_miss_says_which_part_differs(
         "--fast given; wanted: not given",
     ]
     [part] = differs(modules[1], "k", me, trn1)
-    there, wanted = (Key.make(module, me, trn1.flags()).hlo_sha256[:12] for module in modules[1::-1])
+    there, wanted = (NeffKey.make(module, me, trn1.flags()).hlo_sha256[:12] for module in modules[1::-1])
     assert part == f"HLO {there}; wanted: {wanted}"
 
 
@@ -249,7 +249,7 @@ def test_kernels_of_a_manifest_are_explained_by_id_op_or_glob(run: Run, tmp_path
     assert done.code == 2 and "give the MANIFEST" in done.err
 
 
-def test_a_store_that_can_not_be_listed_or_read_is_said(run: Run, tmp_path: Path, hlo: Path, store: Store) -> None:
+def test_a_store_that_cannot_be_listed_or_read_is_reported(run: Run, tmp_path: Path, hlo: Path, store: Store) -> None:
     words = ["cache", "explain", hlo, "--target", "trn1", "--compiler", "simulator", "--shared-cache", store.url]
     done = run(*words)
     assert done.code == 1 and "miss" in done.out and "does not list" in done.err

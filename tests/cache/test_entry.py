@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from kernelgen.cache import Key, entry
+from kernelgen.cache import NeffKey, entry
 from kernelgen.cache.entry import DamagedEntry
 
-Neffs = list[tuple[Key, bytes]]
+Neffs = list[tuple[NeffKey, bytes]]
 
 
 def test_an_entry_gives_back_what_it_was_made_of(neffs: Neffs) -> None:
@@ -58,7 +58,7 @@ def test_an_entry_under_another_name_is_damaged(neffs: Neffs) -> None:
         entry.unpack(entry.pack(one, "sqr-1", neff), other.name)
 
 
-def test_what_has_the_right_digest_and_is_no_neff_is_not_used(neffs: Neffs) -> None:
+def test_a_file_with_the_right_digest_that_is_not_a_neff_is_not_used(neffs: Neffs) -> None:
     key, neff = neffs[0]
     for wrong in (b"", b"not a NEFF", neff[:-3]):
         with pytest.raises(DamagedEntry):

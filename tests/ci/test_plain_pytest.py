@@ -47,7 +47,7 @@ def folders(tests: list[str]) -> set[str]:
     return {test.split("/")[1] for test in tests}
 
 
-def test_all_tests_are_collected_and_the_quick_ones_are_told_apart(collected: list[str]) -> None:
+def test_all_tests_are_collected_and_the_quick_ones_are_distinguished(collected: list[str]) -> None:
     quick = folders([line for line in pytest_in_checkout(*COLLECT, "-m", "not slow").splitlines() if "::" in line])
     every = folders(collected)
     assert {"bazel", "ggml_neuron", "hlo", "llama", "manifest", "model"} <= every

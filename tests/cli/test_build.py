@@ -169,7 +169,7 @@ def test_a_kernel_that_fails_costs_that_kernel_only(kernelgen: Run, folder: Path
         (None, None, "was killed by SIGKILL: most likely the machine ran out of memory; fewer jobs (-j) need less"),
     ],
 )
-def test_a_worker_that_linux_killed_for_want_of_memory_is_said_to_be(
+def test_a_worker_that_linux_killed_for_want_of_memory_is_reported_as_such(
     kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, before: int | None, after: int | None, reason: str
 ) -> None:
     counts = iter([before, after])
@@ -369,7 +369,7 @@ def test_a_terminal_gets_a_progress_bar_and_a_file_plain_lines(folder: Path) -> 
     assert re.search(r"^\[[12]/2\] trn1 add-8x4-f32-[0-9a-f]{12} up to date$", plain.stderr, re.MULTILINE)
 
 
-def test_an_output_folder_that_can_not_be_made(kernelgen: Run, folder: Path) -> None:
+def test_an_output_folder_that_cannot_be_made(kernelgen: Run, folder: Path) -> None:
     (folder / "out").write_text("a file")
     done = build(kernelgen, folder, manifest(folder, "add"))
     assert done.code == 2

@@ -108,7 +108,7 @@ def test_a_file_that_was_not_there_and_a_folder_that_was_listed_are_data_too(ker
     assert "2 built (0 compiled, 2 up to date)" in build(kernelgen, folder).out
 
 
-def test_what_an_emitter_writes_first_is_no_data(kernelgen: Run, folder: Path) -> None:
+def test_a_file_that_the_emitter_writes_first_is_not_data(kernelgen: Run, folder: Path) -> None:
     emitter(
         folder,
         "import tempfile\n\n@emitter('scaled')\ndef scaled(x):\n"
@@ -194,7 +194,7 @@ def test_packages_of_an_environment_below_this_one_are_no_data(folder: Path) -> 
     assert done.stdout == "[True, False]\n"
 
 
-def test_another_librarys_data_is_no_concern(folder: Path) -> None:
+def test_another_librarys_data_is_ignored(folder: Path) -> None:
     emitter(folder, WHEN["when it is imported"])
     assert declared(folder, folder / "mine/factor.txt") == (0, "")
     other = folder / "other"
@@ -238,7 +238,7 @@ def test_what_no_build_tool_can_follow_is_refused(folder: Path, step_name: str) 
     assert not (folder / "output").exists() and not (folder / "stamp").exists()
 
 
-def test_an_error_of_the_emitters_own_is_no_success(folder: Path) -> None:
+def test_an_error_of_the_emitters_own_is_a_failure(folder: Path) -> None:
     emitter(
         folder,
         "from kernelgen.errors import KernelgenError\n\n"

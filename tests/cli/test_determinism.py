@@ -90,7 +90,7 @@ def test_what_is_not_the_same_every_time_fails_and_costs_no_other_kernel(kernelg
     assert not (folder / "out/.kernelgen/tmp").exists()
 
 
-def test_what_kernelgen_does_not_see_is_found_where_it_was_taken_for_up_to_date(
+def test_an_undeclared_input_is_found_where_the_kernel_counted_as_up_to_date(
     kernelgen: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = manifest(folder, "told")

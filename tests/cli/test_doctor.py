@@ -82,7 +82,7 @@ def test_neuronx_cc_is_found_in_neuron_sdk(kernelgen: Run, monkeypatch: pytest.M
     assert checks["neuronx-cc"]["found"] == "neuronx-cc 2.24.5133.0+58f8de22"
 
 
-def test_a_neuron_sdk_without_the_compiler_is_said(
+def test_a_neuron_sdk_without_the_compiler_is_reported(
     kernelgen: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NEURON_SDK", str(tmp_path))
@@ -91,7 +91,7 @@ def test_a_neuron_sdk_without_the_compiler_is_said(
     assert f"NEURON_SDK is {tmp_path}" in checks["neuronx-cc"]["remedy"]
 
 
-def test_a_cache_that_can_not_be_written(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURON_KERNELGEN_CACHE", "/dev/null/cache")
     checks = report(kernelgen("doctor", "--format", "json"))
     assert checks["cache folder"]["status"] == "absent"

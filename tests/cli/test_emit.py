@@ -51,7 +51,7 @@ def test_a_spec_as_plan_prints_it(kernelgen: Run, basic: Path, tmp_path: Path) -
         (json.dumps({**RELU, "op": "scale", "params": {"s": 1e39}}), "--spec: not a kernel"),
     ],
 )
-def test_what_is_no_spec(kernelgen: Run, tmp_path: Path, spec: str, message: str) -> None:
+def test_texts_that_are_not_specs(kernelgen: Run, tmp_path: Path, spec: str, message: str) -> None:
     done = kernelgen("emit", "--spec", spec, "-o", tmp_path / "out")
     assert done.code in (1, 2) and done.out == ""
     assert message in done.err

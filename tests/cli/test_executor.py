@@ -13,7 +13,7 @@ import pytest
 
 from kernelgen.build import executor, up_to_date
 from kernelgen.build import folder as build_folder
-from kernelgen.build.determinism import EmittedTwice
+from kernelgen.build.determinism import DeterminismResult
 from kernelgen.build.pool import Answer
 from kernelgen.compilers.neuronx_cc_driver import machine_memory_mb
 from kernelgen.compilers.settings import CompileConfig
@@ -107,7 +107,9 @@ def run(
     for folder in ("hlo", "neff", "tmp"):
         (tmp_path / build_folder.STATE / folder).mkdir(parents=True, exist_ok=True)
     steps = Steps()
-    result = executor.Executor(what, libraries or [builtin_library()], made, steps, pool, EmittedTwice({}, {})).run()  # type: ignore[arg-type]
+    result = executor.Executor(
+        what, libraries or [builtin_library()], made, steps, pool, DeterminismResult({}, {})
+    ).run()  # type: ignore[arg-type]
     assert not pool.running
     if not pool.say:
         assert steps.warned == []
@@ -126,7 +128,7 @@ def test_compiles_at_once_fit_into_memory(tmp_path: Path, memory_mb: int, expect
     assert len(result.neffs) == 20
 
 
-def test_compiles_at_once_fit_into_the_jobs_asked_for(tmp_path: Path) -> None:
+def test_compiles_at_once_fit_into_the_jobs_requested(tmp_path: Path) -> None:
     pool = FakePool(8)
     run(pool, plan(20, cpus=4), tmp_path)
     assert most(pool, "compile") == 2
@@ -317,7 +319,7 @@ def test_a_module_of_the_same_name_in_the_built_in_library_counts_too(
 
 def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: Path) -> None:
     source = builtin_library()
-    made = up_to_date.Emits(tmp_path, [source])
+    made = up_to_date.HloFiles(tmp_path, [source])
     relu = plan(1).kernels[0].spec
     known = {
         # As many inputs as an in-place op may have.
@@ -328,7 +330,7 @@ def test_no_emitter_of_the_built_in_library_is_emitted_by_every_build(tmp_path: 
     assert [module for module, inputs in known.items() if inputs is None] == []
 
 
-def test_what_one_language_alone_is_made_of_is_none_of_kernels_in_others(
+def test_an_input_of_one_language_is_not_an_input_of_kernels_in_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, library = tmp_path / "kernelgen", Library("mine", tmp_path / "mine")
@@ -350,7 +352,7 @@ def test_what_one_language_alone_is_made_of_is_none_of_kernels_in_others(
     spec = plan(1).kernels[0].spec
 
     def inputs() -> dict[str, str]:
-        made = up_to_date.Emits(tmp_path, [library])
+        made = up_to_date.HloFiles(tmp_path, [library])
         found = {n: made.inputs(Kernel(spec, n, "mine", language=of)) for n, (of, _) in sources.items()}
         return {name: digest for name, digest in found.items() if digest}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelgen.build.estimates import Forecast, Record, described, forecast
-from kernelgen.cache import Folder, Key, entry
+from kernelgen.cache import Folder, NeffKey, entry
 
 from .conftest import ROOT, Done
 
@@ -130,7 +130,7 @@ def test_the_simulator_takes_no_time_worth_saying(kernelgen: Kernelgen, tmp_path
 
 
 def test_entries_of_before_are_read_and_absurd_ones_are_not() -> None:
-    key = Key("0" * 64, "neuronx-cc 2", ("--target", "trn1"))
+    key = NeffKey("0" * 64, "neuronx-cc 2", ("--target", "trn1"))
     head, _ = entry.read_head(entry.pack(key, "k", b"neff"), key.name)
     assert head.seconds is None
     head, _ = entry.read_head(entry.pack(key, "k", b"neff", 431), key.name)

@@ -179,7 +179,7 @@ def test_an_unknown_command_gets_the_nearest(kernelgen: Run) -> None:
         (["emit", "-o", "out"], "give a MANIFEST or --spec"),
     ],
 )
-def test_wrong_usage_is_said_with_the_usage(kernelgen: Run, arguments: list[str], message: str) -> None:
+def test_wrong_usage_is_reported_with_the_usage(kernelgen: Run, arguments: list[str], message: str) -> None:
     done = kernelgen(*arguments)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
@@ -202,7 +202,7 @@ def test_a_target_that_the_manifest_is_not_for(kernelgen: Run, basic: Path) -> N
     assert "manifest 'basic' is for trn1, inf2, trn2, not for trn3" in done.err
 
 
-def test_kernel_folders_that_can_not_be_told_apart(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
+def test_kernel_folders_that_cannot_be_distinguished(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
     for name in ("a/mine", "b/mine"):
         (tmp_path / name).mkdir(parents=True)
     done = kernelgen("plan", basic, "--kernels", tmp_path / "a/mine", "--kernels", tmp_path / "b/mine")
@@ -222,7 +222,7 @@ def replace_command(monkeypatch: pytest.MonkeyPatch, name: str, command: click.C
     monkeypatch.setattr(importlib.import_module(frame.module_of(name)), "command", command)
 
 
-def test_a_bug_is_said_to_be_one_and_keeps_its_traceback(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_reported_as_one_with_its_traceback(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_command(monkeypatch, "list", fail(ZeroDivisionError("a bug")))
     done = kernelgen("list")
     assert (done.code, done.out) == (70, "")
@@ -236,13 +236,13 @@ def test_interrupted(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernelgen("list") == Done(130, "", "\ninterrupted\n")
 
 
-def test_a_full_disk_is_no_bug(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_a_bug(kernelgen: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_command(monkeypatch, "list", fail(OSError(28, "No space left on device", "/some/file")))
     done = kernelgen("list")
     assert done == Done(1, "", "error: /some/file: No space left on device\n")
 
 
-def test_a_reader_that_stops_reading_is_no_error() -> None:
+def test_a_reader_that_stops_reading_is_not_an_error() -> None:
     command = f"{sys.executable} -m kernelgen list --format json | head -n 1"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}; echo $?"],
@@ -267,7 +267,7 @@ def test_a_users_folder_may_be_called_kernels(kernelgen: Run, basic: Path, tmp_p
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
-def test_a_closed_standard_stream_is_no_bug(basic: Path, closed: str) -> None:
+def test_a_closed_standard_stream_is_not_a_bug(basic: Path, closed: str) -> None:
     command = f"{sys.executable} -m kernelgen plan {basic} {closed}"
     done = subprocess.run(["sh", "-c", command], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -310,6 +310,6 @@ def test_as_many_jobs_as_no_machine_has_are_refused(kernelgen: Run, basic: Path,
     assert done.code == 2 and "'-j' / '--jobs'" in done.err
 
 
-def test_a_path_that_no_build_file_can_hold_is_said(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
+def test_a_path_that_no_build_file_can_hold_is_reported(kernelgen: Run, basic: Path, tmp_path: Path) -> None:
     done = kernelgen("generate", "cmake", basic, "-o", tmp_path / os.fsdecode(b"odd\xff"), "--compiler", "simulator")
     assert done.code == 2 and "a path that is not UTF-8 can't stand in a build file" in done.err

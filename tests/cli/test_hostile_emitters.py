@@ -290,7 +290,7 @@ def test_what_does_not_stop_at_its_time_limit_ends_its_process(folder: Path, op:
     )
 
 
-def test_an_answer_to_nothing_that_was_asked_is_no_answer(kernelgen: Run, folder: Path) -> None:
+def test_an_answer_without_a_request_is_ignored(kernelgen: Run, folder: Path) -> None:
     done = build(kernelgen, folder, "forges", "sees")
     assert done.code == 1 and "its worker answered request 0, and the request was " in done.err
     assert "1 built (1 compiled, 0 up to date), 1 failed" in done.out
@@ -354,7 +354,7 @@ def fake_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         ("os._exit(0)", "its worker ended with exit status 0"),
     ],
 )
-def test_what_is_no_answer_fails_its_step_alone(fake_pool: Callable[[str], Pool], answer: str, message: str) -> None:
+def test_an_invalid_answer_fails_only_its_step(fake_pool: Callable[[str], Pool], answer: str, message: str) -> None:
     with fake_pool(answer) as pool:
         pool.start("task", ["emit"], 60)
         (end,) = pool.wait()

@@ -165,7 +165,7 @@ def test_hostile_metadata_is_read_in_bounds(metadata: bytes, kind: tuple[str, st
     assert model_files.gguf_kind(io.BytesIO(struct.pack("<IQQ", 3, 0, 2**64 - 1) + metadata)) == kind
 
 
-def test_what_is_no_model_is_left_to_who_reads_it(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_model_is_left_to_its_reader(tmp_path: Path) -> None:
     for name, data in (("a.gguf", b"GGUF"), ("b.safetensors", bytes(20)), ("c.json", b"["), ("d.yaml", b"format: 1\n")):
         (tmp_path / name).write_bytes(data)
         assert model_files.recognize(tmp_path / name, "manifest") is None

@@ -34,7 +34,7 @@ def test_one_version_everywhere() -> None:
     assert "MODULE.bazel has 9.9.9" in problem and "CHANGELOG.md has none" in problem
 
 
-def test_this_repository_names_no_publisher_and_can_not_be_released() -> None:
+def test_this_repository_names_no_publisher_and_cannot_be_released() -> None:
     wrong = "\n".join(RELEASE["wrong_publisher"](json.loads((ROOT / METADATA).read_text())))
     assert "homepage has the placeholder OWNER" in wrong and "repository has the placeholder OWNER" in wrong
     assert "maintainers is empty" in wrong
@@ -50,7 +50,7 @@ def test_this_repository_names_no_publisher_and_can_not_be_released() -> None:
         ({"maintainers": [{"name": "Some One"}]}, "maintainer 1 has no email, github"),
     ],
 )
-def test_metadata_says_who_publishes(changed: dict[str, Any], problem: str) -> None:
+def test_metadata_names_the_publisher(changed: dict[str, Any], problem: str) -> None:
     said = "\n".join(RELEASE["wrong_publisher"](PUBLISHED | changed))
     assert problem in said and bool(said) == bool(problem)
 

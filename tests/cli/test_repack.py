@@ -151,7 +151,7 @@ def test_what_the_gguf_package_does_not_decode_is_left_to_the_load(kernelgen: Ru
     assert (done.err, "2 in planes" in done.out) == ("", True)
 
 
-def test_what_can_not_be_repacked_is_said(kernelgen: Run, model: Path, tmp_path: Path) -> None:
+def test_weights_that_cannot_be_repacked_are_reported(kernelgen: Run, model: Path, tmp_path: Path) -> None:
     plain = write_manifest(tmp_path / "plain.yaml", "[]")
     wide = write_manifest(tmp_path / "wide.yaml", "[bf16]")
     other = write_manifest(tmp_path / "other.yaml", "[bf16]", {"a": (256, 99, "q8_0")})

@@ -171,7 +171,7 @@ def serve(requests: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_a_step_writes_and_reads_is_no_part_of_the_protocol(emitters: Path) -> None:
+def test_the_output_of_a_step_is_not_part_of_the_protocol(emitters: Path) -> None:
     requests = "".join(request(emitters, op, n) for n, op in enumerate(["noisy", "quiet", "noisy", "quiet"]))
     done = serve(requests)
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -88,7 +88,7 @@ def test_packages_that_are_missing_are_named_with_what_to_do(project: Make, tmp_
     assert "-DNEURON_KERNELGEN_PYTHON_ENV=ON" in output
 
 
-def test_an_interpreter_that_can_not_be_used_is_named(project: Make, tmp_path: Path) -> None:
+def test_an_interpreter_that_cannot_be_used_is_named(project: Make, tmp_path: Path) -> None:
     old = tmp_path / "python3.8"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)

@@ -99,7 +99,7 @@ def test_a_neff_of_the_sdk_is_judged_by_the_digest_that_was_recorded(build: Buil
     assert code == 0 and "(1 compiled, 1 up to date)" in out
 
 
-def test_a_failure_of_the_sdk_is_shown_and_never_taken_for_a_result(build: Build, tmp_path: Path) -> None:
+def test_a_failure_of_the_sdk_is_shown_and_is_never_a_result(build: Build, tmp_path: Path) -> None:
     ways: list[dict[str, object]] = [
         {"exit": 1, "output": "none"},
         {"output": "none"},

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kernelgen import compilers
-from kernelgen.cache import Cache, CacheSettings, Key, Notices
+from kernelgen.cache import Cache, CacheSettings, NeffKey, Notices
 from kernelgen.compilers.choice import resolve
 from kernelgen.compilers.neuronx_cc import NeuronxCC
 from kernelgen.compilers.settings import CompileConfig
@@ -153,7 +153,7 @@ def test_lint_comes_before_the_compiler_and_the_cache(
     path, config = tmp_path / "k.hlo.pb", CompileConfig.make("trn1")
     refused = double_precision(module)
     cache = Cache(CacheSettings(tmp_path / "cache"), Notices(print))
-    cache.neff(Key.make(refused, compiler.identity, config.flags()), "k", lambda: simulate(module, config.flags()))
+    cache.neff(NeffKey.make(refused, compiler.identity, config.flags()), "k", lambda: simulate(module, config.flags()))
 
     def compile_(hlo: bytes, config: CompileConfig) -> None:
         path.write_bytes(hlo)

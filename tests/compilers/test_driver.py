@@ -86,7 +86,7 @@ def test_the_log_is_in_the_file_that_is_named_and_names_no_place(
     assert str(tmp_path) not in log.read_text()
 
 
-def test_a_log_that_is_asked_for_is_empty_when_the_cache_has_the_neff(
+def test_a_log_that_is_requested_is_empty_when_the_cache_has_the_neff(
     install: Install, module: bytes, tmp_path: Path
 ) -> None:
     program = install(print="said", record=str(tmp_path / "record"))
@@ -148,7 +148,7 @@ def test_a_failed_compile_is_not_cached(install: Install, module: bytes, tmp_pat
 
 
 @pytest.mark.parametrize("mode", ["read-only", "nonsense"])
-def test_a_cache_that_can_not_be_used_does_not_stop_a_compile(
+def test_a_cache_that_cannot_be_used_does_not_stop_a_compile(
     install: Install, module: bytes, tmp_path: Path, mode: str
 ) -> None:
     program = install()

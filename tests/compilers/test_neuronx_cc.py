@@ -199,7 +199,7 @@ def test_large_log(install: Install, module: bytes, tmp_path: Path) -> None:
     assert compile_with(install(log_mb=10), module, tmp_path)
 
 
-def test_the_log_of_a_compile_that_goes_well_is_kept_where_it_is_asked_for(
+def test_the_log_of_a_compile_that_goes_well_is_kept_where_it_is_requested(
     install: Install, module: bytes, tmp_path: Path
 ) -> None:
     log = tmp_path / "kept.log"

@@ -77,7 +77,7 @@ def folder(tmp_path: Path, modules: list[bytes], real_neff: Make) -> Path:
     put("aws/neuronxcc-2.24/MODULE_2/model.neff", b"ERROR")
     put("aws/neuronxcc-2.24/MODULE_2/model.log", b"Failed compilation with ['neuronx-cc', 'compile']")
     put("copies/again.neff", old)
-    key = cache.Key.make(modules[2], "neuronx-cc 2.24.5133.0+58f8de22", CompileConfig.make("trn3").flags())
+    key = cache.NeffKey.make(modules[2], "neuronx-cc 2.24.5133.0+58f8de22", CompileConfig.make("trn3").flags())
     put(f"cache/{key.name}.entry", cache.entry.pack(key, "k", real_neff(modules[2], "trn3", 2)))
     put("hlo/k.hlo.pb", modules[2])
     put("hlo/broken.hlo", b"no module")
@@ -132,7 +132,7 @@ def test_the_table_of_a_folder(folder: Path) -> None:
     assert "broken.hlo: not a serialized HloModuleProto" in done.stdout
 
 
-def test_what_must_not_be_is_said_and_is_the_exit_status(folder: Path, modules: list[bytes], real_neff: Make) -> None:
+def test_violations_are_reported_and_are_the_exit_status(folder: Path, modules: list[bytes], real_neff: Make) -> None:
     aws = folder / "aws" / "neuronxcc-2.24"
     (aws / "MODULE_0" / "model.neff").write_bytes(real_neff(modules[1], "trn1", 1))  # belongs to another module
     damaged = bytearray(real_neff(modules[0], "trn1", 1))

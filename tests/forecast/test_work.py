@@ -55,7 +55,7 @@ def test_weights_that_are_converted_are_work_of_either_engine_and_products_of_f3
     ("dtype", "operations"), [("q8_0", 2), ("q4_K", 5), ("q6_K", 9)]
 )  # per weight: 8 bits are converted and scaled; smaller ones are first shifted out of bytes
 @pytest.mark.parametrize(("prec_src1", "multiplied"), [(0, "bfloat16"), (PREC_F32, "float32")])
-def test_each_launch_dequantizes_its_weights_and_multiplies_them_in_bfloat16_unless_f32_is_asked_for(
+def test_each_launch_dequantizes_its_weights_and_multiplies_them_in_bfloat16_unless_f32_is_requested(
     dtype: str, operations: int, prec_src1: int, multiplied: str
 ) -> None:
     weights, vector = TensorDesc.make((512, 256, 1, 1), dtype), TensorDesc.make((512, 1, 1, 1), "f32")

@@ -101,7 +101,7 @@ def test_folders_are_relative_to_where_cmake_is_called(
     assert f"\nGGML_NEURON_GGML_DIR:PATH={tmp_path}/libraries\n" in cache
 
 
-def test_what_is_no_bundle_is_not_embedded(llama_cpp: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_bundle_is_not_embedded(llama_cpp: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         ["cmake", "-S", BACKEND, "-B", tmp_path, f"-DGGML_NEURON_LLAMA_DIR={llama_cpp}", "-DGGML_NEURON_EMBED=nothing"],
         capture_output=True,

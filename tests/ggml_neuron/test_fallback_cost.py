@@ -45,7 +45,7 @@ def test_a_weight_that_is_read_again_stays_in_host_memory(run: Run, kernels: Pat
     assert float(read) == pytest.approx(6 * reads * WEIGHT / 2**20, abs=0.0006)
 
 
-def test_a_limit_that_is_none(run: Run, kernels: Path) -> None:
+def test_an_invalid_limit(run: Run, kernels: Path) -> None:
     result = run(
         "recalled-weights",
         GGML_NEURON_KERNEL_DIR=kernels,

@@ -234,7 +234,7 @@ def test_a_pack_that_changes_while_it_is_open_is_not_used_any_more(
     )
 
 
-def test_a_folder_that_cannot_be_read_is_said(run: Run, kernels: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_read_is_reported(run: Run, kernels: Path, tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     closed = tmp_path / "closed"
@@ -255,7 +255,9 @@ def test_kernels_of_the_simulator_are_not_loaded_by_a_real_libnrt(
 ) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, NOOP_NRT_REAL="1", NOOP_NRT_FAIL="nrt_load=1", **noop)
     assert (result.status, result.said) == (3, {})
-    assert "no NeuronCore can load them\nggml-neuron:     build the manifest with the Neuron SDK's compiler" in result.log
+    assert (
+        "no NeuronCore can load them\nggml-neuron:     build the manifest with the Neuron SDK's compiler" in result.log
+    )
     assert "nrt_load" not in result.log
 
 
@@ -340,7 +342,7 @@ def test_an_execution_that_fails_is_a_status_and_the_next_one_works(
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)
-def test_a_core_that_goes_on_reporting_a_nan_is_not_taken_for_a_failure(run: Run, kernels: Path, buffers: str) -> None:
+def test_a_core_that_goes_on_reporting_a_nan_does_not_count_as_failed(run: Run, kernels: Path, buffers: str) -> None:
     """The simulator keeps reporting the NaN, as a device does: each later execution returns a status other than success."""
     scenarios = ("chain", "not-a-number", "chain", "add")
     result = run(*scenarios, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers, NEURON_RT_LOG_LEVEL="INFO")
@@ -378,7 +380,7 @@ def test_the_tensors_of_a_neff_are_those_of_the_index(
     assert wrong in result.log and ("add-64x4-f32-" in result.log)
 
 
-def test_what_the_backend_places_itself_is_aligned(run: Run, kernels: Path) -> None:
+def test_the_backends_own_tensors_are_aligned(run: Run, kernels: Path) -> None:
     """Scratch memory and the tensors of buffers, from which slices are made, start at multiples of 512 bytes."""
     names = ("add", "chain", "cache", "inplace", "same-twice", "optimizer", "scheduled")
     for buffers in ("device", "host"):
@@ -487,7 +489,7 @@ def test_a_program_that_does_not_fit_is_not_tried_again_before_memory_is_freed(
     assert ran_on(result) == (6, 4)
 
 
-def test_a_full_core_is_said_once(programs: Programs, benched: Benched) -> None:
+def test_a_full_core_is_reported_once(programs: Programs, benched: Benched) -> None:
     """No program fits beside the model. A second context of the model reports the same."""
     variables = {"GGML_NEURON_KERNEL_DIR": benched.kernels, "GGML_NEURON_BUFFERS": "device"}
     size = microcode(programs.target) >> 20
@@ -590,7 +592,7 @@ def test_models_are_unloaded_when_the_device_is_full(run: Run, kernels: Path, no
     assert ran_on(result) == (4, 0)
 
 
-def test_programs_that_take_turns_are_said_once(run: Run, kernels: Path, neuron_target: str) -> None:
+def test_programs_that_take_turns_are_reported_once(run: Run, kernels: Path, neuron_target: str) -> None:
     result = run(
         "in-turn-often",
         GGML_NEURON_KERNEL_DIR=kernels,

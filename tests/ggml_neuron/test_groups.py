@@ -16,7 +16,7 @@ import pytest
 from programs import GROUPS, RANDOM, ROOT, Programs, build, built_tree, groups_manifest
 
 from kernelgen import cli
-from kernelgen.dispatch.grouping import Groups, Outside
+from kernelgen.dispatch.grouping import Groups, UngroupedReason
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.ggml.tensor import TensorDesc
@@ -403,7 +403,7 @@ def test_what_differs_in_anything_is_not_the_group(
     # serve groups.
     groups = Groups(groups_of(manifest))
     counts = Counter(why for graph in read_graphs(graphs) for _, why in groups.find(graph).outside)
-    said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in Outside}
+    said = {why: re.search(rf"(\d+) because {why.words}", result.stderr) for why in UngroupedReason}
     assert all(said.values()) and counts.keys() == said.keys(), result.stderr
 
 
@@ -491,7 +491,7 @@ def test_a_recorded_graph_is_the_group_that_the_backend_looks_for(
         assert groups_of(written) == groups_of(wanted), name
 
 
-def test_a_file_that_is_no_recording_is_not_written_to(compute: Compute, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_recording_is_not_written_to(compute: Compute, tmp_path: Path) -> None:
     path = tmp_path / "mine"
     recording = {"GGML_NEURON_KERNEL_DIR": "", "GGML_NEURON_RECORD": str(tmp_path / "recorded.yaml")}
     for text, said in (

@@ -315,7 +315,7 @@ def test_to_read_what_was_not_computed_ends_the_program(run: Run, kernels: Path)
     ), result.log
 
 
-def test_a_cache_that_is_lost_stays_so_until_it_is_set(run: Run, kernels: Path) -> None:
+def test_a_lost_cache_stays_lost_until_it_is_set(run: Run, kernels: Path) -> None:
     result = run_with_fault(run, kernels, "poisons-a-cache", "execute@1")
     assert result.said == {"poisons-a-cache": "ok"}, result.log
     assert "reads a result of an earlier graph whose launch failed" in result.log
@@ -326,7 +326,7 @@ def test_what_one_core_lost_fails_the_graph_of_another(run: Run, kernels: Path) 
     assert result.said == {"poisons-for-another-core": "ok"}, result.log
 
 
-def test_a_core_that_is_lost_stays_so(run: Run, kernels: Path) -> None:
+def test_a_lost_core_stays_lost(run: Run, kernels: Path) -> None:
     result = run_with_fault(run, kernels, "fails-late", "lost@2")
     assert result.said == {"fails-late": "graph_compute: GGML status: error (operation failed)"}, result.log
     assert "NRT_EXEC_UNIT_UNRECOVERABLE (101)" in result.log
@@ -342,13 +342,13 @@ def test_a_core_that_is_lost_stays_so(run: Run, kernels: Path) -> None:
         ("asynchronous", {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3"}),
     ],
 )
-def test_what_programs_are_told(run: Run, kernels: Path, scenario: str, variables: dict[str, str]) -> None:
+def test_what_programs_receive(run: Run, kernels: Path, scenario: str, variables: dict[str, str]) -> None:
     result = run(scenario, "chain", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device", **variables)
     assert result.said == {scenario: "ok", "chain": "ok"}, result.log
 
 
 @pytest.mark.parametrize("depth", ["0", "64", "two"])
-def test_a_depth_that_is_none(run: Run, kernels: Path, depth: str) -> None:
+def test_an_invalid_depth(run: Run, kernels: Path, depth: str) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_QUEUE_DEPTH=depth)
     assert result.said == {"add": "ok"}, result.log
     assert f"GGML_NEURON_QUEUE_DEPTH is a number from 1 to 63, not '{depth}'" in result.log

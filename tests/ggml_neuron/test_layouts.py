@@ -407,7 +407,7 @@ def test_no_flipped_byte_changes_a_weight(load: Callable[..., Result], tmp_path:
         assert found and found[2].startswith(f"{tmp_path / 'one'} is damaged there, between bytes "), log
 
 
-def test_a_file_that_has_other_weights_is_said(load: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_file_that_has_other_weights_is_reported(load: Callable[..., Result], tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     data = repack(model, "bf16", tmp_path / "whole.gguf").read_bytes()
     assert "GGML_NEURON_REPACKED" not in load(tmp_path / "whole.gguf").log

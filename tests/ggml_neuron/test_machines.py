@@ -61,7 +61,7 @@ def test_a_trn2_with_logical_cores_of_either_size(
     assert said == f"{memory - taken} of {memory} bytes"
 
 
-def test_programs_are_taken_for_what_loading_some_took(run: Run, kernels: Path) -> None:
+def test_the_memory_of_programs_is_estimated_from_those_that_were_loaded(run: Run, kernels: Path) -> None:
     """After one load, the reported free memory leaves as much for each other program as the loaded one took: here 64
     times what its bundle says.
     """
@@ -90,7 +90,7 @@ def saying(kernels: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Any]]
     return copied
 
 
-def test_programs_are_taken_for_what_their_bundle_says(
+def test_the_memory_of_programs_is_estimated_by_their_bundle(
     run: Run, kernels: Path, saying: Callable[[Callable[[dict[str, Any]], None]], Path]
 ) -> None:
     """The bundle's index counts before a load, libnrt's answer after it. All programs here take a small program's memory."""

@@ -39,7 +39,7 @@ def detailed(run: Run, kernels: Path, *scenarios: str) -> str:
 
 
 @pytest.mark.parametrize("buffers", ["device", pytest.param("host", marks=pytest.mark.long)])
-def test_ops_without_a_kernel_are_said_with_what_mends_them(
+def test_ops_without_a_kernel_are_reported_with_what_mends_them(
     run: Run, kernels: Path, neuron_target: str, tmp_path: Path, buffers: str
 ) -> None:
     """The messages name ops that the scheduler gave to the CPU, and an op in device memory that the CPU computes."""
@@ -57,7 +57,7 @@ def test_ops_without_a_kernel_are_said_with_what_mends_them(
     assert "ggml-neuron: " not in result.log
 
 
-def test_ops_are_said_by_their_numbers_of_nodes(run: Run, kernels: Path) -> None:
+def test_ops_are_reported_by_their_numbers_of_nodes(run: Run, kernels: Path) -> None:
     """The order does not depend on where the graph's tensors are, though ggml keeps a set of them in the order of their
     addresses.
     """
@@ -86,7 +86,7 @@ def test_the_nearest_kernel_is_what_coverage_says(run: Run, kernels: Path, neuro
     assert ("mul_mat", "its tokens are not in its outermost dimension") in reasons
 
 
-def test_ten_ops_are_said_and_then_how_many_more(run: Run, kernels: Path) -> None:
+def test_ten_ops_are_reported_and_then_how_many_more(run: Run, kernels: Path) -> None:
     """A process prints them once, however many graphs lack these ops."""
     result = run("far-off", "shared-out", "far-off", GGML_NEURON_KERNEL_DIR=kernels)
     assert len(SAID.findall(result.log)) == 10
@@ -98,7 +98,7 @@ def test_ten_ops_are_said_and_then_how_many_more(run: Run, kernels: Path) -> Non
     assert len(SAID.findall(every.log)) == 11 and "ops of later graphs" not in every.log
 
 
-def test_nothing_is_said_of_ops_that_are_asked_for_and_not_computed(run: Run, kernels: Path) -> None:
+def test_nothing_is_reported_for_ops_that_are_queried_and_not_computed(run: Run, kernels: Path) -> None:
     """test-backend-ops calls supports_op with thousands of such ops."""
     result = run("threads", "add", GGML_NEURON_KERNEL_DIR=kernels)
     assert result.said == {"threads": "ok", "add": "ok"}

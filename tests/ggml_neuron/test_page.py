@@ -224,7 +224,7 @@ def test_a_project_around_llama_cpp_builds_the_plugin(checkout: Path, programs: 
     assert "embedded feed_forward_trn1: 1 kernels for trn1" in done.stderr
 
 
-def test_a_project_without_llama_cpp_or_the_backend_is_told(checkout: Path, llama_cpp: Path) -> None:
+def test_a_project_without_llama_cpp_or_the_backend_is_reported(checkout: Path, llama_cpp: Path) -> None:
     command = ["cmake", "-S", "examples/llama.cpp", "-B", "build"]
     for arguments, message in (
         ([], "name its source tree with -DLLAMA_CPP_DIR=<folder>"),

@@ -50,7 +50,7 @@ def test_a_launch_that_fails_is_marked(run: Run, kernels: Path, noop: dict[str, 
 
 
 @pytest.mark.parametrize("name", ["no/trace.json", "fifo"])
-def test_a_profile_that_can_not_be_written_is_said(run: Run, kernels: Path, tmp_path: Path, name: str) -> None:
+def test_a_profile_that_cannot_be_written_is_reported(run: Run, kernels: Path, tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     said = {"no/trace.json": "No such file or directory", "fifo": "No such device or address"}
     result = run("chain", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_PROFILE=tmp_path / name)

@@ -122,7 +122,7 @@ def test_a_vocabulary_as_large_as_the_question_is_recorded(run: Run, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["format: 1\nname: x\n", "no manifest at all"])
-def test_a_file_that_is_no_list_of_kernels_is_left_alone(run: Run, tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_a_list_of_kernels_is_left_alone(run: Run, tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.yaml"
     path.write_text(text)
     result = run("add", GGML_NEURON_RECORD=path)

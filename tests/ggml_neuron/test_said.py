@@ -14,7 +14,7 @@ BUFFERS = ("device", pytest.param("host", marks=pytest.mark.long))
 
 
 @pytest.mark.parametrize("name", ["no/where.yaml", "other.yaml"])
-def test_a_record_that_is_not_written_is_said_when_the_logger_is_silenced(
+def test_a_record_that_is_not_written_is_reported_when_the_logger_is_silenced(
     programs: Programs, benched: Benched, tmp_path: Path, name: str
 ) -> None:
     said = {
@@ -26,7 +26,7 @@ def test_a_record_that_is_not_written_is_said_when_the_logger_is_silenced(
     assert log.count(f"ggml-neuron: GGML_NEURON_RECORD: {said[name]}: recording is off\n") == 1
 
 
-def test_damaged_kernels_are_said_when_the_logger_is_silenced(
+def test_damaged_kernels_are_reported_when_the_logger_is_silenced(
     programs: Programs, benched: Benched, tmp_path: Path
 ) -> None:
     tree = tmp_path / "tree"
@@ -51,7 +51,7 @@ SUMMARY = re.compile(
 
 @pytest.mark.parametrize("buffers", BUFFERS)
 @pytest.mark.parametrize("scenario", ["shared-out", "shared-out-and-watched"])
-def test_what_fell_back_is_said_as_the_scheduler_has_it(run: Run, kernels: Path, buffers: str, scenario: str) -> None:
+def test_fallbacks_are_reported_as_the_scheduler_has_them(run: Run, kernels: Path, buffers: str, scenario: str) -> None:
     result = run(scenario, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS=buffers)
     # Of the four nodes on the device, the CPU computes one.
     assert result.said == {scenario: "4 of 6 nodes in 3 splits"}, result.log
@@ -60,13 +60,13 @@ def test_what_fell_back_is_said_as_the_scheduler_has_it(run: Run, kernels: Path,
     assert SUMMARY.findall(result.log) == [("3", "6", "3", "3", "", "1", "1", reasons)]
 
 
-def test_nothing_is_said_when_nothing_fell_back(run: Run, kernels: Path) -> None:
+def test_nothing_is_reported_without_fallbacks(run: Run, kernels: Path) -> None:
     result = run("chain", "memory", GGML_NEURON_KERNEL_DIR=kernels)
     assert result.said == {"chain": "ok", "memory": "ok"}
     assert "ggml-neuron: " not in result.log
 
 
-def test_a_program_of_which_nothing_has_a_kernel_is_told(run: Run, kernels: Path) -> None:
+def test_a_program_without_any_kernel_is_reported(run: Run, kernels: Path) -> None:
     result = run("threads", GGML_NEURON_KERNEL_DIR=kernels)
     (line,) = re.findall("^ggml-neuron: .*", result.log, re.MULTILINE)
     said = r"ggml-neuron: no graph had an op with a kernel; what has none: sqr of (.*); sqr of (.*); sqr of (.*); and 177 others"
@@ -101,7 +101,7 @@ def test_what_fell_back_of_a_model_is_what_the_schedulers_own_log_has(
     ("derived", "flash_attn", "with_or_without"),
     [("on", "off", "without"), pytest.param("off", "on", "with", marks=pytest.mark.long)],
 )
-def test_attention_of_the_other_kind_is_said_with_what_to_type(
+def test_attention_of_the_other_kind_is_reported_with_what_to_type(
     programs: Programs, benched: Benched, tmp_path: Path, derived: str, flash_attn: str, with_or_without: str
 ) -> None:
     """One message of three lines replaces the messages about attention's nodes; a program with the right kind prints none."""
@@ -135,7 +135,7 @@ def test_lines_that_differ_in_names_only_are_not_repeated_without_end(
     assert result.log.count("more lines like the last one are left out") == (expected == 10)
 
 
-def test_an_error_is_said_once(run: Run, kernels: Path) -> None:
+def test_an_error_is_reported_once(run: Run, kernels: Path) -> None:
     result = run("add", "in-turn", GGML_NEURON_KERNEL_DIR=f"/nowhere:/nowhere:{kernels}")
     assert result.log.count("ggml-neuron: GGML_NEURON_KERNEL_DIR: /nowhere: ") == 1
 
@@ -180,14 +180,14 @@ def test_without_kernels_there_is_no_device(run: Run, tmp_path: Path) -> None:
     assert re.findall("^ggml-neuron: .*", result.log, re.MULTILINE) == [
         "ggml-neuron: no devices: no kernels",
         "ggml-neuron:     GGML_NEURON_KERNEL_DIR names where they are",
-        "ggml-neuron:     to record which ones a program asks for: GGML_NEURON_RECORD=FILE",
+        "ggml-neuron:     to record the ops that a program computes: GGML_NEURON_RECORD=FILE",
     ]
     result = run("add", GGML_NEURON_KERNEL_DIR=tmp_path)
     assert (result.status, result.said) == (3, {})
     assert "ggml-neuron: no devices: GGML_NEURON_KERNEL_DIR has no kernels that can be used here\n" in result.log
 
 
-def test_a_machine_without_libnrt_is_told_only_when_somebody_expects_one(run: Run, tmp_path: Path) -> None:
+def test_a_machine_without_libnrt_is_reported_only_if_a_variable_expects_one(run: Run, tmp_path: Path) -> None:
     if not Path("/opt/aws/neuron/lib/libnrt.so.1").exists():
         result = run("add", GGML_NEURON_LIBNRT=None)
         assert (result.status, result.said) == (3, {})

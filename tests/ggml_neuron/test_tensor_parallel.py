@@ -468,7 +468,7 @@ def test_a_core_that_fails_without_queues_ends_the_others(
 
 
 @pytest.mark.parametrize("fault", ["execute@150", pytest.param("execute@160", marks=pytest.mark.long)])
-def test_what_fails_when_a_result_is_asked_for_fails_the_next_graph(
+def test_what_fails_when_a_result_is_requested_fails_the_next_graph(
     programs: Programs, model: Path, kernels: Path, steps: Path, fault: str
 ) -> None:
     """The CPU computes a layer's feed-forward network: reading its inputs runs the deferred work of the cores."""

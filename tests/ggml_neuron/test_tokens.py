@@ -110,7 +110,7 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
         ("scheduled-scores", "cont", {"mul_mat", "scale", "soft_max", "tanh", "cont"}),
     ],
 )
-def test_nodes_of_attention_that_can_not_be_computed_together_are_computed_all_the_same(
+def test_nodes_of_attention_that_cannot_be_computed_together_are_computed_all_the_same(
     run: Run, few: Path, tmp_path: Path, scenario: str, without: str, lacking: set[str]
 ) -> None:
     """The backend accepts the first nodes before it knows the next ones. Nodes without a kernel get a message."""
@@ -136,7 +136,7 @@ def test_the_cpu_computes_each_node_of_attention_whose_kernels_do_not_load(run: 
     assert ran_on(failed) == (0, n_ops), failed.log
 
 
-def test_exact_kernels_alone_can_be_asked_for(run: Run, few: Path) -> None:
+def test_exact_kernels_alone_can_be_requested(run: Run, few: Path) -> None:
     assert run("three-tokens", GGML_NEURON_KERNEL_DIR=few).said == {"three-tokens": "ok"}
     result = run("three-tokens", GGML_NEURON_KERNEL_DIR=few, GGML_NEURON_EXACT="1")
     assert result.said["three-tokens"].startswith("no kernel for")

@@ -226,7 +226,7 @@ def test_a_canonical_module_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 40, b"nonsense", bytes(range(256))])
-def test_what_is_no_module_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_module_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not a serialized HloModuleProto"):
         canonicalize(data, [])
 

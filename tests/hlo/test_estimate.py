@@ -77,7 +77,7 @@ def test_spills_take_memory_of_rings_and_transformers_spill_less() -> None:
     assert (small.ring_bytes, small.compile_memory_mb) == (0, 1024)
 
 
-def test_what_is_written_in_place_is_no_spill_in_a_loop_or_outside() -> None:
+def test_an_update_in_place_is_not_a_spill_in_a_loop_or_outside() -> None:
     cache, row, at = ((4096, 1024), F32), ((64, 1024), F32), ((64,), "int32")
 
     def loop(cache: jnp.ndarray, row: jnp.ndarray, _: jnp.ndarray) -> jnp.ndarray:

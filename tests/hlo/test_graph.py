@@ -18,7 +18,7 @@ from kernelgen.hlo.describe import describe
 from kernelgen.hlo.lint import errors, lint
 from kernelgen.lowering import emit_graph
 from kernelgen.neff.container import tensors_of
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 from kernelgen.targets import TARGETS
 
 from . import group_kernels as groups
@@ -53,7 +53,10 @@ def test_parameters_are_slots_and_results_are_named() -> None:
 def test_values_go_from_node_to_node_without_instructions_between() -> None:
     """A node's output that the next node reads in the same shape is neither copied nor reshaped."""
     x = T("(64,4,1,1)/f32")
-    nodes = [LooseNode("neg", (Loose("x", 0, x),), x, {}), LooseNode("abs", (Loose(0, 0, x),), x, {}, escapes=True)]
+    nodes = [
+        UnnumberedNode("neg", (UnnumberedTensor("x", 0, x),), x, {}),
+        UnnumberedNode("abs", (UnnumberedTensor(0, 0, x),), x, {}, escapes=True),
+    ]
     made = describe(groups.emit(GraphSpec.make(nodes))).opcodes
     assert dict(made) == {"parameter": 1, "negate": 1, "abs": 1}
 
@@ -61,7 +64,7 @@ def test_values_go_from_node_to_node_without_instructions_between() -> None:
 def test_an_unused_slot_stays_a_parameter() -> None:
     """`fill` reads only the shape of its input."""
     x = T("(64,4,1,1)/f32")
-    spec = GraphSpec.make([LooseNode("fill", (Loose("x", 0, x),), x, {"c": 2.0}, escapes=True)])
+    spec = GraphSpec.make([UnnumberedNode("fill", (UnnumberedTensor("x", 0, x),), x, {"c": 2.0}, escapes=True)])
     assert [name for name, _, _ in execute.parameters(groups.emit(spec))] == ["input0"]
 
 
@@ -70,8 +73,10 @@ def test_a_written_slot_keeps_what_no_node_writes() -> None:
     part = T("(4,2,1,1)/f32/(4,32,64,64)")
     spec = GraphSpec.make(
         [
-            LooseNode("sqr", (Loose("x", 0, x),), x, {}, escapes=True),
-            LooseNode("scale", (Loose("x", 8, part),), part, {"s": 3.0}, Loose("x", 8, part)),
+            UnnumberedNode("sqr", (UnnumberedTensor("x", 0, x),), x, {}, escapes=True),
+            UnnumberedNode(
+                "scale", (UnnumberedTensor("x", 8, part),), part, {"s": 3.0}, UnnumberedTensor("x", 8, part)
+            ),
         ]
     )
     slots = groups.contents(spec, 1)
@@ -102,31 +107,31 @@ class _Random:
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.nodes: list[LooseNode] = []
-        self.tensors: list[Loose] = [self._slot() for _ in range(3)]
+        self.nodes: list[UnnumberedNode] = []
+        self.tensors: list[UnnumberedTensor] = [self._slot() for _ in range(3)]
 
-    def _slot(self) -> Loose:
+    def _slot(self) -> UnnumberedTensor:
         ne = [int(n) for n in self.rng.choice([1, 2, 3, 4, 8], 3)]
-        return Loose(f"slot{len(getattr(self, 'tensors', []))}-{self.rng.integers(1 << 30)}", int(4 * self.rng.integers(3)),
+        return UnnumberedTensor(f"slot{len(getattr(self, 'tensors', []))}-{self.rng.integers(1 << 30)}", int(4 * self.rng.integers(3)),
                      TensorDesc.make((8 * ne[0], ne[1], ne[2], 1), "f32"))  # fmt: skip
 
-    def _pick(self) -> Loose:
+    def _pick(self) -> UnnumberedTensor:
         """Returns an existing tensor, or a view of one: permuted, reshaped, or some of its rows."""
         one = self.tensors[self.rng.integers(len(self.tensors))]
         t = one.tensor
         way = self.rng.integers(4)
         if way == 1 and t.contiguous:
             ne = (t.ne[0], t.ne[1] * t.ne[2], 1, 1)
-            return Loose(one.root, one.offset, TensorDesc.make(ne, "f32"))
+            return UnnumberedTensor(one.root, one.offset, TensorDesc.make(ne, "f32"))
         if way == 2:
             order = [0, 2, 1, 3] if t.nb[0] == 4 else [0, 1, 2, 3]
-            return Loose(
+            return UnnumberedTensor(
                 one.root, one.offset, TensorDesc.make([t.ne[i] for i in order], "f32", [t.nb[i] for i in order])
             )
         if way == 3 and t.ne[1] > 1:
             first = int(self.rng.integers(t.ne[1]))
             ne = (t.ne[0], t.ne[1] - first, *t.ne[2:])
-            return Loose(one.root, one.offset + first * t.nb[1], TensorDesc.make(ne, "f32", t.nb))
+            return UnnumberedTensor(one.root, one.offset + first * t.nb[1], TensorDesc.make(ne, "f32", t.nb))
         return one
 
     def add(self) -> None:
@@ -135,17 +140,17 @@ class _Random:
         name = rng.choice(
             ["add", "mul", "rms_norm", "silu", "soft_max", "mul_mat", "cont", "scale", "sub", "in place", "cpy"]
         )
-        inputs: tuple[Loose, ...] = (x,)
+        inputs: tuple[UnnumberedTensor, ...] = (x,)
         params: dict[str, Any] = {}
         into = None
         if name in ("add", "sub"):
             same = [t for t in self.tensors if t.tensor.ne == x.tensor.ne]
             inputs = (x, same[rng.integers(len(same))] if same else x)
         elif name == "mul":
-            inputs = (x, Loose(f"weight{len(self.nodes)}", 0, TensorDesc.make(rows, "f32")))
+            inputs = (x, UnnumberedTensor(f"weight{len(self.nodes)}", 0, TensorDesc.make(rows, "f32")))
         elif name == "mul_mat":
             weight = TensorDesc.make((x.tensor.ne[0], 16, 1, 1), "f32")
-            inputs = (Loose(f"matrix{len(self.nodes)}", 0, weight), x)
+            inputs = (UnnumberedTensor(f"matrix{len(self.nodes)}", 0, weight), x)
         elif name == "rms_norm":
             params = {"eps": 1e-5}
         elif name == "soft_max":
@@ -170,9 +175,9 @@ class _Random:
             result = TensorDesc.make(x.tensor.ne, "f32")
         if shapes.check(str(name), descriptions, result, full, None if into is None else len(inputs) - 1):
             return
-        self.nodes.append(LooseNode(str(name), inputs, result, params, into))
+        self.nodes.append(UnnumberedNode(str(name), inputs, result, params, into))
         if into is None:
-            self.tensors.append(Loose(len(self.nodes) - 1, 0, result))
+            self.tensors.append(UnnumberedTensor(len(self.nodes) - 1, 0, result))
 
     def spec(self, n: int) -> GraphSpec:
         while len(self.nodes) < n:
@@ -180,9 +185,11 @@ class _Random:
         escaping = {
             i for i, node in enumerate(self.nodes) if node.into is None and (i == n - 1 or self.rng.random() < 0.3)
         }
-        nodes = [LooseNode(o.op, o.inputs, o.output, o.params, o.into, i in escaping) for i, o in enumerate(self.nodes)]
+        nodes = [
+            UnnumberedNode(o.op, o.inputs, o.output, o.params, o.into, i in escaping) for i, o in enumerate(self.nodes)
+        ]
         if not escaping and not any(node.into for node in nodes):
-            nodes[0] = LooseNode(nodes[0].op, nodes[0].inputs, nodes[0].output, nodes[0].params, None, True)
+            nodes[0] = UnnumberedNode(nodes[0].op, nodes[0].inputs, nodes[0].output, nodes[0].params, None, True)
         return GraphSpec.make(nodes)
 
 

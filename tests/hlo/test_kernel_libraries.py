@@ -22,7 +22,7 @@ from kernelgen.emitters.scan import registration
 from kernelgen.errors import KernelgenError
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.plan import Plan, Request
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 from kernelgen.spec.op_kernel import KernelSpec
 
 HEADER = "from kernelgen.emitters import emitter\n"
@@ -389,7 +389,7 @@ def test_emitters_of_one_op_have_different_languages_or_targets_and_modules(tmp_
         Library("mine", tmp_path).scan()
 
 
-def test_a_plan_has_a_kernel_in_each_language_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_plan_has_a_kernel_in_each_language_that_is_requested(tmp_path: Path) -> None:
     catalog = Catalog([library(tmp_path, **IN_LANGUAGES)])
     configs = tuple(CompileConfig.make(target) for target in ("trn1", "trn2"))
     both = ("trn1", "trn2")
@@ -415,7 +415,7 @@ def test_a_plan_has_a_kernel_in_each_language_that_is_asked_for(tmp_path: Path) 
 
 def test_a_graph_kernel_is_composed_of_emitters_in_jax_for_all_targets(tmp_path: Path) -> None:
     tensor = TensorDesc.parse("(8,1,1,1)/f16")
-    node = LooseNode("relu", (Loose("x", 0, tensor),), tensor, {}, None, True)
+    node = UnnumberedNode("relu", (UnnumberedTensor("x", 0, tensor),), tensor, {}, None, True)
     spec = GraphSpec.make([node])
     mine = library(tmp_path, **IN_LANGUAGES)
     kernel = Catalog([mine]).kernel(spec)

@@ -329,7 +329,7 @@ def test_a_limit_that_a_flag_sets_is_not_warned_of() -> None:
     assert [f.rule for f in lint(hlo, TRN2, lnc=1)] == ["NCC_EBVF030"]
 
 
-def test_a_caution_is_no_error() -> None:
+def test_a_caution_is_not_an_error() -> None:
     hlo = canonical(jnp.negative, ((2,), "int64"), x64=True)
     (finding,) = lint(hlo, TRN1)
     assert (finding.rule, finding.severity) == ("kernelgen/i64-parameter", WARNING)
@@ -398,7 +398,7 @@ def test_what_is_taken_is_not_complained_about(module: Any, target: Any) -> None
     assert lint(module(), target) == []
 
 
-def test_what_is_no_module_is_an_error() -> None:
+def test_a_file_that_is_not_a_module_is_an_error() -> None:
     with pytest.raises(ValueError, match="not a serialized HloModuleProto"):
         lint(b"nonsense")
 

@@ -148,7 +148,7 @@ def test_a_tile_that_is_not_finite_has_no_scale(broken: float) -> None:
 
 @pytest.mark.parametrize("language", ["jax", "nki"])
 @pytest.mark.parametrize(("prec_src1", "factor"), [(0, "bf16"), (10, "f32")])
-def test_products_of_quantized_weights_are_of_bfloat16_unless_float32_is_asked_for(
+def test_products_of_quantized_weights_are_of_bfloat16_unless_float32_is_requested(
     prec_src1: int, factor: str, language: str
 ) -> None:
     kernel = spec("mul_mat", ["(64,6,1,1)/q8_0", "(64,3,1,1)/f32"], "(6,3,1,1)/f32", prec_src1=prec_src1)

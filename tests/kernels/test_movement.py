@@ -108,7 +108,7 @@ def test_a_region_may_be_taken_from_a_view() -> None:
         ("solve_tri", ["(8,8,1,1)/f32", "(3,7,1,1)/f32"], "(3,7,1,1)/f32", {}, "ne1 of src1 is that of src0, 8"),
     ],
 )
-def test_what_does_not_fit_is_said(
+def test_shapes_that_do_not_fit_are_reported(
     op: str, inputs: list[str], output: str, params: dict[str, float], message: str
 ) -> None:
     tensors = [TensorDesc.parse(t) for t in inputs]

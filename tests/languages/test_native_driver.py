@@ -162,7 +162,7 @@ def test_a_record_makes_the_hlo_that_nki_in_kernelgens_own_process_makes(folder:
     assert (folder / "trn1.json").read_bytes() == before
 
 
-def test_what_the_driver_refuses_is_said_in_a_line(folder: Path) -> None:
+def test_the_driver_reports_a_refusal_in_one_line(folder: Path) -> None:
     (_, target, spec), _ = specs(folder)
 
     def said(**more: str) -> str:

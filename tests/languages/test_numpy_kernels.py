@@ -361,7 +361,7 @@ def gives_text(x: Any) -> Any:
         (gives_text, "0: kernel 'gives_text': result 1 is str, not an array"),
     ],
 )
-def test_what_a_kernel_can_not_do_is_refused_at_its_line(function: Callable[..., Any], expected: str) -> None:
+def test_what_a_kernel_cannot_do_is_refused_at_its_line(function: Callable[..., Any], expected: str) -> None:
     found = refusal(function, X)
     assert found.startswith(expected), found
 

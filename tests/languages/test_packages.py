@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kernelgen import manifest
-from kernelgen.build.up_to_date import Emits
+from kernelgen.build.up_to_date import HloFiles
 from kernelgen.cache import OFF
 from kernelgen.compilers import nki_driver
 from kernelgen.emitters.catalog import Catalog
@@ -93,7 +93,7 @@ def test_what_a_module_imports_is_what_its_kernels_depend_on(folder: Path) -> No
     (library,) = catalog.sources.values()
     assert [library.module(file) for file in dependencies(library, "core.scaled")] == SCALED
     (library.root / "core" / "utils" / "unused.py").write_text("")
-    emits = Emits(folder, catalog.folders)
+    emits = HloFiles(folder, catalog.folders)
     before = [emits.inputs(kernel) for kernel in plan.kernels]
     digest = of_sources(library, "core.scaled")
     assert None not in before
@@ -265,7 +265,7 @@ def test_nkis_own_compiler_is_given_the_module_of_the_package(folder: Path) -> N
         ("src/published/imports_broken.py", "src/published", "not valid Python"),
     ],
 )
-def test_what_is_no_package_of_the_file_is_refused(folder: Path, file: str, package: str, message: str) -> None:
+def test_a_package_that_the_file_is_not_in_is_refused(folder: Path, file: str, package: str, message: str) -> None:
     kernel = "import numpy as np\n\ndef scaled(x):\n    return np.exp(x)\n"
     for name in ("other.py", "src/a-b/k.py", "src/published/a-b/k.py", "src/published/a.b.py", "src/pub/k.py"):
         (folder / name).parent.mkdir(exist_ok=True)

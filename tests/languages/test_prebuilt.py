@@ -17,7 +17,7 @@ import pytest
 from nki_double import Double
 
 from kernelgen import manifest
-from kernelgen.build.up_to_date import Emits
+from kernelgen.build.up_to_date import HloFiles
 from kernelgen.cli.frame import run
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.fingerprint import of_sources
@@ -307,7 +307,7 @@ def test_another_folder_is_another_input(make: Callable[..., Project], tmp_path:
     kernel = project.native[0]
     there = project.catalog.folders
     moved = [Library(one.name, tmp_path) if one.name == kernel.prebuilt else one for one in there]
-    digests = {Emits(tmp_path, libraries).inputs(kernel) for libraries in (there, there, moved)}
+    digests = {HloFiles(tmp_path, libraries).inputs(kernel) for libraries in (there, there, moved)}
     assert len(digests) == 2 and None not in digests
 
 

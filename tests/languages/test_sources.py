@@ -181,7 +181,7 @@ def test_what_the_runtime_binds(folder: Path, entry: str, tensors: str) -> None:
         ("k/scan.py:scan, op: relu, inputs: [], outputs: ['f32[2]']", "'op' and 'source' are two names of a kernel"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_an_entry_is_said_with_its_place(folder: Path, entry: str, message: str) -> None:
+def test_a_mistake_in_an_entry_is_reported_with_its_place(folder: Path, entry: str, message: str) -> None:
     with pytest.raises(KernelgenError) as caught:
         plan(folder, f"  - {{source: {entry}}}\n")
     (found, *_) = caught.value.diagnostics
@@ -203,7 +203,7 @@ def test_a_mistake_in_an_entry_is_said_with_its_place(folder: Path, entry: str, 
         ),
     ],
 )
-def test_what_the_function_does_not_do_is_said_when_it_is_emitted(folder: Path, entry: str, message: str) -> None:
+def test_what_the_function_does_not_do_is_reported_when_it_is_emitted(folder: Path, entry: str, message: str) -> None:
     made, catalog = plan(folder, f"  - {{source: {entry}}}\n")
     with pytest.raises(KernelgenError) as caught:
         emit(catalog.emitters(made.kernels[0]), made.kernels[0].spec)
@@ -221,7 +221,7 @@ def test_what_the_function_does_not_do_is_said_when_it_is_emitted(folder: Path, 
         ("odd", "of type Odd"),
     ],
 )
-def test_what_is_named_and_no_function_is_said(folder: Path, name: str, what: str) -> None:
+def test_a_name_that_is_not_a_function_is_reported(folder: Path, name: str, what: str) -> None:
     (folder / "k" / "named.py").write_text(
         "import numpy as np\nSCALE = 2.0\nstart = 'x'\n"
         "class Scaled:\n    def __call__(self, x):\n        return x\nscaled = Scaled()\n"
@@ -440,7 +440,7 @@ ENTRY = """\
 
 
 @pytest.mark.parametrize("language", sorted(NAMED))
-def test_inputs_may_be_told_by_their_names(folder: Path, language: str) -> None:
+def test_inputs_may_be_passed_by_name(folder: Path, language: str) -> None:
     (folder / "k" / "apply.py").write_text(NAMED[language])
     spec, hlo = emitted(folder, ENTRY)
     x, y = (np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32) for i in range(2))

@@ -337,7 +337,7 @@ def test_lines_are_read_as_the_program_prints_them() -> None:
     assert (call.script, call.context, call.parts) == (1, "shared-3", "0:7:1:last 2:0:30:odd")
     assert (call.nmse, call.nll, call.nll_cpu, call.rows) == (2e-7, 5.5, 5.25, 16)
     assert (call.changed, call.graphs, call.device, call.cpu) == (("1", "3"), 2, 86, {"ADD": 2, "GET_ROWS": 3})
-    found = any_tokens.Found("")
+    found = any_tokens.SweepResult("")
     found.add(call)
     assert (found.changed, found.elsewhere) == (2, {"ADD": 2, "GET_ROWS": 1})
     with pytest.raises(RuntimeError, match="calls: 'else'"):
@@ -345,7 +345,7 @@ def test_lines_are_read_as_the_program_prints_them() -> None:
 
 
 def test_what_misses_a_limit_is_not_ok() -> None:
-    good = any_tokens.Found("", calls=1, rows=1, device=1)
+    good = any_tokens.SweepResult("", calls=1, rows=1, device=1)
     assert good.ok
     for change in (
         {"calls": 0},

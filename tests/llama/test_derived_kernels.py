@@ -41,11 +41,11 @@ BUFFERS = {"none": "", "auto": "_bf16"}
 
 
 @pytest.fixture(scope="module")
-def rows(programs: harness.Programs) -> list[derived_kernels.Compared]:
+def rows(programs: harness.Programs) -> list[derived_kernels.Comparison]:
     return derived_kernels.compare_all(programs, ARCHITECTURES)
 
 
-def test_no_kernel_is_missing(rows: list[derived_kernels.Compared]) -> None:
+def test_no_kernel_is_missing(rows: list[derived_kernels.Comparison]) -> None:
     assert {row.name.partition(" ")[0] for row in rows} == set(ARCHITECTURES)
     for row in rows:
         assert row.failure == ""
@@ -54,8 +54,8 @@ def test_no_kernel_is_missing(rows: list[derived_kernels.Compared]) -> None:
         assert row.derived >= row.recorded > 40
 
 
-def test_the_page_has_a_row_for_each(rows: list[derived_kernels.Compared]) -> None:
-    text = derived_kernels.page([*rows, derived_kernels.Compared("broken", failure="no | model")])
+def test_the_page_has_a_row_for_each(rows: list[derived_kernels.Comparison]) -> None:
+    text = derived_kernels.page([*rows, derived_kernels.Comparison("broken", failure="no | model")])
     assert text.count("\n| ") == len(rows) + 2
     assert "| broken | | | | | | no / model |\n" in text
     written = derived_kernels.PAGE.read_text(encoding="utf-8")
@@ -134,7 +134,7 @@ ggml-neuron: 100 ops were in no group: 90 because no group has such a node; 10 b
         ),
     ],
 )
-def test_why_a_node_is_left_is_told(entry: str, reason: str) -> None:
+def test_the_reason_for_each_node_without_a_kernel_is_reported(entry: str, reason: str) -> None:
     builder = models.CachingBuilder()
     assert default_kernels.reasons({entry: None}, builder) == {reason: 1}
     assert default_kernels.reasons({entry: "no emitter"}, builder) == {"no emitter": 1}

@@ -46,7 +46,7 @@ def test_what_stands_before_a_row_is_its_note() -> None:
     assert (found.case, found.status, found.note) == ("ADD(ne=[1,2])", cases.FAILED, "[ADD] ERR = 0.5 > 0.1")
 
 
-def test_what_a_case_asks_for_is_told_before_its_row() -> None:
+def test_a_cases_settings_are_printed_before_its_row() -> None:
     first, second = read(
         f"ggml-neuron: no kernel for {RELU}",
         f"ggml-neuron: no kernel for {NONSENSE} (no emitter for this op)",
@@ -96,14 +96,14 @@ def test_ops_that_ran_are_counted_over_all_processes() -> None:
     assert harness.ran(lost)["cpu"] == Counter(CPY=1)
 
 
-def test_an_outcome_without_a_passed_case_is_no_success() -> None:
+def test_an_outcome_without_a_passed_case_is_a_failure() -> None:
     passed, failed = cases.Result("A(1)", cases.PASSED), cases.Result("A(2)", cases.FAILED)
     unsupported = cases.Result("A(3)", cases.UNSUPPORTED)
-    assert not cases.Outcome().ok
-    assert not cases.Outcome([unsupported]).ok
-    assert not cases.Outcome([passed, failed]).ok
-    assert not cases.Outcome([passed], failures=["the backend ran ops on the CPU"]).ok
-    assert cases.Outcome([passed, unsupported]).ok
+    assert not cases.TestResults().ok
+    assert not cases.TestResults([unsupported]).ok
+    assert not cases.TestResults([passed, failed]).ok
+    assert not cases.TestResults([passed], failures=["the backend ran ops on the CPU"]).ok
+    assert cases.TestResults([passed, unsupported]).ok
 
 
 def test_the_sample_has_some_of_every_op_and_the_cheap_ones() -> None:
@@ -129,8 +129,8 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.Captu
     (group,) = cases.group([row("A(1)"), row("A(2)")])
     show = backend_ops.Show(2, 1, terminal=False)
     show.stage(group, "running", 1)
-    outcome = cases.Outcome([cases.Result("A(1)", cases.PASSED), cases.Result("A(2)", cases.UNSUPPORTED)])
-    show.done(group, case_runner.Done(kernel_builder.BuiltGroup(sizes={"a": 1}), outcome, 3.0))
+    outcome = cases.TestResults([cases.Result("A(1)", cases.PASSED), cases.Result("A(2)", cases.UNSUPPORTED)])
+    show.done(group, case_runner.GroupResult(kernel_builder.BuiltGroup(sizes={"a": 1}), outcome, 3.0))
     show.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("1/1 A-1: 1 of 2 cases supported, 1 passed, 0 failed; 1 kernels, 3 s")
@@ -144,11 +144,11 @@ def test_progress_is_a_line_that_changes_in_a_terminal(
     first, second = cases.group([row(f"{op}({n})") for op in "AB" for n in range(150)])
     show = backend_ops.Show(300, 2, terminal=True)
     show.stage(first, "running", 17)
-    passed = cases.Outcome([cases.Result(case, cases.PASSED) for case in first.cases])
-    show.done(first, case_runner.Done(kernel_builder.BuiltGroup(), passed, 3.0))
+    passed = cases.TestResults([cases.Result(case, cases.PASSED) for case in first.cases])
+    show.done(first, case_runner.GroupResult(kernel_builder.BuiltGroup(), passed, 3.0))
     show.stage(second, "building", 3)
-    failed = cases.Outcome([cases.Result(case, cases.FAILED) for case in second.cases])
-    show.done(second, case_runner.Done(kernel_builder.BuiltGroup(), failed, 3.0))
+    failed = cases.TestResults([cases.Result(case, cases.FAILED) for case in second.cases])
+    show.done(second, case_runner.GroupResult(kernel_builder.BuiltGroup(), failed, 3.0))
     show.close()
     shown = capsys.readouterr().err
     states = [part for part in shown.split("\r\x1b[K") if part]
@@ -356,7 +356,7 @@ common_debug_cb_eval:                    y-0 = (f32)        MUL(norm-0{4, 1, 1, 
 """
 
 
-def test_results_of_programs_are_told_apart() -> None:
+def test_results_of_programs_are_distinguished() -> None:
     read = program_results.tensors
     assert list(read(CALLBACK)) == ["0 norm-0 RMS_NORM", "1 y-0 MUL"]
     for changed, size in (

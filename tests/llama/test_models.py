@@ -213,9 +213,7 @@ def logits(path: Path) -> np.ndarray:
     return np.asarray(tensor.data, np.float64)
 
 
-def test_a_graph_of_which_only_nodes_without_elements_are_the_devices(
-    programs: harness.Programs, tmp_path: Path
-) -> None:
+def test_a_graph_whose_only_device_nodes_have_no_elements(programs: harness.Programs, tmp_path: Path) -> None:
     """Mamba gathers the states of no sequence; no other node has a kernel here."""
     environment = programs.environment(kernels=harness.odd_kernel(tmp_path), buffers="host")
     done = models.run(programs, environment, "^mamba$")

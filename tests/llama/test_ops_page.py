@@ -82,7 +82,7 @@ def test_the_page_has_every_op_beside_the_other_backends(tables: dict[str, ops_p
 
 
 def test_what_a_run_leaves_can_be_summarized(tmp_path: Path) -> None:
-    summary = backend_ops.Summary(cases.Outcome([cases.Result('A(x="1,2")', cases.PASSED, 0.5)]))
+    summary = backend_ops.Summary(cases.TestResults([cases.Result('A(x="1,2")', cases.PASSED, 0.5)]))
     backend_ops.write_results(tmp_path, summary, [cases.CaseRow('A(x="1,2")', "NEURON0", True, "")])
     (row,) = ops_page.read(ops_page.summarize(tmp_path)["neuron"])
     assert list(row.values()) == ["A", "1", "1", "1", "1", "0", "1", "0"]

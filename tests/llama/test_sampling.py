@@ -187,7 +187,7 @@ def chi_square(counts: list[int], likely: list[float]) -> tuple[float, float]:
     return sum((c - p) ** 2 / p for c, p in many), most
 
 
-def test_counts_of_another_distribution_are_told() -> None:
+def test_counts_of_another_distribution_are_reported() -> None:
     likely = [0.4, 0.3, 0.1, 0.1, 0.06, 0.04]
     statistic, most = chi_square([200, 151, 49, 50, 31, 19], likely)
     assert statistic < most

@@ -58,7 +58,7 @@ def test_six_chats_have_the_cpu_s_answers(
         (replace(RIGHT, log=LOG.replace("in 90 launches", "in 0 launches")), ["no group ran"]),
     ],
 )
-def test_what_goes_wrong_is_told(device: Chats, what: list[str]) -> None:
+def test_wrong_results_are_reported(device: Chats, what: list[str]) -> None:
     """The client that disconnects may have read more or less."""
     found = server_chats.check(CASES["mtp"], device, RIGHT, exact=True)
     assert found == [f"mtp: {one}" for one in what]

@@ -10,7 +10,7 @@ from pathlib import Path
 import harness
 import pytest
 import several_cores
-from several_cores import MODELS, Compared, OneModel, Sizes
+from several_cores import MODELS, Compared, ModelCalls, Sizes
 
 LLAMA = MODELS[0]
 
@@ -22,7 +22,7 @@ LONG = Sizes(n_tokens=(128, 512), n_ctx=1280, kinds=("long",))
 @pytest.mark.long
 def test_calls_over_two_cores_are_those_of_one(programs: harness.Programs, tmp_path: Path) -> None:
     """Several sequences, a context shift and saved states; each step is one launch."""
-    found = OneModel(programs, LLAMA, tmp_path, FEW).compare(2, "step")
+    found = ModelCalls(programs, LLAMA, tmp_path, FEW).compare(2, "step")
     print(found.row())
     assert found.ok, found.failure
     assert set(found.errors) == set(FEW.kinds)
@@ -32,7 +32,7 @@ def test_calls_over_two_cores_are_those_of_one(programs: harness.Programs, tmp_p
 @pytest.mark.long
 def test_a_prompt_longer_than_a_call_needs_one_bundle(programs: harness.Programs, tmp_path: Path) -> None:
     """1,100 tokens in three calls; the first two have no output."""
-    found = OneModel(programs, LLAMA, tmp_path, LONG).compare(2, "step")
+    found = ModelCalls(programs, LLAMA, tmp_path, LONG).compare(2, "step")
     print(found.row())
     assert found.ok, found.failure
     assert found.reductions == 0
@@ -43,7 +43,7 @@ def test_a_prompt_longer_than_a_call_needs_one_bundle(programs: harness.Programs
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_models_over_several_cores(programs: harness.Programs, model: several_cores.SplitModel, tmp_path: Path) -> None:
-    one = OneModel(programs, model, tmp_path, MORE)
+    one = ModelCalls(programs, model, tmp_path, MORE)
     for cores, fuse in ((2, "parts"), (2, "step"), (4, "parts+sums"), (8, "step")):
         found = one.compare(cores, fuse)
         print(found.row())

@@ -328,7 +328,7 @@ def test_groups_for_any_numbers_are_found(tmp_path: Path, capsys: pytest.Capture
     assert (code, step["groups"]["launches"], step["groups"]["nodes"]) == (0, 2, 6)
 
 
-def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
+def test_ops_without_an_emitter_are_distinguished_from_ops_that_were_not_requested(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = make_library(tmp_path / "few", ["silu", "relu", "gelu"])
@@ -338,7 +338,9 @@ def test_what_no_emitter_computes_is_told_from_what_is_not_asked_for(
     listed = frozenset(kernel.spec for request in manifest.load([small], catalog) for kernel in request.kernels)
     export = graph_ops.read_export(file)
     missing = coverage.compare(listed, export.ops).missing
-    why = report.Why(catalog, listed, report.Refusals(catalog, report.AvailableKernels(listed, frozenset(), None)))
+    why = report.ReasonFinder(
+        catalog, listed, report.Refusals(catalog, report.AvailableKernels(listed, frozenset(), None))
+    )
     assert [(r.kind, r.text) for r in why.of(missing).values()] == [
         ("none of this op", "there is no kernel for gelu"),
         ("no emitter", "tanh: no emitter for this op"),
@@ -420,7 +422,7 @@ def test_bundles_and_manifests_add_up(
     assert ": 5 of 5 ops covered, 0 missing\n" in capsys.readouterr().out
 
 
-def test_bundles_that_can_not_be_compared(
+def test_bundles_that_cannot_be_compared(
     built: Path, graphs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], library: Library
 ) -> None:
     (tmp_path / "empty").mkdir()

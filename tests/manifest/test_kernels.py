@@ -106,7 +106,7 @@ def test_numbers_of_scale_may_be_any(library: Library, tmp_path: Path) -> None:
     ("params", "message"),
     [("{s: any, b: 1}", "scale: s and b are 'any' together"), ("{s: some}", "s: expected a number, true, false")],
 )
-def test_some_numbers_can_t_be_any_alone(library: Library, tmp_path: Path, params: str, message: str) -> None:
+def test_some_parameters_are_any_only_together(library: Library, tmp_path: Path, params: str, message: str) -> None:
     with pytest.raises(KernelgenError, match=message):
         load(tmp_path, f'kernels:\n  - {{{SCALE}, inputs: ["(8,4,1,1)/f32"], params: {params}}}\n', library)
 

@@ -308,7 +308,7 @@ def test_a_fifo_in_a_checkpoint_is_not_read(name: str, convert: Convert, tmp_pat
         assert convert(folder) == 0
 
 
-def test_what_the_converter_needs_is_said(convert: Convert, tree: Path, tmp_path: Path, capsys: Said) -> None:
+def test_the_error_names_what_the_converter_needs(convert: Convert, tree: Path, tmp_path: Path, capsys: Said) -> None:
     folder = write(tmp_path / "model", do="import sentencepiece_of_nobody")
     said = refused(convert, capsys, folder, tmp_path)
     assert said == (
@@ -364,7 +364,7 @@ def test_a_converter_that_does_not_end(
     assert said == f"error: {folder}: convert_hf_to_gguf.py takes more than 1 s\n"
 
 
-def test_what_llama_cpp_refuses_is_said_of_the_checkpoint(convert: Convert, tmp_path: Path, capsys: Said) -> None:
+def test_what_llama_cpp_refuses_is_reported_for_the_checkpoint(convert: Convert, tmp_path: Path, capsys: Said) -> None:
     header = replace(MODEL, tensors=[t for t in MODEL.tensors if t.name != "output_norm.weight"])
     folder = write(tmp_path / "model", header)
     said = refused(convert, capsys, folder, tmp_path)
@@ -402,7 +402,7 @@ def changed(**changes: object) -> dict[str, object]:
     ],
     ids=range(17),
 )
-def test_a_tensor_that_can_t_be(described: object, convert: Convert, tmp_path: Path, capsys: Said) -> None:
+def test_an_invalid_tensor(described: object, convert: Convert, tmp_path: Path, capsys: Said) -> None:
     folder = write(tmp_path / "model")
     path = safetensors(folder / "model.safetensors", described)
     assert refused(convert, capsys, folder, tmp_path).startswith(
@@ -426,13 +426,13 @@ def test_a_tensor_that_can_t_be(described: object, convert: Convert, tmp_path: P
     ],
     ids=range(7),
 )
-def test_a_header_that_can_t_be(data: bytes, message: str, convert: Convert, tmp_path: Path, capsys: Said) -> None:
+def test_an_invalid_header(data: bytes, message: str, convert: Convert, tmp_path: Path, capsys: Said) -> None:
     folder = write(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(data)
     assert f"{folder / 'model.safetensors'}{message}" in refused(convert, capsys, folder, tmp_path)
 
 
-def test_an_index_that_can_t_be(convert: Convert, tmp_path: Path, capsys: Said) -> None:
+def test_an_invalid_index(convert: Convert, tmp_path: Path, capsys: Said) -> None:
     folder = write(tmp_path / "model")
     index = folder / "model.safetensors.index.json"
     for text, message in (

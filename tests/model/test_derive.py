@@ -162,7 +162,7 @@ def test_what_has_no_formula_is_listed_and_said() -> None:
     assert "${" not in text(derived)
 
 
-def test_what_can_t_be_built_is_a_comment_with_its_reason(tmp_path: Path) -> None:
+def test_a_node_without_a_kernel_is_a_comment_with_its_reason(tmp_path: Path) -> None:
     def build(call: DecodeCall, n_kv: int) -> list[ExportedNode]:
         x = shape(8, call.n_tokens)
         return [

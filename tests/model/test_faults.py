@@ -235,9 +235,7 @@ def test_split_files_that_lie(exporter: Exporter, tmp_path: Path, capsys: pytest
     assert "llama.cpp " in refused(lambda h: replace(h, tensors=(replace(first, offset=0),)))
 
 
-def test_what_is_no_file_is_not_waited_for(
-    exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_regular_files_are_read(exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, said in (
         (tmp_path, "is a folder without a config.json"),
@@ -247,7 +245,7 @@ def test_what_is_no_file_is_not_waited_for(
         assert f"error: {path} {said}" == capsys.readouterr().err.partition("\n")[0]
 
 
-def test_who_ends_the_program_ends_the_work(programs: fuzz_headers.ReadingPrograms, tmp_path: Path) -> None:
+def test_ending_the_program_ends_the_work(programs: fuzz_headers.ReadingPrograms, tmp_path: Path) -> None:
     """Ending the exporter ends its child process: a context of 16 million cells, filled 64 at a time, takes a minute."""
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
     command = [programs.exporter, file, "--ctx-size", str(1 << 24), "--ubatch-size", "64"]

@@ -48,7 +48,7 @@ def test_the_simplest_formula_is_found(function: object, text: str) -> None:
         lambda n_tokens, n_kv, n_outputs: n_tokens + n_kv,
     ],
 )
-def test_what_is_no_such_formula_has_none(function: object) -> None:
+def test_values_without_such_a_formula(function: object) -> None:
     assert fit(function) is None
 
 
@@ -58,7 +58,7 @@ def test_two_points_don_t_make_a_line() -> None:
     assert Fitter(("n",), points).fit([2, 10]) == Formula(0, 2, 1, ("n",))
 
 
-def test_where_any_value_will_do_none_is_asked_for() -> None:
+def test_no_formula_is_requested_where_any_value_will_do() -> None:
     fitter = Fitter(("n",), [{"n": 1}, {"n": 3}, {"n": 7}])
     assert fitter.fit([None, 6, 14]) == Formula(0, 2, 1, ("n",))
     assert fitter.fit([None, None, None]) == Formula(1)

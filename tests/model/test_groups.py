@@ -12,7 +12,7 @@ import headers
 import pytest
 
 from kernelgen import manifest
-from kernelgen.dispatch.grouping import Groups, Outside
+from kernelgen.dispatch.grouping import Groups, UngroupedReason
 from kernelgen.emitters.catalog import Catalog
 from kernelgen.emitters.library import builtin_library
 from kernelgen.model import groups
@@ -167,7 +167,10 @@ def test_a_weight_of_several_layers_is_a_slot_for_each(qwen3: Graph) -> None:
     for graph, kernel in [(qwen3, apart), (tied, apart), (tied, segment_spec(tied, segment))]:
         assert Groups([kernel]).find(graph).groups == (kernel,)
     # two tensors are not one slot
-    assert {why for _, why in Groups([segment_spec(tied, segment)]).find(qwen3).outside} == {Outside.OP, Outside.WIRING}
+    assert {why for _, why in Groups([segment_spec(tied, segment)]).find(qwen3).outside} == {
+        UngroupedReason.OP,
+        UngroupedReason.WIRING,
+    }
 
 
 def test_layers_compute_what_their_nodes_compute(qwen3: Graph) -> None:

@@ -349,7 +349,7 @@ def test_every_mistake_is_located(tmp_path: Path, capsys: Said) -> None:
         ([kernel()], ":1:1: error: expected an object, not a list"),
     ],
 )
-def test_configurations_that_can_t_be(value: object, message: str, tmp_path: Path, capsys: Said) -> None:
+def test_invalid_configurations(value: object, message: str, tmp_path: Path, capsys: Said) -> None:
     path = write(tmp_path / "kernels.json", value)
     assert message in refused(capsys, path, tmp_path / "m.yaml")
 

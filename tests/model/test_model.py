@@ -301,7 +301,7 @@ def test_a_header_that_llama_cpp_refuses(
         (b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, "the header is damaged or cut off"),
     ],
 )
-def test_a_file_that_is_no_model(
+def test_a_file_that_is_not_a_model(
     data: bytes | None, message: str, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "model.gguf"
@@ -409,7 +409,7 @@ def test_sequences_with_a_cache_each_have_the_kernels_of_one_and_groups_of_token
         (["--flash-attn", "off", "--n-seq-max", 2], "4096"),
     ],
 )
-def test_kernels_for_one_context_alone_are_said(
+def test_kernels_for_one_context_alone_are_reported(
     options: list[object], made: str, exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
@@ -451,7 +451,7 @@ def test_without_llama_cpp_s_libraries_the_message_says_how_to_name_them(
         (["--type-v", "q8_0", "--flash-attn", "off"], "llama.cpp has a q8_0 cache of values only with flash attention"),
     ],
 )
-def test_options_that_can_t_be(
+def test_invalid_options(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = headers.write(headers.qwen3(), tmp_path / "model.gguf")
@@ -485,7 +485,7 @@ def test_the_program_says_what_is_wrong_with_its_arguments(exporter: Exporter) -
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 0.0, -1.0])
-def test_a_base_of_rope_that_no_frequency_has_is_said(
+def test_a_base_of_rope_that_no_frequency_has_is_reported(
     exporter: Exporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
 ) -> None:
     header = headers.decoder("llama", **headers.SMALL, fields={"rope.freq_base": value})  # type: ignore[arg-type]

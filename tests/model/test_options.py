@@ -324,7 +324,7 @@ def test_a_head_of_a_gemma_4_of_another_width_is_refused(
         ("--spec-type draft-mtp --embeddings", "--spec-type draft-mtp with --embeddings or --encoder: "),
     ],
 )
-def test_what_is_not_a_draft_of_the_model(arguments: str, message: str, refusal: Refusal, tmp_path: Path) -> None:
+def test_files_that_are_not_drafts_of_the_model(arguments: str, message: str, refusal: Refusal, tmp_path: Path) -> None:
     random_llama.write_eagle3(tmp_path / "far.gguf", SIZE, (0, 1, 7))
     random_llama.write_gemma4(tmp_path / "gemma4.gguf", WINDOWED)
     random_llama.write_gemma4_head(tmp_path / "gemma4-head.gguf", tmp_path / "gemma4.gguf", WINDOWED)

@@ -157,7 +157,7 @@ def test_a_manifest_has_a_model_and_its_projector(derive: Derive, exporter: Expo
         (("--mmproj", "cut.gguf"), "cut.gguf: the header is damaged or cut off"),
     ],
 )
-def test_what_is_no_projector(
+def test_files_that_are_not_projectors(
     exporter: Exporter,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -120,7 +120,7 @@ def test_chains_have_any_numbers(derive: Derive, model: Path) -> None:
         ),
     ],
 )
-def test_chains_that_can_t_be(
+def test_invalid_chains(
     arguments: list[str],
     message: str,
     model: Path,

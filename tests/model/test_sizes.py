@@ -62,7 +62,7 @@ def test_few_numbers_of_tokens_end_with_the_most_of_a_call() -> None:
     assert replace(BASE, n_ubatch=64).most_tokens == 64
 
 
-def test_outputs_are_one_and_all_or_what_is_asked_for() -> None:
+def test_outputs_are_one_and_all_or_what_is_requested() -> None:
     def outputs(settings: Settings) -> set[tuple[int, int]]:
         return {(call.n_tokens, call.n_outputs) for call in sizes.asked(settings, 1)}
 

@@ -157,7 +157,7 @@ def test_experts_are_added_before_the_sum(exporter: Exporter, tmp_path: Path) ->
         (("--split-mode", "tensor", "--devices", 2, "--flash-attn", "off"), "SPLIT_MODE_TENSOR requires flash_attn"),
     ],
 )
-def test_what_can_not_be_split(exporter: Exporter, tmp_path: Path, options: tuple[object, ...], said: str) -> None:
+def test_what_cannot_be_split(exporter: Exporter, tmp_path: Path, options: tuple[object, ...], said: str) -> None:
     done = run(exporter, headers.write(headers.qwen3(), tmp_path / "model.gguf"), *options)
     assert (done.returncode, done.stderr[:7]) == (2, "error: ")
     assert said in done.stderr

@@ -209,7 +209,7 @@ def test_two_compiles_are_never_byte_equal(module: bytes, real_neff: Make) -> No
         ({"sg01_def_json": {"var": {"input1": {"type": "input", "size": 4}}}}, "its cores disagree about input1"),
     ],
 )
-def test_what_can_not_be_read_is_said(module: bytes, real_neff: Make, members: dict[str, Any], message: str) -> None:
+def test_unreadable_parts_are_reported(module: bytes, real_neff: Make, members: dict[str, Any], message: str) -> None:
     data = repacked(real_neff(module, "trn2", 2), **members)
     with pytest.raises(KernelgenError, match=r"x\.neff: damaged NEFF") as caught:
         description.describe(data, source="x.neff")

@@ -99,7 +99,7 @@ def test_several_results(module: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x08\x01", bytes(100)])
-def test_what_is_no_hlo(data: bytes) -> None:
+def test_bytes_that_are_not_hlo(data: bytes) -> None:
     with pytest.raises(KernelgenError, match=r"k\.hlo\.pb: .*not a serialized HloModuleProto"):
         container.tensors_of(data, source="k.hlo.pb")
 
@@ -250,7 +250,7 @@ def test_bad_members(simulated: bytes, made: bytes) -> None:
         container.read_simulated(reseal(simulated, payload_with(simulated_json=made, hlo_module_pb=b"x")))
 
 
-def test_a_member_that_is_no_hlo(simulated: bytes) -> None:
+def test_a_member_that_is_not_hlo(simulated: bytes) -> None:
     made = json.dumps({"hlo_sha256": hashlib.sha256(b"x").hexdigest()}).encode()
     with pytest.raises(KernelgenError, match=r"x\.neff: not a serialized HloModuleProto"):
         container.read_simulated(

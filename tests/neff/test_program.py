@@ -120,7 +120,7 @@ def test_a_simulated_program_takes_of_the_scratchpad_what_the_state_buffer_does_
     assert takes({}, simulated=True).scratchpad == 0
 
 
-def test_an_hlo_that_is_none_is_refused() -> None:
+def test_an_invalid_hlo_is_refused() -> None:
     with pytest.raises(KernelgenError, match="can't be estimated from its HLO"):
         takes({}, hlo=b"no module")
 

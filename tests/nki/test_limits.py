@@ -629,7 +629,7 @@ ONTO = {
 
 
 @pytest.mark.parametrize("name", ONTO)
-def test_a_product_is_not_added_to_what_is_no_product(name):
+def test_a_product_is_only_added_to_a_product(name):
     prepare, accumulate, why = ONTO[name]
     with pytest.raises(NkiError, match=f"err_psum_accumulate: .*{why}"):
         _sum_onto(prepare, *accumulate)
@@ -952,7 +952,7 @@ def test_every_element_of_a_result_is_written():
     record(lambda x: stored(x, stop=0, name="partly_written_rows"))
 
 
-def test_masks_views_and_outputs_as_arguments_are_told_apart_by_what_they_write():
+def test_masks_views_and_outputs_as_arguments_are_distinguished_by_what_they_write():
     x = np.zeros((100, 512), np.float32)
 
     def masked(x, bound=100, name=""):
@@ -979,7 +979,7 @@ def test_masks_views_and_outputs_as_arguments_are_told_apart_by_what_they_write(
     def takes_its_output(x, out):
         older_nl.store(out[0:64], older_nl.load(x[0:64]))
 
-    blank = kernel.Blank((128, 512), np.dtype(np.float32))
+    blank = kernel.BlankOutput((128, 512), np.dtype(np.float32))
     with pytest.raises(NkiError, match="nothing writes 32,768 of the 65,536"):
         kernel.record(takes_its_output, [X, blank], {}, older=True)
     kernel.record(takes_its_output, [X, X], {}, older=True)  # the given tensor has values

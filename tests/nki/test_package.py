@@ -95,7 +95,7 @@ def test_results_are_those_of_the_kernel(folder: Path, capsys: pytest.CaptureFix
         (("add.py", "add", "--grid", "2,x"), "--grid 2,x: expected numbers"),
     ],
 )
-def test_mistakes_are_said(
+def test_mistakes_are_errors(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.chdir(folder)

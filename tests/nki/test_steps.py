@@ -70,7 +70,7 @@ def test_a_kernel_computes_the_same_either_way(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("most", [0, 1000])
-def test_an_index_outside_is_said_with_its_line_either_way(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_an_index_outside_is_reported_with_its_line_either_way(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(steps, "MOST", most)
     with pytest.raises(IndexError, match="index 256 is out of bounds") as caught:
         _run(_sums, X, _places(1, 5, 64, 9, 0, 2))
@@ -93,7 +93,7 @@ def _two_reads(x, places):
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_of_two_alike_that_one_is_said_that_fails(compiled: list[Any], wrong: int) -> None:
+def test_of_two_equal_instructions_the_failing_one_is_reported(compiled: list[Any], wrong: int) -> None:
     places = _places(1, 2)
     places[wrong] = 64
     with pytest.raises(IndexError) as caught:
@@ -196,7 +196,7 @@ def _rolled(x):
 def test_loops_that_are_alike_are_compiled_once(compiled: list[Any]) -> None:
     result = _run(_rolled, X)
     assert np.array_equal(result, X.sum(0) * np.array([[1], [2], [2]], np.float32))
-    assert sum(isinstance(item, steps.Rolled) for item in compiled) == 1
+    assert sum(isinstance(item, steps.RolledLoop) for item in compiled) == 1
 
 
 def test_options_are_those_that_this_xla_has(monkeypatch: pytest.MonkeyPatch) -> None:

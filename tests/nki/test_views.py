@@ -283,7 +283,7 @@ def test_contiguous_memory_is_reshaped_across_its_dimensions():
     assert tensors.reshaped(((2048, 10944), (1, 2048)), (128, 304, 576)) == ((175104, 128), (576, 304), (1, 576))
 
 
-def test_a_mask_that_fits_one_operand_of_a_product_is_taken_for_that_one():
+def test_a_mask_that_fits_one_operand_of_a_product_belongs_to_it():
     @older.jit
     def kernel_with_mask(x, y):
         result = older_nl.ndarray((128, 512), x.dtype, buffer=older_nl.shared_hbm, name="partly_written")

@@ -19,7 +19,7 @@ from kernelgen.ggml import ops
 from kernelgen.ggml.tensor import TensorDesc, dense_strides
 from kernelgen.ggml.types import TYPES
 from kernelgen.plan import Kernel, Plan, Request
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 from kernelgen.spec.op_kernel import MAX_ID, KernelSpec, spec_from_ggml, spec_json
 from kernelgen.targets import TARGETS
 
@@ -113,7 +113,7 @@ def test_the_stride_of_a_dimension_of_one_element_means_nothing() -> None:
         ("(64,2,1,1)/q4_0/(20,40,80,80)", "nb0 is 18"),
     ],
 )
-def test_a_text_that_is_no_tensor_says_why(text: str, message: str) -> None:
+def test_a_text_that_is_not_a_tensor_is_an_error_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TensorDesc.parse(text)
 
@@ -167,7 +167,9 @@ def test_a_compile_of_many_layers_is_counted_for_more_memory() -> None:
         weights, x = TensorDesc.make((4096, 14336, 1, 1), dtype), TensorDesc.make((4096, 1, 1, 1), "f32")
         made = TensorDesc.make((14336, 1, 1, 1), "f32")
         nodes = [
-            LooseNode("mul_mat", (Loose(f"w{n}", 0, weights), Loose("x", 0, x)), made, {}, escapes=True)
+            UnnumberedNode(
+                "mul_mat", (UnnumberedTensor(f"w{n}", 0, weights), UnnumberedTensor("x", 0, x)), made, {}, escapes=True
+            )
             for n in range(layers)
         ]
         return Kernel(GraphSpec.make(nodes), "matmul")
@@ -191,7 +193,7 @@ def test_settings_other_than_the_defaults_have_a_key_of_their_own() -> None:
     assert CompileConfig.make("trn2", lnc=1).key not in ("trn2", CompileConfig.make("trn2", optlevel=1).key)
 
 
-def test_settings_that_collided_in_24_bits_are_told_apart() -> None:
+def test_settings_that_collided_in_24_bits_are_distinguished() -> None:
     first, second = (CompileConfig.make("trn1", extra_flags=(f"--verbose=x{n}",)) for n in (1806, 2489))
     assert first.key != second.key and len(first.key) == len("trn1-") + 12
     plan = Plan.merge([Request(name, (Kernel(add(), "m"),), (c,)) for name, c in (("a", first), ("b", second))])

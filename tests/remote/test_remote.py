@@ -196,6 +196,6 @@ def test_a_worker_without_the_compiler_is_never_given_a_compile(
     assert jobs(other) - kernels - 1 + jobs(right) - kernels <= 2
 
 
-def test_a_preset_that_was_not_filled_in_says_so(checkout: scratch.Checkout) -> None:
+def test_a_preset_that_was_not_filled_in_is_reported(checkout: scratch.Checkout) -> None:
     output = checkout.bazel("build", "--config=rbe", "//manifests:basic_trn1", expect=None).output
     assert "name-your-cluster-in.user.bazelrc.invalid" in output

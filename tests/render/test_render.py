@@ -183,7 +183,7 @@ def test_bazel_gives_a_librarys_kernels_its_data(plan: Plan) -> None:
     assert {ast.unparse(a["data"]) for a in hlos} == {"_DATA['kernelgen']"}
 
 
-def test_a_library_without_a_package_can_not_be_rendered(plan: Plan, tmp_path: Path) -> None:
+def test_a_library_without_a_package_cannot_be_rendered(plan: Plan, tmp_path: Path) -> None:
     other = bazel.BazelLibrary(Library("other", tmp_path), "//other")
     with pytest.raises(KeyError, match="kernelgen"):
         bazel.generate(plan, [other], "@@")

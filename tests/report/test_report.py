@@ -20,7 +20,7 @@ from kernelgen.cache.folder import Folder
 from kernelgen.dispatch import chips
 from kernelgen.errors import KernelgenError
 from kernelgen.forecast.time import Time
-from kernelgen.neff.identity import Key
+from kernelgen.neff.identity import NeffKey
 from kernelgen.report import baseline, plots
 from kernelgen.report.numbers import PARTS, peak, published
 from kernelgen.report.page import page
@@ -106,7 +106,7 @@ def test_a_trees_hlo_is_read_and_not_made_again(
     tree = tmp_path / "basic_trn1"
     (stored,) = reader.read(tree)
     slow = stored.kernels[0]
-    key = Key(slow.hlo_sha256, stored.origin.compiler, stored.origin.flags)
+    key = NeffKey(slow.hlo_sha256, stored.origin.compiler, stored.origin.flags)
     Folder(tmp_path / "cache" / "neff").write(key.name, entry.pack(key, slow.id, b"", 77))
     assert cli.run(["report", str(tree), "-o", str(tmp_path / "a.html")]) == 0
     assert {kernel["id"]: kernel["compile_s"] for kernel in numbers(tmp_path)["kernels"]}[slow.id] == 77

@@ -152,7 +152,7 @@ def test_vectors_of_any_width_and_any_number_of_rows_give_the_same_bits(library:
 
 
 @pytest.mark.parametrize("vectors", ["avx512", "avx2"])
-def test_numbers_that_are_none_stay_so(library: Path, vectors: str) -> None:
+def test_nan_stays_nan(library: Path, vectors: str) -> None:
     """A cell with weight 0 still makes a sum NaN when its value is NaN or infinite, as in the HLO."""
     cache = np.ones((20, 2, 16), np.float16)
     cache[3, 1, 2], cache[4, 0, 1] = np.nan, np.inf

@@ -54,7 +54,7 @@ class Counting:
         return found.ravel()
 
 
-def test_nothing_is_kept_unless_asked_for(hlo: Hlo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_is_kept_unless_requested(hlo: Hlo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(cache.VARIABLE, raising=False)
     compile_ = Counting()
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_made_is_refused(hlo: Hlo, monkeypatch: pytest.M
         Counting().result(hlo("add"))
 
 
-def test_the_client_is_told(client: Run, add: Path, tmp_path: Path) -> None:
+def test_the_client_receives_the_reason(client: Run, add: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     result = client("load", add, NEURON_SIMULATOR_CACHE=str(tmp_path))
     assert result.stdout == "NRT_FAILURE\n"

@@ -56,7 +56,7 @@ def test_executes_a_kernel_in_place(client: Run, make_neff: Make) -> None:
     assert np.array_equal(np.array(lines[4].split()[1:], np.float32), filled(0, 256) - filled(1, 256))
 
 
-def test_types_and_shapes_are_told(client: Run, make_neff: Make) -> None:
+def test_types_and_shapes_are_reported(client: Run, make_neff: Make) -> None:
     """An absent input, an i64 input that is passed as pairs of i32, and a quantized input that is passed as bytes."""
 
     def function(x, absent, rows, blocks, half):  # type: ignore[no-untyped-def]
@@ -95,7 +95,7 @@ def test_inputs_that_no_result_depends_on_are_left_out(client: Run, make_neff: M
     assert np.array_equal(got, filled(0, 32) - filled(names.index("input2"), 32))
 
 
-def test_slices_off_an_alignment_that_is_asked_for(client: Run, add: Path) -> None:
+def test_slices_off_a_requested_alignment(client: Run, add: Path) -> None:
     result = client("strict", add, NEURON_SIMULATOR_MEMORY="16G", NEURON_SIMULATOR_SLICE_ALIGNMENT="1K", **NO_INSTANCE)
     assert result.returncode == 1
     assert "nrt_tensor_allocate_slice: offset 512 of 'out' is not a multiple of 1024" in result.stderr

@@ -168,7 +168,7 @@ def test_bindings_do_not_pile_up(bench: Bench, make_neff: Make, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("offsets", [(65536, 131072), (SIZE - 60, 131072, 65536), (65536, 131072, SIZE - 60)])
-def test_places_that_are_none(bench: Bench, make_neff: Make, offsets: tuple[int, ...]) -> None:
+def test_invalid_places(bench: Bench, make_neff: Make, offsets: tuple[int, ...]) -> None:
     model = bench.load(binary(make_neff, "add"))
     with pytest.raises(DeviceError):
         bench.execute(model, *offsets)

@@ -217,7 +217,7 @@ def test_what_a_runtime_does_wrong_is_found(
         assert text.replace("{waited}", f"{prices(neuron_target)[1]:g}") in log
 
 
-def test_a_bundle_without_a_kernel_is_said(
+def test_a_bundle_without_a_kernel_is_reported(
     library: Path, environment: dict[str, str], bundle: Path, cache: Path
 ) -> None:
     status, said, log = doctor(library, environment, bundle, cache)
@@ -269,7 +269,7 @@ def test_a_check_fails_when_what_it_looks_at_is_wrong(
         ({"NEURON_SIMULATOR_LAUNCH_US": "6000"}, 1, "latency", "FAILED", "expected at most 5000"),
     ],
 )
-def test_another_runtime_is_said(
+def test_another_runtime_is_reported(
     library: Path,
     environment: dict[str, str],
     bundle: Path,
@@ -293,7 +293,7 @@ def test_another_runtime_is_said(
         pytest.param("absent@2", "nrt_execute returned NRT_TIMEOUT", marks=pytest.mark.long),
     ],
 )
-def test_cores_that_do_not_sum_up_are_said(
+def test_cores_that_do_not_sum_up_are_reported(
     library: Path, environment: dict[str, str], summing: Path, cache: Path, fault: str, text: str
 ) -> None:
     variables = {"NEURON_SIMULATOR_FAULT": fault, "NEURON_RT_EXEC_TIMEOUT": "2", "NEURON_RT_NUM_CORES": "2"}
@@ -308,6 +308,6 @@ def test_one_core_sums_up_nothing(library: Path, environment: dict[str, str], su
     assert "it is for 2 cores, and the process has 1" in log
 
 
-def test_a_library_that_is_none_is_said(environment: dict[str, str], bundle: Path, cache: Path) -> None:
+def test_a_file_that_is_not_a_library_is_reported(environment: dict[str, str], bundle: Path, cache: Path) -> None:
     status, said, log = doctor(Path("/bin/true"), environment, bundle, cache)
     assert (status, said["library"], said["init"]) == (1, "FAILED", "skipped"), log

@@ -133,7 +133,9 @@ print(sorted(seen))
         ({"NEURON_SIMULATOR_PATH": "/nowhere"}, "exited with status 1 before it was ready"),
     ],
 )
-def test_says_why_there_is_no_helper(client: Run, add: Path, variables: dict[str, str], message: str) -> None:
+def test_the_reason_for_a_missing_helper_is_reported(
+    client: Run, add: Path, variables: dict[str, str], message: str
+) -> None:
     result = client("load", add, PYTHONPATH=None, **variables)
     assert result.stdout.strip() == "NRT_FAILURE"
     assert message in result.stderr

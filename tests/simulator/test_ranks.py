@@ -192,7 +192,7 @@ def test_a_communicator_says_how_many_ranks_there_are(run: Run) -> None:
     (found,), log = run(hlo_of(all_reduce(SUM)), "communicator")
     other = f"nrt_build_global_comm returned {INVALID}"
     assert found == [[None] * RANKS, [other, other, None, None], f"{LOADING} {INVALID}"]
-    assert "nrt_build_global_comm was told of 2 devices at most, and this program has 4" in log
+    assert "nrt_build_global_comm was called for at most 2 devices, and this program has 4" in log
 
 
 def test_a_barrier_is_passed_when_all_are_there(run: Run) -> None:

@@ -177,7 +177,7 @@ def test_wrong_usage(kernelgen: Run, arguments: tuple[str, ...], message: str) -
     assert "Traceback" not in done.stderr
 
 
-def test_what_cannot_be_run_is_said(kernelgen: Run, tmp_path: Path) -> None:
+def test_a_command_that_cannot_run_is_reported(kernelgen: Run, tmp_path: Path) -> None:
     broken = tmp_path / "program"
     broken.write_text("#!/no/such/interpreter\n")
     broken.chmod(0o755)
@@ -250,7 +250,7 @@ def change_neffs(kernels: Path, change: Callable[[bytearray], None]) -> None:
     "form",
     [*(pytest.param(form, marks=pytest.mark.long) for form in ("", "m_trn1")), "m_trn1.kernels.gguf", "m_trn1:none"],
 )
-def test_kernels_that_the_simulator_can_not_run_are_an_error_before_the_program_starts(
+def test_kernels_that_the_simulator_cannot_run_are_an_error_before_the_program_starts(
     kernelgen: Run, library: Path, kernels: Path, form: str
 ) -> None:
     paths = ":".join(str(kernels / part) for part in form.split(":"))
@@ -283,7 +283,7 @@ def test_kernels_that_the_simulator_can_not_run_are_an_error_before_the_program_
     )
 
 
-def test_one_bundle_that_runs_is_enough_and_what_can_not_be_read_is_for_the_program(
+def test_one_bundle_that_runs_is_enough_and_what_cannot_be_read_is_for_the_program(
     kernelgen: Run, kernels: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(kernels, tmp_path / "good")

@@ -254,7 +254,7 @@ def test_what_unpacks_them_otherwise_stays_as_it_is(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "iq2_xxs"])
-def test_another_slice_of_a_block_is_not_taken_for_the_one_of_the_type(kind: str) -> None:
+def test_another_slice_of_a_block_is_not_recognized_as_the_types_own(kind: str) -> None:
     hlo = products(kind, 1)
     assert calls(weights.rewrite(hlo)) == 1
     n = len(_slices(proto.parse(hlo, weights.Module)))

@@ -74,7 +74,7 @@ class KernelgenError(Exception):
         return [*shown, f"and {more} more"] if more else shown
 
 
-class TookTooLong(BaseException):
+class TimeLimitExpired(BaseException):
     """A time limit expired. It is not an `Exception`, so code that catches those does not catch it.
 
     Args:
@@ -98,7 +98,7 @@ def shortened(text: str, limit: int = MAX_TEXT) -> str:
 
 def described(error: BaseException) -> str:
     """Returns an exception's type and its message, which is shortened; the message's own code may raise."""
-    if isinstance(error, TookTooLong):
+    if isinstance(error, TimeLimitExpired):
         return str(error)
     name = type(error).__name__
     try:

@@ -61,7 +61,7 @@ ON_THE_CPU = {"GET_ROWS"}
 
 
 @dataclass
-class Found:
+class SweepResult:
     """The results of a set of calls.
 
     Attributes:
@@ -193,7 +193,7 @@ class Sweep:
         window: int = 512,
         rounds: int = 24,
         say: Callable[[CallResult], None] = lambda call: None,
-    ) -> list[Found]:
+    ) -> list[SweepResult]:
         """Returns the results of the calls in one run of the program, by kind.
 
         Args:
@@ -206,13 +206,13 @@ class Sweep:
         """
         most, (first, last) = max(n for _, n in pairs), (min(pairs)[0], max(pairs)[0])
         kinds = {
-            "grid": Found(
+            "grid": SweepResult(
                 f"{self.model}: 1 to {most} tokens, {len({d for d, _ in pairs})} depths from {first} to {last}"
             ),
-            "text": Found(f"{self.model}: a text, {', '.join(map(str, batches))} tokens per call"),
-            "shared": Found(f"{self.model}: four sequences in one cache"),
-            "own": Found(f"{self.model}: four sequences with a cache each"),
-            "turns": Found(f"{self.model}: two contexts in turn"),
+            "text": SweepResult(f"{self.model}: a text, {', '.join(map(str, batches))} tokens per call"),
+            "shared": SweepResult(f"{self.model}: four sequences in one cache"),
+            "own": SweepResult(f"{self.model}: four sequences with a cache each"),
+            "turns": SweepResult(f"{self.model}: two contexts in turn"),
         }
         script = list(grid(self.model, pairs, n_ctx=self.n_ctx, n_ubatch=self.n_ubatch))
         for batch in batches:
@@ -234,9 +234,9 @@ class Sweep:
             self.perplexity = cpu
         return list(kinds.values())
 
-    def threads(self, seeds: Iterable[int], rounds: int = 24) -> Found:
+    def threads(self, seeds: Iterable[int], rounds: int = 24) -> SweepResult:
         """Returns the results of the random calls of `calls` in two threads, each with its own contexts."""
-        found = Found(f"{self.model}: two threads with contexts of their own")
+        found = SweepResult(f"{self.model}: two threads with contexts of their own")
         scripts: list[list[str]] = [[], []]
         for seed in seeds:
             scripts[0] += self._several(seed, rounds)
@@ -253,7 +253,7 @@ class Sweep:
     def _in_turn(self, seed: int, rounds: int) -> Iterator[str]:
         return in_turn(seed, self.model, f"turns-{seed}", self.sizes, rounds=rounds, n_ubatch=self.n_ubatch)
 
-    def exact(self, pairs: Sequence[tuple[int, int]], numbers: Sequence[int] = N_TOKENS) -> Found:
+    def exact(self, pairs: Sequence[tuple[int, int]], numbers: Sequence[int] = N_TOKENS) -> SweepResult:
         """Compares the calls of pairs with calls of kernels made for them; for `numbers`, see `grid`.
 
         Raises:
@@ -283,7 +283,7 @@ class Sweep:
         rows = sum(call.rows for call in calls)
         assert rows > 0 and few.shape == exact.shape and few.size % rows == 0
         a, b = (x.reshape(rows, -1).astype(np.float64) for x in (few, exact))
-        found = Found(f"{self.model}: {len(pairs)} of these, against exact kernels")
+        found = SweepResult(f"{self.model}: {len(pairs)} of these, against exact kernels")
         for call in calls:
             found.add(call)
         found.cpu, found.exact = None, float((((a - b) ** 2).sum(1) / (b**2).sum(1)).max())
@@ -320,10 +320,10 @@ def main() -> int:
     edges = {n + by for n in N_TOKENS for by in (-1, 0, 1)}
     numbers = sorted((set(range(1, MOST + 1, args.step)) | edges) & set(range(1, MOST + 1)))
     pairs = [(depth, n) for depth in depths for n in numbers]
-    results: list[Found] = []
+    results: list[SweepResult] = []
     print(HEAD, flush=True)
 
-    def done(found: Found) -> None:
+    def done(found: SweepResult) -> None:
         results.append(found)
         print(found.row(), flush=True)
 

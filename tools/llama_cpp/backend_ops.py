@@ -121,9 +121,9 @@ class Summary:
         seconds: the duration.
     """
 
-    outcome: cases.Outcome = field(default_factory=cases.Outcome)
+    outcome: cases.TestResults = field(default_factory=cases.TestResults)
     costs: dict[str, int] = field(default_factory=dict)
-    groups: dict[str, case_runner.Done] = field(default_factory=dict)
+    groups: dict[str, case_runner.GroupResult] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -144,7 +144,7 @@ class Show:
         self.begun = time.monotonic()
         self.fresh = 0
         self.ended = 0
-        self.counts = cases.Count()
+        self.counts = cases.CaseCount()
         self.at: dict[str, str] = {}
 
     def stage(self, group: cases.Group, stage: str, count: int) -> None:
@@ -152,13 +152,13 @@ class Show:
         self.at[group.name] = f"{group.name} {stage} {count}"
         self._draw()
 
-    def done(self, group: cases.Group, done: case_runner.Done) -> None:
+    def done(self, group: cases.Group, done: case_runner.GroupResult) -> None:
         """Reports that a group has finished."""
         self.at.pop(group.name, None)
         self.ended += 1
         if not done.reused:
             self.fresh += group.size
-        own = cases.Count()
+        own = cases.CaseCount()
         for count in done.outcome.counts().values():
             own += count
         self.counts += own
@@ -240,7 +240,7 @@ def run(
     by_name = {group.name: group for group in groups}
 
     def done(request: dict[str, Any], answer: dict[str, Any]) -> None:
-        found = case_runner.Done.from_json(answer)
+        found = case_runner.GroupResult.from_json(answer)
         summary.groups[request["name"]] = found
         show.done(by_name[request["name"]], found)
 

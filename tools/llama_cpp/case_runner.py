@@ -35,7 +35,7 @@ MOST_CRASHES = 8
 
 
 @dataclass
-class Done:
+class GroupResult:
     """The outcome of a group.
 
     Attributes:
@@ -46,7 +46,7 @@ class Done:
     """
 
     built: BuiltGroup
-    outcome: cases.Outcome
+    outcome: cases.TestResults
     seconds: float
     reused: bool = False
 
@@ -54,12 +54,12 @@ class Done:
         return asdict(self)
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> Done:
+    def from_json(value: dict[str, Any]) -> GroupResult:
         outcome = value["outcome"]
         results = [cases.Result(**result) for result in outcome["results"]]
-        return Done(
+        return GroupResult(
             BuiltGroup(**value["built"]),
-            cases.Outcome(results, outcome["failures"], outcome["ran"]),
+            cases.TestResults(results, outcome["failures"], outcome["ran"]),
             value["seconds"],
             value["reused"],
         )
@@ -82,7 +82,7 @@ class CaseRunner:
         self.builder = KernelBuilder(languages)
         self.depends = programs_digest(programs)
 
-    def do(self, group: cases.Group, progress: harness.Progress) -> Done:
+    def do(self, group: cases.Group, progress: harness.Progress) -> GroupResult:
         """Returns the outcome of a group, from an earlier run if nothing that it depends on has changed."""
         begun = time.monotonic()
         folder = self.work / group.name
@@ -94,16 +94,16 @@ class CaseRunner:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 before = json.loads(result.read_text())
                 if before["key"] == key:
-                    done = Done.from_json(before["done"])
+                    done = GroupResult.from_json(before["done"])
                     done.reused = True
                     return done
             outcome = self.run(group, folder / "kernels", progress)
             self._explain(group, built, outcome)
-            done = Done(built, outcome, round(time.monotonic() - begun, 1))
+            done = GroupResult(built, outcome, round(time.monotonic() - begun, 1))
             fileio.write_bytes(result, json.dumps({"key": key, "done": done.to_json()}).encode())
             return done
 
-    def run(self, group: cases.Group, kernels: Path, progress: harness.Progress) -> cases.Outcome:
+    def run(self, group: cases.Group, kernels: Path, progress: harness.Progress) -> cases.TestResults:
         """Runs the cases; after a case that ends the program, it continues with the next case."""
         if not list(kernels.glob("*.gguf")):
             kernels = harness.odd_kernel(self.work / "no-kernels")
@@ -112,7 +112,7 @@ class CaseRunner:
             "NEURON_SIMULATOR_THREADS": str(self.threads),
             "OMP_THREAD_LIMIT": str(self.threads),
         }
-        outcome = cases.Outcome()
+        outcome = cases.TestResults()
         waiting = dict(group.cases)
         for _ in range(MOST_CRASHES):
             done = group.size - sum(waiting.values())
@@ -163,7 +163,7 @@ class CaseRunner:
         return outcome
 
     @staticmethod
-    def _explain(group: cases.Group, built: BuiltGroup, outcome: cases.Outcome) -> None:
+    def _explain(group: cases.Group, built: BuiltGroup, outcome: cases.TestResults) -> None:
         """Notes at each unsupported case which of its nodes has no kernel, and why."""
         for result in outcome.of(cases.UNSUPPORTED):
             reasons: dict[str, None] = {}
@@ -176,7 +176,7 @@ class CaseRunner:
             result.note = "; ".join(reasons) or "a kernel was not built"
 
 
-def _tail(ended: cases.Ended) -> str:
+def _tail(ended: cases.ProgramExit) -> str:
     return "\n".join(ended.log.splitlines()[-12:])[-2000:]
 
 

@@ -127,7 +127,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramExit:
     """The end of a run of the program.
 
     Attributes:
@@ -150,7 +150,7 @@ def run(
     params: str | None = None,
     timeout: float = 3600,
     each: Callable[[int], None] | None = None,
-) -> Ended:
+) -> ProgramExit:
     """Runs test-backend-ops on the device.
 
     Args:
@@ -210,7 +210,7 @@ def run(
         raise RuntimeError(
             f"test-backend-ops had no device {harness.DEVICE}, or no case of {what}:\n" + "\n".join(reader.log[-40:])
         )
-    return Ended(reader.rows, "\n".join(reader.log), status)
+    return ProgramExit(reader.rows, "\n".join(reader.log), status)
 
 
 # --- the list of cases ----------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def _made(name: str, rows: Sequence[CaseRow]) -> Group:
 
 
 @dataclass
-class Count:
+class CaseCount:
     """The cases of one op in the mode `test`.
 
     Attributes:
@@ -352,7 +352,7 @@ class Count:
     passed: int = 0
     failed: int = 0
 
-    def __iadd__(self, other: Count) -> Count:
+    def __iadd__(self, other: CaseCount) -> CaseCount:
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
         return self
@@ -376,7 +376,7 @@ class Result:
 
 
 @dataclass
-class Outcome:
+class TestResults:
     """The results of test-backend-ops.
 
     Attributes:
@@ -398,17 +398,17 @@ class Outcome:
         """Returns the cases with this status."""
         return [result for result in self.results if result.status == status]
 
-    def add(self, other: Outcome) -> None:
+    def add(self, other: TestResults) -> None:
         """Adds the cases of another outcome."""
         self.results += other.results
         self.failures += other.failures
         self.ran += other.ran
 
-    def counts(self) -> dict[str, Count]:
+    def counts(self) -> dict[str, CaseCount]:
         """Returns the counts by op, sorted."""
-        found: dict[str, Count] = {}
+        found: dict[str, CaseCount] = {}
         for result in self.results:
-            count = found.setdefault(op_of(result.case), Count())
+            count = found.setdefault(op_of(result.case), CaseCount())
             count.cases += 1
             if result.status != UNSUPPORTED:
                 count.supported += 1
@@ -418,7 +418,7 @@ class Outcome:
     def table(self) -> list[str]:
         """Returns the counts as lines of text."""
         counts = self.counts()
-        total = Count()
+        total = CaseCount()
         for count in counts.values():
             total += count
         width = max([20, *(len(op) + 1 for op in counts)])

@@ -60,7 +60,7 @@ _KINDS = {"dense": "{}", "moe": "{} (MoE)"}
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """The outcome of a model.
 
     Attributes:
@@ -113,7 +113,7 @@ def save(programs: harness.Programs, pattern: str, folder: Path) -> list[tuple[s
     return found
 
 
-def compare(programs: harness.Programs, name: str, model: Path, folder: Path) -> Compared:
+def compare(programs: harness.Programs, name: str, model: Path, folder: Path) -> Comparison:
     """Derives a model's manifest, runs the model, and compares the kernels."""
     said, output = io.StringIO(), folder / "derived.yaml"
     arguments = ["model", model, "-o", output, "--n-ctx", N_CTX, "--n-ubatch", PROMPT, "--flash-attn", "both"]
@@ -130,7 +130,7 @@ def compare(programs: harness.Programs, name: str, model: Path, folder: Path) ->
         status = cli.run(list(map(str, arguments)))
     lines = said.getvalue().splitlines()
     if status:
-        return Compared(name, failure=lines[0] if lines else f"exit status {status}")
+        return Comparison(name, failure=lines[0] if lines else f"exit status {status}")
     derived = _kernels(output)
     recorded: set[KernelSpec] = set()
     for flash in ("0", "1"):
@@ -143,14 +143,14 @@ def compare(programs: harness.Programs, name: str, model: Path, folder: Path) ->
             environment=programs.environment(record=record),
         )
         if done.returncode or not record.is_file():
-            return Compared(name, failure=f"llama-bench: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
+            return Comparison(name, failure=f"llama-bench: {done.stderr.strip().splitlines()[-1:] or done.returncode}")
         recorded |= _kernels(record)
     missing = sorted(f"{s.op}: {', '.join(map(str, s.inputs))} -> {s.output}" for s in recorded - derived)
     nodes = [re.match(r"  1 token, 1 output, flash attention \w+: (\d+) nodes", line) for line in lines]
     refused = tuple(line.removeprefix("no kernel: ") for line in lines if line.startswith("no kernel: "))
     entries = output.read_text().count("\n  - op: ")
     (first, *_) = (int(match[1]) for match in nodes if match)
-    return Compared(name, first, len(derived), entries, len(recorded), tuple(missing), refused)
+    return Comparison(name, first, len(derived), entries, len(recorded), tuple(missing), refused)
 
 
 def _kernels(path: Path) -> set[KernelSpec]:
@@ -158,7 +158,7 @@ def _kernels(path: Path) -> set[KernelSpec]:
     return {kernel.spec for kernel in request.kernels}
 
 
-def compare_all(programs: harness.Programs, names: Sequence[str], say: harness.Say = print) -> list[Compared]:
+def compare_all(programs: harness.Programs, names: Sequence[str], say: harness.Say = print) -> list[Comparison]:
     """Compares the named architectures; if none is named, all that test-llama-archs supports."""
     found = []
     with tempfile.TemporaryDirectory() as made:
@@ -190,7 +190,7 @@ The manifest is for {tokens} tokens per call and a cache of {n_ctx} cells. kerne
 """
 
 
-def page(rows: Iterable[Compared]) -> str:
+def page(rows: Iterable[Comparison]) -> str:
     """Returns the page's text."""
     *tokens, last = map(str, N_TOKENS)
     lines = [

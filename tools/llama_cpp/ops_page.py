@@ -65,10 +65,10 @@ def summarize(run: Path) -> dict[str, str]:
     for row in read((run / "support.csv").read_text()):
         asked[row["op_name"]] += 1
         supported[row["op_name"]] += row["supported"] == "1"
-    counts: dict[str, cases.Count] = {}
+    counts: dict[str, cases.CaseCount] = {}
     left_out: Counter[tuple[str, str]] = Counter()
     for row in read((run / "results.csv").read_text()):
-        count = counts.setdefault(row["op"], cases.Count())
+        count = counts.setdefault(row["op"], cases.CaseCount())
         count.cases += 1
         if row["status"] == cases.UNSUPPORTED:
             left_out[row["op"], row["reason"]] += 1

@@ -242,7 +242,7 @@ HEAD = f"""\
 |---|--:|---|--:|{"--:|" * len(KINDS)}--:|--:|--:|--:|--:|--:|--:|---|"""
 
 
-class OneModel:
+class ModelCalls:
     """A model's calls on one core, and their comparison with calls on several cores.
 
     Raises:
@@ -389,7 +389,7 @@ def main() -> int:
     print(HEAD, flush=True)
     for model in models:
         with tempfile.TemporaryDirectory() as folder:
-            one = OneModel(programs, model, Path(folder), sizes)
+            one = ModelCalls(programs, model, Path(folder), sizes)
             for n in cores:
                 for way in fuse:
                     results.append(one.compare(n, way))

@@ -28,7 +28,7 @@ from typing import Any
 from nki_interpreter.checks import at_once
 from nki_interpreter.dtypes import float32
 from nki_interpreter.program import PSUM, SBUF, Block, Instruction, Loop, NkiMemory
-from nki_interpreter.roll import Rolled
+from nki_interpreter.roll import RolledLoop
 from nki_interpreter.tensors import NkiTensor
 
 LEAST_COLUMNS = 64
@@ -112,7 +112,7 @@ def _instructions(items: Iterable[Any], times: int) -> Iterator[tuple[Instructio
     for item in items:
         if isinstance(item, Instruction):
             yield item, times
-        elif isinstance(item, Rolled):
+        elif isinstance(item, RolledLoop):
             yield from _instructions(item.body.items, times * item.count)
         elif isinstance(item, Loop):
             for iteration in item.iterations:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class RecordedKernel:
     """A kernel recorded for arguments of certain shapes.
 
     Attributes:
@@ -90,7 +90,7 @@ def record(
     check: bool = True,
     bound: int = BOUND,
     values: bool = False,
-) -> Recorded:
+) -> RecordedKernel:
     """Runs a kernel's Python code and records its instructions.
 
     Args:
@@ -144,7 +144,7 @@ def record(
     roller = Roller(bound)
     keep = frozenset(s.number for s in (*parameters.storages, *(t.storage for t in flat)))
     rolled = roller.roll(block, keep)
-    return Recorded(
+    return RecordedKernel(
         rolled,
         tuple(parameters.storages),
         tuple(parameters.names),
@@ -177,7 +177,7 @@ class _Parameters:
 
     def tensor(self, value: Any, name: str) -> NkiTensor:
         """Returns the tensor of an array."""
-        if isinstance(value, Blank):
+        if isinstance(value, BlankOutput):
             return tensors.new(value.shape, value.dtype, HBM, name=name)
         storage = self.recorder.storage(
             value.shape,
@@ -203,18 +203,18 @@ def _after(arrays: Sequence[Any], block: Block, tensor: NkiTensor) -> np.ndarray
 
 
 @dataclass(frozen=True)
-class Blank:
+class BlankOutput:
     """An output that a kernel receives as an argument: memory that was never written."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
-def blank_outputs(kernel: NkiKernel, results: Any) -> list[Blank]:
+def blank_outputs(kernel: NkiKernel, results: Any) -> list[BlankOutput]:
     """Returns the outputs that a kernel of the first generation takes as arguments after its inputs."""
     if results is None or not kernel.older or _returns(kernel.function):
         return []
-    return [Blank(tuple(shape), dtype_of(dtype)) for shape, dtype in results]
+    return [BlankOutput(tuple(shape), dtype_of(dtype)) for shape, dtype in results]
 
 
 def imports_older(function: Callable[..., Any]) -> bool:
@@ -465,7 +465,7 @@ class NkiKernel:
 
 def record_kernel(
     kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, older: bool | None = None, **options: Any
-) -> Recorded:
+) -> RecordedKernel:
     """Records a kernel object or a plain function (see `record`)."""
     if isinstance(kernel, NkiKernel):
         options.setdefault("targets", (kernel.target,))

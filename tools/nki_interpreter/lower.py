@@ -13,7 +13,7 @@ from nki_interpreter.dtypes import boolean, float32, is_float, is_int
 from nki_interpreter.errors import NkiError
 from nki_interpreter.lazy import jnp, lax
 from nki_interpreter.program import Block, Exchange, Instruction, Loop, NkiMemory
-from nki_interpreter.roll import Rolled, Varying, checks_indices
+from nki_interpreter.roll import RolledLoop, Varying, checks_indices
 from nki_interpreter.tensors import NkiTensor, shown_of
 
 Lowering = Callable[["Context", Instruction], None]
@@ -313,7 +313,7 @@ class Context:
                     problem.file, problem.line = item.file, item.line
                     problem.args = (f"{item.file}:{item.line}: err_lowering: {item.op} can't be lowered: {error}",)
                     raise problem from error
-            elif isinstance(item, Rolled):
+            elif isinstance(item, RolledLoop):
                 self._run_rolled(item)
             elif isinstance(item, Loop):
                 for iteration in item.iterations:
@@ -321,7 +321,7 @@ class Context:
             elif isinstance(item, Exchange):
                 raise AssertionError("exchanges are resolved before lowering")
 
-    def _run_rolled(self, loop: Rolled) -> None:
+    def _run_rolled(self, loop: RolledLoop) -> None:
         carried = list(loop.carried)
         initial = tuple(self.memory(storage) for storage in carried)
         for storage in loop.read:

@@ -23,7 +23,7 @@ BOUND = 32
 
 
 @dataclass(eq=False, slots=True)
-class Rolled:
+class RolledLoop:
     """A loop of `count` iterations.
 
     Attributes:
@@ -104,7 +104,7 @@ class Roller:
                 found[storage.number] = len(found)
         return found
 
-    def _body(self, turns: list[list[Any]], blocks: list[Block]) -> Rolled | None:
+    def _body(self, turns: list[list[Any]], blocks: list[Block]) -> RolledLoop | None:
         local = self._locals(turns[0], blocks[0])
         for turn, block in zip(turns[1:], blocks[1:], strict=True):
             if not _Alike(local, self._locals(turn, block)).items(turns[0], turn):
@@ -122,12 +122,12 @@ class Roller:
         read = {t.storage.number: t.storage for t in all_tensors(turns[0])}
         carried = tuple(s for n, s in sorted(written.items()) if n not in local)
         outer = tuple(s for n, s in sorted(read.items()) if n not in local and n not in written)
-        return Rolled(loop, count, Block(body), carried, outer)
+        return RolledLoop(loop, count, Block(body), carried, outer)
 
 
 def checks_indices(item: Any) -> bool:
     """Returns whether an instruction or a rolled loop checks indices at run time."""
-    if isinstance(item, Rolled):
+    if isinstance(item, RolledLoop):
         return any(checks_indices(inner) for inner in item.body.items)
     return item.op in ("assign", "rmw", "transpose", "dma_compute") and any(
         t.dynamic for t in (*item.reads, *item.writes)
@@ -135,7 +135,7 @@ def checks_indices(item: Any) -> bool:
 
 
 def _weight(items: list[Any]) -> int:
-    return sum(_weight(item.body.items) if isinstance(item, Rolled) else 1 for item in items)
+    return sum(_weight(item.body.items) if isinstance(item, RolledLoop) else 1 for item in items)
 
 
 def _tensors(instruction: Instruction, reads: bool = True) -> list[NkiTensor]:
@@ -152,7 +152,7 @@ def all_tensors(items: list[Any], reads: bool = True) -> list[NkiTensor]:
     """Returns the tensors that instructions write, and with `reads` also those that they read, including those in rolled loops."""
     found: list[NkiTensor] = []
     for item in items:
-        if isinstance(item, Rolled):
+        if isinstance(item, RolledLoop):
             found += all_tensors(item.body.items, reads)
         elif isinstance(item, Instruction):
             found += _tensors(item, reads)
@@ -176,12 +176,12 @@ class _Alike:
         return len(first) == len(other) and all(map(self._item, first, other))
 
     def _item(self, a: Any, b: Any) -> bool:
-        if isinstance(a, Rolled):
-            if not isinstance(b, Rolled) or a.count != b.count:
+        if isinstance(a, RolledLoop):
+            if not isinstance(b, RolledLoop) or a.count != b.count:
                 return False
             self._loops[b.number] = a.number
             return self.items(a.body.items, b.body.items)
-        if isinstance(b, Rolled) or a.op != b.op or not same_attributes(a.attributes, b.attributes):
+        if isinstance(b, RolledLoop) or a.op != b.op or not same_attributes(a.attributes, b.attributes):
             return False
         if len(a.reads) != len(b.reads) or len(a.writes) != len(b.writes) or len(a.integers) != len(b.integers):
             return False
@@ -237,7 +237,7 @@ def _same_array(a: Any, b: Any) -> bool:
 def _integers(items: list[Any]) -> list[int]:
     found: list[int] = []
     for item in items:
-        if isinstance(item, Rolled):
+        if isinstance(item, RolledLoop):
             found += _integers(item.body.items)
         else:
             if item.integers:
@@ -261,11 +261,11 @@ def _moved(items: list[Any], steps: Any, loop: int, count: int) -> list[Any] | N
     """Returns the first iteration with each integer moving by its step."""
     result: list[Any] = []
     for item in items:
-        if isinstance(item, Rolled):
+        if isinstance(item, RolledLoop):
             body = _moved(item.body.items, steps, loop, count)
             if body is None:
                 return None
-            result.append(Rolled(item.number, item.count, Block(body), item.carried, item.read))
+            result.append(RolledLoop(item.number, item.count, Block(body), item.carried, item.read))
             continue
         integers = []
         for integer in item.integers:

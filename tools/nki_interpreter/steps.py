@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nki_interpreter.program import Block
-from nki_interpreter.roll import Rolled, Varying, all_tensors, checks_indices
+from nki_interpreter.roll import RolledLoop, Varying, all_tensors, checks_indices
 
 if TYPE_CHECKING:
-    from nki_interpreter.kernel import Recorded
+    from nki_interpreter.kernel import RecordedKernel
     from nki_interpreter.program import NkiMemory
     from nki_interpreter.tensors import NkiTensor
 
@@ -26,7 +26,7 @@ Found = list[tuple[int, tuple[int, str]]]
 """The results of index checks: an index (`lower.INSIDE` if none is outside), and its number of elements and line."""
 
 
-def run(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
+def run(recorded: RecordedKernel, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
     """Returns a kernel's results as JAX arrays, and the results of its index checks.
 
     Args:
@@ -57,7 +57,7 @@ def _jit(function: Callable[..., Any], **options: Any) -> Any:
     return jax.jit(function, compiler_options=_compiler_options(), **options)
 
 
-def _whole(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
+def _whole(recorded: RecordedKernel, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
     places: list[tuple[int, str]] = []
 
     def program(*parameters: Any) -> Any:
@@ -69,7 +69,7 @@ def _whole(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], 
     return values, [(int(worst), places[int(number)]) for worst, number in checks]
 
 
-def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
+def _each(recorded: RecordedKernel, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], Found]:
     from jax import numpy as jnp
 
     from nki_interpreter.lower import Context
@@ -104,7 +104,7 @@ def _each(recorded: Recorded, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], F
 
 def _used(item: Any) -> tuple[list[NkiMemory], list[NkiMemory]]:
     """Returns the memory that an instruction or a rolled loop uses, and the part that it writes, without the loop's own memory."""
-    if isinstance(item, Rolled):
+    if isinstance(item, RolledLoop):
         return [*item.carried, *item.read], list(item.carried)
     return _storages(all_tensors([item])), _storages(all_tensors([item], reads=False))
 
@@ -163,7 +163,7 @@ class _Key:
         self._loops: dict[int, int] = {}
 
     def item(self, item: Any) -> Hashable:
-        if isinstance(item, Rolled):
+        if isinstance(item, RolledLoop):
             loop = self._loops.setdefault(item.number, len(self._loops))
             outer = tuple(map(self._storage, (*item.carried, *item.read)))
             return (loop, item.count, len(item.carried), outer, tuple(map(self.item, item.body.items)))

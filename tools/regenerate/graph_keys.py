@@ -11,27 +11,27 @@ from typing import Any
 
 from kernelgen.bundle.key import key, key_hash
 from kernelgen.ggml.tensor import TensorDesc
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 
 _T = TensorDesc.parse
 
 
-def _at(root: Hashable, tensor: str, offset: int = 0) -> Loose:
-    return Loose(root, offset, _T(tensor))
+def _at(root: Hashable, tensor: str, offset: int = 0) -> UnnumberedTensor:
+    return UnnumberedTensor(root, offset, _T(tensor))
 
 
 def _node(
     op: str,
-    inputs: Iterable[Loose | None],
+    inputs: Iterable[UnnumberedTensor | None],
     output: str,
-    into: Loose | None = None,
+    into: UnnumberedTensor | None = None,
     escapes: bool = False,
     **params: Any,
-) -> LooseNode:
-    return LooseNode(op, tuple(inputs), _T(output), params, into, escapes)
+) -> UnnumberedNode:
+    return UnnumberedNode(op, tuple(inputs), _T(output), params, into, escapes)
 
 
-def _norm_mul_mul_mat() -> list[LooseNode]:
+def _norm_mul_mul_mat() -> list[UnnumberedNode]:
     x, y = "(64,4,1,1)/f32", "(96,4,1,1)/f32"
     return [
         _node("rms_norm", [_at("x", x)], x, eps=1e-5),
@@ -40,7 +40,7 @@ def _norm_mul_mul_mat() -> list[LooseNode]:
     ]
 
 
-def _cache_and_attention() -> list[LooseNode]:
+def _cache_and_attention() -> list[UnnumberedNode]:
     """Returns one token's nodes: K and V are written into rows of their caches; attention then reads the first 256 rows."""
     cache = _at("k", "(64,512,1,1)/f16")
     values = _at("v", "(64,512,1,1)/f16")
@@ -60,7 +60,7 @@ def _cache_and_attention() -> list[LooseNode]:
     ]
 
 
-def _in_place() -> list[LooseNode]:
+def _in_place() -> list[UnnumberedNode]:
     """Returns a sum into the memory of an earlier node, which escapes, and a sum into a slot."""
     x = "(16,3,1,1)/f32"
     return [
@@ -71,7 +71,7 @@ def _in_place() -> list[LooseNode]:
     ]
 
 
-def _views_with_offsets() -> list[LooseNode]:
+def _views_with_offsets() -> list[UnnumberedNode]:
     """Returns Q, K and V of one matrix product, and a slot that no node uses from the root's first byte."""
     rows, part = "(192,5,1,1)/f32", "(64,5,1,1)/f32/(4,768,3840,3840)"
     out = _at("out", "(64,5,1,1)/f16", 128)
@@ -85,7 +85,7 @@ def _views_with_offsets() -> list[LooseNode]:
     ]
 
 
-def _escaping_middle() -> list[LooseNode]:
+def _escaping_middle() -> list[UnnumberedNode]:
     """Returns two results, one of which other nodes of the group read, and absent inputs."""
     x = "(128,6,2,1)/f32"
     return [
@@ -96,11 +96,11 @@ def _escaping_middle() -> list[LooseNode]:
     ]
 
 
-def _one_node() -> list[LooseNode]:
+def _one_node() -> list[UnnumberedNode]:
     return [_node("relu", [_at("x", "(64,4,1,1)/f32")], "(64,4,1,1)/f32", escapes=True)]
 
 
-def _custom_op() -> list[LooseNode]:
+def _custom_op() -> list[UnnumberedNode]:
     x = "(64,4,1,1)/f32"
     return [
         _node("relu", [_at("x", x)], x),

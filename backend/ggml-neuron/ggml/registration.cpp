@@ -293,7 +293,7 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
         ggml_backend_neuron_no_devices(named ? "GGML_NEURON_KERNEL_DIR has no kernels that can be used here"
                                              : "no kernels" NEURON_NEXT_LINE
                                                "GGML_NEURON_KERNEL_DIR names where they are" NEURON_NEXT_LINE
-                                               "to record which ones a program asks for: GGML_NEURON_RECORD=FILE");
+                                               "to record the ops that a program computes: GGML_NEURON_RECORD=FILE");
         return false;
     }
     return true;
@@ -400,7 +400,7 @@ ggml_backend_neuron_reg_context & ggml_backend_neuron_shared() {
             ggml_backend_neuron_add_device(*shared, i);
         }
         if (shared->devices.empty()) {
-            ggml_backend_neuron_no_devices(shared->nrt->path + " sees no NeuronCore");
+            ggml_backend_neuron_no_devices(shared->nrt->path + " finds no NeuronCore");
         }
         // Registered after libnrt's handler, so it runs before libnrt is closed.
         atexit([] {

@@ -370,7 +370,7 @@ NRT_STATUS nrt_load_collectives(const void *   neff,
         const uint32_t      core = vnc < 0 ? ctx_device_id : static_cast<uint32_t>(vnc);
         ranks::communicator global;
         if (rt.ranks.communicator_of(core, global) && global.second < ctx_device_count) {
-            log(level::error, where, "nrt_build_global_comm was told of %u devices at most, and this program has %u",
+            log(level::error, where, "nrt_build_global_comm was called for at most %u devices, and this program has %u",
                 global.second, ctx_device_count);
             return NRT_INVALID;
         }

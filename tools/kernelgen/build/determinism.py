@@ -30,7 +30,7 @@ HINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class EmittedTwice:
+class DeterminismResult:
     """The result of emitting kernels twice.
 
     Attributes:
@@ -44,13 +44,13 @@ class EmittedTwice:
 
 def check(
     kernels: Sequence[Kernel], libraries: Sequence[Library], scratch: Path, jobs: int, timeout: float | None
-) -> EmittedTwice:
+) -> DeterminismResult:
     """Emits kernels twice and compares.
 
     Args:
         kernels: the kernels.
         libraries: every kernel library that they name.
-        scratch: an empty folder; it receives `EmittedTwice.hlos`.
+        scratch: an empty folder; it receives `DeterminismResult.hlos`.
         jobs: number of processes.
         timeout: time limit of one kernel, in seconds.
 
@@ -62,7 +62,7 @@ def check(
         _emit(order, sources, scratch.absolute() / seed, jobs, timeout, seed)
         for seed, order in zip(_SEEDS, (kernels, kernels[::-1]), strict=True)
     ]
-    found = EmittedTwice({}, {})
+    found = DeterminismResult({}, {})
     for kernel in kernels:
         id = kernel.id
         first, second = (done[id] for done in rounds)

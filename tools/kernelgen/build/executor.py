@@ -10,10 +10,10 @@ from typing import Protocol
 
 from kernelgen import cache
 from kernelgen.build import determinism
-from kernelgen.build.determinism import EmittedTwice
+from kernelgen.build.determinism import DeterminismResult
 from kernelgen.build.folder import BuildSettings, is_whole, neff_file
 from kernelgen.build.pool import Answer, Pool
-from kernelgen.build.up_to_date import Emits, emit_arguments
+from kernelgen.build.up_to_date import HloFiles, emit_arguments
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.emitters.library import Library
 from kernelgen.errors import Diagnostic, KernelgenError
@@ -76,7 +76,7 @@ def run(
     libraries: Sequence[Library],
     settings: BuildSettings,
     reporter: Reporter,
-    checked: EmittedTwice | None = None,
+    checked: DeterminismResult | None = None,
 ) -> BuildResult:
     """Emits and compiles everything in a plan; a failed kernel does not stop the others.
 
@@ -93,10 +93,10 @@ def run(
     for folder in (settings.state / "hlo", settings.state / "neff", scratch):
         folder.mkdir(parents=True, exist_ok=True)
     with Pool(settings.jobs, settings.state / "logs", {"TMPDIR": str(scratch.resolve())}) as pool:
-        return Executor(plan, libraries, settings, reporter, pool, checked or EmittedTwice({}, {})).run()
+        return Executor(plan, libraries, settings, reporter, pool, checked or DeterminismResult({}, {})).run()
 
 
-def check_determinism(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> EmittedTwice:
+def check_determinism(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> DeterminismResult:
     """Emits every kernel twice, in different processes, and compares. Call it inside `locked`."""
     scratch = settings.state / "tmp" / "determinism"
     return determinism.check(plan.kernels, libraries, scratch, settings.jobs, settings.emit_timeout)
@@ -170,7 +170,7 @@ class Executor:
         settings: BuildSettings,
         reporter: Reporter,
         pool: Pool,
-        checked: EmittedTwice,
+        checked: DeterminismResult,
     ) -> None:
         self.checked = checked
         self.settings = settings
@@ -182,7 +182,7 @@ class Executor:
         for neff in plan.neffs:
             self.neffs_of[neff.kernel].append(neff)
         self.emits = deque(plan.kernels)
-        self.made = Emits(settings.state / "hlo", libraries)
+        self.made = HloFiles(settings.state / "hlo", libraries)
         self.compiles: deque[_Compile] = deque()
         self.waiting: dict[Path, list[Neff]] = {}  # by the NEFF's file: other compiles that need the NEFF in progress
         self.ended: dict[Path, str | None] = {}  # the reason why a NEFF was not made, or None for one that was

@@ -113,7 +113,7 @@ def _tidy(settings: BuildSettings) -> None:
 
 
 def neff_file(settings: BuildSettings, hlo: bytes, config: CompileConfig) -> Path:
-    return settings.state / "neff" / keyed_neff_file(cache.Key.make(hlo, settings.identity, config.flags()).name)
+    return settings.state / "neff" / keyed_neff_file(cache.NeffKey.make(hlo, settings.identity, config.flags()).name)
 
 
 def is_whole(path: Path) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kernelgen import cache
 from kernelgen.build.estimates import Forecast, Record, forecast
 from kernelgen.build.folder import BuildSettings, is_whole, neff_file
-from kernelgen.build.up_to_date import Emits
+from kernelgen.build.up_to_date import HloFiles
 from kernelgen.emitters.library import Library
 from kernelgen.plan import Neff, Plan
 
@@ -36,7 +36,7 @@ class Preview:
 def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -> Preview:
     """Returns the steps that a build would run now. It emits nothing and reads no shared cache."""
     configs = {config.key: config for config in plan.configs}
-    made = Emits(settings.state / "hlo", libraries)
+    made = HloFiles(settings.state / "hlo", libraries)
     current = {
         kernel.id: made.hlo(kernel).read_bytes()
         for kernel in plan.kernels
@@ -49,7 +49,7 @@ def preview(plan: Plan, libraries: Sequence[Library], settings: BuildSettings) -
         if hlo is not None and is_whole(neff_file(settings, hlo, configs[neff.config])):
             continue
         compiles.append(neff)
-        key = None if hlo is None else cache.Key.make(hlo, settings.identity, configs[neff.config].flags())
+        key = None if hlo is None else cache.NeffKey.make(hlo, settings.identity, configs[neff.config].flags())
         if folder is None or key is None or not folder.path(key.name).is_file():
             lacking.append(neff)
     return Preview(

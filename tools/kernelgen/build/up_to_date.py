@@ -51,7 +51,7 @@ _VARIABLES = ("JAX_", "XLA_")
 _KERNELGEN = Path(__file__).resolve().parent.parent
 
 
-class Emits:
+class HloFiles:
     """The HLO files of a build folder and their recorded inputs.
 
     Args:

@@ -16,7 +16,7 @@ from kernelgen import fileio
 from kernelgen.bundle import tree
 from kernelgen.bundle.contents import BundleOrigin
 from kernelgen.bundle.pack import Pack
-from kernelgen.bundle.reader import Stored, of_pack, of_tree
+from kernelgen.bundle.reader import StoredBundle, of_pack, of_tree
 from kernelgen.dispatch import modelled_cost
 from kernelgen.errors import Diagnostic, KernelgenError
 from kernelgen.ggml import gguf_reader, model_files
@@ -219,7 +219,7 @@ def _sizes(size: int, neff_sizes: Iterable[int], kernels: int) -> dict[str, Any]
     return {"size": size, "kernel_count": kernels, "neff_count": len(sizes), "neff_bytes": sum(sizes)}
 
 
-def _bundle(made: Stored, check: bool) -> dict[str, Any]:
+def _bundle(made: StoredBundle, check: bool) -> dict[str, Any]:
     mistakes = made.mistakes() if check else []
     neffs = {kernel.neff_sha256: kernel.neff_size for kernel in made.kernels}
     if made.pack is None:
@@ -271,7 +271,7 @@ def _packed_neffs(made: Pack, check: bool) -> list[Diagnostic]:
     return mistakes
 
 
-def _tree_files(made: Stored, check: bool) -> tuple[int, list[Diagnostic]]:
+def _tree_files(made: StoredBundle, check: bool) -> tuple[int, list[Diagnostic]]:
     """Returns the bytes of the index and of the HLO, and the problems of the files."""
     mistakes: list[Diagnostic] = []
     size = made.index.stat().st_size

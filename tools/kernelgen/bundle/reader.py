@@ -1,7 +1,7 @@
 """Reads bundles: one value type for packs and trees, and all bundles of a folder, as GGML_NEURON_KERNEL_DIR accepts one.
 
-Reading refuses an index of the wrong shape. `Stored.mistakes` checks whether the index matches its kernels: that requires specs
-that this version of kernelgen supports.
+Reading refuses an index of the wrong shape. `StoredBundle.mistakes` checks whether the index matches its kernels: that requires
+specs that this version of kernelgen supports.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StoredKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBundle:
     """A bundle whose index was read.
 
     Attributes:
@@ -147,7 +147,7 @@ class Stored:
         return found
 
 
-def of_pack(path: Path) -> Stored:
+def of_pack(path: Path) -> StoredBundle:
     """Returns the bundle in a pack.
 
     Raises:
@@ -182,10 +182,10 @@ def of_pack(path: Path) -> Stored:
                 memory=stored.memory,
             )
         )
-    return Stored(path, made.metadata["kernelgen.format"].value, made.origin, tuple(kernels), made)
+    return StoredBundle(path, made.metadata["kernelgen.format"].value, made.origin, tuple(kernels), made)
 
 
-def of_tree(path: Path) -> Stored:
+def of_tree(path: Path) -> StoredBundle:
     """Returns the bundle in the folder of a tree.
 
     Raises:
@@ -217,7 +217,7 @@ def of_tree(path: Path) -> Stored:
         )
         for kernel, words in zip(stored, keys, strict=True)
     ]
-    return Stored(path, index["format"], tree.origin(index), tuple(kernels))
+    return StoredBundle(path, index["format"], tree.origin(index), tuple(kernels))
 
 
 def is_bundle(path: Path) -> bool:
@@ -231,7 +231,7 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def read(path: Path) -> list[Stored]:
+def read(path: Path) -> list[StoredBundle]:
     """Returns the bundle at `path`, or all in a folder. For a bundle that is there as pack and as tree, it returns the pack.
 
     Raises:
@@ -260,7 +260,7 @@ def read(path: Path) -> list[Stored]:
 _BAD_VALUES = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-def _spec(made: Stored, kernel: StoredKernel) -> Spec:
+def _spec(made: StoredBundle, kernel: StoredKernel) -> Spec:
     try:
         return spec_from_json(kernel.spec)
     except _BAD_VALUES as error:

@@ -1,8 +1,8 @@
 """The cache of NEFFs for builds without Bazel, which has its own caches: no NEFF is compiled twice.
 
-A NEFF's name depends only on its `Key`. There are two levels: a folder on this machine, and an optional store that machines share.
-The cache checks every byte that it reads. A failing cache never fails a build: the build compiles instead, and reports the problem
-once (`Notices`).
+A NEFF's name depends only on its `NeffKey`. There are two levels: a folder on this machine, and an optional store that machines
+share. The cache checks every byte that it reads. A failing cache never fails a build: the build compiles instead, and reports the
+problem once (`Notices`).
 
 Builds call `cache.Cache.neff`. `folder` and `shared` are the levels, `entry` is the format, `archive` exports and imports.
 docs/reference/caching.md is the user documentation.
@@ -22,9 +22,9 @@ from kernelgen.cache.entry import DamagedEntry
 from kernelgen.cache.folder import Folder
 from kernelgen.cache.notices import Notices
 from kernelgen.errors import Diagnostic, KernelgenError, did_you_mean
-from kernelgen.neff.identity import Key
+from kernelgen.neff.identity import NeffKey
 
-__all__ = ["OFF", "Cache", "CacheSettings", "DamagedEntry", "Folder", "Key", "Notices"]
+__all__ = ["OFF", "Cache", "CacheSettings", "DamagedEntry", "Folder", "NeffKey", "Notices"]
 
 FOLDER_VARIABLE = "NEURON_KERNELGEN_NEFF_CACHE"
 SHARED_VARIABLE = "NEURON_KERNELGEN_SHARED_CACHE"
@@ -178,7 +178,7 @@ class Cache:
                 self.shared = Folder(Path(settings.shared))
 
     def neff(
-        self, key: Key, kernel: str, make: Callable[[], bytes], patience: float | None = None, timed: bool = False
+        self, key: NeffKey, kernel: str, make: Callable[[], bytes], patience: float | None = None, timed: bool = False
     ) -> tuple[bytes, str]:
         """Returns a NEFF, and its source: `LOCAL`, `SHARED` or `COMPILED`.
 
@@ -270,12 +270,12 @@ class Cache:
             )
         return None
 
-    def _keep(self, key: Key, kernel: str, neff: bytes, seconds: int | None) -> None:
+    def _keep(self, key: NeffKey, kernel: str, neff: bytes, seconds: int | None) -> None:
         if self.folder is not None:
             self._write_folder(self.folder, key, kernel, neff, seconds, "local")
 
     def _write_folder(
-        self, folder: Folder, key: Key, kernel: str, neff: bytes, seconds: int | None, level: str
+        self, folder: Folder, key: NeffKey, kernel: str, neff: bytes, seconds: int | None, level: str
     ) -> None:
         try:
             folder.write(key.name, entry.pack(key, kernel, neff, seconds))
@@ -283,7 +283,7 @@ class Cache:
             text = f"the cache {folder} can't be written, and nothing is added to it: {_why(error)}"
             self._notices.once(f"{level}-write", text)
 
-    def _publish(self, key: Key, kernel: str, neff: bytes, seconds: int | None) -> None:
+    def _publish(self, key: NeffKey, kernel: str, neff: bytes, seconds: int | None) -> None:
         if self.shared is None or not self._settings.writable:
             return
         if isinstance(self.shared, Folder):

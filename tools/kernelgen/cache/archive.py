@@ -41,7 +41,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportResult:
     """The result of an import.
 
     Attributes:
@@ -82,7 +82,7 @@ def write(path: str | Path, folder: Folder) -> Exported:
     return Exported(count, tuple(left_out))
 
 
-def read(path: str | Path, folder: Folder) -> Imported:
+def read(path: str | Path, folder: Folder) -> ImportResult:
     """Adds the entries in a tar to a folder, after checking every byte of all of them.
 
     Raises:
@@ -102,7 +102,7 @@ def read(path: str | Path, folder: Folder) -> Imported:
                 added += 1
         if mistakes:
             raise KernelgenError(mistakes)
-    return Imported(added, len(names) - added)
+    return ImportResult(added, len(names) - added)
 
 
 def _there(folder: Folder, name: str) -> bool:

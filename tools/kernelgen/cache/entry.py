@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.errors import KernelgenError
-from kernelgen.neff.identity import FORMAT, Key
+from kernelgen.neff.identity import FORMAT, NeffKey
 from kernelgen.spec.canonical import canonical_json
 
 SUFFIX = ".entry"
@@ -53,7 +53,7 @@ class EntryHead:
     """
 
     kernel: str
-    key: Key
+    key: NeffKey
     sha256: str
     size: int
     seconds: int | None = None
@@ -70,7 +70,7 @@ def name_of(file: str) -> str | None:
     return name if file.endswith(SUFFIX) and _NAME.fullmatch(name) else None
 
 
-def pack(key: Key, kernel: str, neff: bytes, seconds: int | None = None) -> bytes:
+def pack(key: NeffKey, kernel: str, neff: bytes, seconds: int | None = None) -> bytes:
     """Returns an entry; the same arguments give the same bytes.
 
     Args:
@@ -126,7 +126,7 @@ def read_head(data: bytes, name: str) -> tuple[EntryHead, int]:
         if seconds is not None and not 0 <= seconds < MAX_SECONDS:
             raise ValueError("no compile takes so long")
         head = EntryHead(
-            str(about["kernel"]), Key.from_json(about["key"]), str(about["neff"]["sha256"]), int(size), seconds
+            str(about["kernel"]), NeffKey.from_json(about["key"]), str(about["neff"]["sha256"]), int(size), seconds
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedEntry(f"its second line is damaged: {type(error).__name__}") from None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelgen.cache import LOCAL, SHARED, Cache, Key, entry
+from kernelgen.cache import LOCAL, SHARED, Cache, NeffKey, entry
 from kernelgen.cache.entry import DamagedEntry
 from kernelgen.cache.folder import Folder
 from kernelgen.cache.key import Difference, differences, nearest
@@ -18,7 +18,7 @@ MAX_HEADS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedNeff:
     """A NEFF that a build would look up.
 
     Attributes:
@@ -29,7 +29,7 @@ class Wanted:
 
     kernel: str
     config: str
-    key: Key
+    key: NeffKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Explanation:
         nearest: kernel and key of the nearest entry, if the lookup misses and there is one.
     """
 
-    wanted: Wanted
+    wanted: RequestedNeff
     found: str | None
     damaged: str | None
-    nearest: tuple[str, Key] | None
+    nearest: tuple[str, NeffKey] | None
 
     @property
     def differences(self) -> list[Difference]:
@@ -69,11 +69,11 @@ class Explanation:
         }
 
 
-def explain(wanted: Sequence[Wanted], cache: Cache) -> tuple[list[Explanation], list[str]]:
+def explain(wanted: Sequence[RequestedNeff], cache: Cache) -> tuple[list[Explanation], list[str]]:
     """Returns the results of the lookups, and remarks on failed reads. Changes nothing."""
     remarks: dict[str, None] = {}
     looked = [(one, *_look(one, cache, remarks)) for one in wanted]
-    heads: list[tuple[str, Key]] = []
+    heads: list[tuple[str, NeffKey]] = []
     if any(found is None for _, found, _ in looked):
         heads = list(_heads(cache, remarks))
     return [
@@ -82,7 +82,7 @@ def explain(wanted: Sequence[Wanted], cache: Cache) -> tuple[list[Explanation], 
     ], list(remarks)
 
 
-def _look(one: Wanted, cache: Cache, remarks: dict[str, None]) -> tuple[str | None, str | None]:
+def _look(one: RequestedNeff, cache: Cache, remarks: dict[str, None]) -> tuple[str | None, str | None]:
     damaged = None
     levels: list[tuple[str, Folder | Shared | None]] = [(LOCAL, cache.folder), (SHARED, cache.shared)]
     for level, store in levels:
@@ -100,7 +100,7 @@ def _look(one: Wanted, cache: Cache, remarks: dict[str, None]) -> tuple[str | No
     return None, damaged
 
 
-def _heads(cache: Cache, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:
+def _heads(cache: Cache, remarks: dict[str, None]) -> Iterator[tuple[str, NeffKey]]:
     for store in (cache.folder, cache.shared):
         if isinstance(store, Folder):
             yield from _folder_heads(store, remarks)
@@ -114,7 +114,7 @@ def _heads(cache: Cache, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:
                 remarks[f"{store} does not list its entries, so none of them counts as the nearest: {problem}"] = None
 
 
-def _folder_heads(folder: Folder, remarks: dict[str, None]) -> Iterator[tuple[str, Key]]:
+def _folder_heads(folder: Folder, remarks: dict[str, None]) -> Iterator[tuple[str, NeffKey]]:
     try:
         for stored in folder.entries():
             with contextlib.suppress(DamagedEntry, OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernelgen.neff.identity import Key
+from kernelgen.neff.identity import NeffKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Difference:
     wanted: str | None
 
 
-def differences(there: Key, wanted: Key) -> list[Difference]:
+def differences(there: NeffKey, wanted: NeffKey) -> list[Difference]:
     """Returns the differences between an entry's key and the requested key, flag by flag."""
     found = []
     for part, one, other in (
@@ -44,7 +44,7 @@ def differences(there: Key, wanted: Key) -> list[Difference]:
     return found
 
 
-def nearest(wanted: Key, kernel: str, entries: Iterable[tuple[str, Key]]) -> tuple[str, Key] | None:
+def nearest(wanted: NeffKey, kernel: str, entries: Iterable[tuple[str, NeffKey]]) -> tuple[str, NeffKey] | None:
     """Returns the entry that is most likely meant: of the same kernel or the same HLO, with the fewest differences.
 
     Args:

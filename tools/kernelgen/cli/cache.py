@@ -23,7 +23,7 @@ from kernelgen.errors import EXIT_FAILED, EXIT_OK, Diagnostic, KernelgenError
 from kernelgen.spec.filenames import kernel_of
 
 if TYPE_CHECKING:
-    from kernelgen.cache.explain import Explanation, Wanted
+    from kernelgen.cache.explain import Explanation, RequestedNeff
     from kernelgen.compilers.settings import CompileConfig
     from kernelgen.plan import Plan
 
@@ -118,9 +118,9 @@ def explain(
 
 def _of_file(
     file: Path, manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog, identity: str
-) -> list[Wanted]:
-    from kernelgen.cache import Key
-    from kernelgen.cache.explain import Wanted
+) -> list[RequestedNeff]:
+    from kernelgen.cache import NeffKey
+    from kernelgen.cache.explain import RequestedNeff
     from kernelgen.compilers.settings import CompileConfig
 
     try:
@@ -133,14 +133,16 @@ def _of_file(
         configs = [CompileConfig.make(target) for target in targets]
     else:
         raise click.UsageError("an HLO file needs a --target, or a MANIFEST")
-    return [Wanted(kernel_of(file), config.key, Key.make(hlo, identity, config.flags())) for config in configs]
+    return [
+        RequestedNeff(kernel_of(file), config.key, NeffKey.make(hlo, identity, config.flags())) for config in configs
+    ]
 
 
 def _of_manifests(
     pattern: str, manifests: Sequence[Path], targets: Sequence[str], catalog: Catalog, identity: str
-) -> list[Wanted]:
-    from kernelgen.cache import Key
-    from kernelgen.cache.explain import Wanted
+) -> list[RequestedNeff]:
+    from kernelgen.cache import NeffKey
+    from kernelgen.cache.explain import RequestedNeff
     from kernelgen.cli.emit import select
     from kernelgen.lowering import emission
 
@@ -160,7 +162,7 @@ def _of_manifests(
                     prebuilt=catalog.prebuilt_of(kernel),
                 ).hlo
             wanted += [
-                Wanted(kernel.id, n.config, Key.make(data, identity, configs[n.config].flags()))
+                RequestedNeff(kernel.id, n.config, NeffKey.make(data, identity, configs[n.config].flags()))
                 for n in plan.neffs
                 if n.kernel == kernel.id
             ]

@@ -20,7 +20,7 @@ from kernelgen.forecast.time import of_work
 from kernelgen.model import exporter, graph_ops, sources
 from kernelgen.model.graphs import Graph
 from kernelgen.model.sizes import DecodeCall, Settings, pad
-from kernelgen.model.sources import Kind
+from kernelgen.model.sources import SourceKind
 
 
 @click.command(short_help="Estimate the time of a token and of a prompt on a device.")
@@ -107,7 +107,7 @@ def _graphs(
     model: Path, settings: Settings, calls: Sequence[DecodeCall], program: Path | None, llama_cpp: Path | None
 ) -> Iterator[tuple[int, object, Graph]]:
     """Yields the model's number of layers, each call, and its graph; for an export of graphs, its contents."""
-    if sources.recognize(model).kind is not Kind.GRAPHS:
+    if sources.recognize(model).kind is not SourceKind.GRAPHS:
         for header, call, graph in exporter.find(program, llama_cpp).graphs(model, settings, calls):
             yield header.layers, call, graph
         return

@@ -20,14 +20,14 @@ from kernelgen.spec.source_kernel import SourceSpec
 from kernelgen.targets import TARGETS
 
 
-def manifests_and_bundles(paths: Sequence[Path]) -> tuple[list[Path], list[reader.Stored]]:
+def manifests_and_bundles(paths: Sequence[Path]) -> tuple[list[Path], list[reader.StoredBundle]]:
     """Returns the paths that are manifests, and the bundles in the other paths.
 
     Raises:
         KernelgenError: a path is a model's file, or a bundle is damaged.
     """
     manifests: list[Path] = []
-    bundles: list[reader.Stored] = []
+    bundles: list[reader.StoredBundle] = []
     for path in paths:
         mistake = model_files.recognize(path, "manifest", packs=True)
         if mistake is not None:

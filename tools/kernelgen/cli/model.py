@@ -45,7 +45,7 @@ from kernelgen.model.derived import Derived
 from kernelgen.model.graphs import Graph, ModelHeader
 from kernelgen.model.projector import Projector, beside
 from kernelgen.model.sizes import DecodeCall, Settings
-from kernelgen.model.sources import Kind
+from kernelgen.model.sources import SourceKind
 
 _SIMPLE, _MTP, _EAGLE3 = _SPEC_TYPES = ("draft-simple", "draft-mtp", "draft-eagle3")
 
@@ -199,7 +199,7 @@ def command(
     chosen = name or name_of(output)
     asked = exporter.find(program, llama_cpp)
     seen = _SeenCalls(settings, machines, weights)
-    if source.kind is Kind.CHECKPOINT:
+    if source.kind is SourceKind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
                 derived, model = _derive(asked, header.file, settings, catalog, fuse, causal, seen, shift)
@@ -393,4 +393,4 @@ def _of_source(error: KernelgenError, file: Path, path: Path) -> KernelgenError:
     )
 
 
-_MODELS = (Kind.MODEL, Kind.CHECKPOINT)
+_MODELS = (SourceKind.MODEL, SourceKind.CHECKPOINT)

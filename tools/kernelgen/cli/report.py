@@ -12,7 +12,7 @@ import click
 
 from kernelgen import cache, fileio
 from kernelgen.bundle import reader
-from kernelgen.bundle.reader import Stored
+from kernelgen.bundle.reader import StoredBundle
 from kernelgen.cache.folder import Folder
 from kernelgen.cli import kernel_files, options, run_options
 from kernelgen.dispatch import chips
@@ -25,14 +25,14 @@ from kernelgen.forecast.call import CallForecast
 from kernelgen.forecast.kernels import Kernels
 from kernelgen.model import exporter, graph_ops, sources
 from kernelgen.model.sizes import DecodeCall, Settings, pad
-from kernelgen.model.sources import Kind
-from kernelgen.neff.identity import Key
+from kernelgen.model.sources import SourceKind
+from kernelgen.neff.identity import NeffKey
 from kernelgen.plan import Kernel
 from kernelgen.report import baseline as baselines
 from kernelgen.report import covered, logs
 from kernelgen.report import measured as measurements
-from kernelgen.report.kernel_page import Made
-from kernelgen.report.numbers import Asked, collect
+from kernelgen.report.kernel_page import KernelOrigin
+from kernelgen.report.numbers import ReportInputs, collect
 from kernelgen.report.page import of_kernel, page, table
 from kernelgen.spec.graph_kernel import GraphSpec
 from kernelgen.spec.op_kernel import KernelSpec
@@ -137,14 +137,14 @@ def command(
     times = _measured(measured, kernels)
     asked = _Calls(settings, kernels, chip, catalog)
     if model is not None:
-        if sources.recognize(model).kind is Kind.GRAPHS:
+        if sources.recognize(model).kind is SourceKind.GRAPHS:
             asked.read(model)
         else:
             asked.ask(model, exporter.find(program, llama_cpp))
     bundles = [stored for path in paths if reader.is_bundle(path) for stored in reader.read(path)]
     bundles = [stored for stored in bundles if stored.origin.target == name]
     numbers = collect(
-        Asked(
+        ReportInputs(
             names=[path.name for path in paths],
             chip=chip,
             model=asked.model,
@@ -194,7 +194,7 @@ def _measured(files: Sequence[Path], kernels: Kernels) -> dict[str, float]:
     return found
 
 
-def _compile_seconds(bundles: Sequence[Stored]) -> dict[str, int]:
+def _compile_seconds(bundles: Sequence[StoredBundle]) -> dict[str, int]:
     """Returns the compile times of the kernels in this machine's cache of NEFFs."""
     folder = cache.default_folder(os.environ)
     found: dict[str, int] = {}
@@ -203,7 +203,7 @@ def _compile_seconds(bundles: Sequence[Stored]) -> dict[str, int]:
     for bundle in bundles:
         for kernel in bundle.kernels:
             flags = bundle.origin.flags if kernel.flags is None else kernel.flags
-            head = Folder(folder).head(Key(kernel.hlo_sha256, bundle.origin.compiler, flags).name)
+            head = Folder(folder).head(NeffKey(kernel.hlo_sha256, bundle.origin.compiler, flags).name)
             if head is not None and head.seconds is not None:
                 found[kernel.id] = head.seconds
     return found
@@ -225,7 +225,7 @@ def _write_kernel_pages(
     numbers: Mapping[str, Any],
     kernels: Kernels,
     catalog: Catalog,
-    bundles: Sequence[Stored],
+    bundles: Sequence[StoredBundle],
     logs_of: Mapping[str, str],
 ) -> None:
     by_id = {kernel.id: name for name, kernel in kernels.by_graph.items()}
@@ -237,7 +237,7 @@ def _write_kernel_pages(
             assert hlo is not None  # otherwise it has no row
             read = id in stored and stored[id][1].files is not None
             emitters = [] if read else _emitters(kernels.kernel(kernels.by_graph[by_id[id]]), catalog)
-            text = of_kernel(row, Made(hlo, emitters, stored.get(id), logs_of.get(id)), report)
+            text = of_kernel(row, KernelOrigin(hlo, emitters, stored.get(id), logs_of.get(id)), report)
             (temporary / f"{id}.html").write_text(text, encoding="utf-8")
 
 

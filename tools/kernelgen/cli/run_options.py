@@ -52,7 +52,7 @@ _CHAINS = {"none": "", "default": _DEFAULT_CHAIN}
 """Names of chains of samplers."""
 
 
-class Counts(click.ParamType[tuple[int, ...]]):
+class IntegerList(click.ParamType[tuple[int, ...]]):
     """Numbers separated by commas, as `tuple[int, ...]`; each once, in ascending order.
 
     Args:
@@ -72,8 +72,8 @@ class Counts(click.ParamType[tuple[int, ...]]):
         return tuple(sorted({int(part) for part in parts}))
 
 
-class Contexts(Counts):
-    """Like `Counts`, with `any` as an empty value."""
+class Contexts(IntegerList):
+    """Like `IntegerList`, with `any` as an empty value."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         return () if value == _ANY else super().convert(value, param, ctx)
@@ -127,21 +127,21 @@ _SETTINGS = (
     ),
     click.option(
         "--n-tokens",
-        type=Counts(),
+        type=IntegerList(),
         metavar="N,…",
         help="Numbers of tokens per call to build kernels for; these kernels compute other numbers, too.  "
         f"[default: {','.join(map(str, FEW))}, up to --n-ubatch]",
     ),
     click.option(
         "--n-outputs",
-        type=Counts(least=0),
+        type=IntegerList(least=0),
         metavar="N,…",
         help="Numbers of tokens per call whose logits a program reads.  "
         "[default: 1 and all; with --split-mode tensor also none of --n-ubatch]",
     ),
     click.option(
         "--n-kv",
-        type=Counts(),
+        type=IntegerList(),
         metavar="N,…",
         help="Lengths of the KV cache in use.  [default: powers of two from 256; all multiples of 256 with an --n-ctx and "
         "a cache for each sequence]",
@@ -177,7 +177,7 @@ _SETTINGS = (
     ),
     click.option(
         "--n-encoded",
-        type=Counts(),
+        type=IntegerList(),
         metavar="N,…",
         help="For a model with an encoder and a decoder: numbers of tokens that the encoder computes and the decoder attends to; "
         "the kernels compute other numbers, too.  "
@@ -217,7 +217,7 @@ _SETTINGS = (
     ),
     click.option(
         "--devices",
-        type=Counts(),
+        type=IntegerList(),
         metavar="N,…",
         help=f"Numbers of devices over which --split-mode {_TENSOR} splits; 1 is without a split.",
     ),
@@ -277,7 +277,7 @@ _PROJECTOR = (
     click.option(
         "--audio-seconds",
         "seconds",
-        type=Counts(),
+        type=IntegerList(),
         metavar="N,…",
         help="More lengths of sound to build kernels of the projector for.",
     ),

@@ -2,7 +2,7 @@
 
     python -m kernelgen.compilers.cached KEY OUTPUT COMMAND...
 
-KEY is the NEFF's key as JSON (`neff.identity.Key`), OUTPUT the file to write, COMMAND the command that compiles to OUTPUT. The
+KEY is the NEFF's key as JSON (`neff.identity.NeffKey`), OUTPUT the file to write, COMMAND the command that compiles to OUTPUT. The
 environment selects the caches (docs/reference/caching.md). The exit status is COMMAND's if it ran and failed, or 75 (`EX_TEMPFAIL`)
 if the caches are unusable: then the caller compiles by itself.
 """
@@ -19,7 +19,7 @@ from kernelgen import fileio
 from kernelgen.cache import COMPILED, Cache, CacheSettings, Notices
 from kernelgen.compilers.neuronx_cc_driver import NO_CACHE
 from kernelgen.errors import KernelgenError
-from kernelgen.neff.identity import Key
+from kernelgen.neff.identity import NeffKey
 
 
 class _Failed(Exception):
@@ -29,7 +29,7 @@ class _Failed(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    key, output, command = Key.from_json(json.loads(argv[0])), Path(argv[1]), argv[2:]
+    key, output, command = NeffKey.from_json(json.loads(argv[0])), Path(argv[1]), argv[2:]
 
     def make() -> bytes:
         status = subprocess.run(command, check=False).returncode

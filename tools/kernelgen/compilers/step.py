@@ -100,9 +100,9 @@ def compile_file(
     if cache is None:
         neff, source = compile_(), "compiled"
     else:
-        from kernelgen.cache import Key
+        from kernelgen.cache import NeffKey
 
-        key = Key.make(data, compiler.identity, config.flags())
+        key = NeffKey.make(data, compiler.identity, config.flags())
         neff, source = cache.neff(key, name, compile_, timeout, timed=compiler.name == "neuronx-cc")
     fileio.write_bytes(output, neff)
     return Compiled(source, hashlib.sha256(neff).hexdigest(), tuple(warnings))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.device.libnrt import Libnrt, NrtModel, NrtTensor, Scheduled
+from kernelgen.device.libnrt import Libnrt, NrtModel, NrtTensor, ScheduledExecution
 from kernelgen.hlo import proto
 from kernelgen.spec.graph_kernel import GraphSpec, Spec, spec_from_json
 
@@ -174,7 +174,7 @@ class DeviceBench:
         modelled = self.nrt.simulated_ns()
         return time.perf_counter() if modelled is None else modelled / 1e9
 
-    def bind(self, kernel: CheckKernel, arrays: Sequence[np.ndarray[Any, Any]]) -> Bound:
+    def bind(self, kernel: CheckKernel, arrays: Sequence[np.ndarray[Any, Any]]) -> BoundKernel:
         """Returns a loaded kernel with new tensors; its inputs hold the given arrays."""
         inputs = {}
         for name, array in zip(kernel.inputs, arrays, strict=True):
@@ -187,14 +187,16 @@ class DeviceBench:
             outputs[name] = self.nrt.allocate(size) if shared is None else inputs[kernel.inputs[shared]]
         return self.bound(kernel, inputs, outputs)
 
-    def bound(self, kernel: CheckKernel, inputs: Mapping[str, NrtTensor], outputs: Mapping[str, NrtTensor]) -> Bound:
+    def bound(
+        self, kernel: CheckKernel, inputs: Mapping[str, NrtTensor], outputs: Mapping[str, NrtTensor]
+    ) -> BoundKernel:
         """Returns a loaded kernel with the given tensors."""
         model = self.models[kernel.name]
         used = {name: tensor for name, tensor in inputs.items() if name in model.inputs}
         sets = self.nrt.tensor_set(used), self.nrt.tensor_set(outputs)
-        return Bound(dict(inputs), dict(outputs), lambda: self.nrt.execute(model, *sets), model, sets)
+        return BoundKernel(dict(inputs), dict(outputs), lambda: self.nrt.execute(model, *sets), model, sets)
 
-    def wait(self, queued: Sequence[Scheduled]) -> None:
+    def wait(self, queued: Sequence[ScheduledExecution]) -> None:
         """Waits until queued executions are done, in order.
 
         Raises:
@@ -208,7 +210,7 @@ class DeviceBench:
             if not self.nrt.is_completed(one):
                 raise CheckError(f"execution {i + 1} of {len(queued)} is not done, and the last one is")
 
-    def compare(self, kernel: CheckKernel, arrays: Sequence[np.ndarray[Any, Any]], bound: Bound) -> float:
+    def compare(self, kernel: CheckKernel, arrays: Sequence[np.ndarray[Any, Any]], bound: BoundKernel) -> float:
         """Returns the largest error of a result.
 
         Raises:
@@ -239,7 +241,7 @@ def nmse(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundKernel:
     """A kernel with its tensors."""
 
     inputs: dict[str, NrtTensor]

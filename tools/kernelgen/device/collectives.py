@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from kernelgen.device.bench import Bound, CheckError, DeviceBench, MissingKernel, inputs_of
+from kernelgen.device.bench import BoundKernel, CheckError, DeviceBench, MissingKernel, inputs_of
 from kernelgen.device.libnrt import StatusError
 
 RANKS = 2
@@ -47,13 +47,13 @@ def summed(bench: DeviceBench) -> str:
     summands = [first, first[::-1] * np.float32(2)]
     expected = summands[0] + summands[1]
 
-    def bind(rank: int) -> Bound:
+    def bind(rank: int) -> BoundKernel:
         model = nrt.load_rank(kernel.neff, rank, rank, RANKS)
         tensors = {name: nrt.allocate(size, rank) for name, size in (model.inputs | model.outputs).items()}
         for number, parameter in kernel.aliases.items():
             tensors[kernel.outputs[number]] = tensors[kernel.inputs[parameter]]
         sets = [nrt.tensor_set({name: tensors[name] for name in names}) for names in (model.inputs, model.outputs)]
-        return Bound(tensors, tensors, lambda: nrt.execute(model, *sets), model, (sets[0], sets[1]))
+        return BoundKernel(tensors, tensors, lambda: nrt.execute(model, *sets), model, (sets[0], sets[1]))
 
     def queue() -> None:
         for one in [nrt.schedule(rank.model, *rank.sets) for rank in ranks]:  # each core has its own queue

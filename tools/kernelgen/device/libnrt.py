@@ -70,7 +70,7 @@ class NrtModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class ScheduledExecution:
     """A queued execution.
 
     Attributes:
@@ -94,7 +94,7 @@ class Libnrt:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
-        self._scheduled: list[Scheduled] = []
+        self._scheduled: list[ScheduledExecution] = []
         self._closed = False
         self._library.nrt_get_status_as_str.restype = ctypes.c_char_p
 
@@ -230,16 +230,18 @@ class Libnrt:
         major, minor = found.numbers[:2]
         return (major, minor) >= (2, 31) and hasattr(self._library, "nrta_execute_schedule")
 
-    def schedule(self, model: NrtModel, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> Scheduled:
+    def schedule(self, model: NrtModel, inputs: ctypes.c_void_p, outputs: ctypes.c_void_p) -> ScheduledExecution:
         """Queues an execution on the core of the model."""
         status, sequence = ctypes.c_int(_PENDING), ctypes.c_uint64()
         self._call(
             "nrta_execute_schedule", model.handle, inputs, outputs, 0, ctypes.byref(status), ctypes.byref(sequence)
         )
-        self._scheduled.append(Scheduled(status, sequence))  # the library writes to them even after the caller is gone
+        self._scheduled.append(
+            ScheduledExecution(status, sequence)
+        )  # the library writes to them even after the caller is gone
         return self._scheduled[-1]
 
-    def is_completed(self, scheduled: Scheduled) -> bool:
+    def is_completed(self, scheduled: ScheduledExecution) -> bool:
         """Returns whether an execution is done.
 
         Raises:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelgen.device.bench import (
     MAX_WAIT,
-    Bound,
+    BoundKernel,
     CheckError,
     CheckKernel,
     CheckWarning,
@@ -20,7 +20,7 @@ from kernelgen.device.bench import (
     MissingKernel,
     inputs_of,
 )
-from kernelgen.device.libnrt import NrtTensor, Scheduled, StatusError
+from kernelgen.device.libnrt import NrtTensor, ScheduledExecution, StatusError
 from kernelgen.device.manifest import COPIED, RUNS
 from kernelgen.dispatch import chips
 from kernelgen.hlo import estimate
@@ -108,7 +108,7 @@ def queue(bench: DeviceBench) -> str:
     large = bench.bind(heavy, arrays)
     adding = bench.of("add-256x4")
     steps, start, step = _chain(bench, adding)
-    queued: list[Scheduled] = []
+    queued: list[ScheduledExecution] = []
     full = ""
     for i in range(MOST):
         bound = steps[i // 2 % 2] if i % 2 else large
@@ -146,7 +146,9 @@ def queue(bench: DeviceBench) -> str:
     return f"{layers} programs of a layer and {done} small ones, all done in order{f'; {full}' if full else ''}"
 
 
-def _chain(bench: DeviceBench, adding: CheckKernel) -> tuple[list[Bound], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _chain(
+    bench: DeviceBench, adding: CheckKernel
+) -> tuple[list[BoundKernel], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Returns an addition bound twice, each to the other's sum, with the first sum and the addend."""
     import numpy as np
 

@@ -24,7 +24,7 @@ from kernelgen.spec.graph_kernel import GraphSpec, TensorPlace
 from kernelgen.spec.op_kernel import KernelSpec
 
 
-class Outside(enum.IntEnum):
+class UngroupedReason(enum.IntEnum):
     """The reason why a node is in no group; among several, the last one counts."""
 
     OP = 0
@@ -59,7 +59,7 @@ class Grouping:
     """
 
     groups: tuple[GraphSpec, ...]
-    outside: tuple[tuple[int, Outside], ...]
+    outside: tuple[tuple[int, UngroupedReason], ...]
     sizes: tuple[int, ...]
 
     @property
@@ -117,7 +117,7 @@ class Groups:
         graphs = (*own, *map(self._any_numbers.of, own))
         ways = [(way, [self._token(node) for node in way.nodes]) for way in graphs]
         known = [any(token in self._members for token in tokens) for tokens in zip(*(t for _, t in ways), strict=True)]
-        reasons = [Outside.PLACE if one else Outside.OP for one in known]
+        reasons = [UngroupedReason.PLACE if one else UngroupedReason.OP for one in known]
         readers = readers_of(graph)
         groups, outside = [], []
         nodes: list[Counter[int]] = []
@@ -151,7 +151,7 @@ class Groups:
         tokens: list[KernelSpec | None],
         first: int,
         readers: dict[int, int],
-        reasons: list[Outside],
+        reasons: list[UngroupedReason],
     ) -> GraphSpec | None:
         """Returns the longest group that starts with a node; records why others do not."""
         token = tokens[first]
@@ -161,13 +161,13 @@ class Groups:
             if tuple(tokens[first:end]) != kernels[: len(tokens) - first]:
                 continue
             if end > len(tokens):
-                _note(reasons, first, len(tokens), Outside.CUT)
+                _note(reasons, first, len(tokens), UngroupedReason.CUT)
                 continue
             assert patterns is not None
             try:
                 spec = segment_spec(graph, Segment(first, end), readers)
             except ValueError:
-                _note(reasons, first, end, Outside.WIRING)
+                _note(reasons, first, end, UngroupedReason.WIRING)
                 continue
             if spec in patterns[kernels]:
                 return spec
@@ -175,11 +175,11 @@ class Groups:
             if apart is not None:
                 return apart
             same = any(_wiring(spec) == _wiring(other) for other in patterns[kernels])
-            _note(reasons, first, end, Outside.RESULT if same else Outside.WIRING)
+            _note(reasons, first, end, UngroupedReason.RESULT if same else UngroupedReason.WIRING)
         return None
 
 
-def _note(reasons: list[Outside], first: int, end: int, reason: Outside) -> None:
+def _note(reasons: list[UngroupedReason], first: int, end: int, reason: UngroupedReason) -> None:
     reasons[first:end] = [max(known, reason) for known in reasons[first:end]]
 
 

@@ -76,7 +76,7 @@ class Refusals:
 
 
 @dataclass(frozen=True)
-class Reason:
+class MissingReason:
     """The reason why a node has no kernel.
 
     Attributes:
@@ -90,7 +90,7 @@ class Reason:
     nearest: str | None = None
 
 
-class Why:
+class ReasonFinder:
     """Finds the reason for each missing kernel."""
 
     def __init__(self, catalog: Catalog, kernels: frozenset[KernelSpec], refusals: Refusals) -> None:
@@ -98,24 +98,24 @@ class Why:
         self._kernels = kernels
         self._refusals = refusals
 
-    def of(self, missing: Sequence[GraphOp]) -> dict[KernelSpec, Reason]:
+    def of(self, missing: Sequence[GraphOp]) -> dict[KernelSpec, MissingReason]:
         """Returns the reason for each op."""
         near = coverage.nearest(missing, self._kernels)
         return {op.spec: self._of(op.spec, near) for op in missing}
 
-    def _of(self, spec: KernelSpec, near: Mapping[KernelSpec, tuple[KernelSpec, list[str]]]) -> Reason:
+    def _of(self, spec: KernelSpec, near: Mapping[KernelSpec, tuple[KernelSpec, list[str]]]) -> MissingReason:
         impossible = self._reasons.of_spec(spec)
         if impossible is not None:
-            return Reason("no emitter", impossible)
+            return MissingReason("no emitter", impossible)
         refused = self._refusals.of(spec)
         if refused is not None:
-            return Reason("refused", f"{spec.op}: {refused}")
+            return MissingReason("refused", f"{spec.op}: {refused}")
         if spec not in near:
-            return Reason("none of this op", f"there is no kernel for {spec.op}")
+            return MissingReason("none of this op", f"there is no kernel for {spec.op}")
         other, parts = near[spec]
         whole = tokens.why_not(spec.op, spec.inputs, spec.output)
         more = f"; kernels for other numbers of tokens can't: {whole}" if whole else ""
-        return Reason("other shapes", f"nearest is {other.id}: {'; '.join(parts)}{more}", other.id)
+        return MissingReason("other shapes", f"nearest is {other.id}: {'; '.join(parts)}{more}", other.id)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class CoverageReport:
 
     results: tuple[tuple[GraphExport, Coverage], ...]
     selections: Mapping[KernelSpec, Selection]
-    why: Mapping[KernelSpec, Reason]
+    why: Mapping[KernelSpec, MissingReason]
     beyond: tuple[KernelSpec, ...]
 
 
@@ -139,7 +139,7 @@ def report(graphs: Sequence[GraphExport], available: AvailableKernels, catalog: 
     """Returns the coverage of graphs. A manifest's kernel that neuronx-cc is known to refuse covers nothing."""
     refusals = Refusals(catalog, available)
     kernels = available.specs - refusals.of_manifests(graphs)
-    why = Why(catalog, kernels, refusals)
+    why = ReasonFinder(catalog, kernels, refusals)
     index = lengths.LengthIndex.of(kernels, costs.builtin(available.target or "trn1"))
     selections = {
         spec: how

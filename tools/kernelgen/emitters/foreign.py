@@ -38,12 +38,12 @@ _WATCHED = frozenset(
 )
 
 
-class Forked(RuntimeError):
+class ForkError(RuntimeError):
     """An emitter forks: JAX has threads, and a copy of this process would send a second answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class FileRead:
     """One file or folder that was read.
 
     Attributes:
@@ -58,7 +58,7 @@ class Read:
 
 
 @dataclass(slots=True)
-class Reads:
+class FileReads:
     """The files that the emitters of one library have read in this process since their import: they may have kept any content.
 
     Attributes:
@@ -68,7 +68,7 @@ class Reads:
     """
 
     root: Path
-    files: dict[str, Read] = field(default_factory=dict)
+    files: dict[str, FileRead] = field(default_factory=dict)
     unknown: dict[str, Location | None] = field(default_factory=dict)
 
     @property
@@ -117,7 +117,7 @@ class _Trace:
     """The only audit hook of this process. Hooks can't be removed; it does nothing while no emitter runs."""
 
     def __init__(self) -> None:
-        self.reads: Reads | None = None
+        self.reads: FileReads | None = None
         self.written: set[str] = set()
         self._installed = False
         self._here = threading.local()
@@ -135,14 +135,14 @@ class _Trace:
         if reads is None or getattr(self._here, "busy", False):
             return
         if event in _FORKS:
-            raise Forked("an emitter must not fork")
+            raise ForkError("an emitter must not fork")
         self._here.busy = True  # files opened to compute a digest are not the emitter's
         try:
             self._note(reads, event, arguments)
         finally:
             self._here.busy = False
 
-    def _note(self, reads: Reads, event: str, arguments: tuple[Any, ...]) -> None:
+    def _note(self, reads: FileReads, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _PROGRAMS:
             reads.unknown.setdefault(f"runs {_shown(arguments[0])}", _place(reads.root))
             return
@@ -180,7 +180,7 @@ class _Trace:
             # os.open, maybe relative to a folder's descriptor, which the event does not include.
             reads.unknown.setdefault(f"reads {_shown(opened)} in an unknown folder", _place(reads.root))
         else:
-            reads.files[path] = Read(found, _place(reads.root), signature)
+            reads.files[path] = FileRead(found, _place(reads.root), signature)
 
     def _is_written(self, path: str) -> bool:
         """Returns whether an emitter created a file, or a folder that contains it."""
@@ -268,14 +268,14 @@ def builtins_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(reads: Reads) -> Iterator[None]:
+def running(reads: FileReads) -> Iterator[None]:
     """Adds the block's reads to `reads`, and undoes its changes to this process.
 
     At the end of the block, also after an exception, these are as before: the working folder, environment variables, recursion
     limit, umask, alarm and builtins. A copy of this process that the block forks ends there.
 
     Raises:
-        Forked: inside the block, if it forks.
+        ForkError: inside the block, if it forks.
     """
     _TRACE.install()
     outer, process = _TRACE.reads, os.getpid()

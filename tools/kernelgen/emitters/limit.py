@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from kernelgen.errors import TookTooLong
+from kernelgen.errors import TimeLimitExpired
 
 EMIT_TIMEOUT = 600.0
 """Default time limit for emitting one kernel, in seconds; it normally takes milliseconds."""
@@ -37,7 +37,7 @@ def limited(seconds: float | None) -> Iterator[None]:
         seconds: the time limit, or None.
 
     Raises:
-        TookTooLong: anywhere in the block; also after it if the block caught the exception.
+        TimeLimitExpired: anywhere in the block; also after it if the block caught the exception.
     """
     if seconds is None:
         yield
@@ -48,7 +48,7 @@ def limited(seconds: float | None) -> Iterator[None]:
         if time.monotonic() < deadline:  # an alarm that the block set
             signal.setitimer(signal.ITIMER_REAL, deadline - time.monotonic(), _AGAIN)
             return None
-        raise TookTooLong(seconds)
+        raise TimeLimitExpired(seconds)
 
     # A copy of standard error, because an emitter may close the original.
     try:
@@ -66,4 +66,4 @@ def limited(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
         os.close(errors)
     if time.monotonic() >= deadline:
-        raise TookTooLong(seconds)
+        raise TimeLimitExpired(seconds)

@@ -23,7 +23,7 @@ from typing import Any
 from kernelgen import languages
 from kernelgen.emitters import foreign
 from kernelgen.emitters.dependencies import dependencies
-from kernelgen.emitters.foreign import Reads
+from kernelgen.emitters.foreign import FileReads
 from kernelgen.emitters.library import BUILTIN, BUILTIN_PACKAGE, Library, builtin_library
 from kernelgen.emitters.registration import Registration
 from kernelgen.emitters.sources import of_function
@@ -120,9 +120,9 @@ def load_file(file: Path, function: str) -> tuple[str, Callable[..., Any]]:
     return made.language, load_function(Library(file.parent.name or "kernels", file.parent), made)
 
 
-def reads(library: Library) -> Reads:
+def reads(library: Library) -> FileReads:
     """Returns the files besides its sources that a library's emitters have read since their import."""
-    return _READS.setdefault(_package_name(library), Reads(library.root))
+    return _READS.setdefault(_package_name(library), FileReads(library.root))
 
 
 class _SourceLoader(importlib.abc.SourceLoader):
@@ -210,7 +210,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 _FINDER = _Finder()
 _LOADED: dict[tuple[str, str], bytes] = {}
 """The digest of every imported file, by package and file name."""
-_READS: dict[str, Reads] = {}
+_READS: dict[str, FileReads] = {}
 """The files that libraries' emitters read, by package."""
 
 

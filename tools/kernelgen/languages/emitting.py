@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Emitting:
+class KernelEmission:
     """One kernel's emission.
 
     Attributes:
@@ -25,13 +25,13 @@ class Emitting:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-_CURRENT: ContextVar[Emitting | None] = ContextVar("emitting", default=None)
+_CURRENT: ContextVar[KernelEmission | None] = ContextVar("emitting", default=None)
 
 
 @contextlib.contextmanager
-def emitting(targets: tuple[str, ...]) -> Iterator[Emitting]:
+def emitting(targets: tuple[str, ...]) -> Iterator[KernelEmission]:
     """Makes one kernel's emission the current one until the block ends."""
-    made = Emitting(targets)
+    made = KernelEmission(targets)
     token = _CURRENT.set(made)
     try:
         yield made

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelgen.languages.protocol import Call, Language, Returned
+from kernelgen.languages.protocol import Call, CallResults, Language
 
 
 class _Jax:
@@ -16,10 +16,10 @@ class _Jax:
     def loading(self, file: Path, env: Mapping[str, str], lowering: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def call(self, function: Callable[..., Any], call: Call) -> Returned:
+    def call(self, function: Callable[..., Any], call: Call) -> CallResults:
         ordered, named = call.bound(call.arguments)
         returned = function(*ordered, **named)
-        return Returned(tuple(returned) if isinstance(returned, tuple) else (returned,))
+        return CallResults(tuple(returned) if isinstance(returned, tuple) else (returned,))
 
 
 LANGUAGE: Language = _Jax()

@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class CallResults:
     """The results of a call.
 
     Attributes:
@@ -73,7 +73,7 @@ class Language(Protocol):
             lowering: see `Call`.
         """
 
-    def call(self, function: Callable[..., Any], call: Call) -> Returned:
+    def call(self, function: Callable[..., Any], call: Call) -> CallResults:
         """Calls a kernel's function under a JAX trace.
 
         Raises:

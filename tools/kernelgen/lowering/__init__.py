@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class EmittedKernel:
     """The result of emitting a kernel.
 
     Attributes:
@@ -36,7 +36,9 @@ def emit(spec: KernelSpec, function: Callable[..., Any]) -> bytes:
     return emit_in("jax", spec, function).hlo
 
 
-def emit_in(language: str, spec: KernelSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()) -> Emitted:
+def emit_in(
+    language: str, spec: KernelSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()
+) -> EmittedKernel:
     """Returns the kernel's canonical HLO, with equal bytes for equal meaning on every machine, and its notes.
 
     Args:
@@ -56,7 +58,7 @@ def emit_in(language: str, spec: KernelSpec, function: Callable[..., Any], targe
 
 def emit_source(
     language: str, spec: SourceSpec, function: Callable[..., Any], targets: tuple[str, ...] = ()
-) -> Emitted:
+) -> EmittedKernel:
     """Returns the canonical HLO of a kernel that is named by its source, and its notes.
 
     Args:
@@ -74,7 +76,7 @@ def emit_source(
     return _canonical(spec.id, lower_source(language, spec, function, targets), place(function))
 
 
-def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> Emitted:
+def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> EmittedKernel:
     """Returns the canonical HLO of a graph kernel, and its notes; its emitters are in JAX.
 
     Args:
@@ -89,7 +91,7 @@ def emit_graph(spec: GraphSpec, functions: Mapping[str, Callable[..., Any]]) -> 
     return _canonical(spec.id, lower_graph(spec, functions), None)
 
 
-def _canonical(id: str, lowered: Lowered, place: Location | None) -> Emitted:
+def _canonical(id: str, lowered: Lowered, place: Location | None) -> EmittedKernel:
     from kernelgen.errors import Diagnostic, KernelgenError
     from kernelgen.hlo.canonicalize import canonicalize
     from kernelgen.hlo.lint import errors, lint
@@ -98,4 +100,4 @@ def _canonical(id: str, lowered: Lowered, place: Location | None) -> Emitted:
     findings = errors(lint(hlo))
     if findings:
         raise KernelgenError([Diagnostic(f"kernel {id}: {f}", place, f.hint) for f in findings], exit_code=1)
-    return Emitted(hlo, lowered.notes)
+    return EmittedKernel(hlo, lowered.notes)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from kernelgen import lowering
 from kernelgen.emitters import foreign
 from kernelgen.emitters.fingerprint import of_sources
-from kernelgen.emitters.foreign import Reads
+from kernelgen.emitters.foreign import FileReads
 from kernelgen.emitters.library import Library
 from kernelgen.emitters.limit import HINT, limited
 from kernelgen.emitters.loading import environment, load_functions, reads
 from kernelgen.emitters.registration import Registration
-from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location, TookTooLong
+from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError, Location, TimeLimitExpired
 from kernelgen.hlo.cpu import import_jax
 from kernelgen.spec.graph_kernel import GraphSpec, Spec
 from kernelgen.spec.source_kernel import SourceSpec, own_target
@@ -128,11 +128,11 @@ def _emit(
         with limited(timeout):
             functions = load_functions(emitters, known)
             made = _hlo(spec, emitters, functions, targets)
-    except TookTooLong as error:
+    except TimeLimitExpired as error:
         place = Location(str(emitters[0][1].file), emitters[0][1].line, 1)
         raise KernelgenError(Diagnostic(f"kernel {spec.id}: {error}", place, HINT), exit_code=EXIT_FAILED) from None
     except KernelgenError as error:
-        if isinstance(error.__cause__, TookTooLong):
+        if isinstance(error.__cause__, TimeLimitExpired):
             mistakes = [replace(diagnostic, hint=HINT) for diagnostic in error.diagnostics]
             raise KernelgenError(mistakes, exit_code=EXIT_FAILED) from None
         if allowed is None:
@@ -154,7 +154,7 @@ def _hlo(
     emitters: Sequence[tuple[Library, Registration]],
     functions: Sequence[Callable[..., Any]],
     targets: tuple[str, ...],
-) -> lowering.Emitted:
+) -> lowering.EmittedKernel:
     if not isinstance(spec, GraphSpec):
         library, registration = emitters[0]
         with foreign.running(reads(library)), environment(registration):
@@ -188,7 +188,7 @@ def unfollowed(spec: Spec, unknown: Collection[tuple[str, Location | None]]) -> 
     ]
 
 
-def _undeclared(spec: Spec, found: Reads, allowed: Collection[str], missing: bool) -> list[Diagnostic]:
+def _undeclared(spec: Spec, found: FileReads, allowed: Collection[str], missing: bool) -> list[Diagnostic]:
     """Returns the undeclared reads of an emitter; with `missing`, also of files that do not exist."""
     return [
         *(

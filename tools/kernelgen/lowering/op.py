@@ -21,7 +21,7 @@ from kernelgen.hlo.cpu import import_jax
 from kernelgen.hlo.storage import ParameterStorage, storage, update, view
 from kernelgen.languages import DEFAULT
 from kernelgen.languages.emitting import add_notes, emitting
-from kernelgen.languages.protocol import Call, Returned
+from kernelgen.languages.protocol import Call, CallResults
 from kernelgen.spec.op_kernel import KernelSpec
 
 CLEAR_EVERY = 64
@@ -179,7 +179,7 @@ def call(
 
 
 def _of_op(
-    returned: Returned, updated: Mapping[int, TensorDesc], spec: KernelSpec, function: Callable[..., Any]
+    returned: CallResults, updated: Mapping[int, TensorDesc], spec: KernelSpec, function: Callable[..., Any]
 ) -> tuple[Any, ...]:
     """Returns an op's results, from the emitter's return value and the inputs that it changes in place."""
     changed = {

@@ -20,7 +20,7 @@ from kernelgen.manifest.template import Value
 from kernelgen.manifest.values import explain_tensor, parse_tensor
 from kernelgen.manifest.weights import Wishes
 from kernelgen.plan import Kernel
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 
 MAX_SUGGESTIONS = 20
 """Number of wrong names per entry that get a suggestion: each is compared with all names, which may be ten thousand."""
@@ -49,7 +49,7 @@ class _Memory:
     """The tensor that a name refers to.
 
     Attributes:
-        root: see `Loose`.
+        root: see `UnnumberedTensor`.
         offset: bytes from the root's start.
         tensor: its tensor.
     """
@@ -271,10 +271,10 @@ class _GraphEntry(KernelEntry):
 
     def _node(
         self, i: int, member: _Member, memory: dict[str, _Memory], outputs: set[str], values: Mapping[str, Value]
-    ) -> LooseNode | None:
+    ) -> UnnumberedNode | None:
         name, output = self._of(member, "name").text, self._of(member, "output")
         own = output.text.lstrip().startswith("(")
-        into: Loose | None = None
+        into: UnnumberedTensor | None = None
         result: TensorDesc | None
         if own:
             result = self._tensor(output, values)
@@ -298,13 +298,13 @@ class _GraphEntry(KernelEntry):
         if full is None:
             return None
         member.check_shapes(op, descriptions, result, full, alias, values)
-        return LooseNode(op.name, tuple(inputs), result, full, into, name in outputs)
+        return UnnumberedNode(op.name, tuple(inputs), result, full, into, name in outputs)
 
     def _alias_of(
         self,
         op: Op,
-        inputs: list[Loose | None],
-        into: Loose | None,
+        inputs: list[UnnumberedTensor | None],
+        into: UnnumberedTensor | None,
         output: YamlNode,
         i: int,
         values: Mapping[str, Value],
@@ -322,7 +322,9 @@ class _GraphEntry(KernelEntry):
             self.fail_with(values, output, f"{op.name} writes its result to {of}: the output is the same reference")
         return found
 
-    def _reference(self, item: YamlNode, memory: Mapping[str, _Memory], values: Mapping[str, Value]) -> Loose | None:
+    def _reference(
+        self, item: YamlNode, memory: Mapping[str, _Memory], values: Mapping[str, Value]
+    ) -> UnnumberedTensor | None:
         """Returns the tensor of a reference; None if it has a mistake."""
         if not self.usable(item):
             self.good = False
@@ -343,7 +345,7 @@ class _GraphEntry(KernelEntry):
             self.fail(item, f"'{short(str(text))}' is not a reference", expected)
             return None
         if tensor is None:
-            return Loose(whole.root, whole.offset, whole.tensor)
+            return UnnumberedTensor(whole.root, whole.offset, whole.tensor)
         try:
             view = parse_tensor(tensor)
         except ValueError as error:
@@ -359,9 +361,9 @@ class _GraphEntry(KernelEntry):
             self.fail_with(values, item, f"a view of {name} is {have}, as {name} is, not {view.type_text}")
         elif end > size:
             self.fail_with(values, item, f"the view ends at byte {end}, and {name} has {size}")
-        return Loose(whole.root, whole.offset + int(offset or 0), view)
+        return UnnumberedTensor(whole.root, whole.offset + int(offset or 0), view)
 
 
-def _root(loose: Loose) -> str | int:
+def _root(loose: UnnumberedTensor) -> str | int:
     assert isinstance(loose.root, str | int)
     return loose.root

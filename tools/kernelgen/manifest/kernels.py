@@ -34,7 +34,7 @@ _EXPRESSION = re.compile(r"\$\{.*\}$")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedKernel:
     """A kernel that an entry names, with the entry's node."""
 
     name: str
@@ -63,7 +63,7 @@ class Choice:
 
 def expand(
     entry: YamlNode, catalog: Catalog, report: Report, sizes: Sizes = NO_SIZES, choice: Choice = Choice()
-) -> tuple[list[Kernel], list[Named]]:
+) -> tuple[list[Kernel], list[NamedKernel]]:
     """Returns the kernels of one entry; adds mistakes to `report`, and an entry with a mistake gives no kernel.
 
     Args:
@@ -124,7 +124,7 @@ class KernelEntry:
     def usable(self, node: YamlNode | None) -> bool:
         return node is not None and id(node) not in self.report.wrong
 
-    def expand(self) -> tuple[list[Kernel], list[Named]]:
+    def expand(self) -> tuple[list[Kernel], list[NamedKernel]]:
         entry = self.entry
         if entry.kind != "map":
             return [], []
@@ -134,7 +134,7 @@ class KernelEntry:
         if self.op is not None:
             self._check_counts(self.op)
         kernels: list[Kernel] = []
-        named: list[Named] = []
+        named: list[NamedKernel] = []
         if self.op is None:
             for values in self._combinations():
                 self._tensors(values)  # to report their mistakes
@@ -154,7 +154,7 @@ class KernelEntry:
                 kernels += chosen
             name = entry.get("name")
             if specs and name is not None and self.usable(name):
-                named.append(Named(str(self._fill(name, values)), next(iter(specs)), name))
+                named.append(NamedKernel(str(self._fill(name, values)), next(iter(specs)), name))
         self._check_layouts(has_layout)
         return (kernels, named) if self.good else ([], [])
 

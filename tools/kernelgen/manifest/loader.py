@@ -119,7 +119,7 @@ def _entries(
     found: list[Kernel] = []
     checks: list[sources.ReferenceCheck] = []
     programs: dict[str, tuple[str, YamlNode]] = {}
-    named: dict[str, kernels.Named] = {}
+    named: dict[str, kernels.NamedKernel] = {}
     shared = sizes.read(root, report)
     for entry in _items(root, "graphs"):
         found += graphs.expand(entry, catalog, report, shared, choice)

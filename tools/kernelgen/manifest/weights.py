@@ -13,7 +13,7 @@ from kernelgen.manifest.values import explain_tensor, parse_tensor
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutWish:
+class LayoutRequest:
     """A requested layout of weights.
 
     Attributes:
@@ -29,7 +29,7 @@ class LayoutWish:
         return self.layout in of_type(tensor.dtype) and (self.tensors is None or tensor in self.tensors)
 
 
-Wishes = tuple[LayoutWish, ...]
+Wishes = tuple[LayoutRequest, ...]
 
 
 class WeightLayouts:
@@ -43,8 +43,8 @@ class WeightLayouts:
 
     def __init__(self, node: YamlNode | None, targets: Sequence[str], report: Report) -> None:
         self._report = report
-        self._named: list[tuple[LayoutWish, TensorDesc, YamlNode]] = []
-        self._used: set[tuple[LayoutWish, TensorDesc]] = set()
+        self._named: list[tuple[LayoutRequest, TensorDesc, YamlNode]] = []
+        self._used: set[tuple[LayoutRequest, TensorDesc]] = set()
         everywhere = tuple(targets)
         self.by_targets: list[tuple[tuple[str, ...], Wishes]] = [(everywhere, ())]
         """Targets and their requested layouts: one item if all targets have the same."""
@@ -71,9 +71,9 @@ class WeightLayouts:
     def _wishes(self, node: YamlNode) -> Wishes:
         return tuple(wish for item in node.value for wish in self._of_item(item))
 
-    def _of_item(self, item: YamlNode) -> Iterator[LayoutWish]:
+    def _of_item(self, item: YamlNode) -> Iterator[LayoutRequest]:
         if item.kind != "map":
-            yield LayoutWish(item.text)
+            yield LayoutRequest(item.text)
             return
         for layout, listed in item.value.items():
             tensors: dict[TensorDesc, YamlNode] = {}
@@ -91,7 +91,7 @@ class WeightLayouts:
                         text, f"{layout} is not a layout of {tensor.type_text}", f"its layouts are {there}"
                     )
                 tensors[tensor] = text
-            wish = LayoutWish(layout, frozenset(tensors))
+            wish = LayoutRequest(layout, frozenset(tensors))
             self._named += [(wish, tensor, text) for tensor, text in tensors.items()]
             yield wish
 

@@ -112,7 +112,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class Placement:
     """The place of a tensor: the offset in a root in bytes, and the root's number in `Graph.roots`."""
 
     root: int
@@ -120,7 +120,7 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
+class NodePlacements:
     """The places of a node's tensors; `ExportedNode` has the tensors.
 
     Attributes:
@@ -128,8 +128,8 @@ class Wires:
         output: the place of the result: a new root, or another root's memory.
     """
 
-    inputs: tuple[At | None, ...]
-    output: At
+    inputs: tuple[Placement | None, ...]
+    output: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Graph:
     context: Mapping[str, Any]
     nodes: tuple[ExportedNode, ...]
     names: tuple[str, ...]
-    wires: tuple[Wires, ...] = ()
+    wires: tuple[NodePlacements, ...] = ()
     roots: Mapping[int, Root] = field(default_factory=dict)
     devices: int = 1
     of: Ints = (0,)
@@ -199,14 +199,14 @@ class ModelHeader:
     description: str = ""
 
 
-def _at(tensors: list[dict[str, Any]], index: int) -> At:
+def _at(tensors: list[dict[str, Any]], index: int) -> Placement:
     view = tensors[index].get("view")
     if view is None:
-        return At(index, 0)
+        return Placement(index, 0)
     root, offset = view
     if not (type(root) is int and type(offset) is int and 0 <= root < len(tensors) and offset >= 0):
         raise ValueError(f"tensor {tensors[index]['name']} is a view of {view}")
-    return At(root, offset)
+    return Placement(root, offset)
 
 
 def _compared(graphs: Sequence[Graph]) -> Iterator[Graph]:
@@ -357,7 +357,7 @@ class GraphReader:
                 zeroed.add(len(nodes))
             nodes.append(node)
             names.append(str(t["name"]))
-            wires.append(Wires(tuple(None if s < 0 else places[s] for s in sources), places[index]))
+            wires.append(NodePlacements(tuple(None if s < 0 else places[s] for s in sources), places[index]))
         roots = {
             at.root: Root(
                 str(tensors[at.root]["name"]),

@@ -14,12 +14,12 @@ from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.types import TYPES
 from kernelgen.model import repeats
 from kernelgen.model.formulas import Fitter, Formula
-from kernelgen.model.graphs import At, Graph, Shape
+from kernelgen.model.graphs import Graph, Placement, Shape
 from kernelgen.model.kernel_formulas import KernelFormula, Point, RequestedKernel, TensorFormula, fit_tensor
 from kernelgen.model.repeats import Segment
 from kernelgen.model.sizes import NAMES
 from kernelgen.spec import products
-from kernelgen.spec.graph_kernel import GraphSpec, Loose, LooseNode
+from kernelgen.spec.graph_kernel import GraphSpec, UnnumberedNode, UnnumberedTensor
 from kernelgen.targets import MAX_INSTRUCTIONS
 
 Cut = Callable[[Graph], list[Segment]]
@@ -169,7 +169,7 @@ def _cut(graph: Graph, segment: Segment, readers: Mapping[int, int], apart: bool
     numbered = (_layer(name, None) for name in graph.names[segment.start : segment.end])
     layer = next((number for number in numbered if number is not None), None)
 
-    def wire(at: At) -> _Wire:
+    def wire(at: Placement) -> _Wire:
         root = graph.roots[at.root]
         if root.node is not None and segment.start <= root.node < segment.end:
             return _Wire(False, root.node - segment.start, at.offset)
@@ -223,7 +223,7 @@ def segment_spec(
         node = graph.nodes[segment.start + i]
         output = _desc(node.output)
         nodes.append(
-            LooseNode(
+            UnnumberedNode(
                 node.op,
                 tuple(
                     None if w is None or s is None else _loose(w, _desc(s))
@@ -242,8 +242,8 @@ def _desc(shape: Shape) -> TensorDesc:
     return TensorDesc.make(shape.ne, shape.dtype, shape.nb)
 
 
-def _loose(wire: _Wire, tensor: TensorDesc) -> Loose:
-    return Loose(f"slot{wire.index}" if wire.slot else wire.index, wire.offset, tensor)
+def _loose(wire: _Wire, tensor: TensorDesc) -> UnnumberedTensor:
+    return UnnumberedTensor(f"slot{wire.index}" if wire.slot else wire.index, wire.offset, tensor)
 
 
 # --- with formulas --------------------------------------------------------------------------------------------------------------
@@ -251,21 +251,21 @@ def _loose(wire: _Wire, tensor: TensorDesc) -> Loose:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A tensor in a slot or a node's memory, at any size. `Loose` is the same at one size."""
+    """A tensor in a slot or a node's memory, at any size. `UnnumberedTensor` is the same at one size."""
 
     slot: bool
     index: int
     offset: Formula
     tensor: TensorFormula
 
-    def at(self, point: Point) -> Loose:
+    def at(self, point: Point) -> UnnumberedTensor:
         """Returns the reference at these sizes."""
         return _loose(_Wire(self.slot, self.index, self.offset.value(point)), self.tensor.at(point))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFormula:
-    """A node at any size. `LooseNode` is the same at one size. The name is for readers."""
+    """A node at any size. `UnnumberedNode` is the same at one size. The name is for readers."""
 
     op: str
     inputs: tuple[Reference | None, ...]
@@ -298,7 +298,7 @@ class GraphFormula:
             ValueError: the nodes are not a group at these sizes.
         """
         return GraphSpec.make(
-            LooseNode(
+            UnnumberedNode(
                 node.op,
                 tuple(None if r is None else r.at(point) for r in node.inputs),
                 node.output.at(point),

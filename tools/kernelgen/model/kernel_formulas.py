@@ -19,7 +19,7 @@ Point = Mapping[str, int]
 """The sizes of a call by name."""
 
 
-class Sized(Protocol):
+class HasFormulas(Protocol):
     """An object with formulas of sizes."""
 
     @property
@@ -27,7 +27,7 @@ class Sized(Protocol):
         """The sizes on which it depends."""
 
 
-F = TypeVar("F", bound=Sized)
+F = TypeVar("F", bound=HasFormulas)
 
 
 @dataclass

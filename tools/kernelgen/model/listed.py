@@ -23,13 +23,13 @@ from kernelgen.model.graphs import Graph
 from kernelgen.model.groups import Cut
 from kernelgen.model.kernel_formulas import constant
 from kernelgen.model.reasons import Reasons
-from kernelgen.model.sources import Kind, Source
+from kernelgen.model.sources import Source, SourceKind
 from kernelgen.spec.op_kernel import KernelSpec
 from kernelgen.targets import TARGETS
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ListedKernel:
     """A kernel of a list.
 
     Attributes:
@@ -46,7 +46,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class KernelList:
     """The kernels of one source.
 
     Attributes:
@@ -56,31 +56,31 @@ class Listed:
         graphs: its graphs, for graph kernels.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[ListedKernel, ...]
     targets: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     graphs: tuple[Graph, ...] = ()
 
 
-def read(source: Source, catalog: Catalog, graphs: bool = False) -> Listed:
+def read(source: Source, catalog: Catalog, graphs: bool = False) -> KernelList:
     """Reads a source, and with `graphs` also its graphs.
 
     Raises:
         KernelgenError: the source has mistakes; the error lists each with its place.
     """
-    if source.kind is Kind.GRAPHS:
-        items = tuple(Item(spec, name) for spec, _, name in graph_ops.read(source.path))
-        return Listed(items, graphs=tuple(graph_ops.read_graphs(source.path)) if graphs else ())
-    if source.kind is Kind.HSA:
+    if source.kind is SourceKind.GRAPHS:
+        items = tuple(ListedKernel(spec, name) for spec, _, name in graph_ops.read(source.path))
+        return KernelList(items, graphs=tuple(graph_ops.read_graphs(source.path)) if graphs else ())
+    if source.kind is SourceKind.HSA:
         found = hsa.read(source.path, catalog)
-        return Listed(tuple(Item(kernel.spec, kernel.name) for kernel in found.kernels), notes=found.notes)
+        return KernelList(tuple(ListedKernel(kernel.spec, kernel.name) for kernel in found.kernels), notes=found.notes)
     return _manifest(source.path, catalog)
 
 
-def merge(lists: Sequence[Listed], catalog: Catalog, cut: Cut | None = None) -> Derived:
+def merge(lists: Sequence[KernelList], catalog: Catalog, cut: Cut | None = None) -> Derived:
     """Returns the kernels of all lists, each once, and the graph kernels of the segments into which `cut` cuts their graphs."""
     reasons = Reasons(catalog)
-    found: dict[KernelSpec, Item] = {}
+    found: dict[KernelSpec, ListedKernel] = {}
     for item in (item for one in lists for item in one.items):
         known = found.get(item.spec)
         found[item.spec] = item if known is None else _both(known, item)
@@ -90,13 +90,13 @@ def merge(lists: Sequence[Listed], catalog: Catalog, cut: Cut | None = None) -> 
     return Derived(entries, [], graphs=graph_kernels(graphs, cut, reasons) if cut is not None else [])
 
 
-def targets(lists: Iterable[Listed]) -> tuple[str, ...]:
+def targets(lists: Iterable[KernelList]) -> tuple[str, ...]:
     """Returns the targets that the sources name, in the order of TARGETS."""
     named = {name for one in lists for name in one.targets}
     return tuple(name for name in TARGETS if name in named)
 
 
-def _both(one: Item, other: Item) -> Item:
+def _both(one: ListedKernel, other: ListedKernel) -> ListedKernel:
     return replace(one, comment=min(one.comment, other.comment), asked=one.asked + other.asked)
 
 
@@ -105,7 +105,7 @@ def _order(spec: KernelSpec) -> tuple[object, ...]:
     return spec.op, tensors, spec.params, -1 if spec.alias is None else spec.alias
 
 
-def _comment(item: Item) -> str:
+def _comment(item: ListedKernel) -> str:
     return f"asked for {item.asked} time{'' if item.asked == 1 else 's'}" if item.asked else item.comment
 
 
@@ -115,7 +115,7 @@ def _comment(item: Item) -> str:
 _ENTRY = re.compile(r"  (?P<refused># )?- (?P<entry>\{op: .*\})  # asked for (?P<count>[0-9]{1,18}) times?")
 
 
-def _manifest(path: Path, catalog: Catalog) -> Listed:
+def _manifest(path: Path, catalog: Catalog) -> KernelList:
     (request,) = manifest.load([path], catalog)
     data = fileio.read_input(path, document.MAX_BYTES)
     root = document.parse(data, str(path)).root
@@ -124,7 +124,7 @@ def _manifest(path: Path, catalog: Catalog) -> Listed:
         if key in root.value:
             message = f"a manifest with '{key}' is not one that was recorded"
             raise KernelgenError(Diagnostic(message, root.value[key].key.location, "its kernels alone can be listed"))
-    recorded = {k.spec: Item(k.spec, "") for k in request.kernels if isinstance(k.spec, KernelSpec)}
+    recorded = {k.spec: ListedKernel(k.spec, "") for k in request.kernels if isinstance(k.spec, KernelSpec)}
     left_out = 0
     for line in data.decode("utf-8-sig").splitlines():
         match = _ENTRY.fullmatch(line)
@@ -137,10 +137,10 @@ def _manifest(path: Path, catalog: Catalog) -> Listed:
         known = recorded.get(item.spec, item)
         recorded[item.spec] = replace(known, asked=known.asked + item.asked if known is not item else item.asked)
     notes = (f"{path}: left out {left_out} that have no elements or are not known",) if left_out else ()
-    return Listed(tuple(recorded.values()), tuple(config.target for config in request.configs), notes)
+    return KernelList(tuple(recorded.values()), tuple(config.target for config in request.configs), notes)
 
 
-def _recorded(match: re.Match[str], catalog: Catalog) -> Item | None:
+def _recorded(match: re.Match[str], catalog: Catalog) -> ListedKernel | None:
     """Returns a recorded kernel; None if no kernel can be like it."""
     root = document.parse(match["entry"].encode(), "").root
     try:
@@ -153,4 +153,4 @@ def _recorded(match: re.Match[str], catalog: Catalog) -> Item | None:
         report = Report()
         kernels.expand(root, catalog, report)
         mistake = next((f"{spec.op}: {problem.message}" for problem in report.diagnostics), None)
-    return Item(spec, "", int(match["count"]), mistake)
+    return ListedKernel(spec, "", int(match["count"]), mistake)

@@ -96,7 +96,7 @@ def _ops(specs: Iterable[Spec]) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Repacked:
+class RepackedWeight:
     """A weight and its layout in the file."""
 
     weight: StoredTensor
@@ -108,20 +108,20 @@ class Repacked:
         return stored_bytes(self.layout, self.weight.dtype, self.weight.ne)
 
 
-def choose(weights: Sequence[StoredTensor], layouts: Layouts) -> list[Repacked]:
+def choose(weights: Sequence[StoredTensor], layouts: Layouts) -> list[RepackedWeight]:
     """Returns the weights of a model for which kernels require a layout.
 
     The embedding is a weight of a product only if the model has no `output.weight`; otherwise llama.cpp keeps it on the CPU.
     """
     has_output = any(weight.name == "output.weight" for weight in weights)
     return [
-        Repacked(weight, layouts[weight.dtype, weight.ne])
+        RepackedWeight(weight, layouts[weight.dtype, weight.ne])
         for weight in weights
         if (weight.dtype, weight.ne) in layouts and not (has_output and weight.name == "token_embd.weight")
     ]
 
 
-def can_pack(one: Repacked) -> bool:
+def can_pack(one: RepackedWeight) -> bool:
     """Returns whether this module can pack a weight: the `gguf` package does not dequantize all types."""
     import numpy as np
 
@@ -214,7 +214,7 @@ Part = Callable[[], list[tuple[int, "np.ndarray[Any, Any]"]]]
 """Packs a part of a weight: returns byte arrays, each with its offset in the packed weight."""
 
 
-def parts(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
+def parts(one: RepackedWeight, data: np.ndarray[Any, Any]) -> Iterator[Part]:
     """Yields the parts of a weight.
 
     Args:
@@ -225,7 +225,7 @@ def parts(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
     return pack_part(one, data)
 
 
-def _rows(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
+def _rows(one: RepackedWeight, data: np.ndarray[Any, Any]) -> Iterator[Part]:
     dtype, columns = one.weight.dtype, one.weight.ne[0]
     rows = data.reshape(-1, columns // TYPES[dtype].block * TYPES[dtype].size)
     step = max(_CHUNK // rows.shape[1] // _ROWS, 1) * _ROWS
@@ -241,7 +241,7 @@ def _rows(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
     return (partial(packed, first) for first in range(0, len(rows), step))
 
 
-def _columns(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
+def _columns(one: RepackedWeight, data: np.ndarray[Any, Any]) -> Iterator[Part]:
     import numpy as np
 
     dtype, (columns, n_rows, *outer) = one.weight.dtype, one.weight.ne
@@ -270,7 +270,7 @@ def _columns(one: Repacked, data: np.ndarray[Any, Any]) -> Iterator[Part]:
 # --- the file --------------------------------------------------------------------------------------------------------------------
 
 
-def words(one: Repacked, original: int, stored: int) -> tuple[int, ...]:
+def words(one: RepackedWeight, original: int, stored: int) -> tuple[int, ...]:
     """Returns the file's words for a weight: type and layout, shape, digests of its bytes in ggml's layout and in its own, seal."""
     numbers = (
         TYPES[one.weight.dtype].number | LAYOUTS[one.layout] << LAYOUT_SHIFT,
@@ -286,7 +286,7 @@ def seal(numbers: Sequence[int], size: int, name: str) -> int:
     return digest(struct.pack(f"<{N_WORDS}Q", *numbers, size) + name.encode())
 
 
-def _header(chosen: Sequence[Repacked], name: str, said: Sequence[int]) -> bytes:
+def _header(chosen: Sequence[RepackedWeight], name: str, said: Sequence[int]) -> bytes:
     """Returns the file's bytes before the data, padded."""
     import gguf
     import numpy as np
@@ -313,7 +313,11 @@ def _header(chosen: Sequence[Repacked], name: str, said: Sequence[int]) -> bytes
 
 
 def write(
-    output: Path, chosen: Sequence[Repacked], name: str, threads: int, progress: Callable[[int], None] = lambda n: None
+    output: Path,
+    chosen: Sequence[RepackedWeight],
+    name: str,
+    threads: int,
+    progress: Callable[[int], None] = lambda n: None,
 ) -> int:
     """Writes the file to a temporary name and renames it. Each thread has one part of a weight in memory.
 
@@ -358,7 +362,7 @@ def write(
 
 
 def _write_weight(
-    pool: ThreadPoolExecutor, file: int, place: int, one: Repacked, progress: Callable[[int], None]
+    pool: ThreadPoolExecutor, file: int, place: int, one: RepackedWeight, progress: Callable[[int], None]
 ) -> tuple[int, ...]:
     """Packs a weight, writes it to its place in the file, and returns its words."""
     import numpy as np

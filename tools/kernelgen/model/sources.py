@@ -34,7 +34,7 @@ _TAKES = (
 )
 
 
-class Kind(enum.Enum):
+class SourceKind(enum.Enum):
     """The kinds of sources."""
 
     MODEL = "a model in a GGUF file"
@@ -55,7 +55,7 @@ class Source:
     """
 
     path: Path
-    kind: Kind
+    kind: SourceKind
     folder: Path | None = None
 
 
@@ -79,25 +79,25 @@ def recognize(path: Path) -> Source:
 
 def _folder(path: Path) -> Source:
     if (path / "config.json").is_file():
-        return Source(path, Kind.CHECKPOINT, path)
+        return Source(path, SourceKind.CHECKPOINT, path)
     raise KernelgenError(Diagnostic(f"{path} is a folder without a config.json", hint=_TAKES))
 
 
 def _file(path: Path, head: bytes, size: int) -> Source:
     if head[:4] == b"GGUF":
-        return Source(path, Kind.MODEL)
+        return Source(path, SourceKind.MODEL)
     if model_files.is_safetensors(head, size):
         return _beside(path, "the weights of a model")
     if _GRAPHS.match(head) or _OPS.match(head):
-        return _listed(path, Kind.GRAPHS, size)
+        return _listed(path, SourceKind.GRAPHS, size)
     if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         return _json(path, size)
     if _MANIFEST.search(head):
-        return _listed(path, Kind.MANIFEST, size)
+        return _listed(path, SourceKind.MANIFEST, size)
     raise KernelgenError(Diagnostic(f"{path} is nothing that kernelgen model takes", hint=_TAKES))
 
 
-def _listed(path: Path, kind: Kind, size: int) -> Source:
+def _listed(path: Path, kind: SourceKind, size: int) -> Source:
     if size > MAX_LISTED:
         raise KernelgenError(f"{path}: {kind.value} of {size} bytes, more than {MAX_LISTED}")
     return Source(path, kind)
@@ -106,7 +106,7 @@ def _listed(path: Path, kind: Kind, size: int) -> Source:
 def _beside(path: Path, what: str) -> Source:
     """Returns the checkpoint that contains a file."""
     if (path.parent / "config.json").is_file():
-        return Source(path, Kind.CHECKPOINT, path.parent)
+        return Source(path, SourceKind.CHECKPOINT, path.parent)
     raise KernelgenError(Diagnostic(f"{path} is {what}, and there is no config.json beside it", hint=_TAKES))
 
 
@@ -115,13 +115,13 @@ def _json(path: Path, size: int) -> Source:
         raise KernelgenError(f"{path}: a JSON document of {size} bytes, more than {MAX_JSON}")
     value = read_json(path.read_bytes(), str(path))
     if isinstance(value.get("model_type"), str) or isinstance(value.get("architectures"), list):
-        return Source(path, Kind.CHECKPOINT, path.parent if path.name == "config.json" else None)
+        return Source(path, SourceKind.CHECKPOINT, path.parent if path.name == "config.json" else None)
     if isinstance(value.get("weight_map"), dict):
         return _beside(path, "the index of a model's weights")
     if "format" in value:
-        return Source(path, Kind.MANIFEST)
+        return Source(path, SourceKind.MANIFEST)
     if "kernels" in value:
-        return Source(path, Kind.HSA)
+        return Source(path, SourceKind.HSA)
     near = next((text for key in list(value)[:100] if (text := did_you_mean(key, ("kernels", "model_type")))), "")
     keys = "it has neither 'kernels', as the configuration of ggml-hsa-gen-kernels, nor 'model_type', as a model's config.json"
     raise KernelgenError(Diagnostic(f"{keys}{near}", Location(str(path), 1, 1)))

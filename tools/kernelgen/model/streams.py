@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from kernelgen.ggml.ops import N_WORDS
 from kernelgen.ggml.types import TYPES
-from kernelgen.model.graphs import At, ExportedNode, Graph, Root, Shape, Wires
+from kernelgen.model.graphs import ExportedNode, Graph, NodePlacements, Placement, Root, Shape
 
 _ROWS, _NUMBERS, _INTO = range(3)
 """The sources of SET_ROWS."""
@@ -52,9 +52,9 @@ class _Made:
 
     nodes: list[ExportedNode] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    wires: list[Wires] = field(default_factory=list)
+    wires: list[NodePlacements] = field(default_factory=list)
 
-    def add(self, node: ExportedNode, name: str, wires: Wires) -> int:
+    def add(self, node: ExportedNode, name: str, wires: NodePlacements) -> int:
         self.nodes.append(node)
         self.names.append(name)
         self.wires.append(wires)
@@ -97,7 +97,7 @@ def _caches(graph: Graph, left: Set[int], unfused: Sequence[_Unfused]) -> Iterat
     """Yields the roots with caches that attention of several sequences reads, except for attention that is not split."""
     found: dict[int, _Caches | None] = {}
 
-    def note(t: Shape | None, at: At | None, is_split: bool) -> None:
+    def note(t: Shape | None, at: Placement | None, is_split: bool) -> None:
         if t is None or at is None or not _is_of_several(graph, t, at):
             return
         here = _Caches(t.nb[3], at.offset // t.nb[3], t.ne[3])
@@ -113,7 +113,7 @@ def _caches(graph: Graph, left: Set[int], unfused: Sequence[_Unfused]) -> Iterat
     yield from ((root, caches) for root, caches in found.items() if caches)
 
 
-def _is_of_several(graph: Graph, t: Shape, at: At) -> bool:
+def _is_of_several(graph: Graph, t: Shape, at: Placement) -> bool:
     """Whether a tensor is a view of the caches of one or several of a root's sequences."""
     size = graph.roots[at.root].shape.storage_bytes
     return size > t.nb[3] > 0 == size % t.nb[3]
@@ -132,7 +132,7 @@ def _unfused(graph: Graph, left: Set[int]) -> Iterator[_Unfused]:
         at = wires.inputs[0]
         while at is not None and (i := graph.roots[at.root].node) is not None:
             one, own = graph.nodes[i], graph.wires[i]
-            between = readers[at.root] == 1 and not graph.roots[at.root].output and own.output == At(at.root, 0)
+            between = readers[at.root] == 1 and not graph.roots[at.root].output and own.output == Placement(at.root, 0)
             if not between or one.output.ne[3] != heads.ne[3] or one.op not in ("mul_mat", *_BETWEEN):
                 break
             found.append(i)
@@ -157,7 +157,7 @@ def _unfused(graph: Graph, left: Set[int]) -> Iterator[_Unfused]:
                     break
 
 
-def _is_masked(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
+def _is_masked(graph: Graph, node: ExportedNode, wires: NodePlacements) -> bool:
     """Whether a SOFT_MAX has a mask of all sequences that is an input of the graph."""
     mask = node.inputs[_SOFT_MAX_MASK] if len(node.inputs) > _SOFT_MAX_MASK else None
     at = wires.inputs[_SOFT_MAX_MASK] if mask is not None else None
@@ -168,7 +168,7 @@ def _is_masked(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
     return dense and mask.ne[3] == node.output.ne[3] and at.offset == 0 and graph.roots[at.root].node is None
 
 
-def _is_split(graph: Graph, node: ExportedNode, wires: Wires) -> bool:
+def _is_split(graph: Graph, node: ExportedNode, wires: NodePlacements) -> bool:
     """Whether attention is of sequences with separate caches, reads the whole mask, and fills the memory of its result."""
     q, k, v, mask = node.inputs[:4]
     where = wires.inputs[_MASK]
@@ -241,7 +241,7 @@ class _Splitting:
             ),
         )
 
-    def _split(self, node: ExportedNode, name: str, wires: Wires) -> bool:
+    def _split(self, node: ExportedNode, name: str, wires: NodePlacements) -> bool:
         """Adds a node for each sequence. Returns False if the node is not of several sequences."""
         if node.op == "set_rows":
             return self._write(node, name, wires)
@@ -258,14 +258,14 @@ class _Splitting:
             self._roots[self._parts[root, begin]] = Root(whole.name, shape, None, False, whole.weight)
         return self._parts[root, begin]
 
-    def _cache(self, root: int, i: int, row: Shape) -> tuple[At, int]:
+    def _cache(self, root: int, i: int, row: Shape) -> tuple[Placement, int]:
         """Returns the place of the cache of the call's i-th sequence, and its number of rows."""
         caches = self._caches[root]
         rows = caches.stride // row.nb[1]
         begin = (caches.first + i) * caches.stride
-        return At(self._part(root, begin, _matrix(row, rows)), 0), rows
+        return Placement(self._part(root, begin, _matrix(row, rows)), 0), rows
 
-    def _write(self, node: ExportedNode, name: str, wires: Wires) -> bool:
+    def _write(self, node: ExportedNode, name: str, wires: NodePlacements) -> bool:
         """Adds a write for each sequence. Returns False if the node does not write to the caches of several sequences."""
         caches = self._caches.get(wires.output.root)
         rows, numbers, into = node.inputs
@@ -284,11 +284,13 @@ class _Splitting:
             self._made.add(
                 self._node(replace(node, inputs=(_matrix(rows, tokens), of_each, output), output=output)),
                 name,
-                Wires((At(given.root, given.offset + i * tokens * rows.nb[1]), At(own, 0), cache), cache),
+                NodePlacements(
+                    (Placement(given.root, given.offset + i * tokens * rows.nb[1]), Placement(own, 0), cache), cache
+                ),
             )
         return True
 
-    def _attend(self, node: ExportedNode, name: str, wires: Wires) -> bool:
+    def _attend(self, node: ExportedNode, name: str, wires: NodePlacements) -> bool:
         """Adds attention for each sequence, and joins the results. Returns False if it is not of several caches."""
         q, k, v, mask = node.inputs[:4]
         at = wires.inputs
@@ -300,29 +302,29 @@ class _Splitting:
         parts = [_first(t) for t in (q, k, v, mask)]
         output = _first(node.output)
         own = self._node(replace(node, inputs=(*parts, *node.inputs[4:]), output=output))
-        results: list[At] = []
+        results: list[Placement] = []
         for i in range(q.ne[3]):
             caches = []
             for t, whole in ((k, where[0]), (v, where[1])):
                 row = Shape(t.dtype, (t.ne[0], t.ne[1], 1, 1), t.nb)
                 cache, _ = self._cache(whole.root, i, row)
-                caches.append(At(cache.root, whole.offset % self._caches[whole.root].stride))
+                caches.append(Placement(cache.root, whole.offset % self._caches[whole.root].stride))
             begin = at[_Q], at[_MASK]
             assert begin[0] and begin[1]
             inputs = (
-                At(begin[0].root, begin[0].offset + i * q.nb[3]),
+                Placement(begin[0].root, begin[0].offset + i * q.nb[3]),
                 *caches,
-                At(self._part(begin[1].root, i * mask.nb[3], parts[_MASK]), 0),
+                Placement(self._part(begin[1].root, i * mask.nb[3], parts[_MASK]), 0),
                 *at[4:],
             )
-            results.append(At(next(self._number), 0))
+            results.append(Placement(next(self._number), 0))
             self._roots[results[-1].root] = Root(
-                name, output, self._made.add(own, name, Wires(inputs, results[-1])), False
+                name, output, self._made.add(own, name, NodePlacements(inputs, results[-1])), False
             )
         self._join(results, output, name, wires.output, _TOKENS)
         return True
 
-    def _join(self, results: Sequence[At], output: Shape, name: str, place: At, axis: int) -> None:
+    def _join(self, results: Sequence[Placement], output: Shape, name: str, place: Placement, axis: int) -> None:
         """Adds the CONCATs that join the results of sequences along `axis`; the last one writes to `place`."""
         if len(results) == 1:
             self._made.wires[-1] = replace(self._made.wires[-1], output=place)
@@ -332,10 +334,10 @@ class _Splitting:
         for i, result in enumerate(results[1:], 1):
             longer = _longer(output, i + 1, axis)
             last = i == len(results) - 1
-            to = place if last else At(next(self._number), 0)
+            to = place if last else Placement(next(self._number), 0)
             words = (axis, *(0,) * (N_WORDS - 1))
             concat = self._node(ExportedNode("concat", (shape, output), longer, words, None))
-            number = self._made.add(concat, name, Wires((joined, result), to))
+            number = self._made.add(concat, name, NodePlacements((joined, result), to))
             self._roots[to.root] = (
                 replace(self._roots[to.root], shape=longer, node=number) if last else Root(name, longer, number, False)
             )
@@ -349,7 +351,7 @@ class _Splitting:
         ends = i == attention.last
         output = _matrix(node.output, node.output.ne[1] // n) if ends else _first(node.output)
         own = self._node(replace(node, inputs=tuple(t and _first(t) for t in node.inputs), output=output))
-        results: list[At] = []
+        results: list[Placement] = []
         for sequence in range(n):
             inputs = tuple(
                 None
@@ -357,15 +359,15 @@ class _Splitting:
                 else self._source(t, at, sequence, cache=j == 0 and i in attention.reading, part=node.op == "soft_max")
                 for j, (t, at) in enumerate(zip(node.inputs, wires.inputs, strict=True))
             )
-            results.append(At(next(self._number), 0))
-            number = self._made.add(own, name, Wires(inputs, results[-1]))
+            results.append(Placement(next(self._number), 0))
+            number = self._made.add(own, name, NodePlacements(inputs, results[-1]))
             self._roots[results[-1].root] = Root(name, output, number, False)
         if ends:
             self._join(results, output, name, wires.output, _ROWS_OF_HEADS)
         else:
             self._between[wires.output.root] = [at.root for at in results]
 
-    def _source(self, t: Shape, at: At, i: int, *, cache: bool, part: bool) -> At:
+    def _source(self, t: Shape, at: Placement, i: int, *, cache: bool, part: bool) -> Placement:
         """Returns the place of the i-th sequence's part of a source.
 
         Args:
@@ -377,14 +379,14 @@ class _Splitting:
         """
         if cache:
             row = Shape(t.dtype, (t.ne[0], t.ne[1], 1, 1), t.nb)
-            return At(self._cache(at.root, i, row)[0].root, at.offset % self._caches[at.root].stride)
+            return Placement(self._cache(at.root, i, row)[0].root, at.offset % self._caches[at.root].stride)
         if at.root in self._between:
-            return At(self._between[at.root][i], at.offset)
+            return Placement(self._between[at.root][i], at.offset)
         if t.ne[3] == 1:
             return at
         if part:
-            return At(self._part(at.root, i * t.nb[3], _first(t)), 0)
-        return At(at.root, at.offset + i * t.nb[3])
+            return Placement(self._part(at.root, i * t.nb[3], _first(t)), 0)
+        return Placement(at.root, at.offset + i * t.nb[3])
 
 
 def _first(t: Shape) -> Shape:

@@ -1,8 +1,8 @@
 """The identity of a NEFF: the bytes of its HLO, the compiler's name and version, and the compiler's flags, including the target.
 
-A NEFF depends only on these, however it is built. The caches find it by the digest of a `Key`. `kernelgen build` and CMake compile
-HLO that has no NEFF with that key. Bazel's compile actions have these parts, and the driver that runs the compiler, as inputs. A
-simulated NEFF and a bundle record them.
+A NEFF depends only on these, however it is built. The caches find it by the digest of a `NeffKey`. `kernelgen build` and CMake
+compile HLO that has no NEFF with that key. Bazel's compile actions have these parts, and the driver that runs the compiler, as
+inputs. A simulated NEFF and a bundle record them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def flag(flags: Sequence[str], name: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class NeffKey:
     """All inputs of a NEFF.
 
     Attributes:
@@ -44,7 +44,7 @@ class Key:
     flags: tuple[str, ...]
 
     @staticmethod
-    def make(hlo: bytes, compiler: str, flags: Sequence[str]) -> Key:
+    def make(hlo: bytes, compiler: str, flags: Sequence[str]) -> NeffKey:
         """Returns the key of a NEFF.
 
         Args:
@@ -52,7 +52,7 @@ class Key:
             compiler: the compiler's identity.
             flags: the compiler's arguments (`CompileConfig.flags`).
         """
-        return Key(hashlib.sha256(hlo).hexdigest(), compiler, tuple(flags))
+        return NeffKey(hashlib.sha256(hlo).hexdigest(), compiler, tuple(flags))
 
     @property
     def target(self) -> str:
@@ -73,7 +73,7 @@ class Key:
         }
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Key:
+    def from_json(value: Mapping[str, Any]) -> NeffKey:
         """Returns the key that `to_json` wrote. The target is optional, since the flags have it.
 
         Raises:
@@ -83,7 +83,7 @@ class Key:
         texts = [value["hlo_sha256"], value["compiler"], *flags]
         if not isinstance(flags, list) or not all(isinstance(text, str) for text in texts):
             raise ValueError("its parts are not text")
-        key = Key(value["hlo_sha256"], value["compiler"], tuple(flags))
+        key = NeffKey(value["hlo_sha256"], value["compiler"], tuple(flags))
         if value.get("target", key.target) != key.target:
             raise ValueError("its target is not the flags'")
         return key

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelgen.bundle.reader import Stored, StoredKernel
+from kernelgen.bundle.reader import StoredBundle, StoredKernel
 from kernelgen.hlo.describe import describe
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class KernelOrigin:
     """The origin of a kernel.
 
     Attributes:
@@ -24,11 +24,11 @@ class Made:
 
     hlo: bytes
     emitters: Sequence[str]
-    stored: tuple[Stored, StoredKernel] | None
+    stored: tuple[StoredBundle, StoredKernel] | None
     log: str | None = None
 
 
-def facts(row: Mapping[str, Any], made: Made) -> dict[str, str]:
+def facts(row: Mapping[str, Any], made: KernelOrigin) -> dict[str, str]:
     """Returns the facts about a kernel, by heading.
 
     Args:

@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernelgen.bundle.reader import Stored
+from kernelgen.bundle.reader import StoredBundle
 from kernelgen.compilers.settings import CompileConfig
 from kernelgen.neff import provenance
-from kernelgen.neff.identity import Key
+from kernelgen.neff.identity import NeffKey
 from kernelgen.spec.filenames import STATE, keyed_neff_file, neff_file
 
 MAX_BYTES = 1 << 20
@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 20
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def find(bundles: Sequence[Stored], folders: Sequence[Path]) -> dict[str, str]:
+def find(bundles: Sequence[StoredBundle], folders: Sequence[Path]) -> dict[str, str]:
     """Returns the logs by kernel, without control characters.
 
     Args:
@@ -36,7 +36,7 @@ def find(bundles: Sequence[Stored], folders: Sequence[Path]) -> dict[str, str]:
         places = [place for folder in (bundle.path.parent, *folders) for place in (folder / STATE / "neff", folder)]
         for kernel in bundle.kernels:
             flags = bundle.origin.flags if kernel.flags is None else kernel.flags
-            names = [keyed_neff_file(Key(kernel.hlo_sha256, bundle.origin.compiler, flags).name)]
+            names = [keyed_neff_file(NeffKey(kernel.hlo_sha256, bundle.origin.compiler, flags).name)]
             with contextlib.suppress(ValueError):  # flags that no build of kernelgen gave
                 names.append(neff_file(kernel.id, CompileConfig.from_flags(flags).key))
             for neff in (place / name for place in places for name in names):

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 import kernelgen
-from kernelgen.bundle.reader import Stored
+from kernelgen.bundle.reader import StoredBundle
 from kernelgen.dispatch.chips import Chip
 from kernelgen.forecast import printing
 from kernelgen.forecast.call import CallForecast
@@ -33,7 +33,7 @@ PARTS = {**printing.PARTS, "host": "host transfers"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReportInputs:
     """The inputs of a report.
 
     Attributes:
@@ -58,7 +58,7 @@ class Asked:
     by_cache: Sequence[CallForecast]
     by_cores: Sequence[CallForecast]
     coverage: Any
-    stored: Sequence[Stored]
+    stored: Sequence[StoredBundle]
     measured: Mapping[str, float]
     compile_s: Mapping[str, int]
 
@@ -69,7 +69,7 @@ def peak(chip: Chip, dtype: str) -> float:
     return 2 * PARTITIONS * PARTITIONS / chip.by("tensor_ns_per_column", name) * 1e3 * chip.lnc
 
 
-def collect(asked: Asked, kernels: Kernels) -> dict[str, Any]:
+def collect(asked: ReportInputs, kernels: Kernels) -> dict[str, Any]:
     """Returns the numbers of a report. Every kernel is emitted.
 
     Args:
@@ -130,7 +130,7 @@ def _digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()
 
 
-def _bundle(stored: Stored) -> dict[str, Any]:
+def _bundle(stored: StoredBundle) -> dict[str, Any]:
     origin = stored.origin
     return {
         "name": origin.id,

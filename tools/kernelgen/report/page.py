@@ -100,7 +100,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def of_kernel(row: Mapping[str, Any], made: kernel_page.Made, report: str) -> str:
+def of_kernel(row: Mapping[str, Any], made: kernel_page.KernelOrigin, report: str) -> str:
     """Returns the page of a kernel, in a folder beside the report.
 
     Args:

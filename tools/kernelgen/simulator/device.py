@@ -230,7 +230,7 @@ class LoadedNeff:
     requests: list[bytes] = field(default_factory=list)
 
 
-class Needs(NamedTuple):
+class CoreResources(NamedTuple):
     """The resources of a core that a model needs, estimated from its HLO.
 
     Attributes:
@@ -273,7 +273,7 @@ class SimulatedDevice:
 
     def load(
         self, arena: int, offset: int, size: int, count: int = 0
-    ) -> tuple[int, tuple[container.NeffTensor, ...], Needs]:
+    ) -> tuple[int, tuple[container.NeffTensor, ...], CoreResources]:
         """Loads a model. Returns its number, its tensors without dropped ones (inputs first), and the resources that it needs.
 
         Args:
@@ -488,13 +488,13 @@ def _check_collectives(collectives: Collectives, count: int) -> None:
         raise KernelgenError(mistake)
 
 
-def _needs(contents: container.Simulated, collectives: int) -> Needs:
+def _needs(contents: container.Simulated, collectives: int) -> CoreResources:
     flags = contents.info.get("flags", ())
     target = TARGETS.get(flag(flags, "--target") or "")
     name = target.name if target else next(iter(TARGETS))
     lnc, model_type = flag(flags, "--lnc"), flag(flags, "--model-type") or "generic"
     made = estimate(contents.hlo, name, int(lnc) if lnc else None, model_type=model_type)
-    return Needs(
+    return CoreResources(
         scratchpad_estimate.scratchpad_bytes(contents.hlo),
         made.code_bytes + made.ring_bytes,
         made.dma_descriptors,

@@ -109,8 +109,8 @@ def _product(dot: Any, by_id: dict[int, Any]) -> _Product | None:
     lhs, rhs = (by_id[i] for i in dot.operand_ids)
     numbers = dot.dot
     sides = [
-        Side.of(lhs, list(numbers.lhs_contracting), list(numbers.lhs_batch)),
-        Side.of(rhs, list(numbers.rhs_contracting), list(numbers.rhs_batch)),
+        MatrixOperand.of(lhs, list(numbers.lhs_contracting), list(numbers.lhs_batch)),
+        MatrixOperand.of(rhs, list(numbers.rhs_contracting), list(numbers.rhs_batch)),
     ]
     for swapped in (False, True):
         rows, matrix = reversed(sides) if swapped else sides
@@ -161,7 +161,7 @@ def _max_rows(matrix: Any, by_id: dict[int, Any]) -> int:
     return MAX_ROWS if opcodes <= _MOVED else MAX_ROWS_UNPACKED
 
 
-class Side:
+class MatrixOperand:
     """One operand of a product as a matrix.
 
     Attributes:
@@ -175,7 +175,7 @@ class Side:
         self.made_by, self.k, self.free, self.last = made_by, k, free, last
 
     @staticmethod
-    def of(made_by: Any, contracting: list[int], batch: list[int]) -> Side | None:
+    def of(made_by: Any, contracting: list[int], batch: list[int]) -> MatrixOperand | None:
         """Returns the operand; None if it does not have floats, is several matrices, or has its axes in another order."""
         shape = list(made_by.shape.dimensions)
         if (
@@ -187,5 +187,5 @@ class Side:
         (axis,) = contracting
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         if after == 1:
-            return Side(made_by, shape[axis], before, last=True)
-        return Side(made_by, shape[axis], after, last=False) if before == 1 else None
+            return MatrixOperand(made_by, shape[axis], before, last=True)
+        return MatrixOperand(made_by, shape[axis], after, last=False) if before == 1 else None

@@ -10,7 +10,7 @@ from kernelgen.simulator.device import DeviceError, OutOfBounds, SimulatedDevice
 from kernelgen.simulator.protocol import Operation, Status
 
 
-class Requests:
+class RequestServer:
     """Answers the requests of all lanes. Thread-safe.
 
     Args:

@@ -18,7 +18,7 @@ from kernelgen.simulator import protocol
 from kernelgen.simulator.protocol import Operation, Status
 
 if TYPE_CHECKING:
-    from kernelgen.simulator.requests import Requests
+    from kernelgen.simulator.requests import RequestServer
 
 THREADS_VARIABLE = "NEURON_SIMULATOR_THREADS"
 STRICT_VARIABLE = "NEURON_SIMULATOR_STRICT"
@@ -53,7 +53,7 @@ def serve(control: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def _greet(control: socket.socket) -> Requests:
+def _greet(control: socket.socket) -> RequestServer:
     """Answers the client's greeting. Returns the object that answers its requests; ends the process on errors."""
     message, fds, _, _ = socket.recv_fds(control, protocol.MAX_MESSAGE, MAX_DESCRIPTORS)
     if not message:
@@ -65,14 +65,14 @@ def _greet(control: socket.socket) -> Requests:
     try:
         from kernelgen.simulator import cache, weights
         from kernelgen.simulator.device import Arena, SimulatedDevice
-        from kernelgen.simulator.requests import Requests
+        from kernelgen.simulator.requests import RequestServer
 
         cache.folder()
         sizes = [size for (size,) in protocol.SIZE.iter_unpack(message[protocol.HELLO.size :])]
         if not len(fds) == len(sizes) == count:
             raise ValueError(f"{count} arenas were announced, and {len(fds)} arrived")
         arenas = [Arena.map(fd, size) for fd, size in zip(fds, sizes, strict=True)]
-        requests = Requests(SimulatedDevice(arenas, strict=os.environ.get(STRICT_VARIABLE) != "0"))
+        requests = RequestServer(SimulatedDevice(arenas, strict=os.environ.get(STRICT_VARIABLE) != "0"))
         if library := os.environ.get(weights.LIBRARY_VARIABLE):
             weights.load(library)
     except ImportError as error:
@@ -133,7 +133,7 @@ def _looker(source: int) -> Callable[[], None]:
     return look
 
 
-def _serve_lane(requests: Requests, source: int, sink: int) -> None:
+def _serve_lane(requests: RequestServer, source: int, sink: int) -> None:
     """Reads requests from one pipe and writes answers to another, until the client closes them."""
     head = protocol.MESSAGE.size
     read, write, find = os.read, os.write, requests.find

@@ -22,7 +22,7 @@ import numpy as np
 
 from kernelgen.hlo import proto
 from kernelgen.simulator import forms
-from kernelgen.simulator.products import Side
+from kernelgen.simulator.products import MatrixOperand
 from kernelgen.simulator.writing import BF16, F32, U8, U32, Module, Writer, become_reshape, call, set_shape
 
 LIBRARY_VARIABLE = "NEURON_SIMULATOR_LIBRARY"
@@ -166,7 +166,7 @@ class Weight:
     k: int
     lattice: np.ndarray[Any, Any] | None = None
 
-    def call(self, writer: Writer, rows: Side) -> Any:
+    def call(self, writer: Writer, rows: MatrixOperand) -> Any:
         """Returns a new call of the library that multiplies rows by the weight: [n, m] f32."""
         operands = [self.blocks, rows.made_by]
         if self.lattice is not None:
@@ -191,15 +191,17 @@ def points(lattice: np.ndarray[Any, Any], n: int) -> np.ndarray[Any, Any]:
     return np.asarray(np.bitwise_or.reduce(words, axis=1))
 
 
-def _product(dot: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> tuple[Side, Weight, bool] | None:
+def _product(
+    dot: Any, by_id: dict[int, Any], reductions: Mapping[int, str]
+) -> tuple[MatrixOperand, Weight, bool] | None:
     """Returns the rows and the weight of a product, and whether the weight comes first; None for any other instruction."""
     if dot.opcode != "dot" or dot.shape.element_type != F32:
         return None
     numbers = dot.dot
     lhs, rhs = (by_id[i] for i in dot.operand_ids)
     sides = [
-        Side.of(lhs, list(numbers.lhs_contracting), list(numbers.lhs_batch)),
-        Side.of(rhs, list(numbers.rhs_contracting), list(numbers.rhs_batch)),
+        MatrixOperand.of(lhs, list(numbers.lhs_contracting), list(numbers.lhs_batch)),
+        MatrixOperand.of(rhs, list(numbers.rhs_contracting), list(numbers.rhs_batch)),
     ]
     for swapped in (False, True):
         rows, matrix = reversed(sides) if swapped else sides
@@ -213,7 +215,7 @@ def _product(dot: Any, by_id: dict[int, Any], reductions: Mapping[int, str]) -> 
     return None
 
 
-def _write(dot: Any, product: tuple[Side, Weight, bool], writer: Writer) -> None:
+def _write(dot: Any, product: tuple[MatrixOperand, Weight, bool], writer: Writer) -> None:
     """Writes the instructions of a product; `dot` becomes the last one."""
     rows, weight, swapped = product
     result = weight.call(writer, rows)

@@ -116,7 +116,7 @@ class GraphNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
+class UnnumberedTensor:
     """A tensor whose root has any name and address: the input of `GraphSpec.make`.
 
     Attributes:
@@ -131,14 +131,14 @@ class Loose:
 
 
 @dataclass(frozen=True, slots=True)
-class LooseNode:
+class UnnumberedNode:
     """A node before slots are numbered; like `GraphNode`, with `into` for `place`."""
 
     op: str
-    inputs: tuple[Loose | None, ...]
+    inputs: tuple[UnnumberedTensor | None, ...]
     output: TensorDesc
     params: Mapping[str, ParamValue]
-    into: Loose | None = None
+    into: UnnumberedTensor | None = None
     escapes: bool = False
 
 
@@ -161,7 +161,7 @@ class GraphSpec:
         object.__setattr__(self, "id", _graph_id(self))
 
     @staticmethod
-    def make(nodes: Iterable[LooseNode]) -> GraphSpec:
+    def make(nodes: Iterable[UnnumberedNode]) -> GraphSpec:
         """Returns the canonical form of nodes.
 
         Raises:
@@ -244,12 +244,12 @@ class GraphSpec:
             if not isinstance(node["escapes"], bool):
                 raise ValueError(f"escapes is true or false, not {node['escapes']!r}")
             nodes.append(
-                LooseNode(
+                UnnumberedNode(
                     node["op"],
                     tuple(None if i is None else _loose(i) for i in node["inputs"]),
                     output,
                     {name: param_from_json(v) for name, v in node["params"].items()},
-                    None if written is None else Loose(_root(written), offset, output),
+                    None if written is None else UnnumberedTensor(_root(written), offset, output),
                     node["escapes"],
                 )
             )
@@ -301,11 +301,11 @@ def parse_reference(text: str, *, nameless: bool = False) -> tuple[str | None, i
     return name, int(offset or 0), None if tensor is None else TensorDesc.parse(tensor)
 
 
-def _loose(text: str) -> Loose:
+def _loose(text: str) -> UnnumberedTensor:
     name, offset, tensor = parse_reference(text)
     if tensor is None or name is None:
         raise ValueError(f"'{text}' lacks its tensor")
-    return Loose(_root(name), offset, tensor)
+    return UnnumberedTensor(_root(name), offset, tensor)
 
 
 def _root(name: str) -> Hashable:
@@ -317,7 +317,7 @@ def _root(name: str) -> Hashable:
 class _Maker:
     """Numbers slots and checks nodes."""
 
-    def __init__(self, nodes: Sequence[LooseNode]) -> None:
+    def __init__(self, nodes: Sequence[UnnumberedNode]) -> None:
         if not 0 < len(nodes) <= MAX_NODES:
             raise ValueError(f"a graph kernel has 1 to {MAX_NODES} nodes, not {len(nodes)}")
         self.nodes = nodes
@@ -330,7 +330,7 @@ class _Maker:
                 if loose is not None:
                     self._note(i, loose)
 
-    def _note(self, i: int, loose: Loose) -> None:
+    def _note(self, i: int, loose: UnnumberedTensor) -> None:
         root, end = loose.root, loose.offset + loose.tensor.storage_bytes
         what = f"node {i}, {self.nodes[i].op}"
         if isinstance(root, int):
@@ -355,12 +355,12 @@ class _Maker:
                 f"{what}: a view has the type of its tensor, {self.types[root]}, not {loose.tensor.type_text}"
             )
 
-    def _place(self, loose: Loose) -> TensorPlace:
+    def _place(self, loose: UnnumberedTensor) -> TensorPlace:
         if isinstance(loose.root, int):
             return TensorPlace(False, loose.root, loose.offset)
         return TensorPlace(True, self.numbers[loose.root], loose.offset - self.low[loose.root])
 
-    def _node(self, i: int, node: LooseNode) -> GraphNode:
+    def _node(self, i: int, node: UnnumberedNode) -> GraphNode:
         op = ggml_ops.op(node.op)
         what = f"node {i}, {node.op}"
         if op.updates:

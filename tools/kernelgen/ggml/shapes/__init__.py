@@ -29,7 +29,7 @@ from kernelgen.ggml.shapes import (
     sorting,
     training,
 )
-from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Problem, Rule, text
+from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Problem, Rule, ShapeError, text
 from kernelgen.ggml.tensor import TensorDesc
 from kernelgen.ggml.weight_layouts import WEIGHTS
 
@@ -93,9 +93,9 @@ def check(
             ne, dtype = rule(op, inputs, params)
             if output.ne != ne or output.dtype != dtype:
                 have = text(output.ne, output.dtype)
-                raise Misfit("output", None, f"the result of {op} is {text(ne, dtype)}, not {have}")
+                raise ShapeError("output", None, f"the result of {op} is {text(ne, dtype)}, not {have}")
         _check_strides(op, inputs, output, alias)
-    except Misfit as misfit:
+    except ShapeError as misfit:
         return [misfit.problem]
     return []
 
@@ -116,7 +116,7 @@ def result(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> TensorD
         return None
     try:
         ne, dtype = rule(op, inputs, params)
-    except Misfit:
+    except ShapeError:
         return None
     return TensorDesc.make(ne, dtype)
 
@@ -126,4 +126,4 @@ def _check_strides(op: str, inputs: Inputs, output: TensorDesc, alias: int | Non
     if op == "conv_2d_dw" and output == convolution.channels_last(output):
         return
     if not output.contiguous and (shared is None or shared.nb != output.nb):
-        raise Misfit("output", None, f"the result of {op} is contiguous: leave its strides out")
+        raise ShapeError("output", None, f"the result of {op} is contiguous: leave its strides out")

@@ -8,8 +8,8 @@ from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import (
     FLOATS,
     Inputs,
-    Misfit,
     Rule,
+    ShapeError,
     dims,
     given,
     optional,
@@ -22,7 +22,7 @@ from kernelgen.ggml.types import TYPES
 
 def max_bias(inputs: Inputs, mask: int, params: Mapping[str, ParamValue]) -> None:
     if float(params["max_bias"]) > 0 and optional(inputs, mask) is None:
-        raise Misfit("params", "max_bias", "max_bias (ALiBi) needs a mask")
+        raise ShapeError("params", "max_bias", "max_bias (ALiBi) needs a mask")
 
 
 def sinks_fit(inputs: Inputs, i: int, heads: int) -> None:
@@ -101,9 +101,9 @@ def _flash_attn_ext(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -
     max_bias(inputs, 3, params)
     if params.get("causal"):
         if mask is None:
-            raise Misfit("params", "causal", "causal needs a mask")
+            raise ShapeError("params", "causal", "causal needs a mask")
         if k.ne[1] < q.ne[1]:
-            raise Misfit("params", "causal", f"causal needs as many keys as tokens, {q.ne[1]}, not {k.ne[1]}")
+            raise ShapeError("params", "causal", f"causal needs as many keys as tokens, {q.ne[1]}, not {k.ne[1]}")
     sinks_fit(inputs, 4, q.ne[2])
     return (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), "f32"
 

@@ -29,7 +29,7 @@ class Problem:
     message: str
 
 
-class Misfit(Exception):
+class ShapeError(Exception):
     """Ends a rule at the first problem: later checks would only repeat it."""
 
     def __init__(self, part: str, which: int | str | None, message: str) -> None:
@@ -38,10 +38,10 @@ class Misfit(Exception):
 
 
 Rule = Callable[[str, Inputs, Mapping[str, ParamValue]], tuple[Dims, str]]
-"""A function of op, inputs and all parameters; returns the result's shape and type, or raises `Misfit`."""
+"""A function of op, inputs and all parameters; returns the result's shape and type, or raises `ShapeError`."""
 
 ChosenRule = Callable[[str, Inputs, TensorDesc, Mapping[str, ParamValue]], None]
-"""A rule for an op whose caller chooses the result's shape: a function of op, inputs, result and parameters; raises `Misfit`."""
+"""A rule for an op whose caller chooses the result's shape, from op, inputs, result and parameters; raises `ShapeError`."""
 
 
 def count(ne: Dims) -> int:
@@ -59,7 +59,7 @@ def dims(ne: Dims) -> str:
 def given(inputs: Inputs, i: int) -> TensorDesc:
     tensor = inputs[i]
     if tensor is None:
-        raise Misfit("inputs", i, "this input can't be absent")
+        raise ShapeError("inputs", i, "this input can't be absent")
     return tensor
 
 
@@ -71,25 +71,25 @@ def want_type(inputs: Inputs, i: int, what: str, allowed: frozenset[str]) -> Non
     tensor = inputs[i]
     if tensor is not None and tensor.dtype not in allowed:
         names = " or ".join(sorted(allowed, key=lambda name: TYPES[name].number))
-        raise Misfit("inputs", i, f"{what} is {names}, not {tensor.dtype}")
+        raise ShapeError("inputs", i, f"{what} is {names}, not {tensor.dtype}")
 
 
 def want(condition: bool, i: int, message: str) -> None:
     if not condition:
-        raise Misfit("inputs", i, message)
+        raise ShapeError("inputs", i, message)
 
 
 def at_least(params: Mapping[str, ParamValue], name: str, least: int) -> int:
     """Returns an integer parameter; ggml or its CPU backend requires at least `least`."""
     value = int(params[name])
     if value < least:
-        raise Misfit("params", name, f"{name} is at least {least}, not {value}")
+        raise ShapeError("params", name, f"{name} is at least {least}, not {value}")
     return value
 
 
 def want_output(condition: bool, message: str) -> None:
     if not condition:
-        raise Misfit("output", None, message)
+        raise ShapeError("output", None, message)
 
 
 def rows_contiguous(t: TensorDesc) -> bool:

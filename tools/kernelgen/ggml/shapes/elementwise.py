@@ -8,8 +8,8 @@ from kernelgen.ggml.ops import GLU, UNARY, ParamValue
 from kernelgen.ggml.shapes.common import (
     FLOATS,
     Inputs,
-    Misfit,
     Rule,
+    ShapeError,
     contiguous_but_rows,
     dims,
     elementwise,
@@ -83,7 +83,7 @@ def _scale(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[D
 
 def _clamp(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
     if float(params["min"]) > float(params["max"]):
-        raise Misfit("params", "min", f"min is at most max: {params['min']} > {params['max']}")
+        raise ShapeError("params", "min", f"min is at most max: {params['min']} > {params['max']}")
     return elementwise(op, inputs, params)
 
 

@@ -8,8 +8,8 @@ from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import (
     ChosenRule,
     Inputs,
-    Misfit,
     Rule,
+    ShapeError,
     at_least,
     dims,
     given,
@@ -39,7 +39,7 @@ def _pad(op: str, inputs: Inputs, params: Params) -> tuple[Dims, str]:
         left, right = int(params[f"lp{i}"]), int(params[f"rp{i}"])
         ne.append(a.ne[i] + left + right)
         if ne[i] <= 0:
-            raise Misfit(
+            raise ShapeError(
                 "params", f"rp{i}", f"nothing is left of ne{i} = {a.ne[i]} with lp{i} = {left} and rp{i} = {right}"
             )
     return (ne[0], ne[1], ne[2], ne[3]), a.dtype
@@ -53,7 +53,7 @@ def _pad_reflect_1d(op: str, inputs: Inputs, params: Params) -> tuple[Dims, str]
     for name in ("p0", "p1"):
         p = at_least(params, name, 0)
         if p >= a.ne[0]:
-            raise Misfit("params", name, f"{name} is less than ne0 = {a.ne[0]}, not {p}")
+            raise ShapeError("params", name, f"{name} is less than ne0 = {a.ne[0]}, not {p}")
         total += p
     return (total, *a.ne[1:]), a.dtype
 
@@ -65,7 +65,9 @@ def _roll(op: str, inputs: Inputs, params: Params) -> tuple[Dims, str]:
     for i in range(4):
         shift = int(params[f"shift{i}"])
         if abs(shift) >= a.ne[i]:
-            raise Misfit("params", f"shift{i}", f"shift{i} is less than ne{i} = {a.ne[i]} to either side, not {shift}")
+            raise ShapeError(
+                "params", f"shift{i}", f"shift{i} is less than ne{i} = {a.ne[i]} to either side, not {shift}"
+            )
     return a.ne, a.dtype
 
 
@@ -83,7 +85,7 @@ def _win_part(op: str, inputs: Inputs, params: Params) -> tuple[Dims, str]:
     w = at_least(params, "w", 1)
     for name, n in (("npx", a.ne[1]), ("npy", a.ne[2])):
         if params[name] != -(-n // w):
-            raise Misfit("params", name, f"{n} elements make {-(-n // w)} windows of {w}, not {params[name]}")
+            raise ShapeError("params", name, f"{n} elements make {-(-n // w)} windows of {w}, not {params[name]}")
     return (a.ne[0], w, w, int(params["npx"]) * int(params["npy"])), "f32"
 
 

@@ -9,8 +9,8 @@ from kernelgen.ggml.ops import ParamValue, f32_bits, f32_from_bits
 from kernelgen.ggml.shapes.common import (
     ChosenRule,
     Inputs,
-    Misfit,
     Rule,
+    ShapeError,
     dims,
     given,
     want,
@@ -52,12 +52,12 @@ def _region(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[
     names = ("nb1", "nb2", "nb3", "offset")
     for name in names:
         if params[name] % size:
-            raise Misfit("params", name, f"{name} is a multiple of the element's {size} bytes, not {params[name]}")
+            raise ShapeError("params", name, f"{name} is a multiple of the element's {size} bytes, not {params[name]}")
     end = int(params["offset"]) + size
     for n, stride in zip(b.ne, (size, *(int(params[name]) for name in names[:3])), strict=True):
         end += (n - 1) * stride
     if end > a.elements * size:
-        raise Misfit(
+        raise ShapeError(
             "params",
             "offset",
             f"src1 with these strides ends at byte {end}, beyond the {a.elements * size} bytes of src0",
@@ -90,11 +90,11 @@ def _fill(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Di
 def _arange(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Dims, str]:
     start, stop, step = (float(params[name]) for name in ("start", "stop", "step"))
     if not stop > start:
-        raise Misfit("params", "stop", f"stop is larger than start: {stop} <= {start}")
+        raise ShapeError("params", "stop", f"stop is larger than start: {stop} <= {start}")
     if not step > 0:
-        raise Misfit("params", "step", f"step is larger than 0, not {step}")
+        raise ShapeError("params", "step", f"step is larger than 0, not {step}")
     if not (stop - start) / step < 2**31:
-        raise Misfit("params", "step", f"from {start} to {stop} by {step} are more than 2^31 elements")
+        raise ShapeError("params", "step", f"from {start} to {stop} by {step} are more than 2^31 elements")
     # ggml counts in binary32.
     n = math.ceil(_binary32(_binary32(stop - start) / step))
     return (n, 1, 1, 1), "f32"

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kernelgen.ggml.ops import ParamValue
-from kernelgen.ggml.shapes.common import ChosenRule, Inputs, Misfit, Rule, at_least, given, want, want_output, want_type
+from kernelgen.ggml.shapes.common import (
+    ChosenRule,
+    Inputs,
+    Rule,
+    ShapeError,
+    at_least,
+    given,
+    want,
+    want_output,
+    want_type,
+)
 from kernelgen.ggml.tensor import Dims, TensorDesc
 
 _F32_F16 = frozenset({"f32", "f16"})
@@ -23,7 +33,7 @@ def _pool_1d(op: str, inputs: Inputs, params: Params) -> tuple[Dims, str]:
 
 
 def _want_pooled(i: int | None, a: TensorDesc, pooled: TensorDesc, params: Params) -> None:
-    """Raises `Misfit` at input `i`, or the output, unless `pooled` is the result of pool_2d for `a`.
+    """Raises `ShapeError` at input `i`, or the output, unless `pooled` is the result of pool_2d for `a`.
 
     ggml's padding may be fractional, like 0.5 for one more element in total; op_params has its integer part.
     """
@@ -32,13 +42,13 @@ def _want_pooled(i: int | None, a: TensorDesc, pooled: TensorDesc, params: Param
         least, most = ((a.ne[axis] + 2 * p + more - k) // s + 1 for more in (0, 1))
         expected = f"{least}" if least == most else f"{least} or {most}"
         if not max(least, 1) <= pooled.ne[axis] <= most:
-            raise Misfit(
+            raise ShapeError(
                 "output" if i is None else "inputs",
                 i,
                 f"ne{axis} of what is pooled is {expected}, not {pooled.ne[axis]}",
             )
     if pooled.ne[2:] != a.ne[2:] or pooled.dtype != "f32":
-        raise Misfit(
+        raise ShapeError(
             "output" if i is None else "inputs",
             i,
             f"what is pooled is f32 with ne2, ne3 = {a.ne[2]}, {a.ne[3]}, not {pooled.dtype} with {pooled.ne[2]}, {pooled.ne[3]}",

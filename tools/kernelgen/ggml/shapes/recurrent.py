@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import (
     Inputs,
-    Misfit,
     Rule,
+    ShapeError,
     dims,
     given,
     rows_contiguous,
@@ -82,7 +82,9 @@ def _ssm_scan(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tupl
     if a.ne[0] != 1:
         _shape(inputs, 3, "a", (d_state, n_head, 1, 1))
         if snapshots > 1:
-            raise Misfit("params", "K", f"with a decay for each element of the state (Mamba-1) K is 1, not {snapshots}")
+            raise ShapeError(
+                "params", "K", f"with a decay for each element of the state (Mamba-1) K is 1, not {snapshots}"
+            )
     _shape(inputs, 3, "a", (a.ne[0], n_head, 1, 1))
     groups = b.ne[1]
     want(n_head % groups == 0, 4, f"b's {groups} groups (ne1) share out x's {n_head} heads")

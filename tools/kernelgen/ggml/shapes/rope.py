@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from kernelgen.ggml.ops import ParamValue
 from kernelgen.ggml.shapes.common import (
     Inputs,
-    Misfit,
     Rule,
+    ShapeError,
     dims,
     given,
     optional,
@@ -26,7 +26,7 @@ def _rope(op: str, inputs: Inputs, params: Mapping[str, ParamValue]) -> tuple[Di
     want_type(inputs, 0, f"src0 of {op}", frozenset({"f32", "f16"}))
     want_type(inputs, 1, f"pos of {op}", frozenset({"i32"}))
     if n_dims % 2 or not 0 < n_dims <= a.ne[0]:
-        raise Misfit("params", "n_dims", f"n_dims is even and at most ne0 of src0, {a.ne[0]}, not {n_dims}")
+        raise ShapeError("params", "n_dims", f"n_dims is even and at most ne0 of src0, {a.ne[0]}, not {n_dims}")
     per_token = 4 if int(params["mode"]) & _MROPE else 1
     want(pos.elements == pos.ne[0], 1, f"pos has one dimension, not {dims(pos.ne)}")
     want(

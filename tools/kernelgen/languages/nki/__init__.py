@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelgen.languages.protocol import Call, Language, Returned
-    from nki_interpreter.kernel import Recorded
+    from kernelgen.languages.protocol import Call, CallResults, Language
+    from nki_interpreter.kernel import RecordedKernel
 
 
 class _Nki:
@@ -36,13 +36,13 @@ class _Nki:
             os.environ.clear()
             os.environ.update(before)
 
-    def call(self, function: Callable[..., Any], call: Call) -> Returned:
+    def call(self, function: Callable[..., Any], call: Call) -> CallResults:
         """Records the kernel for the shapes of its arguments, and lowers it.
 
         Raises:
             KernelgenError: the kernel breaks a rule of NKI or a limit of a target, or its lowering is not available.
         """
-        from kernelgen.languages.protocol import Returned
+        from kernelgen.languages.protocol import CallResults
 
         if call.lowering == "native":
             from kernelgen.languages.nki.native import called
@@ -61,7 +61,7 @@ class _Nki:
                 results.append(value)
             else:
                 updated[place[alias]] = value
-        return Returned(tuple(results), updated, _notes(recorded))
+        return CallResults(tuple(results), updated, _notes(recorded))
 
 
 def inline(
@@ -86,7 +86,7 @@ def inline(
     return tuple(_lowered(recorded, [a for a in arrays if a is not None]))
 
 
-def _notes(recorded: Recorded) -> dict[str, Any]:
+def _notes(recorded: RecordedKernel) -> dict[str, Any]:
     from nki_interpreter.cost import cost
 
     return {"nki": list(recorded.notes), "costs": [cost(recorded.block, recorded.storages, recorded.older).to_json()]}
@@ -99,7 +99,7 @@ def _recorded(
     grid: tuple[int, ...],
     targets: tuple[str, ...],
     results: Any,
-) -> Recorded:
+) -> RecordedKernel:
     from kernelgen.errors import Diagnostic, KernelgenError, Location
     from nki_interpreter import kernel
     from nki_interpreter.errors import NkiError
@@ -125,7 +125,7 @@ def _recorded(
         raise KernelgenError(Diagnostic(f"{error.code}: {error.message}", where)) from error
 
 
-def _lowered(recorded: Recorded, arrays: Sequence[Any]) -> tuple[Any, ...]:
+def _lowered(recorded: RecordedKernel, arrays: Sequence[Any]) -> tuple[Any, ...]:
     from kernelgen.errors import Diagnostic, KernelgenError, Location
     from nki_interpreter.errors import NkiError
 

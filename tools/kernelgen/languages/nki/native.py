@@ -21,7 +21,7 @@ from kernelgen.compilers import nki_driver
 from kernelgen.compilers.nki_driver import Toolchain
 from kernelgen.errors import EXIT_FAILED, Diagnostic, KernelgenError
 from kernelgen.hlo import custom_calls
-from kernelgen.languages.protocol import Call, Returned
+from kernelgen.languages.protocol import Call, CallResults
 
 _CHOSEN: list[Toolchain] = []
 _RECORDS: list[tuple[Path, Mapping[str, Any]]] = []
@@ -81,7 +81,7 @@ def toolchain() -> Toolchain:
     return found
 
 
-def called(function: Callable[..., Any], call: Call) -> Returned:
+def called(function: Callable[..., Any], call: Call) -> CallResults:
     """Returns the results of a call to the toolchain's output for a kernel, under a JAX trace.
 
     Raises:
@@ -119,7 +119,7 @@ def called(function: Callable[..., Any], call: Call) -> Returned:
         results = function_of_arrays(*given, *constants)
     updated = {i: results[k] for i, k in aliases.items()}
     kept = tuple(r for k, r in enumerate(results) if k not in aliases.values())
-    return Returned(kept, updated, {"native": {"toolchain": made["toolchain"], "target": call.targets[0]}})
+    return CallResults(kept, updated, {"native": {"toolchain": made["toolchain"], "target": call.targets[0]}})
 
 
 def _compiled(tools: Toolchain, function: Callable[..., Any], call: Call, given: list[Any]) -> Mapping[str, Any]:

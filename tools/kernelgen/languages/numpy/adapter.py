@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernelgen.languages.protocol import Call, Language, Returned
+from kernelgen.languages.protocol import Call, CallResults, Language
 
 
 class _NumPy:
@@ -23,7 +23,7 @@ class _NumPy:
         with environment(env), standing_in(PACKAGES, modules()):
             yield
 
-    def call(self, function: Callable[..., Any], call: Call) -> Returned:
+    def call(self, function: Callable[..., Any], call: Call) -> CallResults:
         from kernelgen.languages.numpy.tracing import traced
 
         return traced(function, call)

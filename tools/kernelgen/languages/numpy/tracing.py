@@ -14,10 +14,10 @@ from kernelgen.languages.numpy.creation import filled
 from kernelgen.languages.numpy.places import is_users
 from kernelgen.languages.numpy.scope import Trace
 from kernelgen.languages.numpy.tensor import TracedArray, cast, tensor
-from kernelgen.languages.protocol import Call, Returned
+from kernelgen.languages.protocol import Call, CallResults
 
 
-def traced(function: Callable[..., Any], call: Call) -> Returned:
+def traced(function: Callable[..., Any], call: Call) -> CallResults:
     """Calls a kernel's function.
 
     Raises:
@@ -38,7 +38,7 @@ def traced(function: Callable[..., Any], call: Call) -> Returned:
             raise _at(function, f"result {k} is {type(result).__name__}, not an array")
     updated = {p.parameter: p.array for p in parameters if p is not None and p.parameter is not None and p.changed}
     notes = {"knobs": made.knobs} if made.knobs else {}
-    return Returned(tuple(tensor(r).array for r in results), updated, notes)
+    return CallResults(tuple(tensor(r).array for r in results), updated, notes)
 
 
 def _at(function: Callable[..., Any], message: str) -> KernelgenError:
