@@ -50,7 +50,7 @@ def recorded(programs: harness.Programs) -> list[Kernel]:
     builder = kernel_builder.KernelBuilder()
     found, _, refused = builder.read(entries)
     kernels = {kernel.spec.id: kernel for kernel in found.values()}
-    print(f"{len(rows)} cases ask for {len(entries)} ops, {len(refused)} of which break a rule of ggml's")
+    print(f"{len(rows)} cases have {len(entries)} ops; {len(refused)} of these break a rule of ggml's")
     order = sorted(kernels)
     random.Random(1).shuffle(order)
     return [kernels[kernel] for kernel in order]

@@ -43,5 +43,5 @@ class sparse_file {
     int                                 split_count = 1;
 };
 
-// Opens a model's file, or all files of a split model, of which `path` is the first. Throws std::runtime_error.
+// Opens a model's file, or all files of a split model whose first file is `path`. Throws std::runtime_error.
 std::vector<sparse_file> open_model_files(const std::string & path);

@@ -325,7 +325,7 @@ static bool measure_groups(const char * plugin, const char * libnrt, int pieces)
         fprintf(stderr, "dispatch: the backend did not compute the groups\n");
         exit(1);
     }
-    printf("%d nodes in %d groups, %d %s each: found %.0f us, again %.1f us, of which nrt_execute %.1f\n",
+    printf("%d nodes in %d groups, %d %s each: found %.0f us, again %.1f us (%.1f us in nrt_execute)\n",
            g.cgraph->n_nodes, N_GROUPS, pieces, pieces == 1 ? "launch" : "launches", found, again,
            bare * N_GROUPS * pieces);
     double first  = 0;

@@ -283,7 +283,7 @@ function(_neuron_kernels_python out call)
     if(NOT python AND NEURON_KERNELGEN_PYTHON)
         message(FATAL_ERROR "${call}: NEURON_KERNELGEN_PYTHON is ${NEURON_KERNELGEN_PYTHON}, which is not a Python 3.11 or later that runs")
     elseif(NOT python)
-        message(FATAL_ERROR "${call}: there is no Python 3.11 or later on PATH. One of these mends it:\n"
+        message(FATAL_ERROR "${call}: there is no Python 3.11 or later on PATH. One of these fixes it:\n"
             "  apt-get install python3-venv                 on Debian 12 and Ubuntu 24.04 or later\n"
             "  cmake -DNEURON_KERNELGEN_PYTHON=<interpreter>    when it is elsewhere")
     endif()
@@ -298,7 +298,7 @@ function(_neuron_kernels_python out call)
         if(DEFINED NEURON_KERNELGEN_PYTHON_ENV AND NOT NEURON_KERNELGEN_PYTHON_ENV)
             string(STRIP "${missing}" missing)
             string(REPLACE "\n" "\n  " missing "${missing}")
-            message(FATAL_ERROR "${call}: ${python} lacks packages that kernelgen needs:\n  ${missing}\nOne of these mends it:\n"
+            message(FATAL_ERROR "${call}: ${python} lacks packages that kernelgen needs:\n  ${missing}\nOne of these fixes it:\n"
                 "  ${python} -m pip install -r \"${root}/requirements.txt\"\n"
                 "  cmake -DNEURON_KERNELGEN_PYTHON=<interpreter that has them>\n"
                 "  cmake -DNEURON_KERNELGEN_PYTHON_ENV=ON    an environment of its own, made in the user's cache folder")
@@ -326,7 +326,7 @@ function(_neuron_kernels_python out call)
         if(NOT _NEURON_KERNELS_ENVIRONMENT)
             message(CHECK_PASS "${path}")
         endif()
-        set(_NEURON_KERNELS_ENVIRONMENT "${path}" CACHE INTERNAL "What was told about")
+        set(_NEURON_KERNELS_ENVIRONMENT "${path}" CACHE INTERNAL "What was printed about")
         set(python "${path}/bin/python")
     endif()
     set_property(GLOBAL PROPERTY _NEURON_KERNELS_PYTHON "${python}")

@@ -216,7 +216,7 @@ import json, sys, time
 from pathlib import Path
 from kernelgen.cache import *
 root, first = Path(sys.argv[1]), int(sys.argv[2])
-keys = [Key.from_json(value) for value in json.loads((root / "keys").read_text())]
+keys = [NeffKey.from_json(value) for value in json.loads((root / "keys").read_text())]
 for key in keys[first:] + keys[:first]:
     neff = (root / key.name).read_bytes()
     def make():

@@ -139,8 +139,8 @@ def alarms(x):
     time.sleep(0.3)
     return x + x
 
-@emitter("sees")
-def sees(x):
+@emitter("checks")
+def checks(x):
     if os.getcwd() == "/" or "MOVED" in os.environ or "PATH" not in os.environ or sys.getrecursionlimit() == 5000:
         raise ValueError("another kernel was here")
     time.sleep(1.5)  # an alarm would come now
@@ -184,7 +184,7 @@ def test_bad_manners_cost_the_kernel_that_has_them_and_no_other(
     monkeypatch.chdir(folder)
     bad = ("forks", "leaves", "loud", "mute", "long", "steers", "signals")
     words = ["-o", "out", "-j", "1", "--compiler", "simulator", "--kernels", "mine"]
-    done = build(kernelgen, folder, "moves", "sees", "prints", *bad)
+    done = build(kernelgen, folder, "moves", "checks", "prints", *bad)
     assert done.code == 1
     assert f"3 built (3 compiled, 0 up to date), {len(bad)} failed" in done.out, done.err[-5000:]
     for op, text in (
@@ -194,7 +194,7 @@ def test_bad_manners_cost_the_kernel_that_has_them_and_no_other(
         ("mute", "raise Mute"),
     ):
         assert re.search(rf"own\.py:{line(text)}:1: error: kernel {op}-4-f32-\w+: ", done.err), done.err[-5000:]
-    assert "Forked: an emitter must not fork" in done.err
+    assert "ForkError: an emitter must not fork" in done.err
     assert (
         "SystemExit: 0" in done.err and "Loud: heard" in done.err and "Mute, whose message can't be printed" in done.err
     )
@@ -223,7 +223,7 @@ def test_the_process_is_as_it_was_after_a_step(folder: Path) -> None:
     before = state()
     assert step(folder, "moves") == (0, "")
     assert state() == before
-    assert step(folder, "sees")[0] == 0
+    assert step(folder, "checks")[0] == 0
 
 
 def test_emit_in_this_process_is_not_ended_by_an_emitter(
@@ -241,7 +241,7 @@ def test_emit_in_this_process_is_not_ended_by_an_emitter(
 
 
 def test_endless_output_is_stopped(kernelgen: Run, folder: Path) -> None:
-    done = build(kernelgen, folder, "floods", "sees")
+    done = build(kernelgen, folder, "floods", "checks")
     assert done.code == 1 and f"error: it printed more than {MAX_LOG >> 20} MiB and was stopped" in done.err
     assert len(done.err) < MAX_TEXT and "1 built (1 compiled, 0 up to date), 1 failed" in done.out
     logs = [file.stat().st_size for file in (folder / "out/.kernelgen/logs").iterdir()]
@@ -249,9 +249,9 @@ def test_endless_output_is_stopped(kernelgen: Run, folder: Path) -> None:
 
 
 def test_an_emitter_has_a_time_limit_that_can_be_lifted(kernelgen: Run, folder: Path) -> None:
-    done = build(kernelgen, folder, "sees", more=("--emit-timeout", "0.5"))
+    done = build(kernelgen, folder, "checks", more=("--emit-timeout", "0.5"))
     assert done.code == 1 and "it took longer than its time limit and was stopped after 0.5 s" in done.err
-    assert build(kernelgen, folder, "sees", more=("--emit-timeout", "0")).code == 0
+    assert build(kernelgen, folder, "checks", more=("--emit-timeout", "0")).code == 0
 
 
 def test_a_step_has_a_time_limit(folder: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_step_has_a_time_limit(folder: Path) -> None:
     assert code == 1 and f"{message}\n" in said, said
     # The limit is per step, and the emitter's own alarm does not end the step.
     assert step(folder, "alarms", "--timeout=20") == (0, "")
-    assert step(folder, "sees", "--timeout=0") == (0, "")
+    assert step(folder, "checks", "--timeout=0") == (0, "")
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
 
 
@@ -291,7 +291,7 @@ def test_what_does_not_stop_at_its_time_limit_ends_its_process(folder: Path, op:
 
 
 def test_an_answer_without_a_request_is_ignored(kernelgen: Run, folder: Path) -> None:
-    done = build(kernelgen, folder, "forges", "sees")
+    done = build(kernelgen, folder, "forges", "checks")
     assert done.code == 1 and "its worker answered request 0, and the request was " in done.err
     assert "1 built (1 compiled, 0 up to date), 1 failed" in done.out
 
@@ -306,7 +306,7 @@ def test_what_a_step_leaves_is_looked_at(
     other = ["lint", f"--flags={flags}", f"--hlo={folder}/hlo", f"--stamp={folder}/stamp"]
     (folder / "hlo").write_bytes(hlo())
     monkeypatch.setattr(f"kernelgen.build.executor.Executor._{name}_arguments", lambda self, task: other)
-    done = build(kernelgen, folder, "sees")
+    done = build(kernelgen, folder, "checks")
     assert done.code == 1 and re.search(rf"error: (the )?{name} left no {folder}/out/\.kernelgen/", done.err), done.err
     assert "0 built (0 compiled, 0 up to date), 1 failed" in done.out
 

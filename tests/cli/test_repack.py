@@ -166,9 +166,9 @@ def test_weights_that_cannot_be_repacked_are_reported(kernelgen: Run, model: Pat
     assert kernelgen("repack", model, wide, "-o", output).code == 0
     before = output.read_bytes()
     cases = [
-        ((model, plain), "no kernel wants a weight in a layout, so there is nothing to repack"),
-        ((model, other), f"none of the 4 tensors of {model} has a type and shape that these kernels want in a layout"),
-        ((model, both), "kernels for trn1, trn2 want weights in different layouts: choose a target with --target"),
+        ((model, plain), "no kernel reads a weight in a layout, so there is nothing to repack"),
+        ((model, other), f"none of the 4 tensors of {model} has a type and shape that these kernels read in a layout"),
+        ((model, both), "kernels for trn1, trn2 read weights in different layouts: choose a target with --target"),
         ((model, wide, "--target", "inf2"), "manifest 'some' is for trn1, trn2, not for inf2"),
         ((model, model), f"{model} is a model in a GGUF file (llama), not a manifest"),
         ((model, wide, "-o", model), f"-o {model} is the model's own file"),

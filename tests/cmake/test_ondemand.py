@@ -73,7 +73,7 @@ def test_a_step_gives_the_same_whoever_runs_it(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         hlos.append((tmp_path / mode / f"{SPEC.id}.hlo.pb").read_bytes())
     assert hlos[0] == hlos[1]
-    # The running process sees an edit, and reports a mistake.
+    # The running process notices an edit, and reports a mistake.
     [first] = servers(tmp_path / "workers")
     assert emit(tmp_path, "return x * 5").returncode == 0
     assert (tmp_path / "warm" / f"{SPEC.id}.hlo.pb").read_bytes() != hlos[0]

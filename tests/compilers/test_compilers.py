@@ -54,7 +54,7 @@ def test_auto_says_that_it_takes_the_simulator(tmp_path: Path) -> None:
     compiler = resolve("auto", env=env(tmp_path))
     assert isinstance(compiler, Simulator)
     assert "neuronx-cc is not installed" in compiler.note and "no device can load the NEFFs" in compiler.note
-    assert resolve("simulator", env=env(tmp_path)).note == "", "who asks for it need not be told"
+    assert resolve("simulator", env=env(tmp_path)).note == "", "no note is needed"
 
 
 def test_the_sdk_is_demanded(tmp_path: Path) -> None:

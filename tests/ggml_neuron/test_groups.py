@@ -342,7 +342,7 @@ def test_groups_that_cannot_be_cut(compute: Compute, kernels: Path) -> None:
     for name in IN_ORDER:  # what depends on the mask is checked each time
         result = compute(kernels, name)
         expect_ok(result, name)
-        reason = "their group is for fewer tokens, of which the first see what later ones write"
+        reason = "their group is for fewer tokens, and earlier tokens read what later ones write"
         assert re.search(rf"\d+ because {reason}", result.stderr), result.stderr
 
 

@@ -158,7 +158,7 @@ def test_a_mistyped_variable_is_answered_by_the_nearest(run: Run, kernels: Path,
 
 
 def test_every_variable_is_known() -> None:
-    """The backend knows all variables that it and kernelgen read; docs/reference/environment.md lists the backend's."""
+    """The backend has a list of all variables that it and kernelgen read; docs/reference/environment.md lists the backend's."""
     source = (ROOT / "backend" / "ggml-neuron" / "report" / "environment.cpp").read_text()
     known = set(re.findall(r'"((?:GGML_NEURON|NEURON_KERNELGEN)_\w+)"', source))
     read: set[str] = set()

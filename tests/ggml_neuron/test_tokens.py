@@ -113,7 +113,7 @@ def test_attention_without_flash_attention_is_what_kernels_of_its_own_shapes_com
 def test_nodes_of_attention_that_cannot_be_computed_together_are_computed_all_the_same(
     run: Run, few: Path, tmp_path: Path, scenario: str, without: str, lacking: set[str]
 ) -> None:
-    """The backend accepts the first nodes before it knows the next ones. Nodes without a kernel get a message."""
+    """The backend accepts the first nodes before it receives the next ones. Nodes without a kernel get a message."""
     folder = tmp_path / "kernels"
     shutil.copytree(built_tree(few), folder)
     index = json.loads((folder / "index.json").read_text())

@@ -467,7 +467,7 @@ def fuses_unequal(x: Any) -> Any:
         (zero_tile, "1: tile_size: expected numbers of at least 1, not [4, 0]"),
         (large_tile, "1: tile_size: entry 1 is 7, and the loops of this elementwise are [4, 6]"),
         (few_entries, "1: tile_size: 2 entries for 3: the loops of this matmul are [4, 4, 6]"),
-        (many_partitions, "2: tile_size: 256 elements of dimension 1 lie across partitions, of which there are 128"),
+        (many_partitions, "2: tile_size: 256 elements of dimension 1 lie across partitions, and there are 128"),
         (large_bank, "2: tile_size: 2400 bytes in a partition, and a bank of PSUM has 2048"),
         (large_sbuf, "2: tile_size: 200000 bytes in a partition, and SBUF of trn1 has 180224"),
         (fuses_one, "1: knob.fuse joins the loops of two arrays or more, not of 1"),

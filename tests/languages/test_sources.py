@@ -35,7 +35,7 @@ HOME = "HOME" in os.environ
 def scan(x, *, axis=0, order=(), label=None):
     assert isinstance(order, tuple)
     if HOME or "HOME" in os.environ:
-        raise RuntimeError("it sees this machine's environment")
+        raise RuntimeError("it reads this machine's environment")
     return np.cumsum(x, axis=axis) * SCALE + START, np.max(x, axis=axis)
 
 def put(x, y):

@@ -319,7 +319,7 @@ def test_layers_are_computed_in_pieces_where_attention_is_causal(programs: harne
     """Calls have more tokens than kernels. If each token attends to all others, layers are computed node by node."""
     model = dataclasses.replace(QWEN3, layers=4)
     sweep = any_tokens.Sweep(programs, model, tmp_path, n_tokens=NUMBERS, n_ctx=512, less_ctx=256, fuse="layer")
-    in_order = "their group is for fewer tokens, of which the first see what later ones write"
+    in_order = "their group is for fewer tokens, and earlier tokens read what later ones write"
     grouped = []
     for causal, parts in ((1, ("0:0:40:last", "0:40:33:last", "0:73:17:last")), (0, ("0:0:40:last", "0:40:33:last"))):
         sizes = f"n_ctx=512 n_batch=64 n_ubatch=64 causal={causal}"

@@ -676,7 +676,7 @@ def test_a_product_that_leaves_accumulate_out_is_noted_where_a_device_may_add_to
 def test_sums_that_share_a_tensor_in_psum_are_noted_whatever_accumulate_says(steps):
     (note,) = _sums(*steps)
     assert note.startswith(f"{__file__}:")
-    assert "several sums share one tensor in PSUM, of which devices were seen to lose parts" in note
+    assert "several sums share one tensor in PSUM, and devices have lost parts of such sums" in note
 
 
 @pytest.mark.parametrize(

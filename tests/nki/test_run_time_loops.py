@@ -37,8 +37,8 @@ def _first_rows(x, blocks):
 
 
 def _programs(blocks, barrier=False):
-    """Each program adds 1 to a number n times: the first `blocks` times, each other one as often as the number left by
-    the one before.
+    """Each program adds 1 to a number n times: for the first program n is `blocks`, for each other one the number that
+    the program before it left.
     """
     result = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
     held = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)

@@ -15,7 +15,7 @@ from kernelgen.neff import container, description
 INFO = {
     "tool_version": "the compiler's version",
     "kelp_version": "Dynamic in all",
-    "name": "the path that the compiler was told to write",
+    "name": "the path of the output in the compiler's command",
     "num_tpb": "1 in all",
     "num_tpb_requested": "1 in all",
     "num_tpb_per_node": "64 counts: 1, then 0",

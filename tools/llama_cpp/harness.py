@@ -347,7 +347,7 @@ def _choose(recorded: Path, chosen: Path, refused: dict[str, int]) -> None:
             text = "".join(kept)
         else:
             return
-    raise RuntimeError(f"{recorded}: entries could not be told apart")
+    raise RuntimeError(f"{recorded}: entries could not be distinguished")
 
 
 def ran(log: str) -> dict[str, Counter[str]]:

@@ -9,7 +9,7 @@ The program derives a model's manifest for 1, 8, 32, 128 and 512 tokens, once wi
 cores with each `--fuse`. Then it makes the same calls with each of them:
 
 - prompts: of 1, 45, 300 and 512 tokens, at depths from 0 to 2,000;
-- long: a prompt that llama.cpp computes in several calls, of which only the last has an output;
+- long: a prompt that llama.cpp computes in several calls; only the last one has an output;
 - shared, own: four sequences with prompts and generated tokens side by side, in one cache and with a cache each;
 - shift: positions are removed, later positions move up, and a text is generated (a context shift);
 - state: a sequence's state and the whole context's state are saved and restored, and a text is generated from each;

@@ -311,7 +311,7 @@ def one_in_psum(what: str, a: Any, b: Any, first: str, second: str) -> None:
     if current().check and all(isinstance(t, NkiTensor) and t.buffer.kind == "psum" for t in (a, b)):
         raise NkiTypeError(
             "err_unsupported_memory",
-            f"{first} and {second} of {what} are both in PSUM, of which the vector engine reads one tile at most; copy one to "
+            f"{first} and {second} of {what} are both in PSUM, and the vector engine reads at most one tile of it; copy one to "
             "SBUF with tensor_copy",
         )
 

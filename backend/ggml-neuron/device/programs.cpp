@@ -64,7 +64,7 @@ void neuron_core::preload(const std::vector<neuron_kernel> & kernels) {
     for (size_t i = 0; i < wanted.size(); i++) {
         const double seconds = std::chrono::duration<double>(clock::now() - begun).count();
         if (!said && seconds > 5 && (!nrt.simulator || neuron_log_enabled())) {
-            NEURON_WARN("core %d: loading %zu programs, of which %zu took %.1f s\n", vnc, wanted.size(), i, seconds);
+            NEURON_WARN("core %d: loading %zu programs; the first %zu took %.1f s\n", vnc, wanted.size(), i, seconds);
             said = true;
         }
         std::string message;

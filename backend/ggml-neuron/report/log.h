@@ -48,7 +48,7 @@ void neuron_say_again(const char * format, ...) GGML_ATTRIBUTE_FORMAT(1, 2);
         }                                  \
     } while (0)
 
-// Details that help to find a cause, and not to mend it.
+// Details that help to find a cause, and not to fix it.
 #define NEURON_DEBUG(...)                  \
     do {                                   \
         if (neuron_log_repeats()) {        \

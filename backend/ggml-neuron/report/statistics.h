@@ -1,4 +1,4 @@
-// Statistics of graphs of which a backend computed at least a part: how many ops ran on the device, and how many
+// Statistics of graphs that a backend computed at least in part: how many ops ran on the device, and how many ran
 // elsewhere because they have no kernel.
 //
 // ggml's scheduler gives a backend only its own parts of a graph. But such a part refers to the set of all tensors of

@@ -13,7 +13,7 @@ const char * neuron_ungrouped_name(int reason) {
         "no group has such a node",
         "their groups have other nodes beside them",
         "their group has no kernel for this many tokens and cells, nor for more",
-        "their group is for fewer tokens, of which the first see what later ones write",
+        "their group is for fewer tokens, and earlier tokens read what later ones write",
         "their part of the graph ends before the group does",
         "their group is wired in another way",
         "another result of their group is used outside of it",

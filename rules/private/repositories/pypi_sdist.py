@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# A build backend (PEP 517) under the name that the distribution asks for, which knows its metadata already.
+# A build backend (PEP 517) under the name that the distribution requests; it has the metadata already.
 _BACKEND = """\
 import pathlib
 

@@ -79,7 +79,7 @@ def _python_env_impl(rctx):
             break
     if unfit:
         fail("""\
-no Python 3.11 or later with the venv module on PATH. One of these mends it:
+no Python 3.11 or later with the venv module on PATH. One of these fixes it:
     apt-get install python3-venv                    on Debian 12 and Ubuntu 24.04 or later
     export NEURON_KERNELGEN_PYTHON=<interpreter>    when it is elsewhere{}""".format("\n" + done.stderr if done else ""))
     if done.return_code:

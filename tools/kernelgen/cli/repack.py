@@ -52,7 +52,7 @@ def command(
         hint = f"kernelgen model {model} -o model.yaml writes the manifest of this model's kernels"
         raise KernelgenError(
             Diagnostic(
-                f"none of the {len(weights)} tensors of {model} has a type and shape that these kernels want in a layout",
+                f"none of the {len(weights)} tensors of {model} has a type and shape that these kernels read in a layout",
                 hint=hint,
             )
         )
@@ -97,13 +97,13 @@ def _layouts(paths: Sequence[Path], target: str | None, catalog: Catalog) -> rep
     first, *others = (repacked.wanted(specs) for specs in by_target.values())
     if any(one != first for one in others):
         raise KernelgenError(
-            f"kernels for {', '.join(by_target)} want weights in different layouts: choose a target with --target"
+            f"kernels for {', '.join(by_target)} read weights in different layouts: choose a target with --target"
         )
     if not first:
         raise KernelgenError(
             Diagnostic(
-                "no kernel wants a weight in a layout, so there is nothing to repack",
-                hint="docs/reference/manifest-languages.md says which layouts there are, and how a manifest asks for one",
+                "no kernel reads a weight in a layout, so there is nothing to repack",
+                hint="docs/reference/manifest-languages.md lists the layouts, and shows how a manifest requests one",
             )
         )
     return first

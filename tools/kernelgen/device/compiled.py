@@ -124,8 +124,8 @@ def rows(bench: DeviceBench) -> str:
     text = f"one row written in {forms[1] * 1e6:.0f} µs, two in {forms[2] * 1e6:.0f} µs"
     if forms[1] > SLOWER * forms[2]:
         raise CheckWarning(
-            f"{text}: one row takes more than {SLOWER:g} times as long. Build for two tokens a call at least (n_tokens: [2, ...]), "
-            "of which the second writes to a spare row"
+            f"{text}: one row takes more than {SLOWER:g} times as long. Build for at least two tokens a call (n_tokens: [2, ...]); "
+            "the second one writes to a spare row"
         )
     return text
 

@@ -197,7 +197,7 @@ def memory(bench: DeviceBench) -> str:
     """Compares the core memory that loading took with the programs' estimate."""
     if len(bench.kernels) < 2:
         raise MissingKernel(
-            "the bundle has one program: pages of the scratchpad, which come with the first, can't be told apart"
+            "the bundle has one program: pages of the scratchpad, which come with the first, can't be distinguished"
         )
     if not any(bench.taken.values()):
         return "the library does not tell how much memory is used"

@@ -196,7 +196,7 @@ def _chain(target: NkiTensor, wanted: bool | None, mode: Any) -> None:
     storage.sums.add((target.offset, target.dims))
     if wanted and len(storage.sums) > 1:
         recorder.note(
-            "several sums share one tensor in PSUM, of which devices were seen to lose parts; give each a tensor of its own"
+            "several sums share one tensor in PSUM, and devices have lost parts of such sums; give each a tensor of its own"
         )
     storage.finished = False
 

@@ -143,7 +143,7 @@ def _conv_transpose_1d(op: str, inputs: Inputs, params: Params) -> tuple[Dims, s
     want(kernel.ne[3] == 1, 0, f"ne3 of the kernel is 1, not {kernel.ne[3]}")
     for name, only in (("p0", 0), ("d0", 1)):
         if params[name] != only:
-            raise ShapeError("params", name, f"ggml knows {name} = {only} only, not {params[name]}")
+            raise ShapeError("params", name, f"ggml supports only {name} = {only}, not {params[name]}")
     return ((image.ne[0] - 1) * at_least(params, "s0", 1) + kernel.ne[0], kernel.ne[1], 1, 1), "f32"
 
 

@@ -216,7 +216,7 @@ def _in_memory(trace: Trace, tensor: TracedArray, sizes: Sequence[int], layout: 
         return
     if sizes[across] > PARTITIONS:
         raise refused(
-            f"tile_size: {sizes[across]} elements of dimension {across} lie across partitions, of which there are {PARTITIONS}"
+            f"tile_size: {sizes[across]} elements of dimension {across} lie across partitions, and there are {PARTITIONS}"
         )
     in_partition = math.prod(sizes) // sizes[across] * tensor.itemsize
     if space == "Psum" and in_partition > PSUM_BANK_BYTES:
