@@ -68,10 +68,10 @@ def graphs(
 ) -> Iterator[Graph]:
     """Yields the graph of each call, served by `kernels`."""
     settings = Settings((N_CTX,), N_UBATCH, 1, (1,), None, None, "f16", "f16", (True,), False, False)
-    asked = find(programs.exporter, programs.libraries)
+    graph_exporter = find(programs.exporter, programs.libraries)
     index = LengthIndex.of(kernels)
     known: dict[KernelSpec, Selection | None] = {}
-    for _, call, graph in asked.graphs(file, settings, calls):
+    for _, call, graph in graph_exporter.graphs(file, settings, calls):
         nodes = Counter(node.spec() for node in graph.nodes if not node.empty)
         for spec in nodes.keys() - known.keys():
             known[spec] = index.select(spec, N_CTX)

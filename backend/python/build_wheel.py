@@ -73,8 +73,8 @@ def main() -> None:
     parser.add_argument("--exporter", type=Path, default=EXPORTER)
     parser.add_argument("--simulator", type=Path, default=SIMULATOR)
     parser.add_argument("--llama-cpp-python", default=VERSION, metavar="VERSION")
-    asked = parser.parse_args()
-    print(build(asked.folder, asked.plugin, asked.exporter, asked.simulator, asked.llama_cpp_python))
+    args = parser.parse_args()
+    print(build(args.folder, args.plugin, args.exporter, args.simulator, args.llama_cpp_python))
 
 
 if __name__ == "__main__":

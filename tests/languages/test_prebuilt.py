@@ -25,7 +25,7 @@ from kernelgen.emitters.library import Library, builtin_library
 from kernelgen.errors import KernelgenError
 from kernelgen.languages.nki import prebuilt
 from kernelgen.languages.nki.native import using
-from kernelgen.lowering.emission import Emission, asked, emit
+from kernelgen.lowering.emission import Emission, emit, prebuilt_request
 from kernelgen.plan import Kernel, Plan
 from kernelgen.spec.filenames import hlo_file
 from kernelgen.spec.op_kernel import spec_json
@@ -403,4 +403,4 @@ def test_what_is_interpreted_has_no_use_for_the_files(make: Callable[..., Projec
     project = make()
     kernel = next(k for k in project.plan.kernels if not k.prebuilt)
     with pytest.raises(KernelgenError, match="what is prebuilt is a kernel with the lowering 'native', for one target"):
-        asked(project.catalog.emitters(kernel), kernel.spec, ("trn1",))
+        prebuilt_request(project.catalog.emitters(kernel), kernel.spec, ("trn1",))

@@ -68,7 +68,7 @@ def of(build: Build, settings: Settings = BASE) -> set[KernelSpec]:
     """Returns the kernels that the calls need, node by node."""
     found = set()
     for n_seqs in range(1, settings.n_seq_max + 1):
-        for call in sizes.asked(settings, n_seqs):
+        for call in sizes.requested_calls(settings, n_seqs):
             for n in build(call, call.n_kv or pad(call.n_tokens // n_seqs)):
                 inputs = [None if t is None else TensorDesc.make(t.ne, t.dtype, t.nb) for t in n.inputs]
                 params = ggml_ops.op(n.op).decode(n.words)
@@ -150,7 +150,7 @@ def test_a_few_lengths_of_the_cache_stand_for_all(tmp_path: Path) -> None:
     exports: list[int] = []
     derived = run(attention, settings, exports)
     assert len(exports) == 1
-    assert exports[0] < len(list(sizes.asked(settings, 1)))
+    assert exports[0] < len(list(sizes.requested_calls(settings, 1)))
     assert kernels(derived, tmp_path) == of(attention, settings)
 
 
@@ -158,7 +158,7 @@ def test_what_has_no_formula_is_listed_and_said() -> None:
     exports: list[int] = []
     derived = run(squares, exports=exports)
     assert derived.listed == 5
-    assert exports[1] == len(list(sizes.asked(BASE, 1)))
+    assert exports[1] == len(list(sizes.requested_calls(BASE, 1)))
     assert "${" not in text(derived)
 
 

@@ -24,7 +24,7 @@ BASE = Settings(
 
 def lengths(settings: Settings, n_seqs: int = 1) -> dict[int, set[int]]:
     found: dict[int, set[int]] = {}
-    for call in sizes.asked(settings, n_seqs):
+    for call in sizes.requested_calls(settings, n_seqs):
         found.setdefault(call.n_tokens, set()).add(call.n_kv)
     return found
 
@@ -64,7 +64,7 @@ def test_few_numbers_of_tokens_end_with_the_most_of_a_call() -> None:
 
 def test_outputs_are_one_and_all_or_what_is_requested() -> None:
     def outputs(settings: Settings) -> set[tuple[int, int]]:
-        return {(call.n_tokens, call.n_outputs) for call in sizes.asked(settings, 1)}
+        return {(call.n_tokens, call.n_outputs) for call in sizes.requested_calls(settings, 1)}
 
     assert outputs(BASE) == {(1, 1), (300, 1), (300, 300)}
     assert outputs(replace(BASE, n_outputs=(1, 2, 400))) == {(1, 1), (300, 1), (300, 2)}
@@ -73,7 +73,7 @@ def test_outputs_are_one_and_all_or_what_is_requested() -> None:
 
 def test_slices_are_computed_without_outputs_for_a_call_of_the_most_tokens() -> None:
     def without(settings: Settings) -> set[int]:
-        calls = {*sizes.asked(settings, 1), *sizes.looked_at(settings, 1)}
+        calls = {*sizes.requested_calls(settings, 1), *sizes.looked_at(settings, 1)}
         return {call.n_tokens for call in calls if not call.n_outputs}
 
     split = replace(BASE, devices=(2,), n_tokens=(1, 300, 512))
@@ -86,7 +86,7 @@ def test_slices_are_computed_without_outputs_for_a_call_of_the_most_tokens() -> 
 
 def test_what_is_looked_at_has_every_number_of_tokens_and_others_beside() -> None:
     calls = sizes.looked_at(BASE, 1)
-    asked = set(sizes.asked(BASE, 1))
+    asked = set(sizes.requested_calls(BASE, 1))
     assert {(c.n_tokens, c.n_outputs) for c in asked} <= {(c.n_tokens, c.n_outputs) for c in calls}
     assert {c.n_tokens for c in calls} - {c.n_tokens for c in asked} == {22, 37}
     assert len(calls) == len(set(calls))
@@ -96,7 +96,7 @@ def test_what_is_looked_at_has_every_number_of_tokens_and_others_beside() -> Non
 
 def test_a_context_of_its_own_for_each_n_ctx() -> None:
     two = replace(BASE, n_ctx=(256, 512), n_tokens=(1, 300))
-    found = {(c.n_ctx, c.n_tokens, c.n_kv) for c in sizes.asked(two, 1) if c.n_kv}
+    found = {(c.n_ctx, c.n_tokens, c.n_kv) for c in sizes.requested_calls(two, 1) if c.n_kv}
     assert found == {(256, 1, 256), (512, 1, 256), (512, 1, 512), (512, 300, 512)}
 
 
@@ -106,4 +106,4 @@ def test_groups_of_several_sequences_are_for_one_token_of_each_for_those_of_one_
     assert replace(four, n_ubatch=16).tokens_in_turn(3) == (3, 15)
     assert replace(four, n_ubatch=1).tokens_in_turn(2) == ()
     assert not replace(four, kv_unified=True).in_turn(2)
-    assert {call.n_tokens for call in sizes.asked(replace(four, n_tokens=(1, 8)), 3)} == {3, 126, 510}
+    assert {call.n_tokens for call in sizes.requested_calls(replace(four, n_tokens=(1, 8)), 3)} == {3, 126, 510}

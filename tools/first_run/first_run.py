@@ -143,9 +143,9 @@ def main() -> None:
         "--beside", action="append", default=[], type=Path, metavar="FOLDER", help="a folder to link beside the clone"
     )
     parser.add_argument("--dry-run", action="store_true", help="only print the commands")
-    asked = parser.parse_args()
-    todo = list(commands(sections(asked.guide.read_text(encoding="utf-8"), asked.section)))
-    if asked.dry_run:
+    args = parser.parse_args()
+    todo = list(commands(sections(args.guide.read_text(encoding="utf-8"), args.section)))
+    if args.dry_run:
         print("\n".join(command.shown for command in todo))
         return
     scratch = Path(tempfile.mkdtemp(prefix="first-run-"))
@@ -153,8 +153,8 @@ def main() -> None:
         clone = scratch / "neuron-kernelgen"
         subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)], check=True)
         for name in NAMES:
-            (clone / name).symlink_to(asked.model.resolve())
-        for folder in asked.beside:
+            (clone / name).symlink_to(args.model.resolve())
+        for folder in args.beside:
             (scratch / folder.name).symlink_to(folder.resolve())
         home = scratch / "home"
         home.mkdir()

@@ -314,8 +314,8 @@ def ask(
     return [row for row in _wanted(rows, chosen) if row.case in summary.costs]
 
 
-def write_results(work: Path, summary: Summary, asked: Iterable[cases.CaseRow]) -> None:
-    """Writes the CSVs; `asked` is the result of `ask`."""
+def write_results(work: Path, summary: Summary, requested: Iterable[cases.CaseRow]) -> None:
+    """Writes the CSVs; `requested` is the result of `ask`."""
     header = ["backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name"]
     support = [
         (
@@ -327,7 +327,7 @@ def write_results(work: Path, summary: Summary, asked: Iterable[cases.CaseRow]) 
             "yes" if row.supported else "no",
             "NEURON",
         )
-        for row in asked
+        for row in requested
     ]
     _write_csv(work / "support.csv", header, support)
     results = [
@@ -428,9 +428,9 @@ def main() -> int:
         jobs=args.jobs,
     )
     report(summary)
-    asked = ask(programs, work, summary, chosen=chosen, params=args.params)
-    write_results(work, summary, asked)
-    print(f"in the mode support: {sum(row.supported for row in asked):,} of {len(asked):,} cases")
+    requested = ask(programs, work, summary, chosen=chosen, params=args.params)
+    write_results(work, summary, requested)
+    print(f"in the mode support: {sum(row.supported for row in requested):,} of {len(requested):,} cases")
     if args.write_sample:
         passed = {result.case for result in summary.outcome.of(cases.PASSED)}
         lines = choose({case: cost for case, cost in summary.costs.items() if case in passed})

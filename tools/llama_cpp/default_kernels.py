@@ -136,12 +136,12 @@ def why(spec: KernelSpec) -> str:
     return f"{name}: no kernel for other numbers of tokens"
 
 
-def reasons(asked: Mapping[str, str | None], builder: kernel_builder.KernelBuilder) -> dict[str, int]:
-    """Returns why nodes have no kernel, with their counts; `asked` maps manifest entries to the backend's reason, or None."""
+def reasons(requested: Mapping[str, str | None], builder: kernel_builder.KernelBuilder) -> dict[str, int]:
+    """Returns why nodes have no kernel, with their counts; `requested` maps manifest entries to the backend's reason, or None."""
     found: Counter[str] = Counter()
-    buildable = sorted(node for node, reason in asked.items() if reason is None)
+    buildable = sorted(node for node, reason in requested.items() if reason is None)
     read, _, refused = builder.read(buildable) if buildable else ({}, None, {})
-    for node, reason in asked.items():
+    for node, reason in requested.items():
         said = reason or refused.get(node)
         found[harness.generalize(said) if said else why(read[node].spec)] += 1
     return dict(found)

@@ -238,15 +238,15 @@ class ArchitectureRunner:
         folder = self.work / name
         with work_folder.locked(folder):
             result = folder / "result.json"
-            asked: dict[str, str | None] = {}
+            requested: dict[str, str | None] = {}
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 before = json.loads(result.read_text())
-                asked = before["asked"]
-                built, pack = self.builder.build(_buildable(asked), folder, progress)
+                requested = before["asked"]
+                built, pack = self.builder.build(_buildable(requested), folder, progress)
                 if before["key"] == work_folder.digest(self.depends, pack, built.refused, built.failed):
                     return ArchitectureResult.from_json(before["model"] | {"reused": True})
             for number in range(ROUNDS):
-                built, pack = self.builder.build(_buildable(asked), folder, progress)
+                built, pack = self.builder.build(_buildable(requested), folder, progress)
                 progress("running, round", number + 1)
                 # No recording, so a run without kernels requests the kernels for graphs without flash attention.
                 kernels = folder / "kernels" if built.sizes else harness.odd_kernel(folder / "no-kernels")
@@ -258,18 +258,18 @@ class ArchitectureRunner:
                 }
                 done = run(self.programs, environment, f"^{re.escape(name)}$", "-v", "9")
                 output = done.stderr + done.stdout
-                new = {node: why for node, why in missing_nodes(output).items() if node not in asked}
-                asked |= new
+                new = {node: why for node, why in missing_nodes(output).items() if node not in requested}
+                requested |= new
                 if number and not _buildable(new):
                     break
-                if not _buildable(new) and not _buildable(asked):
+                if not _buildable(new) and not _buildable(requested):
                     break
-            model = self._judge(name, done, output, built, asked)
+            model = self._judge(name, done, output, built, requested)
             if _buildable(new):
                 model.failure = f"after {ROUNDS} rounds it still asks for something new; {model.failure}"
             model.seconds = round(time.monotonic() - begun, 1)
             key = work_folder.digest(self.depends, pack, built.refused, built.failed)
-            fileio.write_bytes(result, json.dumps({"key": key, "asked": asked, "model": asdict(model)}).encode())
+            fileio.write_bytes(result, json.dumps({"key": key, "asked": requested, "model": asdict(model)}).encode())
             return model
 
     @staticmethod
@@ -278,11 +278,11 @@ class ArchitectureRunner:
         done: subprocess.CompletedProcess[str],
         output: str,
         built: kernel_builder.BuiltGroup,
-        asked: dict[str, str | None],
+        requested: dict[str, str | None],
     ) -> ArchitectureResult:
         ops, ran = dispatched(output), harness.ran(output)
         lacks: Counter[str] = Counter()
-        for node, reason in asked.items():
+        for node, reason in requested.items():
             why = reason or built.refused.get(node)
             if why:
                 lacks[f"{_op(node).upper()}: {harness.generalize(why)}"] += 1
@@ -292,7 +292,7 @@ class ArchitectureRunner:
             cpu=dict(ops["cpu"]),
             ran=ran["device"].total(),
             kernels=len(built.sizes),
-            needs=sorted({_op(node) for node in asked}),
+            needs=sorted({_op(node) for node in requested}),
             lacks=dict(lacks),
         )
         if built.failed:
@@ -315,8 +315,8 @@ def missing_nodes(output: str) -> dict[str, str | None]:
     return found
 
 
-def _buildable(asked: dict[str, str | None]) -> list[str]:
-    return sorted(node for node, reason in asked.items() if reason is None)
+def _buildable(requested: dict[str, str | None]) -> list[str]:
+    return sorted(node for node, reason in requested.items() if reason is None)
 
 
 def _op(node: str) -> str:

@@ -60,10 +60,10 @@ def summarize(run: Path) -> dict[str, str]:
     Args:
         run: the folder with its support.csv, results.csv and kernels.csv.
     """
-    asked: Counter[str] = Counter()
+    requested: Counter[str] = Counter()
     supported: Counter[str] = Counter()
     for row in read((run / "support.csv").read_text()):
-        asked[row["op_name"]] += 1
+        requested[row["op_name"]] += 1
         supported[row["op_name"]] += row["supported"] == "1"
     counts: dict[str, cases.CaseCount] = {}
     left_out: Counter[tuple[str, str]] = Counter()
@@ -82,7 +82,7 @@ def summarize(run: Path) -> dict[str, str]:
         "neuron": write(
             ["op", "cases", "supported", "tested_cases", "tested_supported", "uncompared", "passed", "failed"],
             [
-                (op, asked[op], supported[op], c.cases, c.supported, c.uncompared, c.passed, c.failed)
+                (op, requested[op], supported[op], c.cases, c.supported, c.uncompared, c.passed, c.failed)
                 for op, c in sorted(counts.items())
             ],
         ),

@@ -89,7 +89,7 @@ def ask(port: int, question: str, leave_after: int | None, picture: bytes | None
     prompt = json.loads(_post(port, "/apply-template", chat)[1].read())["prompt"]
     if picture:
         prompt = {"prompt_string": prompt, "multimodal_data": [encoded]}
-    asked = {
+    body = {
         "prompt": prompt,
         "stream": True,
         "return_tokens": True,
@@ -97,7 +97,7 @@ def ask(port: int, question: str, leave_after: int | None, picture: bytes | None
         "temperature": 0,
         "seed": 1,
     }
-    connection, response = _post(port, "/completion", asked)
+    connection, response = _post(port, "/completion", body)
     tokens: list[int] = []
     pieces = 0
     timings: Mapping[str, int] = {}
@@ -119,9 +119,9 @@ def ask(port: int, question: str, leave_after: int | None, picture: bytes | None
     return Answer(tuple(tokens), pieces, predicted, timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
 
 
-def _post(port: int, path: str, asked: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+def _post(port: int, path: str, body: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-    connection.request("POST", path, json.dumps(asked), {"Content-Type": "application/json"})
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(f"llama-server: {response.status}: {response.read().decode(errors='replace')[:500]}")

@@ -109,13 +109,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("output", type=Path, nargs="?", default=Path("dist"), help="folder for the archives (dist)")
     parser.add_argument("--check", action="store_true", help="only print what is missing")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     wrong = problems(ROOT)
     for problem in wrong:
         print(f"error: {problem}", file=sys.stderr)
-    if wrong or asked.check:
+    if wrong or args.check:
         return 1 if wrong else 0
-    make(ROOT, asked.output.absolute(), versions(ROOT)["MODULE.bazel"])
+    make(ROOT, args.output.absolute(), versions(ROOT)["MODULE.bazel"])
     return 0
 
 

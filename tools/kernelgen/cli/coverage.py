@@ -85,8 +85,8 @@ def command(
     groups = Groups(kernels.groups)
     graphs = [graph_ops.read_export(path, groups) for path in exports]
     if models:
-        asked = exporter.find(program, llama_cpp)
-        graphs += [_of_model(path, settings, asked, groups) for path in models]
+        graph_exporter = exporter.find(program, llama_cpp)
+        graphs += [_of_model(path, settings, graph_exporter, groups) for path in models]
     report = made_report(graphs, kernels, catalog)
     if output_format == "json":
         click.echo(json.dumps(coverage_printing.plain(report), indent=1))
@@ -111,22 +111,22 @@ def _available(paths: Sequence[Path], target: str | None, catalog: Catalog) -> A
         raise KernelgenError(f"--target {target}: the bundles are for {', '.join(targets)}")
     requests = options.only_targets(manifest.load(manifests, catalog), [target] if target else [])
     built = [spec for of, specs in bundles if target in (None, of) for spec in specs]
-    asked = [kernel.spec for request in requests for kernel in request.kernels]
+    requested = [kernel.spec for request in requests for kernel in request.kernels]
     # Graphs have weights in ggml's form; the backend handles kernels' layouts.
     compiled = frozenset(spec.without_layouts for spec in built if isinstance(spec, KernelSpec))
-    planned = frozenset(spec.without_layouts for spec in asked if isinstance(spec, KernelSpec))
-    groups = frozenset(spec.without_layouts for spec in (*built, *asked) if isinstance(spec, GraphSpec))
+    planned = frozenset(spec.without_layouts for spec in requested if isinstance(spec, KernelSpec))
+    groups = frozenset(spec.without_layouts for spec in (*built, *requested) if isinstance(spec, GraphSpec))
     return AvailableKernels(compiled | planned, compiled, target or (targets[0] if targets else None), groups)
 
 
-def _of_model(path: Path, settings: Settings, asked: exporter.Exporter, groups: Groups) -> GraphExport:
+def _of_model(path: Path, settings: Settings, graph_exporter: exporter.Exporter, groups: Groups) -> GraphExport:
     """Returns every graph that a run with these settings can encounter."""
     collector = graph_ops.Collector(str(path), groups)
     calls = [
         call
         for n_seqs in range(1, settings.n_seq_max + 1)
-        for call in dict.fromkeys(model_sizes.asked(settings, n_seqs))
+        for call in dict.fromkeys(model_sizes.requested_calls(settings, n_seqs))
     ]
-    for number, (_, _, graph) in enumerate(asked.graphs(path, settings, calls), 1):
+    for number, (_, _, graph) in enumerate(graph_exporter.graphs(path, settings, calls), 1):
         collector.add(graph, number)
     return collector.export()

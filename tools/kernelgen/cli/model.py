@@ -173,8 +173,8 @@ def command(
         if projector is None:
             (argument,) = (p for p in context.command.params if p.name == "paths")
             raise click.MissingParameter(ctx=context, param=argument)
-        asked = exporter.find(program, llama_cpp)
-        write_projector(context, asked, projector, output, name, targets, lnc, settings, fuse or FUSE, catalog)
+        graph_exporter = exporter.find(program, llama_cpp)
+        write_projector(context, graph_exporter, projector, output, name, targets, lnc, settings, fuse or FUSE, catalog)
         return
     found = [sources.recognize(path) for path in paths]
     if any(source.kind in _MODELS for source in found):
@@ -197,19 +197,19 @@ def command(
     settings, drafts = _with_draft(replace(settings, draft_n_max=most_drafted), draft, spec_type)
     (source,) = found
     chosen = name or name_of(output)
-    asked = exporter.find(program, llama_cpp)
+    graph_exporter = exporter.find(program, llama_cpp)
     seen = _SeenCalls(settings, machines, weights)
     if source.kind is SourceKind.CHECKPOINT:
         with checkpoint.converted(source, llama_cpp, python) as header:
             try:
-                derived, model = _derive(asked, header.file, settings, catalog, fuse, causal, seen, shift)
+                derived, model = _derive(graph_exporter, header.file, settings, catalog, fuse, causal, seen, shift)
             except KernelgenError as error:
                 raise _of_source(error, header.file, source.path) from None
             notes = header.notes
     elif python is not None:
         raise KernelgenError(f"--python is for Hugging Face models, and {source.path} is {source.kind.value}")
     else:
-        derived, model = _derive(asked, source.path, settings, catalog, fuse, causal, seen, shift)
+        derived, model = _derive(graph_exporter, source.path, settings, catalog, fuse, causal, seen, shift)
         notes = ()
     if not any(entry.reason is None for entry in derived.entries):
         raise KernelgenError(f"{source.path}: no kernel can be built for {model.architecture}")
@@ -220,7 +220,7 @@ def command(
     for how in drafts:
         file = draft if how.speculation is None and draft is not None else source.path
         drafted, draft_model = _derive(
-            asked,
+            graph_exporter,
             file,
             how,
             catalog,
@@ -235,7 +235,7 @@ def command(
         ]
         derived = both(derived, drafted)
     if projector is not None:
-        seer = derive_projector(asked, projector, settings, catalog, fuse)
+        seer = derive_projector(graph_exporter, projector, settings, catalog, fuse)
         summary += said_of_projector(projector, seer)
         derived = beside(derived, seer.derived, layouts=bool(seen.layouts or layouts_of(weights)))
     head = writing.ManifestHead(
@@ -280,7 +280,7 @@ def _with_draft(settings: Settings, draft: Path | None, spec_type: str | None) -
 
 
 def _derive(
-    asked: exporter.Exporter,
+    graph_exporter: exporter.Exporter,
     file: Path,
     settings: Settings,
     catalog: Catalog,
@@ -292,31 +292,31 @@ def _derive(
     model: list[ModelHeader] = []
 
     def export(calls: Sequence[DecodeCall]) -> Iterator[tuple[DecodeCall, Graph]]:
-        for described, call, graph in asked.graphs(file, settings, calls):
+        for described, call, graph in graph_exporter.graphs(file, settings, calls):
             model.append(described)
             seen.see(call, graph)
             yield call, graph
 
     cuts = partial(seen.cuts, fuse)
-    shifts = list(asked.shifts(file, settings)) if shift else []
+    shifts = list(graph_exporter.shifts(file, settings)) if shift else []
     if shift and not shifts:
         raise KernelgenError(f"--context-shift: llama.cpp shifts no cache of {file}: leave the option out")
-    beside = [*shifts, *asked.probes(file, settings)]
+    beside = [*shifts, *graph_exporter.probes(file, settings)]
     derived = derive(settings, catalog, export, cuts, causal=causal, beside=beside)
     if not (model[0].encoder and model[0].decoder) or settings.whole:
         return derived, model[0]
     # the decoder has kernels for each number of tokens that the encoder computes
     others = [replace(settings, n_encoded=(n,)) for n in settings.n_encoded[1:]]
     for other in (*others, replace(settings, encoder=True, n_tokens=settings.n_encoded)):
-        graphs = partial(_call_graphs, asked, file, other)
+        graphs = partial(_call_graphs, graph_exporter, file, other)
         derived = both(derived, derive(other, catalog, graphs, cuts, causal=causal))
     return derived, model[0]
 
 
 def _call_graphs(
-    asked: exporter.Exporter, file: Path, settings: Settings, calls: Sequence[DecodeCall]
+    graph_exporter: exporter.Exporter, file: Path, settings: Settings, calls: Sequence[DecodeCall]
 ) -> Iterator[tuple[DecodeCall, Graph]]:
-    for _, call, graph in asked.graphs(file, settings, calls):
+    for _, call, graph in graph_exporter.graphs(file, settings, calls):
         yield call, graph
 
 

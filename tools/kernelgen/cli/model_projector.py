@@ -48,9 +48,9 @@ _OF_PROJECTORS = (
 
 
 def derive_projector(
-    asked: exporter.Exporter, projector: Projector, settings: Settings, catalog: Catalog, fuse: str
+    graph_exporter: exporter.Exporter, projector: Projector, settings: Settings, catalog: Catalog, fuse: str
 ) -> DerivedProjector:
-    exported = asked.projector(projector, settings.flash_attn)
+    exported = graph_exporter.projector(projector, settings.flash_attn)
     cut = groups.cut_of(FUSE if fuse == AUTO else fuse)
     return derive(exported.model, exported.graphs(), catalog, cut)
 
@@ -67,7 +67,7 @@ def said_of_projector(projector: Projector, derived: DerivedProjector) -> list[s
 
 def write_projector(
     context: click.Context,
-    asked: exporter.Exporter,
+    graph_exporter: exporter.Exporter,
     projector: Projector,
     output: Path,
     name: str | None,
@@ -79,7 +79,7 @@ def write_projector(
 ) -> None:
     """Writes the manifest of a projector alone."""
     refuse_others(context, _OF_PROJECTORS, "is for models, and no SOURCE is given beside --mmproj")
-    derived = derive_projector(asked, projector, settings, catalog, fuse)
+    derived = derive_projector(graph_exporter, projector, settings, catalog, fuse)
     if not any(entry.reason is None for entry in derived.derived.entries):
         raise KernelgenError(f"{projector.file}: no kernel can be built for {derived.model.description}")
     parts = ["kernelgen", "model", *projector_options(projector), *flash_attn_options(settings)]

@@ -50,6 +50,6 @@ def _make(kernel: Kernel, catalog: Catalog) -> Path:
     file = catalog.prebuilt_of(kernel)
     assert file is not None
     emitters = catalog.emitters(kernel)
-    with prebuilt.recording(file, emission.asked(emitters, kernel.spec, kernel.targets)):
+    with prebuilt.recording(file, emission.prebuilt_request(emitters, kernel.spec, kernel.targets)):
         emission.emit(emitters, kernel.spec, targets=kernel.targets)
     return file

@@ -135,24 +135,24 @@ def command(
     kernels, name = kernel_files.of_one_target(paths, target, catalog)
     chip = kernel_files.chip_of(name, lnc)
     times = _measured(measured, kernels)
-    asked = _Calls(settings, kernels, chip, catalog)
+    model_calls = _Calls(settings, kernels, chip, catalog)
     if model is not None:
         if sources.recognize(model).kind is SourceKind.GRAPHS:
-            asked.read(model)
+            model_calls.read(model)
         else:
-            asked.ask(model, exporter.find(program, llama_cpp))
+            model_calls.forecast(model, exporter.find(program, llama_cpp))
     bundles = [stored for path in paths if reader.is_bundle(path) for stored in reader.read(path)]
     bundles = [stored for stored in bundles if stored.origin.target == name]
     numbers = collect(
         ReportInputs(
             names=[path.name for path in paths],
             chip=chip,
-            model=asked.model,
-            settings=asked.settings,
-            calls=asked.calls,
-            by_cache=asked.by_cache,
-            by_cores=asked.by_cores,
-            coverage=asked.coverage,
+            model=model_calls.model,
+            settings=model_calls.settings,
+            calls=model_calls.calls,
+            by_cache=model_calls.by_cache,
+            by_cores=model_calls.by_cores,
+            coverage=model_calls.coverage,
             stored=bundles,
             measured=times,
             compile_s=_compile_seconds(bundles),
@@ -247,7 +247,7 @@ def _emitters(kernel: Kernel, catalog: Catalog) -> list[str]:
 
 
 class _Calls:
-    """The calls of a model in a report; empty until `ask`."""
+    """The calls of a model in a report; empty until `forecast` or `read`."""
 
     def __init__(self, settings: Settings, kernels: Kernels, chip: chips.Chip, catalog: Catalog) -> None:
         self._settings = settings
@@ -261,7 +261,7 @@ class _Calls:
         self.by_cores: list[CallForecast] = []
         self.coverage: Any = None
 
-    def ask(self, model: Path, asked: exporter.Exporter) -> None:
+    def forecast(self, model: Path, graph_exporter: exporter.Exporter) -> None:
         """Forecasts one token and a prompt, one token with more cells of the cache, and one token over more cores."""
         n_ctx, prompt = self._settings.n_ctx[0], self._settings.most_tokens
         cells = sorted({n for n in N_KV if n <= n_ctx} | {min(CELLS, n_ctx)})
@@ -271,7 +271,7 @@ class _Calls:
         groups = frozenset(spec for spec in specs if isinstance(spec, GraphSpec))
         collector = graph_ops.Collector(str(model), Groups(groups))
         found: dict[tuple[int, int], CallForecast] = {}
-        for number, (header, call, graph) in enumerate(asked.graphs(model, self._settings, calls), 1):
+        for number, (header, call, graph) in enumerate(graph_exporter.graphs(model, self._settings, calls), 1):
             collector.add(graph, number)
             size = call.n_tokens, call.n_kv
             if size in found:

@@ -91,11 +91,13 @@ def using_prebuilt(
         return
     from kernelgen.languages.nki import prebuilt as before
 
-    with before.using(prebuilt, asked(emitters, spec, targets)):
+    with before.using(prebuilt, prebuilt_request(emitters, spec, targets)):
         yield [prebuilt]
 
 
-def asked(emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str]) -> PrebuiltRequest:
+def prebuilt_request(
+    emitters: Sequence[tuple[Library, Registration]], spec: Spec, targets: Sequence[str]
+) -> PrebuiltRequest:
     """Returns the kernel that NKI's compiler compiles, or compiled.
 
     Raises:

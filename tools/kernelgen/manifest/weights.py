@@ -57,10 +57,10 @@ class WeightLayouts:
             if targets and name not in targets:
                 hint = f"its targets are {', '.join(targets)}"
                 report.fail(item.key, f"weights: the manifest is not for {short(name)}", hint)
-        asked = {name: self._wishes(item.node) for name, item in node.value.items()}
+        requested = {name: self._wishes(item.node) for name, item in node.value.items()}
         found: list[tuple[list[str], Wishes]] = []
         for target in everywhere:
-            wishes = asked.get(target, ())
+            wishes = requested.get(target, ())
             same = next((names for names, known in found if known == wishes), None)
             if same is None:
                 found.append(([target], wishes))

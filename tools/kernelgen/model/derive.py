@@ -66,11 +66,11 @@ def derive(
     calls = [call for n in range(1, settings.n_seq_max + 1) for call in model_sizes.looked_at(settings, n)]
     classes = _Classes(settings, choose is not None, causal)
     derived_calls: list[DeriveCall] = []
-    asked: dict[_Sampled, list[DecodeCall]] = {}
+    requested: dict[_Sampled, list[DecodeCall]] = {}
     for n in range(1, settings.n_seq_max + 1):
-        for call in model_sizes.asked(settings, n):
-            asked.setdefault((n, call.samplers), []).append(call)
-    wanted = {call for own in asked.values() for call in own}
+        for call in model_sizes.requested_calls(settings, n):
+            requested.setdefault((n, call.samplers), []).append(call)
+    wanted = {call for own in requested.values() for call in own}
     reasons = Reasons(catalog)
     for call, graph in export(calls):
         classes.add(call, graph)
@@ -81,7 +81,7 @@ def derive(
             derived_calls.append(DeriveCall(call, flash, len(graph.nodes), dict(without), graph.devices, graph.of))
     if choose is not None:
         classes.cuts = choose()
-    entries, incomplete = classes.entries(asked)
+    entries, incomplete = classes.entries(requested)
     listed = 0
     if incomplete:
         known = {spec for entry in entries for spec in entry.specs()}
@@ -346,7 +346,7 @@ class _Classes:
             found = self.graphs.setdefault(targets, {})
             _note_as_it_is(found, self._for_groups(graph), point, cut, fallback=fallback)
 
-    def entries(self, asked: Mapping[_Sampled, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[_Sampled]]:
+    def entries(self, requested: Mapping[_Sampled, Sequence[DecodeCall]]) -> tuple[list[DerivedKernel], set[_Sampled]]:
         """Returns an entry for each kernel, and the calls with a kernel that has no formula."""
         found: dict[KernelFormula, DerivedKernel] = {}
         incomplete: set[_Sampled] = set()
@@ -354,7 +354,7 @@ class _Classes:
         for one in self._found.values():
             sampled = (one.n_seqs, one.samplers)
             in_turn = self._settings.in_turn(one.n_seqs)
-            points, complete = _asked_of(self._settings, one, asked.get(sampled, ()))
+            points, complete = _requested_points(self._settings, one, requested.get(sampled, ()))
             met.setdefault((sampled, one.flash_attn, one.devices, one.of), set()).update(points)
             if not complete:
                 incomplete.add(sampled)
@@ -386,12 +386,14 @@ class _Classes:
                     incomplete.add(sampled)
                 _note(self.graphs.setdefault(targets, {}), grouped, together, fallback=one.alone and not in_turn)
         for (sampled, *_), calls in met.items():
-            if calls != set(asked.get(sampled, ())):
+            if calls != set(requested.get(sampled, ())):
                 incomplete.add(sampled)
         return list(found.values()), incomplete
 
 
-def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> tuple[dict[DecodeCall, Point], bool]:
+def _requested_points(
+    settings: Settings, one: _Class, requested: Sequence[DecodeCall]
+) -> tuple[dict[DecodeCall, Point], bool]:
     """Returns the sizes of the calls that formulas of this class cover, and whether these are all of its calls.
 
     If a class has a number of tokens and outputs at three or more lengths of the cache, it has it at all lengths.
@@ -411,7 +413,7 @@ def _asked_of(settings: Settings, one: _Class, asked: Sequence[DecodeCall]) -> t
     has_cache = any(point["n_kv"] for point in one.points)
     found: dict[DecodeCall, Point] = {}
     complete = True
-    for call in asked:
+    for call in requested:
         lengths = seen.get((call.n_ctx, call.n_tokens, call.n_outputs), set())
         if call in at:
             found[call] = at[call]

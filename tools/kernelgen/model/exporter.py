@@ -71,18 +71,18 @@ class Exporter:
             command.append("--shift")
         return self._run(source, command)
 
-    def projector(self, asked: Projector, flash_attn: Sequence[bool]) -> ExporterOutput:
+    def projector(self, projector: Projector, flash_attn: Sequence[bool]) -> ExporterOutput:
         """Returns the program's output for a projector.
 
         Raises:
             KernelgenError: see `run`.
         """
-        command = ["--mmproj", str(asked.file), "--flash-attn", _on_off(flash_attn), *asked.limits]
-        for width, height in asked.images:
+        command = ["--mmproj", str(projector.file), "--flash-attn", _on_off(flash_attn), *projector.limits]
+        for width, height in projector.images:
             command += ["--image-size", f"{width}x{height}"]
-        for seconds in asked.seconds:
+        for seconds in projector.seconds:
             command += ["--audio-seconds", str(seconds)]
-        return self._run(asked.file, command)
+        return self._run(projector.file, command)
 
     def _run(self, source: Path, arguments: Sequence[str]) -> ExporterOutput:
         output = tempfile.TemporaryFile()  # noqa: SIM115 - the export is read from it, and it closes with that

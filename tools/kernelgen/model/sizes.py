@@ -184,7 +184,7 @@ def pad(n: int) -> int:
     return -(-n // N_KV_UNIT) * N_KV_UNIT
 
 
-def asked(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
+def requested_calls(settings: Settings, n_seqs: int) -> Iterator[DecodeCall]:
     """Yields every call with this many sequences that needs kernels, without impossible combinations."""
     for n_ctx, samplers in itertools.product(settings.n_ctx, settings.samplers):
         for n_tokens in _tokens(settings, n_seqs, samplers):

@@ -69,51 +69,51 @@ def peak(chip: Chip, dtype: str) -> float:
     return 2 * PARTITIONS * PARTITIONS / chip.by("tensor_ns_per_column", name) * 1e3 * chip.lnc
 
 
-def collect(asked: ReportInputs, kernels: Kernels) -> dict[str, Any]:
+def collect(inputs: ReportInputs, kernels: Kernels) -> dict[str, Any]:
     """Returns the numbers of a report. Every kernel is emitted.
 
     Args:
-        asked: its inputs.
+        inputs: the inputs of the report.
         kernels: the kernels of the manifests and bundles.
     """
-    counts: list[Mapping[Spec, int]] = [{one.spec: one.count for one in call.launches} for call in asked.calls]
-    neffs = {kernel.id: kernel.neff_size for stored in asked.stored for kernel in stored.kernels}
+    counts: list[Mapping[Spec, int]] = [{one.spec: one.count for one in call.launches} for call in inputs.calls]
+    neffs = {kernel.id: kernel.neff_size for stored in inputs.stored for kernel in stored.kernels}
     rows = [
         row
         for spec, named in kernels.by_graph.items()
-        if (row := _kernel(spec, named, kernels, asked.chip, counts, asked.measured)) is not None
+        if (row := _kernel(spec, named, kernels, inputs.chip, counts, inputs.measured)) is not None
     ]
     same = {row["hlo_sha256"]: row["measured_us"] for row in rows if row["measured_us"] is not None}
     for row in rows:
         row["neff_bytes"] = neffs.get(row["id"])
-        row["compile_s"] = asked.compile_s.get(row["id"])
+        row["compile_s"] = inputs.compile_s.get(row["id"])
         # Kernels with the same HLO are one program, which the backend names after one of them.
         row["measured_us"] = row["measured_us"] or same.get(row["hlo_sha256"])
-    token = asked.calls[0].ms * 1e3 if asked.calls else sum(row["us"] for row in rows)
+    token = inputs.calls[0].ms * 1e3 if inputs.calls else sum(row["us"] for row in rows)
     for row in rows:
-        launches = row["per_token"] if asked.calls else 1
+        launches = row["per_token"] if inputs.calls else 1
         row["share"] = launches * row["us"] / token if token else 0.0
     rows.sort(key=lambda row: (-row["share"], -row["us"], row["id"]))
     return {
         "format": FORMAT,
         "kernelgen": kernelgen.__version__,
         "modelled": True,
-        "names": list(asked.names),
-        "target": asked.chip.target,
-        "lnc": asked.chip.lnc,
-        "model": dict(asked.model),
-        "settings": dict(asked.settings),
-        "bundles": [_bundle(stored) for stored in asked.stored],
+        "names": list(inputs.names),
+        "target": inputs.chip.target,
+        "lnc": inputs.chip.lnc,
+        "model": dict(inputs.model),
+        "settings": dict(inputs.settings),
+        "bundles": [_bundle(stored) for stored in inputs.stored],
         "kernels_sha256": _digest(row["id"] + row["hlo_sha256"] for row in rows),
         "roofline": {
-            "gb_per_s": asked.chip.number("gb_per_s"),
-            "tflops": {dtype: peak(asked.chip, dtype) / 1e6 for dtype in ("bf16", "f16", "f32")},
+            "gb_per_s": inputs.chip.number("gb_per_s"),
+            "tflops": {dtype: peak(inputs.chip, dtype) / 1e6 for dtype in ("bf16", "f16", "f32")},
         },
-        "calls": [_call(call) for call in asked.calls],
-        "by_cache": [_call(call) for call in asked.by_cache],
-        "by_cores": [_call(call) for call in asked.by_cores],
-        "published": published(asked.chip.target),
-        "coverage": asked.coverage,
+        "calls": [_call(call) for call in inputs.calls],
+        "by_cache": [_call(call) for call in inputs.by_cache],
+        "by_cores": [_call(call) for call in inputs.by_cores],
+        "published": published(inputs.chip.target),
+        "coverage": inputs.coverage,
         "kernels": rows,
         "without_hlo": sorted(kernels.by_graph[spec].id for spec in kernels.refusals),
     }

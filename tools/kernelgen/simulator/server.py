@@ -98,8 +98,8 @@ def _refuse(control: socket.socket, reason: str) -> NoReturn:
 
 def _limit_threads() -> None:
     """Limits XLA's threads to the requested number; by default the number of processors, at most 8, because kernels are small."""
-    asked = os.environ.get(THREADS_VARIABLE, "")
-    count = int(asked) if asked.isdecimal() else min(8, len(os.sched_getaffinity(0)))
+    threads = os.environ.get(THREADS_VARIABLE, "")
+    count = int(threads) if threads.isdecimal() else min(8, len(os.sched_getaffinity(0)))
     os.environ["PJRT_NPROC"] = str(max(1, count))
 
 

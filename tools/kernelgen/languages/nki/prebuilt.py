@@ -48,7 +48,7 @@ class PrebuiltRequest:
 
 
 @contextlib.contextmanager
-def using(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
+def using(file: Path, request: PrebuiltRequest) -> Iterator[None]:
     """Uses the file's record for the kernel that the block emits.
 
     Raises:
@@ -56,14 +56,14 @@ def using(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
     """
     kept = read(file)
     for what, was, wanted in (
-        ("of the kernel {}", kept["kernel"], asked.kernel),
-        ("for {}", kept["target"], asked.target),
+        ("of the kernel {}", kept["kernel"], request.kernel),
+        ("for {}", kept["target"], request.target),
     ):
         if was != wanted:
             raise _error(f"{file}: it was made {what.format(was)}, not {what.format(wanted)}")
-    if kept["sources"] != asked.sources:
+    if kept["sources"] != request.sources:
         raise _error(
-            f"{file}: its sources differ from {asked.file} and the modules that it imports",
+            f"{file}: its sources differ from {request.file} and the modules that it imports",
             f"undo the edit, or {AGAIN}; comments and empty lines do not count",
         )
     made = kept["made"]
@@ -125,7 +125,7 @@ def _is_whole(kept: Mapping[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def recording(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
+def recording(file: Path, request: PrebuiltRequest) -> Iterator[None]:
     """Writes this machine's toolchain's output for the kernel that the block emits, when the block ends.
 
     An existing file with the same content keeps its time.
@@ -138,12 +138,12 @@ def recording(file: Path, asked: PrebuiltRequest) -> Iterator[None]:
     with native.keeping() as records:
         yield
     if len(records) != 1:
-        raise KernelgenError(f"kernel {asked.kernel}: {len(records)} records were made, not one", exit_code=EXIT_FAILED)
+        raise KernelgenError(f"kernel {request.kernel}: {len(records)} records were made, not one", exit_code=EXIT_FAILED)
     kept = {
         "format": FORMAT,
-        "kernel": asked.kernel,
-        "target": asked.target,
-        "sources": asked.sources,
+        "kernel": request.kernel,
+        "target": request.target,
+        "sources": request.sources,
         "made": records[0],
     }
     text = json.dumps(kept | {"digest": digest(kept)}, indent=1)
