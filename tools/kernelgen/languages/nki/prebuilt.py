@@ -138,7 +138,9 @@ def recording(file: Path, request: PrebuiltRequest) -> Iterator[None]:
     with native.keeping() as records:
         yield
     if len(records) != 1:
-        raise KernelgenError(f"kernel {request.kernel}: {len(records)} records were made, not one", exit_code=EXIT_FAILED)
+        raise KernelgenError(
+            f"kernel {request.kernel}: {len(records)} records were made, not one", exit_code=EXIT_FAILED
+        )
     kept = {
         "format": FORMAT,
         "kernel": request.kernel,
