@@ -131,7 +131,7 @@ def test_loading_says_what_to_use_instead_of_a_split_by_rows(
         check=False,
         timeout=300,
     )
-    said = re.findall(r"^ggml-neuron: (NeuronCores don't.*\n.*)$", done.stderr, re.MULTILINE)
+    said = re.findall(r"^ggml-neuron: (NeuronCores do not.*\n.*)$", done.stderr, re.MULTILINE)
     assert said == [
         "NeuronCores do not support -sm row\n"
         "ggml-neuron:     use -sm tensor, which splits weights by heads and the like, or -sm layer, which gives each core whole layers"
