@@ -77,7 +77,7 @@ def choose(kernels: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Returns `count` kernels spread over those of a plan; exactly one of them is a rope.
 
     Raises:
-        ValueError: there are too few kernels, or there is no rope.
+        ValueError: the manifest has too few kernels, or no rope.
     """
     ropes = [k for k in kernels if k["spec"]["op"] == "rope"]
     others = [k for k in kernels if k["emitter"] != "rope"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -89,7 +90,9 @@ class Store:
             daemon_threads = True
 
             def handle_error(self, *args: object) -> None:
-                pass  # the client closed the connection
+                """Prints an error of the handler, unless the client closed the connection."""
+                if not isinstance(sys.exception(), ConnectionError):
+                    super().handle_error(*args)
 
         self.stopped = threading.Event()
         self.server = Server(("127.0.0.1", 0), Handler)

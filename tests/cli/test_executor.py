@@ -109,7 +109,7 @@ def run(
     steps = Steps()
     result = executor.Executor(
         what, libraries or [builtin_library()], made, steps, pool, DeterminismResult({}, {})
-    ).run()  # type: ignore[arg-type]
+    ).run()  # type: ignore[arg-type]  # a double of the steps
     assert not pool.running
     if not pool.say:
         assert steps.warned == []

@@ -44,7 +44,7 @@ void log(level at, const char * where, const char * format, ...) {
     }
     line[used]      = '\n';
     const auto done = write(STDERR_FILENO, line, used + 1);
-    (void) done;  // there is no other way to report the error
+    (void) done;  // an error of the log has no other place to go
 }
 
 }  // namespace simulator
