@@ -49,14 +49,6 @@ def test_every_ready_manifest_is_named_in_the_one_list_and_in_the_module() -> No
     assert (listed(module, "for model in"), listed(module, "for file_type in")) == (models, types)
 
 
-def test_manifests_of_slices_are_named_in_their_list_and_in_the_module() -> None:
-    folder = scratch.CHECKOUT / "manifests" / "devices"
-    targets = {path.stem: yaml.safe_load(path.read_text())["targets"] for path in sorted(folder.glob("*.yaml"))}
-    text = (folder / "devices.bzl").read_text()
-    assert {name: listed(text, f'"{name}":') for name in targets} == targets
-    assert listed((scratch.CHECKOUT / "MODULE.bazel").read_text(), "for name in") == list(targets)
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_manifest_names_the_targets_that_have_bundles(file: Path) -> None:
     assert set(yaml.safe_load(file.read_text())["targets"]) == set(TARGETS)
@@ -71,17 +63,17 @@ def test_a_pattern_plans_none_and_a_name_plans_its_model_alone(checkout: scratch
         assert {f"//manifests/models:{name}_{target}" for name in (*NAMES, "all")} <= set(labels)
     checkout.bazel(
         *ANALYSE,
-        *(f"//manifests/models:llama_3_2_1b_{kind}_{target}" for kind in ("f16", "q4_k_m") for target in TARGETS),
-        "//manifests/devices:llama_3_8b_f16_4_devices_trn2",
+        *(f"//manifests/models:llama_3_8b_{kind}_{target}" for kind in ("f16", "q4_k_m") for target in TARGETS),
+        *(f"//manifests/devices:llama_3_8b_f16_2_devices_{target}" for target in ("trn1", "trn1n", "inf2")),
     )
-    assert planned(checkout) == {"llama_3_2_1b", "llama_3_8b_f16_4_devices"}
-    assert "//manifests/models:llama_3_2_1b_f16_trn2.tree" in labels
+    assert planned(checkout) == {"llama_3_8b", "llama_3_8b_f16_2_devices"}
+    assert "//manifests/models:llama_3_8b_f16_trn2.tree" in labels
 
 
 @pytest.mark.long
 def test_every_bundle_of_every_model_is_there(checkout: scratch.Checkout) -> None:
     checkout.bazel(*ANALYSE, *(f"//manifests/models:all_{target}" for target in TARGETS))
-    assert planned(checkout) == MODELS | {"llama_3_8b_f16_4_devices"}
+    assert planned(checkout) == MODELS | {"llama_3_8b_f16_2_devices"}
 
 
 def test_they_are_there_without_modules(checkout: scratch.Checkout) -> None:

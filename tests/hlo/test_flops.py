@@ -24,7 +24,7 @@ def by_xla(hlo: bytes) -> tuple[float, float]:
     return found.get("flops", 0.0), found.get("transcendentals", 0.0)
 
 
-@pytest.mark.parametrize(("name", "every"), [("basic", 1), ("llama3", 7), ("models/llama_3_2_1b_q4_k_m", 29)])
+@pytest.mark.parametrize(("name", "every"), [("basic", 1), ("llama3", 7), ("models/llama_3_8b_q4_k_m", 29)])
 def test_kernels_do_what_xla_counts(name: str, every: int) -> None:
     catalog = Catalog(options.libraries(()))
     (request, *_) = manifest.load([ROOT / "manifests" / f"{name}.yaml"], catalog)

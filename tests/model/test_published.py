@@ -7,25 +7,22 @@ from pathlib import Path
 import pytest
 
 from kernelgen.model.exporter import Exporter
-from published import FOLDER, FTYPES, MANIFESTS, MODELS, Manifest
+from published import FOLDER, FTYPES, MANIFESTS, READY, Manifest
 from published.__main__ import derive, main
 
 from .conftest import ROOT, specs
 
 # One type of each model, and of most models only in a long run; the command's --check compares all.
 OTHERS = [m for m in MANIFESTS if m.path.parent != FOLDER]
-MANY = [m for m in OTHERS if "devices" in m.path.stem and "2_devices" not in m.path.stem]  # each takes most of a minute
-LOOKED_AT = [
-    m for m in MANIFESTS if m.path.parent == FOLDER and m.ftype == FTYPES[list(MODELS).index(m.model) % len(FTYPES)]
-]
+LOOKED_AT = [m for m in MANIFESTS if m.path.parent == FOLDER and m.ftype == FTYPES[READY.index(m.model) % len(FTYPES)]]
 
 
 @pytest.mark.parametrize(
     "manifest",
     [
-        *(m for m in OTHERS if m not in MANY),
+        *OTHERS,
         *LOOKED_AT[:1],
-        *(pytest.param(m, marks=pytest.mark.long) for m in (*MANY, *LOOKED_AT[1:])),
+        *(pytest.param(m, marks=pytest.mark.long) for m in LOOKED_AT[1:]),
     ],
     ids=lambda manifest: manifest.path.stem,
 )
@@ -53,7 +50,7 @@ def test_there_is_a_manifest_for_each_model_and_type() -> None:
     assert {m.path.name for m in MANIFESTS if m.path.parent == FOLDER} == {
         p.name for p in (ROOT / FOLDER).glob("*.yaml")
     }
-    assert len(LOOKED_AT) == len(MODELS)
+    assert len(LOOKED_AT) == len(READY)
 
 
 def test_layers_with_a_window_have_a_cache_of_their_own() -> None:

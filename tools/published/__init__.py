@@ -265,6 +265,9 @@ MODELS: Mapping[str, Callable[[], GgufHeader]] = MappingProxyType(
 )
 """The models by name."""
 
+READY = ("Llama-3-8B", "Qwen3-8B", "Gemma-3-4B", "gpt-oss-20b")
+"""The models with ready manifests: a plain Llama, norms of heads, windows, and experts with sinks."""
+
 
 def model_header(model: str) -> GgufHeader:
     """Returns the header of a model's file: one of `MODELS`, or `SMALL`."""
@@ -291,12 +294,11 @@ DEVICES_FOLDER = Path("manifests") / "devices"
 """The folder of the manifests for tensors split over the cores of a chip, relative to the project's root."""
 
 
-def _of_devices(devices: int, *targets: str, lnc: int | None = None) -> Manifest:
+def _of_devices(devices: int, *targets: str) -> Manifest:
     """Returns the manifest of Llama-3-8B over the cores of one chip, in groups that the forecast chooses."""
     name = f"llama_3_8b_f16_{devices}_devices"
     split = ("--split-mode", "tensor", "--devices", str(devices), "--fuse", "auto")
     chosen = tuple(part for target in targets for part in ("--target", target))
-    chosen += ("--lnc", str(lnc)) if lnc else ()
     return Manifest(DEVICES_FOLDER / f"{name}.yaml", name, "Llama-3-8B", "F16", (*OPTIONS, *split, *chosen))
 
 
@@ -313,11 +315,9 @@ MANIFESTS = (
     ),
     *(
         Manifest(FOLDER / f"{manifest_name(model, ftype)}.yaml", manifest_name(model, ftype), model, ftype)
-        for model in MODELS
+        for model in READY
         for ftype in FTYPES
     ),
     _of_devices(2, "trn1", "trn1n", "inf2"),
-    _of_devices(4, "trn2"),
-    _of_devices(8, "trn2", lnc=1),
 )
 """All ready manifests."""
