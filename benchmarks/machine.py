@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-PACKAGES = ("jax", "jaxlib", "numpy", "protobuf", "matplotlib")
+PACKAGES = ("jax", "jaxlib", "numpy", "protobuf")
 
 
 def describe() -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Runs benchmarks and writes their results: `./bazelw run //benchmarks -- [--quick] [--only NAME]… [-o FOLDER]`.
 
 Each benchmark runs in its own process, one after another; its output passes through. The program writes `results.json`
-(schema: results.schema.json), with a description of the machine, and `results.svg`. Exit status 1 if a limit was missed
-or a benchmark failed; the others still run.
+(schema: results.schema.json), with a description of the machine. Exit status 1 if a limit was missed or a benchmark
+failed; the others still run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import figures
 import machine
-import plot
 
 HERE = Path(__file__).resolve().parent
 
@@ -47,14 +46,12 @@ class Benchmark:
     default: bool = True
 
 
-def _built(label: str, *flags: str) -> tuple[str, ...]:
-    return (str(HERE.parent / "bazelw"), "run", "--ui_event_filters=-info", "--noshow_progress", *flags, label, "--")
+def _built(label: str) -> tuple[str, ...]:
+    return (str(HERE.parent / "bazelw"), "run", "--ui_event_filters=-info", "--noshow_progress", label, "--")
 
 
 # What each script measures, and each program that Bazel builds.
 _SCRIPTS = {
-    "bazelw_overhead": "what bazelw adds to a call of Bazel",
-    "persistent_worker": "emitting through a worker, against a process per kernel",
     "incremental_bazel": "what Bazel repeats after a change",
     "incremental_cmake": "what Ninja repeats after a change",
     "cold_build": "a cold build, against a shell loop and against a lower bound",
@@ -62,48 +59,18 @@ _SCRIPTS = {
     "scale": "the cost of 100, 1,000 and 10,000 kernels",
 }
 _PROGRAMS = {
-    "//benchmarks:derive_manifests": "manifests from the headers of published models (builds llama.cpp)",
-    "//benchmarks:served_lengths": "any number of tokens and any length of the cache from few kernels (builds llama.cpp)",
-    "//benchmarks:chunked_prompt": "a prompt of a number of tokens for which no kernel is made (builds llama.cpp)",
     "//benchmarks:layer_kernels": "layers of models as one kernel each (builds llama.cpp)",
     "//benchmarks:simulated_token": "a generated token on the simulator against llama.cpp's CPU backend (builds llama.cpp)",
     "//benchmarks/launch:launch": "a launch of a small kernel on the simulator",
     "//benchmarks:layer_launches": "a token with groups of nodes in one launch, and without (builds llama.cpp)",
-    "//benchmarks:launch_queue": "a token with one, two and three launches in flight (builds llama.cpp)",
-    "//benchmarks:tensor_parallel": "a model over several cores, against one core (builds llama.cpp)",
-    "//benchmarks:weight_layouts": "products with weights in other layouts, on the simulator",
     "//benchmarks/dispatch:dispatch": "the backend's time per op (builds llama.cpp)",
-    "//benchmarks/dispatch:kernel_choice": "choosing kernels among 10,000 (builds llama.cpp)",
     "//benchmarks/dispatch:repacked_weights": "loading repacked weights, against repacking them at load (builds llama.cpp)",
-    "//benchmarks:emit_every_op": "emitting every kernel that test-backend-ops requests (builds llama.cpp)",
-    "//benchmarks:nki_emission": "emitting NKI kernels, against the same in JAX",
 }
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     **{name: Benchmark(what, (sys.executable, "-P", str(HERE / f"{name}.py"))) for name, what in _SCRIPTS.items()},
-    "lookup": Benchmark("finding a kernel in a bundle", _built("//benchmarks/lookup", "--compilation_mode=opt")),
     **{label.rpartition(":")[2]: Benchmark(what, _built(label), default=False) for label, what in _PROGRAMS.items()},
 }
-
-OLD_NAMES = {
-    "bazelw": "bazelw_overhead",
-    "cold": "cold_build",
-    "derive": "derive_manifests",
-    "emit": "persistent_worker",
-    "forms": "weight_layouts",
-    "groups": "layer_launches",
-    "in_flight": "launch_queue",
-    "incremental": "incremental_bazel",
-    "layers": "layer_kernels",
-    "lengths": "served_lengths",
-    "library": "emit_every_op",
-    "ninja": "incremental_cmake",
-    "pieces": "kernel_choice",
-    "prompt": "chunked_prompt",
-    "simulated": "simulated_token",
-    "today": "against_scripts",
-}
-"""Former names of benchmarks, which `--only` still accepts; Bazel has them as aliases."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +154,9 @@ def collect(
         print(f"\n== {name}: {benchmarks[name].what}", flush=True)
         outcomes[name] = run(benchmarks[name], quick=quick)
         (output / "results.json").write_text(to_json(outcomes, described, quick))
-        found = {name: outcome.found for name, outcome in outcomes.items()}
-        (output / "results.svg").write_bytes(plot.svg(found, described))
     print(f"\n{table(outcomes)}\n")
     counts = {status: sum(o.status == status for o in outcomes.values()) for status in ("met", "missed", "failed")}
-    print(", ".join(f"{count} {status}" for status, count in counts.items() if count), f"; {output}/results.json, .svg")
+    print(", ".join(f"{count} {status}" for status, count in counts.items() if count), f"; {output}/results.json")
     return 0 if counts["met"] == len(outcomes) else 1
 
 
@@ -206,7 +171,6 @@ def main() -> int:
     parser.add_argument(
         "--only",
         action="append",
-        type=lambda name: OLD_NAMES.get(name, name),
         choices=BENCHMARKS,
         metavar="NAME",
         help="Run only this benchmark; can be given several times.",

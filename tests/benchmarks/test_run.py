@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 
 import machine
-import plot
 import run
 from figures import UNITS, Figure, Limit, Peer
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "benchmarks/results.schema.json").read_text())
-
-FOUND = {
-    "scale": [
-        Figure("plan", 0.1 * n / 100, "s", n, Peer("the size before", 0.01, n // 10), series="plan, s")
-        for n in (100, 1000, 10_000)
-    ]
-    + [Figure("plan: peak memory", 20 + n / 100, "MB", n, series="plan, MB") for n in (100, 1000, 10_000)],
-    "today": [
-        Figure(f"{way}: {case}", seconds, "s", 6, series=way)
-        for way, seconds in (("shell loop", 20.0), ("bazel build", 2.0))
-        for case in ("cold", "nothing changed")
-    ],
-}
-MACHINE: dict[str, Any] = {"cpu": "A processor <&>", "cores": 2, "system": "Debian", "load": [1.0, 2.0, 3.0]}
 
 
 def benchmark(folder: Path, name: str, program: str) -> run.Benchmark:
@@ -70,7 +52,6 @@ def test_results_and_exit_status(tmp_path: Path, programs: list[str], statuses: 
     jsonschema.Draft202012Validator(SCHEMA).validate(results)
     assert [b["status"] for b in results["benchmarks"]] == statuses
     assert [bool(b["failure"]) for b in results["benchmarks"]] == [s == "failed" for s in statuses]
-    ElementTree.parse(out / "results.svg")
 
 
 def test_quick_is_passed_on(tmp_path: Path) -> None:
@@ -122,26 +103,6 @@ def test_the_machine_is_described_and_not_named() -> None:
     assert str(Path.home()) not in json.dumps(described)
 
 
-def test_the_svg_is_well_formed_and_the_same_for_the_same_figures() -> None:
-    picture = plot.svg(FOUND, MACHINE)
-    assert picture == plot.svg(FOUND, MACHINE)
-    root = ElementTree.fromstring(picture)
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    text = " ".join(element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text"))
-    for word in ("plan", "shell loop", "cold", "kernels", "seconds", "A processor <&>"):
-        assert word in text
-    assert b"<dc:date>" not in picture
-
-
-def test_the_svg_shows_other_figures_otherwise() -> None:
-    other = {**FOUND, "today": [Figure("shell loop: cold", 1.0, "s", 6, series="shell loop")]}
-    assert plot.svg(FOUND, MACHINE) != plot.svg(other, MACHINE)
-
-
-def test_an_empty_svg_has_a_text() -> None:
-    assert b"no series was measured" in plot.svg({"one": [GOOD]}, MACHINE)
-
-
 @pytest.mark.parametrize("name", run.BENCHMARKS)
 def test_every_benchmark_of_the_command_is_there(name: str) -> None:
     command = run.BENCHMARKS[name].command
@@ -150,12 +111,3 @@ def test_every_benchmark_of_the_command_is_there(name: str) -> None:
     else:
         folder, _, target = next(w for w in command if w.startswith("//benchmarks")).removeprefix("//").partition(":")
         assert f'"{target or name}"' in (run.HERE.parent / folder / "BUILD.bazel").read_text()
-
-
-def test_what_benchmarks_were_called_is_still_taken() -> None:
-    """The command takes them, and Bazel has them as aliases."""
-    assert set(run.OLD_NAMES.values()) <= set(run.BENCHMARKS)
-    text = "".join((run.HERE / folder / "BUILD.bazel").read_text() for folder in (".", "dispatch"))
-    of_bazel = dict(re.findall(r'^        "(\w+)": "(\w+)",$', text, re.MULTILINE)) | {"pieces": "kernel_choice"}
-    # One of them is a file, and one a list without figures.
-    assert of_bazel | {"bazelw": "bazelw_overhead"} == run.OLD_NAMES | {"hlo": "hlo_size"}
