@@ -1,6 +1,4 @@
-"""Makes benchmarks/ and tools/reproduce/ importable, for the scratch checkouts in which the tests build, and the double
-of NKI's own compiler.
-"""
+"""Makes benchmarks/ importable, for the scratch checkouts in which the tests build, and the double of NKI's own compiler."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ import pytest
 
 # Under Bazel, this file is a link into the checkout; the scratch copies are made of the checkout itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "reproduce"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "native_kernels"))
 
 import scratch

@@ -1,4 +1,4 @@
-"""examples/chat: the steps, the conversation, and the end after mistakes and Ctrl-C. The real model is in test_first_run.py."""
+"""examples/chat: the steps, the conversation, and the end after mistakes and Ctrl-C."""
 
 from __future__ import annotations
 

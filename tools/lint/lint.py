@@ -100,7 +100,6 @@ def commands(files: Sequence[str], scripts: Sequence[str], fix: bool) -> Mapping
         ],
         "shellcheck": [str(Path(sys.executable).with_name("shellcheck")), *scripts],
         "yamllint": [*python, "yamllint", "--strict", *yaml],
-        "website": [sys.executable, "tools/website/build.py", "--check"],
     }
 
 
