@@ -142,16 +142,11 @@ def prose(file: str) -> Iterator[tuple[int, str]]:
         yield number, _CODE.sub("`", line)
 
 
-def words() -> list[tuple[re.Pattern[str], str, bool]]:
-    """Returns words.txt: (pattern, replacement, whether it applies to pages only)."""
-    rows = []
-    for line in Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            pattern, advice = line.split("\t")
-            rows.append(
-                (re.compile(pattern.removeprefix("pages "), re.IGNORECASE), advice, pattern.startswith("pages "))
-            )
-    return rows
+def words() -> list[tuple[re.Pattern[str], str]]:
+    """Returns words.txt: (pattern, replacement)."""
+    lines = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
+    return [(re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in rows]
 
 
 def unplain(files: Sequence[str]) -> Iterator[str]:
@@ -160,8 +155,8 @@ def unplain(files: Sequence[str]) -> Iterator[str]:
     for file in files:
         if file.endswith(_READ) and file != "tests/lint/test_lint.py":  # that file contains all of the words
             for number, text in prose(file):
-                for pattern, advice, pages in rows:
-                    if (not pages or file.endswith(".md")) and (found := pattern.search(text)):
+                for pattern, advice in rows:
+                    if found := pattern.search(text):
                         yield f"{file}:{number}: '{found[0].strip()}': write {advice}"
 
 
