@@ -111,9 +111,6 @@ def run_layouts(programs: Programs) -> RunLayouts:
     """Returns a function that runs scenarios of the program `layouts`; keyword arguments are environment variables."""
 
     def run(*scenarios: str, **variables: str | Path) -> Result:
-        # Results are compared bit for bit; the simulator's library functions add products of weights in ggml's order in
-        # another order.
-        variables = {"NEURON_SIMULATOR_LIBRARY": "", **variables}
         result = programs.run("layouts", *scenarios, **variables)
         said = dict(line.rsplit(": ", 1) for line in result.stdout.splitlines() if ": " in line)
         return Result(result.returncode, said, result.stdout + result.stderr)

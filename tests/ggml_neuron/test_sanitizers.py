@@ -25,12 +25,10 @@ REPORT = re.compile(r"(ERROR: (Address|Leak)Sanitizer|WARNING: ThreadSanitizer|r
 
 
 def execute(programs: Programs, *command: str | Path, **variables: str | Path) -> subprocess.CompletedProcess[str]:
-    # The Python that the simulator starts can't load a library that is compiled with AddressSanitizer.
     always = {
         "OMP_THREAD_LIMIT": "1",
         "NEURON_RT_NUM_CORES": "2",
         "GGML_NEURON_LOG": "1",
-        "NEURON_SIMULATOR_LIBRARY": "",
     }
     return subprocess.run(
         command,

@@ -178,7 +178,6 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_INSTANCE": "inf2.48xlarge", "NEURON_RT_VISIBLE_CORES": "24"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_INSTANCE": "trn9.metal"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_STRICT": "yes"}, "NRT_INVALID 0 0"),
-        ({"NEURON_SIMULATOR_VECTORS": "avx"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_RELEASE": "2"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_LOCKS": "/dev/null/locks"}, "NRT_RESOURCE 0 0"),
         ({"NEURON_SIMULATOR_LAUNCH_US": "-1"}, "NRT_INVALID 0 0"),

@@ -23,7 +23,6 @@ from regenerate import (
     resources,
     targets,
     token_table,
-    weight_forms,
 )
 
 FILES: Mapping[str, Callable[[str], str]] = {
@@ -45,7 +44,6 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "tools/nki_interpreter/devices.py": lambda _: targets.nki(),
     "tools/kernelgen/manifest/manifest.schema.json": manifest_schema.render,
     "tools/kernelgen/neff/container.py": targets.neff,
-    "tools/kernelgen/simulator/forms.py": lambda _: weight_forms.render(),
 }
 """The generated files: each file, and a function from its current text to the right text."""
 

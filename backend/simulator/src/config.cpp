@@ -163,12 +163,6 @@ static bool read_profile(config & out, std::string & error) {
         }
         out.strict = *strict == '1';
     }
-    // weights.cpp reads the variable in the helper.
-    const char * const vectors = variable("NEURON_SIMULATOR_VECTORS");
-    if (vectors != nullptr && strcmp(vectors, "avx2") != 0 && strcmp(vectors, "avx512") != 0) {
-        error = bad("NEURON_SIMULATOR_VECTORS", vectors, "avx2 or avx512");
-        return false;
-    }
     const char * const release = variable("NEURON_SIMULATOR_RELEASE");
     if (release != nullptr) {
         const char * text  = release;

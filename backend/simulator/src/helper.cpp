@@ -3,7 +3,6 @@
 #include "log.h"
 #include "protocol.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -101,20 +100,7 @@ static std::string python() {
     return name != nullptr && *name != '\0' ? name : "python3";
 }
 
-// Returns the path of this library; an empty string if the system does not report it.
-static std::string own_path() {
-    Dl_info info;
-    if (dladdr(reinterpret_cast<const void *>(&HELPER_SOCKET), &info) == 0 || info.dli_fname == nullptr) {
-        return {};
-    }
-    char *            found = realpath(info.dli_fname, nullptr);
-    const std::string out   = found != nullptr ? found : "";
-    free(found);
-    return out;
-}
-
-// Returns the client's environment with NEURON_SIMULATOR_PATH in front of PYTHONPATH, and with NEURON_SIMULATOR_LIBRARY
-// set to this library unless the client sets it.
+// Returns the client's environment with NEURON_SIMULATOR_PATH in front of PYTHONPATH.
 static std::vector<std::string> helper_environment() {
     std::vector<std::string> out;
     const char *             path = getenv("NEURON_SIMULATOR_PATH");
@@ -128,10 +114,6 @@ static std::vector<std::string> helper_environment() {
         const char * old = getenv("PYTHONPATH");
         out.push_back("PYTHONPATH=" + std::string(path) +
                       (old != nullptr && *old != '\0' ? ":" + std::string(old) : ""));
-    }
-    const std::string library = own_path();
-    if (getenv("NEURON_SIMULATOR_LIBRARY") == nullptr && !library.empty()) {
-        out.push_back("NEURON_SIMULATOR_LIBRARY=" + library);
     }
     return out;
 }

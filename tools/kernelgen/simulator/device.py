@@ -32,7 +32,7 @@ from kernelgen.hlo.estimate import estimate
 from kernelgen.hlo.execute import Executable, address, compile_for_cpu, numpy_dtype, put
 from kernelgen.neff import container, scratchpad_estimate
 from kernelgen.neff.identity import flag
-from kernelgen.simulator import attention, bounds, cache, miscompiles, products, scales, updates, weights
+from kernelgen.simulator import bounds, cache, miscompiles, products, updates
 from kernelgen.simulator.ranks import Collectives, collectives_of, merge
 from kernelgen.simulator.unused import unused_parameters
 from kernelgen.targets import TARGETS
@@ -512,9 +512,8 @@ def _compile(hlo: bytes, count: int, strict: bool) -> tuple[Executable, tuple[st
         plain = proto.serialize(module)
         plain = merge(plain, count) if count > 1 else plain
         updating = updates.rewrite(plain, in_place)
-        called = weights.rewrite(updating.hlo)
-        checked = bounds.check(called) if strict else bounds.BoundsCheckedHlo(called, ())
-        executable = cache.compiled(products.rewrite(scales.rewrite(attention.rewrite(checked.hlo))), compile_for_cpu)
+        checked = bounds.check(updating.hlo) if strict else bounds.BoundsCheckedHlo(updating.hlo, ())
+        executable = cache.compiled(products.rewrite(checked.hlo), compile_for_cpu)
     except (ValueError, KeyError) as error:
         raise DeviceError(str(error)) from error
     for layout in executable.loaded.get_output_layouts():

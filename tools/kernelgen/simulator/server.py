@@ -63,7 +63,7 @@ def _greet(control: socket.socket) -> RequestServer:
         _refuse(control, f"libnrt speaks version {version} of its protocol, this kernelgen {protocol.VERSION}")
     _limit_threads()
     try:
-        from kernelgen.simulator import cache, weights
+        from kernelgen.simulator import cache
         from kernelgen.simulator.device import Arena, SimulatedDevice
         from kernelgen.simulator.requests import RequestServer
 
@@ -73,8 +73,6 @@ def _greet(control: socket.socket) -> RequestServer:
             raise ValueError(f"{count} arenas were announced, and {len(fds)} arrived")
         arenas = [Arena.map(fd, size) for fd, size in zip(fds, sizes, strict=True)]
         requests = RequestServer(SimulatedDevice(arenas, strict=os.environ.get(STRICT_VARIABLE) != "0"))
-        if library := os.environ.get(weights.LIBRARY_VARIABLE):
-            weights.load(library)
     except ImportError as error:
         _refuse(
             control,

@@ -15,15 +15,6 @@ F32 = 11
 S32 = 4
 """XLA's number of the element type."""
 
-U8 = 6
-"""XLA's number of the element type."""
-
-U32 = 8
-"""XLA's number of the element type."""
-
-BF16 = 16
-"""XLA's number of the element type."""
-
 Module = proto.module_class(
     {
         "Dot": """
@@ -83,9 +74,6 @@ Module = proto.module_class(
             *ReplicaGroup replica_groups 49
             *SourceTarget source_target_pairs 52
             DeviceList device_list 87
-            bool constrain_layout 56
-            *Shape operand_shapes_with_layout 57
-            int32 custom_call_api_version 77
         """,
     }
 )
@@ -164,33 +152,6 @@ class Writer:
         made.dot.lhs_contracting.append(1)
         made.dot.rhs_contracting.append(0)
         return made
-
-
-def call(
-    writer: Writer, like: Any, target: str, shape: tuple[int, ...], operands: Sequence[Any], options: Sequence[int]
-) -> Any:
-    """Returns a new call of a function of the simulator's library, with an f32 result.
-
-    Args:
-        writer: the writer that appends it.
-        like: any instruction of the module.
-        target: the function's name.
-        shape: the shape of its result.
-        operands: its arguments.
-        options: further numbers for the function.
-    """
-    made = writer.add(like, "custom-call", shape, *operands)
-    made.custom_call_target = target
-    made.backend_config = "".join(f"{number} " for number in options).encode()
-    made.custom_call_api_version = _STATUS_RETURNING_UNIFIED
-    made.constrain_layout = True
-    for operand in operands:
-        set_shape(made.operand_shapes_with_layout.add(), tuple(operand.shape.dimensions), operand.shape.element_type)
-    return made
-
-
-_STATUS_RETURNING_UNIFIED = 3
-"""XLA's number of the function's interface (`CustomCallApiVersion`)."""
 
 
 def give(module: Any, writer: Writer, results: Sequence[Any]) -> Any:
