@@ -137,3 +137,20 @@ def test_a_word_with_a_plainer_synonym_is_refused() -> None:
     found = list(lint.unplain(sorted(texts)))
     assert [one.partition(": ")[0] for one in found] == [f"{name}:3" for name in sorted(texts)]
     assert all(one.endswith(f"': write {advice}") for one in found)
+
+
+def test_size_above_its_limit_is_an_error() -> None:
+    limits = lint.limits
+    long_function = "def f():\n" + "    x = 1\n" * limits.MAX_FUNCTION_LINES
+    Path("long.py").write_text(long_function)
+    Path("page.md").write_text("# Three words\n\n    code that does not count\n\n```\nnor this\n```\n")
+    sizes = limits.measure(["long.py", "page.md", "good.cpp", "good.yml"])
+    assert (sizes["functions of more than 60 lines"], sizes["words in pages"]) == (1, 3)
+    assert (sizes["lines of C++"], sizes["lines of Python in long.py"]) == (3, 61)
+    current = "".join(f"{size} {name}  # reason\n" for name, size in sizes.items())
+    assert list(limits.exceeded(sizes, limits.read_limits(current))) == []
+    lower = current.replace("61 lines of Python  ", "60 lines of Python  ").replace("3 words in pages", "#")
+    assert list(limits.exceeded(sizes, limits.read_limits(lower))) == [
+        "lines of Python: 61, more than the limit of 60 in tools/lint/limits.txt: remove some",
+        "limits.txt: no limit for 'words in pages', which is 3",
+    ]

@@ -1,8 +1,8 @@
 """Runs the linters over the checkout.
 
-These are ruff (format and lint), mypy --strict, buildifier, clang-format, shellcheck, yamllint, and two of the
-project's own: one for links and paths that exist on one machine only, and one for words that have a plainer synonym
-(words.txt).
+These are ruff (format and lint), mypy --strict, buildifier, clang-format, shellcheck, yamllint, and three of the
+project's own: one for links and paths that exist on one machine only, one for words that have a plainer synonym
+(words.txt), and one for the size of the project (limits.txt).
 
     ./bazelw run //tools/lint             one line per linter, and its output if it fails; exit status 1 then
     ./bazelw run //tools/lint -- --fix    fixes what ruff, buildifier and clang-format can fix
@@ -24,6 +24,10 @@ import tempfile
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import limits
 
 BUILDIFIER = "@bazel/buildifier@8.2.1"
 STARLARK = (".bzl", ".bazel", "BUILD", "WORKSPACE")
@@ -169,9 +173,14 @@ def main() -> int:
     files = [file for file in tracked if Path(file).is_file()]
     failed = 0
     wrong = list(of_one_machine([file for file in tracked if Path(file).is_file() or Path(file).is_symlink()]))
-    for name, found in ("links and paths of one machine", wrong), ("plain words", list(unplain(files))):
-        print("\n".join([f"{'failed' if found else 'passed'}: {name}", *found]), flush=True)
-        failed += bool(found)
+    errors_by_lint: dict[str, list[str]] = {
+        "links and paths of one machine": wrong,
+        "plain words": list(unplain(files)),
+        "size": list(limits.exceeded(limits.measure(files), limits.read_limits(limits.LIMITS.read_text()))),
+    }
+    for name, errors in errors_by_lint.items():
+        print("\n".join([f"{'failed' if errors else 'passed'}: {name}", *errors]), flush=True)
+        failed += bool(errors)
     with tempfile.TemporaryDirectory() as scratch:
         scripts = []
         for name, text in shell_scripts(files):
