@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import kill_builds
 import pytest
 
 from kernelgen.cache import Folder, entry
@@ -385,14 +384,6 @@ def test_builds_share_an_http_cache(build: Kernelgen, tmp_path: Path, store: Sto
 
 
 # --- killing and stopping -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_what_is_killed_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    # `bazel run //tools/fault_injection:kill_builds` kills 200.
-    seed = int(time.time())
-    killed = [victim for _, victim in kill_builds.run(tmp_path.resolve(), rounds=1, seed=seed) if victim]
-    assert len(killed) == 1, f"seed {seed}"
 
 
 @pytest.mark.parametrize(

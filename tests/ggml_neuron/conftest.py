@@ -34,7 +34,6 @@ from programs import (
 )
 
 sys.path.insert(0, str(ROOT / "tools" / "llama_cpp"))
-sys.path.insert(0, str(ROOT / "tools" / "fault_injection"))
 
 import random_llama
 

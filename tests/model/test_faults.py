@@ -1,5 +1,6 @@
 """Damaged and hostile headers give a manifest, or one line of error and exit status 2.
-`//tools/fault_injection:fuzz_headers` runs thousands of them.
+
+`./bazelw test --config=long //tests:model --test_env=KERNELGEN_FUZZ_ROUNDS=5000 --test_arg=-kdamaged_headers` damages 5,000.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kernelgen.model.exporter import Exporter
 
 from .conftest import ROOT, run_model
 
-ROUNDS = 90
+ROUNDS = int(os.environ.get("KERNELGEN_FUZZ_ROUNDS", "90"))
 
 FAR = 2**63
 STRING, ARRAY, U32, F32 = 8, 9, 4, 6

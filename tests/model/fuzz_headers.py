@@ -1,23 +1,14 @@
 """Damages the headers of models and requests their graphs: the outcome must be graphs, or one line of error and exit status 2.
 
-    ./bazelw run //tools/fault_injection:fuzz_headers -- --rounds 5000 --seed 1
-
 Each round takes the header of a small model (from headers.py, or from an architecture whose model test-llama-archs
 writes), damages it as the seed determines (damage.py), and runs export-graphs on it twice: once unchanged, in limited
-time and memory, and once with all code, including llama.cpp, compiled with AddressSanitizer and
-UndefinedBehaviorSanitizer. Every tenth round also runs `kernelgen model`.
-
-Exit status 1 if a run ends in another way, takes too long or too much memory, or if a sanitizer reports code of this
-project. The child process contains crashes of llama.cpp and reports about its code. The program prints these at the end
-with the number of the round. `--keep FOLDER` writes the files of both kinds there.
-
-The first run compiles all of llama.cpp with the sanitizers: about 11 minutes of CPU time. Afterwards, a round takes
-about 0.2 s of CPU time.
+time and memory, and once compiled with AddressSanitizer and UndefinedBehaviorSanitizer. A run fails if it ends in
+another way, takes too long or too much memory, or if a sanitizer reports code of this project. The child process
+contains crashes of llama.cpp and reports about its code.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -25,7 +16,6 @@ import os
 import random
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -33,10 +23,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tests" / "model"))
-sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tools"))
 
 import headers
 from damage import FLOATS, NUMBERS, damage, parts, put_together
@@ -347,57 +333,3 @@ def _kind(outcome: RunOutcome) -> str:
         if text in outcome.err:
             return text
     return "other refusals"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument(
-        "--seed", type=int, default=1, help="the seed of the first round; each later round has the next number"
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="write the files of failures and reports to this folder"
-    )
-    args = parser.parse_args()
-    here = Path(os.environ.get("LLAMA_CPP_PROGRAMS", ROOT / "tools/llama_cpp/llama_cpp")).absolute()
-    whole = os.environ.get(
-        "NEURON_KERNELGEN_SANITIZED_EXPORTER", ROOT / "backend/sanitizers/exporter_address_whole/export-graphs"
-    )
-    programs = ReadingPrograms(
-        Path(os.environ.get("NEURON_KERNELGEN_EXPORTER", ROOT / "backend/exporter/exporter/export-graphs")).absolute(),
-        here,
-        Path(whole).absolute(),
-        None,
-    )
-    load_backends = Path(os.environ.get("LLAMA_LOAD_BACKENDS", ROOT / "tools/llama_cpp/libload_backends.so")).absolute()
-    if args.keep:
-        args.keep.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        save_models(here, load_backends, ".*", folder)
-        found = bases(folder)
-        for path in folder.glob("*.gguf"):
-            path.unlink()
-        fuzzer = Fuzzer(programs, found, folder, args.keep)
-        fuzzer.check()
-        for i in range(args.rounds):
-            fuzzer.round(args.seed + i, with_kernelgen=i % 10 == 0)
-            if (i + 1) % 100 == 0:
-                print(
-                    f"{i + 1} rounds: {len(fuzzer.failures)} failures, {len(fuzzer.contained)} kinds of contained ones",
-                    flush=True,
-                )
-    print(
-        f"{len(found)} headers; of {args.rounds} runs: {', '.join(f'{n} {kind}' for kind, n in fuzzer.kinds.most_common())}"
-    )
-    for what, (_, about) in fuzzer.contained.items():
-        print(f"contained: {what}: {about}")
-    for failure in fuzzer.failures:
-        print(f"FAILED: {failure}")
-    return 1 if fuzzer.failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,40 +1,24 @@
-"""Tests the backend in real processes in which the simulator fails on purpose (NEURON_SIMULATOR_FAULT).
+"""Runs the backend in real processes in which the simulator fails on purpose (NEURON_SIMULATOR_FAULT).
 
-A round is a process with a fault; the round's number determines both. Whatever fails, the process must end with right
-results or with an error that names the failure: it must not crash, and no result may be wrong. As a program, this runs
-rounds and prints the outcome of each:
-
-    bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1
-    bazel run //tools/fault_injection:device_faults -- --rounds 200 --seed 1 --sums
+Whatever fails, the process must end with right results or with an error that names the failure: it must not crash, and
+no result may be wrong.
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import gguf
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tests" / "ggml_neuron"))
-sys.path.insert(0, str(Path(__file__).absolute().parents[2] / "tools" / "llama_cpp"))
-
 import random_llama
-from programs import SCENARIOS, Programs, build, find_programs
-
-FAULTS = ("memory", "execute", "deferred", "lost", "kill", "load")
-RANK_FAULTS = ("rank", "straggler", "absent", "wedged")
-"""Faults of executions over several cores."""
+from programs import SCENARIOS, Programs, build
 
 WAYS = {"step": "the whole step", "parts+sums": "a part and the sum before it"}
 """The parts of a model that are one program on all cores, by the names of `kernelgen model --fuse`."""
@@ -111,30 +95,6 @@ class Round:
     what: str
     fault: str
     buffers: str
-
-    @classmethod
-    def choose(cls, seed: int, parts: bool = False, sums: bool = False) -> Round:
-        """Returns the round of a number, always the same; `parts` or `sums` select one of these kinds."""
-        chosen = random.Random(seed)
-        if sums:
-            return cls._choose_sums(chosen)
-        faults = []
-        for name in chosen.sample(FAULTS, chosen.choice((1, 1, 1, 2))):
-            count = int(2 ** chosen.uniform(0, 7))
-            faults.append(f"{name}{chosen.choice('@@/')}{count}")
-        what = chosen.choice(("scenarios", "scenarios", "model"))
-        buffers = chosen.choice(("device", "host"))
-        return cls("parts", ",".join(faults), "device") if parts else cls(what, ",".join(faults), buffers)
-
-    @classmethod
-    def _choose_sums(cls, chosen: random.Random) -> Round:
-        what = chosen.choice(tuple(WAYS)) + chosen.choice(("", " freed"))
-        faults = []
-        for name in chosen.sample((*RANK_FAULTS, *RANK_FAULTS, *FAULTS), chosen.choice((1, 1, 1, 2))):
-            # a call has few executions over several cores, and many others
-            count = int(2 ** chosen.uniform(0, 4 if name in RANK_FAULTS else 8))
-            faults.append(f"{name}{chosen.choice('@@/')}{count}")
-        return cls(what, ",".join(faults), "device")
 
     def __str__(self) -> str:
         return f"{self.what}, {self.buffers} buffers, {self.fault}"
@@ -318,33 +278,3 @@ def _ending_of_bench(done: subprocess.CompletedProcess[str], log: str) -> str:
         return "ended"
     assert done.returncode == 1, f"a crash: {log}"
     return "an error"
-
-
-def main() -> None:
-    """Runs rounds, and prints the outcome of each."""
-    parser = argparse.ArgumentParser(description="Makes the simulator fail, and checks how the backend ends.")
-    parser.add_argument("--rounds", type=int, default=200, help="the number of rounds")
-    parser.add_argument("--seed", type=int, default=1, help="the first round's number")
-    parser.add_argument("--parts", action="store_true", help="run rounds with parts of a model on two cores")
-    parser.add_argument("--sums", action="store_true", help="run rounds with programs that compute sums over two cores")
-    arguments = parser.parse_args()
-    count: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as name:
-        bench = make_bench(find_programs(), Path(name))
-        if arguments.sums:
-            bench = add_sums(bench)
-        for seed in range(arguments.seed, arguments.seed + arguments.rounds):
-            one = Round.choose(seed, arguments.parts, arguments.sums)
-            try:
-                ending = play(bench, one)
-            except (AssertionError, subprocess.TimeoutExpired) as error:
-                ending = "WRONG"
-                print(error)
-            count[ending] += 1
-            print(f"{seed}: {one}: {ending}", flush=True)
-    print(", ".join(f"{n} {ending}" for ending, n in sorted(count.items())))
-    sys.exit(1 if count["WRONG"] else 0)
-
-
-if __name__ == "__main__":
-    main()
