@@ -20,7 +20,6 @@ from regenerate import (
     log_lines,
     manifest_schema,
     op_table,
-    resources,
     targets,
     token_table,
 )
@@ -35,7 +34,6 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "docs/reference/lint.md": lint_rules.render,
     "docs/reference/log.md": lambda _: log_lines.render(),
     "docs/reference/targets.md": targets.page,
-    "rules/private/actions/resources.bzl": lambda _: resources.bzl(),
     "rules/private/languages.bzl": lambda _: languages.bzl(),
     "rules/private/targets.bzl": lambda _: targets.bzl(),
     "tests/compilers/fake_neuronx_cc": targets.compiler_double,
