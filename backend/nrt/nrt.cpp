@@ -73,18 +73,32 @@ static uint32_t count_listed(const std::string & list) {
     return count;
 }
 
-// Returns how many cores this process will have, or 0 if the library reports that only after it is initialized.
-static uint32_t expect_cores(const neuron_nrt & nrt) {
-    uint32_t total = 0;
-    if (!nrt.nrt_get_total_vnc_count || nrt.nrt_get_total_vnc_count(&total) != NRT_SUCCESS) {
-        return 0;
-    }
+// Returns how many cores AWS's variables choose, or 0 for all: NEURON_RT_NUM_CORES=0 also means all. Source: AWS Neuron,
+// "Neuron Runtime configuration". A text that is no list counts as one core: nrt_init tells what is wrong with it.
+static uint32_t chosen_cores() {
     const char * visible = getenv("NEURON_RT_VISIBLE_CORES");
     const char * number  = getenv("NEURON_RT_NUM_CORES");
     if (visible && *visible) {
-        return std::min(count_listed(visible), total);
+        return std::max(count_listed(visible), 1u);
     }
-    return number && *number ? std::min(count_listed(number) == 1 ? (uint32_t) atoi(number) : 0, total) : total;
+    return number ? (uint32_t) std::max(atoi(number), 0) : 0;
+}
+
+// Decides how many NeuronCores this process has. Returns "", or why there are none.
+static std::string count_cores(neuron_nrt & nrt) {
+    nrt.n_cores             = chosen_cores();
+    nrt.chosen              = nrt.n_cores > 0;
+    // AWS allows this call before nrt_init
+    uint32_t         total  = 0;
+    const NRT_STATUS status = nrt.nrt_get_total_vnc_count ? nrt.nrt_get_total_vnc_count(&total) : NRT_FAILURE;
+    if (status != NRT_SUCCESS) {
+        return nrt.chosen ? ""
+                          : nrt.path + ": " + nrt.describe("nrt_get_total_vnc_count", status) +
+                                ": no NeuronCore? NEURON_RT_VISIBLE_CORES names those to use";
+    }
+    nrt.n_cores = nrt.chosen ? std::min(nrt.n_cores, total) : std::min(total, NEURON_MAX_CORES);
+    nrt.limited = !nrt.chosen && total > NEURON_MAX_CORES;
+    return "";
 }
 
 // Returns whether the library's runtime belongs to release 2.`release` of the SDK or a later one. The runtime's minor
@@ -113,20 +127,9 @@ static void limit_requests(neuron_nrt & nrt) {
         nrt.max_in_flight = (size_t) limit;
     }
     if (!has_release(nrt, 32)) {
-        nrt.remark = std::string(name) + " is set to 0, not " + value +
-                     ": with this runtime nrt_execute would return before its results are there";
+        nrt.remarks.push_back(std::string(name) + " is set to 0, not " + value +
+                              ": with this runtime nrt_execute would return before its results are there");
         setenv(name, "0", 1);
-    }
-}
-
-// Limits this process to the NeuronCores that it can use, so that other processes get the rest.
-static void limit_cores(const neuron_nrt & nrt) {
-    uint32_t   total  = 0;
-    const bool chosen = getenv("NEURON_RT_VISIBLE_CORES") || getenv("NEURON_RT_NUM_CORES");
-    // AWS allows this call before nrt_init
-    if (!chosen && nrt.nrt_get_total_vnc_count && nrt.nrt_get_total_vnc_count(&total) == NRT_SUCCESS &&
-        total > NEURON_MAX_CORES) {
-        setenv("NEURON_RT_NUM_CORES", std::to_string(NEURON_MAX_CORES).c_str(), 0);
     }
 }
 
@@ -169,23 +172,22 @@ static const neuron_nrt * load(std::string & message) {
     nrt->simulator                                             = strstr(nrt->version.rt_detail, "simulator") != nullptr;
     nrt->has_queues                                            = has_queues(*nrt);
     limit_requests(*nrt);
-    limit_cores(*nrt);
-    nrt->n_cores = expect_cores(*nrt);
-    if (nrt->n_cores > 0 && read_target(*nrt, nrt->target)) {
-        return nrt;
-    }
-    nrt->n_cores = 0;
-    message      = nrt->init();
+    message = count_cores(*nrt);
     if (!message.empty()) {
         delete nrt;
         return nullptr;
     }
-    nrt->nrt_get_visible_vnc_count(&nrt->n_cores);
-    read_target(*nrt, nrt->target);
+    if (!read_target(*nrt, nrt->target) && nrt->nrt_get_instance_info) {
+        nrt->remarks.push_back(
+            "libnrt does not report the machine before it is initialized: GGML_NEURON_TARGET names it");
+    }
     return nrt;
 }
 
 void neuron_nrt::initialize() const {
+    if (limited) {
+        setenv("NEURON_RT_NUM_CORES", std::to_string(n_cores).c_str(), 1);
+    }
     NRT_STATUS status = nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");
     if (status != NRT_SUCCESS) {
         failure = path + ": " + describe("nrt_init", status) + ": no NeuronCore for this process?";

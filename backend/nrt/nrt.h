@@ -24,6 +24,7 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <vector>
 
 // The most NeuronCores that a process uses: ggml's scheduler takes 16 backends (GGML_SCHED_MAX_BACKENDS), and one is
 // the CPU.
@@ -42,8 +43,10 @@ struct neuron_nrt {
     bool          has_queues = false;  // nrta_execute_schedule with a status of each request: SDK 2.29 and later
     size_t        max_in_flight =
         0;  // NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS, if the library queues requests; 0: no limit set
-    uint32_t    n_cores = 0;  // NeuronCores of this process
-    std::string target;       // the target of NEFFs for this machine ("trn1"); empty when unknown
+    uint32_t    n_cores = 0;      // NeuronCores of this process
+    bool        chosen  = false;  // NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES chooses them
+    bool        limited = false;  // the machine has more, which stay with other processes
+    std::string target;           // the target of NEFFs for this machine ("trn1"); empty when unknown
 
     // The number of live objects of the library. Code that creates an object that outlives a function counts it here.
     // At exit the library is closed only when there are none: freeing an object later would call into a closed library.
@@ -58,8 +61,8 @@ struct neuron_nrt {
 
     bool is_open() const { return open; }
 
-    // A remark for the user on how the library is used; "" when there is none.
-    std::string remark;
+    // Remarks for the user on how the library is used.
+    std::vector<std::string> remarks;
 
   private:
     void initialize() const;
@@ -69,12 +72,13 @@ struct neuron_nrt {
     mutable std::atomic<bool> open{ false };
 };
 
-// Returns the library, loaded, or NULL with the reasons in `message`. The first call decides for the process.
+// Returns the library, loaded and not initialized, or NULL with the reasons in `message`. The first call decides for
+// the process.
 //
-// The library is not initialized yet, unless it reports the number of NeuronCores or the machine only after
-// initialization. Initialization claims the NeuronCores that NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES names, or
-// else all of the machine's. On a machine with more than NEURON_MAX_CORES this function sets the second variable to
-// that number, unless the user set one of them.
+// Initialization claims the NeuronCores that NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES names, or else all of the
+// machine's. On a machine with more than NEURON_MAX_CORES it sets the second variable to that number first, unless the
+// user chose cores. If the library does not report the machine's cores before initialization, the variables have to name
+// them.
 //
 // It searches in this order: the file that GGML_NEURON_LIBNRT names (and then no other),
 // /opt/aws/neuron/lib/libnrt.so.1, and libnrt.so.1 on the dynamic linker's path.

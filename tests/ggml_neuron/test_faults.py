@@ -74,13 +74,16 @@ if "use" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize(("described", "fault"), [(False, None), (True, None), (True, "early")])
 def test_cores_are_claimed_by_their_first_use(
-    programs: Programs, kernels: Path, tmp_path: Path, described: bool
+    programs: Programs, kernels: Path, tmp_path: Path, described: bool, fault: str | None
 ) -> None:
-    """Programs that load every backend and compute nothing, such as llama-quantize, take no core from others."""
+    """Programs that load every backend and compute nothing, such as llama-quantize, take no core from others. With the
+    fault `early` libnrt tells nothing before it is initialized.
+    """
     environment = programs.environment(
         GGML_NEURON_KERNEL_DIR=kernels,
+        NEURON_SIMULATOR_FAULT=fault,
         **({} if described else {"NEURON_SIMULATOR_INSTANCE": None}),
         NEURON_SIMULATOR_LOCKS=tmp_path,
         NEURON_RT_NUM_CORES=None,
@@ -109,6 +112,25 @@ def test_cores_are_claimed_by_their_first_use(
     assert (
         "ggml-neuron: core 0: " in log and "nrt_init failed: NRT_RESOURCE (4): no NeuronCore for this process?" in log
     )
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices"), [({}, "2"), ({"NEURON_RT_NUM_CORES": "0"}, "2"), ({"NEURON_SIMULATOR_FAULT": "early"}, "0")]
+)
+def test_devices_are_counted_without_claiming_cores(
+    programs: Programs, kernels: Path, tmp_path: Path, variables: dict[str, str], devices: str
+) -> None:
+    """NEURON_RT_NUM_CORES=0 means all, as AWS documents. If libnrt does not tell the count, a variable has to."""
+    machine = {"NEURON_SIMULATOR_CORES": "2", "NEURON_RT_NUM_CORES": None}
+    environment = programs.environment(
+        **machine | variables, GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_LOCKS=tmp_path, NEURON_RT_LOG_LEVEL="INFO"
+    )
+    count = "\n".join([*USE.splitlines()[:6], 'print(ggml.ggml_backend_dev_count())'])
+    command = [sys.executable, "-c", count, programs.find("libggml-neuron.so")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout.strip(), "simulated cores" in done.stderr, list(tmp_path.iterdir())) == (devices, False, [])
+    said = "nrt_get_total_vnc_count failed: NRT_UNINITIALIZED (13): no NeuronCore? NEURON_RT_VISIBLE_CORES names those to use"
+    assert (said in done.stderr) == (devices == "0")
 
 
 def test_every_function_that_a_libnrt_must_have_is_called() -> None:

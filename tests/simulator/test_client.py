@@ -164,7 +164,7 @@ def test_device_memory_ends(client: Run) -> None:
         ({"NEURON_SIMULATOR_CORES": "8", "NEURON_RT_NUM_CORES": "2"}, "NRT_SUCCESS 8 2"),
         ({"NEURON_SIMULATOR_CORES": "2", "NEURON_RT_NUM_CORES": "3"}, "NRT_INVALID 0 0"),
         ({"NEURON_SIMULATOR_CORES": "2", "NEURON_RT_VISIBLE_CORES": "2"}, "NRT_INVALID 0 0"),
-        ({"NEURON_RT_NUM_CORES": "0"}, "NRT_INVALID 0 0"),
+        ({"NEURON_SIMULATOR_CORES": "8", "NEURON_RT_NUM_CORES": "0"}, "NRT_SUCCESS 8 8"),
         ({"NEURON_RT_VISIBLE_CORES": "2-1"}, "NRT_INVALID 0 0"),
         ({"NEURON_RT_VISIBLE_CORES": "0,0"}, "NRT_INVALID 0 0"),
         ({"NEURON_RT_VISIBLE_CORES": "0-99999999999"}, "NRT_INVALID 0 0"),
@@ -317,7 +317,7 @@ def test_a_core_has_one_process(client: Run, built: Path, environment: dict[str,
 
 
 def test_log_level(client: Run) -> None:
-    variables = {"NEURON_RT_NUM_CORES": "0"}
+    variables = {"NEURON_RT_NUM_CORES": "none"}
     assert "simulated cores" in client("cores").stderr
     assert client("cores", NEURON_RT_LOG_LEVEL=None).stderr == ""
     assert "ERROR" in client("cores", NEURON_RT_LOG_LEVEL=None, **variables).stderr

@@ -274,8 +274,8 @@ static bool ggml_backend_neuron_open_kernels(ggml_backend_neuron_reg_context & s
     NEURON_LOG("%s, version %llu.%llu.%llu %s, %u cores\n", nrt.path.c_str(), (unsigned long long) nrt.version.rt_major,
                (unsigned long long) nrt.version.rt_minor, (unsigned long long) nrt.version.rt_patch,
                nrt.version.rt_detail, nrt.n_cores);
-    if (!nrt.remark.empty()) {
-        NEURON_WARN("%s\n", nrt.remark.c_str());
+    for (const std::string & remark : nrt.remarks) {
+        NEURON_WARN("%s\n", remark.c_str());
     }
     const std::string target = neuron_variable("GGML_NEURON_TARGET");
     neuron_record_target(target.empty() ? nrt.target : target);

@@ -211,7 +211,10 @@ bool config::read(config & out, std::string & error) {
         return false;
     }
     const char * const list = variable("NEURON_RT_VISIBLE_CORES");
-    const char * const num  = variable("NEURON_RT_NUM_CORES");
+    const char *       num  = variable("NEURON_RT_NUM_CORES");
+    if (num != nullptr && strcmp(num, "0") == 0) {
+        num = nullptr;  // all cores. Source: AWS Neuron, "Neuron Runtime configuration"
+    }
     if (list != nullptr) {
         if (!read_list(list, out.visible)) {
             error = bad("NEURON_RT_VISIBLE_CORES", list, "cores as in 0-3 or 0,2,3, ascending");
@@ -225,7 +228,7 @@ bool config::read(config & out, std::string & error) {
     } else {
         uint32_t count = out.total;
         if (num != nullptr && !read_count(num, count)) {
-            error = bad("NEURON_RT_NUM_CORES", num, "a number from 1 to 128");
+            error = bad("NEURON_RT_NUM_CORES", num, "a number from 0 to 128");
             return false;
         }
         for (uint32_t core = 0; core < count; core++) {

@@ -198,6 +198,11 @@ template <typename F> NRT_STATUS with_config(const char * where, F body) {
         if (!simulator::config::read(config, error)) {
             return invalid(where, error.c_str());
         }
+        simulator::faults faults;
+        faults.read(config.fault, error);
+        if (process().state != phase::open && faults.strikes("early")) {
+            return closed_or_not_open(process(), where);
+        }
         body(config);
         return NRT_SUCCESS;
     } catch (const std::exception & error) {
