@@ -31,7 +31,7 @@ class Model:
 
 
 def results(
-    programs: Programs, model: Path, cores: int, *arguments: str, **variables: str | Path
+    programs: Programs, model: Path, cores: int | None, *arguments: str, **variables: str | Path
 ) -> tuple[np.ndarray, str]:
     """Returns the logits of the prompt's tokens and the log."""
     output = model.parent / f"results-{cores}.gguf"
@@ -43,7 +43,7 @@ def results(
         env=programs.environment(
             GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
             GGML_NEURON_BUFFERS="device",
-            NEURON_RT_NUM_CORES=str(cores),
+            NEURON_RT_NUM_CORES=str(cores) if cores else None,
             **variables,
         ),
         capture_output=True,
@@ -95,6 +95,17 @@ def test_layers_on_several_cores(programs: Programs, model: Model, cores: int, s
     if split == "3,1":
         assert list(devices.values()).count("NEURON0") == 12
     assert " 0 ops ran on the CPU instead of a NeuronCore" in log
+    assert np.array_equal(logits, model.logits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "used"), [([], ["NEURON0"]), (["-dev", "NEURON0,NEURON1"], ["NEURON0", "NEURON1"])]
+)
+def test_one_core_is_the_default(programs: Programs, model: Model, arguments: list[str], used: list[str]) -> None:
+    variables = {"GGML_NEURON_KERNEL_DIR": model.kernels, "NEURON_SIMULATOR_CORES": "2"}
+    logits, log = results(programs, model.path, None, *arguments, **variables)
+    assert sorted(set(layers_of(log).values())) == used
+    assert ("ggml-neuron: 1 of 2 NeuronCores is used: -dev NEURON0,NEURON1, -sm tensor, " in log) == (len(used) == 1)
     assert np.array_equal(logits, model.logits)
 
 

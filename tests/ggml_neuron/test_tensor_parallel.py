@@ -44,14 +44,14 @@ class Run:
 
 
 def compute(
-    programs: Programs, model: Path, cores: int, *arguments: str, prompt: str = PROMPT, **variables: str | Path
+    programs: Programs, model: Path, cores: int, *arguments: str, prompt: str = PROMPT, **variables: str | Path | None
 ) -> Run:
     """Computes a prompt with llama-results; on the CPU if `cores` is 0."""
     output = model.parent / "results.gguf"
     output.unlink(missing_ok=True)
     command: list[str | Path] = [programs.llama_cpp / "llama-results", "-m", model, "-o", output, "-p", prompt]
     command += ["-fa", "on", "-c", "512", "-fit", "off", *arguments]
-    chosen: dict[str, str | Path] = dict(variables)
+    chosen: dict[str, str | Path | None] = dict(variables)
     if cores:
         command += ["-ngl", "99", "-sm", "tensor"]
         chosen = {
@@ -148,8 +148,11 @@ def test_logits_are_those_of_one_core(programs: Programs, model: Path, kernels: 
     assert NOTHING_ON_THE_CPU in got.log
     assert "no kernel for" not in got.log
     assert got.reductions == 2 * 2 * LAYERS  # of the warm-up and the prompt
-    again = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels)
+    # without AWS's variables, -sm tensor uses all cores of the machine
+    machine = {"NEURON_RT_NUM_CORES": None, "NEURON_SIMULATOR_CORES": "2"}
+    again = compute(programs, model, 2, GGML_NEURON_KERNEL_DIR=kernels, **machine)
     assert got.logits is not None and again.logits is not None
+    assert again.reductions == got.reductions and "NeuronCores is used" not in again.log
     assert np.array_equal(again.logits, got.logits)
 
 

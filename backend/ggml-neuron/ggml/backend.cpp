@@ -92,7 +92,23 @@ enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & backe
     return status;
 }
 
+// Reports that the program uses one of several cores by default (device_id in ggml/registration.cpp).
+static void ggml_backend_neuron_report_one_core() {
+    const auto & shared  = ggml_backend_neuron_shared();
+    const auto   is_used = [](const auto & device) {
+        return device->used.load();
+    };
+    const ptrdiff_t n_used = std::count_if(shared.contexts.begin(), shared.contexts.end(), is_used);
+    if (!shared.nrt->chosen && n_used == 1 && shared.contexts.size() > 1) {
+        NEURON_WARN("1 of %zu NeuronCores is used: -dev NEURON0,NEURON1, -sm tensor, NEURON_RT_NUM_CORES or "
+                    "NEURON_RT_VISIBLE_CORES use more\n",
+                    shared.contexts.size());
+    }
+}
+
 static enum ggml_status ggml_backend_neuron_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
+    static std::once_flag once;
+    std::call_once(once, ggml_backend_neuron_report_one_core);
     neuron_reserved_end();
     auto *           ctx = (ggml_backend_neuron_context *) backend->context;
     enum ggml_status status;
@@ -208,7 +224,8 @@ ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, c
     if (!device->core->open()) {
         return NULL;
     }
-    auto * ctx = new ggml_backend_neuron_context{
+    device->used = true;
+    auto * ctx   = new ggml_backend_neuron_context{
         /* .device  = */ device,
         /* .planner = */
         { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, neuron_locate },

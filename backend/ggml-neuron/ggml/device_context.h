@@ -42,6 +42,9 @@ struct ggml_backend_neuron_device_context {
     // Buffer types for weights that kernels take, then NULL.
     std::vector<ggml_backend_buffer_type_t> extra_bufts;
 
+    // Whether the program has made a backend of the device.
+    std::atomic<bool> used{ false };
+
     // The number of contexts that compute parts of nodes on the device for ggml's meta backend (-sm tensor).
     std::atomic<int> n_comms{ 0 };
 

@@ -68,6 +68,8 @@ static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct 
     props->name        = ggml_backend_neuron_device_get_name(dev);
     props->description = ggml_backend_neuron_device_get_description(dev);
     props->type        = ggml_backend_neuron_device_get_type(dev);
+    // llama.cpp uses only the first of devices with the same id, unless -dev or -sm tensor chooses others
+    props->device_id   = ggml_backend_neuron_shared().nrt->chosen ? NULL : "NeuronCore";
     ggml_backend_neuron_device_get_memory(dev, &props->memory_free, &props->memory_total);
     const bool in_host = ggml_backend_neuron_shared().buffers == neuron_buffers::HOST;
     const bool async   = ggml_backend_neuron_is_async((ggml_backend_neuron_device_context *) dev->context);
