@@ -30,28 +30,48 @@ def test_without_libnrt_there_are_no_devices(run: Run, libnrt: str) -> None:
     assert f"ggml-neuron: no devices: no libnrt: {libnrt}" in result.log
 
 
-@pytest.mark.parametrize("version", ["0.24.0", "0.26.1", "1.25.3", "0.2"])
-def test_another_ggml_than_the_plugin_was_built_for_is_refused(
-    run: Run, programs: Programs, kernels: Path, version: str
+@pytest.fixture
+def other_ggml(programs: Programs) -> Callable[[str], dict[str, str | Path]]:
+    """Returns a function that gives the variables with which ggml reports a version; "+1.2" adds to the plugin's own."""
+    source = (ROOT / "backend" / "exporter" / "CMakeLists.txt").read_text()
+    built_for = re.search(r"set\(EXPORTER_SUPPORTS_GGML (\d+)\.(\d+)\)", source)
+    assert built_for
+
+    def variables(change: str) -> dict[str, str | Path]:
+        major, minor = (int(n) + int(d) for n, d in zip(built_for.groups(), change.split("."), strict=True))
+        return {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": f"{major}.{minor}.99-dev"}
+
+    return variables
+
+
+@pytest.mark.parametrize(("change", "ops"), [("0.-1", None), ("1.0", None), ("0.1", "1")])
+def test_a_ggml_with_another_interface_is_refused(
+    run: Run, other_ggml: Callable[[str], dict[str, str | Path]], kernels: Path, change: str, ops: str | None
 ) -> None:
-    other = {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": version}
-    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, **other)
+    """An older ggml, one of another major version, and a later one that numbers its ops differently."""
+    variables = other_ggml(change)
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, OTHER_GGML_OPS=ops, **variables)
     assert (result.status, result.said) == (3, {})
-    said = rf"ggml-neuron: no devices: the plugin was built for ggml 0\.\d+\.\d+, and ggml {version} loads it\nggml-neuron:     build it again"
+    said = (
+        rf"ggml-neuron: no devices: the plugin was built for ggml 0\.\d+\.\d+, and ggml "
+        rf"{variables['OTHER_GGML_VERSION']} loads it\nggml-neuron:     build it again"
+    )
     assert re.search(said, result.log), result.log
 
 
-def test_another_patch_of_ggml_is_taken(run: Run, programs: Programs, kernels: Path) -> None:
-    source = (ROOT / "backend" / "exporter" / "CMakeLists.txt").read_text()
-    built_for = re.search(r"set\(EXPORTER_SUPPORTS_GGML (\S+)\)", source)
-    assert built_for
-    other = {"LD_PRELOAD": programs.find("libother-ggml.so"), "OTHER_GGML_VERSION": f"{built_for[1]}.99-dev"}
-    assert run("add", GGML_NEURON_KERNEL_DIR=kernels, **other).said == {"add": "ok"}
+@pytest.mark.parametrize(("change", "noted"), [("0.0", False), ("0.1", True)])
+def test_a_later_ggml_loads_the_plugin(
+    run: Run, other_ggml: Callable[[str], dict[str, str | Path]], kernels: Path, change: str, noted: bool
+) -> None:
+    variables = other_ggml(change)
+    result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_LOG="1", **variables)
+    assert result.said == {"add": "ok"}, result.log
+    assert (f"and ggml {variables['OTHER_GGML_VERSION']} loads it\n" in result.log) == noted
 
 
-def test_a_libnrt_that_does_not_initialize_gives_no_devices(run: Run, noop: dict[str, str]) -> None:
-    result = run("add", NOOP_NRT_FAIL="nrt_init=2", **noop)
-    assert result.status == 3
+def test_a_failing_nrt_init_refuses_the_device(run: Run, noop: dict[str, str], kernels: Path) -> None:
+    result = run("add", NOOP_NRT_FAIL="nrt_init=2", GGML_NEURON_KERNEL_DIR=kernels, **noop)
+    assert result.said != {"add": "ok"}
     assert "nrt_init failed: NRT_INVALID (2)" in result.log
 
 

@@ -190,24 +190,20 @@ static void ggml_backend_neuron_graph_optimize(ggml_backend_t                   
     ggml_backend_neuron_keep_slots(cgraph, groups, params);
 }
 
-static const struct ggml_backend_i ggml_backend_neuron_i = {
-    /* .get_name                = */ ggml_backend_neuron_get_name,
-    /* .free                    = */ ggml_backend_neuron_free,
-    /* .set_tensor_async        = */ ggml_backend_neuron_set_tensor_async,
-    /* .get_tensor_async        = */ ggml_backend_neuron_get_tensor_async,
-    /* .set_tensor_2d_async     = */ NULL,
-    /* .get_tensor_2d_async     = */ NULL,
-    /* .cpy_tensor_async        = */ ggml_backend_neuron_cpy_tensor_async,
-    /* .synchronize             = */ ggml_backend_neuron_synchronize,
-    /* .graph_plan_create       = */ NULL,
-    /* .graph_plan_free         = */ NULL,
-    /* .graph_plan_update       = */ NULL,
-    /* .graph_plan_compute      = */ NULL,
-    /* .graph_compute           = */ ggml_backend_neuron_graph_compute,
-    /* .event_record            = */ ggml_backend_neuron_event_record,
-    /* .event_wait              = */ ggml_backend_neuron_event_wait,
-    /* .graph_optimize          = */ ggml_backend_neuron_graph_optimize,
-};
+static constexpr struct ggml_backend_i ggml_backend_neuron_i = [] {
+    struct ggml_backend_i i = {};
+    i.get_name              = ggml_backend_neuron_get_name;
+    i.free                  = ggml_backend_neuron_free;
+    i.set_tensor_async      = ggml_backend_neuron_set_tensor_async;
+    i.get_tensor_async      = ggml_backend_neuron_get_tensor_async;
+    i.cpy_tensor_async      = ggml_backend_neuron_cpy_tensor_async;
+    i.synchronize           = ggml_backend_neuron_synchronize;
+    i.graph_compute         = ggml_backend_neuron_graph_compute;
+    i.event_record          = ggml_backend_neuron_event_record;
+    i.event_wait            = ggml_backend_neuron_event_wait;
+    i.graph_optimize        = ggml_backend_neuron_graph_optimize;
+    return i;
+}();
 
 static ggml_guid_t ggml_backend_neuron_guid(void) {
     static ggml_guid guid = { 0x6e, 0x4b, 0x91, 0x0c, 0x2d, 0xf3, 0x47, 0x58,
@@ -234,12 +230,12 @@ ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, c
         /* .computed = */
         false,
     };
-    return new ggml_backend{
-        /* .guid    = */ ggml_backend_neuron_guid(),
-        /* .iface   = */ ggml_backend_neuron_i,
-        /* .device  = */ dev,
-        /* .context = */ ctx,
-    };
+    auto * backend   = new ggml_backend{};
+    backend->guid    = ggml_backend_neuron_guid();
+    backend->iface   = ggml_backend_neuron_i;
+    backend->device  = dev;
+    backend->context = ctx;
+    return backend;
 
     GGML_UNUSED(params);
 }

@@ -60,14 +60,15 @@ static size_t ggml_backend_neuron_buffer_type_get_alloc_size(ggml_backend_buffer
     return neuron_alloc_size(buft, t) + neuron_tail_of(t);
 }
 
-const struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = {
-    /* .get_name         = */ neuron_buffer_type_get_name,
-    /* .alloc_buffer     = */ ggml_backend_neuron_buffer_type_alloc_buffer,
-    /* .get_alignment    = */ ggml_backend_neuron_buffer_type_get_alignment,
-    /* .get_max_size     = */ ggml_backend_neuron_buffer_type_get_max_size,
-    /* .get_alloc_size   = */ ggml_backend_neuron_buffer_type_get_alloc_size,
-    /* .is_host          = */ NULL,
-};
+constexpr struct ggml_backend_buffer_type_i ggml_backend_neuron_buffer_type_i = [] {
+    struct ggml_backend_buffer_type_i i = {};
+    i.get_name                          = neuron_buffer_type_get_name;
+    i.alloc_buffer                      = ggml_backend_neuron_buffer_type_alloc_buffer;
+    i.get_alignment                     = ggml_backend_neuron_buffer_type_get_alignment;
+    i.get_max_size                      = ggml_backend_neuron_buffer_type_get_max_size;
+    i.get_alloc_size                    = ggml_backend_neuron_buffer_type_get_alloc_size;
+    return i;
+}();
 
 bool ggml_backend_buft_is_neuron(ggml_backend_buffer_type_t buft) {
     return buft->iface.get_name == neuron_buffer_type_get_name;
@@ -483,19 +484,18 @@ static void ggml_backend_neuron_buffer_clear(ggml_backend_buffer_t buffer, uint8
     neuron_require(ctx->memory->set(value, 0, ctx->memory->size), "clearing a buffer", nullptr);
 }
 
-static const struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = {
-    /* .free_buffer     = */ ggml_backend_neuron_buffer_free_buffer,
-    /* .get_base        = */ ggml_backend_neuron_buffer_get_base,
-    /* .init_tensor     = */ ggml_backend_neuron_buffer_init_tensor,
-    /* .memset_tensor   = */ ggml_backend_neuron_buffer_memset_tensor,
-    /* .set_tensor      = */ ggml_backend_neuron_buffer_set_tensor,
-    /* .get_tensor      = */ ggml_backend_neuron_buffer_get_tensor,
-    /* .set_tensor_2d   = */ NULL,
-    /* .get_tensor_2d   = */ NULL,
-    /* .cpy_tensor      = */ ggml_backend_neuron_buffer_cpy_tensor,
-    /* .clear           = */ ggml_backend_neuron_buffer_clear,
-    /* .reset           = */ NULL,
-};
+static constexpr struct ggml_backend_buffer_i ggml_backend_neuron_buffer_i = [] {
+    struct ggml_backend_buffer_i i = {};
+    i.free_buffer                  = ggml_backend_neuron_buffer_free_buffer;
+    i.get_base                     = ggml_backend_neuron_buffer_get_base;
+    i.init_tensor                  = ggml_backend_neuron_buffer_init_tensor;
+    i.memset_tensor                = ggml_backend_neuron_buffer_memset_tensor;
+    i.set_tensor                   = ggml_backend_neuron_buffer_set_tensor;
+    i.get_tensor                   = ggml_backend_neuron_buffer_get_tensor;
+    i.cpy_tensor                   = ggml_backend_neuron_buffer_cpy_tensor;
+    i.clear                        = ggml_backend_neuron_buffer_clear;
+    return i;
+}();
 
 // Returns addresses that no other memory has, or NULL.
 static char * neuron_reserve(size_t size) {

@@ -148,10 +148,10 @@ ggml_backend_event_t ggml_backend_neuron_device_event_new(ggml_backend_dev_t dev
     if (!ggml_backend_neuron_is_async(device)) {
         return NULL;
     }
-    return new ggml_backend_event{
-        /* .device  = */ dev,
-        /* .context = */ new ggml_backend_neuron_event_context{ device->core.get(), 0 },
-    };
+    auto * event   = new ggml_backend_event{};
+    event->device  = dev;
+    event->context = new ggml_backend_neuron_event_context{ device->core.get(), 0 };
+    return event;
 }
 
 void ggml_backend_neuron_device_event_free(ggml_backend_dev_t dev, ggml_backend_event_t event) {

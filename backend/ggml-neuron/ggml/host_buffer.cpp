@@ -43,19 +43,13 @@ static ggml_backend_buffer_t neuron_host_buffer_type_alloc_buffer(ggml_backend_b
 
 ggml_backend_buffer_type_t neuron_host_buffer_type(ggml_backend_dev_t dev) {
     // one for all cores; its device is the first caller's
-    static ggml_backend_buffer_type type = {
-        /* .iface   = */ {
-                          /* .get_name       = */ neuron_host_buffer_type_get_name,
-                          /* .alloc_buffer   = */ neuron_host_buffer_type_alloc_buffer,
-                          /* .get_alignment  = */ ggml_backend_cpu_buffer_type()->iface.get_alignment,
-                          /* .get_max_size   = */ NULL,
-                          /* .get_alloc_size = */ ggml_backend_cpu_buffer_type()->iface.get_alloc_size,
-                          /* .is_host        = */ ggml_backend_cpu_buffer_type()->iface.is_host,
-                          },
-        /* .device  = */
-        dev,
-        /* .context = */ NULL,
-    };
+    static ggml_backend_buffer_type type = [dev] {
+        ggml_backend_buffer_type of_cpu = *ggml_backend_cpu_buffer_type();
+        of_cpu.iface.get_name           = neuron_host_buffer_type_get_name;
+        of_cpu.iface.alloc_buffer       = neuron_host_buffer_type_alloc_buffer;
+        of_cpu.device                   = dev;
+        return of_cpu;
+    }();
     return &type;
 }
 
@@ -172,19 +166,18 @@ static void neuron_kept_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value
     memset(data, value, buffer->size);
 }
 
-static const struct ggml_backend_buffer_i neuron_kept_buffer_i = {
-    /* .free_buffer     = */ neuron_kept_buffer_free_buffer,
-    /* .get_base        = */ neuron_kept_buffer_get_base,
-    /* .init_tensor     = */ neuron_kept_buffer_init_tensor,
-    /* .memset_tensor   = */ neuron_kept_buffer_memset_tensor,
-    /* .set_tensor      = */ neuron_kept_buffer_set_tensor,
-    /* .get_tensor      = */ neuron_kept_buffer_get_tensor,
-    /* .set_tensor_2d   = */ NULL,
-    /* .get_tensor_2d   = */ NULL,
-    /* .cpy_tensor      = */ neuron_kept_buffer_cpy_tensor,
-    /* .clear           = */ neuron_kept_buffer_clear,
-    /* .reset           = */ NULL,
-};
+static constexpr struct ggml_backend_buffer_i neuron_kept_buffer_i = [] {
+    struct ggml_backend_buffer_i i = {};
+    i.free_buffer                  = neuron_kept_buffer_free_buffer;
+    i.get_base                     = neuron_kept_buffer_get_base;
+    i.init_tensor                  = neuron_kept_buffer_init_tensor;
+    i.memset_tensor                = neuron_kept_buffer_memset_tensor;
+    i.set_tensor                   = neuron_kept_buffer_set_tensor;
+    i.get_tensor                   = neuron_kept_buffer_get_tensor;
+    i.cpy_tensor                   = neuron_kept_buffer_cpy_tensor;
+    i.clear                        = neuron_kept_buffer_clear;
+    return i;
+}();
 
 static ggml_backend_buffer_t make_kept_buffer(ggml_backend_buffer_type_t buft, void * data, size_t size, bool owned) {
     auto * kept = new kept_buffer;
@@ -213,19 +206,13 @@ static size_t neuron_kept_buffer_type_get_alloc_size(ggml_backend_buffer_type_t 
 }
 
 ggml_backend_buffer_type neuron_kept_buffer_type(ggml_backend_dev_t dev, const char * name) {
-    return {
-        /* .iface   = */ {
-                          /* .get_name       = */ neuron_kept_buffer_type_get_name,
-                          /* .alloc_buffer   = */ neuron_kept_buffer_type_alloc_buffer,
-                          /* .get_alignment  = */ ggml_backend_cpu_buffer_type()->iface.get_alignment,
-                          /* .get_max_size   = */ NULL,
-                          /* .get_alloc_size = */ neuron_kept_buffer_type_get_alloc_size,
-                          /* .is_host        = */ ggml_backend_cpu_buffer_type()->iface.is_host,
-                          },
-        /* .device  = */
-        dev,
-        /* .context = */ (void *) name,
-    };
+    ggml_backend_buffer_type type = *ggml_backend_cpu_buffer_type();
+    type.iface.get_name           = neuron_kept_buffer_type_get_name;
+    type.iface.alloc_buffer       = neuron_kept_buffer_type_alloc_buffer;
+    type.iface.get_alloc_size     = neuron_kept_buffer_type_get_alloc_size;
+    type.device                   = dev;
+    type.context                  = (void *) name;
+    return type;
 }
 
 ggml_backend_buffer_t neuron_kept_buffer_from_ptr(ggml_backend_buffer_type_t buft, void * data, size_t size) {

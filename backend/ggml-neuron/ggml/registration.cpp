@@ -73,13 +73,12 @@ static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct 
     ggml_backend_neuron_device_get_memory(dev, &props->memory_free, &props->memory_total);
     const bool in_host = ggml_backend_neuron_shared().buffers == neuron_buffers::HOST;
     const bool async   = ggml_backend_neuron_is_async((ggml_backend_neuron_device_context *) dev->context);
-    props->caps        = {
-        /* .async                 = */ async,
-        /* .host_buffer           = */ !in_host,
-        /* .buffer_from_host_ptr  = */ in_host,
-        /* .events                = */ async,
-        /* .mmap_support          = */ true,
-    };
+
+    props->caps.async                = async;
+    props->caps.host_buffer          = !in_host;
+    props->caps.buffer_from_host_ptr = in_host;
+    props->caps.events               = async;
+    props->caps.mmap_support         = true;
 }
 
 static ggml_backend_buffer_type_t ggml_backend_neuron_device_get_buffer_type(ggml_backend_dev_t dev) {
@@ -116,23 +115,24 @@ static bool ggml_backend_neuron_device_supports_buft(ggml_backend_dev_t dev, ggm
     return ggml_backend_buft_is_neuron(buft) && buft->device == dev && (!in_host || neuron_layout_of_buft(buft));
 }
 
-static const struct ggml_backend_device_i ggml_backend_neuron_device_i = {
-    /* .get_name             = */ ggml_backend_neuron_device_get_name,
-    /* .get_description      = */ ggml_backend_neuron_device_get_description,
-    /* .get_memory           = */ ggml_backend_neuron_device_get_memory,
-    /* .get_type             = */ ggml_backend_neuron_device_get_type,
-    /* .get_props            = */ ggml_backend_neuron_device_get_props,
-    /* .init_backend         = */ ggml_backend_neuron_device_init_backend,
-    /* .get_buffer_type      = */ ggml_backend_neuron_device_get_buffer_type,
-    /* .get_host_buffer_type = */ ggml_backend_neuron_device_get_host_buffer_type,
-    /* .buffer_from_host_ptr = */ ggml_backend_neuron_device_buffer_from_host_ptr,
-    /* .supports_op          = */ ggml_backend_neuron_device_supports_op,
-    /* .supports_buft        = */ ggml_backend_neuron_device_supports_buft,
-    /* .offload_op           = */ NULL,
-    /* .event_new            = */ ggml_backend_neuron_device_event_new,
-    /* .event_free           = */ ggml_backend_neuron_device_event_free,
-    /* .event_synchronize    = */ ggml_backend_neuron_device_event_synchronize,
-};
+static constexpr struct ggml_backend_device_i ggml_backend_neuron_device_i = [] {
+    struct ggml_backend_device_i i = {};
+    i.get_name                     = ggml_backend_neuron_device_get_name;
+    i.get_description              = ggml_backend_neuron_device_get_description;
+    i.get_memory                   = ggml_backend_neuron_device_get_memory;
+    i.get_type                     = ggml_backend_neuron_device_get_type;
+    i.get_props                    = ggml_backend_neuron_device_get_props;
+    i.init_backend                 = ggml_backend_neuron_device_init_backend;
+    i.get_buffer_type              = ggml_backend_neuron_device_get_buffer_type;
+    i.get_host_buffer_type         = ggml_backend_neuron_device_get_host_buffer_type;
+    i.buffer_from_host_ptr         = ggml_backend_neuron_device_buffer_from_host_ptr;
+    i.supports_op                  = ggml_backend_neuron_device_supports_op;
+    i.supports_buft                = ggml_backend_neuron_device_supports_buft;
+    i.event_new                    = ggml_backend_neuron_device_event_new;
+    i.event_free                   = ggml_backend_neuron_device_event_free;
+    i.event_synchronize            = ggml_backend_neuron_device_event_synchronize;
+    return i;
+}();
 
 //
 // registration
@@ -252,18 +252,21 @@ static void * ggml_backend_neuron_reg_get_proc_address(ggml_backend_reg_t reg, c
     GGML_UNUSED(reg);
 }
 
-static const struct ggml_backend_reg_i ggml_backend_neuron_reg_i = {
-    /* .get_name         = */ ggml_backend_neuron_reg_get_name,
-    /* .get_device_count = */ ggml_backend_neuron_reg_get_device_count,
-    /* .get_device       = */ ggml_backend_neuron_reg_get_device,
-    /* .get_proc_address = */ ggml_backend_neuron_reg_get_proc_address,
-};
+static constexpr struct ggml_backend_reg_i ggml_backend_neuron_reg_i = [] {
+    struct ggml_backend_reg_i i = {};
+    i.get_name                  = ggml_backend_neuron_reg_get_name;
+    i.get_device_count          = ggml_backend_neuron_reg_get_device_count;
+    i.get_device                = ggml_backend_neuron_reg_get_device;
+    i.get_proc_address          = ggml_backend_neuron_reg_get_proc_address;
+    return i;
+}();
 
-static struct ggml_backend_reg g_reg = {
-    /* .api_version = */ GGML_BACKEND_API_VERSION,
-    /* .iface       = */ ggml_backend_neuron_reg_i,
-    /* .context     = */ NULL,
-};
+static struct ggml_backend_reg g_reg = [] {
+    struct ggml_backend_reg reg = {};
+    reg.api_version             = GGML_BACKEND_API_VERSION;
+    reg.iface                   = ggml_backend_neuron_reg_i;
+    return reg;
+}();
 
 // Reports why there are no devices.
 static void ggml_backend_neuron_no_devices(const std::string & why) {
@@ -313,11 +316,9 @@ static void ggml_backend_neuron_add_buffer_type(const neuron_kernel_store &     
                                                 int32_t                              layout) {
     neuron_buffer_type & type = device.buffer_types[layout];
     type.context              = { &device, layout, device.name };
-    type.buft                 = {
-        /* .iface   = */ ggml_backend_neuron_buffer_type_i,
-        /* .device  = */ dev,
-        /* .context = */ &type.context,
-    };
+    type.buft.iface           = ggml_backend_neuron_buffer_type_i;
+    type.buft.device          = dev;
+    type.buft.context         = &type.context;
     if (layout) {
         type.context.name += std::string("_") + neuron_layout_name(layout);
     }
@@ -335,11 +336,11 @@ static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & sha
                                 : nrt.target.empty() ? "AWS NeuronCore"
                                                      : "AWS NeuronCore (" + nrt.target + ")";
     device->core              = std::make_unique<neuron_core>(nrt, (int) core);
-    shared.devices.push_back({
-        /* .iface   = */ ggml_backend_neuron_device_i,
-        /* .reg     = */ &g_reg,
-        /* .context = */ device.get(),
-    });
+
+    shared.devices.emplace_back();
+    shared.devices.back().iface   = ggml_backend_neuron_device_i;
+    shared.devices.back().reg     = &g_reg;
+    shared.devices.back().context = device.get();
     for (int32_t layout = 0; layout <= NEURON_KERNELS_LAST_FORM; layout++) {
         ggml_backend_neuron_add_buffer_type(shared.kernels, *device, &shared.devices.back(), layout);
     }
@@ -350,18 +351,36 @@ static void ggml_backend_neuron_add_device(ggml_backend_neuron_reg_context & sha
 }
 
 #ifdef GGML_NEURON_GGML_VERSION
-// Returns why the backend can't work with this ggml; "" when it can. The last number of a version, and the suffix of
-// development versions, do not affect the interface.
+// Returns whether a later ggml gives the numbers of this plugin's header to its ops, and the same size to a tensor behind
+// its ggml_object.
+static bool ggml_backend_neuron_has_same_ops() {
+    return ggml_tensor_overhead() == sizeof(ggml_tensor) + 32 &&
+           strcmp(ggml_op_name(GGML_OP_MUL_MAT), "MUL_MAT") == 0 && strcmp(ggml_op_name(GGML_OP_GLU), "GLU") == 0 &&
+           strcmp(ggml_unary_op_name(GGML_UNARY_OP_TRUNC), "TRUNC") == 0 &&
+           strcmp(ggml_glu_op_name(GGML_GLU_OP_SWIGLU_CLAMP), "SWIGLU_CLAMP") == 0;
+}
+
+// Returns why the backend can't work with the ggml that loads it; "" when it can. ggml itself refuses a plugin of
+// another GGML_BACKEND_API_VERSION. That number stays the same when a new op changes the numbers of later ones. An older
+// ggml may lack ops.
 static std::string ggml_backend_neuron_other_ggml() {
-    const auto minor = [](const std::string & version) {
-        return version.substr(0, version.find('.', version.find('.') + 1));
+    const auto number = [](const char * version) {
+        std::pair<int, int> major_minor;
+        sscanf(version, "%d.%d", &major_minor.first, &major_minor.second);
+        return major_minor;
     };
-    const std::string loaded = ggml_version();
-    if (minor(loaded) == minor(GGML_NEURON_GGML_VERSION)) {
+    const auto loaded = number(ggml_version());
+    const auto built  = number(GGML_NEURON_GGML_VERSION);
+    if (loaded == built) {
         return "";
     }
-    return "the plugin was built for ggml " GGML_NEURON_GGML_VERSION ", and ggml " + loaded +
-           " loads it" NEURON_NEXT_LINE
+    const std::string versions = std::string("the plugin was built for ggml " GGML_NEURON_GGML_VERSION ", and ggml ") +
+                                 ggml_version() + " loads it";
+    if (loaded.first == built.first && loaded > built && ggml_backend_neuron_has_same_ops()) {
+        NEURON_LOG("%s\n", versions.c_str());
+        return "";
+    }
+    return versions + NEURON_NEXT_LINE
            "build it again with the sources of that llama.cpp (-DGGML_NEURON_LLAMA_DIR=...)";
 }
 #endif
