@@ -410,7 +410,7 @@ def test_an_input_that_the_compiler_left_out_is_not_bound(run: Run, kernels: Pat
         ("input0=1024,input1=256,input2=4,output0=1024", "input2 has 4 bytes and the index says 0"),
         ("input0=1024,input1=256,output0=1024,output1=4", "output1 has 4 bytes and the index says 0"),
         ("input0=1024,input1=260,output0=1024", "input1 has 260 bytes and the index says 256"),
-        ("input0=1024,bias=256,output0=1024", "its NEFF has a tensor 'bias', which no kernel of kernelgen has"),
+        ("input0=1024,bias=256,output0=1024", "its NEFF has an input 'bias', which no kernel of kernelgen has"),
     ],
 )
 def test_the_tensors_of_a_neff_are_those_of_the_index(
@@ -420,6 +420,17 @@ def test_the_tensors_of_a_neff_are_those_of_the_index(
     result = run("skip", **variables)
     assert ran_on(result) == ((0, 1) if wrong else (1, 0)), result.log
     assert wrong in result.log and ("add-64x4-f32-" in result.log)
+
+
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_programs_with_outputs_of_their_compiler_run(run: Run, kernels: Path, buffers: str) -> None:
+    names = ("add", "chain", "cache")
+    variables = {"GGML_NEURON_BUFFERS": buffers, "GGML_NEURON_LOG": "1", "NEURON_SIMULATOR_FAULT": "subgraphs"}
+    result = run(*names, GGML_NEURON_KERNEL_DIR=kernels, **variables)
+    assert result.said == dict.fromkeys(names, "ok"), result.log
+    device, on_cpu = ran_on(result)
+    assert device > len(names) and on_cpu == 0
+    assert "has outputs of its compiler's own: they get 4096 bytes that nothing reads" in result.log
 
 
 def test_the_backends_own_tensors_are_aligned(run: Run, kernels: Path) -> None:

@@ -82,7 +82,7 @@ static size_t operand_of(const neuron_model::tensor & tensor, const neuron_bindi
 
 // Returns the disagreement between a NEFF and the bundle's index, or "". They agree when each of the NEFF's tensors is
 // an operand of that size, and its outputs include each result and each source that the kernel changes. The NEFF may
-// lack inputs: a compiler removes inputs that no result depends on.
+// lack inputs: a compiler removes inputs that no result depends on. It may have outputs of the compiler's own.
 static std::string disagreement(const neuron_model & model, const neuron_binding & binding) {
     const std::string text = model.name + ": its NEFF disagrees with the bundle's index: ";
 
@@ -96,6 +96,9 @@ static std::string disagreement(const neuron_model & model, const neuron_binding
         }
     }
     for (const neuron_model::tensor & tensor : model.tensors) {
+        if (tensor.other) {
+            continue;
+        }
         const size_t i          = operand_of(tensor, binding);
         const bool   is_operand = i < binding.size() && (tensor.result || !tensor.output || binding.is_updated(i));
         const size_t size       = is_operand ? binding.operands[i].size : 0;
@@ -143,9 +146,17 @@ bool neuron_core::fill(neuron_bound_launch & bound_launch, const neuron_binding 
             return failed("nrt_allocate_tensor_set", status);
         }
     }
-    for (const neuron_model::tensor & tensor : bound_launch.model->tensors) {
-        const neuron_operand & operand = binding.operands[operand_of(tensor, binding)];
-        nrt_tensor_t *         bound   = slice(*operand.memory, operand.offset, operand.size, message);
+    neuron_model & model = *bound_launch.model;
+    if (model.spare_bytes && !model.spare) {
+        model.spare = allocate_locked(model.spare_bytes, message);
+        if (!model.spare) {
+            return false;
+        }
+    }
+    for (const neuron_model::tensor & tensor : model.tensors) {
+        const neuron_operand operand = tensor.other ? neuron_operand{ model.spare, tensor.index, tensor.size }
+                                                    : binding.operands[operand_of(tensor, binding)];
+        nrt_tensor_t *       bound   = slice(*operand.memory, operand.offset, operand.size, message);
         if (!bound) {
             return false;
         }

@@ -32,8 +32,13 @@ void neuron_core::release() {
     }
     destroy_all_bound_launches();
     for (auto & entry : models) {
-        if (entry.second->handle) {
-            unload(*entry.second);
+        neuron_model & model = *entry.second;
+        if (model.handle) {
+            unload(model);
+        }
+        if (model.spare) {
+            free_locked(model.spare);
+            model.spare = nullptr;
         }
     }
     free_numbers();

@@ -160,20 +160,23 @@ struct neuron_model {
     struct tensor {
         std::string name;
         bool        result;  // false: a source, or its new content
-        size_t      index;   // of the result or the source
+        size_t      index;   // of the result or the source; of another output: its offset in `spare`
         bool        output;  // a result, or the new content of a source
         size_t      size;    // bytes
+        bool        other;   // an output of the compiler's own, such as values between subgraphs
     };
 
     neuron_kernel         kernel;  // one of the kernels that share the NEFF
     std::string           name;    // for messages: the kernel's id and its bundle
     nrt_model_t *         handle = nullptr;
     std::vector<tensor>   tensors;
-    uint64_t              last_used = 0;
-    bool                  evicted   = false;   // it was unloaded to free memory
-    bool                  measured  = false;   // its memory was measured
-    neuron_program_memory memory;              // as stated in its bundle
-    bool                  collective = false;  // loaded on several cores at once; never unloaded to free memory
+    size_t                spare_bytes = 0;        // of the compiler's own outputs
+    neuron_memory *       spare       = nullptr;  // memory for them, which nothing reads
+    uint64_t              last_used   = 0;
+    bool                  evicted     = false;    // it was unloaded to free memory
+    bool                  measured    = false;    // its memory was measured
+    neuron_program_memory memory;                 // as stated in its bundle
+    bool                  collective = false;     // loaded on several cores at once; never unloaded to free memory
 
     // Why the model does not fit even after every other model was unloaded; "" when it was not refused. The core tries
     // it again only when its tensors take less memory than `refused_beside`.

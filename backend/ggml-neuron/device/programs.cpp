@@ -268,7 +268,8 @@ static bool read_index(const std::string & name, const char * prefix, size_t & i
     return index < MAX_TENSORS;
 }
 
-// Reads the names `input<i>` and `input<i>.must_alias_input`, `output<i>` and `input<i>.updated`.
+// Reads the names `input<i>` and `input<i>.must_alias_input`, `output<i>` and `input<i>.updated`. Outputs may have other
+// names: users saw trn2 require `intermediate0_sg0000`.
 NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message) {
     nrt_tensor_info_array_t * info   = nullptr;
     const NRT_STATUS          status = nrt.nrt_get_model_tensor_info(model.handle, &info);
@@ -285,15 +286,24 @@ NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message
         const bool                result = output && read_index(name, "output", index, rest) && rest.empty();
         const bool                source = !result && read_index(name, "input", index, rest) &&
                                            (output ? rest == ".updated" : rest.empty() || rest == ".must_alias_input");
-        if (!result && !source) {
-            message = model.name + ": its NEFF has a tensor '" + name + "', which no kernel of kernelgen has";
+        const bool                other  = output && !result && !source;
+        if (other) {
+            index = model.spare_bytes;
+            model.spare_bytes += GGML_PAD(tensor.size, NEURON_ALIGNMENT);
+        } else if (!result && !source) {
+            message = model.name + ": its NEFF has an input '" + name + "', which no kernel of kernelgen has";
         }
-        model.tensors.push_back({ name, result, index, output, tensor.size });
+        model.tensors.push_back({ name, result, index, output, tensor.size, other });
     }
     nrt.nrt_free_model_tensor_info(info);
     if (!message.empty()) {
         model.tensors.clear();
+        model.spare_bytes = 0;
         return NRT_INVALID;
+    }
+    if (model.spare_bytes) {
+        NEURON_LOG("core %d: %s has outputs of its compiler's own: they get %zu bytes that nothing reads\n", vnc,
+                   model.name.c_str(), model.spare_bytes);
     }
     return NRT_SUCCESS;
 }

@@ -223,7 +223,7 @@ static NRT_STATUS prepare(runtime &              rt,
     const size_t       n       = model.tensors.size();
 
     tensors.resize(n);
-    message.resize(sizeof(protocol::execute) + n * sizeof(protocol::binding));
+    message.resize(sizeof(protocol::execute));
     for (size_t i = 0; i < n; i++) {
         const tensor_info & info   = model.tensors[i];
         const bool          input  = info.usage == NRT_TENSOR_USAGE_INPUT;
@@ -239,8 +239,11 @@ static NRT_STATUS prepare(runtime &              rt,
                 return NRT_INVALID;
             }
         }
-        const protocol::binding binding = { tensors[i]->arena(), 0, tensors[i]->position() };
-        memcpy(message.data() + sizeof(protocol::execute) + i * sizeof(binding), &binding, sizeof(binding));
+        if (!info.between) {
+            const protocol::binding binding = { tensors[i]->arena(), 0, tensors[i]->position() };
+            message.resize(message.size() + sizeof(binding));
+            memcpy(message.data() + message.size() - sizeof(binding), &binding, sizeof(binding));
+        }
     }
     return rt.config.strict ? check_overlaps(model, tensors, where) : NRT_SUCCESS;
 }
@@ -405,6 +408,11 @@ static NRT_STATUS run(runtime & rt, const execution & execution) {
             outputs_of.write_half();
         }
         return done;
+    }
+    for (size_t i = 0; i < tensors.size(); i++) {
+        if (model.tensors[i].between) {
+            memset(tensors[i]->data(), 0x5A, tensors[i]->size);
+        }
     }
     outputs_of.spoil();
     take_price(rt, execution);

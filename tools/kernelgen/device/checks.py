@@ -113,7 +113,7 @@ class Bench(DeviceBench):
             before = self.nrt.memory_used()
             model = self.nrt.load(kernel.neff)
             self.taken[kernel.name] = self.nrt.memory_used() - before
-            odd = (model.inputs.keys() - set(kernel.inputs)) | (model.outputs.keys() ^ set(kernel.outputs))
+            odd = (model.inputs.keys() - set(kernel.inputs)) | (set(kernel.outputs) - model.outputs.keys())
             if odd:
                 raise CheckError(f"{kernel.name}: its tensors are not those of its HLO: {', '.join(sorted(odd))}")
             self.models[kernel.name] = model
