@@ -20,10 +20,17 @@ std::string neuron_nrt::describe(const char * function, NRT_STATUS status) const
            std::to_string((int) status) + ")";
 }
 
+// Returns a function of the library, or NULL. The asynchronous ones are those of NRT_3.0.0: functions of the same names and
+// of an earlier version take an error tracker among their arguments. Source: release notes of AWS Neuron's runtime,
+// breaking changes.
+static void * find_function(void * handle, const char * name) {
+    return strncmp(name, "nrta_", 5) == 0 ? dlvsym(handle, name, "NRT_3.0.0") : dlsym(handle, name);
+}
+
 // Binds every function. Returns the name of the first required function that is missing, or NULL.
 static const char * bind_functions(void * handle, neuron_nrt & nrt) {
     const char * missing = nullptr;
-#define NEURON_NRT_BIND(name) nrt.name = (decltype(nrt.name)) dlsym(handle, #name);
+#define NEURON_NRT_BIND(name) nrt.name = (decltype(nrt.name)) find_function(handle, #name);
 #define NEURON_NRT_CHECK(name)   \
     if (!nrt.name && !missing) { \
         missing = #name;         \
@@ -107,10 +114,10 @@ static bool has_release(const neuron_nrt & nrt, uint64_t release) {
     return nrt.version.rt_major > 2 || (nrt.version.rt_major == 2 && nrt.version.rt_minor >= release + 2);
 }
 
-// Returns whether the library queues launches, with functions as nrt_api.h declares them. Before SDK 2.29 the functions
-// had the same names, and an error tracker among their arguments.
+// Returns whether the library queues launches, with functions as nrt_api.h declares them. The simulator's library has
+// these functions in every simulated release.
 static bool has_queues(const neuron_nrt & nrt) {
-    return has_release(nrt, 29) && nrt.nrta_execute_schedule && nrt.nrta_is_completed;
+    return nrt.nrta_execute_schedule && nrt.nrta_is_completed && has_release(nrt, 29);
 }
 
 // Reads how many requests the user allows in flight. Before SDK 2.32 the variable also makes nrt_execute return before
@@ -171,6 +178,10 @@ static const neuron_nrt * load(std::string & message) {
     nrt->version.rt_detail[sizeof(nrt->version.rt_detail) - 1] = '\0';
     nrt->simulator                                             = strstr(nrt->version.rt_detail, "simulator") != nullptr;
     nrt->has_queues                                            = has_queues(*nrt);
+    if (!nrt->has_queues) {
+        nrt->remarks.push_back("a launch begins when the one before it is done: " + nrt->path +
+                               " has no asynchronous functions of version NRT_3.0.0 (SDK 2.29 and later)");
+    }
     limit_requests(*nrt);
     message = count_cores(*nrt);
     if (!message.empty()) {

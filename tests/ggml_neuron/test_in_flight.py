@@ -347,6 +347,19 @@ def test_what_programs_receive(run: Run, kernels: Path, scenario: str, variables
     assert result.said == {scenario: "ok", "chain": "ok"}, result.log
 
 
+def test_queues_of_another_symbol_version_are_not_used(
+    run: Run, programs: Programs, kernels: Path, tmp_path: Path
+) -> None:
+    """Functions of an earlier symbol version take an error tracker, whatever release the library reports."""
+    older = tmp_path / "libnrt.so.1"
+    older.write_bytes(programs.simulator.read_bytes().replace(b"\0NRT_3.0.0\0", b"\0NRT_2.9.0\0"))
+    result = run(
+        "synchronous", "chain", GGML_NEURON_LIBNRT=older, GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_BUFFERS="device"
+    )
+    assert result.said == {"synchronous": "ok", "chain": "ok"}, result.log
+    assert result.log.count("has no asynchronous functions of version NRT_3.0.0") == 1
+
+
 @pytest.mark.parametrize("depth", ["0", "64", "two"])
 def test_an_invalid_depth(run: Run, kernels: Path, depth: str) -> None:
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, GGML_NEURON_QUEUE_DEPTH=depth)
