@@ -1,0 +1,92 @@
+"""docs/guides/first-run-on-hardware.md on a simulated machine with AWS's defaults: two cores, and no variables."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import random_llama
+from programs import ROOT, Programs
+
+GUIDE = (ROOT / "docs" / "guides" / "first-run-on-hardware.md").read_text()
+_COMMAND = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:kernelgen|test-backend-ops|llama-bench)\b[^`]*)`")
+
+Step = Callable[..., str]
+
+
+def commands(step: int) -> list[str]:
+    """Returns the commands of a step of the guide, with the compiler that the simulator needs."""
+    (cell,) = re.findall(rf"^\| {step} \| (.*?) \|", GUIDE, re.MULTILINE)
+    return [found.replace("--compiler neuronx-cc", "--compiler simulator") for found in _COMMAND.findall(cell)]
+
+
+@pytest.fixture
+def run_step(programs: Programs, exporter: Path, tmp_path: Path) -> Step:
+    """Returns a function that runs the commands of a step in a folder with MODEL.gguf, and returns their output."""
+    size = random_llama.Size(n_embd=64, n_head=2, n_head_kv=1, n_ff=128, n_layer=1, n_ctx=512)
+    random_llama.write(tmp_path / "MODEL.gguf", size=size)
+    shim = tmp_path / "bin" / "kernelgen"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m kernelgen "$@"\n')
+    shim.chmod(0o755)
+    compiled = tmp_path / "compiled"
+    compiled.mkdir(mode=0o700)
+
+    def run_step(step: int, before: str, **variables: str) -> str:
+        environment = programs.environment(
+            GGML_BACKEND_PATH=programs.find("libggml-neuron.so"),
+            NEURON_KERNELGEN_CACHE=tmp_path / "cache",
+            NEURON_KERNELGEN_EXPORTER=exporter,
+            NEURON_RT_NUM_CORES=None,
+            NEURON_SIMULATOR_CACHE=compiled,
+            NEURON_SIMULATOR_INSTANCE="trn1.2xlarge",
+        )
+        environment["PATH"] = f"{shim.parent}:{programs.llama_cpp}:{environment['PATH']}"
+        output = ""
+        for command in commands(step):
+            done = subprocess.run(
+                ["bash", "-c", f"{before}\n{command}"],
+                cwd=tmp_path,
+                env=environment | variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                timeout=300,
+            )
+            assert done.returncode == 0, f"$ {command}\n{done.stdout[-4000:]}"
+            output += done.stdout
+        return output
+
+    return run_step
+
+
+def count_ops(log: str) -> tuple[int, int]:
+    """Returns the numbers of ops that ran on NeuronCores and on the CPU instead."""
+    device = re.findall(r"(\d+) ops ran on NeuronCores", log)
+    on_cpu = re.findall(r"(\d+) ops ran on the CPU instead", log)
+    return int(device[-1]), int(on_cpu[-1])
+
+
+def test_the_steps_work_with_the_defaults_of_aws(run_step: Step) -> None:
+    (one_core,) = re.findall(r"^    (export NEURON_RT_VISIBLE_CORES=.*)$", GUIDE, re.MULTILINE)
+    assert "can build kernels here" in run_step(1, one_core)
+    run_step(3, one_core)
+    log = run_step(4, one_core)
+    device, on_cpu = count_ops(log)
+    assert device == len(set(re.findall(r"^  ((?:SCALE|MEAN)\(.*\)): ", log, re.MULTILINE))) > 10 and on_cpu == 0
+    log = run_step(5, one_core)
+    assert count_ops(log)[0] > 100 and count_ops(log)[1] == 0
+    assert "NeuronCores is used" not in log
+
+    # without the variable, a process has both cores
+    log = run_step(2, "")
+    assert re.search(r"^ok +collectives: 2 cores", log, re.MULTILINE), log
+    assert not re.search("^(FAILED|warning) ", log, re.MULTILINE), log
+    log = run_step(5, "")
+    assert count_ops(log)[0] > 100 and count_ops(log)[1] == 0
+    assert "ggml-neuron: 1 of 2 NeuronCores is used: " in log
