@@ -82,7 +82,7 @@ static uint32_t count_listed(const std::string & list) {
 
 // Returns how many cores AWS's variables choose, or 0 for all: NEURON_RT_NUM_CORES=0 also means all. Source: AWS Neuron,
 // "Neuron Runtime configuration". A text that is no list counts as one core: nrt_init tells what is wrong with it.
-static uint32_t chosen_cores() {
+static uint32_t count_selected_cores() {
     const char * visible = getenv("NEURON_RT_VISIBLE_CORES");
     const char * number  = getenv("NEURON_RT_NUM_CORES");
     if (visible && *visible) {
@@ -93,18 +93,18 @@ static uint32_t chosen_cores() {
 
 // Decides how many NeuronCores this process has. Returns "", or why there are none.
 static std::string count_cores(neuron_nrt & nrt) {
-    nrt.n_cores             = chosen_cores();
-    nrt.chosen              = nrt.n_cores > 0;
+    nrt.n_cores             = count_selected_cores();
+    nrt.has_selected_cores  = nrt.n_cores > 0;
     // AWS allows this call before nrt_init
     uint32_t         total  = 0;
     const NRT_STATUS status = nrt.nrt_get_total_vnc_count ? nrt.nrt_get_total_vnc_count(&total) : NRT_FAILURE;
     if (status != NRT_SUCCESS) {
-        return nrt.chosen ? ""
-                          : nrt.path + ": " + nrt.describe("nrt_get_total_vnc_count", status) +
-                                ": no NeuronCore? NEURON_RT_VISIBLE_CORES names those to use";
+        return nrt.has_selected_cores ? ""
+                                      : nrt.path + ": " + nrt.describe("nrt_get_total_vnc_count", status) +
+                                            ": no NeuronCore? NEURON_RT_VISIBLE_CORES names those to use";
     }
-    nrt.n_cores = nrt.chosen ? std::min(nrt.n_cores, total) : std::min(total, NEURON_MAX_CORES);
-    nrt.limited = !nrt.chosen && total > NEURON_MAX_CORES;
+    nrt.n_cores    = nrt.has_selected_cores ? std::min(nrt.n_cores, total) : std::min(total, NEURON_MAX_CORES);
+    nrt.is_limited = !nrt.has_selected_cores && total > NEURON_MAX_CORES;
     return "";
 }
 
@@ -196,7 +196,7 @@ static const neuron_nrt * load(std::string & message) {
 }
 
 void neuron_nrt::initialize() const {
-    if (limited) {
+    if (is_limited) {
         setenv("NEURON_RT_NUM_CORES", std::to_string(n_cores).c_str(), 1);
     }
     NRT_STATUS status = nrt_init(NRT_FRAMEWORK_TYPE_NO_FW, "", "");

@@ -43,10 +43,10 @@ struct neuron_nrt {
     bool          has_queues = false;  // nrta_execute_schedule with a status of each request: SDK 2.29 and later
     size_t        max_in_flight =
         0;  // NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS, if the library queues requests; 0: no limit set
-    uint32_t    n_cores = 0;      // NeuronCores of this process
-    bool        chosen  = false;  // NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES chooses them
-    bool        limited = false;  // the machine has more, which stay with other processes
-    std::string target;           // the target of NEFFs for this machine ("trn1"); empty when unknown
+    uint32_t    n_cores            = 0;      // NeuronCores of this process
+    bool        has_selected_cores = false;  // NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES chooses them
+    bool        is_limited         = false;  // the machine has more, which stay with other processes
+    std::string target;                      // the target of NEFFs for this machine ("trn1"); empty when unknown
 
     // The number of live objects of the library. Code that creates an object that outlives a function counts it here.
     // At exit the library is closed only when there are none: freeing an object later would call into a closed library.

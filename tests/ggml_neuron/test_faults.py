@@ -52,11 +52,11 @@ def test_a_ggml_with_another_interface_is_refused(
     variables = other_ggml(change)
     result = run("add", GGML_NEURON_KERNEL_DIR=kernels, OTHER_GGML_OPS=ops, **variables)
     assert (result.status, result.said) == (3, {})
-    said = (
+    message = (
         rf"ggml-neuron: no devices: the plugin was built for ggml 0\.\d+\.\d+, and ggml "
         rf"{variables['OTHER_GGML_VERSION']} loads it\nggml-neuron:     build it again"
     )
-    assert re.search(said, result.log), result.log
+    assert re.search(message, result.log), result.log
 
 
 @pytest.mark.parametrize(("change", "noted"), [("0.0", False), ("0.1", True)])
@@ -135,7 +135,8 @@ def test_cores_are_claimed_by_their_first_use(
 
 
 @pytest.mark.parametrize(
-    ("variables", "devices"), [({}, "2"), ({"NEURON_RT_NUM_CORES": "0"}, "2"), ({"NEURON_SIMULATOR_FAULT": "early"}, "0")]
+    ("variables", "devices"),
+    [({}, "2"), ({"NEURON_RT_NUM_CORES": "0"}, "2"), ({"NEURON_SIMULATOR_FAULT": "early"}, "0")],
 )
 def test_devices_are_counted_without_claiming_cores(
     programs: Programs, kernels: Path, tmp_path: Path, variables: dict[str, str], devices: str
@@ -143,14 +144,21 @@ def test_devices_are_counted_without_claiming_cores(
     """NEURON_RT_NUM_CORES=0 means all, as AWS documents. If libnrt does not tell the count, a variable has to."""
     machine = {"NEURON_SIMULATOR_CORES": "2", "NEURON_RT_NUM_CORES": None}
     environment = programs.environment(
-        **machine | variables, GGML_NEURON_KERNEL_DIR=kernels, NEURON_SIMULATOR_LOCKS=tmp_path, NEURON_RT_LOG_LEVEL="INFO"
+        **machine | variables,
+        GGML_NEURON_KERNEL_DIR=kernels,
+        NEURON_SIMULATOR_LOCKS=tmp_path,
+        NEURON_RT_LOG_LEVEL="INFO",
     )
-    count = "\n".join([*USE.splitlines()[:6], 'print(ggml.ggml_backend_dev_count())'])
+    count = "\n".join([*USE.splitlines()[:6], "print(ggml.ggml_backend_dev_count())"])
     command = [sys.executable, "-c", count, programs.find("libggml-neuron.so")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert (done.stdout.strip(), "simulated cores" in done.stderr, list(tmp_path.iterdir())) == (devices, False, [])
-    said = "nrt_get_total_vnc_count failed: NRT_UNINITIALIZED (13): no NeuronCore? NEURON_RT_VISIBLE_CORES names those to use"
-    assert (said in done.stderr) == (devices == "0")
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert (completed.stdout.strip(), "simulated cores" in completed.stderr, list(tmp_path.iterdir())) == (
+        devices,
+        False,
+        [],
+    )
+    message = "nrt_get_total_vnc_count failed: NRT_UNINITIALIZED (13): no NeuronCore? NEURON_RT_VISIBLE_CORES names those to use"
+    assert (message in completed.stderr) == (devices == "0")
 
 
 def test_every_function_that_a_libnrt_must_have_is_called() -> None:

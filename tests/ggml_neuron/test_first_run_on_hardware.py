@@ -21,7 +21,7 @@ Step = Callable[..., str]
 def commands(step: int) -> list[str]:
     """Returns the commands of a step of the guide, with the compiler that the simulator needs."""
     (cell,) = re.findall(rf"^\| {step} \| (.*?) \|", GUIDE, re.MULTILINE)
-    return [found.replace("--compiler neuronx-cc", "--compiler simulator") for found in _COMMAND.findall(cell)]
+    return [match.replace("--compiler neuronx-cc", "--compiler simulator") for match in _COMMAND.findall(cell)]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def run_step(programs: Programs, exporter: Path, tmp_path: Path) -> Step:
         environment["PATH"] = f"{shim.parent}:{programs.llama_cpp}:{environment['PATH']}"
         output = ""
         for command in commands(step):
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["bash", "-c", f"{before}\n{command}"],
                 cwd=tmp_path,
                 env=environment | variables,
@@ -58,8 +58,8 @@ def run_step(programs: Programs, exporter: Path, tmp_path: Path) -> Step:
                 check=False,
                 timeout=300,
             )
-            assert done.returncode == 0, f"$ {command}\n{done.stdout[-4000:]}"
-            output += done.stdout
+            assert completed.returncode == 0, f"$ {command}\n{completed.stdout[-4000:]}"
+            output += completed.stdout
         return output
 
     return run_step

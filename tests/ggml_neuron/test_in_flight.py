@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from programs import Result, Run, build, ran_on
+from programs import Programs, Result, Run, build, ran_on
 
 DEPTHS = ("1", pytest.param("2", marks=pytest.mark.long), "3", pytest.param("63", marks=pytest.mark.long))
 

@@ -259,9 +259,7 @@ def test_a_check_fails_when_what_it_looks_at_is_wrong(
     assert all(made) == (fault not in ("init", "load", "names"))
 
 
-def test_outputs_of_the_compiler_pass(
-    library: Path, environment: dict[str, str], bundle: Path, cache: Path
-) -> None:
+def test_outputs_of_the_compiler_pass(library: Path, environment: dict[str, str], bundle: Path, cache: Path) -> None:
     status, said, log = doctor(library, environment, bundle, cache, NEURON_SIMULATOR_FAULT="subgraphs")
     assert (status, said["execute"], said["asynchronous"]) == (0, "ok", "ok"), log
 

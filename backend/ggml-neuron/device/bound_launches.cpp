@@ -96,7 +96,7 @@ static std::string disagreement(const neuron_model & model, const neuron_binding
         }
     }
     for (const neuron_model::tensor & tensor : model.tensors) {
-        if (tensor.other) {
+        if (tensor.is_spare) {
             continue;
         }
         const size_t i          = operand_of(tensor, binding);
@@ -154,8 +154,8 @@ bool neuron_core::fill(neuron_bound_launch & bound_launch, const neuron_binding 
         }
     }
     for (const neuron_model::tensor & tensor : model.tensors) {
-        const neuron_operand operand = tensor.other ? neuron_operand{ model.spare, tensor.index, tensor.size }
-                                                    : binding.operands[operand_of(tensor, binding)];
+        const neuron_operand operand = tensor.is_spare ? neuron_operand{ model.spare, tensor.index, tensor.size }
+                                                       : binding.operands[operand_of(tensor, binding)];
         nrt_tensor_t *       bound   = slice(*operand.memory, operand.offset, operand.size, message);
         if (!bound) {
             return false;

@@ -159,11 +159,11 @@ struct neuron_model {
     // An input or output under its name in the NEFF.
     struct tensor {
         std::string name;
-        bool        result;  // false: a source, or its new content
-        size_t      index;   // of the result or the source; of another output: its offset in `spare`
-        bool        output;  // a result, or the new content of a source
-        size_t      size;    // bytes
-        bool        other;   // an output of the compiler's own, such as values between subgraphs
+        bool        result;    // false: a source, or its new content
+        size_t      index;     // of the result or the source; of another output: its offset in `spare`
+        bool        output;    // a result, or the new content of a source
+        size_t      size;      // bytes
+        bool        is_spare;  // an output of the compiler's own, such as values between subgraphs
     };
 
     neuron_kernel         kernel;  // one of the kernels that share the NEFF

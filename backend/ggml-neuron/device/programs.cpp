@@ -286,14 +286,14 @@ NRT_STATUS neuron_core::read_tensors(neuron_model & model, std::string & message
         const bool                result = output && read_index(name, "output", index, rest) && rest.empty();
         const bool                source = !result && read_index(name, "input", index, rest) &&
                                            (output ? rest == ".updated" : rest.empty() || rest == ".must_alias_input");
-        const bool                other  = output && !result && !source;
-        if (other) {
+        const bool                spare  = output && !result && !source;
+        if (spare) {
             index = model.spare_bytes;
             model.spare_bytes += GGML_PAD(tensor.size, NEURON_ALIGNMENT);
         } else if (!result && !source) {
             message = model.name + ": its NEFF has an input '" + name + "', which no kernel of kernelgen has";
         }
-        model.tensors.push_back({ name, result, index, output, tensor.size, other });
+        model.tensors.push_back({ name, result, index, output, tensor.size, spare });
     }
     nrt.nrt_free_model_tensor_info(info);
     if (!message.empty()) {

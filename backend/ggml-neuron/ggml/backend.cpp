@@ -96,10 +96,10 @@ enum ggml_status ggml_backend_neuron_compute(ggml_backend_neuron_context & backe
 static void ggml_backend_neuron_report_one_core() {
     const auto & shared  = ggml_backend_neuron_shared();
     const auto   is_used = [](const auto & device) {
-        return device->used.load();
+        return device->has_backend.load();
     };
     const ptrdiff_t n_used = std::count_if(shared.contexts.begin(), shared.contexts.end(), is_used);
-    if (!shared.nrt->chosen && n_used == 1 && shared.contexts.size() > 1) {
+    if (!shared.nrt->has_selected_cores && n_used == 1 && shared.contexts.size() > 1) {
         NEURON_WARN("1 of %zu NeuronCores is used: -dev NEURON0,NEURON1, -sm tensor, NEURON_RT_NUM_CORES or "
                     "NEURON_RT_VISIBLE_CORES use more\n",
                     shared.contexts.size());
@@ -220,8 +220,8 @@ ggml_backend_t ggml_backend_neuron_device_init_backend(ggml_backend_dev_t dev, c
     if (!device->core->open()) {
         return NULL;
     }
-    device->used = true;
-    auto * ctx   = new ggml_backend_neuron_context{
+    device->has_backend = true;
+    auto * ctx          = new ggml_backend_neuron_context{
         /* .device  = */ device,
         /* .planner = */
         { *device->core, ggml_backend_neuron_shared().kernels, device->fusion, neuron_locate },

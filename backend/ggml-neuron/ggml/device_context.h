@@ -43,7 +43,7 @@ struct ggml_backend_neuron_device_context {
     std::vector<ggml_backend_buffer_type_t> extra_bufts;
 
     // Whether the program has made a backend of the device.
-    std::atomic<bool> used{ false };
+    std::atomic<bool> has_backend{ false };
 
     // The number of contexts that compute parts of nodes on the device for ggml's meta backend (-sm tensor).
     std::atomic<int> n_comms{ 0 };

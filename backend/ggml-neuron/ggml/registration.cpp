@@ -69,7 +69,7 @@ static void ggml_backend_neuron_device_get_props(ggml_backend_dev_t dev, struct 
     props->description = ggml_backend_neuron_device_get_description(dev);
     props->type        = ggml_backend_neuron_device_get_type(dev);
     // llama.cpp uses only the first of devices with the same id, unless -dev or -sm tensor chooses others
-    props->device_id   = ggml_backend_neuron_shared().nrt->chosen ? NULL : "NeuronCore";
+    props->device_id   = ggml_backend_neuron_shared().nrt->has_selected_cores ? NULL : "NeuronCore";
     ggml_backend_neuron_device_get_memory(dev, &props->memory_free, &props->memory_total);
     const bool in_host = ggml_backend_neuron_shared().buffers == neuron_buffers::HOST;
     const bool async   = ggml_backend_neuron_is_async((ggml_backend_neuron_device_context *) dev->context);

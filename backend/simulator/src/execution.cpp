@@ -239,7 +239,7 @@ static NRT_STATUS prepare(runtime &              rt,
                 return NRT_INVALID;
             }
         }
-        if (!info.between) {
+        if (!info.is_intermediate) {
             const protocol::binding binding = { tensors[i]->arena(), 0, tensors[i]->position() };
             message.resize(message.size() + sizeof(binding));
             memcpy(message.data() + message.size() - sizeof(binding), &binding, sizeof(binding));
@@ -410,7 +410,7 @@ static NRT_STATUS run(runtime & rt, const execution & execution) {
         return done;
     }
     for (size_t i = 0; i < tensors.size(); i++) {
-        if (model.tensors[i].between) {
+        if (model.tensors[i].is_intermediate) {
             memset(tensors[i]->data(), 0x5A, tensors[i]->size);
         }
     }

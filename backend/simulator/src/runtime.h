@@ -84,9 +84,9 @@ struct tensor_info {
     nrt_tensor_usage_t    usage;
     nrt_dtype_t           dtype;
     size_t                size;
-    int32_t               alias;            // of an output: the input whose memory it overwrites, or -1
+    int32_t               alias;                    // of an output: the input whose memory it overwrites, or -1
     std::vector<uint32_t> shape;
-    bool                  between = false;  // passes values between subgraphs; the helper does not know it
+    bool                  is_intermediate = false;  // passes values between subgraphs; the helper does not know it
 };
 
 }  // namespace simulator

@@ -193,8 +193,8 @@ class DeviceBench:
         """Returns a loaded kernel with the given tensors, and with new ones for outputs of the compiler's own."""
         model = self.models[kernel.name]
         used = {name: tensor for name, tensor in inputs.items() if name in model.inputs}
-        other = {name: self.nrt.allocate(size) for name, size in model.outputs.items() if name not in outputs}
-        sets = self.nrt.tensor_set(used), self.nrt.tensor_set({**outputs, **other})
+        spare = {name: self.nrt.allocate(size) for name, size in model.outputs.items() if name not in outputs}
+        sets = self.nrt.tensor_set(used), self.nrt.tensor_set({**outputs, **spare})
         return BoundKernel(dict(inputs), dict(outputs), lambda: self.nrt.execute(model, *sets), model, sets)
 
     def wait(self, queued: Sequence[ScheduledExecution]) -> None:
