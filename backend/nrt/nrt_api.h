@@ -211,8 +211,8 @@ NRT_STATUS nrt_tensor_copy(const nrt_tensor_t * source,
 // A schedule call queues a request on an execution unit of a core and returns at once. The runtime writes the request's
 // status to `ret` before it reports the request as completed. `ret`, tensors, sets and models must live until then. A
 // queue keeps its order. Between queues, and between a queue and calls of nrt_*, the caller waits for requests that
-// share memory. In release 2.28 the functions of these names take an error tracker in place of `ret`, and the units
-// have other numbers: the end of this section declares the differences.
+// share memory. In release 2.28 the functions of these names take an error tracker in place of `ret`: their symbol version
+// is not NRT_3.0.0.
 
 typedef enum {
     NRTA_XU_TENSOR_OP   = 0,  // copies and transfers; two queues
@@ -265,32 +265,6 @@ NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t unit, int queue, nrta_seq_t
 // until a call with -1 in its place: make that call before you close it or use it for another request. Source: the
 // calls in AWS's nkipy.
 NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event);
-
-// SDK 2.28: the backend does not use this, the simulator implements it.
-
-typedef enum {
-    NRTA_2_28_XU_TENSOR_READ  = 0,
-    NRTA_2_28_XU_TENSOR_WRITE = 1,
-    NRTA_2_28_XU_TENSOR_OP    = 2,
-    NRTA_2_28_XU_COMPUTE      = 3,
-    NRTA_2_28_XU_COLLECTIVES  = 4,
-} nrta_2_28_xu_t;
-
-typedef struct nrta_error_tracker nrta_error_tracker_t;  // in place of `NRT_STATUS * ret`: collects errors
-
-typedef struct {
-    nrta_seq_t seq_id;
-    uint64_t   error_code;  // an NRT_STATUS
-} nrta_error_t;
-
-NRT_STATUS nrta_error_tracker_create(uint32_t vnc, nrta_error_tracker_t ** tracker);
-void       nrta_error_tracker_destroy(nrta_error_tracker_t * tracker);
-
-// The tracker owns `errors`.
-NRT_STATUS nrta_error_tracker_get_list(nrta_error_tracker_t * tracker, const nrta_error_t ** errors, size_t * count);
-
-// Sets a descriptor that becomes readable when the request is completed; the caller polls and closes it.
-NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor);
 
 #ifdef __cplusplus
 }

@@ -259,19 +259,9 @@ def test_statuses_come_late(client: Run, add: Path, fault: str, expected: str) -
 
 
 def test_an_earlier_release_has_no_requests_in_flight(client: Run, add: Path) -> None:
-    result = client("no-queue", add, NEURON_SIMULATOR_RELEASE="2.27")
+    result = client("no-queue", add, NEURON_SIMULATOR_RELEASE="2.28")
     good(result)
-    assert "nrta_execute_schedule: release 2.27 of the SDK does not have it" in result.stderr
-
-
-def test_release_2_28_tells_errors_to_a_tracker(client: Run, add: Path) -> None:
-    good(client("trackers", add, NEURON_SIMULATOR_RELEASE="2.28", NEURON_SIMULATOR_LAUNCH_US="20000"))
-
-
-def test_a_later_release_has_no_trackers(client: Run, add: Path) -> None:
-    result = client("trackers", add, NEURON_SIMULATOR_RELEASE="2.29")
-    assert result.returncode == 1
-    assert "nrta_error_tracker_create: release 2.29 of the SDK does not have it" in result.stderr
+    assert "nrta_execute_schedule: release 2.28 of the SDK does not have it" in result.stderr
 
 
 EARLY = {"NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "2", "NEURON_SIMULATOR_LAUNCH_US": "500000"}

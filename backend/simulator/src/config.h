@@ -46,12 +46,8 @@ struct config {
     // Returns whether a tensor of 4 GiB or more overflows, as in releases before 2.28.
     bool overflows() const { return strict && release < 28; }
 
-    // Return whether the release has nrta_*, an error tracker in place of each request's status, and completion events.
-    bool has_queues() const { return release >= 28; }
-
-    bool has_trackers() const { return release == 28; }
-
-    bool has_completion_handles() const { return release == 28; }
+    // Return whether the release has nrta_* with a status of each request, and completion events.
+    bool has_queues() const { return release >= 29; }
 
     bool has_events() const { return release >= 30; }
 

@@ -101,7 +101,6 @@ void nrt_close(void) {
     rt.models.clear();
     rt.sets.clear();
     rt.tensors.clear();
-    rt.trackers.clear();
     rt.locks.clear();
     const std::lock_guard<std::mutex> helper_lock(rt.helper_mutex);
     rt.helper = nullptr;

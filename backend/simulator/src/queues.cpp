@@ -11,16 +11,13 @@
 #include "units.h"
 
 #include <fcntl.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <utility>
-#include <vector>
 
 namespace simulator {
 
@@ -36,30 +33,17 @@ template <typename F> NRT_STATUS with_queues(const char * where, bool (simulator
     });
 }
 
-// Sets where a request's status goes: to the caller's variable, or with release 2.28 to the error tracker that takes
-// its place.
-static NRT_STATUS report_to(runtime & rt, NRT_STATUS * ret, simulator::request & made, const char * where) {
-    if (!rt.config.has_trackers()) {
-        made.ret = ret;
-        return ret != nullptr ? NRT_SUCCESS : invalid(where, "null pointer");
-    }
-    const auto tracker = rt.trackers.find(reinterpret_cast<nrta_error_tracker_t *>(ret));
-    if (tracker == nullptr) {
-        return invalid_handle(where, "error tracker");
-    }
-    made.tracker = tracker->errors;
-    return NRT_SUCCESS;
-}
-
-// Queues a request.
+// Queues a request, whose status goes to `ret`.
 static NRT_STATUS submit(runtime &                           rt,
                          simulator::unit *                   unit,
                          std::shared_ptr<simulator::request> request,
                          const char *                        where,
+                         NRT_STATUS *                        ret,
                          nrta_seq_t *                        seq) {
-    if (unit == nullptr || seq == nullptr) {
+    if (unit == nullptr || ret == nullptr || seq == nullptr) {
         return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
     }
+    request->ret = ret;
     if (rt.faults.strikes("full")) {
         return NRT_QUEUE_FULL;
     }
@@ -107,29 +91,9 @@ static NRT_STATUS schedule_transfer(const char *         where,
             }
             return NRT_SUCCESS;
         };
-        const NRT_STATUS told = report_to(rt, ret, *made, where);
-        if (told != NRT_SUCCESS) {
-            return told;
-        }
-        return submit(rt, rt.units->find(core_of(rt, *tensor), NRTA_XU_TENSOR_OP, queue), std::move(made), where, seq);
+        return submit(rt, rt.units->find(core_of(rt, *tensor), NRTA_XU_TENSOR_OP, queue), std::move(made), where, ret,
+                      seq);
     });
-}
-
-// Release 2.28 numbers the units differently and has separate units for reading and writing, which are one unit here.
-static nrta_xu_t unit_of(const runtime & rt, nrta_xu_t kind) {
-    if (!rt.config.has_trackers()) {
-        return kind;
-    }
-    switch (static_cast<int>(kind)) {
-        case NRTA_2_28_XU_TENSOR_READ:
-        case NRTA_2_28_XU_TENSOR_WRITE:
-        case NRTA_2_28_XU_TENSOR_OP:
-            return NRTA_XU_TENSOR_OP;
-        case NRTA_2_28_XU_COMPUTE:
-            return NRTA_XU_COMPUTE;
-        default:
-            return NRTA_XU_COLLECTIVES;
-    }
 }
 
 }  // namespace simulator
@@ -151,11 +115,7 @@ NRT_STATUS nrta_execute_schedule(nrt_model_t *            model,
         }
         simulator::unit * const unit = rt.units->find(launch.model->core, NRTA_XU_COMPUTE, queue);
         auto                    made = request_for(rt, std::move(launch), inputs, outputs, model);
-        const NRT_STATUS        told = report_to(rt, ret, *made, where);
-        if (told != NRT_SUCCESS) {
-            return told;
-        }
-        return submit(rt, unit, std::move(made), where, seq);
+        return submit(rt, unit, std::move(made), where, ret, seq);
     });
 }
 
@@ -201,12 +161,8 @@ NRT_STATUS nrta_tensor_copy(nrt_tensor_t * source,
         made->run     = [&rt, copy] {
             return copy.run(rt);
         };
-        const NRT_STATUS told = report_to(rt, ret, *made, where);
-        if (told != NRT_SUCCESS) {
-            return told;
-        }
         simulator::unit * const unit = rt.units->find(core_of(rt, *copy.destination), NRTA_XU_TENSOR_OP, queue);
-        return submit(rt, unit, std::move(made), where, seq);
+        return submit(rt, unit, std::move(made), where, ret, seq);
     });
 }
 
@@ -234,7 +190,7 @@ NRT_STATUS nrta_is_completed(nrta_seq_t seq, bool * completed) {
 NRT_STATUS nrta_get_sequence(uint32_t vnc, nrta_xu_t kind, int queue, nrta_seq_t * seq) {
     const char * const where = "nrta_get_sequence";
     return with_queues(where, &simulator::config::has_queues, [&](runtime & rt) {
-        const simulator::unit * const unit = rt.units->find(vnc, unit_of(rt, kind), queue);
+        const simulator::unit * const unit = rt.units->find(vnc, kind, queue);
         if (unit == nullptr || seq == nullptr) {
             return invalid(where, unit == nullptr ? "no such queue" : "null pointer");
         }
@@ -260,65 +216,5 @@ NRT_STATUS nrta_event_register_seq_id_completion(nrta_seq_t seq, int event) {
         return unit != nullptr && unit->notify(NRTA_SEQ_GET_SEQ_NUM(seq), std::move(own))
                    ? NRT_SUCCESS
                    : invalid(where, "no request has this sequence ID");
-    });
-}
-
-//
-// functions that only release 2.28 has
-
-NRT_STATUS nrta_error_tracker_create(uint32_t vnc, nrta_error_tracker_t ** out) {
-    const char * const where = "nrta_error_tracker_create";
-    return with_queues(where, &simulator::config::has_trackers, [&](runtime & rt) {
-        if (out == nullptr || vnc >= rt.cores()) {
-            return invalid(where, out == nullptr ? "null pointer" : "no such core");
-        }
-        auto made    = std::make_shared<nrta_error_tracker>();
-        made->errors = std::make_shared<simulator::error_tracker>();
-        *out         = rt.trackers.add(std::move(made));
-        return NRT_SUCCESS;
-    });
-}
-
-void nrta_error_tracker_destroy(nrta_error_tracker_t * tracker) {
-    process().trackers.remove(tracker);
-}
-
-NRT_STATUS nrta_error_tracker_get_list(nrta_error_tracker_t * handle, const nrta_error_t ** errors, size_t * count) {
-    const char * const where = "nrta_error_tracker_get_list";
-    return with_queues(where, &simulator::config::has_trackers, [&](runtime & rt) {
-        const auto tracker = rt.trackers.find(handle);
-        if (tracker == nullptr) {
-            return invalid_handle(where, "error tracker");
-        }
-        if (errors == nullptr || count == nullptr) {
-            return invalid(where, "null pointer");
-        }
-        const std::vector<nrta_error_t> & list = tracker->errors->list();
-        *errors                                = list.data();
-        *count                                 = list.size();
-        return NRT_SUCCESS;
-    });
-}
-
-NRT_STATUS nrta_get_completion_handle(nrta_seq_t seq, int * descriptor) {
-    const char * const where = "nrta_get_completion_handle";
-    return with_queues(where, &simulator::config::has_completion_handles, [&](runtime & rt) {
-        if (descriptor == nullptr) {
-            return invalid(where, "null pointer");
-        }
-        simulator::unit * const unit = rt.units->find(seq);
-        const int               made = eventfd(0, EFD_CLOEXEC);
-        simulator::unique_fd    own(made < 0 ? -1 : fcntl(made, F_DUPFD_CLOEXEC, 0));
-        if (!own) {
-            close(made);
-            log(level::error, where, "no descriptor: %s", strerror(errno));
-            return NRT_RESOURCE;
-        }
-        if (unit == nullptr || !unit->notify(NRTA_SEQ_GET_SEQ_NUM(seq), std::move(own))) {
-            close(made);
-            return invalid(where, "no request has this sequence ID");
-        }
-        *descriptor = made;
-        return NRT_SUCCESS;
     });
 }

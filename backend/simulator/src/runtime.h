@@ -120,10 +120,6 @@ struct nrt_model {
     uint64_t   number        = 0;  // the model's number in that helper
 };
 
-struct nrta_error_tracker {
-    std::shared_ptr<simulator::error_tracker> errors;
-};
-
 namespace simulator {
 
 // State of a core that outlives executions.
@@ -150,7 +146,6 @@ struct runtime {
     simulator::handles<nrt_tensor>                    tensors;
     simulator::handles<nrt_tensor_set>                sets;
     simulator::handles<nrt_model>                     models;
-    simulator::handles<nrta_error_tracker>            trackers;
     std::vector<simulator::unique_fd>                 locks;        // of the visible cores
     std::vector<std::shared_ptr<simulator::programs>> programs;     // by core
     std::vector<simulator::core_state>                core_states;  // by core

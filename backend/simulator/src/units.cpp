@@ -96,8 +96,6 @@ void unit::finish(const std::shared_ptr<request> & done, NRT_STATUS status) {
     // Writes the status before the request is reported as done.
     if (done->ret != nullptr) {
         *done->ret = status;
-    } else if (done->tracker != nullptr && status != NRT_SUCCESS) {
-        done->tracker->add(seq(done->number), status);
     }
     lost_ = lost_ || status == NRT_EXEC_UNIT_UNRECOVERABLE;
     done_ = done->number;

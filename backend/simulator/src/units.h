@@ -36,27 +36,6 @@ struct span {
 // Returns whether the order of two accesses matters: they share bytes, and one of them writes.
 bool conflict(const span & a, const span & b);
 
-// Failed requests, as release 2.28 reports them. Thread-safe.
-class error_tracker {
-  public:
-    void add(nrta_seq_t seq, NRT_STATUS status) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        errors_.push_back({ seq, static_cast<uint64_t>(status) });
-    }
-
-    // Returns all failures so far. They are valid until the next call.
-    const std::vector<nrta_error_t> & list() {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        listed_ = errors_;
-        return listed_;
-    }
-
-  private:
-    std::mutex                mutex_;
-    std::vector<nrta_error_t> errors_;
-    std::vector<nrta_error_t> listed_;
-};
-
 struct request {
     using clock = std::chrono::steady_clock;
 
@@ -65,14 +44,12 @@ struct request {
     std::vector<const void *>   handles;        // must not be freed before it is done
     size_t                      places = 1;     // the places that it takes in the queue
     clock::time_point           not_before;     // the earliest time at which the device begins it
-    NRT_STATUS *                ret = nullptr;  // receives the status; null: the tracker or the log receives it
+    NRT_STATUS *                ret = nullptr;  // receives the status; null: the log receives it
 
-    std::shared_ptr<error_tracker> tracker;
+    const void * freed  = nullptr;              // guarded by the unit's mutex: the first of `handles` that was freed
+    uint64_t     number = 0;                    // within its unit, from 1
 
-    const void * freed  = nullptr;  // guarded by the unit's mutex: the first of `handles` that was freed
-    uint64_t     number = 0;        // within its unit, from 1
-
-    std::vector<unique_fd> events;  // guarded by the unit's mutex: signaled when it is done
+    std::vector<unique_fd> events;              // guarded by the unit's mutex: signaled when it is done
 };
 
 // One queue of one execution unit. Thread-safe.

@@ -16,7 +16,6 @@
 //     nrt_client queue NEFF               requests in flight in queues of two places; a launch takes 200 ms
 //     nrt_client full NEFF                prints how many requests a queue takes; a launch takes long
 //     nrt_client late NEFF                prints the statuses of three requests that are queued at once
-//     nrt_client trackers NEFF            requests in flight with release 2.28; a launch takes some time
 //     nrt_client early NEFF               executions, at most two of them in flight; a launch takes some time
 //     nrt_client no-queue NEFF            a release without queued requests
 //     nrt_client kill NEFF SLOW           ends the helper while it works, and while it does not
@@ -820,45 +819,6 @@ static void no_queue(const char * path) {
     nrt_close();
 }
 
-// Requests in flight with release 2.28: an error tracker takes the place of a status.
-static void trackers(const char * path) {
-    init();
-    job                    j = make_job(load(path), 5);
-    nrta_error_tracker_t * tracker;
-    const nrta_error_t *   errors;
-    size_t                 count;
-    nrta_seq_t             seq;
-    nrta_seq_t             last;
-    int                    handle;
-    EXPECT(NRT_INVALID, nrta_error_tracker_create(1, &tracker));
-    OK(nrta_error_tracker_create(0, &tracker));
-    EXPECT(NRT_INVALID_HANDLE, schedule(&j, (NRT_STATUS *) &seq, &seq));
-    OK(schedule(&j, (NRT_STATUS *) tracker, &seq));
-    OK(nrta_get_completion_handle(seq, &handle));
-    struct pollfd ready = { handle, POLLIN, 0 };
-    CHECK(poll(&ready, 1, -1) == 1 && ready.revents == POLLIN);
-    close(handle);
-    CHECK(is_sum(&j, 5));
-    OK(nrta_get_sequence(0, (nrta_xu_t) NRTA_2_28_XU_COMPUTE, 0, &last));
-    CHECK(last == seq);
-    OK(nrta_get_sequence(0, (nrta_xu_t) NRTA_2_28_XU_TENSOR_OP, 0, &last));
-    CHECK(NRTA_SEQ_GET_SEQ_NUM(last) == 0);
-    OK(nrta_error_tracker_get_list(tracker, &errors, &count));
-    CHECK(count == 0);
-
-    // A request that fails.
-    OK(schedule(&j, (NRT_STATUS *) tracker, &seq));
-    nrt_tensor_free(&j.tensors[2]);
-    wait_for(seq);
-    OK(nrta_error_tracker_get_list(tracker, &errors, &count));
-    CHECK(count == 1 && errors[0].seq_id == seq && errors[0].error_code == NRT_INVALID_HANDLE);
-    nrta_error_tracker_destroy(tracker);
-    EXPECT(NRT_INVALID_HANDLE, nrta_error_tracker_get_list(tracker, &errors, &count));
-    EXPECT(NRT_FAILURE, nrta_event_register_seq_id_completion(seq, 0));
-    free_job(&j);
-    nrt_close();
-}
-
 // nrt_execute returns before the execution is done, up to two of them.
 static void early(const char * path) {
     init();
@@ -1098,8 +1058,6 @@ int main(int argc, char ** argv) {
         full(argv[2]);
     } else if (strcmp(command, "late") == 0 && argc == 3) {
         late(argv[2]);
-    } else if (strcmp(command, "trackers") == 0 && argc == 3) {
-        trackers(argv[2]);
     } else if (strcmp(command, "early") == 0 && argc == 3) {
         early(argv[2]);
     } else if (strcmp(command, "no-queue") == 0 && argc == 3) {
